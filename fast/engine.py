@@ -11,7 +11,7 @@ from specsim.core.drafter import Drafter
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check
-from specsim.core.pair import DrafterCheckpoint, Pair
+from specsim.core.pair import Pair, runs_on_host
 from specsim.core.phases import (
     Advance,
     Batch,
@@ -27,8 +27,6 @@ from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
 from specsim.fast import drafters, kv, tree, verify
-from specsim.fast.drafters.none import NoDrafter
-from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, TargetOutput
 from specsim.fast.model.draft_metadata import tree_metadata
@@ -76,7 +74,7 @@ class Engine:
                 f"settings of at most {MOST_CANDIDATES} candidates, topk + (num_steps - 1) topk², with impl 'fast'"
             )
             raise InputError("topk", config.topk, allowed)
-        self.options = options.resolve(config, bool(grammars))
+        self.options = options.resolve(config, bool(grammars), runs_on_host(pair.drafter, config))
         self.dtype = options.dtype
         self.device = torch.device(self.options.device or "cpu")
         self._frames: dict[int, Frame] = {}
@@ -87,7 +85,9 @@ class Engine:
         family = FAMILIES[target.family]
         invariant = options.batch_invariant
         self.target: Target = family(target, pair.target.tensors, self.dtype, self.device, batch_invariant=invariant)
-        self._drafter = self._make_drafter(pair.drafter)
+        self._drafter = drafters.make(
+            pair.drafter, self.target, self.config, self.dtype, self.device, batch_invariant=invariant
+        )
         self.drafter: Drafter = self._drafter
         self._launches: dict[Section, Callable[[Frame], None]] = {
             Section.START: self._start,
@@ -98,15 +98,6 @@ class Engine:
             Section.GATHER: self._gather,
             Section.EXTEND: self._rewrite_draft_kv,
         }
-
-    def _make_drafter(self, checkpoint: DrafterCheckpoint | None) -> StepDrafter:
-        if self.config.is_plain:
-            return NoDrafter(self.dtype, self.device)
-        if checkpoint is None:
-            raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
-        return drafters.make(
-            checkpoint, self.target, self.config, self.dtype, self.device, batch_invariant=self.options.batch_invariant
-        )
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
@@ -206,7 +197,7 @@ class Engine:
         Under release `round` the lanes are always reserved.
         """
         if not reserved or self.config.release == "round":
-            own_lanes(pools, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), self.config)
+            own_lanes(pools, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), self.config, self._drafter.lead)
 
     def _draft(self, frame: Frame, batch: Batch) -> None:
         def own() -> None:
@@ -250,7 +241,8 @@ class Engine:
             self._frames.clear()  # graphs of other pools would keep them alive
         frame = self._frames.get(bucket)
         if frame is None:
-            frame = self._frames[bucket] = Frame.of(self._shape(bucket), pools)
+            padded = self._drafter.zeros(bucket), self._drafter.buffers(bucket)
+            frame = self._frames[bucket] = Frame.of(self._shape(bucket), pools, *padded)
             self._capture(frame)
         frame.inlet.load(batch, draft_input)
         return frame
@@ -261,7 +253,6 @@ class Engine:
             bucket,
             self.config,
             vocab_size=target.vocab_size,
-            hidden_size=self._drafter.hidden_size,
             num_features=target.hidden_size * max(1, len(self._drafter.feature_layers)),
             dtype=self.dtype,
             has_grammars=bool(self.grammars),
@@ -269,7 +260,7 @@ class Engine:
 
     def _capture(self, frame: Frame) -> None:
         """Capture this mode's graphs, while the frame has padded requests only."""
-        for sections in recorded(self.options.graph or "eager", self.config):
+        for sections in recorded(self.options.graph or "eager", self.config, self._drafter.runs_on_host):
             graph = capture(lambda sections=sections: self._launch(frame, sections), self.device)
             frame.recordings[sections] = Recording(graph, frame.target_output)
 
@@ -290,17 +281,17 @@ class Engine:
 
     def _run_phase(self, frame: Frame, sections: Sections, own: Callable[[], None]) -> None:
         """Run a phase's sections, between which pages move under release `round`."""
-        first, *others = runs(sections, self.config)
+        first, *others = runs(sections, self.config, self._drafter.runs_on_host)
         self._run(frame, first)
         for run in others:
             own()
             self._run(frame, run)
 
     def _start(self, frame: Frame) -> None:
-        self._drafter.start(frame.batch, frame.draft_input, frame.lanes, frame.pools)
+        self._drafter.start(frame.batch, frame.draft_input, frame.draft_buffers, frame.pools)
 
     def _step(self, frame: Frame) -> None:
-        self._drafter.step(frame.batch, frame.lanes, frame.pools)
+        self._drafter.step(frame.batch, frame.draft_buffers, frame.pools)
 
     def _propose(self, frame: Frame) -> None:
         self._start(frame)
@@ -313,9 +304,8 @@ class Engine:
             frame.pools.draft.take_snapshot()  # draft-extend writes over the lanes
         locations_BN = kv.tree_locations(batch, self.config, frame.pools)
         bonus_tokens = frame.draft_input.bonus_tokens
-        tree.build(
-            frame.lanes.candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, out=frame.verify_input
-        )
+        candidates = frame.draft_buffers.candidates
+        tree.build(candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, out=frame.verify_input)
 
     def _check_trees(self, frame: Frame) -> None:
         batch = frame.batch

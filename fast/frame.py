@@ -2,20 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
-from specsim.core.phases import Advance, Batch, DraftExtendInput, DraftInput, State, Verdict, VerifyInput
+from specsim.core.phases import (
+    Advance,
+    Batch,
+    Candidates,
+    DraftExtendInput,
+    DraftInput,
+    ExplicitCandidates,
+    State,
+    Verdict,
+    VerifyInput,
+)
 from specsim.core.pool import KVPool
 from specsim.fast.kv import Progress
-from specsim.fast.lanes import Lanes
 from specsim.fast.runtime import padding
 from specsim.fast.runtime.buffers import Block, Buffers, named
 from specsim.fast.runtime.graph import Graph
 from specsim.fast.runtime.padding import RoundShape
 from specsim.fast.runtime.sections import Sections
 from specsim.fast.runtime.states import fill
+from specsim.fast.tree import proposed
 from specsim.fast.vocabulary.penalties import Allowed
 
 _VERDICT = len(fields(Verdict))
@@ -36,15 +46,14 @@ class Inlet:
         self._expected: Expected | None = None
 
     @classmethod
-    def of(cls, shape: RoundShape, buffers: Buffers) -> Self:
-        """Make buffers of padded requests only."""
+    def of(cls, shape: RoundShape, draft_input: DraftInput, buffers: Buffers) -> Self:
+        """Make buffers of padded requests only, with a copy of their draft input."""
         batch = padding.padded_batch(shape)
-        draft_input = padding.padded_draft_input(shape)
         block = buffers.block(named("draft_input", draft_input.tensors) | named("batch", Progress.of(batch)._asdict()))
         *entering, seq_lens, num_rounds = block.tensors.values()
         others = buffers.like("batch", replace(batch, seq_lens=None, num_rounds=None))
         batch = replace(others, seq_lens=seq_lens, num_rounds=num_rounds)
-        return cls(batch, DraftInput(*entering), block.raw)
+        return cls(batch, _refilled(draft_input, entering), block.raw)
 
     def expect(self, left: Advance, raw: torch.Tensor) -> None:
         """Remember a round's output, and a copy of its outlet's memory."""
@@ -92,29 +101,47 @@ class Outlet:
     draft_input: DraftInput  # of the next round
     progress: Progress  # after the round
     verdict: Verdict
+    proposed_depth: torch.Tensor  # i32 [B], of the round's trees
     block: Block
 
     @classmethod
-    def of(cls, shape: RoundShape, buffers: Buffers) -> Self:
-        """Make buffers of padded requests only."""
+    def of(cls, shape: RoundShape, draft_input: DraftInput, buffers: Buffers) -> Self:
+        """Make buffers of padded requests only, with a copy of their draft input."""
         block = buffers.block(
-            named("next_draft_input", padding.padded_draft_input(shape).tensors)
+            named("next_draft_input", draft_input.tensors)
             | named("progress", Progress.of(padding.padded_batch(shape))._asdict())
             | named("verdict", padding.padded_verdict(shape).tensors)
+            | {"proposed_depth": torch.zeros(shape.bucket, dtype=torch.int32)}
         )
-        return cls(*_left(list(block.tensors.values())), block)
+        return cls(*_left(draft_input, list(block.tensors.values())), block)
 
     def copy(self, batch: Batch, bucket: int) -> tuple[Advance, torch.Tensor]:
         """Copy the output of a batch's round, and return the copy's memory too."""
         raw, tensors = self.block.copy(batch.size, bucket)
-        draft_input, progress, verdict = _left(tensors)
-        return Advance(verdict, draft_input, replace(batch, **progress._asdict())), raw
+        draft_input, progress, verdict, proposed_depth = _left(self.draft_input, tensors)
+        return Advance(verdict, draft_input, replace(batch, **progress._asdict()), proposed_depth), raw
 
 
-def _left(tensors: Sequence[torch.Tensor]) -> tuple[DraftInput, Progress, Verdict]:
-    """Name an outlet's tensors, where the draft input may lack its last field, the distribution."""
-    *entering, seq_lens, num_rounds = tensors[:-_VERDICT]
-    return DraftInput(*entering), Progress(seq_lens, num_rounds), Verdict(*tensors[-_VERDICT:])
+def _left(like: DraftInput, tensors: Sequence[torch.Tensor]) -> tuple[DraftInput, Progress, Verdict, torch.Tensor]:
+    """Name an outlet's tensors, with a draft input of the same type and fields as `like`."""
+    *others, proposed_depth = tensors
+    *entering, seq_lens, num_rounds = others[:-_VERDICT]
+    verdict = Verdict(*others[-_VERDICT:])
+    return _refilled(like, entering), Progress(seq_lens, num_rounds), verdict, proposed_depth
+
+
+def _refilled(like: DraftInput, tensors: Sequence[torch.Tensor]) -> DraftInput:
+    """Make a state like this one from its tensors, in their order."""
+    return replace(like, **dict(zip(like.tensors, tensors, strict=True)))
+
+
+class DraftBuffers(Protocol):
+    """A State of static buffers that a draft phase fills, whatever else they hold."""
+
+    @property
+    def candidates(self) -> Candidates | ExplicitCandidates:
+        """The candidates that the draft phase leaves."""
+        ...
 
 
 class TargetOutput(NamedTuple):
@@ -139,7 +166,7 @@ class Frame:
     pools: KVPool
     buffers: Buffers  # guards of the states below
     inlet: Inlet
-    lanes: Lanes
+    draft_buffers: DraftBuffers  # of the drafter's own type
     verify_input: VerifyInput
     extend_input: DraftExtendInput  # S+1 rows a request in both modes of draft-extend
     outlet: Outlet
@@ -148,12 +175,16 @@ class Frame:
     recordings: dict[Sections, Recording] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shape: RoundShape, pools: KVPool) -> Self:
-        """Make buffers of padded requests only, on the pool's device."""
+    def of(cls, shape: RoundShape, pools: KVPool, draft_input: DraftInput, draft_buffers: State) -> Self:
+        """Make buffers of padded requests only, on the pool's device.
+
+        draft_input, draft_buffers: the drafter's, of padded requests.
+        """
         buffers = Buffers(pools.req_to_token.device)
-        lanes = buffers.like("lanes", _padded_lanes(shape))
-        verify_input = buffers.like("verify_input", padding.padded_verify_input(shape))
-        candidates = lanes.candidates
+        drafting: Any = buffers.like("draft_buffers", draft_buffers)
+        outlet = Outlet.of(shape, draft_input, buffers)
+        verify_input = replace(padding.padded_verify_input(shape), proposed_depth=None)
+        verify_input = buffers.like("verify_input", verify_input)
         allowed = (
             Allowed.empty(shape.bucket, shape.config.num_draft_tokens, shape.vocab_size) if shape.has_grammars else None
         )
@@ -161,13 +192,11 @@ class Frame:
             shape=shape,
             pools=pools,
             buffers=buffers,
-            inlet=Inlet.of(shape, buffers),
-            lanes=lanes,
-            verify_input=replace(
-                verify_input, candidates=replace(candidates, draft_prob=None), draft_prob=candidates.draft_prob
-            ),
+            inlet=Inlet.of(shape, draft_input, buffers),
+            draft_buffers=drafting,
+            verify_input=replace(verify_input, **proposed(drafting.candidates), proposed_depth=outlet.proposed_depth),
             extend_input=buffers.like("extend_input", padding.padded_extend_input(shape)),
-            outlet=Outlet.of(shape, buffers),
+            outlet=outlet,
             allowed=None if allowed is None else buffers.like("allowed", allowed),
             target_output=TargetOutput(torch.empty(0), torch.empty(0)),
         )
@@ -197,12 +226,3 @@ class Frame:
         left, raw = self.outlet.copy(batch, self.bucket)
         self.inlet.expect(left, raw)
         return left
-
-
-def _padded_lanes(shape: RoundShape) -> Lanes:
-    """Make lanes of padded requests, with the content that earlier steps would leave for a captured step."""
-    lanes = Lanes.empty(shape.bucket, shape.hidden_size, shape.config, shape.dtype, "cpu", shape.vocab_size)
-    for buffer in lanes.tables:
-        buffer.zero_()
-    lanes.candidates.parent_list.fill_(-1)  # the root's block, all that plain decoding has
-    return lanes

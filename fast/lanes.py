@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
-from specsim.core.phases import Candidates, DraftInput, State
+from specsim.core.phases import AutoregressiveInput, Candidates, ExplicitCandidates, State
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 
 _HIDDEN_BLOCK = 256
@@ -23,6 +23,13 @@ class LaneTables(NamedTuple):
     tokens_ptr: torch.Tensor
     scores_ptr: torch.Tensor
     parent_list_ptr: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateBuffers(State):
+    """Buffers of a draft phase that leaves nothing but candidates."""
+
+    candidates: Candidates | ExplicitCandidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,15 @@ class Lanes(State):
                 draft_prob=draft_prob,
             ),
         )
+
+    @classmethod
+    def padded(cls, size: int, hidden_size: int, config: SpecConfig, dtype: torch.dtype, vocab_size: int) -> Self:
+        """Make lanes of padded requests on the host, as earlier steps would leave them for a captured step."""
+        lanes = cls.empty(size, hidden_size, config, dtype, "cpu", vocab_size)
+        for buffer in lanes.tables:
+            buffer.zero_()
+        lanes.candidates.parent_list.fill_(-1)
+        return lanes
 
     @property
     def tables(self) -> LaneTables:
@@ -130,12 +146,10 @@ def _start_kernel(
         tl.store(lane_ptrs.parent_list_ptr + block + 1 + lane, lane, mask=mask & (num_steps > 1))
 
 
-def start_lanes(draft_input: DraftInput, config: SpecConfig, *, out: Lanes | None = None) -> Lanes:
+def start_lanes(draft_input: AutoregressiveInput, config: SpecConfig, *, out: Lanes | None = None) -> Lanes:
     """Start with the root's children as lanes, each with the root's hidden state and distribution."""
     hidden = draft_input.hidden
     draft_prob = draft_input.draft_prob
-    if hidden is None:
-        raise ValueError("the draft input has no hidden states: make it with this engine's prefill or draft_extend")
     if config.has_draft_prob and draft_prob is None:
         raise ValueError("the draft input has no draft_prob, which this setting's verifier reads")
     require_contiguous(topk_scores=draft_input.topk_scores, topk_index=draft_input.topk_index, hidden=hidden)

@@ -1,15 +1,16 @@
 """The verify tree: the best candidates of a draft phase, below the root."""
 
 from dataclasses import replace
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
-from specsim.core.phases import Candidates, VerifyInput
+from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 from specsim.fast.selection import select, selected
+from specsim.fast.tree_explicit import write_explicit_nodes
 from specsim.fast.tree_links import store_links, write_links
 from specsim.fast.tree_parents import CandidateTables, Roots, TreeTables, store_nodes, write_nodes
 
@@ -72,6 +73,7 @@ def _small_tree_kernel(
     tokens = tl.gather(all_tokens, flat, 0)
     node_scores = tl.gather(scores, flat, 0)
     store_nodes(tree_ptrs, own, node, bonus, tokens, parent, node_scores, mask, LOG)
+    tl.store(tree_ptrs.proposed_depth_ptr + request, num_steps)
 
     row = node[:, None]
     column = node[None, :]
@@ -118,6 +120,7 @@ def _lanes_kernel(
     tree_ptrs,
     num_rows,
     num_nodes,
+    num_steps,
     k,
     max_len,
     LOG: tl.constexpr,
@@ -140,6 +143,8 @@ def _lanes_kernel(
     scores = tl.load(candidate_ptrs.scores_ptr + candidate, mask=mask_draft)
     bonus = tl.load(root_ptrs.bonus_tokens_ptr + request, mask=mask).to(tl.int64)
     store_nodes(tree_ptrs, rows, node, bonus, tokens, tl.maximum(node - k, 0), scores, mask, LOG)
+    depth = tl.zeros_like(node).to(tl.int32) + num_steps
+    tl.store(tree_ptrs.proposed_depth_ptr + request, depth, mask=mask & (node == 0))
     position = tl.load(root_ptrs.seq_lens_ptr + request, mask=mask, other=0) + (node + k - 1) // k
     slot = tl.load(root_ptrs.cache_locations_ptr + rows, mask=mask)
     child = tl.where(node == 0, 1, node + k)
@@ -160,6 +165,7 @@ def _build_lanes(tree: VerifyInput, candidates: Candidates, roots: Roots, config
         tree_ptrs=TreeTables.of(tree),
         num_rows=num_rows,
         num_nodes=num_nodes,
+        num_steps=config.num_steps,
         k=config.topk,
         max_len=config.length_limit,
         LOG=config.score == "logprob",
@@ -191,11 +197,19 @@ def _empty(batch_size: int, num_nodes: int, device: torch.device) -> VerifyInput
         retrieve_next_token=table(batch_size, num_nodes),
         retrieve_next_sibling=table(batch_size, num_nodes),
         cache_locations=table(batch_size * num_nodes),
+        proposed_depth=table(batch_size, dtype=torch.int32),
     )
 
 
+def proposed(candidates: Candidates | ExplicitCandidates) -> dict[str, Any]:
+    """Make the fields of a VerifyInput that show the candidates, and the distributions of sampled ones."""
+    if isinstance(candidates, ExplicitCandidates):
+        return {"candidates": candidates, "draft_prob": None}
+    return {"candidates": replace(candidates, draft_prob=None), "draft_prob": candidates.draft_prob}
+
+
 def build(
-    candidates: Candidates,
+    candidates: Candidates | ExplicitCandidates,
     bonus_tokens: torch.Tensor,
     seq_lens: torch.Tensor,
     cache_locations: torch.Tensor,
@@ -205,19 +219,19 @@ def build(
 ) -> VerifyInput:
     """Build each request's tree of its N-1 best candidates, or of all in a chain or of sampled drafts.
 
-    cache_locations: i64 [B, N], slot of column L + j. A node at or beyond max_len loses its slot. A node with a
-    malformed parent gets the root as parent; `check` finds it.
+    Explicit candidates may be fewer; the tree's last nodes are then dead. cache_locations: i64 [B, N], slot of column L
+    + j. A node at or beyond max_len loses its slot. A node with a malformed parent gets the root as parent; `check`
+    finds it.
     """
-    require_contiguous(
-        tokens=candidates.tokens,
-        scores=candidates.scores,
-        parent_list=candidates.parent_list,
-        bonus_tokens=bonus_tokens,
-        seq_lens=seq_lens,
-        cache_locations=cache_locations,
-    )
+    require_contiguous(**candidates.tensors)
+    require_contiguous(bonus_tokens=bonus_tokens, seq_lens=seq_lens, cache_locations=cache_locations)
     empty = out or _empty(len(bonus_tokens), config.num_draft_tokens, bonus_tokens.device)
-    tree = replace(empty, candidates=replace(candidates, draft_prob=None), draft_prob=candidates.draft_prob)
-    lay_out = _build_lanes if config.topk == 1 or config.is_sampled else _build_tree
-    lay_out(tree, candidates, Roots(bonus_tokens, seq_lens, cache_locations), config)
+    tree = replace(empty, **proposed(candidates))
+    roots = Roots(bonus_tokens, seq_lens, cache_locations)
+    if isinstance(candidates, ExplicitCandidates):
+        write_explicit_nodes(tree, candidates, roots, config)
+        write_links(tree, roots, config)
+    else:
+        lay_out = _build_lanes if config.topk == 1 or config.is_sampled else _build_tree
+        lay_out(tree, candidates, roots, config)
     return tree

@@ -1,4 +1,7 @@
-"""Depths, mask and first-child / next-sibling arrays of a verify tree, from its parents."""
+"""Depths, mask and first-child / next-sibling arrays of a verify tree, from its parents.
+
+A dead node, which has no parent and is not the root, gets no depth, mask, links or slot.
+"""
 
 from typing import no_type_check
 
@@ -46,26 +49,27 @@ def _links_kernel(
     mask = node < num_nodes
     own = first + node
     parent = tl.load(tree_ptrs.parents_ptr + own, mask=mask, other=-1)
+    is_live = mask & ((node == 0) | (parent >= 0))
     first_child = tl.zeros_like(node) + num_nodes
     next_sibling = tl.zeros_like(node) + num_nodes
     for start in range(0, num_nodes, COLUMNS):
         other = start + tl.arange(0, COLUMNS)[None, :]
         mask_other = other < num_nodes
-        tl.store(tree_ptrs.mask_ptr + own * num_nodes + other, other == node, mask=mask & mask_other)
+        tl.store(tree_ptrs.mask_ptr + own * num_nodes + other, (other == node) & is_live, mask=mask & mask_other)
         parent_of_other = tl.load(tree_ptrs.parents_ptr + first + other, mask=mask_other, other=-1)
         child = tl.where(parent_of_other == node, other, num_nodes)
         first_child = tl.minimum(first_child, tl.min(child, axis=1, keep_dims=True))
-        sibling = tl.where((parent_of_other == parent) & (other > node), other, num_nodes)
+        sibling = tl.where((parent_of_other == parent) & (parent >= 0) & (other > node), other, num_nodes)
         next_sibling = tl.minimum(next_sibling, tl.min(sibling, axis=1, keep_dims=True))
     tl.debug_barrier()  # the mask is cleared before ancestors are marked in it
-    ancestor = tl.where(mask, node, 0).to(tl.int64)
+    ancestor = tl.where(is_live, node, 0).to(tl.int64)
     depth = tl.zeros_like(node)
     while tl.max(ancestor) > 0:  # ends: a parent's index is below its child's
         depth += (ancestor > 0).to(tl.int32)
         ancestor = tl.load(tree_ptrs.parents_ptr + first + ancestor, mask=ancestor > 0, other=0)
-        tl.store(tree_ptrs.mask_ptr + own * num_nodes + ancestor, True, mask=mask)
-    position = tl.load(root_ptrs.seq_lens_ptr + request) + depth
-    slot = tl.load(root_ptrs.cache_locations_ptr + own, mask=mask)
+        tl.store(tree_ptrs.mask_ptr + own * num_nodes + ancestor, True, mask=is_live)
+    position = tl.where(is_live, tl.load(root_ptrs.seq_lens_ptr + request) + depth, 0)
+    slot = tl.load(root_ptrs.cache_locations_ptr + own, mask=is_live, other=-1)
     store_links(tree_ptrs, own, first_child, next_sibling, position, slot, num_nodes, max_len, mask)
 
 

@@ -42,6 +42,7 @@ class TreeTables(NamedTuple):
     next_token_ptr: torch.Tensor
     next_sibling_ptr: torch.Tensor
     cache_locations_ptr: torch.Tensor
+    proposed_depth_ptr: torch.Tensor
 
     @classmethod
     def of(cls, tree: VerifyInput) -> Self:
@@ -55,6 +56,7 @@ class TreeTables(NamedTuple):
             next_token_ptr=tree.retrieve_next_token,
             next_sibling_ptr=tree.retrieve_next_sibling,
             cache_locations_ptr=tree.cache_locations,
+            proposed_depth_ptr=tree.proposed_depth,
         )
 
 
@@ -108,6 +110,7 @@ def _nodes_kernel(
     num_candidates,
     num_blocks,
     num_nodes,
+    num_steps,
     k,
     LOG: tl.constexpr,
     ROWS: tl.constexpr,
@@ -128,6 +131,7 @@ def _nodes_kernel(
     scores = tl.load(candidate_ptrs.scores_ptr + candidate, mask=mask)
     bonus = tl.load(root_ptrs.bonus_tokens_ptr + request).to(tl.int64)
     store_nodes(tree_ptrs, own, node, bonus, tokens, parent, scores, mask, LOG)
+    tl.store(tree_ptrs.proposed_depth_ptr + request, num_steps, mask=tl.program_id(1) == 0)
 
 
 def write_nodes(
@@ -145,6 +149,7 @@ def write_nodes(
         num_candidates=config.num_candidates,
         num_blocks=candidates.parent_list.shape[1],
         num_nodes=num_nodes,
+        num_steps=config.num_steps,
         k=config.topk,
         LOG=config.score == "logprob",
         ROWS=rows,

@@ -6,9 +6,8 @@ from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.engine_options import EngineOptions
-from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check, stacked
-from specsim.core.pair import DrafterCheckpoint, Pair
+from specsim.core.pair import Pair
 from specsim.core.phases import (
     Advance,
     Batch,
@@ -25,7 +24,6 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
 from specsim.reference import drafters, kv, tree, verify
 from specsim.reference.attention import prefill_metadata, tree_metadata
-from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.extend import draft_extend_input
 from specsim.reference.targets import FAMILIES
 
@@ -58,14 +56,7 @@ class Engine:
         self.grammars = grammars or {}
         check(self.grammars, config, target.vocab_size)
         self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
-        self.drafter = self._drafter(pair.drafter)
-
-    def _drafter(self, checkpoint: DrafterCheckpoint | None) -> Drafter:
-        if self.config.is_plain:
-            return NoDrafter(self.dtype)
-        if checkpoint is None:
-            raise InputError("num_steps", self.config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
-        return drafters.make(checkpoint, self.target, self.config, self.dtype)
+        self.drafter = drafters.make(pair.drafter, self.target, self.config, self.dtype)
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
@@ -104,16 +95,14 @@ class Engine:
 
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
         """Run a round and return only what a serving loop needs."""
-        result = self.round(batch, draft_input, pools, reserved)
-        verdict = result.verify_output.verdict
-        return Advance(verdict, result.draft_input, batch.after(verdict.num_accepted_tokens))
+        return self.round(batch, draft_input, pools, reserved).advance(batch)
 
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and build trees of the best of them at columns L..L+N-1."""
         rows = batch.req_pool_indices.tolist()
         lengths = batch.seq_lens.tolist()
         if not reserved or self.config.release == "round":
-            own_lanes(pools, rows, lengths, self.config)
+            own_lanes(pools, rows, lengths, self.config, self.drafter.lead)
         candidates = self.drafter.propose(batch, draft_input, pools)
         if pools.draft is not None:
             pools.draft.take_snapshot()  # draft-extend writes over the lanes

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.phases import Candidates, DraftInput
+from specsim.core.phases import AutoregressiveInput, Candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,8 @@ def lane_ids(batch_size: int, k: int) -> torch.Tensor:
     return torch.arange(k)[None, :, None].expand(batch_size, k, 1)
 
 
-def start_lanes(draft_input: DraftInput, config: SpecConfig) -> Lanes:
+def start_lanes(draft_input: AutoregressiveInput, config: SpecConfig) -> Lanes:
     """Begin with the root's children as lanes, each with the root's hidden state."""
-    if draft_input.hidden is None:
-        raise ValueError("the draft input has no hidden states: make it with this engine's prefill or draft_extend")
     tokens_BK = draft_input.topk_index
     batch_size, k = tokens_BK.shape
     scores_BK = draft_input.topk_scores

@@ -4,10 +4,10 @@ from itertools import pairwise
 
 
 def depths_of(parents: list[int]) -> list[int]:
-    """Count the edges from the root to each node."""
+    """Count the edges from the root to each node, 0 for a dead node."""
     depths = [0]
     for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
     return depths
 
 

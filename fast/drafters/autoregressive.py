@@ -3,6 +3,7 @@
 Kernels read the step's number on the device.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, no_type_check
 
 import torch
@@ -11,7 +12,7 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Head
 from specsim.core.errors import InputError
-from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
+from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafting import expand
 from specsim.fast.extend import shift_left
@@ -69,13 +70,15 @@ class AutoregressiveDrafter:
         self._device = device
         self.kv_layout: KVLayout | None = head.kv_layout
         self.feature_layers = head.feature_layers
+        self.lead = 0
+        self.runs_on_host = False
         self.hidden_size = head.hidden_size
         self._vocab_size = vocab_size
         self._vocabulary = Vocabulary(head.d2t, None if head.d2t is None else _inverse(head.d2t, vocab_size))
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
-    ) -> DraftInput:
+    ) -> AutoregressiveInput:
         """Run the head over a prefill, and draft the first round's root children."""
         ids = shift_left(prefill, next_tokens)
         metadata = prefill_metadata(batch, prefill, pools)
@@ -83,23 +86,37 @@ class AutoregressiveDrafter:
         hidden_RH = self._head.forward(ids, self._head.fuse(features_RF), metadata, draft_kv(pools))
         return self._first_drafts(batch, hidden_RH, last, Root(batch.seq_lens), self._empty(batch.size))
 
-    def _empty(self, size: int) -> DraftInput:
+    def _empty(self, size: int) -> AutoregressiveInput:
         """Allocate a draft input."""
 
         def table(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=self._device)
 
-        return DraftInput(
+        return AutoregressiveInput(
+            bonus_tokens=table(size, dtype=torch.int32),
             topk_scores=table(size, self._config.topk),
             topk_index=table(size, self._config.topk, dtype=torch.int64),
             hidden=table(size, self.hidden_size, dtype=self._dtype),
-            bonus_tokens=table(size, dtype=torch.int32),
             draft_prob=table(size, self._vocab_size) if self._config.has_draft_prob else None,
         )
 
+    def zeros(self, size: int) -> AutoregressiveInput:
+        """Make the draft input of `size` padded requests, on the host."""
+        vocab_size = self._vocab_size if self._config.has_draft_prob else None
+        return AutoregressiveInput.zeros(size, self._config.topk, self.hidden_size, self._dtype, vocab_size)
+
+    def buffers(self, size: int) -> Lanes:
+        """Make the lanes of `size` padded requests, on the host."""
+        return Lanes.padded(size, self.hidden_size, self._config, self._dtype, self._vocab_size)
+
     def extend(
-        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, *, out: DraftInput | None = None
-    ) -> DraftInput:
+        self,
+        batch: Batch,
+        draft_extend_input: DraftExtendInput,
+        pools: KVPool,
+        *,
+        out: AutoregressiveInput | None = None,
+    ) -> AutoregressiveInput:
         """Run the head over the accepted rows, and draft the next round's root children."""
         out = self._empty(batch.size) if out is None else out
         extend = draft_extend_input
@@ -113,16 +130,16 @@ class AutoregressiveDrafter:
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden_RH)
 
-    def idle(self) -> DraftInput:
-        vocab_size = self._vocab_size if self._config.has_draft_prob else None
-        return DraftInput.empty(self._config.topk, self.hidden_size, self._dtype, vocab_size).to(self._device)
+    def idle(self) -> AutoregressiveInput:
+        return self.zeros(0).to(self._device)
+
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        """Keep nothing of an ended request, as the states hold all there is."""
 
     def _first_drafts(
-        self, batch: Batch, hidden_RH: torch.Tensor, last: Last, root: Root, out: DraftInput
-    ) -> DraftInput:
+        self, batch: Batch, hidden_RH: torch.Tensor, last: Last, root: Root, out: AutoregressiveInput
+    ) -> AutoregressiveInput:
         hidden_BH = out.hidden
-        if hidden_BH is None:
-            raise ValueError("out has no hidden state; it must be a DraftInput of this drafter")
         _last_rows_kernel[(len(hidden_BH),)](
             hidden_ptr=hidden_RH,
             row_starts_ptr=last.row_starts,
@@ -152,7 +169,7 @@ class AutoregressiveDrafter:
         if self._config.is_sampled:
             draw_drafts(batch, logits_RV, root, self._vocabulary, self._config, Drafts(*out), law, loop)
 
-    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
+    def propose(self, batch: Batch, draft_input: AutoregressiveInput, pools: KVPool) -> Candidates:
         """Run S-1 forwards of K lanes."""
         duplicate_tails(batch, self._config, pools)
         lanes = start_lanes(draft_input, self._config)
@@ -160,7 +177,7 @@ class AutoregressiveDrafter:
             self.step(batch, lanes, pools)
         return lanes.candidates
 
-    def start(self, batch: Batch, draft_input: DraftInput, lanes: Lanes, pools: KVPool) -> None:
+    def start(self, batch: Batch, draft_input: AutoregressiveInput, lanes: Lanes, pools: KVPool) -> None:
         """Copy the prefix's tail to every lane, and start the lanes with the root's children."""
         duplicate_tails(batch, self._config, pools)
         start_lanes(draft_input, self._config, out=lanes)

@@ -1,27 +1,46 @@
-"""Drafters by checkpoint kind."""
+"""Drafters of the fast implementation, by kind."""
+
+from typing import Any
 
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.pair import DrafterCheckpoint
+from specsim.core.errors import InputError
+from specsim.core.pair import AnyDrafter, DrafterCheckpoint
 from specsim.core.target import Target
+from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.drafters.eagle import EagleHead
 from specsim.fast.drafters.eagle3 import Eagle3Head
+from specsim.fast.drafters.host import HostDrafter
+from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.steps import StepDrafter
 
 HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
+TOKEN_DRAFTERS: dict[str, Any] = {}
 
 
 def make(
-    checkpoint: DrafterCheckpoint,
+    drafter: AnyDrafter | None,
     target: Target,
     config: SpecConfig,
     dtype: torch.dtype,
     device: torch.device,
     batch_invariant: bool = False,
-) -> AutoregressiveDrafter:
-    """Make the drafter of a checkpoint for a target."""
-    head = HEADS[checkpoint.config.kind](
-        checkpoint.config, checkpoint.tensors, target, dtype, device, batch_invariant=batch_invariant
-    )
-    return AutoregressiveDrafter(head, config, dtype, device, target.config.vocab_size)
+) -> StepDrafter:
+    """Make the drafter of a pair.
+
+    Raises InputError for a setting with drafts and a pair without a drafter.
+    """
+    if config.is_plain:
+        return NoDrafter(device)
+    if drafter is None:
+        raise InputError("num_steps", config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
+    vocab_size = target.config.vocab_size
+    if isinstance(drafter, DrafterCheckpoint):
+        make_head = HEADS[drafter.config.kind]
+        head = make_head(drafter.config, drafter.tensors, target, dtype, device, batch_invariant=batch_invariant)
+        return AutoregressiveDrafter(head, config, dtype, device, vocab_size)
+    if isinstance(drafter, NgramConfig | SuffixConfig):
+        return HostDrafter(TOKEN_DRAFTERS[drafter.kind](drafter), config, vocab_size, device)
+    return HostDrafter(drafter, config, vocab_size, device)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, DraftExtendInput, DraftInput, Verdict, VerifyInput
+from specsim.core.phases import Batch, DraftExtendInput, Verdict, VerifyInput
 
 # Content of a padded request's rows by field, where it is not zero.
 PADDING = {
@@ -24,7 +24,6 @@ class RoundShape:
     bucket: int  # requests that the buffers hold
     config: SpecConfig
     vocab_size: int  # of the target
-    hidden_size: int  # of the drafter, H
     num_features: int  # width of the target's features, F
     dtype: torch.dtype  # of hidden states
     has_grammars: bool = False
@@ -42,18 +41,6 @@ def padded_batch(shape: RoundShape) -> Batch:
     return Batch.of([0] * size, [-1] * size, [0] * size, params, shape.vocab_size)
 
 
-def padded_draft_input(shape: RoundShape) -> DraftInput:
-    """Make a draft input of padded requests, without first drafts in plain decoding."""
-    topk = 0 if shape.config.is_plain else shape.config.topk
-    return DraftInput(
-        topk_scores=torch.zeros(shape.bucket, topk),
-        topk_index=torch.zeros(shape.bucket, topk, dtype=torch.int64),
-        hidden=torch.zeros(shape.bucket, shape.hidden_size, dtype=shape.dtype),
-        bonus_tokens=torch.zeros(shape.bucket, dtype=torch.int32),
-        draft_prob=torch.zeros(shape.bucket, shape.vocab_size) if shape.config.has_draft_prob else None,
-    )
-
-
 def padded_verify_input(shape: RoundShape) -> VerifyInput:
     """Make the trees of padded requests."""
     num_nodes = shape.config.num_draft_tokens
@@ -68,6 +55,7 @@ def padded_verify_input(shape: RoundShape) -> VerifyInput:
         retrieve_next_token=none_BN,
         retrieve_next_sibling=none_BN,
         cache_locations=none_BN.flatten(),
+        proposed_depth=torch.zeros(shape.bucket, dtype=torch.int32),
     )
 
 

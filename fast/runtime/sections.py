@@ -33,21 +33,25 @@ RECORDED: dict[str, tuple[Sections, ...]] = {
 }
 # Under release `round` the host moves pages after these sections, so graphs end with them.
 _BEFORE_PAGES_MOVE = {Section.DRAFT, Section.VERIFY}
+_DRAFTING = {Section.START, Section.STEP, Section.DRAFT}
 
 
-def runs(sections: Sections, config: SpecConfig) -> Iterator[Sections]:
-    """Split sections where the host moves pages."""
+def runs(sections: Sections, config: SpecConfig, drafts_on_host: bool = False) -> Iterator[Sections]:
+    """Split sections where the host moves pages, and after a draft phase that runs on the host."""
+    breaks = _BEFORE_PAGES_MOVE if config.release == "round" else _DRAFTING if drafts_on_host else set()
     start = 0
     for end, section in enumerate(sections, start=1):
-        if end == len(sections) or (config.release == "round" and section in _BEFORE_PAGES_MOVE):
+        if end == len(sections) or section in breaks:
             yield sections[start:end]
             start = end
 
 
-def recorded(graph: str, config: SpecConfig) -> list[Sections]:
+def recorded(graph: str, config: SpecConfig, drafts_on_host: bool = False) -> list[Sections]:
     """List the sections that each graph of a mode captures.
 
-    An empty graph, such as that of plain decoding's draft loop, is not captured, as CUDA warns of it.
+    A draft phase on the host is not captured. Nor is an empty graph, such as that of plain decoding's draft loop, as
+    CUDA warns of it.
     """
-    empty = {(Section.START,), (Section.STEP,), (Section.DRAFT,)} if config.is_plain else set()
-    return [run for sections in RECORDED[graph] for run in runs(sections, config) if run not in empty]
+    left_out = {(section,) for section in _DRAFTING} if config.is_plain or drafts_on_host else set()
+    captured = RECORDED[graph]
+    return [run for sections in captured for run in runs(sections, config, drafts_on_host) if run not in left_out]

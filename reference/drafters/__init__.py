@@ -1,19 +1,38 @@
-"""Drafters by checkpoint kind."""
+"""Drafters of the reference, by kind."""
+
+from typing import Any
 
 import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
-from specsim.core.pair import DrafterCheckpoint
+from specsim.core.errors import InputError
+from specsim.core.pair import AnyDrafter, DrafterCheckpoint
 from specsim.core.target import Target
+from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafters.eagle import EagleHead
 from specsim.reference.drafters.eagle3 import Eagle3Head
+from specsim.reference.drafters.host import HostDrafter
+from specsim.reference.drafters.none import NoDrafter
 
 HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
+TOKEN_DRAFTERS: dict[str, Any] = {}
 
 
-def make(checkpoint: DrafterCheckpoint, target: Target, config: SpecConfig, dtype: torch.dtype) -> Drafter:
-    """Make the drafter of a checkpoint."""
-    head = HEADS[checkpoint.config.kind](checkpoint.config, checkpoint.tensors, target, dtype)
-    return AutoregressiveDrafter(head, config, dtype, target.config.vocab_size)
+def make(drafter: AnyDrafter | None, target: Target, config: SpecConfig, dtype: torch.dtype) -> Drafter:
+    """Make the drafter of a pair.
+
+    Raises InputError for a setting with drafts and a pair without a drafter.
+    """
+    if config.is_plain:
+        return NoDrafter()
+    if drafter is None:
+        raise InputError("num_steps", config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
+    vocab_size = target.config.vocab_size
+    if isinstance(drafter, DrafterCheckpoint):
+        head = HEADS[drafter.config.kind](drafter.config, drafter.tensors, target, dtype)
+        return AutoregressiveDrafter(head, config, dtype, vocab_size)
+    if isinstance(drafter, NgramConfig | SuffixConfig):
+        return HostDrafter(TOKEN_DRAFTERS[drafter.kind](drafter), config, vocab_size)
+    return HostDrafter(drafter, config, vocab_size)

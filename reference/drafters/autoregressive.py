@@ -1,5 +1,6 @@
 """Drafters whose head is a small decoder that runs once in each step (EAGLE, EAGLE-3)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.drafter import Head
 from specsim.core.errors import require
 from specsim.core.kv_buffer import KVBuffer
-from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
+from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import extend_metadata, lane_metadata, prefill_metadata
@@ -39,17 +40,19 @@ class AutoregressiveDrafter:
         self._vocab_size = vocab_size
         self.kv_layout = head.kv_layout
         self.feature_layers = head.feature_layers
+        self.lead = 0
+        self.runs_on_host = False
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
-    ) -> DraftInput:
+    ) -> AutoregressiveInput:
         """Run the head over a prefill, and draft the first round's root children."""
         metadata = prefill_metadata(batch, prefill, pools)
         ids_R = shift_left(prefill, next_tokens)
         hidden_RH = self._head.forward(ids_R, self._head.fuse(features_RF), metadata, _kv(pools))
         return self._first_drafts(batch, hidden_RH[prefill.last_rows], next_tokens.int(), batch.seq_lens)
 
-    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
+    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AutoregressiveInput:
         """Run the head over the accepted rows, and draft the next round's root children."""
         extend = draft_extend_input
         metadata = extend_metadata(batch, extend, pools)
@@ -60,19 +63,22 @@ class AutoregressiveDrafter:
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden_RH)
 
-    def idle(self) -> DraftInput:
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        """Keep nothing of an ended request, as the states hold all there is."""
+
+    def idle(self) -> AutoregressiveInput:
         vocab_size = self._vocab_size if self._config.has_draft_prob else None
-        return DraftInput.empty(self._config.topk, self._head.hidden_size, self._dtype, vocab_size)
+        return AutoregressiveInput.empty(self._config.topk, self._head.hidden_size, self._dtype, vocab_size)
 
     def _first_drafts(
         self, batch: Batch, hidden_BH: torch.Tensor, bonus_tokens: torch.Tensor, root_lens: torch.Tensor
-    ) -> DraftInput:
+    ) -> AutoregressiveInput:
         """Draft the root's children.
 
         root_lens: i64 [B], L of their round.
         """
         drafts = self._drafts(batch, self._head.logits(hidden_BH), self._config.topk, root_lens, 0)
-        return DraftInput(drafts.topk_scores, drafts.topk_index, hidden_BH, bonus_tokens, drafts.draft_prob)
+        return AutoregressiveInput(bonus_tokens, drafts.topk_scores, drafts.topk_index, hidden_BH, drafts.draft_prob)
 
     def _drafts(
         self,
@@ -101,7 +107,7 @@ class AutoregressiveDrafter:
         drawn = sampled(best, draft_prob_RV, uniforms_BK.view(-1, count), score=config.score)
         return Drafts(*drawn, draft_prob_RV)
 
-    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
+    def propose(self, batch: Batch, draft_input: AutoregressiveInput, pools: KVPool) -> Candidates:
         """Run S-1 forwards of K lanes."""
         config = self._config
         duplicate_tails(batch, config, pools)

@@ -36,10 +36,10 @@ class Recorder:
 
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
         """Run a round, keep its candidates, and return the result for a serving loop."""
-        verify_input, output, next_input = self._engine.round(batch, draft_input, pools, reserved)
-        if verify_input.candidates is not None:  # plain decoding has none
-            self.rounds.append(verify_input.candidates)
-        return Advance(output.verdict, next_input, batch.after(output.verdict.num_accepted_tokens))
+        output = self._engine.round(batch, draft_input, pools, reserved)
+        if isinstance(output.verify_input.candidates, RoundCandidates):
+            self.rounds.append(output.verify_input.candidates)
+        return output.advance(batch)
 
 
 def record(

@@ -89,9 +89,9 @@ def target_forward(
 
 def eagle3_of(pair: Pair) -> DrafterCheckpoint:
     """Give the pair's EAGLE-3 head."""
-    if pair.drafter is None or pair.drafter.config.kind != "eagle3":
+    if pair.checkpoint is None or pair.kind != "eagle3":
         raise ValueError("the pair has no EAGLE-3 head")
-    return pair.drafter
+    return pair.checkpoint
 
 
 def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

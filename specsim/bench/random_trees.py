@@ -38,6 +38,7 @@ def tree_input(
         retrieve_next_token=torch.tensor([first for first, _ in all_links]),
         retrieve_next_sibling=torch.tensor([sibling for _, sibling in all_links]),
         cache_locations=cache_locations.flatten(),
+        proposed_depth=torch.tensor([max(depths_of(own)) for own in parents], dtype=torch.int32),
     )
 
 

@@ -12,7 +12,7 @@ from specsim.bench.dense import Rows, eagle3_forward, eagle3_logits, eagle3_of, 
 from specsim.bench.row import Check
 from specsim.bench.scene import Scene, with_graph
 from specsim.bench.verify_checks import LOGPROBS, check_verdict
-from specsim.core.phases import DraftInput, RoundOutput, State, VerifyInput
+from specsim.core.phases import AutoregressiveInput, DraftInput, RoundOutput, State, VerifyInput
 
 # Bounds for our worst error and the root of its mean square, over those of plain torch in the same type, which rounds
 # as often in another order.
@@ -46,11 +46,11 @@ def check_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool =
     return all_of("; ".join(check.compared for check in checks), *checks)
 
 
-def hidden_of(draft_input: DraftInput) -> torch.Tensor:
-    """Give the hidden states [B, H] of a drafter that has them."""
-    if draft_input.hidden is None:
-        raise ValueError("plain decoding has no hidden states")
-    return draft_input.hidden
+def autoregressive(draft_input: DraftInput) -> AutoregressiveInput:
+    """Require the draft input of a drafter that runs a decoder in each step."""
+    if not isinstance(draft_input, AutoregressiveInput):
+        raise TypeError(f"a {type(draft_input).__name__} has no first drafts")
+    return draft_input
 
 
 def tensors_of(state: Any, name: str = "") -> dict[str, torch.Tensor]:
@@ -75,7 +75,7 @@ def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
     if verify_input.candidates is None:
         raise ValueError("the engine returns no candidates")
     candidates = verify_input.candidates.to("cpu")
-    given = scene.draft_input.to("cpu")
+    given = autoregressive(scene.draft_input).to("cpu")
     count = given.topk_index.shape[1]
     first = {"tokens": candidates.tokens[:, :count], "scores": candidates.scores[:, :count]}
     began = {"tokens": given.topk_index, "scores": given.topk_scores}
@@ -109,7 +109,7 @@ def _against_dense(scene: Scene, output: RoundOutput, request: int) -> list[Chec
     rounded, rounded_features = target_forward(scene.pair, ids, rows, own_dtype, *given)
     ours = output.verify_output.target_logits[own]
     checks = [near(f"logits of request {request} by plain torch", ours, exact, rounded), _bonus_token(output, request)]
-    if scene.pair.drafter and scene.pair.drafter.config.kind == "eagle3":
+    if scene.pair.kind == "eagle3":
         checks.append(_first_drafts(scene, output, request))
         if scene.prompts and layers:
             checks.append(_hidden(scene, output, request, ids, [features, rounded_features]))
@@ -131,8 +131,8 @@ def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
     Two logits may each have the error that `near` allows those of the target.
     """
     compared = f"next first drafts of request {request} by plain torch"
-    left = output.draft_input
-    tokens, scores, hidden = (each[request] for each in (left.topk_index, left.topk_scores, hidden_of(left)))
+    left = autoregressive(output.draft_input)
+    tokens, scores, hidden = (each[request] for each in (left.topk_index, left.topk_scores, left.hidden))
     exact, rounded = (eagle3_logits(scene.pair, hidden, each).double() for each in (_wider(scene), hidden.dtype))
     target_ids = torch.arange(len(exact), device=tokens.device)
     d2t = eagle3_of(scene.pair).tensors.get("d2t")
@@ -179,7 +179,9 @@ def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, 
         eagle3_forward(scene.pair, ahead, each[rows], dtype)
         for each, dtype in zip(features, (_wider(scene), scene.engine.dtype), strict=True)
     ]
-    return near(f"hidden state of request {request} by plain torch", hidden_of(output.draft_input)[request], *both)
+    return near(
+        f"hidden state of request {request} by plain torch", autoregressive(output.draft_input).hidden[request], *both
+    )
 
 
 def near(compared: str, ours: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor) -> Check:

@@ -11,7 +11,7 @@ from specsim.bench.clock import launched, replayed
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.host import CONSECUTIVE, SAMPLES, host_row, launches
 from specsim.bench.roofline import Peaks, forward_bound, round_bound
-from specsim.bench.round_checks import check_round, hidden_of
+from specsim.bench.round_checks import autoregressive, check_round
 from specsim.bench.row import OURS, Check, Row, Target, Timing
 from specsim.bench.scene import EAGLE3, PLAIN, Scene, prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
@@ -85,7 +85,9 @@ def round_row(name: str, scene: Scene, peaks: Peaks, limit: float | None) -> Row
     """Time consecutive rounds on the device, gaps between graphs included, per round."""
     config = scene.engine.config
     pair = scene.pair
-    bound = round_bound(pair.target.config, pair.drafter and pair.drafter.config, config, scene.batch.size, SEQ_LEN)
+    bound = round_bound(
+        pair.target.config, pair.checkpoint and pair.checkpoint.config, config, scene.batch.size, SEQ_LEN
+    )
     check = cache(lambda _: check_round(scene))
     us = Contender(OURS, lambda _: None, check, lambda: consecutive(scene))
     graph = Contender(f"{OURS}, graph replay only", lambda _: None, check, lambda: replayed(scene.replay, 30))
@@ -194,11 +196,11 @@ def _first_request(scene: Scene) -> dict[str, torch.Tensor]:
     output = scene.round()
     nodes = scene.engine.config.num_draft_tokens
     verdict = output.verify_output.verdict
-    following = output.draft_input
+    following = autoregressive(output.draft_input)
     return {
         "draft tokens": output.verify_input.draft_tokens[0],
         "target logits": output.verify_output.target_logits[:nodes],
         "logprobs": verdict.logprobs[0],
-        "hidden state": hidden_of(following)[0],
+        "hidden state": following.hidden[0],
         "first drafts": following.topk_index[0],
     }

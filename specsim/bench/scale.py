@@ -74,7 +74,7 @@ def _slots(engine: Engine, requests: int, length: int) -> int:
 
 def _room(pair: Pair) -> int:
     """Count the slots that fit, with twelve gigabytes left for the buffers and the check of a round."""
-    models = [pair.target.config, *([pair.drafter.config.model] if pair.drafter else [])]
+    models = [pair.target.config, *([pair.checkpoint.config.model] if pair.checkpoint else [])]
     numbers = sum(2 * model.num_layers * model.num_kv_heads * model.head_dim for model in models)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
@@ -83,7 +83,7 @@ def _room(pair: Pair) -> int:
 
 def _row(pair: Pair, engine: Engine, pools: KVPool, requests: int, length: int, peaks: Peaks) -> Row:
     scene = invented(pair, engine, pools, requests, length)
-    drafter = pair.drafter and pair.drafter.config
+    drafter = pair.checkpoint and pair.checkpoint.config
     bound = round_bound(pair.target.config, drafter, engine.config, requests, length)
     us = Contender(
         OURS,

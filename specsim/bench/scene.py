@@ -10,7 +10,7 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.pair import Pair
-from specsim.core.phases import Batch, DraftInput, PrefillInput, RoundOutput, Verdict
+from specsim.core.phases import AutoregressiveInput, Batch, DraftInput, PrefillInput, RoundOutput, Verdict
 from specsim.core.pool import KVPool
 from specsim.serving.generation import load_engine
 
@@ -39,8 +39,10 @@ class Scene:
         batch = self.batch
         draft_input = self.draft_input
         for _ in range(count):
-            verdict, draft_input, batch = self.engine.advance(batch, draft_input, self.pools, reserved=True)
-            yield verdict
+            advance = self.engine.advance(batch, draft_input, self.pools, reserved=True)
+            draft_input = advance.draft_input
+            batch = advance.batch
+            yield advance.verdict
 
     def rounds(self, count: int) -> None:
         """Run `count` consecutive rounds without reading their results."""
@@ -86,7 +88,7 @@ def invented(pair: Pair, engine: Engine, pools: KVPool, requests: int, seq_len: 
     score = 0.1 if engine.config.score == "prob" else math.log(0.1)
     drafter: Any = engine.drafter
     hidden_size: int = drafter.hidden_size  # which every drafter of the fast implementation has
-    draft_input = DraftInput(
+    draft_input = AutoregressiveInput(
         topk_scores=torch.full((requests, topk), score, device=device),
         topk_index=first,
         hidden=torch.randn(requests, hidden_size, device=device, dtype=engine.dtype),

@@ -13,7 +13,7 @@ from specsim.bench.round_checks import tensors_of
 from specsim.bench.row import OURS, Check, Row
 from specsim.bench.scene import tree_of
 from specsim.core.config import SpecConfig
-from specsim.core.phases import Candidates, DraftInput, VerifyInput
+from specsim.core.phases import AutoregressiveInput, Candidates, VerifyInput
 
 TREES = (SpecConfig(4, 3, 8), SpecConfig(4, 3, 16), SpecConfig(8, 3, 32), SpecConfig(8, 6, 64))
 REQUESTS = (1, 32)
@@ -37,7 +37,7 @@ def random_candidates(requests: int, config: SpecConfig, vocab_size: int, genera
         return topk(prob * 8, config.topk)
 
     hidden_BKH = torch.zeros(requests, config.topk, 1)
-    draft_input = DraftInput(*drafts(requests), hidden_BKH[:, 0], torch.zeros(requests).int())
+    draft_input = AutoregressiveInput(torch.zeros(requests).int(), *drafts(requests), hidden_BKH[:, 0])
     lanes = start_lanes(draft_input, config)
     for _ in range(config.num_steps - 1):
         lanes = expand(lanes, *drafts(requests, config.topk), hidden_BKH, config)

@@ -42,22 +42,28 @@ def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
     return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)
 
 
-def round_columns(seq_len: int, config: SpecConfig) -> int:
-    """Count the most columns that a request of L tokens owns in its next round."""
+def round_columns(seq_len: int, config: SpecConfig, lead: int = 0) -> int:
+    """Count the most columns that a request of L tokens owns in its next round.
+
+    lead: of the drafter, columns between the prefix and its lanes.
+    """
     if config.release == "finish":
         return config.reserved_columns(seq_len)
-    return max(_lanes_end(seq_len, config), seq_len + config.num_draft_tokens)
+    return max(_lanes_end(seq_len + lead, config), seq_len + config.num_draft_tokens)
 
 
 def _lanes_end(seq_len: int, config: SpecConfig) -> int:
     return seq_len - prefix_tail(seq_len, config) + config.topk * lane_stride(seq_len, config)
 
 
-def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
-    """Reserve columns before the draft phase: for two rounds (release `finish`) or for this round's lanes (`round`)."""
+def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, lead: int = 0) -> None:
+    """Reserve columns before the draft phase: for two rounds (release `finish`) or for this round's lanes (`round`).
+
+    lead: of the drafter. Two rounds' columns, in whole pages, always hold the lanes one column further on.
+    """
     for row, length in zip(rows, seq_lens, strict=True):
         is_finish = config.release == "finish"
-        pools.reserve(row, config.reserved_columns(length) if is_finish else _lanes_end(length, config))
+        pools.reserve(row, config.reserved_columns(length) if is_finish else _lanes_end(length + lead, config))
         pools.settle(row, length)
 
 

@@ -1,11 +1,12 @@
 """The drafter protocol: everything that a round needs of a drafter."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
+from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.target import ModelConfig
 
@@ -35,22 +36,38 @@ class Drafter(Protocol):
         """Target layers whose entering hidden states the drafter reads."""
         ...
 
+    @property
+    def lead(self) -> int:
+        """Columns between a request's committed tokens and its draft lanes.
+
+        0: draft slot p holds token p+1 (EAGLE). 1: slot p holds token p (a language model of its own).
+        """
+        ...
+
+    @property
+    def runs_on_host(self) -> bool:
+        """Check whether `propose` is host code, which no graph captures."""
+        ...
+
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
         """Make the input of the first draft phase after the target's prefill of a chunk."""
         ...
 
-    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
-        """Run the draft phase, which proposes candidates for the tree below each bonus token."""
+    def propose(self, batch: Batch, draft_input: Any, pools: KVPool) -> Candidates | ExplicitCandidates:
+        """Run the draft phase, which proposes candidates for the tree below each bonus token.
+
+        draft_input: of the drafter's own type.
+        """
         ...
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         """Make the next DraftInput after verify, and rewrite the draft KV of the accepted rows."""
         ...
 
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """Compute the logits of the first drafts, [R, draft vocabulary], from the hidden states of a DraftInput."""
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        """Note that a request has ended with these tokens, its prompt_len prompt tokens first."""
         ...
 
     def idle(self) -> DraftInput:

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.target import ModelConfig
+from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -28,7 +30,7 @@ class TargetCheckpoint:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DrafterCheckpoint:
-    """An EAGLE head's shape and its tensors."""
+    """A drafter's shape and its tensors."""
 
     config: DrafterConfig
     # As stored, under the EAGLE repository's names. eagle: embed_tokens, fc [H, 2H], fc.bias where it has one,
@@ -47,20 +49,44 @@ class DrafterCheckpoint:
         return _one_line(self)
 
 
+AnyDrafter = DrafterCheckpoint | NgramConfig | SuffixConfig | TokenDrafter
+
+
+def runs_on_host(drafter: AnyDrafter | None, config: SpecConfig) -> bool:
+    """Check whether the drafter's draft phase is host code, which no graph captures."""
+    return not (config.is_plain or drafter is None or isinstance(drafter, DrafterCheckpoint))
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Pair:
     """A target and a drafter that fits it."""
 
     target: TargetCheckpoint
-    drafter: DrafterCheckpoint | None  # None: plain decoding
+    drafter: AnyDrafter | None  # None: plain decoding
     tokenizer: Any  # of the target, None where there is none
     name: str
+
+    @property
+    def checkpoint(self) -> DrafterCheckpoint | None:
+        """The drafter if it has weights, else None."""
+        return self.drafter if isinstance(self.drafter, DrafterCheckpoint) else None
+
+    @property
+    def kind(self) -> str:
+        """Kind of the drafter: `none` without one, the class name of a user's own."""
+        if self.drafter is None:
+            return "none"
+        own = self.checkpoint
+        return own.config.kind if own else getattr(self.drafter, "kind", type(self.drafter).__name__)
 
     def __repr__(self) -> str:
         return f"Pair {self.name}\n  target:  {self.target!r}\n  drafter: {self.drafter!r}"
 
     def _repr_html_(self) -> str:
-        parts = {"target": self.target.facts(), "drafter": self.drafter.facts() if self.drafter else {"kind": "none"}}
+        parts = {
+            "target": self.target.facts(),
+            "drafter": self.checkpoint.facts() if self.checkpoint else {"kind": self.kind},
+        }
         names = list(parts["target"] | parts["drafter"])
         rows = [["", *names], *([part, *(facts.get(name, "") for name in names)] for part, facts in parts.items())]
         cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)

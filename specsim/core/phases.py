@@ -21,10 +21,12 @@ from specsim.core.state import PerRequest, State
 
 __all__ = [
     "Advance",
+    "AutoregressiveInput",
     "Batch",
     "Candidates",
     "DraftExtendInput",
     "DraftInput",
+    "ExplicitCandidates",
     "PerRequest",
     "PrefillInput",
     "PrefillOutput",
@@ -83,14 +85,23 @@ class PrefillOutput(State):
 
 @dataclass(frozen=True, slots=True)
 class DraftInput(PerRequest):
-    """The state that prefill and draft-extend leave for the next draft phase."""
+    """The state that prefill and draft-extend leave for the next draft phase.
+
+    A drafter that keeps more than the root between rounds declares a type of its own.
+    """
+
+    bonus_tokens: torch.Tensor  # i32 [B], root of the next tree
+
+
+@dataclass(frozen=True, slots=True)
+class AutoregressiveInput(DraftInput):
+    """The DraftInput of a drafter that runs a decoder once in each step: its first drafts, and their origin."""
 
     # f32 [B, K], scores of the first drafts: the drafter's probability of each, or its logarithm under score `logprob`;
     # at temperature 1, or at the request's temperature if drafts are sampled
     topk_scores: torch.Tensor
     topk_index: torch.Tensor  # i64 [B, K], target ids of the first drafts
-    hidden: torch.Tensor | None  # [B, H], drafter's state that the first drafts came from, None where it has none
-    bonus_tokens: torch.Tensor  # i32 [B], root of the next tree
+    hidden: torch.Tensor  # [B, H], drafter's state that the first drafts came from
     # f32 [B, V], distribution of the first drafts by target id, 0 at temperature 0; None where verify does not read it
     draft_prob: torch.Tensor | None = None
 
@@ -102,12 +113,22 @@ class DraftInput(PerRequest):
 
         vocab_size is given where there is draft_prob.
         """
+        return cls.zeros(0, topk, hidden_size, dtype, vocab_size)
+
+    @classmethod
+    def zeros(
+        cls, size: int, topk: int, hidden_size: int, dtype: torch.dtype = torch.float32, vocab_size: int | None = None
+    ) -> Self:
+        """Make the state of `size` requests with zeros in every tensor.
+
+        vocab_size is given where there is draft_prob.
+        """
         return cls(
-            topk_scores=torch.empty(0, topk),
-            topk_index=torch.empty(0, topk, dtype=torch.int64),
-            hidden=torch.empty(0, hidden_size, dtype=dtype),
-            bonus_tokens=torch.empty(0, dtype=torch.int32),
-            draft_prob=None if vocab_size is None else torch.empty(0, vocab_size),
+            bonus_tokens=torch.zeros(size, dtype=torch.int32),
+            topk_scores=torch.zeros(size, topk),
+            topk_index=torch.zeros(size, topk, dtype=torch.int64),
+            hidden=torch.zeros(size, hidden_size, dtype=dtype),
+            draft_prob=None if vocab_size is None else torch.zeros(size, vocab_size),
         )
 
 
@@ -125,10 +146,34 @@ class Candidates(State):
 
 
 @dataclass(frozen=True, slots=True)
+class ExplicitCandidates(State):
+    """Up to M nodes for each request's tree, each with its own parent, from drafters that look tokens up.
+
+    A request may have fewer than M, or none. A parent comes before its children.
+    """
+
+    tokens: torch.Tensor  # i64 [B, M]
+    parents: torch.Tensor  # i64 [B, M], index of an earlier candidate, -1 for the root
+    scores: torch.Tensor  # f32 [B, M], higher is better; a candidate counts at most what its parent counts
+    num_alive: torch.Tensor  # i32 [B], the first num_alive entries exist
+
+    @classmethod
+    def empty(cls, size: int, num_candidates: int) -> Self:
+        """Make the candidates of `size` requests with nothing proposed."""
+        return cls(
+            tokens=torch.zeros(size, num_candidates, dtype=torch.int64),
+            parents=torch.full((size, num_candidates), -1),
+            scores=torch.zeros(size, num_candidates),
+            num_alive=torch.zeros(size, dtype=torch.int32),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyInput(State):
     """One tree for each request, ready for the target's forward.
 
-    Node 0 is the root, the last bonus token.
+    Node 0 is the root, the last bonus token. A dead node, of which a tree with fewer drafts has some at its end, has
+    token 0, parent -1, position 0, slot -1 and no links.
     """
 
     draft_tokens: torch.Tensor  # i64 [B, N]
@@ -140,7 +185,11 @@ class VerifyInput(State):
     retrieve_next_token: torch.Tensor  # i64 [B, N], node index of the first child, -1 for none
     retrieve_next_sibling: torch.Tensor  # i64 [B, N], node index of the next sibling, -1 for none
     cache_locations: torch.Tensor  # i64 [B·N], slots in the target pool, -1 at or beyond the length limit
-    candidates: Candidates | None = None  # the pool that the tree was chosen from, where there was a choice
+    # i32 [B], depth of the deepest draft: num_steps for candidates of lanes, 0 where nothing was proposed
+    proposed_depth: torch.Tensor
+    candidates: Candidates | ExplicitCandidates | None = (
+        None  # the pool that the tree was chosen from, where there was a choice
+    )
     # f32 [B, M, V], distribution of a node's children by target id, 0 at temperature 0; None where verify does not read
     # it
     draft_prob: torch.Tensor | None = None
@@ -207,6 +256,12 @@ class RoundOutput(NamedTuple):
     verify_output: VerifyOutput
     draft_input: DraftInput
 
+    def advance(self, batch: Batch) -> "Advance":
+        """Keep what a serving loop needs of this batch's round."""
+        verdict = self.verify_output.verdict
+        after = batch.after(verdict.num_accepted_tokens)
+        return Advance(verdict, self.draft_input, after, self.verify_input.proposed_depth)
+
 
 class Advance(NamedTuple):
     """The result of a round for a serving loop: its verdict and the state of the next round."""
@@ -214,3 +269,4 @@ class Advance(NamedTuple):
     verdict: Verdict
     draft_input: DraftInput
     batch: Batch
+    proposed_depth: torch.Tensor  # i32 [B], of the round's trees

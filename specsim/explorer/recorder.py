@@ -88,9 +88,7 @@ class Recorder:
 
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
         """Run a round, keep its states, and return what a serving loop needs."""
-        _, verify_output, next_draft_input = self.round(batch, draft_input, pools, reserved)
-        verdict = verify_output.verdict
-        return Advance(verdict, next_draft_input, batch.after(verdict.num_accepted_tokens))
+        return self.round(batch, draft_input, pools, reserved).advance(batch)
 
 
 def tables(pools: KVPool) -> KVPool:

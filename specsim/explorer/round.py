@@ -7,7 +7,7 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require_choice
-from specsim.core.phases import Batch, DraftInput, Verdict, VerifyInput, VerifyOutput
+from specsim.core.phases import Batch, Candidates, DraftInput, ExplicitCandidates, Verdict, VerifyInput, VerifyOutput
 from specsim.explorer.recorder import Recorded
 from specsim.serving.frames import data_frame
 
@@ -108,19 +108,15 @@ class Round:
         Columns: step (from 1), parent (row of the parent candidate, -1 for the root), token_id, text, score (the
         drafter's probability of the path, or its logarithm under score `logprob`), node (in the tree; NA: not chosen).
         """
-        from specsim.reference.selection import select
-
         row = self._row(request)
         candidates = self.verify_input.candidates
-        tokens = [] if candidates is None else candidates.tokens[row].tolist()
-        if candidates is None or not tokens:
+        if candidates is None:
             return node_table({name: [] for name in ("step", "parent", "token_id", "text", "score", "node")})
-        siblings = 1 if self.config.is_sampled else self.config.topk
-        parents = self._candidate_parents(row, len(tokens), siblings)
+        parents, chosen = self._chosen(candidates, row)
+        tokens = candidates.tokens[row, : len(parents)].tolist()
         steps: list[int] = []
         for parent in parents:
             steps.append(1 if parent < 0 else steps[parent] + 1)
-        chosen = select(candidates.scores, self.config.num_draft_tokens - 1)[row].tolist()
         nodes = {candidate: node for node, candidate in enumerate(chosen, start=1)}
         return node_table(
             {
@@ -128,18 +124,26 @@ class Round:
                 "parent": parents,
                 "token_id": tokens,
                 "text": [self.decode([token]) for token in tokens],
-                "score": candidates.scores[row].tolist(),
+                "score": candidates.scores[row, : len(parents)].tolist(),
                 "node": [nodes.get(candidate) for candidate in range(len(tokens))],
             }
         )
 
-    def _candidate_parents(self, row: int, count: int, siblings: int) -> list[int]:
-        """Parent candidate of each candidate, -1 for the root: K first drafts, then blocks of siblings."""
-        candidates = self.verify_input.candidates
-        assert candidates is not None
+    def _chosen(self, candidates: Candidates | ExplicitCandidates, row: int) -> tuple[list[int], list[int]]:
+        """Find the parent of each candidate, -1 for the root, and the candidates that became nodes."""
+        from specsim.reference.selection import select, select_explicit
+
+        count = self.config.num_draft_tokens - 1
+        if isinstance(candidates, ExplicitCandidates):
+            alive = int(candidates.num_alive[row])
+            own = candidates.parents[row, :alive].tolist()
+            return own, select_explicit(own, candidates.scores[row, :alive].tolist(), count)
         topk = self.config.topk
+        siblings = 1 if self.config.is_sampled else topk
         blocks = candidates.parent_list[row].tolist()
-        return [-1 if candidate < topk else blocks[1 + (candidate - topk) // siblings] for candidate in range(count)]
+        numbers = range(candidates.tokens.shape[1])
+        parents = [-1 if number < topk else blocks[1 + (number - topk) // siblings] for number in numbers]
+        return parents, select(candidates.scores, count)[row].tolist()
 
     def verify(self, request: int | None = None) -> "pandas.DataFrame":
         """Make a table of the tree's nodes as the target verified them, root first.

@@ -58,6 +58,7 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)  # num_accepted_tokens of each round
+    proposed: list[int] = field(default_factory=list)  # depth of each round's deepest draft
     finish_reason: str | None = None  # stop, length, abort or rejected
     stop_reason: int | str | None = None  # token id or stop string that ended it
     error: str | None = None  # reason of a rejection

@@ -17,9 +17,10 @@ class Residents:
     Slots that no admitted request uses are freed first: cached prefixes, then the sessions that finished longest ago.
     """
 
-    def __init__(self, pools: KVPool, config: SpecConfig, prefix_cache: bool) -> None:
+    def __init__(self, pools: KVPool, config: SpecConfig, prefix_cache: bool, lead: int = 0) -> None:
         self._pools = pools
         self._config = config
+        self._lead = lead  # of the drafter
         self._tree = PrefixTree(pools) if prefix_cache else None
         self._sessions: dict[int, Request] = {}
         self.evicted_pages = 0
@@ -31,7 +32,7 @@ class Residents:
         if length > most:
             return f"a prompt of {length} tokens; at most {most}, one less than max_len, can run"
         lengths = range(length, length + max(1, request.max_tokens - 1))  # at the start of a round
-        columns = max(round_columns(each, self._config) for each in lengths)
+        columns = max(round_columns(each, self._config, self._lead) for each in lengths)
         needed = self._pools.num_pages(columns) * self._pools.page_size
         if needed > self._pools.num_slots:
             size = f"{length} prompt tokens and {request.max_tokens} new ones"
@@ -45,7 +46,7 @@ class Residents:
         """
         session = None if request.continues is None else self._sessions.get(request.continues)
         pages = self._pools.pages(session.row) if session else self._match(request)
-        if not self._can_fit(residents, pages, round_columns(request.prefill_len, self._config)):
+        if not self._can_fit(residents, pages, round_columns(request.prefill_len, self._config, self._lead)):
             return False
         if session is None and not self._free_a_row():
             return False
@@ -106,13 +107,15 @@ class Residents:
 
     def least_slots(self, request: Request) -> int:
         """Count the slots that a request needs for its prefill and its next round."""
-        return self._pools.num_pages(round_columns(request.prefill_len, self._config)) * self._pools.page_size
+        return (
+            self._pools.num_pages(round_columns(request.prefill_len, self._config, self._lead)) * self._pools.page_size
+        )
 
     def _growth(self, residents: Collection[Request]) -> int:
         """Count the pages that the next round of these requests needs in addition to theirs."""
         needed = 0
         for request in residents:
-            columns = round_columns(request.prefill_len, self._config)
+            columns = round_columns(request.prefill_len, self._config, self._lead)
             needed += max(0, self._pools.num_pages(columns) - len(self._pools.pages(request.row)))
         return needed
 

@@ -1,7 +1,7 @@
 """The running batch, the calls that advance it, and the copies of their results to the host."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ class Delivery(NamedTuple):
     token_ids: list[int]  # one from a prefill, num_accepted_tokens from a round, bonus last
     logprobs: list[float]
     is_round: bool
+    proposed_depth: int = 0  # of a round: depth of the deepest draft of the tree
 
 
 class HostCopy:
@@ -78,15 +79,16 @@ class Launched:
         """Wait for the device, and return the new tokens of every request."""
         results = self.results.read()
         if self.is_round:
+            depths = results.pop("proposed_depth").tolist()
             tokens = Verdict(**results).accepted_tokens()
             logprobs = results["logprobs"].tolist()
         else:
+            depths = [0] * len(self.requests)
             tokens = results["next_tokens"][:, None].tolist()
             logprobs = results["logprobs"][:, None].tolist()
-        return [
-            Delivery(self.requests[place], tokens[place], logprobs[place][: len(tokens[place])], self.is_round)
-            for place in self.places
-        ]
+        rows = zip(self.requests, tokens, logprobs, depths, strict=True)
+        made = [Delivery(request, new, own[: len(new)], self.is_round, depth) for request, new, own, depth in rows]
+        return [made[place] for place in self.places]
 
 
 class Runner:
@@ -140,15 +142,19 @@ class Runner:
     def round(self, step: int) -> Launched:
         """Launch a round of the batch, even of an empty one."""
         batch = self._batch if self._lagging else self._with_known_lengths()
-        verdict, self._draft_input, self._batch = self._engine.advance(
-            batch, self._draft_input, self._pools, reserved=True
-        )
-        results = HostCopy({each.name: getattr(verdict, each.name) for each in fields(Verdict)})
+        advance = self._engine.advance(batch, self._draft_input, self._pools, reserved=True)
+        self._draft_input = advance.draft_input
+        self._batch = advance.batch
+        results = HostCopy(advance.verdict.tensors | {"proposed_depth": advance.proposed_depth})
         return Launched(step, tuple(self.requests), results, is_round=True, places=tuple(range(len(self.requests))))
 
     def _with_known_lengths(self) -> Batch:
         lens = torch.tensor([request.prefill_len for request in self.requests], dtype=torch.int64)
         return replace(self._batch, seq_lens=lens.to(self._engine.device))
+
+    def finish(self, request: Request) -> None:
+        """Tell the drafter that a request has ended, with its tokens."""
+        self._engine.drafter.finish(request.request_id, request.known_ids, len(request.prompt_ids))
 
     def drop(self, requests: Sequence[Request]) -> None:
         """Remove requests from the batch by index.

@@ -50,7 +50,7 @@ class Scheduler:
         check_serving(serving, config)
         self.max_len = config.length_limit
         self.pools = engine.make_pools(2 * serving.max_running, serving.num_slots)
-        self.residents = Residents(self.pools, config, serving.prefix_cache)
+        self.residents = Residents(self.pools, config, serving.prefix_cache, engine.drafter.lead)
         self.runner = Runner(engine, self.pools, lagging=serving.schedule == "overlap")
         self.trace = Trace(acceptance=str(engine.acceptance or "target"))
         self.audited_slots = 0  # over all audits
@@ -242,6 +242,7 @@ class Scheduler:
             return
         if delivery.is_round:
             request.accepted.append(len(delivery.token_ids))
+            request.proposed.append(delivery.proposed_depth)
         request.emissions.append(Emission(self.step_index, self._seconds(), kept))
         if request.row >= 0:
             self.residents.settle(request, request.prefill_len)
@@ -253,6 +254,7 @@ class Scheduler:
         request.finish_reason = reason
         self._log.events["finished"].append(Finish(request.request_id, reason))
         self._admission.remove(request)
+        self.runner.finish(request)
         previous = self._queue.previous(request)
         if previous is not None and not self._queue.is_continued(previous):
             self.residents.end_session(previous.request_id)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specsim.core.config import SamplingParams
-from specsim.core.phases import Batch, DraftExtendInput, DraftInput, Sampling, Verdict
+from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, DraftInput, Sampling, Verdict
 
 K, H, V = 2, 3, 7
 
@@ -12,7 +12,7 @@ K, H, V = 2, 3, 7
 def draft_input(*requests: int) -> DraftInput:
     """Make rows that name their request in every field."""
     ids = torch.tensor(requests, dtype=torch.int64)
-    return DraftInput(
+    return AutoregressiveInput(
         topk_scores=(ids[:, None] + torch.arange(K) / 10).float(),
         topk_index=10 * ids[:, None] + torch.arange(K),
         hidden=(100 * ids[:, None] + torch.arange(H)).float(),
@@ -74,24 +74,24 @@ def test_filter_and_merge_leave_their_arguments_alone():
 
 
 def test_empty_draft_input_is_idle_with_the_types_of_a_live_one():
-    empty = DraftInput.empty(K, H)
+    empty = AutoregressiveInput.empty(K, H)
     assert_same(empty, draft_input())
     assert empty.draft_prob is None
-    assert_same(DraftInput.empty(K, H, vocab_size=V), sampled_input())
+    assert_same(AutoregressiveInput.empty(K, H, vocab_size=V), sampled_input())
     assert empty.is_idle
     assert not draft_input(0).is_idle
 
 
 @pytest.mark.parametrize("order", ["idle first", "idle last"])
 def test_merging_an_idle_state_changes_nothing(order):
-    idle, live = DraftInput.empty(K, H), draft_input(2, 1)
+    idle, live = AutoregressiveInput.empty(K, H), draft_input(2, 1)
     assert_same(idle.merge(live) if order == "idle first" else live.merge(idle), live)
 
 
 @pytest.mark.parametrize("order", ["idle first", "idle last"])
 @pytest.mark.parametrize("hidden", [None, torch.empty(0, H)], ids=["absent", "of another type"])
 def test_idle_is_recognised_by_its_rows_whatever_its_hidden(order, hidden):
-    idle = replace(DraftInput.empty(K, H), hidden=hidden)
+    idle = replace(AutoregressiveInput.empty(K, H), hidden=hidden)
     live = replace(draft_input(2, 1), hidden=draft_input(2, 1).hidden.bfloat16())
     assert_same(idle.merge(live) if order == "idle first" else live.merge(idle), live)
 

@@ -47,7 +47,7 @@ def tree_input(parents: list[list[int]], lengths: list[int], locations: torch.Te
     return VerifyInput(
         draft_tokens=nodes, parents=nodes, scores=nodes.float(), positions=positions.flatten(),
         mask=mask, retrieve_index=nodes, retrieve_next_token=nodes, retrieve_next_sibling=nodes,
-        cache_locations=locations,
+        cache_locations=locations, proposed_depth=torch.zeros(len(parents), dtype=torch.int32),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specsim.core.phases import DraftInput
+from specsim.core.phases import AutoregressiveInput
 from specsim.fast.runtime.buffers import Buffers, GuardError
 
 
@@ -56,7 +56,9 @@ def test_a_block_is_copied_whole_and_cut_to_its_requests(size):
 
 
 def test_buffers_like_a_state_copy_it_to_their_own_memory():
-    state = DraftInput(torch.rand(3, 2), torch.ones(3, 2, dtype=torch.int64), None, torch.arange(3, dtype=torch.int32))
+    state = AutoregressiveInput(
+        torch.arange(3, dtype=torch.int32), torch.rand(3, 2), torch.ones(3, 2, dtype=torch.int64), torch.rand(3, 4)
+    )
     static = Buffers(torch.device("cpu")).like("draft_input", state)
     assert static.hidden is None
     for name in ("topk_scores", "topk_index", "bonus_tokens"):

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, DraftInput, State, VerifyInput
+from specsim.core.phases import AutoregressiveInput, Batch, DraftInput, State, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast.frame import Frame
+from specsim.fast.lanes import Lanes
 from specsim.fast.runtime.padding import RoundShape
 from specsim.fast.runtime.states import load, unload
 
@@ -19,7 +20,9 @@ VOCAB, HIDDEN, FEATURES = 7, 6, 12
 
 def make_frame(bucket, config=CONFIG) -> Frame:
     pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 64, torch.float32), None, config.page_size, 4, 64)
-    return Frame.of(RoundShape(bucket, config, VOCAB, HIDDEN, FEATURES, torch.float32), pools)
+    draft_input = AutoregressiveInput.zeros(bucket, config.topk, HIDDEN)
+    lanes = Lanes.padded(bucket, HIDDEN, config, torch.float32, VOCAB)
+    return Frame.of(RoundShape(bucket, config, VOCAB, FEATURES, torch.float32), pools, draft_input, lanes)
 
 
 def tensors(state: State) -> dict[str, torch.Tensor]:
@@ -56,6 +59,7 @@ def make_verify_input(size: int) -> VerifyInput:
         positions=numbers + 2, mask=torch.ones(size, n, n, dtype=torch.bool).tril(),
         retrieve_index=numbers.view(-1, n) + 3, retrieve_next_token=numbers.view(-1, n) + 4,
         retrieve_next_sibling=numbers.view(-1, n) + 5, cache_locations=numbers + 6,
+        proposed_depth=torch.arange(size, dtype=torch.int32),
     )  # fmt: skip
 
 
@@ -98,7 +102,7 @@ def test_a_loaded_state_is_unloaded_unchanged(size):
 
 def make_draft_input(size: int, first: int = 0) -> DraftInput:
     numbers = torch.arange(first, first + size)
-    return DraftInput(
+    return AutoregressiveInput(
         topk_scores=numbers[:, None].repeat(1, 2) / 64,
         topk_index=numbers[:, None].repeat(1, 2) + 1,
         hidden=numbers[:, None].repeat(1, HIDDEN).float(),

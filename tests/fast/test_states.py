@@ -15,7 +15,7 @@ WIDTH = CONFIG.num_steps + 1
 
 
 def make_static() -> DraftExtendInput:
-    shape = RoundShape(4, CONFIG, vocab_size=7, hidden_size=6, num_features=FEATURES, dtype=torch.float32)
+    shape = RoundShape(4, CONFIG, vocab_size=7, num_features=FEATURES, dtype=torch.float32)
     return Buffers(torch.device("cpu")).like("extend_input", padded_extend_input(shape))
 
 

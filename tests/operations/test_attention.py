@@ -196,7 +196,7 @@ def tree_input(parents: list[list[int]], lengths: list[int], locations: torch.Te
     return VerifyInput(
         draft_tokens=nodes, parents=nodes, scores=nodes.float(), positions=positions.flatten(),
         mask=torch.tensor(mask), retrieve_index=nodes, retrieve_next_token=nodes, retrieve_next_sibling=nodes,
-        cache_locations=locations,
+        cache_locations=locations, proposed_depth=torch.zeros(len(parents), dtype=torch.int32),
     )  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def test_no_requests_make_empty_metadata(shuffled_pools):
     empty_tree = VerifyInput(
         draft_tokens=none.view(0, 7), parents=none.view(0, 7), scores=torch.empty(0, 7), positions=none,
         mask=torch.empty(0, 7, 7, dtype=torch.bool), retrieve_index=none.view(0, 7), cache_locations=none,
-        retrieve_next_token=none.view(0, 7), retrieve_next_sibling=none.view(0, 7),
+        retrieve_next_token=none.view(0, 7), retrieve_next_sibling=none.view(0, 7), proposed_depth=none.int(),
     )  # fmt: skip
     for metadata in (
         causal_metadata(none, none, torch.zeros(1, dtype=torch.int64), none, pools),

@@ -503,7 +503,7 @@ def test_no_requests_pass_through_the_draft_phases(kind):
 
 
 def test_no_drafter_hands_on_the_root_and_proposes_nothing():
-    drafter, batch = NoDrafter(torch.float32), make_batch([0, 1], [4, 5], [4, 5])
+    drafter, batch = NoDrafter(), make_batch([0, 1], [4, 5], [4, 5])
     draft_input = drafter.seed(batch, None, torch.tensor([7, 8], dtype=torch.int32), None, None)
     candidates = drafter.propose(batch, draft_input, None)
     assert draft_input.bonus_tokens.tolist() == [7, 8]

@@ -13,7 +13,7 @@ from scipy.stats import chi2
 
 from specsim.core.columns import own_lanes
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, Candidates, DraftInput, VerifyInput
+from specsim.core.phases import AutoregressiveInput, Batch, Candidates, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast.drafting import expand as expand_fast_lanes
 from specsim.fast.lanes import start_lanes as start_fast_lanes
@@ -103,7 +103,7 @@ def propose(models: list[Callable], config: SpecConfig, d2t: torch.Tensor | None
     hidden = head.start()
     drafts = draft_topk(head.logits(hidden), config.topk, d2t, score=config.score)
     bonus = torch.full((batch.size,), BONUS, dtype=torch.int32)
-    candidates = drafter.propose(batch, DraftInput(*drafts, hidden, bonus), pools)
+    candidates = drafter.propose(batch, AutoregressiveInput(bonus, *drafts, hidden), pools)
     return candidates, head, tree_of(candidates, batch, config)
 
 
@@ -312,7 +312,7 @@ def test_parent_list_counts_the_candidates_before(k):
     config = SpecConfig(k, num_steps, num_steps + 1)
     ids = torch.zeros(1, k, k, dtype=torch.int64)
     hidden = torch.zeros(1, k, 1)
-    lanes = start_lanes(DraftInput(torch.ones(1, k), ids[:, 0], hidden[:, 0], torch.zeros(1)), config)
+    lanes = start_lanes(AutoregressiveInput(torch.zeros(1), torch.ones(1, k), ids[:, 0], hidden[:, 0]), config)
     parents = [-1, *range(k)]
     for step in range(1, num_steps):
         assert lanes.candidates.parent_list.tolist() == [parents]
@@ -354,7 +354,7 @@ def propose_fast(models: list[Callable], config: SpecConfig, d2t: torch.Tensor |
 
     hidden = head.start()
     bonus = torch.full((size,), BONUS, dtype=torch.int32)
-    lanes = start_fast_lanes(DraftInput(*drafts(hidden), hidden.to(DEVICE), bonus.to(DEVICE)), config)
+    lanes = start_fast_lanes(AutoregressiveInput(bonus.to(DEVICE), *drafts(hidden), hidden.to(DEVICE)), config)
     for _ in range(config.num_steps - 1):
         hidden_RH = head.forward(lanes.tokens.flatten().cpu(), lanes.hidden.flatten(0, 1).cpu(), None, None)
         results = *drafts(hidden_RH), hidden_RH.to(DEVICE)

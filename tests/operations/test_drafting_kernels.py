@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.config import SpecConfig
-from specsim.core.phases import Candidates, DraftInput
+from specsim.core.phases import AutoregressiveInput, Candidates, DraftInput
 from specsim.fast import drafting as fast
 from specsim.fast import lanes as fast_lanes
 from specsim.fast.selection import select
@@ -39,7 +39,7 @@ def scripted(batch_size: int, config: SpecConfig, hidden_size: int, tied: bool):
         return prob if config.score == "prob" else prob.log()
 
     count = 1 if config.is_sampled else k
-    first = DraftInput(
+    first = AutoregressiveInput(
         topk_scores=scores(batch_size, k),
         topk_index=torch.randint(0, 99, (batch_size, k)),
         hidden=torch.randn(batch_size, hidden_size),

@@ -109,7 +109,7 @@ def test_an_idle_batch_passes_through_every_phase(config):
     _, output, after_round = engine.round(batch.filter(none), idle, pools)
     assert output.verdict.accepted_tokens() == []
     assert (draft_input.draft_prob is not None) == config.has_draft_prob
-    for field in fields(DraftInput):
+    for field in fields(draft_input):
         expected, found, live = (getattr(state, field.name) for state in (idle, after_round, draft_input))
         if live is None:
             assert expected is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.phases import DraftInput
+from specsim.core.phases import AutoregressiveInput, DraftInput
 from specsim.fast import lanes as fast
 from specsim.reference import lanes as reference
 
@@ -14,7 +14,7 @@ both = pytest.mark.parametrize("implementation", [reference, fast], ids=["refere
 def draft_input(hidden: torch.Tensor | None, draft_prob: torch.Tensor | None = None) -> DraftInput:
     scores = torch.tensor([[0.5, 0.25], [1.0, 0.0]])
     ids = torch.tensor([[7, 3], [2, 9]])
-    return DraftInput(scores, ids, hidden, torch.zeros(2, dtype=torch.int32), draft_prob)
+    return AutoregressiveInput(torch.zeros(2, dtype=torch.int32), scores, ids, hidden, draft_prob)
 
 
 @both
@@ -31,12 +31,6 @@ def test_lanes_begin_with_the_roots_children(implementation: ModuleType, num_ste
     assert lanes.candidates.tokens[:, :2].tolist() == [[7, 3], [2, 9]]
     assert lanes.candidates.parent_list[:, : len(parents)].tolist() == [parents] * 2
     assert torch.equal(lanes.candidates.scores[:, :2], given.topk_scores)
-
-
-@both
-def test_lanes_need_the_drafters_hidden_state(implementation: ModuleType):
-    with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
-        implementation.start_lanes(draft_input(None), SpecConfig(2, 3, 3))
 
 
 def test_fast_lanes_keep_the_distribution_of_the_roots_children(device):

@@ -218,7 +218,7 @@ def verify_input_of(trees: list[list[int]], lengths: list[int], num_steps: int):
     return VerifyInput(
         draft_tokens=tokens % 8, parents=parents, scores=none, positions=positions.flatten(), mask=none,
         retrieve_index=none, retrieve_next_token=next_token, retrieve_next_sibling=next_sibling, cache_locations=none,
-        candidates=None,
+        proposed_depth=torch.zeros(len(trees), dtype=torch.int32), candidates=None,
     )  # fmt: skip
 
 

@@ -189,7 +189,7 @@ def tree_input(served: Served, trees: list[list[int]], lengths: list[int]) -> Ve
         draft_tokens=torch.tensor(trees), parents=torch.tensor(PARENTS), scores=unused,
         positions=(torch.tensor(lengths)[:, None] + torch.tensor(depths)).flatten(), mask=torch.tensor(mask),
         retrieve_index=unused, retrieve_next_token=unused, retrieve_next_sibling=unused,
-        cache_locations=torch.cat(columns),
+        cache_locations=torch.cat(columns), proposed_depth=torch.zeros(3, dtype=torch.int32),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.config import SpecConfig
-from specsim.core.phases import Candidates, DraftInput, VerifyInput
+from specsim.core.phases import AutoregressiveInput, Candidates, VerifyInput
 from specsim.fast import tree as fast
 from specsim.fast import tree_links, tree_parents
 from specsim.reference.drafting import expand
@@ -201,7 +201,7 @@ def drafted(size: int, config: SpecConfig, tied: bool = False) -> Candidates:
         prob = torch.randint(0, 5, shape) / 4 if tied else torch.rand(shape)
         return prob if config.score == "prob" else prob.log(), torch.randint(0, 10**6, shape)
 
-    lanes = start_lanes(DraftInput(*drafts(size, k), hidden[:, 0], torch.zeros(size)), config)
+    lanes = start_lanes(AutoregressiveInput(torch.zeros(size), *drafts(size, k), hidden[:, 0]), config)
     for _ in range(config.num_steps - 1):
         lanes = expand(lanes, *drafts(size, k, k), hidden, config)
     return lanes.candidates

@@ -176,6 +176,7 @@ def verify_input_of(tree: Tree, size: int) -> VerifyInput:
         positions=torch.zeros(size * num_nodes, dtype=torch.int64), mask=visibility(tree.parents).expand(size, -1, -1),
         retrieve_index=torch.arange(size * num_nodes).view(size, num_nodes), retrieve_next_token=next_token,
         retrieve_next_sibling=next_sibling, cache_locations=torch.zeros(size * num_nodes, dtype=torch.int64),
+        proposed_depth=torch.zeros(size, dtype=torch.int32),
     )  # fmt: skip
 
 

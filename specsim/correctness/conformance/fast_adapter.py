@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput, Verdict
+from specsim.core.phases import AutoregressiveInput, Batch, Candidates, PrefillInput, Verdict
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.correctness.conformance.fast_verifiers import (
     Trees,
@@ -46,12 +46,12 @@ def select_top_k_tokens(
     config = SpecConfig(topk, 3, 4 if topk == 1 else 2, page_size=1)
     bonus = torch.zeros(batch, dtype=torch.int32, device=topk_p.device)
     if scores is None:
-        lanes = start_lanes(DraftInput(topk_p, topk_index, hidden_states, bonus), config)
+        lanes = start_lanes(AutoregressiveInput(bonus, topk_p, topk_index, hidden_states), config)
         made = lanes.candidates
         tree = made.scores[:, None, :topk].clone(), made.tokens[:, :topk].clone(), made.parent_list[:, : 1 + topk]
         return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), made.scores[:, :topk].clone(), tree
     first_index = torch.zeros_like(scores, dtype=torch.int64)
-    lanes = start_lanes(DraftInput(scores, first_index, hidden_states[::topk].contiguous(), bonus), config)
+    lanes = start_lanes(AutoregressiveInput(bonus, scores, first_index, hidden_states[::topk].contiguous()), config)
     made = lanes.candidates
     shape = batch, topk, topk
     hidden_BKH = hidden_states.view(batch, topk, hidden_states.shape[1])

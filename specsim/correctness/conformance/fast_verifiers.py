@@ -132,6 +132,7 @@ def verify_input(trees: Trees, draft_prob_BMV: Tensor | None = None) -> VerifyIn
         retrieve_next_token=next_token,
         retrieve_next_sibling=next_sibling,
         cache_locations=unread,
+        proposed_depth=unread,
         draft_prob=draft_prob_BMV,
     )
 

@@ -1,8 +1,10 @@
 """Comparison of the draft phase: the candidates of every level, and the tree selected from them."""
 
+from dataclasses import replace
+
 import torch
 
-from specsim.core.phases import Candidates, VerifyInput
+from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.correctness.differential.budget import log_prob_budget
 from specsim.correctness.differential.comparison import Mismatch, Trio, WithinRoundingError, present
 from specsim.correctness.differential.draft_input import first_draft_logits
@@ -43,8 +45,13 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
     """
     config = request.config
     check = request.check
+    if isinstance(request.states.reference.candidates, ExplicitCandidates):
+        _compare_explicit(request)
+        return
+    if config.is_plain:
+        return
     first = request.of(request.step.entered)
-    if config.is_sampled and not config.is_plain:
+    if config.is_sampled:
         compare_lanes(request, first_draft_logits(first))
         return
     found = candidates(request)
@@ -62,6 +69,18 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
             _compare_children(found, step, logits)
         noise += log_prob_budget(*logits, check.eps)
         _compare_scores(found, step, noise)
+
+
+def _compare_explicit(request: ComparedRequest[VerifyInput]) -> None:
+    """Require the same candidates, bit for bit: they follow from token ids alone."""
+    found = request.of(request.states.map(lambda tree: present("candidates", tree.candidates)))
+    alive = found.field("num_alive")
+    request.check.same("candidates.num_alive", alive.reference, alive.fast)
+    for name in ("tokens", "parents", "scores"):
+        values = found.field(name).map(lambda entries: entries[: int(alive.reference)])
+        request.check.same(f"candidates.{name}", values.reference, values.fast)
+    request.check.tally.coverage["drafts"] += int(alive.reference)
+    request.check.tally.coverage["rounds without drafts"] += int(alive.reference) == 0
 
 
 def _level(found: ComparedRequest[Candidates], index: int) -> slice:
@@ -133,9 +152,9 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
     from specsim.reference.tree_parents import MalformedTree
 
     fast = request.states.fast
-    own = candidates(request).states.fast
+    own = present("candidates", fast.candidates)
     one = slice(request.index, request.index + 1)
-    chosen_from = Candidates(*(getattr(own, name)[one] for name in ("tokens", "scores", "parent_list")))
+    chosen_from = replace(own, **{name: value[one] for name, value in own.tensors.items()})
     slots = request.slots(request.length + torch.arange(request.config.num_draft_tokens))
     root = request.states.reference.draft_tokens[one, 0]
     try:
@@ -151,6 +170,8 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
 
 def _compare_selection(request: ComparedRequest[VerifyInput]) -> None:
     """Count the selected tree as a choice; each is right by its implementation's own scores."""
+    if isinstance(request.states.reference.candidates, ExplicitCandidates):
+        return
     exact = candidates(request).field("scores").exact
     request.check.tally.coverage["ties"] += _ties_at_an_edge(exact, request.config.num_draft_tokens - 1)
     i = request.index

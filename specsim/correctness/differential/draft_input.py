@@ -6,7 +6,7 @@ import torch
 
 from specsim.core.engine import Engine
 from specsim.core.grammar import allowed_first
-from specsim.core.phases import DraftExtendInput, DraftInput, PrefillOutput
+from specsim.core.phases import AutoregressiveInput, DraftExtendInput, DraftInput, PrefillOutput
 from specsim.correctness.differential.budget import budget
 from specsim.correctness.differential.comparison import present
 from specsim.correctness.differential.distribution import RowDistribution, rounding
@@ -39,9 +39,9 @@ def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefi
     check = request.check
     bonus_tokens = request.field("bonus_tokens").fast
     check.same(f"{prefix}bonus_tokens", torch.tensor(bonus, dtype=torch.int32), bonus_tokens)
-    topk_index = request.field("topk_index")
-    if not len(topk_index.fast):
+    if not isinstance(request.states.reference, AutoregressiveInput):
         return
+    topk_index = request.field("topk_index")
     check.close(f"{prefix}hidden", request.field("hidden").map(lambda hidden: present("hidden", hidden)))
     logits = first_draft_logits(request)
     name = f"{prefix}topk_index"
@@ -54,7 +54,7 @@ def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefi
     check.within(f"{prefix}topk_scores", scores.exact, scores.fast, logits.log_noise(request))
 
 
-def first_draft_logits(request: ComparedRequest[DraftInput]) -> Logits:
+def first_draft_logits(request: ComparedRequest[Any]) -> Logits:
     """Compute the logits [1, draft V] of a request's first drafts."""
     pairs = zip(request.step.implementations[:2], request.field("hidden")[:2], strict=True)
     return Logits(*(each.engine.drafter.logits(present("hidden", hidden)[None]) for each, hidden in pairs))

@@ -73,13 +73,15 @@ def _changed(pair: Pair, change: Callable[[str, torch.Tensor], torch.Tensor]) ->
         return {name: change(name, tensor) for name, tensor in each.tensors.items()}
 
     target = replace(pair.target, tensors=tensors(pair.target))
-    return replace(pair, target=target, drafter=pair.drafter and replace(pair.drafter, tensors=tensors(pair.drafter)))
+    return replace(
+        pair, target=target, drafter=replace(own, tensors=tensors(own)) if (own := pair.checkpoint) else pair.drafter
+    )
 
 
 def draft_ids(pair: Pair) -> torch.Tensor:
     """Make the table of draft ids by target id, i64 [V], -1 for a token that the drafter cannot propose."""
     vocab_size = pair.target.config.vocab_size
-    d2t = pair.drafter and pair.drafter.tensors.get("d2t")
+    d2t = pair.checkpoint and pair.checkpoint.tensors.get("d2t")
     if d2t is None:
         return torch.arange(vocab_size)
     ids = torch.arange(len(d2t))

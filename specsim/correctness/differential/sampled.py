@@ -110,7 +110,13 @@ def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: Logits) -
 
 def candidates(request: ComparedRequest[VerifyInput]) -> ComparedRequest[Candidates]:
     """Give the request with the candidates that its tree was selected from."""
-    return request.of(request.states.map(lambda tree: present("candidates", tree.candidates)))
+    return request.of(request.states.map(lambda tree: _lanes_of(tree)))
+
+
+def _lanes_of(tree: VerifyInput) -> Candidates:
+    if not isinstance(tree.candidates, Candidates):
+        raise Mismatch("candidates (type)", "Candidates", type(tree.candidates).__name__)
+    return tree.candidates
 
 
 def lane_logits(found: ComparedRequest[Candidates], step: int) -> Logits:

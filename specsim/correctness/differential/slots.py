@@ -78,13 +78,15 @@ def lane_slots(step: Step) -> list[torch.Tensor]:
     if step.pools.reference.draft is None:
         return []
     config = step.config
+    lead = step.implementations.reference.engine.drafter.lead
     books = deepcopy(step.tables_before)
-    own_lanes(books, step.batch.req_pool_indices.tolist(), step.batch.seq_lens.tolist(), config)
+    own_lanes(books, step.batch.req_pool_indices.tolist(), step.batch.seq_lens.tolist(), config, lead)
     slots = []
     for row, length in step.batch.rows_and_lens:
-        steps = max(0, min(config.num_steps - 1, config.length_limit - length))
-        lanes = lane_columns(length, config)[:, :steps]
-        tails = tail_columns(length, config)[1:]
+        first = length + lead
+        steps = max(0, min(config.num_steps - 1, config.length_limit - first))
+        lanes = lane_columns(first, config)[:, :steps]
+        tails = tail_columns(first, config)[1:]
         slots.append(books.slots(row, torch.cat([lanes.flatten(), tails.flatten()])))
     return slots
 

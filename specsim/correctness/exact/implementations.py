@@ -125,6 +125,7 @@ def _verify_input(draws: Sequence[Draw], config: SpecConfig) -> VerifyInput:
         retrieve_next_token=next_token_BN,
         retrieve_next_sibling=next_sibling_BN,
         cache_locations=index_BN.flatten(),
+        proposed_depth=depths_N.max().int().repeat(size),
         draft_prob=draft_prob,
     )
 

@@ -48,9 +48,10 @@ class NotingEngine:
 
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
         """Run a round as the engine's own advance does."""
-        if len(draft_input.topk_index) != batch.size:
-            raise Misfit(f"{len(draft_input.topk_index)} rows for a batch of {batch.size}")
-        tree, verified, following = self.engine.round(batch, draft_input, pools, reserved)
+        if len(draft_input.bonus_tokens) != batch.size:
+            raise Misfit(f"{len(draft_input.bonus_tokens)} rows for a batch of {batch.size}")
+        output = self.engine.round(batch, draft_input, pools, reserved)
+        tree, verified, _ = output
         verdict = verified.verdict
         counts = verdict.num_accepted_tokens
         for place, (request_id, num_rounds) in enumerate(
@@ -67,7 +68,7 @@ class NotingEngine:
                 "target KV": pools.target.keys[:, slots].clone(),
                 **({} if pools.draft is None else {"draft KV": pools.draft.keys[:, slots].clone()}),
             }  # fmt: skip
-        return Advance(verdict, following, batch.after(counts))
+        return output.advance(batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ def _drawn(impl: str, count: int, params: SamplingParams, config: SpecConfig, de
         retrieve_next_token=table(first),
         retrieve_next_sibling=table(sibling),
         cache_locations=torch.zeros(count * num_nodes, dtype=torch.int64),
+        proposed_depth=depths.max().int().repeat(count),
         draft_prob=draft_prob,
     )
     verify = import_module(f"specsim.{impl}.verify").verify

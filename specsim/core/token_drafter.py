@@ -1,0 +1,95 @@
+"""Drafters that read token ids only: their protocol, and the settings of n-gram and suffix drafters."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
+
+from specsim.core.errors import InputError, require_choice, require_int, require_number, require_type
+
+Order = Literal["recency", "probability"]
+_MOST = sys.float_info.max
+
+
+class TreeLimits(NamedTuple):
+    """Limits of one request's tree."""
+
+    max_depth: int  # drafts on one path, S
+    max_nodes: int  # drafts in the tree, N - 1
+    topk: int  # children of one node; 1: a chain
+
+
+class Proposal(NamedTuple):
+    """Candidates below the root, parents before their children.
+
+    An empty proposal is legal: the round is then a plain step. Siblings have distinct tokens.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int]  # index of an earlier candidate, -1 for the root
+    scores: Sequence[float]  # higher is better; a child counts at most its parent's
+
+
+class TokenDrafter(Protocol):
+    """A drafter without weights and KV, which sees the token ids of each request."""
+
+    def propose(self, request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
+        """Propose what follows the tokens, prompt and output so far, whose last one is the root."""
+        ...
+
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        """Receive a request's tokens at its end, so that its state can be dropped."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NgramConfig:
+    """Settings of the n-gram drafter: prompt lookup for a chain, a trie for a tree.
+
+    Sources: n-gram proposer of vLLM; n-gram trie of SGLang.
+    """
+
+    kind: ClassVar[str] = "ngram"
+    min_ngram: int = 1  # shortest sequence of last tokens that is looked up
+    max_ngram: int = 4  # longest one
+    # What follows is for trees only.
+    trie_depth: int = 18  # tokens of the longest path of the trie, a matched n-gram included
+    # Which continuations come first. `recency`: breadth first, from the last seen one; `probability`: the largest
+    # product of relative counts.
+    order: Order = "recency"
+    min_breadth: int = 1  # children of a node below the longest n-gram under `recency`; shorter ones have up to topk
+
+    def __post_init__(self) -> None:
+        require_int("min_ngram", self.min_ngram)
+        require_int("max_ngram", self.max_ngram)
+        if self.min_ngram > self.max_ngram:
+            raise InputError("min_ngram", self.min_ngram, f"at most max_ngram, {self.max_ngram}")
+        require_choice("order", self.order, get_args(Order))
+        require_int("min_breadth", self.min_breadth)
+        require_int("trie_depth", self.trie_depth)
+        if self.trie_depth <= self.max_ngram:
+            raise InputError("trie_depth", self.trie_depth, f"more than max_ngram, {self.max_ngram}")
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixConfig:
+    """Settings of the suffix drafter.
+
+    Source: SuffixDecoding (arXiv 2411.04975) as in ArcticInference, with the defaults of vLLM.
+    """
+
+    kind: ClassVar[str] = "suffix"
+    max_depth: int = 24  # tokens of the longest path of a suffix tree, the matched ones included
+    factor: float = 1.0  # m matched tokens allow floor(m · factor + offset) drafts
+    offset: float = 0.0
+    min_prob: float = 0.1  # least estimated probability of a draft
+    shared: bool = True  # a second tree holds the outputs of finished requests
+    max_cached_requests: int = 10_000  # outputs in the shared tree; the oldest one leaves first
+
+    def __post_init__(self) -> None:
+        require_int("max_depth", self.max_depth, 2)
+        require_number("factor", self.factor, 0, _MOST, "a finite number of at least 0")
+        require_number("offset", self.offset, -_MOST, _MOST, "a finite number")
+        require_number("min_prob", self.min_prob, 0, 1, "a number from 0 to 1")
+        require_type("shared", self.shared, bool, "True or False")
+        require_int("max_cached_requests", self.max_cached_requests)
