@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
+from specsim.core.errors import require, require_choice
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.target import ModelConfig
@@ -13,14 +14,24 @@ from specsim.core.target import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """Shape of a drafter."""
+    """Shape of a drafter with weights."""
 
     kind: str
-    model: ModelConfig  # of its own layers
+    model: ModelConfig  # of its own layers; mtp: of all modules, each of one layer
     draft_vocab_size: int  # of its head
     target_hidden_size: int  # width of one target feature
     feature_layers: tuple[int, ...] = ()  # target layers whose *entering* hidden it reads; (): what the head reads
     norm_before_residual: bool = False  # the residual of an EAGLE-3 layer is taken after hidden_norm
+    norm_before_fc: bool = False  # an EAGLE-3.1 head norms the concatenated features, as one vector, before fc
+    fc_norm: bool = False  # an EAGLE-3.1 head norms every feature by itself before they are concatenated for fc
+    norm_output: bool = False  # an EAGLE-3.1 head hands on its hidden state after the final norm, not before it
+    num_modules: int = 1  # of mtp; 1: one module makes all drafts
+    hidden_chain: bool = True  # mtp module k reads the hidden state of module k-1; False: all read the target's
+    position: Literal["last", "next"] = "last"  # of every step of frozen-kv: L-1, or L
+
+    def __post_init__(self) -> None:
+        require(self.num_modules >= 1, "num_modules", self.num_modules, "at least 1")
+        require_choice("position", self.position, ("last", "next"))
 
 
 class Drafter(Protocol):

@@ -105,7 +105,7 @@ def _eagle3(
     config = DrafterConfig("eagle3", model, len(chosen), hidden, feature_layers)
     layout, _ = drafter_layout(config)
     fused = hidden * len(feature_layers)
-    tensors = _random({**layout, "fc.weight": (hidden, fused)}, noise, generator)
+    tensors = _random(layout, noise, generator)
     tensors["fc.weight"] *= fused**-0.5 / noise if noise else 0
     tensors["lm_head.weight"] = target.tensors["lm_head.weight"][chosen]
     tensors["d2t"] = chosen - torch.arange(len(chosen))

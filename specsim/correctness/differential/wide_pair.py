@@ -171,7 +171,7 @@ def _eagle3(model: ModelConfig, target: TargetCheckpoint, generator: torch.Gener
     feature_layers = tuple(range(target.config.num_layers))[-3:]
     config = DrafterConfig("eagle3", model, len(chosen), hidden, feature_layers, norm_before_residual=True)
     layout, _ = drafter_layout(config)
-    tensors = _random({**layout, "fc.weight": (hidden, hidden * len(feature_layers))}, generator)
+    tensors = _random(layout, generator)
     tensors["lm_head.weight"] = target.tensors["lm_head.weight"][chosen]
     tensors["d2t"] = chosen - torch.arange(len(chosen))
     tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, chosen, True)

@@ -1,4 +1,8 @@
-"""Key and shape of every tensor of a checkpoint, named as by Hugging Face or, for heads, the EAGLE repository."""
+"""Key and shape of every tensor of a checkpoint, under the names that the engines read.
+
+Targets and standalone drafters have Hugging Face's names, EAGLE heads those of the EAGLE repository, MTP modules those
+of DeepSeek-V3 under `modules.k`, and drafters on the target's KV those of Gemma 4's assistants.
+"""
 
 from typing import NamedTuple
 
@@ -6,10 +10,11 @@ from specsim.core.drafter import DrafterConfig
 from specsim.core.target import ModelConfig
 
 Layout = dict[str, tuple[int, ...]]
+_QUERY = ("q_proj", "q_norm", "o_proj")  # parts of an attention without keys and values
 
 
 class DrafterLayout(NamedTuple):
-    """Required and optional tensors of an EAGLE head."""
+    """Required and optional tensors of a drafter."""
 
     required: Layout
     optional: Layout
@@ -27,12 +32,13 @@ def target_layout(config: ModelConfig) -> Layout:
 
 
 def drafter_layout(config: DrafterConfig) -> DrafterLayout:
-    """List the tensors of an EAGLE head."""
-    return _eagle3_layout(config) if config.kind == "eagle3" else _eagle_layout(config.model)
+    """List the tensors of a drafter of any kind."""
+    return _LAYOUTS[config.kind](config)
 
 
-def _eagle_layout(model: ModelConfig) -> DrafterLayout:
+def _eagle_layout(config: DrafterConfig) -> DrafterLayout:
     """List EAGLE-1/2's tensors: fc of embedding and feature, then Llama layers, the first without input norm."""
+    model = config.model
     width = model.hidden_size
     layout: Layout = {"embed_tokens.weight": (model.vocab_size, width), "fc.weight": (width, 2 * width)}
     for index in range(model.num_layers):
@@ -43,15 +49,21 @@ def _eagle_layout(model: ModelConfig) -> DrafterLayout:
 
 
 def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
-    """List EAGLE-3's tensors: fc of three target features, one layer, a head.
+    """List EAGLE-3's tensors: fc of target features, one layer, a head, and the norms of EAGLE-3.1 before fc.
 
     The layer's attention reads embedding and feature together.
     """
     model = config.model
     width = model.hidden_size
     draft_vocab_size = config.draft_vocab_size
-    layout: Layout = {"fc.weight": (width, 3 * config.target_hidden_size), "norm.weight": (width,)}
+    num_features = len(config.feature_layers)
+    fused = num_features * config.target_hidden_size
+    layout: Layout = {"fc.weight": (width, fused), "norm.weight": (width,)}
     layout["lm_head.weight"] = (draft_vocab_size, width)
+    if config.norm_before_fc:
+        layout["input_norm.weight"] = (fused,)
+    if config.fc_norm:
+        layout |= {f"fc_norm.{index}.weight": (config.target_hidden_size,) for index in range(num_features)}
     layout |= _norms("midlayer", model, "hidden_norm", "input_layernorm", "post_attention_layernorm")
     layout |= _attention("midlayer", model, 2 * width) | _mlp("midlayer", model)
     embedding: Layout = {"embed_tokens.weight": (model.vocab_size, width)}
@@ -61,6 +73,55 @@ def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
     has_vocabulary = draft_vocab_size != model.vocab_size
     required = layout | (embedding if has_embedding else {}) | (d2t if has_vocabulary else {})
     return DrafterLayout(required, embedding | d2t | t2d)
+
+
+def _mtp_layout(config: DrafterConfig) -> DrafterLayout:
+    """List the tensors of MTP modules, whose eh_proj reads the normed embedding and the normed hidden state.
+
+    Embedding and head are the target's.
+    """
+    model = config.model
+    width = model.hidden_size
+    layout: Layout = {}
+    for index in range(config.num_modules):
+        module = f"modules.{index}"
+        layout |= _norms(module, model, "enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "norm")
+        layout[f"{module}.eh_proj.weight"] = (width, 2 * width)
+        layout |= _attention(module, model, width) | _mlp(module, model)
+    return DrafterLayout(layout, {})
+
+
+def _frozen_kv_layout(config: DrafterConfig) -> DrafterLayout:
+    """List the tensors of a drafter whose layers have queries only, as keys and values are the target's.
+
+    pre_projection reads the target's embedding and hidden state, post_projection makes a hidden state of that width.
+    """
+    model = config.model
+    width = model.hidden_size
+    target_width = config.target_hidden_size
+    layout: Layout = {"pre_projection.weight": (width, 2 * target_width), "norm.weight": (width,)}
+    layout |= {"post_projection.weight": (target_width, width), "lm_head.weight": (config.draft_vocab_size, width)}
+    for index in range(model.num_layers):
+        layer = f"layers.{index}"
+        layout |= _norms(layer, model, "input_layernorm", "post_attention_layernorm")
+        attention = _attention(layer, model, width)
+        layout |= {name: shape for name, shape in attention.items() if name.split(".")[-2] in _QUERY}
+        layout |= _mlp(layer, model)
+    return DrafterLayout(layout, {})
+
+
+def _standalone_layout(config: DrafterConfig) -> DrafterLayout:
+    """List the tensors of a whole language model, as of a target."""
+    return DrafterLayout(target_layout(config.model), {})
+
+
+_LAYOUTS = {
+    "eagle": _eagle_layout,
+    "eagle3": _eagle3_layout,
+    "mtp": _mtp_layout,
+    "frozen-kv": _frozen_kv_layout,
+    "standalone": _standalone_layout,
+}
 
 
 def _norms(layer: str, config: ModelConfig, *names: str) -> Layout:
