@@ -5,11 +5,14 @@ The drafter copies the same embedding and reads it through the same head. So it 
 noise or the context that it does not model changes the decision.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from specsim.core.drafter import DrafterConfig
+from specsim.core.errors import require_choice
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
@@ -60,18 +63,47 @@ def synthetic_pair(
     seed: int = 0,
     noise: float = 0.02,
     num_layers: int = 2,
+    fields: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Pair:
     """Make a pair without a tokenizer, whose first draft is accepted about 4 times in 10 at temperature 1.
 
-    noise: more of it means less agreement. kind: `eagle`, or `eagle3` with a draft vocabulary of seven eighths of the
-    target vocabulary. changes: arguments of tiny_config.
+    kind: of the drafter, or `eagle3.1`: an EAGLE-3 head with every norm of that version. EAGLE-3 heads draft from
+    seven eighths of the vocabulary, MTP has three modules. noise: more of it means less agreement. fields:
+    other fields of DrafterConfig. changes: arguments of tiny_config.
     """
+    require_choice("kind", kind, tuple(_MAKE))
     target = random_target(tiny_config(family, num_layers, **changes), seed)
-    model = tiny_config(family, 1, **changes)
     generator = torch.Generator().manual_seed(seed + 1)
-    drafter = (_eagle if kind == "eagle" else _eagle3)(model, target, noise, generator)
+    config = replace(_config(kind, target.config), **(fields or {}))
+    drafter = DrafterCheckpoint(config, _MAKE[kind](config, target, noise, generator))
     return Pair(target=target, drafter=drafter, tokenizer=None, name=f"synthetic {kind} on {family}")
+
+
+def _config(kind: str, target: ModelConfig) -> DrafterConfig:
+    """Make the shape of a drafter with layers as its target has them.
+
+    A drafter with a head for the target's vocabulary is half as wide again, to tell the widths apart.
+    """
+    windows = target.sliding_windows
+    model = replace(target, num_layers=1, sliding_windows=windows[-1:])
+    wide = replace(model, hidden_size=target.hidden_size * 3 // 2, tie_word_embeddings=False)
+    config = DrafterConfig(kind, model, target.vocab_size, target.hidden_size)
+    if kind == "mtp":
+        stacked = replace(model, num_layers=3, sliding_windows=windows[-1:] * 3)
+        return replace(config, model=stacked, num_modules=3)
+    if kind == "frozen-kv":
+        num_layers = min(2, target.num_layers)
+        return replace(config, model=replace(wide, num_layers=num_layers, sliding_windows=windows[-num_layers:]))
+    if kind == "standalone":
+        return replace(config, model=wide)
+    if kind == "eagle":
+        return config
+    layers = tuple(range(target.num_layers))
+    config = replace(config, kind="eagle3", draft_vocab_size=target.vocab_size * 7 // 8, feature_layers=layers[-3:])
+    if kind == "eagle3":
+        return config
+    return replace(config, feature_layers=layers, norm_before_fc=True, fc_norm=True, norm_output=True)
 
 
 def _random(layout: Layout, scale: float, generator: torch.Generator) -> Tensors:
@@ -83,35 +115,66 @@ def _random(layout: Layout, scale: float, generator: torch.Generator) -> Tensors
     return tensors
 
 
-def _eagle(model: ModelConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> DrafterCheckpoint:
+def _eagle(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
     """Make an EAGLE head whose fc copies the embedding."""
-    hidden = model.hidden_size
-    config = DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=hidden)
     required, optional = drafter_layout(config)
     tensors = _random(required | optional, noise, generator)
     tensors["embed_tokens.weight"] = target.tensors["model.embed_tokens.weight"]
-    tensors["fc.weight"][:, :hidden] += torch.eye(hidden, dtype=torch.float64)
-    return DrafterCheckpoint(config, tensors)
+    _copy_embedding(tensors["fc.weight"])
+    return tensors
 
 
-def _eagle3(
-    model: ModelConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator
-) -> DrafterCheckpoint:
+def _eagle3(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
     """Make an EAGLE-3 head whose attention to the own row replaces the residual by the new token's embedding."""
-    hidden = model.hidden_size
-    vocab = model.vocab_size
-    chosen = torch.linspace(0, vocab - 1, vocab * 7 // 8).long()
-    feature_layers = tuple(range(target.config.num_layers))[-3:]
-    config = DrafterConfig("eagle3", model, len(chosen), hidden, feature_layers)
+    vocab = config.model.vocab_size
+    chosen = torch.linspace(0, vocab - 1, config.draft_vocab_size).long()
     layout, _ = drafter_layout(config)
-    fused = hidden * len(feature_layers)
     tensors = _random(layout, noise, generator)
-    tensors["fc.weight"] *= fused**-0.5 / noise if noise else 0
+    tensors["fc.weight"] *= tensors["fc.weight"].shape[1] ** -0.5 / noise if noise else 0
     tensors["lm_head.weight"] = target.tensors["lm_head.weight"][chosen]
     tensors["d2t"] = chosen - torch.arange(len(chosen))
     tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, chosen, True)
-    _attend_to_itself(tensors, model)
-    return DrafterCheckpoint(config, tensors)
+    _attend_to_itself(tensors, config.model)
+    return tensors
+
+
+def _mtp(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
+    """Make modules that copy the embedding, each with noise of its own, and have the target's final norm."""
+    tensors = _random(drafter_layout(config).required, noise, generator)
+    for index in range(config.num_modules):
+        _copy_embedding(tensors[f"modules.{index}.eh_proj.weight"])
+        tensors[f"modules.{index}.norm.weight"] *= target.tensors["model.norm.weight"]
+    return tensors
+
+
+def _frozen_kv(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
+    """Make a drafter whose first projection copies the embedding, which the target's head reads."""
+    tensors = _random(drafter_layout(config).required, noise, generator)
+    _copy_embedding(tensors["pre_projection.weight"])
+    tensors["lm_head.weight"] = _widened_head(config, target)
+    return tensors
+
+
+def _standalone(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
+    """Make a model with the target's embedding and head, and layers of its own."""
+    tensors = _random(drafter_layout(config).required, noise, generator)
+    embedding = target.tensors["model.embed_tokens.weight"]
+    tensors["model.embed_tokens.weight"] = torch.cat([embedding, embedding], 1)[:, : config.model.hidden_size]
+    tensors["lm_head.weight"] = _widened_head(config, target)
+    return tensors
+
+
+def _copy_embedding(projection: torch.Tensor) -> None:
+    """Make a projection of embedding and hidden state copy the embedding's features, the first of them twice."""
+    width = projection.shape[1] // 2
+    row = torch.arange(len(projection))
+    projection[row, row % width] += 1.0
+
+
+def _widened_head(config: DrafterConfig, target: TargetCheckpoint) -> torch.Tensor:
+    """Make a head of the drafter's width that reads what the target's head reads, in the first features."""
+    head = target.tensors["lm_head.weight"] * target.tensors["model.norm.weight"]
+    return torch.nn.functional.pad(head, (0, config.model.hidden_size - head.shape[1]))
 
 
 def _attend_to_itself(tensors: Tensors, model: ModelConfig) -> None:
@@ -128,3 +191,13 @@ def _attend_to_itself(tensors: Tensors, model: ModelConfig) -> None:
     tensors[f"{prefix}v_proj.weight"] += torch.cat([identity, -identity], dim=1)
     first_of_group = tensors[f"{prefix}o_proj.weight"].unflatten(1, (model.num_kv_heads, -1, model.head_dim))[:, :, 0]
     first_of_group += identity.unflatten(1, (model.num_kv_heads, model.head_dim))
+
+
+_MAKE = {
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "eagle3.1": _eagle3,
+    "mtp": _mtp,
+    "frozen-kv": _frozen_kv,
+    "standalone": _standalone,
+}
