@@ -56,13 +56,25 @@ def draft_forward(
     if config.kind not in ("eagle", "eagle3"):
         raise InputError("kind", config.kind, "eagle or eagle3")
     embedding = tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])[token_ids]
-    fused_MH = _linear(tensors, "fc", features_MF) if config.kind == "eagle3" else features_MF
+    fused_MH = _fused(config, tensors, features_MF) if config.kind == "eagle3" else features_MF
     hidden_RH = torch.cat([fused_MH, *(hidden[None] for hidden in hiddens)])
     if config.kind == "eagle":
         hidden = _eagle(config.model, tensors, embedding, hidden_RH)[-1]
         return hidden, pair.target.tensors["lm_head.weight"] @ hidden
     hidden = _eagle3(config, tensors, embedding, hidden_RH)[-1]
-    return hidden, tensors["lm_head.weight"] @ _norm(config.model, tensors, "norm", hidden)
+    normed = _norm(config.model, tensors, "norm", hidden)
+    return normed if config.norm_output else hidden, tensors["lm_head.weight"] @ normed
+
+
+def _fused(config: Any, tensors: Tensors, features_MF: torch.Tensor) -> torch.Tensor:
+    """Project an EAGLE-3 head's features, after the norms that EAGLE-3.1 puts there (arXiv 2605.09992)."""
+    if config.norm_before_fc:
+        features_MF = _norm(config.model, tensors, "input_norm", features_MF)
+    if config.fc_norm:
+        features = features_MF.unflatten(-1, (-1, config.target_hidden_size)).unbind(1)
+        features = [_norm(config.model, tensors, f"fc_norm.{place}", each) for place, each in enumerate(features)]
+        features_MF = torch.cat(features, dim=-1)
+    return _linear(tensors, "fc", features_MF)
 
 
 def _eagle(config: Any, tensors: Tensors, embedding_RH: torch.Tensor, hidden_RH: torch.Tensor) -> torch.Tensor:

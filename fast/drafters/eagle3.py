@@ -1,4 +1,7 @@
-"""EAGLE-3 (arXiv 2503.01840): one layer over concat(norm embedding, norm hidden), with a draft vocabulary."""
+"""EAGLE-3 (arXiv 2503.01840): one layer over concat(norm embedding, norm hidden), with a draft vocabulary.
+
+The norms of EAGLE-3.1 (arXiv 2605.09992) are those of the reference's head.
+"""
 
 from collections.abc import Mapping
 
@@ -40,13 +43,28 @@ class Eagle3Head:
         self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """Project the concatenated features [R, F] to hidden states [R, H]."""
-        return self._weights.project(Rows(features_RF), "fc")
+        """Project the concatenated features [R, F], after norms before fc, to hidden states [R, H].
+
+        A norm of all features is part of the product, unless norms of single features come between.
+        """
+        config = self._config
+        norm = self._norm("input_norm") if config.norm_before_fc else None
+        if not config.fc_norm:
+            return self._weights.project(Rows(features_RF, norm), "fc")
+        features_RF = Rows(features_RF, norm).applied()
+        normed_RF = torch.empty_like(features_RF)
+        parts = zip(*(rows.split(config.target_hidden_size, dim=1) for rows in (features_RF, normed_RF)), strict=True)
+        for index, (feature_RH, out_RH) in enumerate(parts):
+            rms_norm(feature_RH, *self._norm(f"fc_norm.{index}"), out=out_RH)
+        return self._weights.project(Rows(normed_RF), "fc")
+
+    def _norm(self, name: str) -> Norm:
+        return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
-        """Run rows through the layer, and write their KV: hidden [R, H], before the final norm."""
+        """Run rows through the layer, and write their KV: hidden [R, H]."""
         weights = self._weights.under("midlayer")
         eps = self._model.rms_norm_eps
         both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
@@ -64,8 +82,9 @@ class Eagle3Head:
             forward,
             Norm(weights["post_attention_layernorm.weight"], eps),
         )
-        return gated_mlp_onto(hidden, weights.under("mlp")).values
+        hidden_RH = gated_mlp_onto(hidden, weights.under("mlp")).values
+        return rms_norm(hidden_RH, *self._norm("norm")) if self._config.norm_output else hidden_RH
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        rows = Rows(hidden_RH, Norm(self._weights["norm.weight"], self._model.rms_norm_eps))
-        return self._weights.project(rows, "lm_head")
+        norm = None if self._config.norm_output else self._norm("norm")
+        return self._weights.project(Rows(hidden_RH, norm), "lm_head")

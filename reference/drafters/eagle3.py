@@ -1,4 +1,9 @@
-"""EAGLE-3 (arXiv 2503.01840): one layer over concat(norm embedding, norm hidden), with a draft vocabulary."""
+"""EAGLE-3 (arXiv 2503.01840): one layer over concat(norm embedding, norm hidden), with a draft vocabulary.
+
+EAGLE-3.1 (arXiv 2605.09992) adds norms, as vllm-project/vllm has them in vllm/model_executor/models/llama_eagle3.py:
+input_norm over all target features as one vector (norm_before_fc), then fc_norm.i over feature i (fc_norm), both before
+fc; and the next step reads the hidden state after the final norm (norm_output), which the head does not norm again.
+"""
 
 from collections.abc import Mapping
 
@@ -14,8 +19,8 @@ from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rm
 class Eagle3Head:
     """EAGLE-3's head.
 
-    A row's hidden state is fc(target features) where the target ran the token, and the layer's output before `norm`
-    where the drafter did.
+    A row's hidden state is fc(target features) where the target ran the token. Where the drafter did, it is the layer's
+    output: before `norm`, or with norm_output after it.
     """
 
     def __init__(
@@ -35,13 +40,22 @@ class Eagle3Head:
         self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """Project the concatenated features [R, F] to hidden states [R, H]."""
+        """Project the concatenated features [R, F], after norms before fc, to hidden states [R, H]."""
+        config = self._config
+        if config.norm_before_fc:
+            features_RF = self._norm(features_RF, "input_norm")
+        if config.fc_norm:
+            features = features_RF.split(config.target_hidden_size, dim=-1)
+            features_RF = torch.cat([self._norm(each, f"fc_norm.{i}") for i, each in enumerate(features)], dim=-1)
         return self._weights.project(features_RF, "fc")
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return rms_norm(x, self._weights[f"{name}.weight"], self._model.rms_norm_eps)
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
-        """Run rows through the layer, and write their KV: hidden [R, H], before the final norm."""
+        """Run rows through the layer, and write their KV: hidden [R, H]."""
         weights = self._weights.under("midlayer")
         eps = self._model.rms_norm_eps
         embedded = rms_norm(self._embedding[input_ids_R], weights["input_layernorm.weight"], eps)
@@ -52,9 +66,9 @@ class Eagle3Head:
             both, weights.under("self_attn"), self._model, self._inverse_D, 0, kv, metadata
         )
         normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
-        return hidden_RH + gated_mlp(normed, weights.under("mlp"))
+        hidden_RH = hidden_RH + gated_mlp(normed, weights.under("mlp"))
+        return self._norm(hidden_RH, "norm") if self._config.norm_output else hidden_RH
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._weights.project(
-            rms_norm(hidden_RH, self._weights["norm.weight"], self._model.rms_norm_eps), "lm_head"
-        )
+        normed = hidden_RH if self._config.norm_output else self._norm(hidden_RH, "norm")
+        return self._weights.project(normed, "lm_head")

@@ -70,7 +70,7 @@ VERIFIERS = (
     dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, sampling="warm", verifier="typical"),
 )
 DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
-# Beyond the pairs: equal logits, deep accepted paths, plain decoding, mixed parameters.
+# Beyond the pairs: equal logits, deep accepted paths, plain decoding, mixed parameters, EAGLE-3.1.
 SPECIAL = (
     *(dict(QUICK[7], kind=kind, graph=graph) for kind in ("eagle", "eagle3") for graph in ("eager", "phase")),
     *(
@@ -84,6 +84,9 @@ SPECIAL = (
     dict(QUICK[0], sampling="mixed", graph="round", bucket=8, idle=True),
     dict(QUICK[0], sampling="mixed", graph="eager", bucket=3, extend="ragged", release="round", idle=True),
     *VERIFIERS,
+    QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
+    QUICK[1] | {"kind": "eagle3.1", "family": "noisy", "extend": "ragged"},
+    dict(QUICK[0], kind="eagle3.1", family="qwen3", topk=1, num_steps=3, graph="step"),
 )
 SHIPPED = (
     dict(QUICK[0], family="shipped", kind="eagle3", graph="round", mode="free", batch=1),

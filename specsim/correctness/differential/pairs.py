@@ -11,7 +11,7 @@ from specsim.correctness.differential.wide_pair import wide_pair
 from specsim.models.load import load
 from specsim.models.synthetic_pair import synthetic_pair
 
-KINDS = ("eagle", "eagle3")
+KINDS = ("eagle", "eagle3", "eagle3.1")
 FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
 
@@ -29,6 +29,8 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     if kind not in KINDS or family not in FAMILIES:
         raise InputError("pair", name, f"{' or '.join(KINDS)}, a hyphen, {' or '.join(FAMILIES)}")
     if family == "shipped":
+        if kind == "eagle3.1":
+            raise InputError("pair", name, "eagle-shipped or eagle3-shipped")
         pair = load(drafter=kind)
     elif family.startswith("wide"):
         model = family.partition("_")[2] or "llama"

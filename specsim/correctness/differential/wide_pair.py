@@ -38,11 +38,11 @@ _PAIRS = torch.tensor([0, 1, 2, HEAD // 2, HEAD // 2 + 1, HEAD // 2 + 2])  # ent
 
 
 def wide_pair(kind: str, family: str = "llama", window: int | None = None, seed: int = 0) -> Pair:
-    """Make a pair of kind `eagle` or `eagle3` on a target of this family, in float64."""
+    """Make a pair of kind `eagle`, `eagle3` or `eagle3.1` on a target of this family, in float64."""
     generator = torch.Generator().manual_seed(seed)
     target = _target(tiny_config(family, 2, window=window, **SHAPE), generator)
     model = tiny_config(family, 1, window=window, **SHAPE)
-    drafter = (_eagle if kind == "eagle" else _eagle3)(model, target, generator)
+    drafter = _eagle(model, target, generator) if kind == "eagle" else _eagle3(model, target, generator, kind)
     return Pair(target=target, drafter=drafter, tokenizer=None, name=f"wide {kind} on {family}")
 
 
@@ -163,13 +163,17 @@ def _eagle(model: ModelConfig, target: TargetCheckpoint, generator: torch.Genera
     return DrafterCheckpoint(config, tensors)
 
 
-def _eagle3(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
-    """Make an EAGLE-3 head in whose residual two heads replace the hidden state's code by the new token's."""
+def _eagle3(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator, kind: str) -> DrafterCheckpoint:
+    """Make an EAGLE-3 head in whose residual two heads replace the hidden state's code by the new token's.
+
+    Norms of EAGLE-3.1 leave code and context as they are, up to a factor that the next norm takes out.
+    """
     hidden = model.hidden_size
     vocab = model.vocab_size
     chosen = torch.linspace(0, vocab - 1, vocab * 7 // 8).long()
     feature_layers = tuple(range(target.config.num_layers))[-3:]
-    config = DrafterConfig("eagle3", model, len(chosen), hidden, feature_layers, norm_before_residual=True)
+    norms = dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output"), kind == "eagle3.1")
+    config = DrafterConfig("eagle3", model, len(chosen), hidden, feature_layers, norm_before_residual=True, **norms)
     layout, _ = drafter_layout(config)
     tensors = _random(layout, generator)
     tensors["lm_head.weight"] = target.tensors["lm_head.weight"][chosen]
