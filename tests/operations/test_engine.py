@@ -8,7 +8,7 @@ import torch
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.phases import Batch, DraftInput, PrefillInput
+from specsim.core.phases import Batch, PrefillInput
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 
