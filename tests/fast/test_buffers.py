@@ -60,7 +60,7 @@ def test_buffers_like_a_state_copy_it_to_their_own_memory():
         torch.arange(3, dtype=torch.int32), torch.rand(3, 2), torch.ones(3, 2, dtype=torch.int64), torch.rand(3, 4)
     )
     static = Buffers(torch.device("cpu")).like("draft_input", state)
-    assert static.hidden is None
+    assert static.draft_prob is None
     for name in ("topk_scores", "topk_index", "bonus_tokens"):
         before, copied = getattr(state, name), getattr(static, name)
         assert torch.equal(before, copied)

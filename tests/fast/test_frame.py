@@ -9,6 +9,7 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import AutoregressiveInput, Batch, DraftInput, State, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.frame import Frame
 from specsim.fast.lanes import Lanes
 from specsim.fast.runtime.padding import RoundShape
@@ -23,6 +24,13 @@ def make_frame(bucket, config=CONFIG) -> Frame:
     draft_input = AutoregressiveInput.zeros(bucket, config.topk, HIDDEN)
     lanes = Lanes.padded(bucket, HIDDEN, config, torch.float32, VOCAB)
     return Frame.of(RoundShape(bucket, config, VOCAB, FEATURES, torch.float32), pools, draft_input, lanes)
+
+
+def make_plain_frame() -> Frame:
+    config, drafter = SpecConfig.plain(page_size=4, max_len=64), NoDrafter(torch.device("cpu"))
+    pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 64, torch.float32), None, config.page_size, 4, 64)
+    shape = RoundShape(2, config, VOCAB, FEATURES, torch.float32)
+    return Frame.of(shape, pools, drafter.zeros(2), drafter.buffers(2))
 
 
 def tensors(state: State) -> dict[str, torch.Tensor]:
@@ -189,12 +197,12 @@ def test_an_output_state_shares_no_memory_with_the_buffers():
 
 
 def test_plain_decoding_has_a_frame_without_drafts():
-    frame = make_frame(2, SpecConfig.plain(page_size=4, max_len=64))
-    assert frame.draft_input.topk_index.shape == (2, 0)
+    frame = make_plain_frame()
+    assert frame.draft_input.tensors.keys() == {"bonus_tokens"}
     assert frame.verify_input.mask.shape == (2, 1, 1)
     frame.buffers.check()
 
 
 def test_plain_decoding_has_one_block_of_candidates_without_root():
-    frame = make_frame(2, SpecConfig.plain(page_size=4, max_len=64))
+    frame = make_plain_frame()
     assert frame.verify_input.candidates.parent_list.tolist() == [[-1], [-1]]

@@ -630,7 +630,7 @@ def test_the_fast_drafter_samples_the_references_drafts(verifier, kind, score, d
 def test_the_fast_plain_drafter_proposes_nothing(device):
     pair, config = replace(rounded(random_pair("eagle"), torch.float32), drafter=None), SpecConfig.plain(page_size=4)
     fast, exact = (two_rounds(pair, config, impl, torch.float32) for impl in ("fast", "reference"))
-    assert fast[0].topk_scores.shape == exact[0].topk_scores.shape == (3, 0)
+    assert type(fast[0]) is type(exact[0]) is DraftInput
     assert fast[1].tokens.shape == (3, 0)
     assert torch.equal(fast[2].bonus_tokens, exact[2].bonus_tokens)
     idle = load_engine(pair, config, EngineOptions("fast", torch.float32, device)).drafter.idle()

@@ -108,7 +108,7 @@ def test_an_idle_batch_passes_through_every_phase(config):
     idle = engine.drafter.idle()
     _, output, after_round = engine.round(batch.filter(none), idle, pools)
     assert output.verdict.accepted_tokens() == []
-    assert (draft_input.draft_prob is not None) == config.has_draft_prob
+    assert (getattr(draft_input, "draft_prob", None) is not None) == config.has_draft_prob
     for field in fields(draft_input):
         expected, found, live = (getattr(state, field.name) for state in (idle, after_round, draft_input))
         if live is None:
@@ -148,8 +148,9 @@ def test_chunked_prefill_starts_the_same_round(config, chunk):
         chunk_batch = replace(batch, req_pool_indices=torch.tensor([row]), seq_lens=torch.tensor([high]))
         output = engine.prefill(chunk_batch, part, pools)
     assert torch.equal(output.draft_input.bonus_tokens, expected.bonus_tokens)
-    assert torch.equal(output.draft_input.topk_index, expected.topk_index)
-    torch.testing.assert_close(output.draft_input.hidden, expected.hidden, rtol=0, atol=1e-12)
+    if not config.is_plain:
+        assert torch.equal(output.draft_input.topk_index, expected.topk_index)
+        torch.testing.assert_close(output.draft_input.hidden, expected.hidden, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("config", [TREE, *SAMPLED])
