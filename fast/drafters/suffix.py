@@ -1,0 +1,93 @@
+"""Suffix decoding with suffix tries that grow with each request; the reference defines the drafts."""
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from specsim.core.token_drafter import Proposal, SuffixConfig, TreeLimits
+from specsim.fast.drafters.counted_trie import CountedTrie, Path
+from specsim.fast.drafters.request_texts import RequestTexts
+
+
+class Suffix:
+    """A suffix drafter: a trie for each request, and one for the outputs of finished requests."""
+
+    def __init__(self, config: SuffixConfig) -> None:
+        self._config = config
+        self._tries = RequestTexts(lambda: CountedTrie(config.max_depth))
+        self._shared = CountedTrie(config.max_depth)
+        self._outputs: dict[int, list[int]] = {}  # in the shared trie, the oldest first
+
+    def propose(self, request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
+        trie = self._tries.follow(request_id, tokens)
+        most = min(self._config.max_depth, len(tokens)) - 1
+        best = Draft(Proposal([], [], []), 0.0)
+        for m in range(1, most + 1):
+            best = _better(best, trie, trie.suffix(m), self._config, limits)
+        shared = Draft(Proposal([], [], []), 0.0)
+        for m in range(1, most + 1 if self._outputs else 1):
+            path = self._shared.find(tokens[-m:])
+            if path is None:
+                break
+            shared = _better(shared, self._shared, path, self._config, limits)
+        return (shared if shared.score > best.score else best).proposal
+
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        self._tries.drop(request_id)
+        if not self._config.shared:
+            return
+        if request_id in self._outputs:
+            self._shared.remove(self._outputs.pop(request_id))
+        self._shared.open()
+        for token in tokens[prompt_len:]:
+            self._shared.append(token)
+        self._outputs[request_id] = self._shared.text
+        self._shared.open()
+        if len(self._outputs) > self._config.max_cached_requests:
+            self._shared.remove(self._outputs.pop(next(iter(self._outputs))))
+
+
+class Draft(NamedTuple):
+    """A tree of drafts and the sum of their scores."""
+
+    proposal: Proposal
+    score: float
+
+
+def _better(best: Draft, trie: CountedTrie, path: Path, config: SuffixConfig, limits: TreeLimits) -> Draft:
+    """Return the drafts below a path, unless those of a shorter path have a higher sum."""
+    allowed = path.length * config.factor + config.offset + 1e-6
+    budget = limits.max_nodes if allowed >= limits.max_nodes else math.floor(allowed)
+    proposal = _grow(trie, path, budget, config.min_prob, limits)
+    score = 0.0
+    for prob in proposal.scores:
+        score += prob
+    return Draft(proposal, score) if score >= best.score else best
+
+
+def _grow(trie: CountedTrie, path: Path, budget: int, min_prob: float, limits: TreeLimits) -> Proposal:
+    proposal: tuple[list[int], list[int], list[float]] = ([], [], [])
+    tokens, parents, scores = proposal
+    deepest = path.length + limits.max_depth
+    waiting: list[tuple[float, int, int, int, Path]] = []  # -probability, order of discovery, parent, token, path
+    num_found = 0
+    node = -1
+    prob = 1.0
+    while len(tokens) < budget:
+        if path.length < deepest:
+            best = heapq.nsmallest(limits.topk, trie.followers(path), key=lambda each: (-each.occurrences, each.token))
+            for each in best:
+                child_prob = prob * (each.occurrences / path.node.count)
+                if child_prob >= min_prob:
+                    heapq.heappush(waiting, (-child_prob, num_found, node, each.token, each.path))
+                    num_found += 1
+        if not waiting:
+            break
+        negative, _, parent, token, path = heapq.heappop(waiting)
+        prob = -negative
+        tokens.append(token)
+        parents.append(parent)
+        scores.append(prob)
+        node = len(tokens) - 1
+    return Proposal(*proposal)
