@@ -31,6 +31,13 @@ class CandidateBuffers(State):
 
     candidates: Candidates | ExplicitCandidates
 
+    @property
+    def explicit(self) -> ExplicitCandidates:
+        """The candidates of a drafter that gives each its parent."""
+        if not isinstance(self.candidates, ExplicitCandidates):
+            raise TypeError("the candidates have no explicit parents")
+        return self.candidates
+
 
 @dataclass(frozen=True, slots=True)
 class Lanes(State):

@@ -6,18 +6,21 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
-from specsim.core.pair import AnyDrafter, DrafterCheckpoint
+from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_token_drafter
 from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.drafters.eagle import EagleHead
 from specsim.fast.drafters.eagle3 import Eagle3Head
 from specsim.fast.drafters.host import HostDrafter
+from specsim.fast.drafters.lookup_chain import LookupChainDrafter
+from specsim.fast.drafters.ngram import Ngram
 from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.steps import StepDrafter
+from specsim.fast.drafters.suffix import Suffix
 
 HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
-TOKEN_DRAFTERS: dict[str, Any] = {}
+TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
 
 
 def make(
@@ -41,6 +44,9 @@ def make(
         make_head = HEADS[drafter.config.kind]
         head = make_head(drafter.config, drafter.tensors, target, dtype, device, batch_invariant=batch_invariant)
         return AutoregressiveDrafter(head, config, dtype, device, vocab_size)
+    check_token_drafter(drafter, config)
+    if isinstance(drafter, NgramConfig) and config.topk == 1:
+        return LookupChainDrafter(drafter, config, device)
     if isinstance(drafter, NgramConfig | SuffixConfig):
         return HostDrafter(TOKEN_DRAFTERS[drafter.kind](drafter), config, vocab_size, device)
     return HostDrafter(drafter, config, vocab_size, device)

@@ -7,17 +7,19 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.errors import InputError
-from specsim.core.pair import AnyDrafter, DrafterCheckpoint
+from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_token_drafter
 from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafters.eagle import EagleHead
 from specsim.reference.drafters.eagle3 import Eagle3Head
 from specsim.reference.drafters.host import HostDrafter
+from specsim.reference.drafters.ngram import Ngram
 from specsim.reference.drafters.none import NoDrafter
+from specsim.reference.drafters.suffix import Suffix
 
 HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
-TOKEN_DRAFTERS: dict[str, Any] = {}
+TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
 
 
 def make(drafter: AnyDrafter | None, target: Target, config: SpecConfig, dtype: torch.dtype) -> Drafter:
@@ -33,6 +35,7 @@ def make(drafter: AnyDrafter | None, target: Target, config: SpecConfig, dtype: 
     if isinstance(drafter, DrafterCheckpoint):
         head = HEADS[drafter.config.kind](drafter.config, drafter.tensors, target, dtype)
         return AutoregressiveDrafter(head, config, dtype, vocab_size)
+    check_token_drafter(drafter, config)
     if isinstance(drafter, NgramConfig | SuffixConfig):
         return HostDrafter(TOKEN_DRAFTERS[drafter.kind](drafter), config, vocab_size)
     return HostDrafter(drafter, config, vocab_size)

@@ -9,6 +9,7 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
+from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
 
@@ -53,8 +54,24 @@ AnyDrafter = DrafterCheckpoint | NgramConfig | SuffixConfig | TokenDrafter
 
 
 def runs_on_host(drafter: AnyDrafter | None, config: SpecConfig) -> bool:
-    """Check whether the drafter's draft phase is host code, which no graph captures."""
-    return not (config.is_plain or drafter is None or isinstance(drafter, DrafterCheckpoint))
+    """Check whether the fast implementation's draft phase is host code, which no graph captures."""
+    if config.is_plain or drafter is None or isinstance(drafter, DrafterCheckpoint):
+        return False
+    return not (isinstance(drafter, NgramConfig) and config.topk == 1)
+
+
+def kind_of(drafter: AnyDrafter | None) -> str:
+    """Name a drafter's kind: `none` without one, the class name of a user's own."""
+    if isinstance(drafter, DrafterCheckpoint):
+        return drafter.config.kind
+    return "none" if drafter is None else getattr(drafter, "kind", type(drafter).__name__)
+
+
+def check_token_drafter(drafter: AnyDrafter, config: SpecConfig) -> None:
+    """Raise InputError where the verifier needs sampled drafts, which a token drafter does not make."""
+    if config.is_sampled:
+        allowed = f"target_only or typical with drafter {kind_of(drafter)}, whose drafts are not sampled"
+        raise InputError("verifier", config.verifier, allowed)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -74,10 +91,7 @@ class Pair:
     @property
     def kind(self) -> str:
         """Kind of the drafter: `none` without one, the class name of a user's own."""
-        if self.drafter is None:
-            return "none"
-        own = self.checkpoint
-        return own.config.kind if own else getattr(self.drafter, "kind", type(self.drafter).__name__)
+        return kind_of(self.drafter)
 
     def __repr__(self) -> str:
         return f"Pair {self.name}\n  target:  {self.target!r}\n  drafter: {self.drafter!r}"

@@ -117,7 +117,7 @@ def advances(engine, batch, draft_input, pools, keep):
             verdict = output.verdict
             batch = batch.after(verdict.num_accepted_tokens)
         else:
-            verdict, draft_input, batch = engine.advance(batch, draft_input, pools)
+            verdict, draft_input, batch, _ = engine.advance(batch, draft_input, pools)
         states = {"verdict": verdict, "draft_input": draft_input, "batch": batch}
         left |= {f"round {number}, {name}": tensor for name, tensor in named_tensors(states)}
         if number == 2:

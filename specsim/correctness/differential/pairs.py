@@ -7,11 +7,13 @@ import torch
 
 from specsim.core.errors import InputError
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.correctness.differential.wide_pair import wide_pair
 from specsim.models.load import load
 from specsim.models.synthetic_pair import synthetic_pair
 
-KINDS = ("eagle", "eagle3", "eagle3.1")
+TOKEN_DRAFTERS = {"ngram": NgramConfig(), "suffix": SuffixConfig()}
+KINDS = ("eagle", "eagle3", "eagle3.1", *TOKEN_DRAFTERS)
 FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
 
@@ -28,6 +30,8 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     kind, _, family = name.partition("-")
     if kind not in KINDS or family not in FAMILIES:
         raise InputError("pair", name, f"{' or '.join(KINDS)}, a hyphen, {' or '.join(FAMILIES)}")
+    if kind in TOKEN_DRAFTERS:
+        return replace(make_pair(f"eagle-{family}", dtype), drafter=TOKEN_DRAFTERS[kind], name=name)
     if family == "shipped":
         if kind == "eagle3.1":
             raise InputError("pair", name, "eagle-shipped or eagle3-shipped")
