@@ -15,7 +15,7 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.reference.oracle_distributions import inverse_cdf, logprob, next_distribution, ranked
-from specsim.reference.oracle_draft import Node, Path, draft, select
+from specsim.reference.oracle_draft import Node, Path, grow, select
 from specsim.reference.oracle_forward import in_dtype
 from specsim.reference.oracle_request import Draws, Request, next_logits
 from specsim.reference.oracle_verify import Drafts, accepted
@@ -55,7 +55,8 @@ def generate(
     """Decode one request of a specsim.core.pair.Pair, with models in dtype and distributions in float64."""
     target = in_dtype(pair.target, dtype)
     prompt_len = len(prompt_ids)
-    drafter = None if pair.drafter is None or config.is_plain else in_dtype(pair.drafter, dtype)
+    drafter = None if pair.drafter is None or config.is_plain else pair.drafter
+    drafter = in_dtype(drafter, dtype) if hasattr(drafter, "tensors") else drafter
     max_len = config.max_len or target.config.max_position_embeddings
     if not 0 < prompt_len < max_len:
         raise InputError("prompt length", prompt_len, f"1 to {max_len - 1}, one less than max_len")
@@ -71,7 +72,7 @@ def generate(
     finish_reason = append(tokens, [first], request)
     while finish_reason is None:
         root = Node((), None, 0, 1.0 if config.score == "prob" else 0.0, None, None, ())
-        tree = select(draft(request, tokens, root), config.num_draft_tokens - 1)
+        tree = select(grow(request, tokens, root), config.num_draft_tokens - 1)
         rounds.append(verify(request, tokens, [root, *tree]))
         finish_reason = append(tokens, rounds[-1].accepted, request)
         logprobs += rounds[-1].logprobs

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import torch
 
 from specsim.core.config import Score
+from specsim.core.token_drafter import TreeLimits
+from specsim.reference.drafters import TOKEN_DRAFTERS
 from specsim.reference.oracle_distributions import inverse_cdf, ranked
 from specsim.reference.oracle_forward import draft_forward, target_forward
 from specsim.reference.oracle_request import Request
@@ -40,16 +42,37 @@ class Node:
         return self.draft_prob_V
 
 
+def grow(request: Request, tokens: list[int], root: Node) -> list[Node]:
+    """Grow all candidates below the root, none without a drafter."""
+    if request.drafter is None:
+        return []
+    return draft(request, tokens, root) if hasattr(request.drafter, "tensors") else look_up(request, tokens, root)
+
+
+def look_up(request: Request, tokens: list[int], root: Node) -> list[Node]:
+    """Make the candidates of a drafter that looks tokens up.
+
+    The reference's drafter names them, from the tokens alone. A candidate counts at most its parent's score.
+    """
+    config = request.config
+    limits = TreeLimits(config.num_steps, config.num_draft_tokens - 1, config.topk)
+    proposal = TOKEN_DRAFTERS[request.drafter.kind](request.drafter).propose(0, tokens, limits)
+    made: list[Node] = []
+    for token, place, score in zip(*proposal, strict=True):
+        parent = made[place] if place >= 0 else root
+        score = score if place < 0 else min(score, parent.score)
+        made.append(Node((*parent.path, token), parent, 0, score, None, None, ()))
+    return made
+
+
 def draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
-    """Grow all candidates below the root, level by level, or none without a drafter.
+    """Grow the candidates of a drafter with weights, level by level.
 
     Unsampled drafts: the K best tokens below the root and below each lane; the K best of a level are the next lanes, K
     + (S-1)K² candidates in all. Sampled drafts: K below the root and one below each lane, which is the next lane.
     """
     target = request.target
     config = request.config
-    if request.drafter is None:
-        return []
     drafter = request.drafter
     _, features_LF = target_forward(target.config, target.tensors, tokens[:-1], drafter.config.feature_layers)
 

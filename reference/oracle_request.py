@@ -25,7 +25,7 @@ class Request:
     """Constants of one request."""
 
     target: SimpleNamespace
-    drafter: SimpleNamespace | None  # None in plain decoding
+    drafter: Any  # SimpleNamespace of a drafter with weights, settings of one that looks tokens up, None without one
     config: SpecConfig
     sampling: SamplingParams
     draws: Draws

@@ -9,7 +9,7 @@ from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.reference.selection import select, select_explicit
 from specsim.reference.tree_links import depths_of, links
 from specsim.reference.tree_mask import visibility
-from specsim.reference.tree_parents import explicit_parents, lane_parents, parents_of
+from specsim.reference.tree_parents import check_explicit, explicit_parents, lane_parents, parents_of
 
 
 def build(
@@ -57,8 +57,9 @@ def _build_explicit(
     parents = []
     for request, alive in enumerate(candidates.num_alive.tolist()):
         own = candidates.parents[request, :alive].tolist()
+        check_explicit(own, request)
         chosen = select_explicit(own, candidates.scores[request, :alive].tolist(), num_drafts)
-        parents.append(explicit_parents(own, chosen, num_drafts + 1, request))
+        parents.append(explicit_parents(own, chosen, num_drafts + 1))
         tokens_BN[request, : len(chosen)] = candidates.tokens[request, chosen]
         scores_BN[request, : len(chosen)] = candidates.scores[request, chosen]
     made = _lay_out(parents, tokens_BN, scores_BN, (bonus_tokens, seq_lens, cache_locations), config)

@@ -65,11 +65,12 @@ def _typical_kernel(
     depth = tl.where(offs == 0, 0, -1)
     path_prob = tl.where(offs == 0, 1.0, 0.0)
     for node in range(1, limits.num_nodes):
-        parent = tl.maximum(tl.load(parents_ptr + root + node), 0)
+        given = tl.load(parents_ptr + root + node)  # -1: a dead node, which is accepted never
+        parent = tl.maximum(given, 0)
         above = tl.sum(tl.where(offs == parent, depth, 0), axis=0)
         prob = prob_of(distributions, root + parent, tl.load(tokens_ptr + root + node))
         is_typical = tl.where(prob > tl.load(thresholds_ptr + root + parent), above, -1)
-        taken = tl.where((is_typical >= 0) & (is_typical < limit), node, -1)
+        taken = tl.where((given >= 0) & (is_typical >= 0) & (is_typical < limit), node, -1)
         path_prob = tl.where(offs == taken, prob * tl.sum(tl.where(offs == parent, path_prob, 0.0), axis=0), path_prob)
         depth = tl.where(offs == taken, above + 1, depth)
     drafts = tl.max(depth, axis=0)

@@ -8,12 +8,14 @@ from typing import Any
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.correctness.differential.cell import Cell
+from specsim.correctness.differential.drafter_grid import LOOKED_UP, drafter_settings
 from specsim.correctness.pairwise import pairwise
 
-GRIDS = ("quick", "pairwise", "full")
+GRIDS = ("quick", "pairwise", "drafters", "full")
 MOST_NODES = 32
 VOCAB_SIZE = 48
 ROOM = 6
+LIMITS = (12, 4, 9)  # new tokens of a cell's requests
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "warm": SamplingParams(temperature=1.0, seed=2**63 + 9),
@@ -100,6 +102,8 @@ def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
         raise InputError("grid", name, " or ".join(GRIDS))
     if name == "quick":
         settings: list[dict] = [*QUICK]
+    elif name == "drafters":
+        settings = [{"num_draft_tokens": 8} | each for each in drafter_settings()]
     else:
         backwards = {axis: values[::-1] for axis, values in AXES.items()}
         settings = [*pairwise(AXES, is_valid), *pairwise(backwards, is_valid)]
@@ -136,6 +140,7 @@ def _crossed(covering: list[dict]) -> list[dict]:
 def cell_of(setting: Mapping[str, Any]) -> Cell:
     """Make the cell of a setting; an axis that it does not name has its first value."""
     values = {**DEFAULTS, **EXTRA, **setting}
+    looked_up = values["kind"] in LOOKED_UP  # needs an output long enough to repeat itself
     prompts = _prompts(values["page_size"], values["batch"])
     config = _config(values, max(map(len, prompts)))
     values["num_draft_tokens"] = config.num_draft_tokens
@@ -147,13 +152,13 @@ def cell_of(setting: Mapping[str, Any]) -> Cell:
         ),
         pair=f"{values['kind']}-{values['family']}",
         prompts=prompts,
-        sampling=_sampling(values["sampling"], values["batch"]),
+        sampling=_sampling(values["sampling"], values["batch"], (36, 6, 24) if looked_up else LIMITS),
         config=config,
         mode=values["mode"],
         graph=values["graph"],
         bucket=values["bucket"],
         chunks=values["chunks"],
-        rounds=2 if values["family"] == "shipped" else 4,
+        rounds=12 if looked_up else 2 if values["family"] == "shipped" else 4,
         is_idle_too=values["idle"],
     )
 
@@ -198,11 +203,10 @@ def _prompts(page_size: int, batch: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple((7 * i + 3 * i * i + 11 * b) % VOCAB_SIZE for i in range(n)) for b, n in enumerate(lengths))
 
 
-def _sampling(name: str, batch: int) -> tuple[SamplingParams, ...]:
-    """Make sampling parameters: the second request ends early, so that a batch shrinks.
+def _sampling(name: str, batch: int, limits: tuple[int, ...]) -> tuple[SamplingParams, ...]:
+    """Make sampling parameters with these limits: the second request ends early, so that a batch shrinks.
 
     `mixed` gives every request its own parameters.
     """
     names = list(SAMPLINGS) if name == "mixed" else [name]
-    limits = (12, 4, 9)
     return tuple(replace(SAMPLINGS[names[b % len(names)]], max_new_tokens=limits[b]) for b in range(batch))

@@ -12,7 +12,8 @@ from specsim.correctness.differential.wide_pair import wide_pair
 from specsim.models.load import load
 from specsim.models.synthetic_pair import synthetic_pair
 
-TOKEN_DRAFTERS = {"ngram": NgramConfig(), "suffix": SuffixConfig()}
+# The oracle runs one request at a time, so the suffix drafter has no tree of others' outputs.
+TOKEN_DRAFTERS = {"ngram": NgramConfig(), "suffix": SuffixConfig(shared=False)}
 KINDS = ("eagle", "eagle3", "eagle3.1", *TOKEN_DRAFTERS)
 FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}

@@ -1,0 +1,51 @@
+"""Cells in which every kind of drafter meets target families, verifiers, graph modes and page sizes in pairs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specsim.core.config import VERIFIERS
+from specsim.correctness.pairwise import pairwise
+
+LOOKED_UP = ("ngram", "suffix")  # kinds whose drafts are not sampled
+ON_HOST = ("suffix",)  # kinds that no graph captures
+KINDS = ("eagle3.1", *LOOKED_UP)
+DRAFTER_AXES: dict[str, list[Any]] = {
+    "kind": list(KINDS),
+    "verifier": list(VERIFIERS),
+    "graph": ["round", "eager", "step", "phase"],
+    "topk": [1, 2, 4],
+    "num_steps": [3, 1, 2],
+    "page_size": [4, 1, 16],
+    "family": ["llama", "qwen3", "mistral"],
+    "sampling": ["greedy", "warm", "filtered", "penalties"],
+    "batch": [3, 1],
+    "extend": ["fixed", "ragged"],
+    "release": ["finish", "round"],
+    "draft_kv": ["lane", "ancestor"],
+    "mode": ["lockstep", "free"],
+    "max_len": [None, "near"],
+    "chunks": [1, 2],
+}
+_CHAINS = ("rejection", "block", "gumbel")
+_SAMPLED = (*_CHAINS, "multi_round")
+
+
+def drafter_settings() -> list[dict[str, Any]]:
+    """List settings that cover every possible pair of values of the axes."""
+    return pairwise(DRAFTER_AXES, is_possible)
+
+
+def is_possible(setting: Mapping[str, Any]) -> bool:
+    """Check whether a partial setting has no values that exclude each other."""
+    kind = setting.get("kind")
+    verifier = setting.get("verifier")
+    topk = setting.get("topk", 1)
+    is_round = setting.get("graph") == "round"
+    excluded = (
+        is_round and setting.get("release") == "round",
+        is_round and kind in ON_HOST,
+        is_round and kind == "ngram" and topk > 1,
+        kind in LOOKED_UP and verifier in _SAMPLED,
+        verifier in _CHAINS and topk > 1,
+    )
+    return not any(excluded)
