@@ -18,6 +18,7 @@ from specsim.maintain.training import drafter, rollouts, target
 from specsim.maintain.training import estimate as acceptance
 from specsim.maintain.training.card import write_card
 from specsim.maintain.training.corpus import build_corpus, find_sources, read_documents, write_documents
+from specsim.maintain.training.edits import write_edits
 from specsim.maintain.training.manifest import compare_selection, follow_manifest, make_manifest
 from specsim.maintain.training.prompts import choose_prompts
 from specsim.maintain.training.recipe import SHIPPED, SMOKE, Recipe
@@ -88,7 +89,7 @@ def select_corpus(run: Run) -> None:
 
 
 def learn_tokenizer(run: Run) -> None:
-    """Write the tokenizer, the encoded corpus and the prompts."""
+    """Write the tokenizer, the encoded corpus, the prompts and their edits."""
     parts = {part: read_documents(run.work / f"{part}.jsonl") for part in ("train", "heldout")}
     texts = {part: [document.text for document in documents] for part, documents in parts.items()}
     tokenizer = train_tokenizer(texts["train"][:: run.recipe.tokenizer_one_in], run.recipe.vocab_size)
@@ -99,6 +100,7 @@ def learn_tokenizer(run: Run) -> None:
     prompts = choose_prompts(parts["heldout"], tokenizer, recipe.num_prompts, recipe.prompts_a_distribution)
     lines = [json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts]
     (run.out / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
+    write_edits(run.out)
 
 
 def train_target(run: Run) -> None:

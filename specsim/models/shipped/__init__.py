@@ -7,7 +7,10 @@ TINY = Path(__file__).parent / "tiny"
 REQUESTS = Path(__file__).parent / "requests.jsonl"
 
 
-def load_prompts(folder: Path | None = None) -> list[dict[str, str]]:
-    """Read the held-out prompts of the shipped pair or of another folder: id, text, source and licence."""
-    lines = ((folder or TINY) / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+def load_prompts(folder: Path | None = None, name: str = "prompts") -> list[dict[str, str]]:
+    """Read held-out prompts of the shipped pair or of another folder: id, text, source and licence.
+
+    name: prompts, or edits, which repeat most of an excerpt with an identifier renamed.
+    """
+    lines = ((folder or TINY) / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
