@@ -42,8 +42,9 @@ class CountedTrie:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
+        self._first: dict[int, Node] = {}
         self._root = Node([], 0)
-        self._root.children = {}
+        self._root.children = self._first
         self.open()
 
     def open(self) -> None:
@@ -63,18 +64,16 @@ class CountedTrie:
                 self._suffixes[index] = self._descend(node, node.children, first + index)
 
     def remove(self, text: list[int]) -> None:
-        """Remove a closed text."""
+        """Remove a closed text; what was the last occurrence of a path stays."""
         for start in range(len(text)):
-            node = self._root
+            children = self._first
             for token in text[start : start + self._depth]:
-                if node.children is None:
-                    break
-                child = node.children[token]
+                child = children[token]
                 child.count -= 1
-                if child.count == 0:
-                    del node.children[token]
+                if child.children is None or child.count == 0:
+                    del children[token]
                     break
-                node = child
+                children = child.children
 
     def suffix(self, length: int) -> Path:
         """Find the last tokens of the open text; length: at most the depth and the length of the text."""
@@ -120,7 +119,7 @@ class CountedTrie:
         return child
 
     def _expand(self, leaf: Node, length: int) -> None:
-        """Give a leaf for paths of this length its child, to which an open suffix that stands at the leaf moves."""
+        """Give a leaf for a path of this length its child, and move the open suffix that continues into it."""
         leaf.children = {}
         end = leaf.start + length
         if end == len(leaf.text) or length == self._depth:

@@ -45,7 +45,7 @@ class Continuation(NamedTuple):
 
 
 def best_continuation(texts: Texts, tokens: Sequence[int], config: SuffixConfig, limits: TreeLimits) -> Continuation:
-    """Continue the last m tokens in the texts for every m that occurs there, and take the highest sum of scores.
+    """Continue the last m tokens, for every m that the texts contain, and take the highest sum of scores.
 
     m runs from 1 to one less than max_depth and the number of tokens. Of equal sums the longest m counts. The budget of
     drafts is ⌊m·factor + offset + 10⁻⁶⌋, at most max_nodes. The sum is taken in float64 in the order of the drafts.
