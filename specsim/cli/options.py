@@ -33,8 +33,8 @@ Drafter = Annotated[
     str | None,
     option(
         "Model",
-        "Drafter architecture; none is plain decoding.",
-        metavar="eagle|eagle3|none",
+        "Drafter architecture: eagle, eagle3, mtp, frozen-kv, standalone, ngram or suffix; none is plain decoding.",
+        metavar="NAME",
         show_default="eagle3, or the kind of --draft",
     ),
 ]

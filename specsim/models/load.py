@@ -2,50 +2,54 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from specsim.core.errors import InputError, require, require_type
-from specsim.core.pair import Pair
+from specsim.core.errors import InputError, require_choice, require_type
+from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.target import ModelConfig
+from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.models import shipped
 from specsim.models.checkpoint import load_drafter, load_target, local_folder, locate
 from specsim.models.checkpoint.model_config import read_target_config
-from specsim.models.checkpoint.tokenizer import LazyTokenizer
+from specsim.models.checkpoint.tokenizer import LazyTokenizer, has_tokenizer
+from specsim.models.checkpoint.vocabulary import check_vocabulary
 
 SHIPPED = "tiny"  # name of the shipped target
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+DrafterName = Literal["eagle", "eagle3", "mtp", "frozen-kv", "standalone", "ngram", "suffix", "none"]
+_TOKEN_DRAFTERS = {"ngram": NgramConfig, "suffix": SuffixConfig}
 
 
 def load(
     target: str | Path | None = None,
     draft: str | Path | None = None,
-    drafter: Literal["eagle", "eagle3", "none"] | None = None,
+    drafter: DrafterName | None = None,
     draft_fields: Mapping[str, Any] | None = None,
 ) -> Pair:
     """Load a target and its drafter, each from a folder or a hub id.
 
     Without target and draft it loads the shipped pair with its EAGLE-3 head.
-    target: `tiny` is the shipped one, with its own heads (a folder of that name is ./tiny).
-    drafter: another of the shipped heads, or the required kind of the given one. A target without `draft` needs "none".
+    target: `tiny` is the shipped one, with its own drafters (a folder of that name is ./tiny).
+    drafter: another of the shipped drafters, or the required kind of the given one. A target without `draft` needs
+    "none", or "ngram" or "suffix", which have no weights, or "mtp" for the modules in its own folder.
     draft_fields: fields for the drafter's config.json that are missing there or wrong.
     """
     if draft_fields is not None:
         require_type("draft_fields", draft_fields, Mapping, "a mapping of names to values")
     places = _places(target, draft, drafter)
     if places.draft is None and draft_fields:
-        raise InputError("draft_fields", dict(draft_fields), "none without a drafter")
+        raise InputError("draft_fields", dict(draft_fields), "none without a drafter that has weights")
     checkpoint = load_target(places.target)
-    head = None if places.draft is None else load_drafter(places.draft, checkpoint.config, draft_fields)
-    if head and drafter not in (None, head.config.kind):
-        raise InputError("drafter", drafter, f"{head.config.kind}, the kind of the head in {draft}")
-    has_tokenizer = any((places.target / file).exists() for file in _TOKENIZERS)
-    return Pair(checkpoint, head, LazyTokenizer(places.target) if has_tokenizer else None, places.name)
+    own: Any = _TOKEN_DRAFTERS[drafter]() if drafter in _TOKEN_DRAFTERS else None
+    if places.draft is not None:
+        own = _load_drafter(places, checkpoint.config, draft_fields, drafter)
+    tokenizer = LazyTokenizer(places.target) if has_tokenizer(places.target) else None
+    return Pair(checkpoint, own, tokenizer, places.name)
 
 
 def load_config(
     target: str | Path | None = None,
     draft: str | Path | None = None,
-    drafter: Literal["eagle", "eagle3", "none"] | None = None,
+    drafter: DrafterName | None = None,
 ) -> ModelConfig:
     """Read the shape of the target that `load` would load, without weights."""
     return read_target_config(_places(target, draft, drafter).target)
@@ -59,29 +63,57 @@ class _Places(NamedTuple):
     name: str
 
 
-def _places(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> _Places:
+def _load_drafter(
+    places: _Places, target: ModelConfig, draft_fields: Mapping[str, Any] | None, drafter: DrafterName | None
+) -> DrafterCheckpoint:
+    """Load a drafter with weights, and check that it is of the named kind and speaks the target's tokens."""
+    folder = places.draft or places.target
+    loaded = load_drafter(folder, target, draft_fields, drafter)
+    if drafter not in (None, loaded.config.kind):
+        raise InputError("drafter", drafter, f"{loaded.config.kind}, the kind of the drafter in {folder}")
+    if loaded.config.kind == "standalone":
+        check_vocabulary(target, places.target, loaded.config.model, folder)
+    return loaded
+
+
+def _places(target: str | Path | None, draft: str | Path | None, drafter: DrafterName | None) -> _Places:
     """Find the folders for the arguments of `load`."""
-    require(drafter in (None, "eagle", "eagle3", "none"), "drafter", drafter, "eagle or eagle3 or none")
+    if drafter is not None:
+        require_choice("drafter", drafter, get_args(DrafterName))
     own = shipped.TINY / "target"
+    has_weights = drafter != "none" and drafter not in _TOKEN_DRAFTERS
     if target in (None, SHIPPED) and draft is None:
-        if drafter == "none":
-            return _Places(own, None, SHIPPED)
         kind = drafter or "eagle3"
-        return _Places(own, shipped.TINY / kind, f"{SHIPPED}, {kind}")
-    target = _given_target(target, draft, drafter)
+        name = SHIPPED if drafter == "none" else f"{SHIPPED}, {kind}"
+        return _Places(own, _shipped_drafter(kind) if has_weights else None, name)
+    target = _given_target(target, draft, drafter, has_weights)
     head = None if draft is None else locate("draft", draft)
     folder = own if target == SHIPPED else locate("target", target)
-    return _Places(folder, head, str(target) if draft is None else f"{target}, {draft}")
+    if draft is None and drafter == "mtp":
+        head = folder
+    parts = [target, draft or (drafter if drafter != "none" else None)]
+    return _Places(folder, head, ", ".join(str(part) for part in parts if part is not None))
 
 
-def _given_target(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> str | Path:
-    """Return the target, after a check that the arguments name it, and a drafter unless it is `none`."""
+def _shipped_drafter(kind: str) -> Path:
+    """Find a shipped drafter of the shipped target."""
+    if not (shipped.TINY / kind / "config.json").exists():
+        found = [each for each in get_args(DrafterName) if (shipped.TINY / each / "config.json").exists()]
+        allowed = f"{' or '.join([*found, *_TOKEN_DRAFTERS, 'none'])}, or with draft, as no {kind} drafter is shipped"
+        raise InputError("drafter", kind, allowed)
+    return shipped.TINY / kind
+
+
+def _given_target(
+    target: str | Path | None, draft: str | Path | None, drafter: str | None, has_weights: bool
+) -> str | Path:
+    """Return the target, after a check that the arguments name it, and a drafter where it has weights of its own."""
     if target is None:
         raise InputError("target", None, "the target that the given drafter was trained for")
-    if draft is not None and drafter == "none":
-        raise InputError("draft", str(draft), "none where drafter is none")
+    if draft is not None and not has_weights:
+        raise InputError("draft", str(draft), f"none where drafter is {drafter}")
     if target != SHIPPED:
         local_folder("target", target)
-    if draft is None and drafter != "none":
+    if draft is None and has_weights and drafter != "mtp":
         raise InputError("draft", None, "a drafter of the given target (a folder or a hub id), or drafter none")
     return target

@@ -95,6 +95,8 @@ def test_heads_not_given(fields: dict[str, Any], expected: tuple[int, int], publ
         ({IDS: [0, 17, 34], CONVENTION: "output"}, (1, 18, 35)),
         ({IDS: [0, 17, 34], CONVENTION: "entering"}, (0, 17, 34)),  # the embedding enters layer 0
         ({IDS: [-1, 17, 34], CONVENTION: "output"}, (0, 18, 35)),
+        ({IDS: [5], CONVENTION: "entering"}, (5,)),
+        ({IDS: [1, 9, 17, 32], CONVENTION: "output", "num_aux_hidden_states": 4}, (2, 10, 18, 33)),
         ({"eagle_config": {IDS: [1, 17, 32], CONVENTION: "output", "use_aux_hidden_state": True}}, (2, 18, 33)),
     ],
 )
@@ -108,6 +110,18 @@ def test_norm_before_residual(value: bool, published):
     for name in (EAGLE3, SPECULATORS):
         config = Fields(Path("config.json"), published.config(name) | {"norm_before_residual": value})
         assert drafter_config(config, "eagle3", published.target()).norm_before_residual is value
+
+
+@pytest.mark.parametrize("name", ["norm_before_fc", "fc_norm", "norm_output"])
+def test_norms_of_eagle3_1(name: str, published):
+    for head in (EAGLE3, SPECULATORS):
+        for fields in ({name: True}, {"eagle_config": {name: True}}):
+            config = Fields(Path("config.json"), published.config(head) | {"norm_before_residual": True} | fields)
+            assert getattr(drafter_config(config, "eagle3", published.target()), name) is True
+        assert (
+            getattr(drafter_config(Fields(Path("c"), published.config(head)), "eagle3", published.target()), name)
+            is False
+        )
 
 
 # Refused fields
@@ -185,20 +199,22 @@ def test_configs_of_targets_refused(
         (EAGLE3, {"target_hidden_size": 28}, "target_hidden_size", 28),
         (EAGLE3, {"draft_vocab_size": 41}, "draft_vocab_size", 41),
         (EAGLE3, {"num_hidden_layers": 2}, "num_hidden_layers", 2),
-        (EAGLE3, {"norm_before_fc": True}, "norm_before_fc", True),
+        (EAGLE, {"norm_before_fc": True}, "norm_before_fc", True),
+        (EAGLE, {"norm_output": True}, "norm_output", True),
+        (EAGLE3, {"fc_norm": 1}, "fc_norm", 1),
+        (EAGLE3, {"num_aux_hidden_states": 2}, "num_aux_hidden_states", 2),
         (EAGLE3, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state", False),
         (EAGLE3, {IDS: [1, 17, 32]}, CONVENTION, "missing"),
         (SPECULATORS, {IDS: [2, 18, 33]}, CONVENTION, "missing"),
         (EAGLE3, {IDS: [1, 2, 3], CONVENTION: "vllm"}, CONVENTION, "vllm"),
         (EAGLE3, {IDS: [2, 2, 3], CONVENTION: "output"}, IDS, [2, 2, 3]),
         (EAGLE3, {IDS: [3, 2, 4], CONVENTION: "output"}, IDS, [3, 2, 4]),
-        (EAGLE3, {IDS: [1, 2], CONVENTION: "output"}, IDS, [1, 2]),
+        (EAGLE3, {IDS: [], CONVENTION: "output"}, IDS, []),
         (EAGLE3, {IDS: [1, 2, 35], CONVENTION: "output"}, IDS, [1, 2, 35]),
         (EAGLE3, {IDS: [-1, 2, 3], CONVENTION: "entering"}, IDS, [-1, 2, 3]),
         (EAGLE3, {IDS: [-2, 2, 3], CONVENTION: "output"}, IDS, [-2, 2, 3]),
         (EAGLE3, {IDS: "2", CONVENTION: "entering"}, IDS, "2"),
         (SPECULATORS, {"norm_before_residual": None}, "norm_before_residual", "missing"),
-        (SPECULATORS, {"speculators_model_type": "eagle"}, "speculators_model_type", "eagle"),
     ],
 )
 def test_configs_of_heads_refused(name: str, fields: dict[str, Any], field: str, value: Any, published):

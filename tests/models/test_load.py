@@ -69,7 +69,11 @@ def test_the_kind_of_an_own_drafter_is_detected(tiny_pair: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"drafter": "medusa"}, "drafter is 'medusa'; allowed: eagle or eagle3 or none"),
+        (
+            {"drafter": "medusa"},
+            "drafter is 'medusa'; allowed: "
+            "eagle or eagle3 or mtp or frozen-kv or standalone or ngram or suffix or none",
+        ),
         ({"draft": "x"}, "target is None; allowed: the target that the given drafter was trained for"),
         (
             {"target": "a/x"},

@@ -1,5 +1,6 @@
 """Shape of an EAGLE head, from a config.json of the EAGLE repository, SGLang or speculators."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -7,55 +8,42 @@ from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.fields import Fields
+from specsim.models.checkpoint.inherited import target_sizes
 from specsim.models.checkpoint.model_config import model_config
 
-# Fields that a head's config may leave to its target. RoPE is not among them: published heads that do not name it were
-# trained with the default base of 10000, whatever their target has.
-_INHERITED = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "rms_norm_eps": "rms_norm_eps",
-    "max_position_embeddings": "max_position_embeddings",
-}
-_INHERITED_HEADS = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
-# Fields of published variants, with the one value that is supported.
-_ONLY = {"norm_before_fc": False, "use_aux_hidden_state": True}
+_NORMS = ("norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3.1
 
 
 def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterConfig:
     """Read the shape of an EAGLE head (`kind` eagle or eagle3), and check that it fits its target."""
-    layer = fields.mapping("transformer_layer_config") if is_speculators(fields) else fields
+    layer = fields.mapping("transformer_layer_config") if fields.get("speculators_model_type") else fields
     fields = fields.filled(fields.mapping("eagle_config").given)
-    for name, only in _ONLY.items():
-        if fields.flag(name, default=only) != only:
-            raise fields.error(name, str(only).lower())
+    if not fields.flag("use_aux_hidden_state", default=True):
+        raise fields.error("use_aux_hidden_state", "true")
     model = model_config(_inherit(layer, target))
     config = DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=model.hidden_size)
+    norms = {name: fields.flag(name) for name in _NORMS}
     if kind == "eagle3":
-        config = _eagle3(fields, model, target)
+        config = replace(_eagle3(fields, model, target), **norms)
+    elif any(norms.values()):
+        raise fields.error(next(filter(norms.get, norms)), "false, except in an EAGLE-3 head")
     _check_fit(config, target, fields.file)
     return config
 
 
-def is_speculators(fields: Fields) -> bool:
-    """Check whether vLLM's speculators wrote this config, or raise InputError for a kind other than EAGLE-3."""
-    name = "speculators_model_type"
-    return bool(fields.get(name)) and fields.choice(name, ("eagle3",)) == "eagle3"
-
-
 def _inherit(layer: Fields, target: ModelConfig) -> Fields:
-    """Complete a head's fields with its target's, as a Llama layer."""
+    """Complete a head's fields with its target's, as a Llama layer.
+
+    RoPE is not the target's: published heads that do not name it were trained with the default base of 10000.
+    """
     layer.choice("model_type", ("llama",), default="llama")
-    names = _INHERITED if layer.get("num_attention_heads") else _INHERITED | _INHERITED_HEADS
-    inherited = {name: getattr(target, field) for name, field in names.items()}
-    values = {"model_type": "llama", "num_hidden_layers": 1, **inherited, **layer.given}
+    values = {"model_type": "llama", "num_hidden_layers": 1, **target_sizes(layer, target), **layer.given}
     return Fields(layer.file, values, layer.read_names)
 
 
 def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig) -> DrafterConfig:
     require(model.num_layers == 1, f"num_hidden_layers in {fields.file}", model.num_layers, "1 in an EAGLE-3 head")
-    if is_speculators(fields) and fields.get("norm_before_residual") is None:
+    if fields.get("speculators_model_type") and fields.get("norm_before_residual") is None:
         raise fields.error("norm_before_residual", "true or false, as readers of the format differ in its default")
     return DrafterConfig(
         kind="eagle3",
@@ -73,15 +61,17 @@ def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
     ids = fields.get(name)
     if ids is None:
         layers = (2, num_layers // 2, num_layers - 3)
-        allowed = f"three ids; the published default 2, n//2, n-3 is {layers} for a target of {num_layers} layers"
+        allowed = f"ids of layers; the published default 2, n//2, n-3 is {layers} for a target of {num_layers} layers"
     else:
         if not isinstance(ids, list) or any(type(layer) is not int for layer in ids):
-            raise fields.error(name, "a list of three integers")
+            raise fields.error(name, "a list of integers")
         layers = tuple(layer + _offset(fields) for layer in ids)
-        allowed = f"three ascending ids for inputs of layers 0 to {num_layers - 1} of the target"
+        allowed = f"ascending ids for inputs of layers 0 to {num_layers - 1} of the target, at least one"
     ascending = all(a < b for a, b in pairwise(layers))
-    if len(layers) != 3 or not ascending or layers[0] < 0 or layers[-1] >= num_layers:
+    if not layers or not ascending or layers[0] < 0 or layers[-1] >= num_layers:
         raise fields.error(name, allowed)
+    if fields.integer("num_aux_hidden_states", default=len(layers)) != len(layers):
+        raise fields.error("num_aux_hidden_states", f"{len(layers)}, the number of ids in {name}")
     return layers
 
 

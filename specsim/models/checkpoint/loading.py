@@ -1,4 +1,4 @@
-"""Targets and EAGLE heads from a local folder or the Hugging Face hub."""
+"""Targets and drafters with weights, from a local folder or the Hugging Face hub."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,32 +7,42 @@ from typing import Any
 
 import torch
 
+from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.drafter_config import drafter_config, is_speculators
+from specsim.models.checkpoint.drafter_config import drafter_config
+from specsim.models.checkpoint.drafter_kind import drafter_kind
 from specsim.models.checkpoint.fields import Fields, read_json
+from specsim.models.checkpoint.frozen_kv import read_frozen_kv
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
-from specsim.models.checkpoint.model_config import read_target_config
-from specsim.models.checkpoint.weights import by_name, check_layout, read_weights
+from specsim.models.checkpoint.model_config import model_config, read_target_config
+from specsim.models.checkpoint.mtp import module_key, num_modules_of, read_mtp
+from specsim.models.checkpoint.weights import Stored, by_name, check_layout, read_weights
 
 _HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_TEXT = ("*.json", "*.txt", "tokenizer.model")
-_EAGLE3_KEYS = ("midlayer.", "layers.0.hidden_norm.", "d2t")
 
 
 def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
-    """Load a target of a supported family.
+    """Load a target of a supported family, without MTP modules in its folder.
 
     Raises InputError with file and key for a missing, extra or misshapen tensor.
     """
     folder = locate("target", path_or_hub)
     config = read_target_config(folder)
+    num_modules = num_modules_of(read_json(folder / "config.json"))
+    return _load_model(config, folder, read_weights(folder), num_modules)
+
+
+def _load_model(config: ModelConfig, folder: Path, stored: Iterable[Stored], num_modules: int) -> TargetCheckpoint:
+    """Check the tensors of a language model, with a tied head as the embedding."""
+    own = [entry for entry in stored if module_key(entry.key, config.num_layers, num_modules) is None]
     required = target_layout(config)
     optional = {}
     if config.tie_word_embeddings:
         optional = {"lm_head.weight": required.pop("lm_head.weight")}
-    tensors = check_layout(by_name(read_weights(folder), _target_name), folder, required, optional)
+    tensors = check_layout(by_name(own, _target_name), folder, required, optional)
     if config.tie_word_embeddings:
         embedding = tensors["model.embed_tokens.weight"]
         if not torch.equal(tensors.get("lm_head.weight", embedding), embedding):
@@ -43,32 +53,71 @@ def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
 
 
 def load_drafter(
-    path_or_hub: str | Path, target_config: ModelConfig, draft_fields: Mapping[str, Any] | None = None
+    path_or_hub: str | Path,
+    target_config: ModelConfig,
+    draft_fields: Mapping[str, Any] | None = None,
+    kind: str | None = None,
 ) -> DrafterCheckpoint:
-    """Load an EAGLE-1/2 or EAGLE-3 head.
+    """Load a drafter with weights: EAGLE-1/2, EAGLE-3, MTP modules, frozen KV, or a language model.
 
-    draft_fields: replacements for fields of its config.json. Raises InputError as load_target does, and where the head
-    does not fit its target.
+    draft_fields: replacements for fields of its config.json. kind: `mtp` for the modules in the folder of a language
+    model. Raises InputError as load_target does, and where the drafter does not fit its target.
     """
     folder = locate("draft", path_or_hub)
     fields = read_json(folder / "config.json").replaced(draft_fields or {})
-    stored = by_name(read_weights(folder), lambda key: key.removeprefix("model."))
-    kind = _drafter_kind(fields, stored)
-    if kind == "eagle3":
-        stored = by_name(stored.values(), _eagle3_name)
-    config = drafter_config(fields, kind, target_config)
+    stored = read_weights(folder)
+    found = drafter_kind(fields, [entry.key for entry in stored], kind)
+    checkpoint = _LOADERS[found](fields, stored, target_config)
     for name in draft_fields or ():
-        allowed = f"a field of an {kind} config: {', '.join(sorted(fields.read_names))}"
+        allowed = f"a field of an {found} config: {', '.join(sorted(fields.read_names))}"
         require(name in fields.read_names, "draft_fields", name, allowed)
+    return checkpoint
+
+
+def _load_eagle(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    folder = fields.file.parent
+    config = drafter_config(fields, "eagle", target)
     required, optional = drafter_layout(config)
-    if kind == "eagle" and fields.get("bias") is not None:
+    if fields.get("bias") is not None:
         bias = {"fc.bias": optional.pop("fc.bias")}
         required |= bias if fields.flag("bias") else {}
-    tensors = check_layout(stored, folder, required, optional)
+    named = by_name(stored, lambda key: key.removeprefix("model."))
+    return DrafterCheckpoint(config, check_layout(named, folder, required, optional))
+
+
+def _load_eagle3(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    folder = fields.file.parent
+    config = drafter_config(fields, "eagle3", target)
+    tensors = check_layout(by_name(stored, _eagle3_name), folder, *drafter_layout(config))
     if "t2d" in tensors and "d2t" not in tensors:
         raise InputError(f"d2t in {folder}", "missing", "a table of offsets, as there is a t2d")
-    tensors |= _vocabulary(tensors, folder, target_config.vocab_size) if "d2t" in tensors else {}
+    tensors |= _vocabulary(tensors, folder, target.vocab_size) if "d2t" in tensors else {}
     return DrafterCheckpoint(config, tensors)
+
+
+def _load_mtp(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    config, named = read_mtp(fields, stored, target)
+    return DrafterCheckpoint(config, check_layout(named, fields.file.parent, *drafter_layout(config)))
+
+
+def _load_frozen_kv(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    config, named = read_frozen_kv(fields, stored, target)
+    return DrafterCheckpoint(config, check_layout(named, fields.file.parent, *drafter_layout(config)))
+
+
+def _load_standalone(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    model = _load_model(model_config(fields), fields.file.parent, stored, num_modules_of(fields))
+    config = DrafterConfig("standalone", model.config, model.config.vocab_size, target.hidden_size)
+    return DrafterCheckpoint(config, model.tensors)
+
+
+_LOADERS = {
+    "eagle": _load_eagle,
+    "eagle3": _load_eagle3,
+    "mtp": _load_mtp,
+    "frozen-kv": _load_frozen_kv,
+    "standalone": _load_standalone,
+}
 
 
 def local_folder(field: str, path_or_hub: str | Path) -> Path | None:
@@ -114,18 +163,6 @@ def _target_name(key: str) -> str:
 def _eagle3_name(key: str) -> str:
     name = key.removeprefix("model.")
     return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
-
-
-def _drafter_kind(fields: Fields, names: Iterable[str]) -> str:
-    """Find the kind of a head from its keys and from fields that only EAGLE-3 has.
-
-    The fields let errors name a missing key.
-    """
-    if is_speculators(fields) or fields.get("draft_vocab_size"):
-        return "eagle3"
-    if "fc.weight" not in names:
-        raise InputError(f"fc.weight in {fields.file.parent}", "missing", "an EAGLE-1, EAGLE-2 or EAGLE-3 head")
-    return "eagle3" if any(name.startswith(_EAGLE3_KEYS) for name in names) else "eagle"
 
 
 def _vocabulary(tensors: Mapping[str, torch.Tensor], folder: Path, vocab_size: int) -> dict[str, torch.Tensor]:

@@ -5,6 +5,13 @@ from typing import Any
 
 from specsim.core.errors import InputError
 
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a tokenizer."""
+    return any((folder / name).exists() for name in _FILES)
+
 
 class LazyTokenizer:
     """Tokenizer with every attribute of transformers' AutoTokenizer, loaded at first use."""

@@ -1,0 +1,132 @@
+"""MTP modules, from a folder of their own or from their target's, under the names of every published format.
+
+Sources: vllm-project/vllm, vllm/model_executor/models/ deepseek_mtp.py (DeepSeek-V3), glm4_moe_mtp.py (GLM-4.5),
+qwen3_next_mtp.py and mimo_mtp.py; vllm-project/speculators, src/speculators/models/mtp/model_definitions.py.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from specsim.core.drafter import DrafterConfig
+from specsim.core.errors import InputError, require
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.fields import Fields
+from specsim.models.checkpoint.inherited import decoder_config, one_window
+from specsim.models.checkpoint.weights import Stored, by_name
+
+_XIAOMI = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj", "final_layernorm": "norm"}
+_QWEN = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "norm": "norm"}
+_COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+_DENSE = (
+    r"(enorm|hnorm|norm|eh_proj|input_layernorm|post_attention_layernorm|self_attn\.([qkvo]_proj|[qk]_norm)"
+    r"|mlp\.(gate|up|down)_proj)\.(weight|bias)"
+)
+
+
+class ModuleKey(NamedTuple):
+    """Name of a tensor in an MTP module."""
+
+    module: int | None  # its number; None: every module has the tensor
+    name: str  # below the module, as of ours
+    is_swapped: bool = False  # the projection reads the hidden state first, then the embedding
+
+
+def module_key(key: str, num_layers: int, num_modules: int | None = None) -> ModuleKey | None:
+    """Read the name of a tensor: of an MTP module, or None for any other.
+
+    num_layers: of the language model, after which DeepSeek numbers its modules, `num_modules` of them if that is known.
+    """
+    bare = key.removeprefix("model.")
+    if found := re.fullmatch(r"modules\.(\d+)\.(.+)", bare):
+        return ModuleKey(int(found[1]), found[2])
+    if found := re.fullmatch(r"mtp_layers\.(\d+)\.(.+)", bare):
+        return ModuleKey(int(found[1]), _renamed(found[2], _XIAOMI), is_swapped=key != bare)
+    if found := re.fullmatch(r"mtp\.layers\.(\d+)\.(.+)", bare):
+        return ModuleKey(int(found[1]), found[2])
+    if found := re.fullmatch(r"mtp\.(.+)", bare):
+        return ModuleKey(None, _renamed(found[1], _QWEN))
+    found = re.fullmatch(r"layers\.(\d+)\.(.+)", bare)
+    if not found or not num_layers <= int(found[1]) < num_layers + (num_modules or 0):
+        return None
+    return ModuleKey(int(found[1]) - num_layers, _renamed(found[2], {"shared_head.norm": "norm"}))
+
+
+def num_modules_of(fields: Fields) -> int:
+    """Read how many MTP modules a config.json names, 0 if none."""
+    return fields.integer("num_nextn_predict_layers", default=0, least=0)
+
+
+def read_mtp(fields: Fields, stored: Iterable[Stored], target: ModelConfig) -> tuple[DrafterConfig, dict[str, Stored]]:
+    """Read the shape of MTP modules, and their tensors under our names."""
+    folder = fields.file.parent
+    by_key = by_name(stored, lambda key: key)
+    num_layers = fields.integer("num_hidden_layers", default=target.num_layers)
+    found = {key: module_key(key, num_layers, num_modules_of(fields)) for key in by_key}
+    modules = {key: place for key, place in found.items() if place}
+    indices = {place.module for place in modules.values()} - {None}
+    if not indices or fields.get("num_nextn_predict_layers") == 0:
+        raise fields.error("num_nextn_predict_layers", f"at least 1, with tensors of MTP modules in {folder}")
+    num_modules = fields.integer("num_nextn_predict_layers", default=len(indices))
+    for index in range(num_modules):
+        allowed = f"{num_modules} modules, as num_nextn_predict_layers says"
+        require(index in indices, f"MTP module {index} in {folder}", "missing", allowed)
+    named: dict[str, Stored] = {}
+    for key, place in modules.items():
+        for index in range(num_modules) if place.module is None else [place.module]:
+            if entry := _entry(by_key, key, place, fields):
+                named[f"modules.{index}.{place.name}"] = entry
+    named |= {key: by_key[key] for key, place in found.items() if not place and not _of_model(key, num_layers)}
+    return _config(fields, num_modules, target), named
+
+
+def _entry(by_key: Mapping[str, Stored], key: str, place: ModuleKey, fields: Fields) -> Stored | None:
+    """Take a tensor as our projections read it, None for a copy of the target's."""
+    entry = by_key[key]
+    if place.name in _COPIES:
+        own = by_key.get(_COPIES[place.name])
+        if own and not torch.equal(own.tensor, entry.tensor):
+            raise InputError(
+                f"{key} in {entry.file}", "another tensor", f"equal to {own.key}, as every module shares it"
+            )
+        return None
+    if not re.fullmatch(_DENSE, place.name):
+        allowed = "a module whose layer is dense, as in Llama, Qwen3 and Mistral; not of experts or latent attention"
+        raise InputError(f"{key} in {entry.file}", "a part of another kind of layer", allowed)
+    is_swapped = fields.flag("mtp_hidden_states_first", default=place.is_swapped)
+    if place.name == "eh_proj.weight" and is_swapped and entry.tensor.dim() == 2:
+        return entry._replace(tensor=torch.cat(entry.tensor.chunk(2, dim=1)[::-1], dim=1))
+    return entry
+
+
+def _config(fields: Fields, num_modules: int, target: ModelConfig) -> DrafterConfig:
+    layer = fields.mapping("transformer_layer_config") if fields.get("speculators_model_type") else fields
+    model = decoder_config(layer, target)
+    for name in ("vocab_size", "hidden_size"):
+        own = getattr(target, name)
+        require(getattr(model, name) == own, f"{name} in {fields.file}", getattr(model, name), f"{own}, the target's")
+    window = one_window(model)
+    windows = (window,) * num_modules if window else ()
+    model = replace(model, num_layers=num_modules, sliding_windows=windows, tie_word_embeddings=False, eos_token_ids=())
+    chained = fields.flag("hidden_chain", default=True)
+    return DrafterConfig(
+        "mtp", model, model.vocab_size, target.hidden_size, num_modules=num_modules, hidden_chain=chained
+    )
+
+
+def _of_model(key: str, num_layers: int) -> bool:
+    """Whether a key is of the language model that the modules belong to."""
+    bare = key.removeprefix("model.")
+    if bare in ("embed_tokens.weight", "norm.weight", "lm_head.weight"):
+        return True
+    layer = re.match(r"layers\.(\d+)\.", bare)
+    return layer is not None and int(layer[1]) < num_layers
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """Replace the module part of a name such as `fc.weight`."""
+    module, dot, part = name.rpartition(".")
+    return f"{names.get(module, module)}{dot}{part}"
