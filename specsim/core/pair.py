@@ -34,17 +34,25 @@ class DrafterCheckpoint:
     """A drafter's shape and its tensors."""
 
     config: DrafterConfig
-    # As stored, under the EAGLE repository's names. eagle: embed_tokens, fc [H, 2H], fc.bias where it has one,
-    # layers.i.*. eagle3: fc [H, 3·target H], midlayer.*, norm, lm_head [draft vocabulary, H]; d2t (i64, target id = i +
-    # d2t[i], ascending) and t2d (bool), both or neither; embed_tokens where it has its own.
+    # As stored, under the names of models/checkpoint/layout.py. eagle: embed_tokens, fc [H, 2H], fc.bias where it has
+    # one, layers.i.*. eagle3: fc [H, features · target H], midlayer.*, norm, lm_head [draft vocabulary, H]; input_norm
+    # and fc_norm.i as its flags say; d2t (i64, target id = i + d2t[i], ascending) and t2d (bool), both or neither;
+    # embed_tokens where it has its own. mtp: modules.k.*, eh_proj [H, 2H] in the order embedding, hidden state.
+    # frozen-kv: pre_projection [H, 2 · target H] in that order, layers.i.* with queries only, norm, post_projection
+    # [target H, H], lm_head. standalone: the names of a target.
     tensors: Mapping[str, torch.Tensor]
 
     def facts(self) -> dict[str, str]:
         """Names and values that repr and Jupyter show."""
-        layers = self.config.feature_layers
-        reads = f"the input of layers {', '.join(map(str, layers))}" if layers else "the input of the head"
-        own = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": reads}
+        own = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": self._reads()}
         return {"kind": self.config.kind} | _facts(self.config.model, self.tensors) | own
+
+    def _reads(self) -> str:
+        if self.config.kind == "standalone":
+            return "tokens"
+        layers = self.config.feature_layers
+        hidden = f"the input of layers {', '.join(map(str, layers))}" if layers else "the input of the head"
+        return f"{hidden}, the target's KV" if self.config.kind == "frozen-kv" else hidden
 
     def __repr__(self) -> str:
         return _one_line(self)

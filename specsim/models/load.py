@@ -107,7 +107,7 @@ def _shipped_drafter(kind: str) -> Path:
 def _given_target(
     target: str | Path | None, draft: str | Path | None, drafter: str | None, has_weights: bool
 ) -> str | Path:
-    """Return the target, after a check that the arguments name it, and a drafter where it has weights of its own."""
+    """Return the target, after a check that the arguments name it, and a drafter where it needs one."""
     if target is None:
         raise InputError("target", None, "the target that the given drafter was trained for")
     if draft is not None and not has_weights:

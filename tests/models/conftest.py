@@ -13,7 +13,7 @@ from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.model_config import model_config
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I64": torch.int64, "BOOL": torch.bool}
-# num_attention_heads to head_dim: 4 heads of 6, hidden 24; other sizes in proportion.
+# num_attention_heads to head_dim: 4 heads of 6 (wider ones as published), hidden 24; other sizes in proportion.
 TINY = {
     "vocab_size": 40,
     "hidden_size": 24,
@@ -80,9 +80,10 @@ class Published:
         (folder / form).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
         return folder
 
-    def target(self) -> ModelConfig:
-        """Make the tiny config of a target that every published head fits: 36 layers of hidden 24."""
-        changes = {"num_hidden_layers": 36, "max_position_embeddings": 99, "rope_theta": 5e5, "rms_norm_eps": 1e-5}
+    def target(self, num_layers: int = 36) -> ModelConfig:
+        """Make the tiny config of a target that every published head fits, with hidden 24."""
+        changes = {"num_hidden_layers": num_layers, "max_position_embeddings": 99}
+        changes |= {"rope_theta": 5e5, "rms_norm_eps": 1e-5}
         return model_config(Fields(Path("target"), self.small("llama", **changes)))
 
     def small(self, family: str, **fields: Any) -> dict[str, Any]:
@@ -94,6 +95,8 @@ class Published:
 def shrink(config: dict[str, Any]) -> dict[str, Any]:
     """Make sizes tiny and keep the rest as published, with the same share of KV heads."""
     tiny = {name: TINY.get(name, value) if value is not None else None for name, value in config.items()}
+    if tiny.get("head_dim"):
+        tiny["head_dim"] *= config["num_attention_heads"] * config["head_dim"] // config["hidden_size"]
     if "num_key_value_heads" in config:
         grouped = config["num_key_value_heads"] < config["num_attention_heads"]
         tiny["num_key_value_heads"] = 2 if grouped else TINY["num_attention_heads"]
@@ -109,7 +112,8 @@ def sizes(config: dict[str, Any]) -> list[int]:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     kv = config.get("num_key_value_heads", heads) * head_dim
-    fused = [2 * hidden, 3 * hidden] if config["num_hidden_layers"] == 1 else []
+    num_features = len(config.get("eagle_aux_hidden_state_layer_ids") or range(3))
+    fused = [2 * hidden, num_features * hidden] if config["num_hidden_layers"] == 1 else []
     fixed = [config["vocab_size"], config["intermediate_size"], hidden, heads * head_dim, kv, head_dim, *fused]
     return [*fixed, config.get("draft_vocab_size", config["vocab_size"])]
 

@@ -21,12 +21,18 @@ EAGLE = "eagle-llama2-chat-7b"
 EAGLE3 = "eagle3-llama3.1-instruct-8b"
 SPECULATORS = "eagle3-llama3.1-8b-speculators"
 HEADS = (EAGLE, EAGLE3, SPECULATORS)
+SPECFORGE = ("eagle3-qwen3-32b-specforge", "eagle3.1-qwen3-30b-specforge")
+SPECULATORS_31 = "eagle3.1-qwen3-235b-speculators"
+EVERY_HEAD = (*HEADS, *SPECFORGE, SPECULATORS_31)
+ENTERING = {"eagle_aux_hidden_state_convention": "entering"}
 FORMS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 Tensors = dict[str, torch.Tensor]
 
 
 def canonical(name: str, tensors: Tensors) -> Tensors:
-    return {key.replace("layers.0.", "midlayer.") if name == SPECULATORS else key: t for key, t in tensors.items()}
+    return {
+        key.replace("layers.0.", "midlayer.") if name.endswith("speculators") else key: t for key, t in tensors.items()
+    }
 
 
 def assert_same(found: Tensors, expected: Tensors) -> None:
@@ -60,12 +66,16 @@ def test_target_layout_is_the_published_one_at_full_size(name: str, published):
     assert target_layout(model_config(Fields(Path(name), manifest["config"]))) == shapes
 
 
-@pytest.mark.parametrize(("name", "kind"), [(EAGLE, "eagle"), (EAGLE3, "eagle3"), (SPECULATORS, "eagle3")])
-def test_head_layout_is_the_published_one_at_full_size(name: str, kind: str, published):
+@pytest.mark.parametrize("name", EVERY_HEAD)
+def test_head_layout_is_the_published_one_at_full_size(name: str, published):
     manifest = published.manifests[name]
-    of_target = published.manifests["llama-3.1-8b-instruct"]["config"] | (manifest["config"] if kind == "eagle" else {})
-    target = model_config(Fields(Path(name), of_target | {"num_hidden_layers": 32}))
-    required, optional = drafter_layout(drafter_config(Fields(Path(name), manifest["config"]), kind, target))
+    layer = manifest["config"].get("transformer_layer_config", manifest["config"])
+    names = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    widths = {field: layer[field] for field in names if field in layer}
+    of_target = published.manifests["llama-3.1-8b-instruct"]["config"] | widths
+    target = model_config(Fields(Path(name), of_target | {"num_hidden_layers": 94}))
+    fields = Fields(Path(name), manifest["config"] | ENTERING)
+    required, optional = drafter_layout(drafter_config(fields, "eagle" if name == EAGLE else "eagle3", target))
     shapes = {key: tuple(entry["shape"]) for key, entry in canonical(name, manifest["tensors"]).items()}
     assert required.items() <= shapes.items() <= (required | optional).items()
 
@@ -103,6 +113,21 @@ def test_head_configs(tmp_path: Path, published):
     assert (eagle3.model.rope_theta, target.rope_theta) == (10000.0, 5e5)
     # These heads have their own RMSNorm epsilon; other missing fields are the target's.
     assert (eagle.model.rms_norm_eps, eagle3.model.rms_norm_eps) == (1e-6, 1e-5)
+
+
+@pytest.mark.parametrize("name", [*SPECFORGE, SPECULATORS_31])
+def test_specforge_and_eagle3_1_heads_load(name: str, tmp_path: Path, published):
+    folder, tensors = published.write(tmp_path, name)
+    head = load_drafter(folder, published.target(94), ENTERING if name == SPECULATORS_31 else None)
+    assert_same(head.tensors, canonical(name, tensors))
+    flags = (head.config.norm_before_fc, head.config.fc_norm, head.config.norm_output)
+    assert (
+        flags
+        == {SPECFORGE[0]: (False,) * 3, SPECFORGE[1]: (False, True, True), SPECULATORS_31: (True, False, True)}[name]
+    )
+    layers = (2, 46, 91, 93) if name == SPECULATORS_31 else (2, 47, 91)
+    assert (head.config.feature_layers, head.config.kind) == (layers, "eagle3")
+    assert head.config.model.sliding_windows == ((2048,) if name == SPECULATORS_31 else ())
 
 
 # Variations of layout

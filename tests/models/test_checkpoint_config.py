@@ -112,6 +112,19 @@ def test_norm_before_residual(value: bool, published):
         assert drafter_config(config, "eagle3", published.target()).norm_before_residual is value
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"sliding_window": 5, "use_sliding_window": True}, ()),  # as transformers' Llama reads it
+        ({"sliding_window": 5, "layer_types": ["full_attention"]}, ()),
+        ({"sliding_window": 5, "layer_types": ["sliding_attention"]}, (5,)),
+    ],
+)
+def test_windows_of_a_head(fields: dict[str, Any], expected: tuple, published):
+    config = Fields(Path("config.json"), published.config(EAGLE3) | fields)
+    assert drafter_config(config, "eagle3", published.target()).model.sliding_windows == expected
+
+
 @pytest.mark.parametrize("name", ["norm_before_fc", "fc_norm", "norm_output"])
 def test_norms_of_eagle3_1(name: str, published):
     for head in (EAGLE3, SPECULATORS):
@@ -203,6 +216,9 @@ def test_configs_of_targets_refused(
         (EAGLE, {"norm_output": True}, "norm_output", True),
         (EAGLE3, {"fc_norm": 1}, "fc_norm", 1),
         (EAGLE3, {"num_aux_hidden_states": 2}, "num_aux_hidden_states", 2),
+        (EAGLE3, {"layer_types": "sliding_attention"}, "layer_types", "sliding_attention"),
+        (EAGLE3, {"layer_types": ["sliding_attention"] * 2}, "layer_types", ["sliding_attention"] * 2),
+        (EAGLE3, {"layer_types": ["sliding_attention"]}, "sliding_window", "missing"),
         (EAGLE3, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state", False),
         (EAGLE3, {IDS: [1, 17, 32]}, CONVENTION, "missing"),
         (SPECULATORS, {IDS: [2, 18, 33]}, CONVENTION, "missing"),

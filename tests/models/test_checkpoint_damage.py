@@ -186,8 +186,8 @@ def test_bias_of_eagle_fc_refused(bias: Any, stored: bool, name: str, value: str
         load_drafter(head, published.target())
 
 
-def test_a_target_is_not_a_drafter(tmp_path: Path, published):
-    folder, _ = published.write(tmp_path, "llama-3.1-8b-instruct")
+def test_a_folder_without_a_drafter(tmp_path: Path, published):
+    folder = published.save(tmp_path, published.config("llama-3.1-8b-instruct"), {"lm_head.weight": torch.ones(40, 24)})
     with pytest.raises(InputError, check=lambda error: error.name == f"fc.weight in {folder}"):
         load_drafter(folder, published.target())
 

@@ -84,7 +84,7 @@ def read_mtp(fields: Fields, stored: Iterable[Stored], target: ModelConfig) -> t
 
 
 def _entry(by_key: Mapping[str, Stored], key: str, place: ModuleKey, fields: Fields) -> Stored | None:
-    """Take a tensor as our projections read it, None for a copy of the target's."""
+    """Take a tensor as our projections read it, None for a copy of a tensor of the target."""
     entry = by_key[key]
     if place.name in _COPIES:
         own = by_key.get(_COPIES[place.name])
