@@ -247,27 +247,32 @@ def test_drafters_on_frozen_kv_refused(fields: dict[str, Any], name: str, tmp_pa
         load_drafter(folder, TARGET)
 
 
-def test_gemma_4_assistants_are_refused(tmp_path: Path):
-    """Its layers are not as Llama's; transformers writes the checkpoint."""
-    from transformers.models.gemma4 import Gemma4TextConfig
-    from transformers.models.gemma4_assistant import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
-
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 20,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 6,
-    }
-    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
-    none = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
-    text = Gemma4TextConfig(vocab_size=40, **sizes, **layers, **none)
-    Gemma4AssistantForCausalLM(Gemma4AssistantConfig(text_config=text, backbone_hidden_size=24)).save_pretrained(
-        tmp_path
-    )
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.layers.0.pre_feedforward_layernorm.weight",  # of a Gemma 4 layer
+        "model.layers.1.self_attn.k_proj.weight",
+        "masked_embedding.centroids.weight",
+    ],
+)
+def test_parts_of_other_layers_on_frozen_kv_are_refused(key: str, tmp_path: Path, published):
+    """Gemma 4's own assistants have four norms a layer and may have a head of centroids."""
+    folder, own = frozen_kv(tmp_path, published)
+    published.save(folder, json.loads((folder / "config.json").read_text()), own | {key: torch.ones(16)})
     with pytest.raises(InputError) as caught:
-        load_drafter(tmp_path, TARGET)
+        load_drafter(folder, TARGET)
+    assert caught.value.name == f"{key} in {folder / 'model.safetensors'}"
     assert caught.value.allowed.startswith("a drafter of layers as in Llama, Qwen3 and Mistral")
+
+
+def test_the_shape_of_a_gemma_4_assistant_is_nested(tmp_path: Path, published):
+    folder, own = frozen_kv(tmp_path, published)
+    layer = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2}
+    published.save(folder, {"backbone_hidden_size": 24, "text_config": layer}, own)
+    assert load_drafter(folder, TARGET).config.model.hidden_size == 16
+    published.save(folder, {"backbone_hidden_size": 24, "text_config": layer | {"model_type": "gemma4_text"}}, own)
+    with pytest.raises(InputError, check=lambda error: error.value == "gemma4_text"):
+        load_drafter(folder, TARGET)
 
 
 # Language models

@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
+from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.models.load import load, load_config
 from specsim.models.shipped import TINY
 
@@ -66,6 +68,55 @@ def test_the_kind_of_an_own_drafter_is_detected(tiny_pair: Path):
         assert load(tiny_pair / "target", tiny_pair / kind).drafter.config.kind == kind
 
 
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_drafters_without_weights_come_with_any_target(drafter: str, tiny_pair: Path):
+    for pair in (load(drafter=drafter), load(tiny_pair / "target", drafter=drafter)):
+        assert pair.drafter == {"ngram": NgramConfig(), "suffix": SuffixConfig()}[drafter]
+        assert pair.name.endswith(f", {drafter}")
+    assert load_config(drafter=drafter) == load().target.config
+
+
+def test_mtp_modules_come_from_the_folder_of_their_target(tiny_pair: Path, published):
+    """Without such modules one sentence names the field."""
+    target = tiny_pair / "target"
+    with pytest.raises(
+        InputError, check=lambda error: error.name == f"num_nextn_predict_layers in {target / 'config.json'}"
+    ):
+        load(target, drafter="mtp")
+    config = published.config("llama-3.1-8b-instruct") | {"num_nextn_predict_layers": 1}
+    tensors = published.tensors("llama-3.1-8b-instruct")
+    layer = {key.removeprefix("model.layers.0."): each for key, each in tensors.items() if "layers.0." in key}
+    norms = {f"{name}.weight": layer["input_layernorm.weight"] for name in ("enorm", "hnorm", "shared_head.norm")}
+    module = layer | norms | {"eh_proj.weight": torch.cat([layer["self_attn.q_proj.weight"]] * 2, dim=1)}
+    tensors |= {f"model.layers.32.{name}": tensor.clone() for name, tensor in module.items()}
+    published.save(target, config, tensors)
+    pair = load(target, drafter="mtp")
+    assert (pair.drafter.config.kind, pair.name) == ("mtp", f"{target}, mtp")
+    assert load(target, drafter="none").target.config.num_layers == 32
+    fields = {"hidden_chain": False}
+    assert not load(target, drafter="mtp", draft_fields=fields).drafter.config.hidden_chain
+
+
+def test_a_standalone_drafter_has_the_tokens_of_its_target(tiny_pair: Path, tmp_path: Path):
+    shutil.copytree(tiny_pair / "target", tmp_path / "small")
+    pair = load(tiny_pair / "target", tmp_path / "small")
+    assert (pair.drafter.config.kind, pair.drafter.config.target_hidden_size) == ("standalone", 24)
+    vocabulary = json.loads((tmp_path / "small" / "tokenizer.json").read_text())
+    vocabulary["model"]["vocab"] = {"b": 0, "a": 1, "?": 2}
+    (tmp_path / "small" / "tokenizer.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(InputError, check=lambda error: "id 0 is 'b', not 'a'" in str(error)):
+        load(tiny_pair / "target", tmp_path / "small", drafter="standalone")
+
+
+@pytest.mark.usefixtures("tiny_pair")
+@pytest.mark.parametrize("drafter", ["mtp", "frozen-kv", "standalone"])
+def test_a_drafter_that_is_not_shipped(drafter: str):
+    with pytest.raises(InputError) as caught:
+        load(drafter=drafter)
+    assert (caught.value.name, caught.value.value) == ("drafter", drafter)
+    assert caught.value.allowed.startswith("eagle or eagle3 or ngram or suffix or none")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -85,6 +136,7 @@ def test_the_kind_of_an_own_drafter_is_detected(tiny_pair: Path):
             "or a hub id such as meta-llama/Llama-3.1-8B-Instruct",
         ),
         ({"target": "x", "draft": "y", "drafter": "none"}, "draft is 'y'; allowed: none where drafter is none"),
+        ({"target": "x", "draft": "y", "drafter": "ngram"}, "draft is 'y'; allowed: none where drafter is ngram"),
     ],
 )
 def test_arguments_of_load(arguments: dict[str, str], message: str):
