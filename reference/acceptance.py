@@ -4,19 +4,10 @@ Symbols: p, a row of prob_NV (f64 [N, V]), is the target's distribution of the t
 draft_prob_*V (f32 or f64, by parent), is the distribution that its drafts were sampled from. Uniforms are in (0, 1).
 """
 
-from typing import NamedTuple
-
 import torch
 
-from specsim.reference.request_tree import Tree
+from specsim.core.rule import Accepted, Tree
 from specsim.reference.sampling import argmax, inverse_cdf
-
-
-class Accepted(NamedTuple):
-    """The accepted path and bonus token of one request."""
-
-    path: list[int]  # nodes from the root on
-    bonus: int  # token id
 
 
 def residual(prob_V: torch.Tensor, draft_prob_V: torch.Tensor) -> torch.Tensor:

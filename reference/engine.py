@@ -20,6 +20,7 @@ from specsim.core.phases import (
     VerifyOutput,
 )
 from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
 from specsim.reference import drafters, kv, tree, verify
@@ -33,7 +34,7 @@ class Engine:
 
     A pair without a drafter needs a setting without drafts. Without config.max_len the target's limit holds. Of the
     options only dtype matters. acceptance: decides how many drafts a round accepts, in place of the target. grammars:
-    constraints by request id.
+    constraints by request id. rule: verifies in place of the setting's verifier.
     """
 
     target: Target
@@ -47,12 +48,14 @@ class Engine:
         options: EngineOptions,
         acceptance: SyntheticAcceptance | None = None,
         grammars: Grammars | None = None,
+        rule: AcceptanceRule | None = None,
     ) -> None:
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
         self.options = options
         self.dtype = options.dtype
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
+        self.rule = rule
         self.grammars = grammars or {}
         check(self.grammars, config, target.vocab_size)
         self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
@@ -119,7 +122,13 @@ class Engine:
         logits_RV = self.target.logits(hidden_RH)
         allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, self.grammars), batch.size)
         verdict = verify.verify(
-            batch, verify_input, logits_RV, self.config, pools, acceptance=self.acceptance, allowed=allowed_BNV
+            batch,
+            verify_input,
+            logits_RV,
+            self.config,
+            pools,
+            acceptance=self.rule or self.acceptance,
+            allowed=allowed_BNV,
         )
         kv.commit(batch, verify_input.cache_locations, verdict, pools)
         seq_lens = batch.seq_lens + verdict.num_accepted_tokens

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from specsim.core.phases import Batch
+from specsim.core.rule import Tree
 from specsim.core.synthetic_acceptance import ONE, SyntheticAcceptance
 from specsim.core.uniforms import Part, Stream, seed_bits, words
-from specsim.reference.request_tree import Tree
 
 
 def accepting(num_rounds: int, shares: Sequence[int], phases: Sequence[int]) -> list[int]:

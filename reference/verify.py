@@ -5,11 +5,11 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
+from specsim.core.rule import AcceptanceRule, Accepted, Tree
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.uniforms import accept_uniforms, final_uniforms, first_uniforms, gumbel_noise, lane_accept_uniforms
 from specsim.reference import acceptance as accept
-from specsim.reference.acceptance import Accepted
-from specsim.reference.request_tree import Tree, trees
+from specsim.reference.request_tree import trees
 from specsim.reference.sampling import adjust_logits, inverse_cdf, logprob, target_prob
 from specsim.reference.synthetic import scheduled_drafts, scheduled_path
 
@@ -49,8 +49,9 @@ def accepted(
     draft_prob_MV: torch.Tensor | None,
     uniforms: tuple[torch.Tensor, float, torch.Tensor | None],
     config: SpecConfig,
+    rule: AcceptanceRule | None = None,
 ) -> Accepted:
-    """Run the setting's verifier on one request's tree.
+    """Run the setting's verifier on one request's tree, or a rule in its place.
 
     draft_prob_MV: q by node, of nodes with children. uniforms: accept uniforms, final uniform, Gumbel noise.
     """
@@ -61,12 +62,15 @@ def accepted(
         return accept.typical(tree, prob_NV, config.typical_epsilon, config.typical_delta, final)
     accept_list = accept_uniforms_W.tolist()
     if config.verifier == "target_only":
+        if rule is not None:
+            return rule.walk(tree, prob_NV, None, accept_list, final)
         return accept.target_only(tree, prob_NV, accept_list, final, config.threshold_single, config.threshold_acc)
     if draft_prob_MV is None:
         raise ValueError(f"the verify input has no draft_prob, which verifier {config.verifier} reads")
     num_leaves = len(prob_NV) - len(draft_prob_MV)
     draft_prob_NV = torch.nn.functional.pad(draft_prob_MV.double(), (0, 0, 0, num_leaves))
-    return getattr(accept, config.verifier)(tree, prob_NV, draft_prob_NV, accept_list, final)
+    walk_tree = getattr(accept, config.verifier) if rule is None else rule.walk
+    return walk_tree(tree, prob_NV, draft_prob_NV, accept_list, final)
 
 
 def walk(
@@ -75,7 +79,7 @@ def walk(
     logits: torch.Tensor,
     uniforms: tuple[torch.Tensor, torch.Tensor] | None,
     config: SpecConfig,
-    acceptance: SyntheticAcceptance | None = None,
+    acceptance: SyntheticAcceptance | AcceptanceRule | None = None,
 ) -> Verdict:
     """Verify every tree: greedily at temperature 0, else with the setting's verifier.
 
@@ -83,7 +87,8 @@ def walk(
     """
     uniforms_BW, final_uniforms_B = uniforms or round_uniforms(batch, config)
     noise_BWV = round_noise(batch, config, logits.shape[-1]) if config.verifier == "gumbel" else None
-    num_drafts = None if acceptance is None else scheduled_drafts(batch, acceptance)
+    rule = acceptance if isinstance(acceptance, AcceptanceRule) else None
+    num_drafts = scheduled_drafts(batch, acceptance) if isinstance(acceptance, SyntheticAcceptance) else None
     num_nodes = config.num_draft_tokens
     width = config.num_steps + 1
     predict = torch.full((batch.size * num_nodes,), -1, dtype=torch.int32)
@@ -102,7 +107,8 @@ def walk(
             prob_NV = torch.stack([target_prob(adjusted_V, batch.sampling, request) for adjusted_V in adjusted_NV])
             noise_WV = None if noise_BWV is None else noise_BWV[request]
             draft_prob_MV = None if verify_input.draft_prob is None else verify_input.draft_prob[request]
-            path, bonus = accepted(tree, prob_NV, draft_prob_MV, (uniforms_BW[request], final, noise_WV), config)
+            drawn = (uniforms_BW[request], final, noise_WV)
+            path, bonus = accepted(tree, prob_NV, draft_prob_MV, drawn, config, rule)
         num_accepted_drafts[request] = len(path) - 1
         tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
         for step, (node, token) in enumerate(zip(path, tokens, strict=True)):
@@ -136,14 +142,14 @@ def verify(
     config: SpecConfig,
     pools: KVPool,
     uniforms: tuple[torch.Tensor, torch.Tensor] | None = None,
-    acceptance: SyntheticAcceptance | None = None,
+    acceptance: SyntheticAcceptance | AcceptanceRule | None = None,
     allowed: torch.Tensor | None = None,
 ) -> Verdict:
     """Verify every tree with the target's logits, [B·N, V].
 
-    uniforms: from round_uniforms, which draws them if None. acceptance: a schedule that decides how many drafts are
-    accepted, so that the target decides only the bonus tokens. allowed: bool [B, N, V], tokens that may follow a node;
-    None: all.
+    uniforms: from round_uniforms, which draws them if None. acceptance: a rule in place of the setting's verifier, or a
+    schedule that decides how many drafts are accepted, so that the target decides only the bonus tokens. allowed: bool
+    [B, N, V], tokens that may follow a node; None: all.
     """
     logits = node_logits(batch, verify_input, logits_RV, config, pools, allowed)
     return walk(batch, verify_input, logits, uniforms, config, acceptance)

@@ -8,6 +8,7 @@ _HOMES = {
     **dict.fromkeys(("SamplingParams", "ServingConfig", "SpecConfig"), "core.config"),
     **dict.fromkeys(("Generation", "Output", "generate", "load_engine"), "serving.generation"),
     **dict(Pair="core.pair", load="models.load", EngineOptions="core.engine_options", InputError="core.errors"),
+    **dict.fromkeys(("Accepted", "AcceptanceRule"), "core.rule"),
     **dict(Scheduler="serving.scheduler", make_request="serving.requests"),
 }
 __all__ = sorted(_HOMES.keys() - {"plots", "simulator"})  # what a star imports: plots needs matplotlib

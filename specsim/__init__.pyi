@@ -7,6 +7,8 @@ from specsim.core.config import SpecConfig as SpecConfig
 from specsim.core.engine_options import EngineOptions as EngineOptions
 from specsim.core.errors import InputError as InputError
 from specsim.core.pair import Pair as Pair
+from specsim.core.rule import AcceptanceRule as AcceptanceRule
+from specsim.core.rule import Accepted as Accepted
 from specsim.explorer.rounds import trace as trace
 from specsim.models.load import load as load
 from specsim.serving.generation import Generation as Generation

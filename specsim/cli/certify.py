@@ -4,6 +4,7 @@ from typing import Annotated
 
 from specsim.cli import options
 from specsim.cli.options import option
+from specsim.core.errors import InputError
 
 
 def certify(
@@ -16,6 +17,15 @@ def certify(
             show_default="all, and wrong ones that must fail",
         ),
     ] = None,
+    module: Annotated[
+        str | None,
+        option(
+            "Verification",
+            "Python module or file with your own acceptance rules, or one of them.",
+            metavar="FILE.py[:NAME]",
+            show_default="none",
+        ),
+    ] = None,
     impl: Annotated[str, option("Execution", "Implementation that runs.", metavar="reference|fast|both")] = "reference",
     device: options.Device = None,
     json_file: options.JsonFile = None,
@@ -23,12 +33,15 @@ def certify(
     """Compute the verifiers' exact output distributions.
 
     On small vocabularies, every draft tree and every region of the uniform random numbers is enumerated, in fractions.
+    A rule of your own is proved, or refuted with a counterexample.
 
-    Exit status: 0 if every distribution is the promised one, 1 if one is not, 2 for bad input.
+    Exit status: 0 if every distribution is the promised one, 1 if one is not, 2 for bad input and for a rule whose
+    distribution cannot be computed exactly.
 
     Examples:
       specsim certify
       specsim certify --verifier rejection --impl both
+      specsim certify --module my_rule.py:rule
     """
     given = locals()
     from specsim.core.files import check_writable
@@ -36,5 +49,18 @@ def certify(
 
     check_writable(json_file)
     line = options.command(certify, given)
-    result = exact.certify(verifier, impl=impl, device=device, progress=True)
+    if module is None:
+        result = exact.certify(verifier, impl=impl, device=device, progress=True)
+    else:
+        for name, value, default in (
+            ("verifier", verifier, None),
+            ("impl", impl, "reference"),
+            ("device", device, None),
+        ):
+            if value != default:
+                raise options.exclusive(name, value, "--module")
+        result = exact.certify_rules(exact.load_rules(module), progress=True)
     options.report("certify", result.show, {"command": line} | result.to_json(), json_file, not result.failures)
+    if result.not_certified:
+        allowed = "rules whose distribution can be computed exactly; specsim sampling-test tests others"
+        raise InputError("module", "; ".join(result.not_certified), allowed)

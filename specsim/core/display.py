@@ -64,14 +64,16 @@ def by_position(rates: Sequence[float]) -> str:
     return " ".join(map(figure, rates)) or "-"
 
 
-def setting(config: Any) -> str:
-    """Describe a specsim.SpecConfig."""
-    if config.is_plain:
-        return "plain decoding"
+def setting(config: Any, rule: Any = None) -> str:
+    """Describe a specsim.SpecConfig, and the specsim.AcceptanceRule in place of its verifier."""
     tree = f"topk {config.topk}, {config.num_steps} steps, {config.num_draft_tokens} draft tokens"
     verifier = "" if config.verifier == "target_only" else f", verifier {config.verifier}"
+    verifier = verifier if rule is None else f", acceptance rule {rule.name}"
+    is_lossless = config.is_lossless and (rule is None or rule.lossless)
+    if config.is_plain:
+        return "plain decoding" + ("" if rule is None else verifier)
     relaxed = "" if config.penalties == "exact" else ", penalties relaxed"
-    return tree + verifier + relaxed + ("" if config.is_lossless else ", not lossless")
+    return tree + verifier + relaxed + ("" if is_lossless else ", not lossless")
 
 
 def short_setting(config: Any) -> str:
@@ -103,7 +105,7 @@ def metrics_rows(generation: Any) -> list[tuple[str, str]]:
     """List (name, value) pairs of the metrics of a specsim.serving.generation.Generation."""
     metrics = generation.metrics
     return [
-        ("setting", setting(generation.config)),
+        ("setting", setting(generation.config, generation.rule)),
         ("finish reason", ", ".join(sorted({output.finish_reason for output in generation.outputs}))),
         ("tokens", figure(metrics["tokens"], 0)),
         ("rounds", figure(metrics["rounds"], 0)),

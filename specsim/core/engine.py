@@ -20,6 +20,7 @@ from specsim.core.phases import (
     VerifyOutput,
 )
 from specsim.core.pool import KVPool
+from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
 
@@ -37,6 +38,7 @@ class Engine(Protocol):
     target: Target
     drafter: Drafter
     acceptance: SyntheticAcceptance | None  # decides how many drafts a round accepts, where given
+    rule: AcceptanceRule | None  # verifies in place of the setting's verifier, where given
     grammars: Grammars  # constraints of requests by their ids
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:

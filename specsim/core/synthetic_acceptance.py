@@ -68,8 +68,13 @@ class SyntheticAcceptance:
         return f"synthetic, {self.schedule} at rates {', '.join(f'{rate:g}' for rate in self.rates)}"
 
 
-def acceptance_json(acceptance: SyntheticAcceptance | None) -> dict:
-    """Make the JSON under `acceptance` of every output: whether acceptance was synthetic, and its setting."""
+def acceptance_json(acceptance: SyntheticAcceptance | None, rule: str | None = None) -> dict:
+    """Make the JSON under `acceptance` of every output: whether acceptance was synthetic, and its setting.
+
+    rule: name of an AcceptanceRule.
+    """
+    if rule is not None:
+        return {"synthetic": False, "rule": rule}
     if acceptance is None:
         return {"synthetic": False}
     return {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from specsim.reference.request_tree import Tree
+    from specsim.core.rule import Tree
 
 
 def at_least(

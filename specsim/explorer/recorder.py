@@ -47,6 +47,7 @@ class Recorder:
         self.target = engine.target
         self.drafter = engine.drafter
         self.acceptance = engine.acceptance
+        self.rule = engine.rule
         self.grammars = engine.grammars
         self.rounds: list[Recorded] = []
 

@@ -18,6 +18,7 @@ from specsim.core.files import without_nan
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
 from specsim.core.pair import Pair
+from specsim.core.rule import AcceptanceRule, check_rule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
 from specsim.models.load import load
 from specsim.serving.frames import data_frame
@@ -49,6 +50,7 @@ class Generation:
     config: SpecConfig
     seconds: float  # wall-clock, without loading, with the fast implementation's compilation and graph capture
     synthetic: SyntheticAcceptance | None = None  # decided acceptance in place of the target: not lossless
+    rule: AcceptanceRule | None = None  # decided acceptance in place of the setting's verifier
 
     @property
     def acceptance(self) -> Acceptance:
@@ -72,7 +74,8 @@ class Generation:
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON value, in which undefined metrics (without rounds) are null."""
         outputs = [asdict(output) for output in self.outputs]
-        made = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic)}
+        rule = self.rule and self.rule.name
+        made = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic, rule)}
         return without_nan({"outputs": outputs, "metrics": self.metrics, **made})
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -102,11 +105,13 @@ def load_engine(
     *,
     acceptance: SyntheticAcceptance | None = None,
     grammars: Grammars | None = None,
+    verifier: AcceptanceRule | None = None,
 ) -> Engine:
     """Make the engine that the options name (None: the reference in float32), without any fallback.
 
     acceptance: decides how many drafts a round accepts in place of the target, which is not lossless. grammars: by
-    request id. Raises InputError for arguments of the wrong type or that exclude each other.
+    request id. verifier: a rule of your own, in place of the setting's verifier. Raises InputError for arguments of the
+    wrong type or that exclude each other.
     """
     options = EngineOptions() if options is None else options
     require_type("pair", pair, Pair, "a Pair, such as specsim.load returns")
@@ -114,12 +119,17 @@ def load_engine(
     require_type("engine", options, EngineOptions, "EngineOptions, such as EngineOptions(impl='fast')")
     if acceptance is not None:
         require_type("acceptance", acceptance, SyntheticAcceptance, "a SyntheticAcceptance")
+    if verifier is not None:
+        check_rule(verifier)
+        verifier.check_config(config)
+        if acceptance is not None:
+            raise InputError("verifier", verifier.name, "none with synthetic acceptance, which decides in its place")
     if grammars and acceptance is not None:
         raise InputError("grammars", len(grammars), "none with synthetic acceptance, which does not follow the target")
     if options.impl == "fast":
         kernel_device(options.device)
     engine = importlib.import_module(f"specsim.{options.impl}.engine").Engine
-    return engine(pair, config, options, acceptance, grammars)
+    return engine(pair, config, options, acceptance, grammars, verifier)
 
 
 def kernel_device(device: str | None) -> str:
@@ -148,34 +158,45 @@ def generate(
     request_ids: Sequence[int] | None = None,
     engine: EngineOptions | None = None,
     acceptance: SyntheticAcceptance | None = None,
+    verifier: AcceptanceRule | None = None,
     progress: bool = False,
     watch: Callable[[Engine], Engine] | None = None,
 ) -> Generation:
     """Continue every prompt (text or token ids) with the pair under one setting, all prompts in one batch.
 
     pair: from load, or a name such as `tiny`, which is then loaded at every call. config None: SpecConfig(), or plain
-    decoding for a pair without a drafter. sampling: one for all prompts or one each. request_ids (default 0, 1, ...)
-    name the random streams, so a request with the same id, seed and prompt gives the same tokens in any batch. engine,
-    acceptance: see load_engine. grammars: constraints of the outputs (core.grammar, serving.guidance), one for all
-    prompts or one each, None for an unconstrained output. watch: gives the engine that runs in place of the one made
-    here, for instance one that records its rounds. Raises InputError for an empty or too long prompt and for token ids
-    outside the vocabulary.
+    decoding for a pair without a drafter, or a setting with the drafts that the verifier is for. sampling: one for all
+    prompts or one each. request_ids (default 0, 1, ...) name the random streams, so a request with the same id, seed
+    and prompt gives the same tokens in any batch. engine, acceptance, verifier: see load_engine. grammars: constraints
+    of the outputs (core.grammar, serving.guidance), one for all prompts or one each, None for an unconstrained output.
+    watch: gives the engine that runs in place of the one made here, for instance one that records its rounds. Raises
+    InputError for an empty or too long prompt and for token ids outside the vocabulary.
     """
     pair = load(pair) if isinstance(pair, str) else pair
     require_type("pair", pair, Pair, "a Pair, such as specsim.load returns, or the name of the shipped pair, tiny")
-    config = (SpecConfig() if pair.drafter else SpecConfig.plain()) if config is None else config
+    config = _default_config(pair, verifier) if config is None else config
     require_type("config", config, SpecConfig, "a SpecConfig")
     most = config.within(pair.target.config.max_position_embeddings).length_limit
     requests = make_requests(pair, prompts, sampling, request_ids, most)
     named = _by_request(grammars, requests)
-    running = load_engine(pair, config, engine, acceptance=acceptance, grammars=named)
+    running = load_engine(pair, config, engine, acceptance=acceptance, grammars=named, verifier=verifier)
     if watch is not None:
         running = watch(running)
     start = time.perf_counter()
     with torch.inference_mode():
         run_together(running, requests, progress)
     seconds = time.perf_counter() - start
-    return Generation(tuple(map(_output, requests)), config, seconds, acceptance)
+    return Generation(tuple(map(_output, requests)), config, seconds, acceptance, verifier)
+
+
+def _default_config(pair: Pair, verifier: AcceptanceRule | None) -> SpecConfig:
+    """Make the setting of a run that names none."""
+    if pair.drafter is None:
+        return SpecConfig.plain()
+    if verifier is None:
+        return SpecConfig()
+    check_rule(verifier)
+    return verifier.config()
 
 
 def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: list[Request]) -> Grammars:

@@ -52,7 +52,7 @@ class Scheduler:
         self.pools = engine.make_pools(2 * serving.max_running, serving.num_slots)
         self.residents = Residents(self.pools, config, serving.prefix_cache, engine.drafter.lead)
         self.runner = Runner(engine, self.pools, lagging=serving.schedule == "overlap")
-        self.trace = Trace(acceptance=str(engine.acceptance or "target"))
+        self.trace = Trace(acceptance=str(engine.acceptance or engine.rule or "target"))
         self.audited_slots = 0  # over all audits
         self.is_stalled = False
         self._queue = Queue()

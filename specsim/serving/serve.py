@@ -16,6 +16,7 @@ from specsim.core.display import acceptance_rows, figure, heading, paragraph, pr
 from specsim.core.engine import Engine
 from specsim.core.files import without_nan
 from specsim.core.metrics import Acceptance, Latency, acceptance, latency
+from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
 from specsim.serving.requests import Request
 from specsim.serving.scheduler import Scheduler
@@ -46,6 +47,7 @@ class Served:
     seconds: float  # wall-clock, with audits, without loading
     skipped: tuple[SkippedLine, ...] = ()  # lines of the file that are not requests
     synthetic: SyntheticAcceptance | None = None  # decided acceptance in place of the target: not lossless
+    rule: AcceptanceRule | None = None  # decided acceptance in place of the setting's verifier
 
     @property
     def acceptance(self) -> Acceptance:
@@ -86,7 +88,7 @@ class Served:
             "totals": self.totals,
             "audit": asdict(self.audit),
             "config": asdict(self.config),
-            "acceptance": acceptance_json(self.synthetic),
+            "acceptance": acceptance_json(self.synthetic, self.rule and self.rule.name),
             "serving": asdict(self.serving),
             "skipped": [{"line": line, "reason": reason} for line, reason in self.skipped],
             "trace": self.trace.to_json(),
@@ -120,7 +122,7 @@ class Served:
         counted += [("tokens reused", "num_reused"), ("preemptions", "num_preemptions"), ("aborts", "num_aborts")]
         counted += [("pages evicted", "evicted_pages"), ("new tokens", "tokens"), ("rounds", "rounds")]
         return [
-            ("setting", setting(self.config)),
+            ("setting", setting(self.config, self.rule)),
             ("serving", f"{serving.schedule}, {cache} prefix cache, at most {serving.max_running} at a time"),
             ("requests", f"{totals['requests']}: {reasons}"),
             *((name, figure(totals[key], 0)) for name, key in counted),
@@ -162,6 +164,7 @@ def serve(
         seconds=time.perf_counter() - start,
         skipped=tuple(skipped),
         synthetic=engine.acceptance,
+        rule=engine.rule,
     )
 
 

@@ -97,8 +97,8 @@ def distribution_of(
     draft: list[int], prob: Rows, draft_prob: Rows, bonus: int, rows: int, num_regions: int = REGIONS
 ) -> Distribution:
     """Enumerate the distribution of that number of rows: one call of the reference per region of the uniforms."""
+    from specsim.core.rule import Tree
     from specsim.reference.acceptance import rejection
-    from specsim.reference.request_tree import Tree
     from specsim.reference.tree_links import links
 
     parents = list(range(-1, len(draft)))

@@ -11,7 +11,7 @@ from specsim.correctness.conformance.case import Call, arguments, integers
 from specsim.correctness.conformance.pools import chosen, drafted
 
 if TYPE_CHECKING:
-    from specsim.reference.request_tree import Tree
+    from specsim.core.rule import Tree
 
 FLAT = [-1, 0, 0, 1, 1, 2]  # two children of the root, the first with two children, the second with one
 
@@ -31,7 +31,7 @@ class Forest:
     @property
     def trees(self) -> "list[Tree]":
         """The trees in the reference's form."""
-        from specsim.reference.request_tree import Tree
+        from specsim.core.rule import Tree
         from specsim.reference.tree_links import links
 
         pairs = zip(self.parents, self.tokens, strict=True)

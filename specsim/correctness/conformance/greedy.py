@@ -49,8 +49,8 @@ def _by_hand(most: int = 2) -> Call:
 
 def _roots() -> Call:
     """Pad requests: the root has no child, whatever tokens the other nodes hold."""
+    from specsim.core.rule import Tree
     from specsim.reference.acceptance import greedy
-    from specsim.reference.request_tree import Tree
 
     forest = Forest([FLAT] * 3, [[0, 1, 2, 3, 0, 2]] * 3, 2)
     call = greedy_call(forest, [[1, 3, 0, 2, 0, 0]] * 3)

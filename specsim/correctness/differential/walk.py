@@ -11,7 +11,7 @@ from specsim.correctness.differential.distribution import RowDistribution
 from specsim.correctness.differential.step import ComparedRequest
 
 if TYPE_CHECKING:
-    from specsim.reference.request_tree import Tree
+    from specsim.core.rule import Tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,44 @@ CASES = {
 LAUNCHED = CASES | {"siblings": (PAIR, LANES, CUT_CHAIN)}
 INTERPRETED = CASES | {"chain": (PAPER, CUT_CHAIN), "siblings": (PAIR, CUT_CHAIN)}
 
+# Rules of a user, whose breakpoints nobody has derived, run on more cases, the smallest first.
+_EVEN = Model(((1, 3), (3, 1)))
+_UNEVEN = Model(((3, 1), (1, 1)))
+_ONE = Model(((0, 1, 0), (1, 0, 0)))
+_TWO = Model(((1, 0, 1), (0, 1, 3)))
+_THREE = Model(((1, 2, 1), (2, 1, 1), (0, 1, 1)))
+
+
+def _sampled(name: str, parents: tuple[int, ...]) -> tuple[Case, ...]:
+    """Cases of sampled drafts: ordinary, equal, opposed and certain models."""
+    return (
+        Case(f"2 tokens, {name}", _EVEN, _UNEVEN, parents),
+        Case(f"2 tokens, {name}, 0 within max_len", _EVEN, _UNEVEN, parents, depth_limit=0),
+        Case(f"3 tokens, {name}, target = drafter", _THREE, _THREE, parents),
+        Case(f"3 tokens, {name}, drafter = one token", _THREE, _ONE, parents),
+        Case(f"3 tokens, {name}, nothing in common", _TWO, _ONE, parents),
+    )
+
+
+RULE_CASES = {
+    "best": (
+        Case("2 tokens, no draft", _EVEN, _UNEVEN, (-1,), ()),
+        Case("2 tokens, 1 given draft", _EVEN, _UNEVEN, (-1, 0), (0,)),
+        Case("2 tokens, both given", _EVEN, _UNEVEN, (-1, 0, 0), (1, 0)),
+        Case("2 tokens, a given chain of 2 drafts", _EVEN, _UNEVEN, (-1, 0, 1), (1, 0)),
+        Case("3 tokens, 3 given drafts", _TWO, _ONE, (-1, 0, 0, 2), (1, 2, 0)),
+        *CASES["given"],
+        replace(GIVEN_TREE, name=f"{GIVEN_TREE.name}, 0 within max_len", depth_limit=0),
+    ),
+    "sampled": (*_sampled("1 draft", (-1, 0)), *_sampled("a chain of 2", (-1, 0, 1)), *CASES["chain"]),
+    "siblings": (
+        *_sampled("1 draft", (-1, 0)),
+        *_sampled("2 siblings", (-1, 0, 0)),
+        Case("2 tokens, 3 siblings", _EVEN, _UNEVEN, (-1, 0, 0, 0)),
+        *CASES["siblings"],
+    ),
+}
+
 
 def cases_of(cases: dict[str, tuple[Case, ...]], drafts: str, is_greedy: bool) -> tuple[Case, ...]:
     """Cases of a table for a kind of drafts; under greedy decoding the target is certain of each token."""

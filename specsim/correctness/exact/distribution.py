@@ -126,11 +126,11 @@ def _grid(verifier: Verifier, drafted: Sequence[Draw], is_drawn: bool) -> Fracti
     total = Fraction(0)
     for draw in drafted:
         last = max(grid_cost(verifier.last(draw, node)) for node in draw.ends)
-        axes = [*verifier.axes(draw), *(_draws(draw) if is_drawn else ())]
+        axes = [*verifier.axes(draw), *(draft_axes(draw) if is_drawn else ())]
         total += draw.prob * (sum(map(grid_cost, axes), Fraction(0)) + last)
     return total
 
 
-def _draws(draw: Draw) -> Iterator[Axis]:
+def draft_axes(draw: Draw) -> Iterator[Axis]:
     """Divide every draft's uniform: inverse CDF of the drafter's distribution at its parent."""
     return (regions(cdf_cuts(draw.draft_NV[parent])) for parent in draw.parents[1:])

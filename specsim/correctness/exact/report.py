@@ -1,5 +1,6 @@
 """Certificates and their printed form."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from specsim.core.display import heading, paragraph, print_table
+from specsim.correctness.exact.counterexample import Counterexample
 
 INTRODUCTION = (
     "Every drafted tree and every region of the uniforms was enumerated in fractions, and the verifier called in each. "
@@ -25,7 +27,7 @@ class Certificate:
 
     verifier: str
     promise: str  # lossless, lossy or wrong
-    impl: str  # reference, fast or control
+    impl: str  # reference, fast or control; module for a rule of a user
     case: str
     total_variation: Fraction  # of S + 1 tokens from the target's distribution
     accepted: Fraction  # expected accepted drafts
@@ -33,6 +35,7 @@ class Certificate:
     impossible: Fraction  # probability of texts that the target never writes
     uniform_bits_bound: Fraction  # on the total variation added by uniforms of 24 bits, 0 where none are read
     regions: int  # number of joint regions in which the outcome was taken
+    counterexample: Counterexample | None = None  # of a rule of a user that is not lossless
 
     @property
     def is_as_promised(self) -> bool:
@@ -54,6 +57,7 @@ class Certificate:
             **{name: getattr(self, name) for name in plain},
             **{name: str(value) for name, value in exact.items()},
             **{f"{name}_float": float(value) for name, value in exact.items()},
+            "counterexample": self.counterexample and self.counterexample.to_json(),
         }
 
 
@@ -67,6 +71,7 @@ class Certificates:
     seconds: float
     date: str
     versions: dict[str, str]
+    not_certified: tuple[str, ...] = ()  # rules of a user whose distribution is not known exactly, and why
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -79,19 +84,24 @@ class Certificates:
             "date": self.date,
             "versions": self.versions,
             "seconds": self.seconds,
-            "is_ok": not self.failures,
+            "is_ok": not self.failures and not self.not_certified,
             "failures": self.failures,
             "not_run": self.not_run,
+            "not_certified": self.not_certified,
             "certificates": [row.to_json() for row in self.rows],
         }
 
     def show(self, console: Console) -> None:
         """Print a table per case, the controls, and the verdict in words."""
         paragraph(console, INTRODUCTION)
-        rows = [row for row in self.rows if row.promise != "wrong"]
+        rows = [row for row in self.rows if row.promise != "wrong" and row.impl != "module"]
         for case in dict.fromkeys(row.case for row in rows):
             heading(console, case)
             print_table(console, COLUMNS, [_cells(row) for row in rows if row.case == case])
+        for rule in dict.fromkeys(row.verifier for row in self.rows if row.impl == "module"):
+            own = [row for row in self.rows if row.verifier == rule]
+            heading(console, f"{rule}, {own[0].promise}")
+            print_table(console, ("case", *COLUMNS[3:]), [(row.case, *_cells(row)[3:]) for row in own])
         if controls := [row for row in self.rows if row.promise == "wrong"]:
             heading(console, "Wrong on purpose")
             columns = ("control", "case", "distance", "never the target's")
@@ -99,7 +109,20 @@ class Certificates:
         console.print()
         if self.not_run:
             paragraph(console, f"The fast implementation was not run on: {'; '.join(self.not_run)}.")
-        paragraph(console, _verdict(self))
+        for row in _refuted(self.rows):
+            paragraph(console, f"Counterexample to {row.verifier}: {row.counterexample}.")
+            console.print()
+        if self.rows or self.failures:
+            paragraph(console, _verdict(self))
+
+
+def _refuted(rows: Sequence[Certificate]) -> list[Certificate]:
+    """Choose the first row with a counterexample of every rule that is not as promised."""
+    first: dict[str, Certificate] = {}
+    for row in rows:
+        if row.counterexample is not None and not row.is_as_promised:
+            first.setdefault(row.verifier, row)
+    return list(first.values())
 
 
 def _cells(row: Certificate) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from specsim.correctness.exact.model import Distribution, Draw
 from specsim.correctness.exact.regions import UNREAD, Axis, cdf_cuts, regions
 
 if TYPE_CHECKING:
-    from specsim.reference.request_tree import Tree
+    from specsim.core.rule import Tree
 
 Accepted = tuple[list[int], int]  # path of accepted nodes from the root, bonus token
 Axes = Callable[[Draw], list[Axis]]
@@ -36,7 +36,7 @@ class Given:
 
     @classmethod
     def of(cls, draw: Draw) -> "Given":
-        from specsim.reference.request_tree import Tree
+        from specsim.core.rule import Tree
         from specsim.reference.tree_links import links
 
         parents = list(draw.parents)

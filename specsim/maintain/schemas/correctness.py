@@ -23,7 +23,10 @@ from specsim.maintain.schemas.settings import COMMAND, DATE, DEVICE, SECONDS, VE
 
 _COUNT = whole("A count.")
 _FAILURES = array("Reasons for exit status 1, in words; empty if there are none.", text("A reason."))
-_IMPL = text("Implementation that ran: reference or fast; control for a version that is wrong on purpose.")
+_IMPL = text(
+    "Implementation that ran: reference or fast; control for a version that is wrong on purpose; module for a rule of "
+    "a user."
+)
 
 
 def diff() -> Schema:
@@ -107,6 +110,7 @@ def certify() -> Schema:
             "is_as_promised": flag("Whether the distribution is the promised one."),
             **{name: text(f"{meaning}, as an exact fraction.") for name, meaning in figures.items()},
             **{f"{name}_float": number(f"{meaning}, as a number.") for name, meaning in figures.items()},
+            "counterexample": nullable(_counterexample()),
         },
         optional=("gap", "gap_float"),
     )
@@ -120,7 +124,29 @@ def certify() -> Schema:
             "is_ok": flag("Whether every verifier is as promised."),
             "failures": _FAILURES,
             "not_run": array("Cases that the fast implementation was not certified on.", text("A case.")),
+            "not_certified": array(
+                "Rules of a user whose distribution cannot be computed exactly, and why.", text("A rule.")
+            ),
             "certificates": array("Certificates, those of controls included.", certificate),
+        },
+    )
+
+
+def _counterexample() -> Schema:
+    prob = array(
+        "Distribution after every node, as exact fractions.", array("Fractions by token.", text("A fraction."))
+    )
+    interval = array("Both ends of the interval, as exact fractions.", text("A fraction."), 2)
+    return record(
+        "Input on which a rule of a user has another distribution than the target's; null without one.",
+        {
+            "tokens": array("Tokens of the draft tree; the root's is not read: [num_draft_tokens].", whole("A token.")),
+            "parents": array("Parent of each node, -1 for the root: [num_draft_tokens].", whole("A node.")),
+            "target_prob": prob,
+            "draft_prob": nullable(prob),
+            "uniforms": array("Region of the uniform random numbers of acceptance.", interval),
+            "final_uniform": interval,
+            "result": text("Result of the rule in that region, in words."),
         },
     )
 

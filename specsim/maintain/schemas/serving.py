@@ -136,7 +136,7 @@ def _served() -> dict[str, Schema]:
             "Steps of the scheduler.",
             {
                 "records": array("Steps in their order.", _step()),
-                "acceptance": text("target, or the schedule that decided the acceptance."),
+                "acceptance": text("target, or the rule or schedule that decided the acceptance."),
             },
         ),
     }

@@ -31,8 +31,9 @@ SYNTHETIC = record(
         "rates": array("Fraction of rounds that accept draft 1, 2, ...: [num_steps].", number("A fraction, 0 to 1.")),
         "schedule": document.choice("Spread of the rates over the rounds.", "minimum-variance", "independent"),
         "seed": whole("Seed of the schedule's draws."),
+        "rule": text("Name of a user's acceptance rule that decided in place of the setting's verifier."),
     },
-    optional=("rates", "schedule", "seed"),
+    optional=("rates", "schedule", "seed", "rule"),
 )
 CONFIG_TEXTS: dict[str, Any] = {
     "topk": "Draft tokens kept at each step (K); 1 is a chain.",

@@ -1,0 +1,163 @@
+"""Acceptance rules of a user: both engines run them and correctness proves or refutes them.
+
+A rule decides the accepted path of one request's tree and the token after it. Everything else of a round stays as it
+is: the drafts, the target's distributions, the uniforms. At temperature 0 verification stays greedy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from specsim.core.config import SpecConfig, Verifier
+from specsim.core.errors import InputError, require, require_choice, require_type
+
+if TYPE_CHECKING:
+    import torch
+
+# The verifier of the setting decides which drafts are made, and for which names uniforms are drawn.
+VERIFIER_OF: dict[str, Verifier] = {"best": "target_only", "sampled": "rejection", "siblings": "multi_round"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Nodes 0..N-1 of one request's tree, with the root first."""
+
+    tokens: list[int]  # [N]
+    parents: list[int]  # [N], -1 for the root
+    next_token: list[int]  # [N], first child, -1 for none
+    next_sibling: list[int]  # [N], next sibling, -1 for none
+    depth_limit: int  # depth of the deepest node that may be accepted
+
+    def children(self, node: int) -> Iterator[int]:
+        """List the children of a node, in sibling order."""
+        child = self.next_token[node]
+        while child >= 0:
+            yield child
+            child = self.next_sibling[child]
+
+    def acceptable_children(self, path: list[int]) -> Iterator[int]:
+        """List the children of a path's last node that the depth limit allows."""
+        return self.children(path[-1]) if len(path) <= self.depth_limit else iter(())
+
+    def path(self, node: int) -> list[int]:
+        """List the nodes from the root to this one."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def path_tokens(self, node: int) -> list[int]:
+        """List the tokens from the root to this node."""
+        return [self.tokens[node] for node in self.path(node)]
+
+    def chain(self) -> range:
+        """List the drafts of a chain that may be accepted: the nodes of depth 1, 2, ..."""
+        return range(1, max(0, min(len(self.tokens) - 1, self.depth_limit)) + 1)
+
+
+class Accepted(NamedTuple):
+    """The accepted path and bonus token of one request."""
+
+    path: list[int]  # nodes from the root on
+    bonus: int  # token id
+
+
+class Accept(Protocol):
+    """A function from a tree, distributions and uniforms to the accepted path; it must depend on nothing else."""
+
+    def __call__(
+        self,
+        tree: Tree,
+        prob_NV: "torch.Tensor",
+        draft_prob_NV: "torch.Tensor | None",
+        uniforms: list[float],
+        final_uniform: float,
+        /,
+    ) -> Accepted:
+        """Walk a request's tree.
+
+        prob_NV: f64 [N, V], the target's distribution of the token after every node. draft_prob_NV: f64 [N, V], the
+        distribution that a node's children were sampled from, None under drafts `best`. uniforms: in (0, 1),
+        independent; uniforms[d] for the children of a node of depth d, under drafts `siblings` uniforms[node] for each
+        child. final_uniform: another, for the bonus token.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceRule:
+    """An acceptance rule in place of the named verifiers of a setting."""
+
+    name: str
+    # Drafts that it verifies. `best`: a tree of the drafter's best tokens. `sampled`: a chain, each draft drawn from
+    # the drafter's distribution. `siblings`: K chains below the root, drawn independently; siblings may be equal.
+    drafts: Literal["best", "sampled", "siblings"]
+    accept: Accept
+    lossless: bool = True  # claim that the target's distribution is kept, which specsim certify proves or refutes
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.name, str) and self.name.strip(), "name", self.name, "a text that names the rule")
+        require_choice("drafts", self.drafts, tuple(VERIFIER_OF))
+        require(callable(self.accept), "accept", self.accept, "a function from a tree to Accepted(path, bonus)")
+        require_type("lossless", self.lossless, bool, "True or False")
+
+    def __str__(self) -> str:
+        return f"rule {self.name}"
+
+    def config(self) -> SpecConfig:
+        """Make the default setting whose drafts the rule verifies."""
+        return SpecConfig(topk=1 if self.drafts == "sampled" else 4, verifier=VERIFIER_OF[self.drafts])
+
+    def check_config(self, config: SpecConfig) -> None:
+        """Raise InputError for a setting that makes other drafts, or whose thresholds the rule would not read."""
+        needed = VERIFIER_OF[self.drafts]
+        allowed = f"{needed} in the setting of rule {self.name}, whose drafts are {self.drafts!r}"
+        require(config.verifier == needed, "verifier", config.verifier, allowed)
+        for name in ("threshold_single", "threshold_acc"):
+            value = getattr(config, name)
+            require(value == 1, name, value, f"1 with rule {self.name}, which does not read it")
+
+    def walk(
+        self,
+        tree: Tree,
+        prob_NV: "torch.Tensor",
+        draft_prob_NV: "torch.Tensor | None",
+        uniforms: Sequence[float],
+        final_uniform: float,
+    ) -> Accepted:
+        """Apply the rule, see `Accept`.
+
+        Raises InputError where it returns no path of the tree or no token.
+        """
+        found = self.accept(tree, prob_NV, draft_prob_NV, list(uniforms), final_uniform)
+        return checked(found, tree, prob_NV.shape[-1], f"the result of rule {self.name}")
+
+
+def checked(found: Any, tree: Tree, vocab_size: int, name: str = "result") -> Accepted:
+    """Return the result of a rule as plain integers.
+
+    Raises InputError with this name where it is no path of the tree, or where the bonus is outside the vocabulary.
+    """
+    try:
+        path, bonus = found
+        nodes = [index(node) for node in path]
+        token = index(bonus)
+    except Exception as error:
+        raise InputError(name, found, "Accepted(path, bonus), a list of nodes and a token id") from error
+    pairs = list(pairwise(nodes))
+    is_path = nodes[:1] == [0] and all(0 < node < len(tree.parents) for node in nodes[1:])
+    if not is_path or any(tree.parents[child] != parent for parent, child in pairs):
+        raise InputError(name, f"the path {nodes}", "a path from the root, node 0, in which each node's parent is next")
+    if len(pairs) > max(0, tree.depth_limit):
+        raise InputError(name, f"a path of {len(pairs)} drafts", f"at most {tree.depth_limit}, tree.depth_limit")
+    require(0 <= token < vocab_size, name, f"the bonus token {token}", f"a token id from 0 to {vocab_size - 1}")
+    return Accepted(nodes, token)
+
+
+def check_rule(rule: object) -> None:
+    """Raise InputError unless the value is an acceptance rule."""
+    allowed = "an AcceptanceRule; a verifier's name belongs to the setting, SpecConfig(verifier=...)"
+    require_type("verifier", rule, AcceptanceRule, allowed)

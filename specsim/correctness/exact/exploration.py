@@ -1,0 +1,120 @@
+"""Exploration of a function of uniforms: the regions on which all of its comparisons have the same results.
+
+The function is called with exact numbers. A comparison whose result depends on the point of the explored region divides
+the region in two; the function is called again for the other part. One comparison reads one uniform, so every region is
+a product of intervals, and together they fill the unit cube.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from specsim.correctness.exact.exact_number import ExactNumber, NotExact
+
+Interval = tuple[Fraction, Fraction]
+UNIT: Interval = (Fraction(0), Fraction(1))
+MOST_REGIONS = 20_000  # of one function
+
+
+class Comparison(NamedTuple):
+    """A comparison that divides a region."""
+
+    uniform: int
+    cut: Fraction
+    is_below: bool  # whether the part below the cut is explored
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A region: an interval of each uniform."""
+
+    intervals: tuple[Interval, ...]
+
+    @property
+    def volume(self) -> Fraction:
+        """Compute its probability."""
+        return math.prod((high - low for low, high in self.intervals), start=Fraction(1))
+
+    def point(self, part: Fraction) -> list[float]:
+        """Give the point at that share of every interval."""
+        return [float(low + (high - low) * part) for low, high in self.intervals]
+
+
+class _Visit:
+    """One call of the function, in the region that the comparisons of `path` leave."""
+
+    def __init__(self, names: Sequence[str], path: tuple[Comparison, ...]) -> None:
+        self.intervals = [UNIT] * len(names)
+        self.uniforms = [ExactNumber(0, 1, _Uniform(self, index, name)) for index, name in enumerate(names)]
+        self.path = path
+        self.made: list[Comparison] = []
+        self.refused: str | None = None
+
+    def is_below(self, uniform: int, cut: Fraction) -> bool:
+        low, high = self.intervals[uniform]
+        if not low < cut < high:
+            return cut >= high
+        place = len(self.made)
+        made = Comparison(uniform, cut, True)
+        if place < len(self.path):
+            made = self.path[place]
+            if made[:2] != (uniform, cut):
+                raise self.refuse("two calls with the same numbers make different comparisons")
+        self.made.append(made)
+        self.intervals[uniform] = (low, cut) if made.is_below else (cut, high)
+        return made.is_below
+
+    def refuse(self, what: str) -> NotExact:
+        self.refused = self.refused or what
+        return NotExact(what)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Uniform:
+    """A uniform within one call."""
+
+    visit: _Visit
+    index: int
+    name: str
+
+    def is_below(self, cut: Fraction) -> bool:
+        return self.visit.is_below(self.index, cut)
+
+    def refuse(self, what: str) -> NotExact:
+        return self.visit.refuse(what)
+
+
+class Explored(NamedTuple):
+    """A region and the result of the function there."""
+
+    box: Box
+    result: Any  # an exception that the function raised, where it raised one
+    refused: str | None  # reason for which the result is not exact, None where it is
+
+
+def explore(function: Callable[[list[ExactNumber]], Any], names: Sequence[str]) -> Iterator[Explored]:
+    """Yield every region of a function of uniforms with these names.
+
+    The function must be deterministic. Raises NotExact if it has too many regions.
+    """
+    pending: list[tuple[Comparison, ...]] = [()]
+    num_regions = 0
+    while pending:
+        num_regions += 1
+        if num_regions > MOST_REGIONS:
+            raise NotExact(f"it divides the uniforms into more than {MOST_REGIONS:,} regions")
+        path = pending.pop()
+        visit = _Visit(names, path)
+        try:
+            result = function(list(visit.uniforms))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            result = error
+        if len(visit.made) < len(path):
+            visit.refuse("two calls with the same numbers make different comparisons")
+        made = visit.made
+        pending += [(*made[:place], made[place]._replace(is_below=False)) for place in range(len(path), len(made))]
+        yield Explored(Box(tuple(visit.intervals)), result, visit.refused)

@@ -1,0 +1,205 @@
+"""Exact distribution of an acceptance rule of a user, whose breakpoints follow from its own comparisons.
+
+The rule is explored with exact numbers, and then called with the engines' floats at several points of every region: the
+two have to agree.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from specsim.core.errors import InputError
+from specsim.core.rule import AcceptanceRule, Accepted, Tree, checked
+from specsim.correctness.exact.counterexample import Counterexample
+from specsim.correctness.exact.distribution import ExactDistribution, draft_axes
+from specsim.correctness.exact.exact_number import NotExact
+from specsim.correctness.exact.exact_tensor import ExactTensor
+from specsim.correctness.exact.exploration import Box, Explored, explore
+from specsim.correctness.exact.model import Case, Draw, draws, text_prob, texts
+from specsim.correctness.exact.regions import INSIDE, grid_cost, regions
+from specsim.correctness.exact.verifier import Given
+
+ROUNDING = Fraction(1, 2**40)  # smaller distances and regions may come from float64
+
+
+class NotCertified(Exception):
+    """The exact distribution of a rule is not known, for a reason in words."""
+
+
+class Broken(Exception):
+    """A rule raises or returns something impossible, for a Counterexample in `args`."""
+
+
+class Outcome(NamedTuple):
+    """The result of a rule on a region of a drafted tree's uniforms."""
+
+    draw: Draw
+    box: Box
+    accepted: Accepted
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The tokens that the round emits."""
+        return (*self.draw.text(self.accepted.path[-1]), self.accepted.bonus)
+
+    @property
+    def prob(self) -> Fraction:
+        """Probability of the tree and the region."""
+        return self.draw.prob * self.box.volume
+
+
+@dataclass(frozen=True, slots=True)
+class RuleDistribution:
+    """A rule's exact distribution on a case, with a counterexample where it is not the target's."""
+
+    exact: ExactDistribution
+    counterexample: Counterexample | None
+
+
+def rule_distribution(rule: AcceptanceRule, case: Case) -> RuleDistribution:
+    """Enumerate a case.
+
+    Raises Broken where the rule has no result, NotCertified where its result is not known exactly.
+    """
+    before = _random_states()
+    try:
+        found = list(chain.from_iterable(_outcomes(rule, case, draw) for draw in draws(case)))
+    except NotCertified as error:
+        _require_no_draws(before)
+        raise error from None
+    _require_no_draws(before)
+    exact = _distribution(case, found)
+    distance = exact.total_variation(case)
+    if 0 < distance < ROUNDING:
+        raise NotCertified(
+            f"its distance {float(distance):.1e} is of the size of rounding errors; leave probabilities as they are "
+            "given, instead of turning them into floats"
+        )
+    return RuleDistribution(exact, _counterexample(rule, case, exact, found) if distance else None)
+
+
+def _outcomes(rule: AcceptanceRule, case: Case, draw: Draw) -> Iterator[Outcome]:
+    names = [f"uniforms[{index}]" for index in range(_num_uniforms(rule, case))]
+    volume = Fraction(0)
+
+    def call(numbers: list[Any]) -> Any:
+        return rule.accept(*_exact_inputs(rule, draw), numbers[:-1], numbers[-1])
+
+    try:
+        for region in explore(call, [*names, "final_uniform"]):
+            volume += region.box.volume
+            yield Outcome(draw, region.box, _accepted(rule, case, draw, region))
+    except NotExact as error:
+        raise NotCertified(str(error)) from None
+    if volume != 1:
+        raise NotCertified("two calls with the same numbers make different comparisons")
+
+
+def _num_uniforms(rule: AcceptanceRule, case: Case) -> int:
+    return len(case.parents) if rule.drafts == "siblings" else case.num_steps + 1
+
+
+def _exact_inputs(rule: AcceptanceRule, draw: Draw) -> tuple[Tree, Any, Any]:
+    draft_prob = None if rule.drafts == "best" else ExactTensor.of(draw.draft_NV)
+    return Given.of(draw).tree, ExactTensor.of(draw.target_NV), draft_prob
+
+
+def _accepted(rule: AcceptanceRule, case: Case, draw: Draw, region: Explored) -> Accepted:
+    """Check the result on a region, and compare it with the results for floats."""
+    if region.refused is not None or isinstance(region.result, NotExact):
+        raise NotCertified(region.refused or str(region.result))
+    middle = _with_floats(rule, draw, region.box, Fraction(1, 2))
+    if isinstance(middle, str):
+        raise Broken(Counterexample(case.name, draw, rule.drafts != "best", region.box, middle))
+    if isinstance(region.result, BaseException):
+        raise NotCertified(f"with exact numbers it {_raised(region.result)}")
+    try:
+        accepted = checked(region.result, Given.of(draw).tree, len(draw.target_NV[0]))
+    except InputError as error:
+        raise NotCertified(f"with exact numbers it returns {error.value}, with floats {tuple(middle)}") from None
+    is_wide = all(high - low >= ROUNDING for low, high in region.box.intervals)
+    for part in INSIDE if is_wide else ():
+        other = _with_floats(rule, draw, region.box, part)
+        if other != accepted:
+            returned = other if isinstance(other, str) else f"returns {tuple(other)}"
+            raise NotCertified(f"with exact numbers it returns {tuple(accepted)}, and with floats it {returned}")
+    return accepted
+
+
+def _with_floats(rule: AcceptanceRule, draw: Draw, box: Box, part: Fraction) -> Accepted | str:
+    """Call the rule as an engine would, at a point of the region; a text where it has no result."""
+    given = Given.of(draw)
+    *uniforms, final = box.point(part)
+    draft_prob = None if rule.drafts == "best" else given.draft_prob_NV
+    try:
+        found = rule.accept(given.tree, given.prob_NV, draft_prob, uniforms, final)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _raised(error)
+    try:
+        return checked(found, Given.of(draw).tree, len(draw.target_NV[0]))
+    except InputError as error:
+        shown = repr(error.value) if not isinstance(error.value, str) else error.value
+        return f"returns {shown[:200]}; allowed: {error.allowed}"
+
+
+def _raised(error: BaseException) -> str:
+    return " ".join(f"raises {type(error).__name__}: {error}".split())[:300]
+
+
+def _distribution(case: Case, found: Sequence[Outcome]) -> ExactDistribution:
+    text_probs: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+    length = case.num_steps + 1
+    for outcome in found:
+        tokens = outcome.text
+        for rest in texts(case.target.vocab_size, length - len(tokens)):
+            text = (*tokens, *rest)
+            text_probs[text] += outcome.prob * text_prob(case.target, text, len(tokens))
+    accepted = sum((outcome.prob * (len(outcome.accepted.path) - 1) for outcome in found), Fraction(0))
+    return ExactDistribution(dict(text_probs), accepted, len(found), _grid(case, found))
+
+
+def _grid(case: Case, found: Sequence[Outcome]) -> Fraction:
+    """Bound the errors of uniforms of 24 bits: every comparison of a tree's uniform counts wherever it is made."""
+    edges: dict[Draw, list[set[Fraction]]] = {}
+    for outcome in found:
+        own = edges.setdefault(outcome.draw, [set() for _ in outcome.box.intervals])
+        for cuts, interval in zip(own, outcome.box.intervals, strict=True):
+            cuts.update(interval)
+    total = Fraction(0)
+    for draw, own in edges.items():
+        axes = [*map(regions, own), *(draft_axes(draw) if case.tokens is None else ())]
+        total += draw.prob * sum(map(grid_cost, axes), Fraction(0))
+    return total
+
+
+def _counterexample(
+    rule: AcceptanceRule, case: Case, exact: ExactDistribution, found: Sequence[Outcome]
+) -> Counterexample:
+    """Choose the text that is too probable by most, and the most probable region that leads to it."""
+    text = max(exact.text_probs, key=lambda each: exact.text_probs[each] - text_prob(case.target, each))
+    leading = [outcome for outcome in found if outcome.text == text[: len(outcome.text)]]
+    chosen = max(leading, key=lambda outcome: outcome.prob)
+    path, bonus = chosen.accepted
+    result = (
+        f"returns path {path} and bonus {bonus}; in sum the text {list(text)} has probability "
+        f"{exact.text_probs[text]} instead of {text_prob(case.target, text)}"
+    )
+    return Counterexample(case.name, chosen.draw, rule.drafts != "best", chosen.box, result)
+
+
+def _random_states() -> tuple[object, str, bytes]:
+    return random.getstate(), str(np.random.get_state()), bytes(torch.get_rng_state().tolist())
+
+
+def _require_no_draws(before: object) -> None:
+    if _random_states() != before:
+        raise NotCertified("it draws random numbers of its own, which no certificate can follow")
