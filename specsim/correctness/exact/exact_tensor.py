@@ -5,7 +5,7 @@ It is a numpy array of objects, whose indexing, broadcasting and arithmetic are 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ class ExactTensor(_Array):
     """An array of exact numbers, or of booleans or integers that were computed from them."""
 
     @classmethod
-    def of(cls, values: Any) -> Self:
+    def of(cls, values: Any) -> Any:
         """Make an array of numbers, of nested lists of them, or of a tensor."""
         if isinstance(values, cls):
             return values
