@@ -24,6 +24,7 @@ from specsim.core.phases import (
     VerifyOutput,
 )
 from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
 from specsim.fast import drafters, kv, tree, verify
@@ -55,8 +56,9 @@ MOST_CANDIDATES = 2**16  # that one program can rank
 class Engine:
     """Rounds of one pair under one setting, over buffers of `bucket` requests (None: the next power of two).
 
-    A graph of the whole round needs release `finish`, as pages cannot move inside a graph, and no grammars, which run
-    on the host between draft and verify. A single phase is then launched without a graph.
+    A graph of the whole round needs release `finish`, as pages cannot move inside a graph, and nothing that runs on the
+    host: grammars between draft and verify, a rule between the target's forward and the commit. A single phase is then
+    launched without a graph.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Engine:
         options: EngineOptions,
         acceptance: SyntheticAcceptance | None = None,
         grammars: Grammars | None = None,
+        rule: AcceptanceRule | None = None,
     ) -> None:
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
@@ -74,7 +77,9 @@ class Engine:
                 f"settings of at most {MOST_CANDIDATES} candidates, topk + (num_steps - 1) topk², with impl 'fast'"
             )
             raise InputError("topk", config.topk, allowed)
-        self.options = options.resolve(config, bool(grammars), runs_on_host(pair.drafter, config))
+        self.rule = rule
+        drafts_on_host = runs_on_host(pair.drafter, config)
+        self.options = options.resolve(config, bool(grammars), drafts_on_host, rule is not None)
         self.dtype = options.dtype
         self.device = torch.device(self.options.device or "cpu")
         self._frames: dict[int, Frame] = {}
@@ -94,6 +99,7 @@ class Engine:
             Section.STEP: self._step,
             Section.DRAFT: self._propose,
             Section.BUILD_TREE: self._build_tree,
+            Section.FORWARD: self._run_target,
             Section.VERIFY: self._check_trees,
             Section.GATHER: self._gather,
             Section.EXTEND: self._rewrite_draft_kv,
@@ -260,7 +266,7 @@ class Engine:
 
     def _capture(self, frame: Frame) -> None:
         """Capture this mode's graphs, while the frame has padded requests only."""
-        for sections in recorded(self.options.graph or "eager", self.config, self._drafter.runs_on_host):
+        for sections in recorded(self.options.graph or "eager", self.config, *self._on_host):
             graph = capture(lambda sections=sections: self._launch(frame, sections), self.device)
             frame.recordings[sections] = Recording(graph, frame.target_output)
 
@@ -281,11 +287,17 @@ class Engine:
 
     def _run_phase(self, frame: Frame, sections: Sections, own: Callable[[], None]) -> None:
         """Run a phase's sections, between which pages move under release `round`."""
-        first, *others = runs(sections, self.config, self._drafter.runs_on_host)
-        self._run(frame, first)
-        for run in others:
-            own()
+        previous = None
+        for run in runs(sections, self.config, *self._on_host):
+            if previous not in (None, Section.FORWARD):
+                own()
             self._run(frame, run)
+            previous = run[-1]
+
+    @property
+    def _on_host(self) -> tuple[bool, bool]:
+        """Whether drafter and verifier run on the host."""
+        return self._drafter.runs_on_host, self.rule is not None
 
     def _start(self, frame: Frame) -> None:
         self._drafter.start(frame.batch, frame.draft_input, frame.draft_buffers, frame.pools)
@@ -307,25 +319,27 @@ class Engine:
         candidates = frame.draft_buffers.candidates
         tree.build(candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, out=frame.verify_input)
 
+    def _run_target(self, frame: Frame) -> None:
+        verify_input = frame.verify_input
+        hidden_RH, features_RF = self.target.forward(
+            verify_input.draft_tokens.view(-1),
+            tree_metadata(frame.batch, verify_input, frame.pools),
+            frame.pools.target,
+            self._drafter.feature_layers,
+        )
+        frame.target_output = TargetOutput(features_RF, self.target.logits(hidden_RH))
+
     def _check_trees(self, frame: Frame) -> None:
         batch = frame.batch
         pools = frame.pools
         verify_input = frame.verify_input
-        hidden_RH, features_RF = self.target.forward(
-            verify_input.draft_tokens.view(-1),
-            tree_metadata(batch, verify_input, pools),
-            pools.target,
-            self._drafter.feature_layers,
-        )
-        logits_RV = self.target.logits(hidden_RH)
-        frame.target_output = TargetOutput(features_RF, logits_RV)
         verify.verify(
             batch,
             verify_input,
-            logits_RV,
+            frame.target_output.logits,
             self.config,
             pools,
-            acceptance=self._schedule,
+            acceptance=self.rule or self._schedule,
             allowed=frame.allowed,
             out=frame.verdict,
         )

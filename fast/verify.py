@@ -8,11 +8,13 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
+from specsim.core.rule import AcceptanceRule
 from specsim.fast.acceptance import accept
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.runtime.uniforms import FINAL, PREFILL
 from specsim.fast.sampling import distributions
 from specsim.fast.synthetic import Schedule, follow
+from specsim.fast.verifiers import rule
 from specsim.fast.verifiers.path import LinkTables, PathTables
 from specsim.fast.vocabulary.distribution import logprob, only_token
 from specsim.fast.vocabulary.draw import PER, Requests, Siblings, Workspace, draw, groups_block, uniform_of
@@ -118,7 +120,7 @@ def walk(
     logits: Logits,
     uniforms: tuple[torch.Tensor, torch.Tensor] | None,
     config: SpecConfig,
-    acceptance: Schedule | None = None,
+    acceptance: Schedule | AcceptanceRule | None = None,
     *,
     out: Verdict | None = None,
 ) -> Verdict:
@@ -134,7 +136,9 @@ def walk(
     verdict = out or _empty(batch, config, device)
     rejected_B = torch.empty(batch.size, dtype=torch.int64, device=device)
     bonus_B = None
-    if acceptance is not None:
+    if isinstance(acceptance, AcceptanceRule):
+        bonus_B = rule.accept(batch, verify_input, made, uniforms, config, acceptance, verdict)
+    elif acceptance is not None:
         follow(batch, verify_input, acceptance, config, verdict, rejected_B)
     else:
         bonus_B = accept(batch, verify_input, made, uniforms, config, verdict, rejected_B)
@@ -165,7 +169,7 @@ def verify(
     config: SpecConfig,
     pools: KVPool,
     uniforms: tuple[torch.Tensor, torch.Tensor] | None = None,
-    acceptance: Schedule | None = None,
+    acceptance: Schedule | AcceptanceRule | None = None,
     allowed: Allowed | None = None,
     *,
     out: Verdict | None = None,
@@ -173,7 +177,8 @@ def verify(
     """Verify every tree with the target's logits, [B·N, V].
 
     uniforms: accept uniforms [B, S+1] and final uniforms [B] of this round, which the kernels draw by name if None.
-    acceptance: a schedule that decides how many drafts are accepted, so that the target decides only the bonus tokens.
+    acceptance: a rule in place of the setting's verifier, which runs on the host, or a schedule that decides how many
+    drafts are accepted, so that the target decides only the bonus tokens.
     allowed: tokens that may follow each node; None: all. A padded request has no path: its predict and accept_index are
     -1, its logprobs 0, and like every verdict it has one token more than accepted drafts.
     """

@@ -13,14 +13,15 @@ class Section(Enum):
     STEP = auto()  # one draft step
     DRAFT = auto()  # START and every STEP
     BUILD_TREE = auto()  # choose the best candidates and lay them out as trees
-    VERIFY = auto()  # the target's forward over the trees, the walk, the commit of the accepted path
+    FORWARD = auto()  # the target's forward over the trees
+    VERIFY = auto()  # the walk, the commit of the accepted path
     GATHER = auto()  # the accepted rows, as draft-extend reads them
     EXTEND = auto()  # the drafter's forward over these rows
 
 
 Sections = tuple[Section, ...]
 DRAFT_PHASE: Sections = (Section.DRAFT, Section.BUILD_TREE)
-VERIFY_PHASE: Sections = (Section.VERIFY, Section.GATHER)
+VERIFY_PHASE: Sections = (Section.FORWARD, Section.VERIFY, Section.GATHER)
 EXTEND_PHASE: Sections = (Section.EXTEND,)
 ROUND: Sections = DRAFT_PHASE + VERIFY_PHASE + EXTEND_PHASE
 
@@ -36,9 +37,13 @@ _BEFORE_PAGES_MOVE = {Section.DRAFT, Section.VERIFY}
 _DRAFTING = {Section.START, Section.STEP, Section.DRAFT}
 
 
-def runs(sections: Sections, config: SpecConfig, drafts_on_host: bool = False) -> Iterator[Sections]:
-    """Split sections where the host moves pages, and after a draft phase that runs on the host."""
+def runs(
+    sections: Sections, config: SpecConfig, drafts_on_host: bool = False, verifies_on_host: bool = False
+) -> Iterator[Sections]:
+    """Split sections where the host moves pages, and around what runs on the host."""
     breaks = _BEFORE_PAGES_MOVE if config.release == "round" else _DRAFTING if drafts_on_host else set()
+    if verifies_on_host:
+        breaks = breaks | {Section.FORWARD, Section.VERIFY}
     start = 0
     for end, section in enumerate(sections, start=1):
         if end == len(sections) or section in breaks:
@@ -46,12 +51,16 @@ def runs(sections: Sections, config: SpecConfig, drafts_on_host: bool = False) -
             start = end
 
 
-def recorded(graph: str, config: SpecConfig, drafts_on_host: bool = False) -> list[Sections]:
+def recorded(
+    graph: str, config: SpecConfig, drafts_on_host: bool = False, verifies_on_host: bool = False
+) -> list[Sections]:
     """List the sections that each graph of a mode captures.
 
-    A draft phase on the host is not captured. Nor is an empty graph, such as that of plain decoding's draft loop, as
+    A section on the host is not captured. Nor is an empty graph, such as that of plain decoding's draft loop, as
     CUDA warns of it.
     """
     left_out = {(section,) for section in _DRAFTING} if config.is_plain or drafts_on_host else set()
+    left_out |= {(Section.VERIFY,)} if verifies_on_host else set()
     captured = RECORDED[graph]
-    return [run for sections in captured for run in runs(sections, config, drafts_on_host) if run not in left_out]
+    split = (run for sections in captured for run in runs(sections, config, drafts_on_host, verifies_on_host))
+    return [run for run in split if run not in left_out]

@@ -55,31 +55,44 @@ class EngineOptions:
         if self.bucket is not None:
             require_int("bucket", self.bucket, 1)
 
-    def resolve(self, config: SpecConfig, has_grammars: bool = False, drafts_on_host: bool = False) -> Self:
+    def resolve(
+        self,
+        config: SpecConfig,
+        has_grammars: bool = False,
+        drafts_on_host: bool = False,
+        verifies_on_host: bool = False,
+    ) -> Self:
         """Return the same options with device and graph mode chosen.
 
-        Release `round` moves pages inside a round, and a grammar runs on the host between draft and verify. Neither
-        fits in one graph of the whole round. Raises InputError where the setting or the machine does not allow the
-        options.
+        Release `round` moves pages inside a round, a grammar runs on the host between draft and verify, and a user's
+        acceptance rule inside verify. None of them fits in one graph of the whole round. Raises InputError where the
+        setting or the machine does not allow the options.
         """
         if self.impl == "reference":
             return replace(self, device="cpu", graph="eager")
-        check_graph(self.graph, config, has_grammars, drafts_on_host)
-        in_phases = config.release == "round" or has_grammars or drafts_on_host
+        check_graph(self.graph, config, has_grammars, drafts_on_host, verifies_on_host)
+        in_phases = config.release == "round" or has_grammars or drafts_on_host or verifies_on_host
         graph = self.graph or ("phase" if in_phases else "round")
         return replace(self, device=check_device(self.device), graph=graph)
 
 
 def check_graph(
-    graph: str | None, config: SpecConfig, has_grammars: bool = False, drafts_on_host: bool = False
+    graph: str | None,
+    config: SpecConfig,
+    has_grammars: bool = False,
+    drafts_on_host: bool = False,
+    verifies_on_host: bool = False,
 ) -> None:
-    """Refuse one graph of a whole round where pages move inside it, or grammars or the drafter run on the host."""
+    """Refuse one graph of a whole round where pages move, or grammars, drafter or verifier run on the host."""
     if graph == "round" and config.release == "round":
         raise InputError("graph", graph, "eager, step or phase with release 'round', which moves pages in a round")
     if graph == "round" and has_grammars:
         raise InputError("graph", graph, "eager, step or phase with a grammar, which the host asks inside a round")
     if graph == "round" and drafts_on_host:
         raise InputError("graph", graph, "eager, step or phase with this drafter, which runs on the host")
+    if graph == "round" and verifies_on_host:
+        allowed = "eager, step or phase with an acceptance rule, which runs on the host inside a round"
+        raise InputError("graph", graph, allowed)
 
 
 def check_device(device: str | None) -> str:

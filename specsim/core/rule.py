@@ -25,7 +25,7 @@ class Tree:
     """Nodes 0..N-1 of one request's tree, with the root first."""
 
     tokens: list[int]  # [N]
-    parents: list[int]  # [N], -1 for the root
+    parents: list[int]  # [N], -1 for the root and for dead nodes: the last ones, where there are fewer drafts
     next_token: list[int]  # [N], first child, -1 for none
     next_sibling: list[int]  # [N], next sibling, -1 for none
     depth_limit: int  # depth of the deepest node that may be accepted
@@ -55,7 +55,8 @@ class Tree:
 
     def chain(self) -> range:
         """List the drafts of a chain that may be accepted: the nodes of depth 1, 2, ..."""
-        return range(1, max(0, min(len(self.tokens) - 1, self.depth_limit)) + 1)
+        num_drafts = sum(parent >= 0 for parent in self.parents)
+        return range(1, max(0, min(num_drafts, self.depth_limit)) + 1)
 
 
 class Accepted(NamedTuple):
