@@ -51,12 +51,17 @@ def generate(
     draws: Draws,
     dtype: torch.dtype = torch.float64,
     grammar: Any = None,
+    token_drafter: Any = None,
 ) -> OracleResult:
-    """Decode one request of a specsim.core.pair.Pair, with models in dtype and distributions in float64."""
+    """Decode one request of a specsim.core.pair.Pair, with models in dtype and distributions in float64.
+
+    token_drafter: a specsim.core.token_drafter.TokenDrafter in place of the pair's drafter.
+    """
     target = in_dtype(pair.target, dtype)
     prompt_len = len(prompt_ids)
-    drafter = None if pair.drafter is None or config.is_plain else pair.drafter
-    drafter = in_dtype(drafter, dtype) if hasattr(drafter, "tensors") else drafter
+    drafter = token_drafter
+    if drafter is None and not config.is_plain and pair.drafter is not None:
+        drafter = in_dtype(pair.drafter, dtype)
     max_len = config.max_len or target.config.max_position_embeddings
     if not 0 < prompt_len < max_len:
         raise InputError("prompt length", prompt_len, f"1 to {max_len - 1}, one less than max_len")

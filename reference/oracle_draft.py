@@ -7,7 +7,6 @@ import torch
 
 from specsim.core.config import Score
 from specsim.core.token_drafter import TreeLimits
-from specsim.reference.drafters import TOKEN_DRAFTERS
 from specsim.reference.oracle_distributions import inverse_cdf, ranked
 from specsim.reference.oracle_forward import draft_forward, target_forward
 from specsim.reference.oracle_request import Request
@@ -50,13 +49,13 @@ def grow(request: Request, tokens: list[int], root: Node) -> list[Node]:
 
 
 def look_up(request: Request, tokens: list[int], root: Node) -> list[Node]:
-    """Make the candidates of a drafter that looks tokens up.
+    """Make the candidates of a token drafter, from the tokens alone.
 
-    The reference's drafter names them, from the tokens alone. A candidate counts at most its parent's score.
+    A candidate counts at most its parent's score.
     """
     config = request.config
     limits = TreeLimits(config.num_steps, config.num_draft_tokens - 1, config.topk)
-    proposal = TOKEN_DRAFTERS[request.drafter.kind](request.drafter).propose(0, tokens, limits)
+    proposal = request.drafter.propose(0, tokens, limits)
     made: list[Node] = []
     for token, place, score in zip(*proposal, strict=True):
         parent = made[place] if place >= 0 else root

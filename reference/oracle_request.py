@@ -25,7 +25,7 @@ class Request:
     """Constants of one request."""
 
     target: SimpleNamespace
-    drafter: Any  # SimpleNamespace of a drafter with weights, settings of one that looks tokens up, None without one
+    drafter: Any  # SimpleNamespace of a drafter with weights, a token drafter, None in plain decoding
     config: SpecConfig
     sampling: SamplingParams
     draws: Draws

@@ -87,7 +87,7 @@ def generate(
     config = pair.config(tree)
     sampling = options.pick(SamplingParams, given)
     _check_filters(sampling)
-    engine_options = engine.options(config, regex is not None or json_schema is not None)
+    engine_options = engine.options(config, regex is not None or json_schema is not None, pair.drafts_on_host(config))
     acceptance = pair.acceptance(tree.num_steps)
     text = None if pair.shape is not None else _read_prompt(prompt, prompt_file)
     _check_prompt(given)

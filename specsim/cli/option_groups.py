@@ -45,7 +45,7 @@ class EngineGroup:
     bucket: options.Bucket = None
     batch_invariant: options.BatchInvariant = False
 
-    def options(self, config: SpecConfig, has_grammars: bool = False) -> "EngineOptions":
+    def options(self, config: SpecConfig, has_grammars: bool = False, drafts_on_host: bool = False) -> "EngineOptions":
         """Make the engine's options, for what this machine can run."""
         import torch
 
@@ -56,7 +56,7 @@ class EngineGroup:
         made = EngineOptions(**flat({"engine": self}) | {"dtype": getattr(torch, self.dtype)})
         if made.impl == "fast":
             kernel_device(made.device)
-        return made.resolve(config, has_grammars)
+        return made.resolve(config, has_grammars, drafts_on_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,12 @@ class PairGroup:
             if each.name != "page_size" and value != each.default:
                 raise InputError(each.name, value, f"only {each.default}, the default, with drafter none")
         return SpecConfig.plain(tree.page_size, self.max_len)
+
+    def drafts_on_host(self, config: SpecConfig) -> bool:
+        """Check whether the drafter runs on the host, between graphs."""
+        from specsim.models.load import is_token_drafter
+
+        return is_token_drafter(self.drafter) and not (self.drafter == "ngram" and config.topk == 1)
 
     def acceptance(self, num_steps: int) -> SyntheticAcceptance | None:
         """Make the schedule that decides the acceptance; None if the target decides it."""
@@ -107,12 +113,16 @@ class PairGroup:
         for name in ("target", "draft", "draft_field"):
             if value := getattr(self, name):
                 raise options.exclusive(name, value, "--shape")
+        from specsim.models.load import is_token_drafter, token_drafter
         from specsim.models.shapes import random_pair, shape
 
         of = shape(self.shape)
         config.within(of.config.max_position_embeddings)
+        device = engine.device or "cpu"
+        if is_token_drafter(drafter):
+            return random_pair(of, device, engine.dtype, None).with_drafter(token_drafter(drafter))
         kind = None if drafter == "none" else drafter or "eagle3"
-        return random_pair(of, engine.device or "cpu", engine.dtype, kind)
+        return random_pair(of, device, engine.dtype, kind)
 
 
 def flat(given: dict[str, Any]) -> dict[str, Any]:

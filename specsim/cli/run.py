@@ -87,7 +87,7 @@ def run(
         serving = options.pick(ServingConfig, given | {"num_slots": slots})
         if engine.bucket is not None and engine.bucket < serving.max_running:
             raise InputError("bucket", engine.bucket, f"at least max_running, {serving.max_running}")
-        engine_options = engine.options(config)
+        engine_options = engine.options(config, drafts_on_host=pair.drafts_on_host(config))
         acceptance = pair.acceptance(tree.num_steps)
         _check_run(given)
         from specsim.serving.generation import load_engine

@@ -18,7 +18,7 @@ class Acceptance:
 
     rounds: int  # (request, round) pairs
     accept_length: float  # mean tokens of a round, bonus included, in [1, S+1]
-    accept_rate: float  # accepted drafts over num_steps, the depth that each round may reach
+    accept_rate: float  # accepted drafts over proposed depths: num_steps, or less where a drafter proposed less
     node_rate: float  # accepted drafts over the num_draft_tokens - 1 proposed in each round; of a chain the accept rate
     accepted_by_position: tuple[float, ...]  # [S], share of rounds that accepted at least i drafts (unconditional)
 
@@ -32,10 +32,16 @@ class Acceptance:
         )
 
 
-def acceptance(num_accepted_drafts: Sequence[int], num_steps: int, num_draft_tokens: int) -> Acceptance:
+def acceptance(
+    num_accepted_drafts: Sequence[int],
+    num_steps: int,
+    num_draft_tokens: int,
+    proposed_depths: Sequence[int] | None = None,
+) -> Acceptance:
     """Compute the acceptance of rounds from the number of drafts that each accepted.
 
-    Raises ValueError for counts that are not integers from 0 to num_steps.
+    proposed_depths: depth of each round's deepest draft; None: num_steps in all rounds. Raises
+    ValueError for counts that are not integers from 0 to num_steps.
     """
     drafts = np.asarray(num_accepted_drafts)
     is_integer = np.issubdtype(drafts.dtype, np.integer)
@@ -43,6 +49,7 @@ def acceptance(num_accepted_drafts: Sequence[int], num_steps: int, num_draft_tok
         raise ValueError(f"accepted drafts are integers in [0, {num_steps}], got {drafts.min()} to {drafts.max()}")
     nan = float("nan")
     num_proposed = num_draft_tokens - 1
+    depth = num_steps * drafts.size if proposed_depths is None else int(sum(proposed_depths))
     mean = float(drafts.mean()) if drafts.size else nan
     by_position = tuple(
         float((drafts >= position).mean()) if drafts.size else nan for position in range(1, num_steps + 1)
@@ -50,7 +57,7 @@ def acceptance(num_accepted_drafts: Sequence[int], num_steps: int, num_draft_tok
     return Acceptance(
         rounds=int(drafts.size),
         accept_length=mean + 1,
-        accept_rate=mean / num_steps if num_steps else nan,
+        accept_rate=float(drafts.sum()) / depth if depth else nan,
         node_rate=mean / num_proposed if num_proposed else nan,
         accepted_by_position=by_position,
     )

@@ -1,7 +1,7 @@
 """A target and its drafter: shapes and tensors, as every engine reads them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -90,6 +90,10 @@ class Pair:
     drafter: AnyDrafter | None  # None: plain decoding
     tokenizer: Any  # of the target, None where there is none
     name: str
+
+    def with_drafter(self, drafter: AnyDrafter | None) -> "Pair":
+        """Make the same target's pair with another drafter, such as a token drafter of your own."""
+        return replace(self, drafter=drafter, name=f"{self.name.partition(',')[0]}, {kind_of(drafter)}")
 
     @property
     def checkpoint(self) -> DrafterCheckpoint | None:

@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from specsim.core.errors import InputError, require_choice, require_type
 from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.target import ModelConfig
-from specsim.core.token_drafter import NgramConfig, SuffixConfig
+from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
+from specsim.core.user_module import load_object
 from specsim.models import shipped
 from specsim.models.checkpoint import load_drafter, load_target, local_folder, locate
 from specsim.models.checkpoint.model_config import read_target_config
@@ -22,7 +23,7 @@ _TOKEN_DRAFTERS = {"ngram": NgramConfig, "suffix": SuffixConfig}
 def load(
     target: str | Path | None = None,
     draft: str | Path | None = None,
-    drafter: DrafterName | None = None,
+    drafter: DrafterName | str | None = None,
     draft_fields: Mapping[str, Any] | None = None,
 ) -> Pair:
     """Load a target and its drafter, each from a folder or a hub id.
@@ -30,7 +31,8 @@ def load(
     Without target and draft it loads the shipped pair with its EAGLE-3 head.
     target: `tiny` is the shipped one, with its own drafters (a folder of that name is ./tiny).
     drafter: another of the shipped drafters, or the required kind of the given one. A target without `draft` needs
-    "none", or "ngram" or "suffix", which have no weights, or "mtp" for the modules in its own folder.
+    "none", or "ngram" or "suffix", which have no weights, or "mtp" for the modules in its own folder, or a token
+    drafter of your own as "module:Name" or "file.py:Name".
     draft_fields: fields for the drafter's config.json that are missing there or wrong.
     """
     if draft_fields is not None:
@@ -39,7 +41,7 @@ def load(
     if places.draft is None and draft_fields:
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter that has weights")
     checkpoint = load_target(places.target)
-    own: Any = _TOKEN_DRAFTERS[drafter]() if drafter in _TOKEN_DRAFTERS else None
+    own: Any = token_drafter(drafter) if drafter is not None and is_token_drafter(drafter) else None
     if places.draft is not None:
         own = _load_drafter(places, checkpoint.config, draft_fields, drafter)
     tokenizer = LazyTokenizer(places.target) if has_tokenizer(places.target) else None
@@ -49,10 +51,29 @@ def load(
 def load_config(
     target: str | Path | None = None,
     draft: str | Path | None = None,
-    drafter: DrafterName | None = None,
+    drafter: DrafterName | str | None = None,
 ) -> ModelConfig:
     """Read the shape of the target that `load` would load, without weights."""
     return read_target_config(_places(target, draft, drafter).target)
+
+
+def is_token_drafter(drafter: str | None) -> bool:
+    """Check whether a name is that of a drafter without weights: ngram, suffix, or one of your own."""
+    return drafter is not None and (drafter in _TOKEN_DRAFTERS or ":" in drafter)
+
+
+def token_drafter(drafter: str) -> NgramConfig | SuffixConfig | TokenDrafter:
+    """Make the drafter without weights of this name.
+
+    Raises InputError for a drafter of your own that cannot be imported or has no propose.
+    """
+    if drafter in _TOKEN_DRAFTERS:
+        return _TOKEN_DRAFTERS[drafter]()
+    allowed = "MODULE:NAME or FILE.py:NAME of a drafter with the methods propose and finish"
+    own = load_object(drafter, "drafter", allowed)
+    if not (callable(getattr(own, "propose", None)) and callable(getattr(own, "finish", None))):
+        raise InputError("drafter", drafter, allowed)
+    return own
 
 
 class _Places(NamedTuple):
@@ -64,7 +85,7 @@ class _Places(NamedTuple):
 
 
 def _load_drafter(
-    places: _Places, target: ModelConfig, draft_fields: Mapping[str, Any] | None, drafter: DrafterName | None
+    places: _Places, target: ModelConfig, draft_fields: Mapping[str, Any] | None, drafter: str | None
 ) -> DrafterCheckpoint:
     """Load a drafter with weights, and check that it is of the named kind and speaks the target's tokens."""
     folder = places.draft or places.target
@@ -76,12 +97,12 @@ def _load_drafter(
     return loaded
 
 
-def _places(target: str | Path | None, draft: str | Path | None, drafter: DrafterName | None) -> _Places:
+def _places(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> _Places:
     """Find the folders for the arguments of `load`."""
-    if drafter is not None:
-        require_choice("drafter", drafter, get_args(DrafterName))
+    if drafter is not None and ":" not in drafter:
+        require_choice("drafter", drafter, (*get_args(DrafterName), "MODULE:NAME"))
     own = shipped.TINY / "target"
-    has_weights = drafter != "none" and drafter not in _TOKEN_DRAFTERS
+    has_weights = drafter != "none" and not is_token_drafter(drafter)
     if target in (None, SHIPPED) and draft is None:
         kind = drafter or "eagle3"
         name = SHIPPED if drafter == "none" else f"{SHIPPED}, {kind}"

@@ -17,7 +17,7 @@ from specsim.core.errors import InputError, require_type
 from specsim.core.files import without_nan
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
-from specsim.core.pair import Pair
+from specsim.core.pair import AnyDrafter, Pair
 from specsim.core.rule import AcceptanceRule, check_rule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
 from specsim.models.load import load
@@ -38,6 +38,7 @@ class Output:
     logprobs: tuple[float, ...]  # natural logarithms under penalties, bias and temperature
     finish_reason: str  # stop or length
     num_accepted_tokens_per_round: tuple[int, ...]  # of whole rounds, even where the output ends inside one
+    proposed_depth_per_round: tuple[int, ...] = ()  # depth of the deepest draft; 0: a round without drafts
     prompt_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0  # sampling temperature; 0 is greedy
 
@@ -56,7 +57,8 @@ class Generation:
     def acceptance(self) -> Acceptance:
         """Acceptance over all rounds of all requests."""
         drafts = [count - 1 for output in self.outputs for count in output.num_accepted_tokens_per_round]
-        return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens)
+        depths = [depth for output in self.outputs for depth in output.proposed_depth_per_round]
+        return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens, depths)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -158,6 +160,7 @@ def generate(
     request_ids: Sequence[int] | None = None,
     engine: EngineOptions | None = None,
     acceptance: SyntheticAcceptance | None = None,
+    drafter: AnyDrafter | None = None,
     verifier: AcceptanceRule | None = None,
     progress: bool = False,
     watch: Callable[[Engine], Engine] | None = None,
@@ -169,11 +172,13 @@ def generate(
     prompts or one each. request_ids (default 0, 1, ...) name the random streams, so a request with the same id, seed
     and prompt gives the same tokens in any batch. engine, acceptance, verifier: see load_engine. grammars: constraints
     of the outputs (core.grammar, serving.guidance), one for all prompts or one each, None for an unconstrained output.
+    drafter: replaces the pair's, such as a token drafter of your own or NgramConfig().
     watch: gives the engine that runs in place of the one made here, for instance one that records its rounds. Raises
     InputError for an empty or too long prompt and for token ids outside the vocabulary.
     """
     pair = load(pair) if isinstance(pair, str) else pair
     require_type("pair", pair, Pair, "a Pair, such as specsim.load returns, or the name of the shipped pair, tiny")
+    pair = pair if drafter is None else pair.with_drafter(drafter)
     config = _default_config(pair, verifier) if config is None else config
     require_type("config", config, SpecConfig, "a SpecConfig")
     most = config.within(pair.target.config.max_position_embeddings).length_limit
@@ -232,6 +237,7 @@ def _output(request: Request) -> Output:
         logprobs=tuple(request.logprobs),
         finish_reason=request.finish_reason or "",
         num_accepted_tokens_per_round=tuple(request.accepted),
+        proposed_depth_per_round=tuple(request.proposed),
         prompt_token_ids=tuple(request.prompt_ids),
         temperature=request.params.temperature,
     )

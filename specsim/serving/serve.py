@@ -53,7 +53,8 @@ class Served:
     def acceptance(self) -> Acceptance:
         """Acceptance over all rounds whose tokens went to a request."""
         drafts = [count - 1 for request in self.requests for count in request.accepted]
-        return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens)
+        depths = [depth for request in self.requests for depth in request.proposed]
+        return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens, depths)
 
     @property
     def totals(self) -> dict[str, Any]:

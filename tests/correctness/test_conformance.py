@@ -13,6 +13,7 @@ import torch
 from specsim.cli.main import main
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
+from specsim.core.user_module import load_module
 from specsim.correctness.conformance import chains, runner
 from specsim.correctness.conformance.case import DEVICE, Call, Case, Distribution, arguments, replaced, strided
 from specsim.correctness.conformance.catalogue import CASES
@@ -21,7 +22,7 @@ from specsim.correctness.conformance.comparison import difference
 from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Value
 from specsim.correctness.conformance.memory import place
 from specsim.correctness.conformance.report import Report
-from specsim.correctness.conformance.runner import call, chosen_operations, function_of, load_module, run
+from specsim.correctness.conformance.runner import call, chosen_operations, function_of, run
 
 TESTS = Path(__file__).parent
 PLAIN = str(TESTS / "plain_kernels.py")

@@ -45,7 +45,7 @@ def roots(size: int, config: SpecConfig = CONFIG, length: int = 5) -> tuple[torc
     return 90 + torch.arange(size, dtype=torch.int32), torch.full((size,), length), slots
 
 
-def built(implementation, candidates: ExplicitCandidates | Candidates, config: SpecConfig = CONFIG, device="cpu", length=5):
+def built(implementation, candidates: ExplicitCandidates | Candidates, config=CONFIG, device="cpu", length=5):
     given = [each.to(device) for each in roots(len(candidates.tokens), config, length)]
     return implementation(candidates.to(device), *given, config).to("cpu")
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
+from specsim.core.user_module import load_module
 from specsim.correctness.conformance.catalogue import CASES
 from specsim.correctness.conformance.contract import BY_NAME
-from specsim.correctness.conformance.runner import call, function_of, load_module, write
+from specsim.correctness.conformance.runner import call, function_of, write
 
 if __name__ == "__main__":
     module, operation, name, device, file = sys.argv[1:]

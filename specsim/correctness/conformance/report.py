@@ -8,8 +8,9 @@ from typing import Any, Self
 from rich.console import Console
 
 from specsim.core.display import heading, print_table
+from specsim.core.user_module import load_module
 from specsim.correctness.conformance.catalogue import CASES
-from specsim.correctness.conformance.runner import Outcome, chosen_operations, load_module, name_of, run
+from specsim.correctness.conformance.runner import Outcome, chosen_operations, name_of, run
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """Runs of cases against a module's functions."""
 
-import importlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -19,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from specsim.core.errors import InputError, require
+from specsim.core.user_module import load_module, one_line
 from specsim.correctness.conformance.case import DEVICE, Call, Case
 from specsim.correctness.conformance.comparison import Difference, difference
 from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Operation
@@ -42,43 +40,6 @@ class Outcome:
         return self.status in ("equal", "refused")
 
 
-def load_module(name: str) -> ModuleType:
-    """Load a module by its dotted name, as Python finds it from the current folder, or by its file.
-
-    A file is executed once, and again when it has changed. InputError for a module that cannot be imported.
-    """
-    allowed = "a module that Python can import, or a .py file"
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    if name.endswith(".py") and not Path(name).is_file():
-        raise InputError("module", name, f"{allowed} (there is no such file)")
-    try:
-        if name.endswith(".py"):
-            path = Path(name).resolve()
-            return _load_file(path, path.stat().st_mtime_ns)
-        return importlib.import_module(name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise InputError("module", name, f"{allowed} ({_one_line(error)})") from error
-
-
-@cache
-def _load_file(path: Path, _changed_ns: int) -> ModuleType:
-    """Execute a file, known to Python by its stem, as Triton and pickle look modules up."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python source file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
 def name_of(module: ModuleType, operation: Operation, device: str = "cpu") -> str | None:
     """Find the name of the operation's function in the module, None where it has none.
 
@@ -88,7 +49,7 @@ def name_of(module: ModuleType, operation: Operation, device: str = "cpu") -> st
     try:
         return next((name for name in names if callable(getattr(module, name, None))), None)
     except Exception as error:
-        allowed = f"a module whose attribute {' or '.join(names)} can be read ({_one_line(error)})"
+        allowed = f"a module whose attribute {' or '.join(names)} can be read ({one_line(error)})"
         raise InputError("module", module.__name__, allowed) from error
 
 

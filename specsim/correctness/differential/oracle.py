@@ -18,8 +18,12 @@ ALLOWED = 2e-6  # logprobs are kept in float32
 
 
 def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
-    """Compare tokens, finish reasons, counters and logprobs of every request, in float64 with the same uniforms."""
+    """Compare tokens, finish reasons, counters and logprobs of every request, in float64 with the same uniforms.
+
+    The oracle takes a token drafter's proposals from the reference, and makes all else itself.
+    """
     from specsim.reference import oracle
+    from specsim.reference.drafters import TOKEN_DRAFTERS
 
     ids = cell.request_ids or tuple(range(len(cell.prompts)))
     grammars = [cell.grammars.get(each) for each in ids]
@@ -30,7 +34,10 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
     divergences = []
     for request, (prompt, sampling, output) in enumerate(zip(cell.prompts, cell.sampling, outputs, strict=True)):
         named = draws(sampling.seed, ids[request], pair.target.config.vocab_size)
-        truth = oracle.generate(pair, prompt, cell.config, sampling, named, grammar=grammars[request])
+        made = TOKEN_DRAFTERS[pair.kind](pair.drafter) if pair.kind in TOKEN_DRAFTERS else None
+        truth = oracle.generate(
+            pair, prompt, cell.config, sampling, named, grammar=grammars[request], token_drafter=made
+        )
         facts = (
             ("tokens", truth.token_ids, output.token_ids),
             ("finish reason", truth.finish_reason, output.finish_reason),

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from specsim.core.errors import InputError
 from specsim.core.provenance import now, versions
 from specsim.core.rule import AcceptanceRule
-from specsim.correctness.conformance.runner import load_module
+from specsim.core.user_module import load_module
 from specsim.correctness.exact.cases import RULE_CASES
 from specsim.correctness.exact.model import Case
 from specsim.correctness.exact.optimum import optimum
