@@ -129,7 +129,8 @@ def build_corpus(sources: Iterable[Source], heldout_one_in: int, max_bytes: int 
     """
     read = [each for found in _read_all(list(sources)) for each in found]
     unique = {each.document.sha256: each for each in reversed(read)}
-    kept = list(_first_bytes((unique[digest] for digest in sorted(unique)), max_bytes))
+    chosen = first_bytes((unique[digest].document for digest in sorted(unique)), max_bytes)
+    kept = [unique[document.sha256] for document in chosen]
     heldout = [each for each in kept if int(each.document.sha256, 16) % heldout_one_in == 0]
     rest = [each for each in kept if int(each.document.sha256, 16) % heldout_one_in]
     similar = near_duplicates([each.sketch for each in rest], [each.sketch for each in heldout], RESEMBLANCE)
@@ -143,13 +144,14 @@ def _read_all(sources: list[Source]) -> Iterator[list[Sketched]]:
         yield from tqdm(pool.map(read_source, sources), "read", len(sources))
 
 
-def _first_bytes(files: Iterable[Sketched], max_bytes: int | None) -> Iterator[Sketched]:
+def first_bytes(documents: Iterable[Document], max_bytes: int | None) -> Iterator[Document]:
+    """Give the first documents of at most `max_bytes` together; all of them if it is None."""
     taken = 0
-    for each in files:
-        taken += len(each.document.text.encode())
+    for document in documents:
+        taken += len(document.text.encode())
         if max_bytes is not None and taken > max_bytes:
             return
-        yield each
+        yield document
 
 
 def write_documents(documents: Iterable[Document], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Train a drafter for a target, on corpus text that the target continues itself."""
+"""Train an EAGLE head for a target, on corpus text that the target continues itself."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specsim.maintain.training.heads import Eagle3Head, EagleHead, Head
-from specsim.maintain.training.minimise import minimise
+from specsim.maintain.training.minimise import Budget, minimise
 from specsim.maintain.training.recipe import Recipe
 from specsim.maintain.training.unroll import read_features, unrolled_loss
 
@@ -47,7 +47,7 @@ def train_head(
     tokens: torch.Tensor,
     rollouts: torch.Tensor,
     recipe: Recipe,
-    seconds: float,
+    budget: Budget,
     folder: Path,
 ) -> tuple[Head, dict[str, Any]]:
     """Train head `name` and write it to `folder` in bfloat16; the head returned holds the written values."""
@@ -60,11 +60,11 @@ def train_head(
             features = read_features(target, windows_BC, recipe.feature_layers)
             return unrolled_loss(head, features, windows_BC, recipe.num_unrolled, REGRESSION[name])
 
-    steps = minimise(loss_of_a_batch, head, PEAK_RATE, seconds, name)
+    spent = minimise(loss_of_a_batch, head, PEAK_RATE, budget, name)
     write_head(head, config, folder)
     coverage = torch.isin(tokens, head.vocabulary).float().mean().item()
     parameters = sum(parameter.numel() for parameter in head.parameters())
-    return head, {"parameters": parameters, "steps": steps, "coverage": coverage}
+    return head, {"parameters": parameters, **spent._asdict(), "coverage": coverage}
 
 
 def write_head(head: Head, config: LlamaConfig, folder: Path) -> None:

@@ -1,62 +1,126 @@
-"""Minimisation of a loss within a time budget: Muon for matrices in layers, AdamW for the rest."""
+"""Minimisation of a loss within a time budget, in one run or several, by Muon and AdamW."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
-WARM_UP = 0.02
+WARM_UP_STEPS = 100
 STEPS_A_REPORT = 10
+SECONDS_A_CHECKPOINT = 60.0
 
 
-def learning_rate(progress: float) -> float:
-    """Compute the share of the peak learning rate at `progress` (0 to 1).
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Training time of a model; compilation counts."""
+
+    seconds: float  # of all runs together
+    slice_seconds: float | None  # of this run at most; None: all that is left
+    checkpoint: Path  # file from which the next run continues
+
+
+class Spent(NamedTuple):
+    """Training done so far, by all runs."""
+
+    steps: int
+    seconds: float
+
+
+def learning_rate(progress: float, num_steps: int) -> float:
+    """Compute the share of the peak learning rate at `progress` (0 to 1), after `num_steps` steps.
 
     It warms up, stays constant, and from one third on falls linearly to 0.
     """
-    return min(1.0, (progress + 1e-4) / WARM_UP, 1.5 * max(0.0, 1 - progress))
+    return min(1.0, (num_steps + 1) / WARM_UP_STEPS, 1.5 * max(0.0, 1 - progress))
 
 
 def minimise(
-    loss_of_a_batch: Callable[[], torch.Tensor], module: nn.Module, peak: float, seconds: float, label: str
-) -> int:
-    """Train `module` in place for `seconds` after its first step (which may compile); give the number of steps."""
+    loss_of_a_batch: Callable[[], torch.Tensor], module: nn.Module, peak: float, budget: Budget, label: str
+) -> Spent:
+    """Train `module` in place, from the budget's checkpoint if it fits, until the budget or its slice is used up."""
     optimizers = _optimizers(module, peak)
-
-    def step() -> torch.Tensor:
-        loss = loss_of_a_batch()
-        loss.backward()
-        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return loss
-
-    step().item()
-    num_steps = 1
+    before = _resume(module, optimizers, budget.checkpoint)
+    left = budget.seconds - before.seconds
+    limit = left if budget.slice_seconds is None else min(left, budget.slice_seconds)
+    steps = before.steps
+    saved = elapsed = 0.0
     start = perf_counter()
-    with tqdm(total=round(seconds), desc=label, unit="s") as bar:
-        while (elapsed := perf_counter() - start) < seconds:
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = peak * learning_rate(elapsed / seconds)
-            loss = step()
-            if num_steps % STEPS_A_REPORT == 0:
-                bar.set_postfix(loss=f"{loss.item():.3f}", step=num_steps)
+    with tqdm(total=round(max(limit, 0)), desc=label, unit="s") as bar:
+        while elapsed < limit:
+            rate = peak * learning_rate((before.seconds + elapsed) / budget.seconds, steps)
+            loss = _step(loss_of_a_batch, module, optimizers, rate)
+            steps += 1
+            if steps % STEPS_A_REPORT == 0:
+                bar.set_postfix(loss=f"{loss.item():.3f}", step=steps)
                 bar.update(int(elapsed) - bar.n)
-            num_steps += 1
-    return num_steps
+            elapsed = perf_counter() - start
+            if elapsed - saved > SECONDS_A_CHECKPOINT:
+                _save(module, optimizers, Spent(steps, before.seconds + elapsed), budget.checkpoint)
+                saved = elapsed
+    spent = Spent(steps, before.seconds + elapsed)
+    _save(module, optimizers, spent, budget.checkpoint)
+    return spent
+
+
+def _step(
+    loss_of_a_batch: Callable[[], torch.Tensor],
+    module: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    rate: float,
+) -> torch.Tensor:
+    loss = loss_of_a_batch()
+    loss.backward()
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
+def _save(module: nn.Module, optimizers: list[torch.optim.Optimizer], spent: Spent, path: Path) -> None:
+    """Write a checkpoint whole or not at all."""
+    partial = path.with_suffix(".partial")
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    torch.save({"module": module.state_dict(), "optimizers": states, **spent._asdict()}, partial)
+    partial.replace(path)
+
+
+def _resume(module: nn.Module, optimizers: list[torch.optim.Optimizer], path: Path) -> Spent:
+    """Load a checkpoint of a module of the same shapes; nothing is spent where there is none."""
+    if not path.exists():
+        return Spent(0, 0.0)
+    device = next(module.parameters()).device
+    found = torch.load(path, map_location=device, weights_only=True)
+    if _shapes(found["module"]) != _shapes(module.state_dict()):
+        tqdm.write(f"{path} is of another model: training starts over")
+        return Spent(0, 0.0)
+    module.load_state_dict(found["module"])
+    for optimizer, state in zip(optimizers, found["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
+    torch.manual_seed(found["steps"])  # the next batches are not the first ones again
+    tqdm.write(f"{path}: continuing after {found['steps']} steps in {found['seconds']:.0f} s; delete it to start over")
+    return Spent(found["steps"], found["seconds"])
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in state.items()}
 
 
 def _optimizers(module: nn.Module, peak: float) -> list[torch.optim.Optimizer]:
+    """Choose Muon for the matrices in layers, AdamW for the rest."""
     inside = []
     rest = []
     for name, parameter in module.named_parameters():
         is_inside = parameter.ndim == 2 and not name.endswith(("embed_tokens.weight", "lm_head.weight"))
         (inside if is_inside else rest).append(parameter)
-    rate = peak * learning_rate(0.0)
     return [
-        torch.optim.Muon(inside, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=rate, weight_decay=0.1, betas=(0.9, 0.95)),
+        torch.optim.Muon(inside, lr=peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=peak, weight_decay=0.1, betas=(0.9, 0.95)),
     ]

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Sizes in files, tokens, rows or units, training times in seconds; a head is a drafter's one layer."""
+    """Sizes in files, tokens, rows or units, training times in seconds; a head is an EAGLE drafter's one layer."""
 
     corpus_bytes: int | None = None
+    encoded_bytes: int | None = None  # of the training part
     heldout_one_in: int = 64
     tokenizer_one_in: int = 4
     num_prompts: int = 64
@@ -27,6 +28,7 @@ class Recipe:
     rollouts_a_batch: int = 8192
     rollout_prompt: int = 128
     rollout_window: int = 261  # 256 rows, which suit matrix units, and the unrolled steps
+    rollout_seconds: float = 60  # no batch begins later
 
     head_intermediate_size: int = 1280
     draft_vocab_size: int = 3584
@@ -35,6 +37,23 @@ class Recipe:
     head_batch: int = 96
     eagle3_seconds: float = 900
     eagle_seconds: float = 100
+
+    student_batch: int = 128  # of MTP, frozen KV and standalone
+    num_mtp_modules: int = 3
+    mtp_intermediate_size: int = 1024
+    mtp_seconds: float = 330
+    frozen_kv_hidden_size: int = 256
+    frozen_kv_layers: int = 2
+    frozen_kv_intermediate_size: int = 1024
+    frozen_kv_steps: int = 4
+    frozen_kv_seconds: float = 330
+    standalone_layers: int = 2
+    standalone_seconds: float = 330
+
+    @property
+    def rollout_rows(self) -> int:
+        """Rows of a rollout that a drafter learns from."""
+        return self.rollout_window - self.num_unrolled
 
 
 SHIPPED = Recipe()
@@ -60,6 +79,14 @@ SMOKE = Recipe(
     num_unrolled=3,
     head_batch=6,
     target_seconds=3,
-    eagle3_seconds=3,
-    eagle_seconds=3,
+    eagle3_seconds=2,
+    eagle_seconds=2,
+    student_batch=6,
+    mtp_intermediate_size=96,
+    mtp_seconds=1,
+    frozen_kv_hidden_size=32,
+    frozen_kv_intermediate_size=96,
+    frozen_kv_steps=3,
+    frozen_kv_seconds=1,
+    standalone_seconds=1,
 )

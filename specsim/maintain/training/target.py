@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from specsim.maintain.training.minimise import minimise
+from specsim.maintain.training.minimise import Budget, minimise
 from specsim.maintain.training.recipe import Recipe
 
 PEAK_RATE = 4e-3
@@ -49,23 +49,23 @@ def language_loss(model: PreTrainedModel, windows_BC: torch.Tensor) -> torch.Ten
     return F.cross_entropy(logits_BCV.flatten(0, 1).float(), windows_BC[:, 1:].flatten())
 
 
-def train_target(tokens: torch.Tensor, recipe: Recipe, seconds: float, folder: Path) -> dict[str, Any]:
+def train_target(tokens: torch.Tensor, recipe: Recipe, budget: Budget, folder: Path) -> dict[str, Any]:
     """Train a target and write it to `folder` in bfloat16."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(target_config(recipe))
     nn.Module.to(model, tokens.device)  # the same as model.to, which transformers hides from type checkers
     loss = torch.compile(language_loss) if tokens.is_cuda else language_loss
-    steps = minimise(
+    spent = minimise(
         lambda: loss(model, sample_windows(tokens, recipe.target_batch, recipe.target_window + 1)),
         model,
         PEAK_RATE,
-        seconds,
+        budget,
         "target",
     )
     nn.Module.to(model, torch.bfloat16)
     model.save_pretrained(folder)
-    seen = steps * recipe.target_batch * recipe.target_window
-    return {"parameters": model.num_parameters(), "steps": steps, "tokens_seen": seen, "tokens": len(tokens)}
+    seen = spent.steps * recipe.target_batch * recipe.target_window
+    return {"parameters": model.num_parameters(), **spent._asdict(), "tokens_seen": seen, "tokens": len(tokens)}
 
 
 def load_target(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:

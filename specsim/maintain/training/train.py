@@ -1,12 +1,14 @@
 """Train the pair: `python -m specsim.maintain.training.train`, by stages that hand files to one another."""
 
+import fcntl
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -14,17 +16,19 @@ import typer
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from specsim.maintain.training import drafter, rollouts, target
+from specsim.maintain.training import distil, drafter, rollouts, target
 from specsim.maintain.training import estimate as acceptance
 from specsim.maintain.training.card import write_card
-from specsim.maintain.training.corpus import build_corpus, find_sources, read_documents, write_documents
+from specsim.maintain.training.corpus import build_corpus, find_sources, first_bytes, read_documents, write_documents
 from specsim.maintain.training.edits import write_edits
 from specsim.maintain.training.manifest import compare_selection, follow_manifest, make_manifest
+from specsim.maintain.training.minimise import Budget
 from specsim.maintain.training.prompts import choose_prompts
 from specsim.maintain.training.recipe import SHIPPED, SMOKE, Recipe
 from specsim.maintain.training.tokenizer import encode_documents, save_tokenizer, train_tokenizer
 from specsim.models.shipped import load_prompts
 
+TIMES = [f"{model}_seconds" for model in ("target", "eagle3", "eagle", "mtp", "frozen_kv", "standalone")]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -33,10 +37,14 @@ class Stage(StrEnum):
 
     CORPUS = "corpus"
     TOKENIZER = "tokenizer"
+    ENCODE = "encode"
     TARGET = "target"
     ROLLOUTS = "rollouts"
     EAGLE3 = "eagle3"
     EAGLE = "eagle"
+    MTP = "mtp"
+    FROZEN_KV = "frozen-kv"
+    STANDALONE = "standalone"
     CARD = "card"
 
 
@@ -50,12 +58,20 @@ class Run:
     manifest: Path | None
     is_smoke: bool
     device: torch.device
+    slice_seconds: float | None  # training time of one model in this run at most
 
     def note(self, name: str, figures: object) -> None:
-        """Add figures for the card."""
+        """Add figures for the card; stages of several processes take turns."""
         path = self.out / "training.json"
-        noted = json.loads(path.read_text()) if path.exists() else {}
-        _write_json(path, {**noted, name: figures})
+        with (self.work / "training.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            noted = json.loads(path.read_text()) if path.exists() else {}
+            _write_json(path, {**noted, name: figures})
+
+    def budget(self, stage: Stage) -> Budget:
+        """Give a model its training time and the file from which the next run continues."""
+        seconds = getattr(self.recipe, f"{stage.replace('-', '_')}_seconds")
+        return Budget(seconds, self.slice_seconds, self.work / f"{stage}.pt")
 
     def tokens(self, part: str) -> torch.Tensor:
         """Load the token ids of a part (uint16 on disk) as int32."""
@@ -70,7 +86,7 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def select_corpus(run: Run) -> None:
-    """Write the corpus and its manifest, and print the differences from the manifest to follow."""
+    """Write the corpus, its manifest, and its differences from the manifest to follow, which are printed."""
     sources = find_sources()
     wanted = None
     differences = []
@@ -81,21 +97,21 @@ def select_corpus(run: Run) -> None:
         sources, differences = follow_manifest(sources, wanted)
     corpus = build_corpus(sources, run.recipe.heldout_one_in, run.recipe.corpus_bytes)
     manifest = make_manifest(corpus, run.recipe.heldout_one_in)
-    for difference in [*differences, *(compare_selection(manifest, wanted) if wanted else [])]:
+    differences += compare_selection(manifest, wanted) if wanted else []
+    for difference in differences:
         typer.echo(f"not as in the manifest: {difference}")
     write_documents(corpus.train, run.work / "train.jsonl")
     write_documents(corpus.heldout, run.work / "heldout.jsonl")
+    _write_json(run.work / "selection.json", {"sha256": manifest["train"]["sha256"], "differences": differences})
     _write_json(run.out / "manifest.json", manifest)
 
 
 def learn_tokenizer(run: Run) -> None:
-    """Write the tokenizer, the encoded corpus, the prompts and their edits."""
+    """Write the tokenizer, the prompts and their edits."""
     parts = {part: read_documents(run.work / f"{part}.jsonl") for part in ("train", "heldout")}
-    texts = {part: [document.text for document in documents] for part, documents in parts.items()}
-    tokenizer = train_tokenizer(texts["train"][:: run.recipe.tokenizer_one_in], run.recipe.vocab_size)
+    texts = [document.text for document in parts["train"][:: run.recipe.tokenizer_one_in]]
+    tokenizer = train_tokenizer(texts, run.recipe.vocab_size)
     save_tokenizer(tokenizer, run.out / "target", target.MAX_LENGTH)
-    for part in parts:
-        np.save(run.work / f"{part}.npy", encode_documents(tokenizer, texts[part]))
     recipe = run.recipe
     prompts = choose_prompts(parts["heldout"], tokenizer, recipe.num_prompts, recipe.prompts_a_distribution)
     lines = [json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts]
@@ -103,14 +119,28 @@ def learn_tokenizer(run: Run) -> None:
     write_edits(run.out)
 
 
+def encode_corpus(run: Run) -> None:
+    """Encode the corpus, or the first files of its training part, with the pair's tokenizer."""
+    tokenizer = Tokenizer.from_file(str(run.out / "target" / "tokenizer.json"))
+    encoded = {}
+    for part, limit in (("train", run.recipe.encoded_bytes), ("heldout", None)):
+        documents = first_bytes(read_documents(run.work / f"{part}.jsonl"), limit)
+        texts = [document.text for document in documents]
+        tokens = encode_documents(tokenizer, texts)
+        np.save(run.work / f"{part}.npy", tokens)
+        encoded[part] = {"files": len(texts), "tokens": len(tokens)}
+    selection = json.loads((run.work / "selection.json").read_text(encoding="utf-8"))
+    _write_json(run.work / "corpus.json", {**encoded["train"], **selection})
+
+
 def train_target(run: Run) -> None:
     """Write the target and measure its losses as it is written, in bfloat16."""
-    figures = target.train_target(run.tokens("train"), run.recipe, run.recipe.target_seconds, run.out / "target")
+    figures = target.train_target(run.tokens("train"), run.recipe, run.budget(Stage.TARGET), run.out / "target")
     for part in ("train", "heldout"):
         loss = target.validation_loss(run.target(), run.tokens(part), run.recipe.target_window)
         figures[f"{part}_loss"] = loss
         typer.echo(f"{part} loss {loss:.3f}")
-    run.note(Stage.TARGET, {**figures, "seconds": run.recipe.target_seconds})
+    run.note(Stage.TARGET, figures)
     run.note("device", torch.cuda.get_device_name() if run.device.type == "cuda" else "a CPU")
 
 
@@ -120,20 +150,43 @@ def write_rollouts(run: Run) -> None:
     np.save(run.work / "rollouts.npy", written.cpu().numpy().astype(np.uint16))
 
 
-def train_drafter(run: Run, stage: Stage) -> None:
-    """Write one drafter and estimate its acceptance on the prompts."""
+def train_head(run: Run, stage: Stage) -> None:
+    """Write one EAGLE head and estimate its acceptance."""
     model = run.target()
-    tokens = run.tokens("train")
-    seconds = getattr(run.recipe, f"{stage}_seconds")
+    layers = run.recipe.feature_layers
     head, figures = drafter.train_head(
-        stage, model, tokens, run.tokens("rollouts"), run.recipe, seconds, run.out / stage
+        stage, model, run.tokens("train"), run.tokens("rollouts"), run.recipe, run.budget(stage), run.out / stage
     )
+    _note_drafter(run, stage, figures, model, partial(acceptance.head_drafts, head, model, layers))
+
+
+def train_student(run: Run, stage: Stage) -> None:
+    """Write one drafter that is distilled from the target, and estimate its acceptance."""
+    model = run.target()
+    rollouts = run.tokens("rollouts")
+    budget = run.budget(stage)
+    student, figures = distil.train_student(
+        stage, model, run.tokens("train"), rollouts, run.recipe, budget, run.out / stage
+    )
+    corpus = json.loads((run.work / "corpus.json").read_text(encoding="utf-8"))
+    figures |= {"of_seconds": budget.seconds, "rollouts": len(rollouts), "corpus": corpus}
+    num_drafts = run.recipe.num_mtp_modules if stage == Stage.MTP else acceptance.NUM_DRAFTS
+    _note_drafter(run, stage, figures, model, partial(acceptance.student_drafts, student, model, num_drafts))
+
+
+def _note_drafter(
+    run: Run,
+    stage: Stage,
+    figures: dict[str, Any],
+    model: LlamaForCausalLM,
+    drafts_of: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     tokenizer = Tokenizer.from_file(str(run.out / "target" / "tokenizer.json"))
     texts = [prompt["text"] for prompt in load_prompts(run.out)]
-    rows = acceptance.estimate(head, model, tokenizer, texts, run.recipe.feature_layers)
+    rows = acceptance.estimate(drafts_of, model, tokenizer, texts)
     for row in rows:
         typer.echo(f"{stage} {row}")
-    run.note(stage, {**figures, "seconds": seconds, "acceptance": rows})
+    run.note(stage, {**figures, "acceptance": rows})
 
 
 def fill_card(run: Run) -> None:
@@ -144,10 +197,14 @@ def fill_card(run: Run) -> None:
 STAGES: dict[Stage, Callable[[Run], None]] = {
     Stage.CORPUS: select_corpus,
     Stage.TOKENIZER: learn_tokenizer,
+    Stage.ENCODE: encode_corpus,
     Stage.TARGET: train_target,
     Stage.ROLLOUTS: write_rollouts,
-    Stage.EAGLE3: lambda run: train_drafter(run, Stage.EAGLE3),
-    Stage.EAGLE: lambda run: train_drafter(run, Stage.EAGLE),
+    Stage.EAGLE3: partial(train_head, stage=Stage.EAGLE3),
+    Stage.EAGLE: partial(train_head, stage=Stage.EAGLE),
+    Stage.MTP: partial(train_student, stage=Stage.MTP),
+    Stage.FROZEN_KV: partial(train_student, stage=Stage.FROZEN_KV),
+    Stage.STANDALONE: partial(train_student, stage=Stage.STANDALONE),
     Stage.CARD: fill_card,
 }
 
@@ -161,16 +218,24 @@ def train(
         Path | None, typer.Option(help="Select the distributions of this manifest.", exists=True)
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Training time of each model.", show_default="the recipe's")
+        float | None, typer.Option(help="Training time of each model, in all.", show_default="the recipe's")
+    ] = None,
+    slice_seconds: Annotated[
+        float | None, typer.Option("--slice", help="Training time of each model in this run; the next one continues.")
+    ] = None,
+    corpus_bytes: Annotated[
+        int | None, typer.Option(help="Bytes of the corpus to encode.", show_default="all of it")
     ] = None,
     smoke: Annotated[bool, typer.Option(help="A toy pair from CPython's library, for a CPU.")] = False,
 ) -> None:
     """Train the pair, or some of its stages."""
     recipe = SMOKE if smoke else SHIPPED
+    if corpus_bytes is not None:
+        recipe = replace(recipe, encoded_bytes=corpus_bytes)
     if seconds is not None:
-        recipe = replace(recipe, target_seconds=seconds, eagle3_seconds=seconds, eagle_seconds=seconds)
+        recipe = replace(recipe, **dict.fromkeys(TIMES, seconds))
     device = torch.device("cuda" if torch.cuda.is_available() and not smoke else "cpu")
-    run = Run(recipe, out, work, manifest, smoke, device)
+    run = Run(recipe, out, work, manifest, smoke, device, slice_seconds)
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
     for each in stage or Stage:

@@ -1,0 +1,104 @@
+"""Frozen-KV drafter: layers with queries only, which read the keys and values of the target's last layer.
+
+Every step of a draft from position r reads the columns ≤ r and has rope position r; no draft writes a key. A row takes
+the target's embedding of its token and a hidden: at first what the target's lm_head reads, then the drafter's own
+`post_projection`. Source: the assistant models of Gemma 4.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    repeat_kv,
+)
+
+from specsim.maintain.training.heads import Rope, rope_at
+from specsim.maintain.training.recipe import Recipe
+from specsim.maintain.training.student import Reading, Student
+
+
+class FrozenAttention(nn.Module):
+    """Attention of row r to the target's keys of columns ≤ r."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+        width = config.num_attention_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+
+    def forward(self, x_BRH: torch.Tensor, rope: Rope, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        query = self.q_proj(x_BRH).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        query, _ = apply_rotary_pos_emb(query, query, *rope)
+        output_BARD = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
+        return self.o_proj(output_BARD.transpose(1, 2).flatten(2))
+
+
+class FrozenLayer(nn.Module):
+    """A Llama layer without keys and values of its own."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = (
+            LlamaRMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(2)
+        )
+        self.self_attn = FrozenAttention(config)
+        self.mlp = LlamaMLP(config)
+
+    def forward(self, x_BRH: torch.Tensor, rope: Rope, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        x_BRH = x_BRH + self.self_attn(self.input_layernorm(x_BRH), rope, keys, values)
+        return x_BRH + self.mlp(self.post_attention_layernorm(x_BRH))
+
+
+class FrozenKv(Student):
+    """A stack of such layers with an lm_head of its own; the embedding is the target's."""
+
+    def __init__(self, config: LlamaConfig, target: LlamaForCausalLM) -> None:
+        super().__init__()
+        self.config = config
+        backbone = config.backbone_hidden_size
+        self.pre_projection = nn.Linear(2 * backbone, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList(FrozenLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_projection = nn.Linear(config.hidden_size, backbone, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.borrowed = {"embed_tokens": target.model.embed_tokens}
+        if config.hidden_size == backbone:
+            self.lm_head.weight.data.copy_(target.lm_head.weight)
+
+    def unroll(self, reading: Reading, tokens_BC: torch.Tensor, steps: int) -> list[torch.Tensor]:
+        rows = tokens_BC.shape[1] - steps
+        groups = self.config.num_attention_heads // reading.keys_BACD.shape[1]
+        keys, values = (repeat_kv(kept[:, :, :rows], groups) for kept in (reading.keys_BACD, reading.values_BACD))
+        hidden_BRH = reading.hidden_BCH[:, :rows]
+        rope = rope_at(self.rotary, hidden_BRH, 0)
+        logits = []
+        for step in range(steps):
+            embedding_BRH = self.borrowed["embed_tokens"](tokens_BC[:, step + 1 : step + 1 + rows])
+            x_BRH = self.pre_projection(torch.cat([embedding_BRH, hidden_BRH], -1))
+            for layer in self.layers:
+                x_BRH = layer(x_BRH, rope, keys, values)
+            x_BRH = self.norm(x_BRH)
+            hidden_BRH = self.post_projection(x_BRH)
+            logits.append(self.lm_head(x_BRH))
+        return logits
+
+
+def build_frozen_kv(target: LlamaForCausalLM, recipe: Recipe) -> FrozenKv:
+    """Build an untrained drafter whose heads have the target's width."""
+    own = {
+        "architectures": ["LlamaForCausalLMFrozenKV"],
+        "backbone_hidden_size": target.config.hidden_size,
+        "hidden_size": recipe.frozen_kv_hidden_size,
+        "num_hidden_layers": recipe.frozen_kv_layers,
+        "intermediate_size": recipe.frozen_kv_intermediate_size,
+        "position": "last",
+        "tie_word_embeddings": False,
+    }
+    return FrozenKv(LlamaConfig(**{**target.config.to_dict(), **own}), target)
