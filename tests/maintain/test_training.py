@@ -47,6 +47,7 @@ LAYER = {
     "mlp.down_proj": "HM",
     "post_attention_layernorm": "H",
 }
+MTP_ALONE = {"eh_proj": "HE", "enorm": "H", "hnorm": "H", "input_layernorm": "H", "norm": "H"}
 FORMATS = {
     "eagle": {"embed_tokens.weight": "VH", "fc.weight": "HI", "fc.bias": "H"}
     | {
@@ -56,6 +57,23 @@ FORMATS = {
     "eagle3": {"fc.weight": "HF", "norm.weight": "H", "lm_head.weight": "DH", "d2t": "D", "t2d": "V"}
     | {f"midlayer.{name}.weight": shape for name, shape in LAYER.items()}
     | {f"midlayer.{name}.weight": "H" for name in ("hidden_norm", "input_layernorm")},
+    "mtp": {
+        f"modules.{index}.{name}.weight": shape.replace("I", "H")
+        for index in range(3)
+        for name, shape in {**LAYER, **MTP_ALONE}.items()
+    },
+    "frozen-kv": {
+        "pre_projection.weight": "HE",
+        "post_projection.weight": "BH",
+        "norm.weight": "H",
+        "lm_head.weight": "VH",
+    }
+    | {
+        f"layers.{index}.{name}.weight": shape.replace("I", "H")
+        for index in range(2)
+        for name, shape in {**LAYER, "input_layernorm": "H"}.items()
+        if not name.endswith(("k_proj", "v_proj"))
+    },
 }
 
 
@@ -65,14 +83,20 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _assert_is_pair(pair: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(pair / "target")
-    assert model.dtype == torch.bfloat16
-    assert len(AutoTokenizer.from_pretrained(pair / "target")) == model.config.vocab_size
+    trained = json.loads((pair / "training.json").read_text())
+    assert {"eagle", "eagle3"} <= trained.keys()
+    for name in {"target", "standalone"} & trained.keys():
+        model = AutoModelForCausalLM.from_pretrained(pair / name)
+        assert model.dtype == torch.bfloat16
+        assert len(AutoTokenizer.from_pretrained(pair / "target")) == model.config.vocab_size
     for name, layout in FORMATS.items():
+        if name not in trained:
+            continue
         config = json.loads((pair / name / "config.json").read_text())
+        wide = config.get("backbone_hidden_size", config["hidden_size"])
         sizes = {"V": config["vocab_size"], "H": config["hidden_size"], "M": config["intermediate_size"]}
         sizes |= {"I": 2 * sizes["H"], "F": 3 * sizes["H"], "D": config.get("draft_vocab_size")}
-        sizes |= {"Q": config["num_attention_heads"] * config["head_dim"]}
+        sizes |= {"B": wide, "E": 2 * wide, "Q": config["num_attention_heads"] * config["head_dim"]}
         sizes |= {"K": config["num_key_value_heads"] * config["head_dim"]}
         expected = {tensor: tuple(sizes[letter] for letter in shape) for tensor, shape in layout.items()}
         assert {tensor: tuple(value.shape) for tensor, value in _tensors(pair / name).items()} == expected
@@ -87,7 +111,7 @@ def test_shipped_pair_has_the_published_formats():
 
 
 def test_shipped_pair_is_small():
-    assert sum(path.stat().st_size for path in TINY.rglob("*") if path.is_file()) <= 19_000_000
+    assert sum(path.stat().st_size for path in TINY.rglob("*") if path.is_file()) <= 45_000_000
 
 
 def test_shipped_draft_vocabulary_maps_in_both_directions():
@@ -255,9 +279,10 @@ def test_chain_rounds_jump_over_what_they_accept():
 
 
 def test_learning_rate_rises_holds_and_ends_at_zero():
-    assert 0 < learning_rate(0) < 0.01
-    assert learning_rate(0.02) == learning_rate(0.3) == 1
-    assert learning_rate(1) == 0
+    assert 0 < learning_rate(0, 0) <= 0.01
+    assert learning_rate(0.02, 99) == learning_rate(0.3, 500) == 1
+    assert learning_rate(2 / 3, 500) == pytest.approx(0.5)
+    assert learning_rate(1, 500) == 0
 
 
 def test_smoke_trains_a_loadable_pair(tmp_path):
@@ -265,6 +290,9 @@ def test_smoke_trains_a_loadable_pair(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     _assert_is_pair(tmp_path / "tiny")
+    trained = json.loads((tmp_path / "tiny" / "training.json").read_text())
+    assert trained.keys() >= {"target", "standalone", *FORMATS}
+    assert trained["mtp"]["corpus"]["tokens"] == trained["target"]["tokens"]
     assert (tmp_path / "tiny" / "MODEL_CARD.md").exists()
     assert (tmp_path / "tiny" / "prompts.jsonl").read_text().count("\n") >= 1
 

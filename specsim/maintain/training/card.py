@@ -11,26 +11,21 @@ from specsim.maintain.training.estimate import NEW_TOKENS
 from specsim.maintain.training.prompts import RULE
 from specsim.maintain.training.recipe import Recipe
 
-CARD = """# The tiny pair: a target and two drafters
+CARD = """# The tiny pair: a target and its drafters
 
-A Llama of {figures[target][parameters]:,} parameters that writes Python, an EAGLE-1/2 head and an EAGLE-3 head for it.
+A Llama of {figures[target][parameters]:,} parameters that writes Python, and drafters of several architectures for it.
 It exists to watch, test and teach speculative decoding on a trained pair without a download; it is no coding assistant.
+Accept lengths are the trainer's own estimate: chains of 3 drafts at temperature 0, bonus included.
 
-| folder | parameters | training steps | seconds on {figures[device]} |
-|---|---|---|---|
-| `target/` | {figures[target][parameters]:,} | {figures[target][steps]:,} | {figures[target][seconds]:.0f} |
-| `eagle/` | {figures[eagle][parameters]:,} | {figures[eagle][steps]:,} | {figures[eagle][seconds]:.0f} |
-| `eagle3/` | {figures[eagle3][parameters]:,} | {figures[eagle3][steps]:,} | {figures[eagle3][seconds]:.0f} |
+{models}
 
 - Target: {recipe.num_layers} layers, hidden {recipe.hidden_size}, {recipe.num_heads} query and {recipe.num_kv_heads}
   key-value heads, intermediate {recipe.intermediate_size}, tied embedding, byte-level BPE of {recipe.vocab_size}.
-- EAGLE: reads the tensor that the target's lm_head reads, borrows that lm_head, has an embedding of its own.
-- EAGLE-3: reads the hidden states *entering* layers {recipe.feature_layers}, transformers' `output_hidden_states[i]`;
-  its {recipe.draft_vocab_size} draft ids cover {figures[eagle3][coverage]:.1%} of the training tokens.
-- Both heads were unrolled {recipe.num_unrolled} steps on {recipe.rollout_window} tokens: {recipe.rollout_prompt} of
+{architectures}
+- EAGLE heads were unrolled {recipe.num_unrolled} steps on {recipe.rollout_window} tokens: {recipe.rollout_prompt} of
   corpus text that the target continued, half of the time greedily and half by sampling. Weights are stored in
   bfloat16.
-
+{distilled}
 ## Corpus and licences
 
 {manifest[train][files]:,} files of Python source ({manifest[train][bytes]:,} bytes, {figures[target][tokens]:,} tokens)
@@ -69,6 +64,23 @@ and, for each draft of the chain, how often it was accepted. A continuation loop
 
 `--smoke` trains a toy pair of the same formats on a CPU within a minute.
 """
+ARCHITECTURES = {
+    "eagle": """\
+- EAGLE: reads the tensor that the target's lm_head reads, borrows that lm_head, has an embedding of its own.""",
+    "eagle3": """\
+- EAGLE-3: reads the hidden states *entering* layers {recipe.feature_layers}, transformers' `output_hidden_states[i]`;
+  its {recipe.draft_vocab_size} draft ids cover {figures[eagle3][coverage]:.1%} of the training tokens.""",
+    "mtp": """\
+- MTP: {recipe.num_mtp_modules} modules of one layer each, intermediate {recipe.mtp_intermediate_size};
+  each reads the normed output of the one before, the first one what the target's lm_head reads; embedding and
+  lm_head are the target's.""",
+    "frozen-kv": """\
+- Frozen KV: {recipe.frozen_kv_layers} layers of hidden {recipe.frozen_kv_hidden_size} with queries only, which read
+  the keys and values of the target's last layer from the last committed position; it has an lm_head of its own.""",
+    "standalone": """\
+- Standalone: a Llama of {recipe.standalone_layers} layers, hidden {recipe.hidden_size}, tied embedding, with the
+  target's tokenizer; training started from the target's embedding and evenly spaced layers.""",
+}
 UNMEASURED = "`specsim accept` has not been run on this pair yet."
 
 
@@ -76,8 +88,12 @@ def write_card(recipe: Recipe, folder: Path) -> str:
     """Fill the card of the pair in `folder` from manifest.json, training.json and, if present, acceptance.json."""
     manifest, figures = (json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "training"))
     accepted = folder / "acceptance.json"
+    drafters = [name for name in ARCHITECTURES if name in figures]
     return CARD.format(
         recipe=recipe,
+        models="\n".join(_model_rows(figures, drafters)),
+        architectures="\n".join(ARCHITECTURES[name].format(recipe=recipe, figures=figures) for name in drafters),
+        distilled="".join(_distilled_lines(figures, drafters)),
         manifest=manifest,
         figures=figures,
         licences="\n".join(_licence_rows(manifest["distributions"])),
@@ -85,8 +101,36 @@ def write_card(recipe: Recipe, folder: Path) -> str:
         measured=_measured(json.loads(accepted.read_text())) if accepted.exists() else UNMEASURED,
         new_tokens=NEW_TOKENS,
         loops_below=LOOP_SHARE,
-        acceptance="\n".join(row for name in ("eagle", "eagle3") for row in _acceptance_rows(name, figures[name])),
+        acceptance="\n".join(row for name in drafters for row in _acceptance_rows(name, figures[name])),
     )
+
+
+def _model_rows(figures: dict, drafters: list[str]) -> list[str]:
+    headings = ("folder", "parameters", "training steps", f"seconds on {figures['device']}", "accept length", "no loop")
+    rows = []
+    for name in ("target", *drafters):
+        own = figures[name]
+        chains = [row for row in own.get("acceptance", ()) if _is_short_and_greedy(row)]
+        lengths = [f"{row['accept_length']:.2f}" for row in chains] or ["", ""]
+        rows.append((f"`{name}/`", f"{own['parameters']:,}", f"{own['steps']:,}", f"{own['seconds']:.0f}", *lengths))
+    return markdown(headings, rows)
+
+
+def _is_short_and_greedy(row: dict) -> bool:
+    return row["temperature"] == 0 and len(row["accepted_by_position"]) == 3
+
+
+def _distilled_lines(figures: dict, drafters: list[str]) -> Iterator[str]:
+    """Describe the training of each drafter that was distilled, and how its corpus differs from the manifest's."""
+    distilled = [name for name in drafters if "corpus" in figures[name]]
+    for name in distilled:
+        corpus = figures[name]["corpus"]
+        yield f"- `{name}/`: cross-entropy against the target's distribution on {figures[name]['rollouts']:,} such\n"
+        yield f"  windows; the corpus was encoded up to {corpus['tokens']:,} tokens ({corpus['files']:,} files).\n"
+        if corpus["differences"]:
+            yield "  Its selection differs from `manifest.json`: " + "; ".join(corpus["differences"]) + ".\n"
+    if distilled:
+        yield "- Seconds of these include compilation; those that were trained side by side shared one GPU.\n"
 
 
 def _measured(study: dict) -> str:
