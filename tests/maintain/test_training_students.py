@@ -64,7 +64,7 @@ def _mtp_logits(student: Student, target: LlamaForCausalLM, tokens_C: torch.Tens
 
 
 def _frozen_logits(student: Student, target: LlamaForCausalLM, tokens_C: torch.Tensor, root: int) -> list[torch.Tensor]:
-    """Draft one row at a time, against the cache of a target that has seen only the tokens before the root."""
+    """Draft one row at a time, against the cache of a target that has seen no later token."""
     output = target.model(tokens_C[None, :root], use_cache=True)
     last = output.past_key_values.layers[-1]
     groups = target.config.num_attention_heads // target.config.num_key_value_heads
@@ -118,7 +118,7 @@ def test_loss_is_least_for_the_targets_distribution(name, target, tokens):
     assert perfect < distillation_loss(BUILDERS[name](target, SMOKE), reading, tokens[None], steps)
 
 
-def test_standalone_starts_with_the_targets_layers_and_is_loadable(target, tokens, tmp_path):
+def test_standalone_starts_with_the_targets_layers_and_loads(target, tokens, tmp_path):
     student = BUILDERS["standalone"](target, SMOKE).eval()
     inner = student.language_model.model
     for own, source in ((inner.layers[0], target.model.layers[0]), (inner.layers[1], target.model.layers[-1])):

@@ -62,7 +62,8 @@ and, for each draft of the chain, how often it was accepted. A continuation loop
 
     python -m specsim.maintain.training.train --manifest specsim/models/shipped/tiny/manifest.json
 
-`--smoke` trains a toy pair of the same formats on a CPU within a minute.
+`--smoke` trains a toy pair of the same formats on a CPU within a minute. `--slice 300` stops each model after 300
+seconds; the same command then continues it, until its time is used up.
 """
 ARCHITECTURES = {
     "eagle": """\

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import LlamaForCausalLM
 
 from specsim.maintain.training.frozen_kv import build_frozen_kv
@@ -40,7 +39,7 @@ def train_student(
 ) -> tuple[Student, dict[str, Any]]:
     """Train student `name` and write it to `folder`; the student returned holds the written bfloat16 values."""
     torch.manual_seed(2)
-    student = nn.Module.to(BUILDERS[name](target, recipe), tokens.device)
+    student = BUILDERS[name](target, recipe).to(tokens.device)
     steps = num_steps(name, recipe)
     loss = torch.compile(distillation_loss, dynamic=False) if tokens.is_cuda else distillation_loss
 

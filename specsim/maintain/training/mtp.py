@@ -72,11 +72,12 @@ class Mtp(Student):
     def __init__(self, config: LlamaConfig, target: LlamaForCausalLM) -> None:
         super().__init__()
         self.config = config
-        self.chain = nn.ModuleList(MtpModule(config) for _ in range(config.num_nextn_predict_layers))
+        modules = [MtpModule(config) for _ in range(config.num_nextn_predict_layers)]
+        for module in modules:
+            module.norm.weight.data.copy_(target.model.norm.weight)
+        self.chain = nn.ModuleList(modules)
         self.rotary = LlamaRotaryEmbedding(config)
         self.borrowed = {"embed_tokens": target.model.embed_tokens, "lm_head": target.lm_head}
-        for module in self.chain:
-            module.norm.weight.data.copy_(target.model.norm.weight)
 
     def unroll(self, reading: Reading, tokens_BC: torch.Tensor, steps: int) -> list[torch.Tensor]:
         rows = tokens_BC.shape[1] - steps

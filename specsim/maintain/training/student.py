@@ -32,7 +32,7 @@ class Student(nn.Module, ABC):
 
     @abstractmethod
     def unroll(self, reading: Reading, tokens_BC: torch.Tensor, steps: int) -> list[torch.Tensor]:
-        """Compute the logits [B, R, V] of each step, with R = C - steps; the true tokens are the drafts fed back."""
+        """Compute each step's logits [B, R, V], with R = C - steps; true tokens serve as drafts."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Name the tensors of the student's file."""
