@@ -72,10 +72,7 @@ class Mtp(Student):
     def __init__(self, config: LlamaConfig, target: LlamaForCausalLM) -> None:
         super().__init__()
         self.config = config
-        modules = [MtpModule(config) for _ in range(config.num_nextn_predict_layers)]
-        for module in modules:
-            module.norm.weight.data.copy_(target.model.norm.weight)
-        self.chain = nn.ModuleList(modules)
+        self.chain = nn.ModuleList(MtpModule(config) for _ in range(config.num_nextn_predict_layers))
         self.rotary = LlamaRotaryEmbedding(config)
         self.borrowed = {"embed_tokens": target.model.embed_tokens, "lm_head": target.lm_head}
 
