@@ -34,7 +34,7 @@ def diff(
     cell: Annotated[
         str | None, option("Grid", "Compare only this cell of the grid, by the name that a failure shows.")
     ] = None,
-    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3")] = "eagle3",
+    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3|eagle3.1")] = "eagle3",
     family: Annotated[
         str,
         option(

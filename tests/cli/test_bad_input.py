@@ -106,7 +106,11 @@ def test_bad_input_is_one_sentence(call, tiny, bad_files, arguments, name, asser
             "--top-k 5",
             "top_k is 5; allowed: only 0, the default, at temperature 0, which is greedy; the tree's width is --topk",
         ),
-        ("--drafter medusa", "drafter is 'medusa'; allowed: eagle or eagle3 or none"),
+        (
+            "--drafter medusa",
+            "drafter is 'medusa'; allowed: "
+            "eagle or eagle3 or mtp or frozen-kv or standalone or ngram or suffix or none",
+        ),
         ("--temperature warm", "temperature is 'warm'; allowed: a number"),
         ("--drafter none --topk 2", "topk is 2; allowed: only 4, the default, with drafter none"),
         ("--prompt-length 5", "prompt_length is 5; allowed: nothing without --shape, which has random prompts"),
