@@ -233,6 +233,16 @@ def test_trees_and_scores_equal_the_oracle_in_every_round(
     assert_trees_equal_the_oracle(synthetic_pair(kind), config, monkeypatch)
 
 
+@pytest.mark.parametrize("norm", ["norm_before_fc", "fc_norm", "norm_output", "all"])
+@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
+def test_trees_of_eagle3_1_equal_the_oracle(norm, draft_kv, monkeypatch):
+    """Each norm of EAGLE-3.1 alone, and all of them with four features."""
+    config = SpecConfig(4, 4, 12, page_size=4, draft_kv=draft_kv)
+    every = synthetic_pair("eagle3.1", noise=0.1, num_layers=4)
+    pair = every if norm == "all" else synthetic_pair("eagle3", noise=0.1, fields={norm: True})
+    assert_trees_equal_the_oracle(pair, config, monkeypatch)
+
+
 def assert_trees_equal_the_oracle(pair, config, monkeypatch):
     """Compare trees and their scores, bit for bit, and return the trees of all rounds."""
     sampling, seen = SAMPLINGS["warm"], []
