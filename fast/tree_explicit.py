@@ -1,4 +1,4 @@
-"""Nodes of a verify tree from candidates with explicit parents, of which a request may have any number."""
+"""Nodes of a verify tree from candidates with explicit parents, as many as each request has."""
 
 from typing import NamedTuple, Self, no_type_check
 

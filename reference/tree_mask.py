@@ -4,7 +4,10 @@ import torch
 
 
 def visibility(parents: list[int]) -> torch.Tensor:
-    """Make the mask bool [N, N] in which a node sees the root, its ancestors and itself, a dead node nothing."""
+    """Make the mask bool [N, N] in which a node sees the root, its ancestors and itself.
+
+    A dead node sees nothing.
+    """
     mask = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents[1:], start=1):
         mask[node] = mask[node] | mask[parent] if parent >= 0 else False

@@ -13,7 +13,7 @@ from specsim.fast.lanes import CandidateBuffers
 
 
 class LookupChainDrafter:
-    """A drafter that looks up the last tokens of each request on the device; between rounds it keeps the root only."""
+    """A drafter that looks up each request's last tokens on the device, and keeps the root only."""
 
     kv_layout: KVLayout | None = None
     feature_layers: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Drafters that see token ids only and run on the host, one request at a time: n-gram, suffix, a user's own."""
+"""Drafters that see token ids only and run on the host: n-gram, suffix, a user's own."""
 
 from collections.abc import Sequence
 

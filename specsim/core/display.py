@@ -95,7 +95,7 @@ def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, s
     return [
         *([("acceptance", f"{synthetic}: not the target's, nor are the tokens")] if synthetic else []),
         ("accept length", f"{figure(acceptance.accept_length)} tokens a round, bonus included"),
-        ("accept rate", f"{figure(acceptance.accept_rate)} of num_steps drafts a round"),
+        ("accept rate", f"{figure(acceptance.accept_rate)} of the proposed depth"),
         ("node rate", f"{figure(acceptance.node_rate)} of the drafts proposed"),
         ("accepted by position", f"{by_position(acceptance.accepted_by_position)} of the rounds"),
     ]

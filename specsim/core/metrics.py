@@ -49,7 +49,7 @@ def acceptance(
         raise ValueError(f"accepted drafts are integers in [0, {num_steps}], got {drafts.min()} to {drafts.max()}")
     nan = float("nan")
     num_proposed = num_draft_tokens - 1
-    depth = num_steps * drafts.size if proposed_depths is None else int(sum(proposed_depths))
+    depth = num_steps if proposed_depths is None or not drafts.size else sum(proposed_depths) / drafts.size
     mean = float(drafts.mean()) if drafts.size else nan
     by_position = tuple(
         float((drafts >= position).mean()) if drafts.size else nan for position in range(1, num_steps + 1)
@@ -57,7 +57,7 @@ def acceptance(
     return Acceptance(
         rounds=int(drafts.size),
         accept_length=mean + 1,
-        accept_rate=float(drafts.sum()) / depth if depth else nan,
+        accept_rate=mean / depth if depth else nan,
         node_rate=mean / num_proposed if num_proposed else nan,
         accepted_by_position=by_position,
     )

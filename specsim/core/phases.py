@@ -172,8 +172,8 @@ class ExplicitCandidates(State):
 class VerifyInput(State):
     """One tree for each request, ready for the target's forward.
 
-    Node 0 is the root, the last bonus token. A dead node, of which a tree with fewer drafts has some at its end, has
-    token 0, parent -1, position 0, slot -1 and no links.
+    Node 0 is the root, the last bonus token. A tree with fewer drafts ends with dead nodes, which have token 0, parent
+    -1, position 0, slot -1 and no links.
     """
 
     draft_tokens: torch.Tensor  # i64 [B, N]

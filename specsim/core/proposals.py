@@ -43,7 +43,7 @@ class Proposals:
         return made
 
     def forget(self, request_ids: Sequence[int]) -> None:
-        """Read these requests' tokens anew in the next round."""
+        """Read all tokens of these requests again in the next round."""
         for request_id in request_ids:
             self._tokens.pop(request_id, None)
 

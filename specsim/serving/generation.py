@@ -38,7 +38,7 @@ class Output:
     logprobs: tuple[float, ...]  # natural logarithms under penalties, bias and temperature
     finish_reason: str  # stop or length
     num_accepted_tokens_per_round: tuple[int, ...]  # of whole rounds, even where the output ends inside one
-    proposed_depth_per_round: tuple[int, ...] = ()  # depth of the deepest draft; 0: a round without drafts
+    proposed_depth_per_round: tuple[int, ...] = ()  # depth of the deepest draft, () if always num_steps
     prompt_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0  # sampling temperature; 0 is greedy
 
@@ -58,7 +58,8 @@ class Generation:
         """Acceptance over all rounds of all requests."""
         drafts = [count - 1 for output in self.outputs for count in output.num_accepted_tokens_per_round]
         depths = [depth for output in self.outputs for depth in output.proposed_depth_per_round]
-        return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens, depths)
+        proposed = depths if len(depths) == len(drafts) else None
+        return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens, proposed)
 
     @property
     def metrics(self) -> dict[str, Any]:

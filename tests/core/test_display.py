@@ -65,7 +65,7 @@ def test_metrics_rows():
     rows = dict(metrics_rows(Generation((OUTPUT, OUTPUT), SpecConfig(), seconds=4.0)))
     assert rows["setting"] == "topk 4, 3 steps, 8 draft tokens"
     assert rows["accept length"] == "1.50 tokens a round, bonus included"
-    assert rows["accept rate"] == "0.17 of num_steps drafts a round"
+    assert rows["accept rate"] == "0.17 of the proposed depth"
     assert rows["node rate"] == "0.07 of the drafts proposed"
     assert rows["accepted by position"] == "0.50 0.00 0.00 of the rounds"
     assert (rows["tokens"], rows["rounds"], rows["tokens a second"]) == ("6", "4", "1.5")

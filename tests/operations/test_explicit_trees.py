@@ -1,4 +1,4 @@
-"""Trees of candidates with explicit parents, of which a request may have fewer than the tree has nodes."""
+"""Trees of candidates with explicit parents, which may be fewer than the nodes of a tree."""
 
 from dataclasses import replace
 
