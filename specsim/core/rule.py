@@ -67,7 +67,10 @@ class Accepted(NamedTuple):
 
 
 class Accept(Protocol):
-    """A function from a tree, distributions and uniforms to the accepted path; it must depend on nothing else."""
+    """A function from a tree, distributions and uniforms to the accepted path.
+
+    It must depend on nothing else, and change none of them.
+    """
 
     def __call__(
         self,
@@ -147,7 +150,8 @@ def checked(found: Any, tree: Tree, vocab_size: int, name: str = "result") -> Ac
         nodes = [index(node) for node in path]
         token = index(bonus)
     except Exception as error:
-        raise InputError(name, found, "Accepted(path, bonus), a list of nodes and a token id") from error
+        allowed = "Accepted(path, bonus), a list of nodes and a token id"
+        raise InputError(name, f"the value {_shown(found)}", allowed) from error
     pairs = list(pairwise(nodes))
     is_path = nodes[:1] == [0] and all(0 < node < len(tree.parents) for node in nodes[1:])
     if not is_path or any(tree.parents[child] != parent for parent, child in pairs):
@@ -156,6 +160,14 @@ def checked(found: Any, tree: Tree, vocab_size: int, name: str = "result") -> Ac
         raise InputError(name, f"a path of {len(pairs)} drafts", f"at most {tree.depth_limit}, tree.depth_limit")
     require(0 <= token < vocab_size, name, f"the bonus token {token}", f"a token id from 0 to {vocab_size - 1}")
     return Accepted(nodes, token)
+
+
+def _shown(value: object) -> str:
+    """Show the beginning of a value, or its type where it cannot be shown."""
+    try:
+        return repr(value)[:200]
+    except Exception:
+        return f"of type {type(value).__name__}"
 
 
 def check_rule(rule: object) -> None:

@@ -15,7 +15,7 @@ from specsim.correctness.exact.exact_number import ExactNumber, NotExact
 
 Interval = tuple[Fraction, Fraction]
 UNIT: Interval = (Fraction(0), Fraction(1))
-MOST_REGIONS = 20_000  # of one function
+MOST_COMPARISONS = 50_000  # of one function, over all its regions
 
 
 class Comparison(NamedTuple):
@@ -45,14 +45,18 @@ class Box:
 class _Visit:
     """One call of the function, in the region that the comparisons of `path` leave."""
 
-    def __init__(self, names: Sequence[str], path: tuple[Comparison, ...]) -> None:
+    def __init__(self, names: Sequence[str], path: tuple[Comparison, ...], num_comparisons: int) -> None:
         self.intervals = [UNIT] * len(names)
         self.uniforms = [ExactNumber(0, 1, _Uniform(self, index, name)) for index, name in enumerate(names)]
         self.path = path
         self.made: list[Comparison] = []
+        self.num_comparisons = num_comparisons
         self.refused: str | None = None
 
     def is_below(self, uniform: int, cut: Fraction) -> bool:
+        self.num_comparisons += 1
+        if self.num_comparisons > MOST_COMPARISONS:
+            raise self.refuse(f"it compares uniforms with more than {MOST_COMPARISONS:,} numbers in one tree")
         low, high = self.intervals[uniform]
         if not low < cut < high:
             return cut >= high
@@ -97,16 +101,13 @@ class Explored(NamedTuple):
 def explore(function: Callable[[list[ExactNumber]], Any], names: Sequence[str]) -> Iterator[Explored]:
     """Yield every region of a function of uniforms with these names.
 
-    The function must be deterministic. Raises NotExact if it has too many regions.
+    The function must be deterministic. A result is refused if there are too many comparisons.
     """
     pending: list[tuple[Comparison, ...]] = [()]
-    num_regions = 0
+    num_comparisons = 0
     while pending:
-        num_regions += 1
-        if num_regions > MOST_REGIONS:
-            raise NotExact(f"it divides the uniforms into more than {MOST_REGIONS:,} regions")
         path = pending.pop()
-        visit = _Visit(names, path)
+        visit = _Visit(names, path, num_comparisons)
         try:
             result = function(list(visit.uniforms))
         except KeyboardInterrupt:
@@ -115,6 +116,7 @@ def explore(function: Callable[[list[ExactNumber]], Any], names: Sequence[str]) 
             result = error
         if len(visit.made) < len(path):
             visit.refuse("two calls with the same numbers make different comparisons")
+        num_comparisons = visit.num_comparisons
         made = visit.made
         pending += [(*made[:place], made[place]._replace(is_below=False)) for place in range(len(path), len(made))]
         yield Explored(Box(tuple(visit.intervals)), result, visit.refused)

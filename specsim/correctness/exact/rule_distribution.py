@@ -92,12 +92,9 @@ def _outcomes(rule: AcceptanceRule, case: Case, draw: Draw) -> Iterator[Outcome]
     def call(numbers: list[Any]) -> Any:
         return rule.accept(*_exact_inputs(rule, draw), numbers[:-1], numbers[-1])
 
-    try:
-        for region in explore(call, [*names, "final_uniform"]):
-            volume += region.box.volume
-            yield Outcome(draw, region.box, _accepted(rule, case, draw, region))
-    except NotExact as error:
-        raise NotCertified(str(error)) from None
+    for region in explore(call, [*names, "final_uniform"]):
+        volume += region.box.volume
+        yield Outcome(draw, region.box, _accepted(rule, case, draw, region))
     if volume != 1:
         raise NotCertified("two calls with the same numbers make different comparisons")
 
@@ -147,8 +144,7 @@ def _with_floats(rule: AcceptanceRule, draw: Draw, box: Box, part: Fraction) -> 
     try:
         return checked(found, Given.of(draw).tree, len(draw.target_NV[0]))
     except InputError as error:
-        shown = repr(error.value) if not isinstance(error.value, str) else error.value
-        return f"returns {shown[:200]}; allowed: {error.allowed}"
+        return f"returns {error.value}; allowed: {error.allowed}"
 
 
 def _raised(error: BaseException) -> str:
