@@ -4,12 +4,11 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 _HOMES = {
-    **dict(plots="plots", simulator="simulator", trace="explorer.rounds"),
+    **dict(plots="plots", simulator="simulator", trace="explorer.rounds", Accepted="core.rule"),
     **dict.fromkeys(("SamplingParams", "ServingConfig", "SpecConfig"), "core.config"),
     **dict.fromkeys(("Generation", "Output", "generate", "load_engine"), "serving.generation"),
     **dict(Pair="core.pair", load="models.load", EngineOptions="core.engine_options", InputError="core.errors"),
-    **dict.fromkeys(("Accepted", "AcceptanceRule"), "core.rule"),
-    **dict(Scheduler="serving.scheduler", make_request="serving.requests"),
+    **dict(Scheduler="serving.scheduler", make_request="serving.requests", AcceptanceRule="core.rule"),
 }
 __all__ = sorted(_HOMES.keys() - {"plots", "simulator"})  # what a star imports: plots needs matplotlib
 __dir__ = __all__.copy
