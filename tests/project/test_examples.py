@@ -1,0 +1,74 @@
+"""Examples outside the package: a drafter and an acceptance rule of a user."""
+
+from pathlib import Path
+
+import pytest
+
+from specsim import SamplingParams, SpecConfig, generate, load
+from specsim.cli.main import main
+from specsim.core.token_drafter import TreeLimits
+from specsim.core.user_module import load_module, load_object
+from specsim.correctness.exact import certify_rules, load_rules
+
+EXAMPLES = Path(__file__).parents[2] / "notebooks" / "examples"
+DRAFTER = f"{EXAMPLES / 'ngram_drafter.py'}:NgramDrafter"
+RULE = str(EXAMPLES / "my_rule.py")
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n"
+CHAIN = SpecConfig(topk=1, num_steps=4)
+
+
+def drafts_of(tokens, depth=3, nodes=8):
+    return load_object(DRAFTER, "drafter", "").propose(0, tokens, TreeLimits(depth, nodes, 1))
+
+
+def test_the_drafter_finds_the_longest_and_latest_suffix():
+    assert drafts_of([1, 2, 3, 9, 2, 3]).tokens == [9, 2, 3]
+    assert drafts_of([1, 2, 7, 1, 2, 8, 1, 2]).tokens == [8, 1, 2]  # the later of two
+    assert drafts_of([5, 1, 2, 6, 4, 2, 7, 5, 1, 2]).tokens == [6, 4, 2]  # the longer one
+    assert drafts_of([4, 4]).tokens == [4]
+    proposal = drafts_of([1, 2, 3, 1], nodes=2)
+    assert (proposal.tokens, proposal.parents, len(proposal.scores)) == ([2, 3], [-1, 0], 2)
+    for tokens in ([1], [1, 2, 3]):
+        assert [len(part) for part in drafts_of(tokens)] == [0, 0, 0]
+
+
+def test_the_drafter_changes_no_greedy_token():
+    pair = load(drafter=DRAFTER)
+    sampling = SamplingParams(max_new_tokens=32)
+    mine = generate(pair, PROMPT, CHAIN, sampling)
+    assert mine.outputs[0].token_ids == generate(pair, PROMPT, SpecConfig.plain(), sampling).outputs[0].token_ids
+    assert mine.metrics["accept_length"] > 1.2
+
+
+def test_the_rule_is_proved_and_its_variant_refuted():
+    proved = certify_rules(load_rules(f"{RULE}:rule"))
+    assert (proved.failures, proved.not_certified) == ((), ())
+    assert {row.total_variation for row in proved.rows} == {0}
+    refuted = certify_rules(load_rules(f"{RULE}:broken"))
+    assert refuted.failures
+    assert refuted.not_certified == ()
+    assert any(row.counterexample for row in refuted.rows)
+
+
+@pytest.mark.parametrize(("name", "status"), [("rule", 0), ("broken", 1)])
+def test_the_command_of_the_rules_docstring(name, status, capsys):
+    module = load_module(RULE)
+    assert f"specsim certify --module notebooks/examples/my_rule.py:{name}" in module.__doc__
+    with pytest.raises(SystemExit) as exit_info:
+        main(["certify", "--module", f"{RULE}:{name}"])
+    assert exit_info.value.code == status
+    assert ("Counterexample" in capsys.readouterr().out) == bool(status)
+
+
+def test_the_rule_runs_on_the_shipped_pair():
+    (rule,) = load_rules(f"{RULE}:rule")
+    config = SpecConfig(topk=3, num_steps=2, verifier="multi_round")
+    found = generate("tiny", PROMPT, config, SamplingParams(temperature=0.7, max_new_tokens=24), verifier=rule)
+    assert len(found.outputs[0].token_ids) == 24
+    assert found.metrics["accept_length"] > 1
+    assert found.to_json()["acceptance"] == {"synthetic": False, "rule": "K-SEQ"}
+
+
+def test_examples_are_short():
+    for path, most in (("ngram_drafter.py", 40), ("my_rule.py", 65)):
+        assert len((EXAMPLES / path).read_text().splitlines()) <= most
