@@ -57,6 +57,15 @@ def diff(
             show_default="none",
         ),
     ] = None,
+    rule: Annotated[
+        str | None,
+        option(
+            "Verification",
+            "Acceptance rule of your own, in place of the verifier.",
+            metavar="FILE.py:NAME",
+            show_default="none",
+        ),
+    ] = None,
     graph: Annotated[
         str,
         option(
@@ -146,7 +155,8 @@ def _diff(given: dict[str, Any]) -> None:
         pair = f"{given['drafter']}-{given['family']}"
         mode = "free" if given["free"] else "lockstep"
         cell = one_cell(config, given["temperature"], pair, given["batch"], mode, given["graph"])
-        cells = (cell if given["regex"] is None else _constrained(cell, given["regex"]),)
+        cell = cell if given["regex"] is None else _constrained(cell, given["regex"])
+        cells = (cell if given["rule"] is None else _with_rule(cell, given["rule"]),)
     check_writable(given["json_file"])
     result = differential.run_grid(name or "one cell", cells, progress=True, **run)
     show(result, stdout_console())
@@ -161,3 +171,12 @@ def _constrained(cell: "Cell", pattern: str) -> "Cell":
 
     grammar = Guidance.regex(make_pair(cell.pair), pattern)
     return replace(cell, id=f"one cell, {pattern}", grammars=dict.fromkeys(range(0, len(cell.prompts), 2), grammar))
+
+
+def _with_rule(cell: "Cell", place: str) -> "Cell":
+    """Let a rule of a user verify."""
+    from specsim.core.rule import load_rule
+
+    rule = load_rule(place)
+    rule.check_config(cell.config)
+    return replace(cell, id=f"{cell.id}, {rule}", rule=rule)

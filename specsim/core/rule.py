@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from specsim.core.config import SpecConfig, Verifier
 from specsim.core.errors import InputError, require, require_choice, require_type
+from specsim.core.user_module import load_object
 
 if TYPE_CHECKING:
     import torch
@@ -168,6 +169,18 @@ def _shown(value: object) -> str:
         return repr(value)[:200]
     except Exception:
         return f"of type {type(value).__name__}"
+
+
+def load_rule(place: str) -> AcceptanceRule:
+    """Load the rule of a module or file by its place, MODULE:NAME or FILE.py:NAME.
+
+    Raises InputError where it is none.
+    """
+    allowed = "MODULE:NAME or FILE.py:NAME of an AcceptanceRule"
+    require(":" in place, "rule", place, allowed)
+    found = load_object(place, "rule", allowed)
+    require(isinstance(found, AcceptanceRule), "rule", place, f"{allowed} (it is a {type(found).__name__})")
+    return found
 
 
 def check_rule(rule: object) -> None:

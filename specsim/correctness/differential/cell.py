@@ -7,6 +7,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import check_graph
 from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars
+from specsim.core.rule import AcceptanceRule
 
 MODES = ("lockstep", "free")
 GRAPHS = ("eager", "step", "phase", "round")
@@ -31,6 +32,7 @@ class Cell:
     is_idle_too: bool = False  # whether a round of no request follows
     request_ids: tuple[int, ...] | None = None  # one for each prompt; None: 0, 1, ...
     grammars: Grammars = field(default_factory=dict, repr=False, hash=False)  # of requests, by their ids
+    rule: AcceptanceRule | None = None  # in place of the setting's verifier
 
     def __post_init__(self) -> None:
         for name, allowed in (("mode", MODES), ("graph", GRAPHS)):
@@ -39,4 +41,4 @@ class Cell:
         shortest = min(map(len, self.prompts), default=1)
         if not 1 <= self.chunks <= shortest:
             raise InputError("chunks", self.chunks, f"1 to the tokens of the shortest prompt, {shortest}")
-        check_graph(self.graph, self.config, bool(self.grammars))
+        check_graph(self.graph, self.config, bool(self.grammars), verifies_on_host=self.rule is not None)

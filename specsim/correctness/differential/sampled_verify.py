@@ -23,13 +23,14 @@ def compare_accepted(walk: Walk) -> int:
     from specsim.reference.verify import accepted, round_noise, round_uniforms
 
     config = walk.request.config
+    rule = walk.request.step.implementations.reference.engine.rule
     batch = walk.request.batch
     prob_NV = torch.stack([distribution.prob() for distribution in walk.distributions])
     (uniforms,), (final,) = round_uniforms(batch, config)
     noise = round_noise(batch, config, prob_NV.shape[1])[0] if config.verifier == "gumbel" else None
 
     def result(moved_NV: torch.Tensor, final: float, setting: SpecConfig) -> tuple[tuple[int, ...], int]:
-        path, bonus = accepted(walk.tree, moved_NV, walk.draft_prob_MV, (uniforms, final, noise), setting)
+        path, bonus = accepted(walk.tree, moved_NV, walk.draft_prob_MV, (uniforms, final, noise), setting, rule)
         return tuple(path), bonus
 
     path, bonus = result(prob_NV, float(final), config)

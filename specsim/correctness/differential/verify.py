@@ -53,7 +53,8 @@ def _compare_walk(walk: Walk) -> None:
     verdict = request.states.fast.verdict
     predict = verdict.predict[request.nodes]
     is_greedy = request.temperature == 0
-    by_step = is_greedy or request.config.verifier == "target_only"
+    has_rule = request.step.implementations.reference.engine.rule is not None
+    by_step = is_greedy or (request.config.verifier == "target_only" and not has_rule)
     choose = _compare_greedy if is_greedy else _compare_sampled
     for depth, token in enumerate(walk.tokens):
         if not 0 <= token < len(walk.distributions[0].adjusted_V):
