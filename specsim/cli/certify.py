@@ -62,5 +62,5 @@ def certify(
         result = exact.certify_rules(exact.load_rules(module), progress=True)
     options.report("certify", result.show, {"command": line} | result.to_json(), json_file, not result.failures)
     if result.not_certified:
-        allowed = "rules whose distribution can be computed exactly; specsim sampling-test tests others"
+        allowed = "rules with an exact distribution; specsim sampling-test --rule FILE.py:NAME tests others"
         raise InputError("module", "; ".join(result.not_certified), allowed)

@@ -16,6 +16,10 @@ def sampling_test(
             show_default="all, and wrong ones that must fail",
         ),
     ] = None,
+    rule: Annotated[
+        str | None,
+        option("Verification", "Acceptance rule of your own.", metavar="FILE.py:NAME", show_default="none"),
+    ] = None,
     impl: Annotated[str, option("Execution", "Implementation that runs.", metavar="reference|fast|both")] = "reference",
     tokens: Annotated[int, option("Sampling", "Least number of tokens per implementation. [at least 1]")] = 200_000,
     device: options.Device = None,
@@ -32,12 +36,17 @@ def sampling_test(
     Examples:
       specsim sampling-test --tokens 50000
       specsim sampling-test --verifier gumbel --impl both
+      specsim sampling-test --rule my_rule.py:rule
     """
     given = locals()
     from specsim.core.files import check_writable
+    from specsim.core.rule import load_rule
     from specsim.correctness.statistics import run_sampling_tests
 
     check_writable(json_file)
+    if rule is not None and verifier is not None:
+        raise options.exclusive("verifier", verifier, "--rule")
     line = options.command(sampling_test, given)
-    result = run_sampling_tests(verifier, impl=impl, tokens=tokens, device=device, seed=seed, progress=True)
+    tested = verifier if rule is None else load_rule(rule)
+    result = run_sampling_tests(tested, impl=impl, tokens=tokens, device=device, seed=seed, progress=True)
     options.report("sampling-test", result.show, {"command": line} | result.to_json(), json_file, not result.failures)

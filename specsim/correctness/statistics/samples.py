@@ -9,6 +9,7 @@ import numpy as np
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
+from specsim.core.rule import AcceptanceRule
 from specsim.correctness.statistics.distribution import draft_distribution, next_distribution
 from specsim.correctness.statistics.e_value import Sample
 from specsim.correctness.statistics.settings import Setting
@@ -28,6 +29,7 @@ class Load:
     num_tokens: int  # least number of new tokens of every setting
     seed: int = 0  # of all requests
     engine: EngineOptions = field(default_factory=EngineOptions)
+    rule: AcceptanceRule | None = None  # in place of the setting's verifier
 
     @property
     def batch(self) -> int:
@@ -59,7 +61,9 @@ def outputs(model: SmallVocabulary, load: Load, progress: Callable[[int], Any]) 
         ids = range(start, start + len(chosen))
         prompts = [each.prompts[request_id % len(each.prompts)] for each, request_id in zip(chosen, ids, strict=True)]
         sampling = [each.sampling(load.seed) for each in chosen]
-        results = generate(pair, prompts, load.config, sampling, request_ids=ids, engine=load.engine).outputs
+        results = generate(
+            pair, prompts, load.config, sampling, request_ids=ids, engine=load.engine, verifier=load.rule
+        ).outputs
         for each, output in zip(chosen, results, strict=True):
             found[each.name].append(output)
         progress(sum(len(output.token_ids) for output in results))

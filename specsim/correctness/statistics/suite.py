@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import require_choice, require_int
 from specsim.core.provenance import now, versions
+from specsim.core.rule import VERIFIER_OF, AcceptanceRule
 from specsim.correctness.statistics.controls import CONTROLS, Control
 from specsim.correctness.statistics.e_value import chi_square, ln_e_value
 from specsim.correctness.statistics.power import detectable_distance
@@ -26,7 +27,7 @@ IMPLS = ("reference", "fast", "both")
 
 
 def run_sampling_tests(
-    verifier: str | None = None,
+    verifier: str | AcceptanceRule | None = None,
     *,
     impl: str = "reference",
     tokens: int = 200_000,
@@ -34,21 +35,27 @@ def run_sampling_tests(
     seed: int = 0,
     progress: bool = False,
 ) -> SamplingTests:
-    """Test one verifier, or all and the controls.
+    """Test one verifier, which may be a rule of your own, or all and the controls.
 
     tokens: least number for each implementation, divided among verifiers and settings. device: for the fast
     implementation. The controls run on the reference.
     """
     engines = _engines(impl, device)
-    if verifier is not None:
+    rule = verifier if isinstance(verifier, AcceptanceRule) else None
+    if isinstance(verifier, AcceptanceRule):
+        configs = {verifier.name: CONFIGS[VERIFIER_OF[verifier.drafts]]}
+    elif verifier is not None:
         require_choice("verifier", verifier, CONFIGS)
+        configs = {verifier: CONFIGS[verifier]}
+    else:
+        configs = CONFIGS
     require_int("tokens", tokens)
     date = now()
     start = time.perf_counter()
-    verifiers = [verifier] if verifier else list(CONFIGS)
-    bound = FALSE_ALARM / (len(engines) * len(verifiers) * len(SETTINGS))
-    share = math.ceil(tokens / len(verifiers) / len(SETTINGS))
-    loads = [(name, Load(CONFIGS[name], SETTINGS, share, seed, engine)) for engine, name in product(engines, verifiers)]
+    bound = FALSE_ALARM / (len(engines) * len(configs) * len(SETTINGS))
+    share = math.ceil(tokens / len(configs) / len(SETTINGS))
+    runs = product(engines, configs.items())
+    loads = [(name, Load(config, SETTINGS, share, seed, engine, rule)) for engine, (name, config) in runs]
     controls = [(each, Load(each.config, [PLAIN], each.tokens, seed)) for each in CONTROLS if verifier is None]
     total = sum(load.total for _, load in (*loads, *controls))
     with tqdm(total=total, unit="token", disable=None if progress else True) as bar:
