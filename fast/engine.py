@@ -118,7 +118,7 @@ class Engine:
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt, which batch.seq_lens counts.
 
-        Columns up to seq_lens must be owned.
+        Columns up to seq_lens plus the drafter's lead must be owned.
         """
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
@@ -207,7 +207,8 @@ class Engine:
 
     def _draft(self, frame: Frame, batch: Batch) -> None:
         def own() -> None:
-            own_tree(frame.pools, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), self.config)
+            rows = batch.req_pool_indices.tolist()
+            own_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._drafter.lead)
 
         if self.options.graph == "step":
             self._run(frame, (Section.START,))
@@ -222,7 +223,8 @@ class Engine:
     def _verify(self, frame: Frame, batch: Batch) -> None:
         def own() -> None:
             after = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
-            own_committed(frame.pools, after.req_pool_indices.tolist(), after.seq_lens.tolist(), self.config)
+            rows = after.req_pool_indices.tolist()
+            own_committed(frame.pools, rows, after.seq_lens.tolist(), self.config, self._drafter.lead)
 
         if frame.allowed is not None:
             frame.allowed.load(allowed_trees(batch, frame.verify_input, frame.pools, self.grammars))
@@ -353,6 +355,7 @@ class Engine:
             frame.pools.req_to_token,
             self.config.length_limit,
             self.config.extend,
+            self._drafter.lead,
             out=frame.extend_input,
         )
 

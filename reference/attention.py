@@ -71,10 +71,13 @@ def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> Atte
     return causal_metadata(batch.req_pool_indices, prefill.start_lens, prefill.row_starts, slots, pools)
 
 
-def extend_metadata(batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AttentionMetadata:
-    """Make the causal metadata of draft-extend: row j of a request is column L + j."""
+def extend_metadata(
+    batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, lead: int = 0
+) -> AttentionMetadata:
+    """Make the causal metadata of draft-extend: row j of a request is column L + lead + j."""
     extend = draft_extend_input
-    return causal_metadata(batch.req_pool_indices, extend.seq_lens, extend.row_starts, extend.cache_locations, pools)
+    start_lens = extend.seq_lens + lead
+    return causal_metadata(batch.req_pool_indices, start_lens, extend.row_starts, extend.cache_locations, pools)
 
 
 def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> AttentionMetadata:
@@ -95,10 +98,12 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
     return _metadata([verify_input.positions], [verify_input.cache_locations], keys)
 
 
-def lane_metadata(batch: Batch, path_BKI: torch.Tensor, config: SpecConfig, pools: KVPool) -> AttentionMetadata:
+def lane_metadata(
+    batch: Batch, path_BKI: torch.Tensor, config: SpecConfig, pools: KVPool, lead: int = 0
+) -> AttentionMetadata:
     """Make the metadata of draft step I-1, in which each lane sees the prefix and its own path.
 
-    All lanes are at position L + I-1.
+    All lanes are at position L + lead + I-1, after a prefix of L + lead columns.
 
     path_BKI: for each step i < I the lane that holds the token of lane k's path, k itself last. The prefix's tail is
     read from the lane's own copy.
@@ -107,7 +112,8 @@ def lane_metadata(batch: Batch, path_BKI: torch.Tensor, config: SpecConfig, pool
     keys = []
     positions = []
     slots = []
-    for request, (row, length) in enumerate(batch.rows_and_lens):
+    for request, (row, seq_len) in enumerate(batch.rows_and_lens):
+        length = seq_len + lead
         tail = tail_columns(length, config)
         lanes = lane_columns(length, config)[:, :num_steps]
         base = length - tail.shape[1]

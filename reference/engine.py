@@ -72,7 +72,7 @@ class Engine:
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt, which batch.seq_lens counts.
 
-        Columns up to seq_lens must be owned.
+        Columns up to seq_lens plus the drafter's lead must be owned.
         """
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
@@ -109,7 +109,7 @@ class Engine:
         candidates = self.drafter.propose(batch, draft_input, pools)
         if pools.draft is not None:
             pools.draft.take_snapshot()  # draft-extend writes over the lanes
-        own_tree(pools, rows, lengths, self.config)
+        own_tree(pools, rows, lengths, self.config, self.drafter.lead)
         locations_BN = kv.tree_locations(batch, self.config, pools)
         return tree.build(candidates, draft_input.bonus_tokens, batch.seq_lens, locations_BN, self.config)
 
@@ -132,9 +132,15 @@ class Engine:
         )
         kv.commit(batch, verify_input.cache_locations, verdict, pools)
         seq_lens = batch.seq_lens + verdict.num_accepted_tokens
-        own_committed(pools, batch.req_pool_indices.tolist(), seq_lens.tolist(), self.config)
+        own_committed(pools, batch.req_pool_indices.tolist(), seq_lens.tolist(), self.config, self.drafter.lead)
         extend_input = draft_extend_input(
-            batch, verdict, features_RF, pools.req_to_token, self.config.length_limit, self.config.extend
+            batch,
+            verdict,
+            features_RF,
+            pools.req_to_token,
+            self.config.length_limit,
+            self.config.extend,
+            self.drafter.lead,
         )
         kv.record_tokens(batch, verdict, pools)
         return VerifyOutput(verdict, logits_RV, extend_input)

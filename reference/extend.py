@@ -1,5 +1,7 @@
 """Rows of the drafter after prefill and verify: each token with the target's features of the position before it."""
 
+from dataclasses import replace
+
 import torch
 
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
@@ -12,13 +14,33 @@ def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor
     return shifted
 
 
+def draft_rows(prefill: PrefillInput, next_tokens: torch.Tensor, lead: int) -> PrefillInput:
+    """Rows of the drafter after a prefill: in each column the token after it, or with lead 1 the token itself.
+
+    With lead 1 a request has one row more, the token after its chunk, in the column after the chunk.
+    """
+    if lead == 0:
+        return replace(prefill, input_ids=shift_left(prefill, next_tokens))
+    chunks = prefill.input_ids.split(prefill.row_starts.diff().tolist())
+    input_ids = [part for chunk, token in zip(chunks, next_tokens.long(), strict=True) for part in (chunk, token[None])]
+    row_starts = prefill.row_starts + torch.arange(len(prefill.row_starts))
+    return replace(prefill, input_ids=torch.cat([prefill.input_ids[:0], *input_ids]), row_starts=row_starts)
+
+
 def draft_extend_input(
-    batch: Batch, verdict: Verdict, features_RF: torch.Tensor, req_to_token: torch.Tensor, max_len: int, extend: str
+    batch: Batch,
+    verdict: Verdict,
+    features_RF: torch.Tensor,
+    req_to_token: torch.Tensor,
+    max_len: int,
+    extend: str,
+    lead: int = 0,
 ) -> DraftExtendInput:
     """Gather along the accepted path: row j holds node accept_index[b, j]'s features and the token *after* that node.
 
     extend `fixed`: S+1 rows for each request; those past the path have token 0 and the features of node 0. `ragged`:
-    the path's rows only. A row without a slot, or at or beyond max_len, writes nothing.
+    the path's rows only. A row without a slot, or at or beyond max_len, writes nothing. Row j stands in column L + lead
+    + j.
     """
     width = verdict.accept_index.shape[1]
     num_nodes = len(verdict.predict) // batch.size if batch.size else 0
@@ -27,7 +49,7 @@ def draft_extend_input(
     root = torch.arange(batch.size)[:, None] * num_nodes
     nodes = torch.where(live, verdict.accept_index.long(), root)
     ids = torch.where(live, verdict.predict[nodes].long(), 0)
-    positions = batch.seq_lens[:, None] + steps
+    positions = batch.seq_lens[:, None] + lead + steps
     slots = req_to_token[batch.req_pool_indices[:, None], positions]
     slots = torch.where(positions < max_len, slots, -1)
     kept = live if extend == "ragged" else torch.ones_like(live)

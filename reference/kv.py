@@ -8,12 +8,15 @@ from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVPool
 
 
-def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
-    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1 before drafting."""
+def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, lead: int = 0) -> None:
+    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1 before drafting.
+
+    The drafter's prefix has L + lead columns.
+    """
     if pools.draft is None:
         return
     for row, length in batch.rows_and_lens:
-        slots = pools.slots(row, tail_columns(length, config))
+        slots = pools.slots(row, tail_columns(length + lead, config))
         pools.draft.move(slots[:1].expand_as(slots[1:]).flatten(), slots[1:].flatten())
 
 

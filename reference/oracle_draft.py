@@ -8,7 +8,8 @@ import torch
 from specsim.core.config import Score
 from specsim.core.token_drafter import TreeLimits
 from specsim.reference.oracle_distributions import inverse_cdf, ranked
-from specsim.reference.oracle_forward import draft_forward, target_forward
+from specsim.reference.oracle_drafters import last_row
+from specsim.reference.oracle_forward import target_forward
 from specsim.reference.oracle_request import Request
 
 Path = tuple[int, ...]
@@ -81,9 +82,8 @@ def draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
         draft_prob_V = None
         ids = range(count)
         own_scores_K = torch.full((count,), 0.0 if config.score == "prob" else -torch.inf)
-        if len(features_LF) + len(rows) <= request.max_len:  # the last row has a position below max_len
-            token_ids = [*tokens[1:], *(token for token, _ in rows)]
-            hidden, logits = draft_forward(request, token_ids, features_LF, [hidden for _, hidden in rows])
+        if last := last_row(request, tokens, features_LF, rows):
+            hidden, logits = last
             if request.draws_drafts:
                 draft_prob_V = draft_distribution(request, drafter, logits)
                 depth = len(parent.path)

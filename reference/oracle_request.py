@@ -34,6 +34,16 @@ class Request:
     grammar: Any  # a specsim.core.grammar.Grammar, None if unconstrained
 
     @property
+    def draft_config(self) -> Any:
+        """The drafter's specsim.core.drafter.DrafterConfig."""
+        return self.drafter and self.drafter.config
+
+    @property
+    def draft_tensors(self) -> dict[str, torch.Tensor]:
+        """The drafter's tensors."""
+        return self.drafter.tensors if self.drafter else {}
+
+    @property
     def draws_drafts(self) -> bool:
         """Check whether drafts are drawn, rather than the drafter's best tokens."""
         return self.config.is_sampled and self.sampling.temperature > 0

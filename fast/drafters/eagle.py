@@ -17,6 +17,7 @@ class EagleHead:
     """EAGLE's head, with embedding and hidden state in one buffer for fc."""
 
     d2t: torch.Tensor | None = None
+    lead: int = 0
 
     def __init__(
         self,

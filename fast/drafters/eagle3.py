@@ -19,6 +19,8 @@ from specsim.fast.model.rows import Norm, Rows, rms_norm
 class Eagle3Head:
     """EAGLE-3's head, whose two norms write to one buffer for the projections."""
 
+    lead: int = 0
+
     def __init__(
         self,
         config: DrafterConfig,

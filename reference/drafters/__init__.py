@@ -16,9 +16,10 @@ from specsim.reference.drafters.eagle3 import Eagle3Head
 from specsim.reference.drafters.host import HostDrafter
 from specsim.reference.drafters.ngram import Ngram
 from specsim.reference.drafters.none import NoDrafter
+from specsim.reference.drafters.standalone import StandaloneHead
 from specsim.reference.drafters.suffix import Suffix
 
-HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
+HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head, "standalone": StandaloneHead}
 TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
 
 

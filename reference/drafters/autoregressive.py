@@ -1,4 +1,4 @@
-"""Drafters whose head is a small decoder that runs once in each step (EAGLE, EAGLE-3)."""
+"""Drafters whose head is a decoder that runs once in each step (EAGLE, EAGLE-3, standalone models)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +15,9 @@ from specsim.core.pool import KVPool
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import extend_metadata, lane_metadata, prefill_metadata
 from specsim.reference.drafting import draft_distribution, draft_topk, expand, sampled
-from specsim.reference.extend import shift_left
+from specsim.reference.extend import draft_rows
 from specsim.reference.kv import duplicate_tails
-from specsim.reference.lanes import start_lanes
+from specsim.reference.lanes import Lanes, start_lanes
 
 
 class Drafts(NamedTuple):
@@ -40,22 +40,22 @@ class AutoregressiveDrafter:
         self._vocab_size = vocab_size
         self.kv_layout = head.kv_layout
         self.feature_layers = head.feature_layers
-        self.lead = 0
+        self.lead = head.lead
         self.runs_on_host = False
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> AutoregressiveInput:
         """Run the head over a prefill, and draft the first round's root children."""
-        metadata = prefill_metadata(batch, prefill, pools)
-        ids_R = shift_left(prefill, next_tokens)
-        hidden_RH = self._head.forward(ids_R, self._head.fuse(features_RF), metadata, _kv(pools))
-        return self._first_drafts(batch, hidden_RH[prefill.last_rows], next_tokens.int(), batch.seq_lens)
+        rows = draft_rows(prefill, next_tokens, self.lead)
+        metadata = prefill_metadata(batch, rows, pools)
+        hidden_RH = self._head.forward(rows.input_ids, self._head.fuse(features_RF), metadata, _kv(pools))
+        return self._first_drafts(batch, hidden_RH[rows.last_rows], next_tokens.int(), batch.seq_lens)
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AutoregressiveInput:
         """Run the head over the accepted rows, and draft the next round's root children."""
         extend = draft_extend_input
-        metadata = extend_metadata(batch, extend, pools)
+        metadata = extend_metadata(batch, extend, pools, self.lead)
         hidden_RH = self._head.forward(extend.input_ids, self._head.fuse(extend.hidden), metadata, _kv(pools))
         root_lens = extend.seq_lens + extend.num_accepted_tokens
         return self._first_drafts(batch, hidden_RH[extend.last_rows], extend.bonus_tokens, root_lens)
@@ -110,17 +110,16 @@ class AutoregressiveDrafter:
     def propose(self, batch: Batch, draft_input: AutoregressiveInput, pools: KVPool) -> Candidates:
         """Run S-1 forwards of K lanes."""
         config = self._config
-        duplicate_tails(batch, config, pools)
+        duplicate_tails(batch, config, pools, self.lead)
         lanes = start_lanes(draft_input, config)
         shape = lanes.tokens.shape
         count = 1 if config.is_sampled else config.topk
         draft_logits = []
         draft_probs = [] if draft_input.draft_prob is None else [draft_input.draft_prob[:, None]]
         for step in range(1, config.num_steps):
-            metadata = lane_metadata(batch, lanes.path, config, pools)
-            hidden_RH = self._head.forward(lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), metadata, _kv(pools))
+            hidden_RH, slots_R = self._run(batch, lanes, pools)
             logits_RV = self._head.logits(hidden_RH)
-            drafts = self._drafts(batch, logits_RV, count, batch.seq_lens, step, metadata.slots)
+            drafts = self._drafts(batch, logits_RV, count, batch.seq_lens, step, slots_R)
             topk_scores, topk_index = (rows.unflatten(0, shape) for rows in (drafts.topk_scores, drafts.topk_index))
             lanes = expand(lanes, topk_scores, topk_index, hidden_RH.unflatten(0, shape), config)
             draft_logits.append(logits_RV.unflatten(0, shape))
@@ -128,6 +127,12 @@ class AutoregressiveDrafter:
                 draft_probs.append(drafts.draft_prob.unflatten(0, shape))
         draft_prob = torch.cat(draft_probs, dim=1) if draft_probs else None
         return replace(lanes.candidates, draft_logits=tuple(draft_logits), draft_prob=draft_prob)
+
+    def _run(self, batch: Batch, lanes: Lanes, pools: KVPool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the lanes' tokens: (hidden [B·K, H], slots [B·K] that are -1 for dropped rows, None: no row is)."""
+        metadata = lane_metadata(batch, lanes.path, self._config, pools, self.lead)
+        hidden_RH = self._head.forward(lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), metadata, _kv(pools))
+        return hidden_RH, metadata.slots
 
 
 def _kv(pools: KVPool) -> KVBuffer:

@@ -15,6 +15,7 @@ class EagleHead:
     """EAGLE's head: layers(fc(concat(embedding of token i+1, feature of i))) predicts the feature of i+1."""
 
     d2t: torch.Tensor | None = None
+    lead: int = 0
 
     def __init__(
         self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype

@@ -23,6 +23,8 @@ class Eagle3Head:
     output: before `norm`, or with norm_output after it.
     """
 
+    lead: int = 0
+
     def __init__(
         self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:

@@ -48,8 +48,8 @@ def round_columns(seq_len: int, config: SpecConfig, lead: int = 0) -> int:
     lead: of the drafter, columns between the prefix and its lanes.
     """
     if config.release == "finish":
-        return config.reserved_columns(seq_len)
-    return max(_lanes_end(seq_len + lead, config), seq_len + config.num_draft_tokens)
+        return config.reserved_columns(seq_len + lead)
+    return max(_lanes_end(seq_len + lead, config), seq_len + config.num_draft_tokens + lead)
 
 
 def _lanes_end(seq_len: int, config: SpecConfig) -> int:
@@ -59,25 +59,32 @@ def _lanes_end(seq_len: int, config: SpecConfig) -> int:
 def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, lead: int = 0) -> None:
     """Reserve columns before the draft phase: for two rounds (release `finish`) or for this round's lanes (`round`).
 
-    lead: of the drafter. Two rounds' columns, in whole pages, always hold the lanes one column further on.
+    lead: of the drafter, whose lanes and whose rows of accepted tokens stand that much further on. Two rounds that
+    accept all S drafts end at L + 2(S + 1), and S + 1 is at most `need`, so that reserving `lead` columns more holds the
+    last row of the second one.
     """
     for row, length in zip(rows, seq_lens, strict=True):
         is_finish = config.release == "finish"
-        pools.reserve(row, config.reserved_columns(length) if is_finish else _lanes_end(length + lead, config))
+        pools.reserve(row, config.reserved_columns(length + lead) if is_finish else _lanes_end(length + lead, config))
         pools.settle(row, length)
 
 
-def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
-    """Exchange the lanes' columns for the tree's after the draft phase, under release `round`."""
+def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, lead: int = 0) -> None:
+    """Exchange the lanes' columns for the tree's after the draft phase, under release `round`.
+
+    lead: of the drafter, which keeps that many columns after the committed ones.
+    """
     if config.release == "round":
         for row, length in zip(rows, seq_lens, strict=True):
-            pools.release(row, length)
+            pools.release(row, length + lead)
         for row, length in zip(rows, seq_lens, strict=True):
-            pools.reserve(row, length + config.num_draft_tokens)
+            pools.reserve(row, length + config.num_draft_tokens + lead)
 
 
-def own_committed(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig) -> None:
-    """Release all columns beyond the committed ones, which seq_lens counts, under release `round`."""
+def own_committed(
+    pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, lead: int = 0
+) -> None:
+    """Release all columns beyond the committed ones, which seq_lens counts, and `lead` more, under release `round`."""
     if config.release == "round":
         for row, length in zip(rows, seq_lens, strict=True):
-            pools.release(row, length)
+            pools.release(row, length + lead)

@@ -28,10 +28,13 @@ class DrafterConfig:
     num_modules: int = 1  # of mtp; 1: one module makes all drafts
     hidden_chain: bool = True  # mtp module k reads the hidden state of module k-1; False: all read the target's
     position: Literal["last", "next"] = "last"  # of every step of frozen-kv: L-1, or L
+    # A standalone model runs token p at position p, or token p+1 there, without the first token, as sgl-project/sglang.
+    rows: Literal["own", "shifted"] = "own"
 
     def __post_init__(self) -> None:
         require(self.num_modules >= 1, "num_modules", self.num_modules, "at least 1")
         require_choice("position", self.position, ("last", "next"))
+        require_choice("rows", self.rows, ("own", "shifted"))
 
 
 class Drafter(Protocol):
@@ -92,7 +95,8 @@ class Head(Protocol):
     The metadata's type is the implementation's own.
     """
 
-    kv_layout: KVLayout
+    kv_layout: KVLayout | None  # None: it reads the target's KV and writes none
+    lead: int  # of the drafter
     feature_layers: tuple[int, ...]
     hidden_size: int
     draft_vocab_size: int
@@ -103,7 +107,7 @@ class Head(Protocol):
         ...
 
     def forward(self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: Any, kv: KVBuffer) -> torch.Tensor:
-        """Run tokens, each with the hidden state of the position before it.
+        """Run tokens, each with the hidden state of the position before it if the head reads one.
 
         Returns the next hidden states, [R, H].
         """

@@ -54,7 +54,7 @@ class Residents:
             del self._sessions[session.request_id]
         request.row = session.row if session else self._open(request)
         self.make_room([*residents, request])
-        columns = request.prefill_len
+        columns = request.prefill_len + self._lead
         finish = self._config.release == "finish"
         self._pools.reserve(request.row, self._config.reserved_columns(columns) if finish else columns)
         if session:
@@ -123,7 +123,7 @@ class Residents:
         """Reserve before a round, under release `finish`, two rounds beyond the length that the host knows."""
         if self._config.release == "finish":
             for request in requests:
-                self._pools.reserve(request.row, self._config.reserved_columns(request.prefill_len))
+                self._pools.reserve(request.row, self._config.reserved_columns(request.prefill_len + self._lead))
 
     def settle(self, request: Request, columns: int) -> None:
         """Mark a request's first columns as committed, and add their pages to the prefix cache."""

@@ -1,0 +1,44 @@
+"""A language model of its own as the drafter (arXiv 2211.17192): it reads token ids only, never the target's states.
+
+rows `own`: draft slot p holds token p, so the root's row is the last one written, and its logits give the first drafts.
+`shifted`: EAGLE's rows, token p+1 in slot p at position p, as sgl-project/sglang has them; the model never sees token 0.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from specsim.core.drafter import DrafterConfig
+from specsim.core.pool import KVBuffer
+from specsim.core.target import Target
+from specsim.reference.attention import AttentionMetadata
+from specsim.reference.targets import FAMILIES
+
+
+class StandaloneHead:
+    """A language model of the target's vocabulary."""
+
+    d2t: torch.Tensor | None = None
+
+    def __init__(
+        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
+    ) -> None:
+        self._model: Target = FAMILIES[config.model.family](config.model, tensors, dtype)
+        self.kv_layout = config.model.kv_layout
+        self.lead = 1 if config.rows == "own" else 0
+        self.feature_layers = config.feature_layers
+        self.hidden_size = config.model.hidden_size
+        self.draft_vocab_size = config.draft_vocab_size
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """Return the features unchanged, which the model does not read."""
+        return features_RF
+
+    def forward(
+        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
+    ) -> torch.Tensor:
+        """Run tokens through the model, and write their KV: what its head reads, [R, H]."""
+        return self._model.forward(input_ids_R, metadata, kv, ())[0]
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(hidden_RH)
