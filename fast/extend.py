@@ -1,5 +1,6 @@
 """Rows of the drafter after prefill and verify: each token with the features of the position before it."""
 
+from dataclasses import replace
 from typing import NamedTuple, Self, no_type_check
 
 import torch
@@ -38,6 +39,42 @@ def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor
         BLOCK=block_of(len(shifted), _TOKENS),
     )
     return shifted
+
+
+@kernel
+@no_type_check
+def _append_kernel(input_ids_ptr, row_starts_ptr, next_tokens_ptr, out_ptr, out_starts_ptr, BLOCK: tl.constexpr):
+    request = tl.program_id(0)
+    low = tl.load(row_starts_ptr + request)
+    high = tl.load(row_starts_ptr + request + 1)
+    last = tl.load(next_tokens_ptr + request).to(tl.int64)
+    tl.store(out_starts_ptr + request, low + request)
+    tl.store(out_starts_ptr + request + 1, high + request + 1)
+    for start in range(low, high + 1, BLOCK):
+        rows = start + tl.arange(0, BLOCK)
+        ids = tl.load(input_ids_ptr + rows, mask=rows < high, other=0)
+        tl.store(out_ptr + rows + request, tl.where(rows < high, ids, last), mask=rows <= high)
+
+
+def draft_rows(prefill: PrefillInput, next_tokens: torch.Tensor, lead: int) -> PrefillInput:
+    """Rows of the drafter after a prefill: in each column the token after it, or with lead 1 the token itself.
+
+    With lead 1 a request has one row more, the token after its chunk, in the column after the chunk.
+    """
+    if lead == 0:
+        return replace(prefill, input_ids=shift_left(prefill, next_tokens))
+    batch_size = len(prefill.start_lens)
+    input_ids = prefill.input_ids.new_empty(len(prefill.input_ids) + batch_size)
+    row_starts = torch.zeros_like(prefill.row_starts)
+    _append_kernel[(batch_size,)](
+        input_ids_ptr=prefill.input_ids,
+        row_starts_ptr=prefill.row_starts,
+        next_tokens_ptr=next_tokens,
+        out_ptr=input_ids,
+        out_starts_ptr=row_starts,
+        BLOCK=block_of(len(input_ids), _TOKENS),
+    )
+    return replace(prefill, input_ids=input_ids, row_starts=row_starts)
 
 
 class VerdictTensors(NamedTuple):
@@ -117,6 +154,7 @@ def _rows_kernel(
     width,
     num_columns,
     max_len,
+    lead,
     RAGGED: tl.constexpr,
     FEATURES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -143,7 +181,7 @@ def _rows_kernel(
     features = tl.load(features_ptr + source * FEATURES + offs, mask=real & mask_offs, other=0.0)
     tl.store(out_ptrs.hidden + rows * FEATURES + offs, features, mask=mask & mask_offs)
     if tl.program_id(1) == 0:
-        position = tl.where(real, tl.load(seq_lens_ptr + request, mask=mask, other=0) + step, 0)
+        position = tl.where(real, tl.load(seq_lens_ptr + request, mask=mask, other=0) + lead + step, 0)
         writes = (live if RAGGED else real) & (position < max_len) & (position < num_columns)
         slot = tl.load(req_to_token_ptr + row * num_columns + position, mask=writes, other=-1)
         ids = tl.load(verdict_ptrs.predict + node, mask=live & (node >= 0), other=0)
@@ -159,6 +197,7 @@ def draft_extend_input(
     req_to_token: torch.Tensor,
     max_len: int,
     extend: str,
+    lead: int = 0,
     *,
     out: DraftExtendInput | None = None,
 ) -> DraftExtendInput:
@@ -166,7 +205,7 @@ def draft_extend_input(
 
     Row j has the token *after* node accept_index[b, j] and that node's features. A row past the path has token 0 and
     the features of node 0, and under `ragged` writes nothing. Neither does a row without a slot, or at or beyond
-    max_len. A padded request's rows are zeros that write nothing.
+    max_len. A padded request's rows are zeros that write nothing. Row j stands in column L + lead + j.
     """
     require_contiguous(features_RF=features_RF, req_to_token=req_to_token, accept_index=verdict.accept_index)
     batch_size, width = verdict.accept_index.shape
@@ -197,6 +236,7 @@ def draft_extend_input(
         width=width,
         num_columns=req_to_token.shape[1],
         max_len=max_len,
+        lead=lead,
         RAGGED=extend == "ragged",
         FEATURES=num_features,
         ROWS=row_block,

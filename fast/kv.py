@@ -46,6 +46,7 @@ def _tails_kernel(
     num_steps,
     page_size,
     columns,
+    lead,
     num_slots,
     num_blocks,
     SIZE: tl.constexpr,
@@ -61,7 +62,7 @@ def _tails_kernel(
     first_lane = 1 + tl.program_id(2) // num_blocks * LANES
     block = tl.program_id(2) % num_blocks
     row = tl.load(rows_ptr + request)
-    length = tl.load(lens_ptr + request)
+    length = tl.load(lens_ptr + request) + lead
     table_ptr += row * columns
     tail = length % page_size
     token = block * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -80,8 +81,11 @@ def _tails_kernel(
         tl.store(kv_ptrs.values_ptr + slot[:, None] * SIZE + offs, value, mask=kept)
 
 
-def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
-    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1 before drafting."""
+def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, lead: int = 0) -> None:
+    """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1 before drafting.
+
+    The drafter's prefix has L + lead columns.
+    """
     if config.lanes_share_prefix:
         return
     kv = draft_kv(pools)
@@ -99,6 +103,7 @@ def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool) -> None:
         num_steps=config.num_steps,
         page_size=config.page_size,
         columns=pools.req_to_token.shape[1],
+        lead=lead,
         num_slots=num_slots,
         num_blocks=num_blocks,
         SIZE=size,

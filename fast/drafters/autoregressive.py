@@ -15,7 +15,7 @@ from specsim.core.errors import InputError
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafting import expand
-from specsim.fast.extend import shift_left
+from specsim.fast.extend import draft_rows
 from specsim.fast.kv import draft_kv, duplicate_tails
 from specsim.fast.lanes import Lanes, start_lanes
 from specsim.fast.model.draft_metadata import lane_metadata
@@ -70,7 +70,7 @@ class AutoregressiveDrafter:
         self._device = device
         self.kv_layout: KVLayout | None = head.kv_layout
         self.feature_layers = head.feature_layers
-        self.lead = 0
+        self.lead = head.lead
         self.runs_on_host = False
         self.hidden_size = head.hidden_size
         self._vocab_size = vocab_size
@@ -80,10 +80,10 @@ class AutoregressiveDrafter:
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> AutoregressiveInput:
         """Run the head over a prefill, and draft the first round's root children."""
-        ids = shift_left(prefill, next_tokens)
-        metadata = prefill_metadata(batch, prefill, pools)
-        last = Last(prefill.row_starts, prefill.row_starts.diff(), next_tokens)
-        hidden_RH = self._head.forward(ids, self._head.fuse(features_RF), metadata, draft_kv(pools))
+        rows = draft_rows(prefill, next_tokens, self.lead)
+        metadata = prefill_metadata(batch, rows, pools)
+        last = Last(rows.row_starts, rows.row_starts.diff(), next_tokens)
+        hidden_RH = self._head.forward(rows.input_ids, self._head.fuse(features_RF), metadata, draft_kv(pools))
         return self._first_drafts(batch, hidden_RH, last, Root(batch.seq_lens), self._empty(batch.size))
 
     def _empty(self, size: int) -> AutoregressiveInput:
@@ -120,7 +120,7 @@ class AutoregressiveDrafter:
         """Run the head over the accepted rows, and draft the next round's root children."""
         out = self._empty(batch.size) if out is None else out
         extend = draft_extend_input
-        metadata = extend_metadata(batch, draft_extend_input, pools)
+        metadata = extend_metadata(batch, draft_extend_input, pools, self.lead)
         fused_RH = self._head.fuse(extend.hidden)
         hidden_RH = self._head.forward(extend.input_ids, fused_RH, metadata, draft_kv(pools))
         last = Last(extend.row_starts, extend.num_accepted_tokens, extend.bonus_tokens)
@@ -171,7 +171,7 @@ class AutoregressiveDrafter:
 
     def propose(self, batch: Batch, draft_input: AutoregressiveInput, pools: KVPool) -> Candidates:
         """Run S-1 forwards of K lanes."""
-        duplicate_tails(batch, self._config, pools)
+        self._copy_tails(batch, pools)
         lanes = start_lanes(draft_input, self._config)
         for _ in range(self._config.num_steps - 1):
             self.step(batch, lanes, pools)
@@ -179,19 +179,27 @@ class AutoregressiveDrafter:
 
     def start(self, batch: Batch, draft_input: AutoregressiveInput, lanes: Lanes, pools: KVPool) -> None:
         """Copy the prefix's tail to every lane, and start the lanes with the root's children."""
-        duplicate_tails(batch, self._config, pools)
+        self._copy_tails(batch, pools)
         start_lanes(draft_input, self._config, out=lanes)
+
+    def _copy_tails(self, batch: Batch, pools: KVPool) -> None:
+        duplicate_tails(batch, self._config, pools, self.lead)
+
+    def _run(self, batch: Batch, lanes: Lanes, pools: KVPool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the lanes' tokens: (hidden [B·K, H], slots [B·K] that are -1 for dropped rows, None: no row is)."""
+        metadata = lane_metadata(batch, lanes, self._config, pools, self.lead)
+        hidden_RH = self._head.forward(lanes.tokens.view(-1), lanes.hidden.flatten(0, 1), metadata, draft_kv(pools))
+        return hidden_RH, metadata.slots
 
     def step(self, batch: Batch, lanes: Lanes, pools: KVPool) -> None:
         """Run one draft forward of all lanes, with metadata built for their step."""
         config = self._config
         shape = lanes.tokens.shape
-        metadata = lane_metadata(batch, lanes, config, pools)
-        hidden_RH = self._head.forward(lanes.tokens.view(-1), lanes.hidden.flatten(0, 1), metadata, draft_kv(pools))
+        hidden_RH, slots_R = self._run(batch, lanes, pools)
         logits_RV = self._head.logits(hidden_RH)
         count = 1 if config.is_sampled else config.topk
-        best = draft_topk(logits_RV, count, self._head.d2t, metadata.slots, config.score)
-        loop = Loop(lanes.step, metadata.slots, config.num_steps)
+        best = draft_topk(logits_RV, count, self._head.d2t, slots_R, config.score)
+        loop = Loop(lanes.step, slots_R, config.num_steps)
         self._draw(batch, logits_RV, Root(batch.seq_lens), best, lanes.candidates.draft_prob, loop)
         topk_scores, topk_index = (rows.unflatten(0, shape) for rows in best)
         expand(lanes, topk_scores, topk_index, hidden_RH.unflatten(0, shape), config)

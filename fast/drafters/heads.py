@@ -16,10 +16,13 @@ from specsim.fast.drafters.host import HostDrafter
 from specsim.fast.drafters.lookup_chain import LookupChainDrafter
 from specsim.fast.drafters.ngram import Ngram
 from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.standalone import StandaloneHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafters.suffix import Suffix
 
-HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
+
+
+HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head, "standalone": StandaloneHead}
 TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
 
 

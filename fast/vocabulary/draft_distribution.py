@@ -54,7 +54,7 @@ class Loop(NamedTuple):
     """State of the draft loop for some rows."""
 
     step: torch.Tensor  # i32, read on the device
-    slots: torch.Tensor  # i64 [R], -1 for a dropped row
+    slots: torch.Tensor | None  # i64 [R], -1 for a dropped row; None: no row is dropped
     num_steps: int
 
 

@@ -1,7 +1,7 @@
 """A language model of its own as the drafter (arXiv 2211.17192): it reads token ids only, never the target's states.
 
-rows `own`: draft slot p holds token p, so the root's row is the last one written, and its logits give the first drafts.
-`shifted`: EAGLE's rows, token p+1 in slot p at position p, as sgl-project/sglang has them; the model never sees token 0.
+rows `own`: draft slot p holds token p, so the root's row is the last one, and its logits give the first drafts.
+`shifted`: EAGLE's rows, token p+1 in slot p at position p, as in sgl-project/sglang; the model never sees token 0.
 """
 
 from collections.abc import Mapping

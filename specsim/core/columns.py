@@ -59,9 +59,8 @@ def _lanes_end(seq_len: int, config: SpecConfig) -> int:
 def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, lead: int = 0) -> None:
     """Reserve columns before the draft phase: for two rounds (release `finish`) or for this round's lanes (`round`).
 
-    lead: of the drafter, whose lanes and whose rows of accepted tokens stand that much further on. Two rounds that
-    accept all S drafts end at L + 2(S + 1), and S + 1 is at most `need`, so that reserving `lead` columns more holds the
-    last row of the second one.
+    lead: of the drafter, whose lanes and rows of accepted tokens stand that much further on. Two rounds that accept all
+    S drafts end at L + 2(S + 1), and S + 1 is at most `need`. So `lead` more columns hold the second one's last row.
     """
     for row, length in zip(rows, seq_lens, strict=True):
         is_finish = config.release == "finish"

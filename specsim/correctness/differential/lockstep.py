@@ -150,7 +150,7 @@ class Lockstep:
                 empty(kv)
             rows = [each.pools.open() for _ in requests]
             for row, length in zip(rows, lengths, strict=True):
-                each.pools.reserve(row, length)
+                each.pools.reserve(row, length + each.engine.drafter.lead)
         for request, row in zip(requests, rows, strict=True):
             request.row = row
         ids = [request.request_id for request in requests]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -14,7 +15,11 @@ from specsim.models.synthetic_pair import synthetic_pair
 
 # The oracle runs one request at a time, so the suffix drafter has no tree of others' outputs.
 TOKEN_DRAFTERS = {"ngram": NgramConfig(), "suffix": SuffixConfig(shared=False)}
-KINDS = ("eagle", "eagle3", "eagle3.1", *TOKEN_DRAFTERS)
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "standalone.shifted": ("standalone", {"rows": "shifted"}),
+    "frozen-kv.next": ("frozen-kv", {"position": "next"}),
+}
+KINDS = ("eagle", "eagle3", "eagle3.1", "standalone", "frozen-kv", *MODES, *TOKEN_DRAFTERS)
 FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
 
@@ -27,23 +32,27 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     `wide`, `wide_qwen3`, `wide_mistral`: attention decides, and margins are wider than bfloat16 rounds (wide_pair).
     `twins`: a target whose head has the same row for each odd token as for the even one before it, so that logits tie.
     `shipped`: the pair that comes with the package.
+    `standalone.shifted`, `frozen-kv.next`: kinds with another value of rows or position.
     """
-    kind, _, family = name.partition("-")
+    kind, _, family = name.rpartition("-")
     if kind not in KINDS or family not in FAMILIES:
         raise InputError("pair", name, f"{' or '.join(KINDS)}, a hyphen, {' or '.join(FAMILIES)}")
     if kind in TOKEN_DRAFTERS:
         return replace(make_pair(f"eagle-{family}", dtype), drafter=TOKEN_DRAFTERS[kind], name=name)
     if family == "shipped":
-        if kind == "eagle3.1":
+        if kind not in ("eagle", "eagle3"):
             raise InputError("pair", name, "eagle-shipped or eagle3-shipped")
         pair = load(drafter=kind)
     elif family.startswith("wide"):
+        if not kind.startswith("eagle"):
+            raise InputError("pair", name, f"{kind} with a family of float32")
         model = family.partition("_")[2] or "llama"
         pair = wide_pair(kind, model, _WINDOW.get(model))
     else:
         model = "llama" if family in ("noisy", "twins") else family
         noise = 0.15 if family == "noisy" else 0.02
-        pair = synthetic_pair(kind, model, noise=noise, window=_WINDOW.get(family))
+        kind, fields = MODES.get(kind, (kind, {}))
+        pair = synthetic_pair(kind, model, noise=noise, window=_WINDOW.get(family), fields=fields)
     return rounded(_with_twins(pair) if family == "twins" else pair, dtype)
 
 

@@ -52,19 +52,20 @@ def _written_slots(step: Step, not_compared: set[int]) -> tuple[list[torch.Tenso
     target = []
     draft = []
     config = step.config
+    lead = step.drafter.lead
     for index in range(step.batch.size):
         request = ComparedRequest(step, index, step.entered)
         length = request.length
         is_out = index in not_compared
         if "prefill" in step.outputs:
-            slots = column_slots(request, int(step.entered.reference.start_lens[index]), length)
-            target.append(slots)
-            draft.append(slots)
+            start = int(step.entered.reference.start_lens[index])
+            target.append(column_slots(request, start, length))
+            draft.append(column_slots(request, start, length + lead))
         if "verify" in step.outputs:
             whole = column_slots(request, length, length + config.num_draft_tokens)
             target.append(whole if is_out else tree_slots(request))
         if "draft_extend" in step.outputs:
-            whole = column_slots(request, length, length + config.num_steps + 1)
+            whole = column_slots(request, length, length + config.num_steps + 1 + lead)
             draft.append(whole if is_out else extend_slots(request))
     return target, draft
 
@@ -78,7 +79,7 @@ def lane_slots(step: Step) -> list[torch.Tensor]:
     if step.pools.reference.draft is None:
         return []
     config = step.config
-    lead = step.implementations.reference.engine.drafter.lead
+    lead = step.drafter.lead
     books = deepcopy(step.tables_before)
     own_lanes(books, step.batch.req_pool_indices.tolist(), step.batch.seq_lens.tolist(), config, lead)
     slots = []
@@ -121,10 +122,13 @@ def compare_kv(check: Comparison, buffer: str, buffers: Trio[KVBuffer], slots: t
 
 
 def compare_committed(request: ComparedRequest[Any], buffer: str) -> None:
-    """Compare the columns that the request has committed after the step."""
+    """Compare the columns that the request has committed after the step, and those of a drafter's lead."""
     buffers = request.step.pools.map(lambda pools: getattr(pools, buffer))
+    end = request.end
+    if buffer == "draft":
+        end = min(end + request.step.drafter.lead, request.config.length_limit)
     if buffers.reference is not None:
-        compare_kv(request.check, buffer, buffers, request.slots(torch.arange(request.end)))
+        compare_kv(request.check, buffer, buffers, request.slots(torch.arange(end)))
 
 
 def compare_untouched(step: Step, writes: Writes) -> None:

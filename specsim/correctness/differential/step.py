@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
 from specsim.core.phases import Batch, DraftExtendInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.correctness.differential.comparison import Comparison, Trio
@@ -31,6 +32,11 @@ class Step:
     @property
     def config(self) -> SpecConfig:
         return self.implementations.reference.engine.config
+
+    @property
+    def drafter(self) -> Drafter:
+        """The reference's drafter."""
+        return self.implementations.reference.engine.drafter
 
     @property
     def pools(self) -> Trio[KVPool]:
@@ -83,8 +89,12 @@ class ComparedRequest(Generic[S]):
         return self.step.pools.reference.slots(self.row, columns)
 
     def is_dropped(self, depth: int) -> bool:
-        """Whether lanes of this depth stand at or beyond max_len, where they propose nothing."""
-        return self.length + depth - 1 >= self.config.length_limit
+        """Whether lanes of this depth stand at or beyond max_len, where they propose nothing.
+
+        Lanes without KV of their own all stand at the root.
+        """
+        drafter = self.step.drafter
+        return drafter.kv_layout is not None and self.length + drafter.lead + depth - 1 >= self.config.length_limit
 
     @property
     def config(self) -> SpecConfig:

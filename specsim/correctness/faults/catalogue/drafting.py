@@ -50,10 +50,10 @@ FAULTS = (
         edits=(
             Edit(
                 DRAFTER,
-                "metadata = lane_metadata(batch, lanes, config, pools)",
+                "metadata = lane_metadata(batch, lanes, self._config, pools, self.lead)",
                 "from dataclasses import replace\n"
-                "        last = lanes.step.new_full((2,), config.num_steps - 2)\n"
-                "        metadata = lane_metadata(batch, replace(lanes, step=last), config, pools)",
+                "        last = lanes.step.new_full((2,), self._config.num_steps - 2)\n"
+                "        metadata = lane_metadata(batch, replace(lanes, step=last), self._config, pools, self.lead)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, graph="step")),

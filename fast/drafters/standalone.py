@@ -1,0 +1,47 @@
+"""A language model of its own as the drafter (arXiv 2211.17192): it reads token ids only, never the target's states."""
+
+from collections.abc import Mapping
+
+import torch
+
+from specsim.core.drafter import DrafterConfig
+from specsim.core.pool import KVBuffer
+from specsim.core.target import Target
+from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.targets import FAMILIES
+
+
+class StandaloneHead:
+    """A language model of the target's vocabulary."""
+
+    d2t: torch.Tensor | None = None
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        tensors: Mapping[str, torch.Tensor],
+        target: Target,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch_invariant: bool = False,
+    ) -> None:
+        family = FAMILIES[config.model.family]
+        self._model: Target = family(config.model, tensors, dtype, device, batch_invariant=batch_invariant)
+        self.kv_layout = config.model.kv_layout
+        self.lead = 1 if config.rows == "own" else 0
+        self.feature_layers = config.feature_layers
+        self.hidden_size = config.model.hidden_size
+        self.draft_vocab_size = config.draft_vocab_size
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """Return the features unchanged, which the model does not read."""
+        return features_RF
+
+    def forward(
+        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
+    ) -> torch.Tensor:
+        """Run tokens through the model, and write their KV: what its head reads, [R, H]."""
+        return self._model.forward(input_ids_R, metadata, kv, ())[0]
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(hidden_RH)
