@@ -89,6 +89,19 @@ def self_attention(
     return weights.project(attended.flatten(1), "o_proj")
 
 
+def query_attention(
+    query_RAD: torch.Tensor,
+    inverse_D: torch.Tensor,
+    layer: int,
+    kv: KVBuffer,
+    metadata: AttentionMetadata,
+    window: int | None,
+) -> torch.Tensor:
+    """Rotate queries and attend to a layer's KV, to which nothing is written: [R, A·D]."""
+    query = rotate(query_RAD, metadata.positions, inverse_D)
+    return attention(query, layer, kv, metadata, window).flatten(1)
+
+
 def gated_mlp(x_RH: torch.Tensor, weights: Weights) -> torch.Tensor:
     """Compute down(silu(gate x) · up x) (arXiv 2002.05202)."""
     return weights.project(silu(weights.project(x_RH, "gate_proj")) * weights.project(x_RH, "up_proj"), "down_proj")

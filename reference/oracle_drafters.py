@@ -2,6 +2,7 @@
 
 import torch
 
+from specsim.reference.oracle_frozen_kv import frozen_kv_row
 from specsim.reference.oracle_forward import draft_forward, target_forward
 from specsim.reference.oracle_request import Request
 
@@ -23,6 +24,9 @@ def last_row(
             return None
         logits_RV, hidden_RH = target_forward(config.model, request.draft_tensors, token_ids, ())
         return hidden_RH[-1], logits_RV[-1]
+    if config.kind == "frozen-kv":
+        token = drafted[-1] if rows else tokens[-1]
+        return frozen_kv_row(request, tokens[:-1], token, rows[-1][1] if rows else None)
     if len(features_LF) + len(rows) > request.max_len:
         return None
     return draft_forward(request, [*tokens[1:], *drafted], features_LF, [hidden for _, hidden in rows])

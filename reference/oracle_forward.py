@@ -99,6 +99,11 @@ def _layer(
 ) -> torch.Tensor:
     """Run a decoder layer after its first norm: attention reads `normed`, and its output is added to the residual."""
     hidden_RH = residual_RH + _attention(config, tensors, f"{name}.self_attn", normed, window)
+    return feed_forward(config, tensors, name, hidden_RH)
+
+
+def feed_forward(config: Any, tensors: Tensors, name: str, hidden_RH: torch.Tensor) -> torch.Tensor:
+    """Run a decoder layer's second norm and MLP, and add the residual."""
     normed_RH = _norm(config, tensors, f"{name}.post_attention_layernorm", hidden_RH)
     gate, up = (_linear(tensors, f"{name}.mlp.{part}_proj", normed_RH) for part in ("gate", "up"))
     return hidden_RH + _linear(tensors, f"{name}.mlp.down_proj", F.silu(gate) * up)
@@ -106,15 +111,7 @@ def _layer(
 
 def _attention(config: Any, tensors: Tensors, name: str, rows: torch.Tensor, window: int | None) -> torch.Tensor:
     """Compute causal attention of the rows, over the last `window` rows if there is a window."""
-    query, key, value = (
-        _linear(tensors, f"{name}.{part}_proj", rows).unflatten(-1, (-1, config.head_dim)).transpose(0, 1)
-        for part in "qkv"
-    )
-    if f"{name}.q_norm.weight" in tensors:  # Qwen3, over each head
-        query = _norm(config, tensors, f"{name}.q_norm", query)
-        key = _norm(config, tensors, f"{name}.k_norm", key)
-    query = _rotate(config, query)
-    key = _rotate(config, key)
+    query, key, value = (project_heads(config, tensors, name, part, rows) for part in "qkv")
     key, value = (x.repeat_interleave(config.num_heads // config.num_kv_heads, dim=0) for x in (key, value))
     age_RR = torch.arange(len(rows))[:, None] - torch.arange(len(rows))
     unseen_RR = (age_RR < 0) | (age_RR >= (window or len(rows)))
@@ -122,9 +119,9 @@ def _attention(config: Any, tensors: Tensors, name: str, rows: torch.Tensor, win
     return _linear(tensors, f"{name}.o_proj", (scores_ARR.softmax(-1) @ value).transpose(0, 1).flatten(1))
 
 
-def _rotate(config: Any, x_ARD: torch.Tensor) -> torch.Tensor:
-    """Apply rotary embedding to pairs (i, i + D/2), with angles in float32."""
-    angle = torch.arange(x_ARD.shape[1], dtype=torch.float32)[:, None] * _frequencies(config)
+def _rotate(config: Any, x_ARD: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Apply rotary embedding to pairs (i, i + D/2), from position `first` on, with angles in float32."""
+    angle = torch.arange(first, first + x_ARD.shape[1], dtype=torch.float32)[:, None] * _frequencies(config)
     cos, sin = (torch.cat([x, x], dim=-1).to(x_ARD.dtype) for x in (angle.cos(), angle.sin()))
     first, second = x_ARD.chunk(2, dim=-1)
     return x_ARD * cos + torch.cat([-second, first], dim=-1) * sin
@@ -155,6 +152,28 @@ def _norm(config: Any, tensors: Tensors, name: str, x: torch.Tensor) -> torch.Te
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + config.rms_norm_eps)
     return tensors[f"{name}.weight"] * wide.to(x.dtype)
+
+
+def project_heads(
+    config: Any, tensors: Tensors, name: str, part: str, rows_RH: torch.Tensor, first: int = 0
+) -> torch.Tensor:
+    """Compute the queries, keys or values (part q, k, v) of rows at positions first, first + 1, ..., [A, R, D]."""
+    heads = _linear(tensors, f"{name}.{part}_proj", rows_RH).unflatten(-1, (-1, config.head_dim)).transpose(0, 1)
+    if part == "v":
+        return heads
+    if f"{name}.{part}_norm.weight" in tensors:  # Qwen3, over each head
+        heads = _norm(config, tensors, f"{name}.{part}_norm", heads)
+    return _rotate(config, heads, first)
+
+
+def rms_norm(config: Any, tensors: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Compute a named RMS norm (Zhang & Sennrich 2019)."""
+    return _norm(config, tensors, name, x)
+
+
+def project(tensors: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Compute x Wᵀ (+ bias) with a named projection."""
+    return _linear(tensors, name, x)
 
 
 def _linear(tensors: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:

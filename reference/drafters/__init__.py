@@ -13,11 +13,14 @@ from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafters.eagle import EagleHead
 from specsim.reference.drafters.eagle3 import Eagle3Head
+from specsim.reference.drafters.frozen_kv import FrozenKVDrafter, FrozenKVHead
 from specsim.reference.drafters.host import HostDrafter
 from specsim.reference.drafters.ngram import Ngram
 from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.drafters.standalone import StandaloneHead
 from specsim.reference.drafters.suffix import Suffix
+
+
 
 HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head, "standalone": StandaloneHead}
 TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
@@ -35,8 +38,7 @@ def make(drafter: AnyDrafter | None, target: Target, config: SpecConfig, dtype: 
     vocab_size = target.config.vocab_size
     if isinstance(drafter, DrafterCheckpoint):
         head = HEADS[drafter.config.kind](drafter.config, drafter.tensors, target, dtype)
-        return AutoregressiveDrafter(head, config, dtype, vocab_size)
-    check_token_drafter(drafter, config)
+
     if isinstance(drafter, NgramConfig | SuffixConfig):
         return HostDrafter(TOKEN_DRAFTERS[drafter.kind](drafter), config, vocab_size)
     return HostDrafter(drafter, config, vocab_size)

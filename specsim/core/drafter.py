@@ -37,6 +37,23 @@ class DrafterConfig:
         require_choice("rows", self.rows, ("own", "shifted"))
 
 
+def source_layers(config: DrafterConfig, target: ModelConfig) -> tuple[int, ...]:
+    """List the target layer whose KV each layer of a frozen-KV drafter reads.
+
+    It is the last one with the same kind of attention, sliding or full.
+    """
+    sources = []
+    for layer in range(config.model.num_layers):
+        is_sliding = config.model.window(layer) is not None
+        kind = "sliding" if is_sliding else "full"
+        same = [index for index in range(target.num_layers) if (target.window(index) is not None) == is_sliding]
+        require(
+            bool(same), f"attention of layer {layer} of the drafter", kind, f"a kind that its target has, not {kind}"
+        )
+        sources.append(same[-1])
+    return tuple(sources)
+
+
 class Drafter(Protocol):
     """A drafter of one implementation, which the round does not know by name."""
 

@@ -1,0 +1,124 @@
+"""Multi-token prediction on frozen KV (Gemma 4's assistants): layers with queries only, over the target's keys.
+
+A row is pre_projection(concat(embedding, hidden)), then decoder layers, then a norm, which the head reads. Each layer
+attends to columns 0..L-1 of one target layer, so drafts see no other draft, and nothing is written. All rows of a round
+stand at one position, L-1 or L. The hidden state handed on is post_projection of the normed one.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from specsim.core.drafter import DrafterConfig, source_layers
+from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, PrefillInput
+from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.target import Target
+from specsim.reference.attention import AttentionMetadata, Keys
+from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
+from specsim.reference.lanes import Lanes
+from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, query_attention, rms_norm
+
+
+class FrozenKVHead:
+    """A decoder of queries only, for a target with these tensors."""
+
+    d2t: torch.Tensor | None = None
+    kv_layout = None
+    lead: int = 0
+
+    def __init__(
+        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
+    ) -> None:
+        self._model = config.model
+        self._embedding = target.embedding
+        self._sources = source_layers(config, target.config)
+        self._weights = Weights({name: tensor.to(dtype) for name, tensor in tensors.items()})
+        self._inverse_D = inverse_frequencies(config.model)
+        self.position = config.position
+        self.feature_layers = config.feature_layers
+        self.hidden_size = config.model.hidden_size
+        self.draft_vocab_size = config.draft_vocab_size
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """Return the features unchanged: the first row reads the target's own hidden state."""
+        return features_RF
+
+    def hand_on(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Make the hidden states that the next rows read, of the target's width."""
+        return self._weights.project(hidden_RH, "post_projection")
+
+    def forward(
+        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
+    ) -> torch.Tensor:
+        """Run rows over the target's KV: what the head reads, [R, H]."""
+        both_RH = torch.cat([self._embedding[input_ids_R], hidden_RH], dim=-1)
+        hidden_RH = self._weights.project(both_RH, "pre_projection")
+        for layer in range(self._model.num_layers):
+            hidden_RH = self._layer(hidden_RH, layer, metadata, kv)
+        return rms_norm(hidden_RH, self._weights["norm.weight"], self._model.rms_norm_eps)
+
+    def _layer(self, hidden_RH: torch.Tensor, layer: int, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
+        weights = self._weights.under(f"layers.{layer}")
+        attention = weights.under("self_attn")
+        window = self._model.window(layer)
+        eps = self._model.rms_norm_eps
+        normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps)
+        query = attention.project(normed, "q_proj").unflatten(-1, (-1, self._model.head_dim))
+        if attention.get("q_norm.weight") is not None:
+            query = rms_norm(query, attention["q_norm.weight"], eps)
+        attended = query_attention(query, self._inverse_D, self._sources[layer], kv, metadata, window)
+        hidden_RH = hidden_RH + attention.project(attended, "o_proj")
+        normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
+        return hidden_RH + gated_mlp(normed, weights.under("mlp"))
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._weights.project(hidden_RH, "lm_head")
+
+
+def prefix_metadata(batch: Batch, lens: torch.Tensor, num_rows: int, position: str, pools: KVPool) -> AttentionMetadata:
+    """Make the metadata of `num_rows` rows a request that see columns 0..lens-1 and write nothing.
+
+    position: of all these rows, `last` (lens - 1) or `next` (lens).
+    """
+    keys = []
+    for row, length in zip(batch.req_pool_indices.tolist(), lens.tolist(), strict=True):
+        columns = torch.arange(length)
+        keys.append(Keys(pools.slots(row, columns), columns, torch.ones(num_rows, length, dtype=torch.bool)))
+    positions = (lens - 1 if position == "last" else lens).repeat_interleave(num_rows)
+    return AttentionMetadata(positions, torch.full_like(positions, -1), tuple(keys))
+
+
+class FrozenKVDrafter(AutoregressiveDrafter):
+    """Lanes of a head that keeps no KV: one row a request makes the first drafts, and no row rewrites anything."""
+
+    _head: FrozenKVHead
+
+    def seed(
+        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
+    ) -> AutoregressiveInput:
+        """Draft the first round's root children from the target's last hidden state."""
+        return self._start(batch, next_tokens.int(), features_RF[prefill.last_rows], batch.seq_lens, pools)
+
+    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AutoregressiveInput:
+        """Draft the next round's root children from the hidden state of the last accepted node."""
+        extend = draft_extend_input
+        root_lens = extend.seq_lens + extend.num_accepted_tokens
+        return self._start(batch, extend.bonus_tokens, extend.hidden[extend.last_rows], root_lens, pools)
+
+    def _start(
+        self,
+        batch: Batch,
+        bonus_tokens: torch.Tensor,
+        features_BF: torch.Tensor,
+        root_lens: torch.Tensor,
+        pools: KVPool,
+    ) -> AutoregressiveInput:
+        metadata = prefix_metadata(batch, root_lens, 1, self._head.position, pools)
+        hidden_BH = self._head.forward(bonus_tokens.long(), self._head.fuse(features_BF), metadata, pools.target)
+        return self._first_drafts(batch, hidden_BH, bonus_tokens, root_lens)
+
+    def _run(self, batch: Batch, lanes: Lanes, pools: KVPool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the lanes' tokens, none of which is dropped, as they stand at the root."""
+        metadata = prefix_metadata(batch, batch.seq_lens, lanes.tokens.shape[1], self._head.position, pools)
+        handed_RH = self._head.hand_on(lanes.hidden.flatten(0, 1))
+        return self._head.forward(lanes.tokens.flatten(), handed_RH, metadata, pools.target), None
