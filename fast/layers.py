@@ -21,7 +21,8 @@ def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name in list(tensors):
         for whole, parts in FUSED.items():
             prefix, found, kind = name.rpartition(f"{parts[0]}.")
-            if found and prefix[-1:] in ("", "."):
+            has_all = all(f"{prefix}{part}.{kind}" in tensors for part in parts)
+            if found and prefix[-1:] in ("", ".") and has_all:
                 tensors[f"{prefix}{whole}.{kind}"] = _stacked([tensors.pop(f"{prefix}{part}.{kind}") for part in parts])
     return tensors
 
@@ -106,6 +107,30 @@ def self_attention_onto(
     query_RAD = _queries(rows, weights, config, layer, forward)
     window = config.window(layer)
     attended_RAD = attention(query_RAD, layer, forward.kv, forward.metadata, window, invariant=weights.batch_invariant)
+    return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
+
+
+def query_attention_onto(
+    base: torch.Tensor,
+    rows: Rows,
+    weights: Weights,
+    config: ModelConfig,
+    layer: int,
+    source: int,
+    forward: Forward,
+    norm: Norm | None = None,
+) -> Rows:
+    """Compute base + attention of rows to the KV of layer `source`, [R, H], and prepare the next norm.
+
+    The layer has queries only, and writes nothing.
+    """
+    q_norm = weights.get("q_norm.weight")
+    norms = None if q_norm is None else HeadNorms(q_norm, q_norm)
+    query_R = weights.project(rows, "q_proj")
+    eps = config.rms_norm_eps
+    query_RAD = rotate_and_write(query_R, norms, eps, forward, source, config.num_heads, writes_kv=False)
+    window = config.window(layer)
+    attended_RAD = attention(query_RAD, source, forward.kv, forward.metadata, window, invariant=weights.batch_invariant)
     return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from specsim.reference.oracle_frozen_kv import frozen_kv_row
 from specsim.reference.oracle_forward import draft_forward, target_forward
+from specsim.reference.oracle_frozen_kv import frozen_kv_row
 from specsim.reference.oracle_request import Request
 
 Row = tuple[int, torch.Tensor]  # a drafted token, and the hidden state of the row that proposed it

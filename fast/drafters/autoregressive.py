@@ -56,6 +56,21 @@ class Last(NamedTuple):
     bonus_tokens: torch.Tensor  # [B]
 
 
+def take_last(rows_RX: torch.Tensor, last: Last, out: torch.Tensor, out_tokens: torch.Tensor) -> None:
+    """Copy each request's last row to `out` [B, X], and its bonus token."""
+    size = out.shape[1]
+    _last_rows_kernel[(len(out),)](
+        hidden_ptr=rows_RX,
+        row_starts_ptr=last.row_starts,
+        counts_ptr=last.counts,
+        bonus_tokens_ptr=last.bonus_tokens,
+        out_ptr=out,
+        out_tokens_ptr=out_tokens,
+        SIZE=size,
+        BLOCK=next_power_of_2(size),
+    )
+
+
 class AutoregressiveDrafter:
     """A step drafter with a head, for a target of `vocab_size` tokens."""
 
@@ -139,18 +154,12 @@ class AutoregressiveDrafter:
     def _first_drafts(
         self, batch: Batch, hidden_RH: torch.Tensor, last: Last, root: Root, out: AutoregressiveInput
     ) -> AutoregressiveInput:
-        hidden_BH = out.hidden
-        _last_rows_kernel[(len(hidden_BH),)](
-            hidden_ptr=hidden_RH,
-            row_starts_ptr=last.row_starts,
-            counts_ptr=last.counts,
-            bonus_tokens_ptr=last.bonus_tokens,
-            out_ptr=hidden_BH,
-            out_tokens_ptr=out.bonus_tokens,
-            SIZE=self.hidden_size,
-            BLOCK=next_power_of_2(self.hidden_size),
-        )
-        logits_BV = self._head.logits(hidden_BH)
+        take_last(hidden_RH, last, out.hidden, out.bonus_tokens)
+        return self._draft_first(batch, root, out)
+
+    def _draft_first(self, batch: Batch, root: Root, out: AutoregressiveInput) -> AutoregressiveInput:
+        """Draft the root's children from out.hidden."""
+        logits_BV = self._head.logits(out.hidden)
         best = out.topk_scores, out.topk_index
         draft_topk(logits_BV, self._config.topk, self._head.d2t, score=self._config.score, out=best)
         self._draw(batch, logits_BV, root, best, out.draft_prob)

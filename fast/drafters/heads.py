@@ -12,6 +12,7 @@ from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.drafters.eagle import EagleHead
 from specsim.fast.drafters.eagle3 import Eagle3Head
+from specsim.fast.drafters.frozen_kv import FrozenKVDrafter, FrozenKVHead
 from specsim.fast.drafters.host import HostDrafter
 from specsim.fast.drafters.lookup_chain import LookupChainDrafter
 from specsim.fast.drafters.ngram import Ngram
@@ -19,6 +20,8 @@ from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.standalone import StandaloneHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafters.suffix import Suffix
+
+
 
 
 
@@ -46,10 +49,7 @@ def make(
     if isinstance(drafter, DrafterCheckpoint):
         make_head = HEADS[drafter.config.kind]
         head = make_head(drafter.config, drafter.tensors, target, dtype, device, batch_invariant=batch_invariant)
-        return AutoregressiveDrafter(head, config, dtype, device, vocab_size)
-    check_token_drafter(drafter, config)
-    if isinstance(drafter, NgramConfig) and config.topk == 1:
-        return LookupChainDrafter(drafter, config, device)
+
     if isinstance(drafter, NgramConfig | SuffixConfig):
         return HostDrafter(TOKEN_DRAFTERS[drafter.kind](drafter), config, vocab_size, device)
     return HostDrafter(drafter, config, vocab_size, device)

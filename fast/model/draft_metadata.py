@@ -16,14 +16,14 @@ from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 
 @triton.jit
 @no_type_check
-def _store_starts(row_starts_ptr, offs, rows_per_request, mask):
+def store_starts(row_starts_ptr, offs, rows_per_request, mask):
     """Store row_starts of requests that all have the same number of rows."""
     tl.store(row_starts_ptr + offs // rows_per_request, offs, mask=mask & (offs % rows_per_request == 0))
     end = offs + 1
     tl.store(row_starts_ptr + end // rows_per_request, end, mask=mask & (end % rows_per_request == 0))
 
 
-def _equal_rows(batch: Batch, slots: torch.Tensor, rows: int, extras: int, pools: KVPool) -> AttentionMetadata:
+def equal_rows(batch: Batch, slots: torch.Tensor, rows: int, extras: int, pools: KVPool) -> AttentionMetadata:
     """Allocate metadata of requests that all have the same number of rows."""
     total = batch.size * rows
     device = batch.seq_lens.device
@@ -82,7 +82,7 @@ def _tree_kernel(
         tl.store(metadata_ptrs.extra_slots + offs, slot.to(tl.int32), mask=mask)
         tl.store(metadata_ptrs.extra_positions + offs, position.to(tl.int32), mask=mask)
         tl.store(metadata_ptrs.num_extras + request, tl.where(real, num_nodes, 0), mask=mask & (node == 0))
-        _store_starts(metadata_ptrs.row_starts, offs, num_nodes, mask)
+        store_starts(metadata_ptrs.row_starts, offs, num_nodes, mask)
     word = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     bit = tl.arange(0, WORD)[None, None, :]
     other = word[None, :, None] * WORD + bit  # [1, BLOCK_W, WORD]
@@ -98,7 +98,7 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
     """Make the metadata of verify, in which a node sees the prefix and the nodes in its mask row."""
     num_nodes = verify_input.draft_tokens.shape[1]
     slots = verify_input.cache_locations
-    metadata = _equal_rows(batch, slots, num_nodes, num_nodes, pools)
+    metadata = equal_rows(batch, slots, num_nodes, num_nodes, pools)
     block_w = block_of(metadata.visible.shape[1], 1, WORD.value)
     block_r = block_of(len(slots), 16, WORD.value * block_w)
     _tree_kernel[ceil_div(len(slots), block_r), ceil_div(metadata.visible.shape[1], block_w)](
@@ -171,7 +171,7 @@ def _lane_kernel(
         tl.store(metadata_ptrs.key_lens + request, prefix_len, mask=mask & (lane == 0))
         own_extras = tl.where(row >= 0, num_extras, 0).to(tl.int32)
         tl.store(metadata_ptrs.num_extras + request, own_extras, mask=mask & (lane == 0))
-        _store_starts(metadata_ptrs.row_starts, offs, num_lanes, mask)
+        store_starts(metadata_ptrs.row_starts, offs, num_lanes, mask)
     # Extra keys: every lane's copy of the tail, lane after lane, then every step's tokens, step after step.
     most = num_lanes * (page_size - 1 + num_steps)
     word = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
@@ -210,7 +210,7 @@ def lane_metadata(batch: Batch, lanes: Lanes, config: SpecConfig, pools: KVPool,
     total = batch.size * config.topk
     extras = config.topk * (page_size - 1 + config.num_steps)
     slots = torch.empty(total, dtype=torch.int64, device=batch.seq_lens.device)
-    metadata = _equal_rows(batch, slots, config.topk, extras, pools)
+    metadata = equal_rows(batch, slots, config.topk, extras, pools)
     block_w = block_of(metadata.visible.shape[1], 1, WORD.value)
     block_r = block_of(total, 16, WORD.value * block_w)
     _lane_kernel[ceil_div(total, block_r), ceil_div(metadata.visible.shape[1], block_w)](

@@ -209,15 +209,17 @@ def rotate_and_write(
     forward: Forward,
     layer: int,
     num_heads: int,
+    writes_kv: bool = True,
 ) -> torch.Tensor:
     """Normalise each head where there are norms, rotate queries and keys, and write KV, in one launch.
 
-    [R, queries, keys, values] becomes query [R, A, D]. Rotary pairs are (i, i + D/2).
+    [R, queries, keys, values], without writes_kv [R, queries], becomes query [R, A, D]. Rotary pairs are (i, i + D/2).
     """
     require_contiguous(qkv_R=qkv_R)
     kv = forward.layer_kv(layer)
     num_rows = len(qkv_R)
     kv_heads, head_dim = kv.keys_ptr.shape[1:]
+    kv_heads = kv_heads if writes_kv else 0
     query_RAD = qkv_R.new_empty(num_rows, num_heads, head_dim)
     pairs = num_rows * (num_heads + 2 * kv_heads)
     block = block_of(pairs, 16, head_dim)

@@ -45,11 +45,9 @@ def source_layers(config: DrafterConfig, target: ModelConfig) -> tuple[int, ...]
     sources = []
     for layer in range(config.model.num_layers):
         is_sliding = config.model.window(layer) is not None
-        kind = "sliding" if is_sliding else "full"
         same = [index for index in range(target.num_layers) if (target.window(index) is not None) == is_sliding]
-        require(
-            bool(same), f"attention of layer {layer} of the drafter", kind, f"a kind that its target has, not {kind}"
-        )
+        name = f"attention of the drafter's layer {layer}"
+        require(bool(same), name, "sliding" if is_sliding else "full", "of a kind that its target has")
         sources.append(same[-1])
     return tuple(sources)
 

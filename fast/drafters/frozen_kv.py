@@ -1,0 +1,141 @@
+"""Multi-token prediction on frozen KV (Gemma 4's assistants): layers with queries only, over the target's keys."""
+
+from collections.abc import Mapping
+
+import torch
+
+from specsim.core.drafter import DrafterConfig, source_layers
+from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, PrefillInput
+from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.target import Target
+from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, Last, take_last
+from specsim.fast.lanes import Lanes
+from specsim.fast.layers import Weights, gated_mlp_onto, query_attention_onto
+from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.model.prefix_metadata import prefix_metadata
+from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
+from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.vocabulary.draft_distribution import Root
+
+
+class FrozenKVHead:
+    """A decoder of queries only, with embedding and hidden state in one buffer for the first projection."""
+
+    d2t: torch.Tensor | None = None
+    kv_layout = None
+    lead: int = 0
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        tensors: Mapping[str, torch.Tensor],
+        target: Target,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch_invariant: bool = False,
+    ) -> None:
+        self._model = config.model
+        self._embedding = target.embedding
+        self._sources = source_layers(config, target.config)
+        moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+        self._weights = Weights(moved, batch_invariant=batch_invariant)
+        self._inverse_D = inverse_frequencies(config.model).to(device)
+        self.position = config.position
+        self.feature_layers = config.feature_layers
+        self.hidden_size = config.model.hidden_size
+        self.draft_vocab_size = config.draft_vocab_size
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """Return the features unchanged: the first row reads the target's own hidden state."""
+        return features_RF
+
+    def hand_on(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Make the hidden states that the next rows read, of the target's width."""
+        return self._weights.project(Rows(hidden_RH), "post_projection")
+
+    def forward(
+        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
+    ) -> torch.Tensor:
+        """Run rows over the target's KV: what the head reads, [R, H]."""
+        num_rows, width = hidden_RH.shape
+        both = hidden_RH.new_empty(num_rows, 2 * width)
+        embed(input_ids_R, self._embedding, out=both[:, :width])
+        both[:, width:].copy_(hidden_RH)
+        forward = Forward(rotations(metadata.positions, self._inverse_D, hidden_RH.dtype), metadata, kv)
+        hidden = Rows(self._weights.project(Rows(both), "pre_projection"), self._input_norm(0))
+        for layer, source in enumerate(self._sources):
+            weights = self._weights.under(f"layers.{layer}")
+            hidden = query_attention_onto(
+                hidden.values,
+                hidden,
+                weights.under("self_attn"),
+                self._model,
+                layer,
+                source,
+                forward,
+                self._norm(f"layers.{layer}.post_attention_layernorm"),
+            )
+            hidden = gated_mlp_onto(hidden, weights.under("mlp"), self._input_norm(layer + 1))
+        return hidden.applied()
+
+    def _norm(self, name: str) -> Norm:
+        return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
+
+    def _input_norm(self, layer: int) -> Norm:
+        """Return the first norm of a layer, or the final norm after the last layer."""
+        return self._norm(f"layers.{layer}.input_layernorm" if layer < self._model.num_layers else "norm")
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._weights.project(Rows(hidden_RH), "lm_head")
+
+
+class FrozenKVDrafter(AutoregressiveDrafter):
+    """Lanes of a head that keeps no KV: one row a request makes the first drafts, and no row rewrites anything."""
+
+    _head: FrozenKVHead
+
+    def seed(
+        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
+    ) -> AutoregressiveInput:
+        """Draft the first round's root children from the target's last hidden state."""
+        last = Last(prefill.row_starts, prefill.row_starts.diff(), next_tokens)
+        return self._first(batch, features_RF, last, Root(batch.seq_lens), self._empty(batch.size), pools)
+
+    def extend(
+        self,
+        batch: Batch,
+        draft_extend_input: DraftExtendInput,
+        pools: KVPool,
+        *,
+        out: AutoregressiveInput | None = None,
+    ) -> AutoregressiveInput:
+        """Draft the next round's root children from the hidden state of the last accepted node."""
+        out = self._empty(batch.size) if out is None else out
+        extend = draft_extend_input
+        last = Last(extend.row_starts, extend.num_accepted_tokens, extend.bonus_tokens)
+        return self._first(batch, extend.hidden, last, Root(extend.seq_lens, extend.num_accepted_tokens), out, pools)
+
+    def _first(
+        self,
+        batch: Batch,
+        features_RF: torch.Tensor,
+        last: Last,
+        root: Root,
+        out: AutoregressiveInput,
+        pools: KVPool,
+    ) -> AutoregressiveInput:
+        features_BF = features_RF.new_empty(batch.size, features_RF.shape[1])
+        take_last(features_RF, last, features_BF, out.bonus_tokens)
+        metadata = prefix_metadata(batch, root, 1, self._head.position, pools)
+        ids_B = torch.empty_like(batch.seq_lens).copy_(out.bonus_tokens)
+        out.hidden.copy_(self._head.forward(ids_B, self._head.fuse(features_BF), metadata, pools.target))
+        return self._draft_first(batch, root, out)
+
+    def _copy_tails(self, batch: Batch, pools: KVPool) -> None:
+        """Copy nothing, as lanes keep no KV."""
+
+    def _run(self, batch: Batch, lanes: Lanes, pools: KVPool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the lanes' tokens, none of which is dropped, as they stand at the root."""
+        metadata = prefix_metadata(batch, Root(batch.seq_lens), self._config.topk, self._head.position, pools)
+        handed_RH = self._head.hand_on(lanes.hidden.flatten(0, 1))
+        return self._head.forward(lanes.tokens.view(-1), handed_RH, metadata, pools.target), None
