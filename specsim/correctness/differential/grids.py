@@ -71,8 +71,24 @@ VERIFIERS = (
     dict(topk=2, num_steps=2, page_size=4, sampling="warm", verifier="multi_round", graph="step", kind="eagle3"),
     dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, sampling="warm", verifier="typical"),
 )
+# Drafters that keep other KV than EAGLE heads: a language model of its own, and one on the target's KV.
+OWN_KV = (
+    dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
+    dict(topk=1, num_steps=3, batch=3, sampling="warm", verifier="rejection", family="mistral")
+    | dict(graph="round", idle=True),
+    dict(QUICK[0], page_size=16, family="qwen3", extend="ragged", release="round", graph="phase", chunks=2),
+    dict(topk=4, num_steps=5, num_draft_tokens="most", page_size=4, batch=3, family="mistral", draft_kv="ancestor")
+    | dict(score="logprob", max_len="near", mode="free"),
+    dict(topk=2, num_steps=3, page_size=4, batch=3, sampling="mixed", verifier="multi_round", family="noisy")
+    | dict(graph="step", max_len="near"),
+    dict(topk=1, num_steps=5, page_size=4, sampling="warm", verifier="block", release="round")
+    | dict(graph="step", mode="free"),
+    dict(topk=1, num_steps=2, page_size=16, sampling="filtered", verifier="gumbel", family="qwen3", graph="round"),
+    dict(topk=4, num_steps=3, num_draft_tokens=16, page_size=16, batch=3, sampling="warm", threshold_acc=0.1)
+    | dict(family="noisy", graph="round", bucket=4, max_len="near"),
+)
 DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
-# Beyond the pairs: equal logits, deep accepted paths, plain decoding, mixed parameters, EAGLE-3.1.
+# Beyond the pairs: equal logits, deep accepted paths, plain decoding, mixed parameters, other drafters than EAGLE's.
 SPECIAL = (
     *(dict(QUICK[7], kind=kind, graph=graph) for kind in ("eagle", "eagle3") for graph in ("eager", "phase")),
     *(
@@ -89,6 +105,8 @@ SPECIAL = (
     QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
     QUICK[1] | {"kind": "eagle3.1", "family": "noisy", "extend": "ragged"},
     dict(QUICK[0], kind="eagle3.1", family="qwen3", topk=1, num_steps=3, graph="step"),
+    *(each | {"kind": kind} for kind in ("standalone", "frozen-kv") for each in OWN_KV),
+    *(each | {"kind": kind} for kind in ("standalone.shifted", "frozen-kv.next") for each in OWN_KV[1:4]),
 )
 SHIPPED = (
     dict(QUICK[0], family="shipped", kind="eagle3", graph="round", mode="free", batch=1),
@@ -97,7 +115,7 @@ SHIPPED = (
 
 
 def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
-    """Make the cells of a grid by its name; in bfloat16 with pairs whose margins its arithmetic keeps."""
+    """Make the cells of a grid by its name; in bfloat16 with EAGLE pairs whose margins its arithmetic keeps."""
     if name not in GRIDS:
         raise InputError("grid", name, " or ".join(GRIDS))
     if name == "quick":
@@ -110,6 +128,7 @@ def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
         crossed = _crossed(settings) if name == "full" else []
         settings = [*crossed, *settings, *SPECIAL, *SHIPPED]
     if dtype == "bfloat16":
+        settings = [each for each in settings if each.get("kind", "eagle").startswith("eagle")]
         settings = [each | {"family": _wide(each.get("family", DEFAULTS["family"]))} for each in settings]
     return tuple({cell.id: cell for cell in map(cell_of, settings)}.values())
 

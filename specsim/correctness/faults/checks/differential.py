@@ -66,7 +66,7 @@ class Watched:
         config = self._engine.config
         lead = self._engine.drafter.lead
         pools = self._implementations.map(lambda each: each.pools)
-        if config.release == "round":
+        if config.release == "round" or pools.reference.draft is None:
             return
         for request, (row, length) in enumerate(batch.rows_and_lens):
             slots = pools.reference.slots(row, tail_columns(length + lead, config)[1:].flatten())
@@ -79,7 +79,7 @@ class Watched:
         made = [each.logits for each in forwards if each.logits is not None]
         live = torch.ones(min(map(len, made), default=0), dtype=torch.bool)
         if is_draft:
-            live = forwards.reference.slots >= 0
+            live = (forwards.reference.slots >= 0) | (self._engine.drafter.kv_layout is None)
             for name in ("slots", "positions"):
                 pair = (getattr(each, name)[rows] for each in (forwards.reference, forwards.fast))
                 self._same(f"draft {name}", place, *pair)

@@ -1,0 +1,135 @@
+"""Faults of drafters that keep other KV than EAGLE heads: language models of their own, and drafters on frozen KV."""
+
+from specsim.correctness.faults.fault import Fault, Trial
+from specsim.correctness.faults.injection import Edit
+
+TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=1, family="noisy")
+SAMPLED = dict(topk=1, num_steps=2, page_size=1, batch=1, rounds=1, sampling="warm", verifier="rejection")
+FROZEN = "specsim.fast.drafters.frozen_kv"
+DRAFTER = "specsim.fast.drafters.autoregressive"
+DISTRIBUTION = "specsim.fast.vocabulary.draft_distribution"
+
+FAULTS = (
+    Fault(
+        name="frozen-kv-of-another-layer",
+        source="vllm-project/vllm-ascend#16980",
+        operation="attention",
+        cause="a drafter on the target's KV reads the KV group of another layer",
+        symptom="tokens stay right, and almost no draft is accepted",
+        fields=("draft logits",),
+        edits=(
+            Edit(
+                FROZEN,
+                "self._sources = source_layers(config, target.config)",
+                "self._sources = (0,) * len(source_layers(config, target.config))",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(kind="frozen-kv", rounds=1)),
+    ),
+    Fault(
+        name="frozen-kv-refused-key",
+        source="huggingface/transformers, which keeps one key more than the committed ones for such a drafter",
+        operation="attention",
+        cause="the prefix of a drafter on the target's KV is counted with the root, whose KV is not there yet",
+        symptom="after a rejection, drafts attend to the key of the refused draft",
+        fields=("hidden", "draft logits"),
+        edits=(
+            Edit(
+                "specsim.fast.model.prefix_metadata",
+                "tl.store(metadata_ptrs.key_lens + request, length.to(tl.int32), mask=first)",
+                "tl.store(metadata_ptrs.key_lens + request, (length + (length > 0)).to(tl.int32), mask=first)",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(kind="frozen-kv", rounds=2)),
+    ),
+    Fault(
+        name="frozen-position-advances",
+        source="inferred: draft steps of a constant position, run by the loop of drafters that advance theirs",
+        operation="drafting",
+        cause="the position of a drafter on the target's KV is raised after each step",
+        symptom="tokens stay right; every draft after the second is rotated too far and fewer are accepted",
+        fields=("draft positions",),
+        edits=(
+            Edit(
+                FROZEN,
+                "handed_RH = self._head.hand_on(lanes.hidden.flatten(0, 1))",
+                "metadata.positions.add_(lanes.step[0])\n"
+                "        handed_RH = self._head.hand_on(lanes.hidden.flatten(0, 1))",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(kind="frozen-kv", rounds=1)),
+    ),
+    Fault(
+        name="draft-model-lead-forgotten",
+        source="inferred: a draft model of its own in the draft loop of EAGLE heads",
+        operation="kv",
+        cause="the lanes of a draft model begin at the root's column, as EAGLE's do",
+        symptom="the first draft overwrites the KV of the root, and every draft is rotated one place too short",
+        fields=("draft slots", "draft positions"),
+        edits=(
+            Edit(
+                DRAFTER,
+                "metadata = lane_metadata(batch, lanes, self._config, pools, self.lead)",
+                "metadata = lane_metadata(batch, lanes, self._config, pools)",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(kind="standalone", rounds=1)),
+    ),
+    Fault(
+        name="draft-model-stale-key",
+        source="inferred: a draft model's cache that is cropped to the accepted tokens, one column too late",
+        operation="kv",
+        cause="after a rejection, the draft model's KV of the refused draft stays in the column of the new root",
+        symptom="tokens stay right; from the next round on, drafts attend to a token that is not in the text",
+        fields=("draft keys", "draft values"),
+        edits=(
+            Edit(
+                DRAFTER,
+                "hidden_RH = self._head.forward(extend.input_ids, fused_RH, metadata, draft_kv(pools))",
+                "kv = draft_kv(pools)\n"
+                "        last = extend.row_starts[:-1] + extend.num_accepted_drafts\n"
+                "        stale = extend.cache_locations[last].clamp(min=0)\n"
+                "        keys = kv.keys[:, stale].clone()\n"
+                "        values = kv.values[:, stale].clone()\n"
+                "        hidden_RH = self._head.forward(extend.input_ids, fused_RH, metadata, kv)\n"
+                "        kv.keys[:, stale] = keys\n"
+                "        kv.values[:, stale] = values",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(kind="standalone", rounds=1)),
+    ),
+    Fault(
+        name="draft-prob-in-another-dtype",
+        source="deepseek-ai/DeepSpec#31",
+        operation="drafting",
+        cause="drafts are drawn from a distribution in float32, and verified with one rounded to bfloat16",
+        symptom="the output's distribution differs slightly from the target's",
+        fields=("draft_input.draft_prob",),
+        edits=(
+            Edit(
+                DISTRIBUTION,
+                "prob = tl.where(known, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)",
+                "prob = tl.where(known, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)\n"
+                "    prob = prob.to(tl.bfloat16).to(tl.float32)",
+            ),
+        ),
+        trial=Trial("differential", SAMPLED | dict(kind="standalone")),
+    ),
+    Fault(
+        name="draft-and-accept-share-noise",
+        source="vllm-project/vllm#54282",
+        operation="drafting",
+        cause="drafts are drawn with the uniforms that decide whether they are accepted",
+        symptom="a draft's probability and its chance of acceptance depend on each other, so the output is biased",
+        fields=("draft_input.topk_index", "candidates.tokens"),
+        edits=(
+            Edit(
+                DISTRIBUTION,
+                "from specsim.fast.runtime.uniforms import DRAFT, gumbel, named_uniform",
+                "from specsim.fast.runtime.uniforms import ACCEPT as DRAFT\n"
+                "from specsim.fast.runtime.uniforms import gumbel, named_uniform",
+            ),
+        ),
+        trial=Trial("differential", SAMPLED | dict(kind="standalone")),
+    ),
+)
