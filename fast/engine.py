@@ -10,6 +10,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
+from specsim.core.feature_ring import FeatureRing
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check
 from specsim.core.pair import Pair, runs_on_host
 from specsim.core.phases import (
@@ -112,7 +113,15 @@ class Engine:
         draft = None if layout is None else KVBuffer(layout, num_slots, self.dtype, self.device)
         target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype, self.device)
         width = self.config.reserved_columns(self.config.length_limit)
-        return KVPool(target, draft, self.config.page_size, num_requests, width)
+        recent = FeatureRing.make(
+            num_requests,
+            self.drafter.lookahead,
+            self.config.num_steps,
+            self._num_features,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        return KVPool(target, draft, self.config.page_size, num_requests, width, recent)
 
     @torch.inference_mode()
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
@@ -255,13 +264,18 @@ class Engine:
         frame.inlet.load(batch, draft_input)
         return frame
 
+    @property
+    def _num_features(self) -> int:
+        """Width of the target's features."""
+        return self.target.config.hidden_size * max(1, len(self._drafter.feature_layers))
+
     def _shape(self, bucket: int) -> RoundShape:
         target = self.target.config
         return RoundShape(
             bucket,
             self.config,
             vocab_size=target.vocab_size,
-            num_features=target.hidden_size * max(1, len(self._drafter.feature_layers)),
+            num_features=self._num_features,
             dtype=self.dtype,
             has_grammars=bool(self.grammars),
         )

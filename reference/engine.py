@@ -6,6 +6,7 @@ from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.engine_options import EngineOptions
+from specsim.core.feature_ring import FeatureRing
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check, stacked
 from specsim.core.pair import Pair
 from specsim.core.phases import (
@@ -67,7 +68,9 @@ class Engine:
         draft = self.drafter.kv_layout and KVBuffer(self.drafter.kv_layout, num_slots, self.dtype)
         target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype)
         width = self.config.reserved_columns(self.config.length_limit)
-        return KVPool(target, draft, self.config.page_size, num_requests, width)
+        num_features = self.target.config.hidden_size * max(1, len(self.drafter.feature_layers))
+        recent = FeatureRing.make(num_requests, self.drafter.lookahead, self.config.num_steps, num_features, self.dtype)
+        return KVPool(target, draft, self.config.page_size, num_requests, width, recent)
 
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt, which batch.seq_lens counts.

@@ -5,7 +5,14 @@ import torch
 from specsim.core.columns import tail_columns
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict
-from specsim.core.pool import KVPool
+from specsim.core.pool import KVBuffer, KVPool
+
+
+def draft_kv(pools: KVPool) -> KVBuffer:
+    """Return the drafter's KV, or raise ValueError where the pools have none."""
+    if pools.draft is None:
+        raise ValueError("the pools have no KV buffer for the drafter: make them with this engine's make_pools")
+    return pools.draft
 
 
 def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, lead: int = 0) -> None:

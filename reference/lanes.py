@@ -26,10 +26,13 @@ def lane_ids(batch_size: int, k: int) -> torch.Tensor:
 
 def start_lanes(draft_input: AutoregressiveInput, config: SpecConfig) -> Lanes:
     """Begin with the root's children as lanes, each with the root's hidden state."""
-    tokens_BK = draft_input.topk_index
+    return lanes_of(draft_input.topk_index, draft_input.topk_scores, draft_input.hidden, config)
+
+
+def lanes_of(tokens_BK: torch.Tensor, scores_BK: torch.Tensor, hidden_BH: torch.Tensor, config: SpecConfig) -> Lanes:
+    """Begin lanes with these children of the root."""
     batch_size, k = tokens_BK.shape
-    scores_BK = draft_input.topk_scores
-    hidden_BKH = draft_input.hidden[:, None].expand(-1, k, -1)
+    hidden_BKH = hidden_BH[:, None].expand(-1, k, -1)
     parent_list = torch.arange(-1, k if config.num_steps > 1 else 0).repeat(batch_size, 1)
     candidates = Candidates(tokens_BK, scores_BK, parent_list)
     return Lanes(tokens_BK, scores_BK, lane_ids(batch_size, k), hidden_BKH, candidates)

@@ -15,8 +15,9 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.reference.oracle_distributions import inverse_cdf, logprob, next_distribution, ranked
-from specsim.reference.oracle_draft import Node, Path, grow, select
+from specsim.reference.oracle_draft import Node, Path, draft, look_up, select
 from specsim.reference.oracle_forward import in_dtype
+from specsim.reference.oracle_mtp import mtp_draft
 from specsim.reference.oracle_request import Draws, Request, next_logits
 from specsim.reference.oracle_verify import Drafts, accepted
 
@@ -83,6 +84,16 @@ def generate(
         logprobs += rounds[-1].logprobs
     token_ids = tuple(tokens[prompt_len:])
     return OracleResult(token_ids, tuple(logprobs[: len(token_ids)]), finish_reason, tuple(rounds))
+
+
+def grow(request: Request, tokens: list[int], root: Node) -> list[Node]:
+    """Grow all candidates below the root, none without a drafter."""
+    drafter = request.drafter
+    if drafter is None:
+        return []
+    if not hasattr(drafter, "tensors"):
+        return look_up(request, tokens, root)
+    return mtp_draft(request, tokens, root) if drafter.config.num_modules > 1 else draft(request, tokens, root)
 
 
 def append(tokens: list[int], accepted: Sequence[int], request: Request) -> Literal["stop", "length"] | None:

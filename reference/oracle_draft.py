@@ -42,13 +42,6 @@ class Node:
         return self.draft_prob_V
 
 
-def grow(request: Request, tokens: list[int], root: Node) -> list[Node]:
-    """Grow all candidates below the root, none without a drafter."""
-    if request.drafter is None:
-        return []
-    return draft(request, tokens, root) if hasattr(request.drafter, "tensors") else look_up(request, tokens, root)
-
-
 def look_up(request: Request, tokens: list[int], root: Node) -> list[Node]:
     """Make the candidates of a token drafter, from the tokens alone.
 

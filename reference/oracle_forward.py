@@ -53,17 +53,36 @@ def draft_forward(
     """
     config = pair.drafter.config
     tensors = pair.drafter.tensors
-    if config.kind not in ("eagle", "eagle3"):
-        raise InputError("kind", config.kind, "eagle or eagle3")
+    if config.kind not in ("eagle", "eagle3", "mtp"):
+        raise InputError("kind", config.kind, "eagle, eagle3 or mtp")
     embedding = tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])[token_ids]
     fused_MH = _fused(config, tensors, features_MF) if config.kind == "eagle3" else features_MF
     hidden_RH = torch.cat([fused_MH, *(hidden[None] for hidden in hiddens)])
+    if config.kind == "mtp":  # its only module
+        hidden = mtp_forward(pair, 0, token_ids, hidden_RH)[-1]
+        return hidden, pair.target.tensors["lm_head.weight"] @ hidden
     if config.kind == "eagle":
         hidden = _eagle(config.model, tensors, embedding, hidden_RH)[-1]
         return hidden, pair.target.tensors["lm_head.weight"] @ hidden
     hidden = _eagle3(config, tensors, embedding, hidden_RH)[-1]
     normed = _norm(config.model, tensors, "norm", hidden)
     return normed if config.norm_output else hidden, tensors["lm_head.weight"] @ normed
+
+
+def mtp_forward(pair: Any, module: int, token_ids: list[int], hidden_RH: torch.Tensor) -> torch.Tensor:
+    """Run a module of multi-token prediction over rows (token, hidden): hidden states after its norm, [R, H].
+
+    DeepSeek-V3, arXiv 2412.19437, section 2.2, with a Llama layer.
+    """
+    config = pair.drafter.config.model
+    tensors = pair.drafter.tensors
+    name = f"modules.{module}"
+    embedding_RH = _norm(config, tensors, f"{name}.enorm", pair.target.tensors["model.embed_tokens.weight"][token_ids])
+    both = torch.cat([embedding_RH, _norm(config, tensors, f"{name}.hnorm", hidden_RH)], dim=-1)
+    hidden_RH = _linear(tensors, f"{name}.eh_proj", both)
+    normed_RH = _norm(config, tensors, f"{name}.input_layernorm", hidden_RH)
+    hidden_RH = _layer(config, tensors, name, hidden_RH, normed_RH, config.window(module))
+    return _norm(config, tensors, f"{name}.norm", hidden_RH)
 
 
 def _fused(config: Any, tensors: Tensors, features_MF: torch.Tensor) -> torch.Tensor:
@@ -123,8 +142,8 @@ def _rotate(config: Any, x_ARD: torch.Tensor, first: int = 0) -> torch.Tensor:
     """Apply rotary embedding to pairs (i, i + D/2), from position `first` on, with angles in float32."""
     angle = torch.arange(first, first + x_ARD.shape[1], dtype=torch.float32)[:, None] * _frequencies(config)
     cos, sin = (torch.cat([x, x], dim=-1).to(x_ARD.dtype) for x in (angle.cos(), angle.sin()))
-    first, second = x_ARD.chunk(2, dim=-1)
-    return x_ARD * cos + torch.cat([-second, first], dim=-1) * sin
+    low, high = x_ARD.chunk(2, dim=-1)
+    return x_ARD * cos + torch.cat([-high, low], dim=-1) * sin
 
 
 def _frequencies(config: Any) -> torch.Tensor:

@@ -86,6 +86,7 @@ class AutoregressiveDrafter:
         self.kv_layout: KVLayout | None = head.kv_layout
         self.feature_layers = head.feature_layers
         self.lead = head.lead
+        self.lookahead = 0
         self.runs_on_host = False
         self.hidden_size = head.hidden_size
         self._vocab_size = vocab_size

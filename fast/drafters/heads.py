@@ -15,17 +15,21 @@ from specsim.fast.drafters.eagle3 import Eagle3Head
 from specsim.fast.drafters.frozen_kv import FrozenKVDrafter, FrozenKVHead
 from specsim.fast.drafters.host import HostDrafter
 from specsim.fast.drafters.lookup_chain import LookupChainDrafter
+from specsim.fast.drafters.mtp import MtpDrafter
+from specsim.fast.drafters.mtp_module import MtpModule
 from specsim.fast.drafters.ngram import Ngram
 from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.standalone import StandaloneHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafters.suffix import Suffix
 
-
-
-
-
-HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head, "standalone": StandaloneHead}
+HEADS: dict[str, Any] = {
+    "eagle": EagleHead,
+    "eagle3": Eagle3Head,
+    "frozen-kv": FrozenKVHead,
+    "mtp": MtpModule,
+    "standalone": StandaloneHead,
+}
 TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
 
 
@@ -47,9 +51,15 @@ def make(
         raise InputError("num_steps", config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
     vocab_size = target.config.vocab_size
     if isinstance(drafter, DrafterCheckpoint):
+        if drafter.config.kind == "mtp" and drafter.config.num_modules > 1:
+            return MtpDrafter(drafter.config, drafter.tensors, target, dtype, device, config, batch_invariant)
         make_head = HEADS[drafter.config.kind]
         head = make_head(drafter.config, drafter.tensors, target, dtype, device, batch_invariant=batch_invariant)
-
+        make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter
+        return make_drafter(head, config, dtype, device, vocab_size)
+    check_token_drafter(drafter, config)
+    if isinstance(drafter, NgramConfig) and config.topk == 1:
+        return LookupChainDrafter(drafter, config, device)
     if isinstance(drafter, NgramConfig | SuffixConfig):
         return HostDrafter(TOKEN_DRAFTERS[drafter.kind](drafter), config, vocab_size, device)
     return HostDrafter(drafter, config, vocab_size, device)

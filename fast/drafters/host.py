@@ -22,6 +22,7 @@ class HostDrafter:
     kv_layout: KVLayout | None = None
     feature_layers: tuple[int, ...] = ()
     lead: int = 0
+    lookahead: int = 0
     runs_on_host: bool = True
 
     def __init__(self, drafter: TokenDrafter, config: SpecConfig, vocab_size: int, device: torch.device) -> None:

@@ -18,6 +18,7 @@ class LookupChainDrafter:
     kv_layout: KVLayout | None = None
     feature_layers: tuple[int, ...] = ()
     lead: int = 0
+    lookahead: int = 0
     runs_on_host: bool = False
 
     def __init__(self, ngram: NgramConfig, config: SpecConfig, device: torch.device) -> None:

@@ -15,6 +15,7 @@ class NoDrafter:
     kv_layout: KVLayout | None = None
     feature_layers: tuple[int, ...] = ()
     lead: int = 0
+    lookahead: int = 0
     runs_on_host: bool = False
 
     def __init__(self, device: torch.device) -> None:

@@ -100,7 +100,7 @@ def _causal_kernel(
     tl.store(metadata_ptrs.prefix_lens + offs, tl.where(live, column + 1, 0).to(tl.int32), mask=mask)
 
 
-def _causal_metadata(
+def causal_metadata(
     rows_B: torch.Tensor,
     start_lens_B: torch.Tensor,
     row_starts: torch.Tensor,
@@ -152,7 +152,7 @@ def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> Atte
     """
     slots = pools.slots(batch.req_pool_indices[prefill.requests], prefill.columns)
     max_rows = max(prefill.row_starts.diff().tolist(), default=0)
-    return _causal_metadata(
+    return causal_metadata(
         batch.req_pool_indices, prefill.start_lens, prefill.row_starts, max_rows, False, slots, pools
     )
 
@@ -167,6 +167,6 @@ def extend_metadata(
     extend = draft_extend_input
     start_lens = extend.seq_lens + lead if lead else extend.seq_lens
     max_rows = len(extend.input_ids) // max(batch.size, 1)
-    return _causal_metadata(
+    return causal_metadata(
         extend.req_pool_indices, start_lens, extend.row_starts, max_rows, True, extend.cache_locations, pools
     )

@@ -9,14 +9,13 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Head
 from specsim.core.errors import require
-from specsim.core.kv_buffer import KVBuffer
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import extend_metadata, lane_metadata, prefill_metadata
 from specsim.reference.drafting import draft_distribution, draft_topk, expand, sampled
 from specsim.reference.extend import draft_rows
-from specsim.reference.kv import duplicate_tails
+from specsim.reference.kv import draft_kv, duplicate_tails
 from specsim.reference.lanes import Lanes, start_lanes
 
 
@@ -41,6 +40,7 @@ class AutoregressiveDrafter:
         self.kv_layout = head.kv_layout
         self.feature_layers = head.feature_layers
         self.lead = head.lead
+        self.lookahead = 0
         self.runs_on_host = False
 
     def seed(
@@ -49,14 +49,14 @@ class AutoregressiveDrafter:
         """Run the head over a prefill, and draft the first round's root children."""
         rows = draft_rows(prefill, next_tokens, self.lead)
         metadata = prefill_metadata(batch, rows, pools)
-        hidden_RH = self._head.forward(rows.input_ids, self._head.fuse(features_RF), metadata, _kv(pools))
+        hidden_RH = self._head.forward(rows.input_ids, self._head.fuse(features_RF), metadata, draft_kv(pools))
         return self._first_drafts(batch, hidden_RH[rows.last_rows], next_tokens.int(), batch.seq_lens)
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AutoregressiveInput:
         """Run the head over the accepted rows, and draft the next round's root children."""
         extend = draft_extend_input
         metadata = extend_metadata(batch, extend, pools, self.lead)
-        hidden_RH = self._head.forward(extend.input_ids, self._head.fuse(extend.hidden), metadata, _kv(pools))
+        hidden_RH = self._head.forward(extend.input_ids, self._head.fuse(extend.hidden), metadata, draft_kv(pools))
         root_lens = extend.seq_lens + extend.num_accepted_tokens
         return self._first_drafts(batch, hidden_RH[extend.last_rows], extend.bonus_tokens, root_lens)
 
@@ -131,11 +131,5 @@ class AutoregressiveDrafter:
     def _run(self, batch: Batch, lanes: Lanes, pools: KVPool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the lanes' tokens: (hidden [B·K, H], slots [B·K] that are -1 for dropped rows, None: no row is)."""
         metadata = lane_metadata(batch, lanes.path, self._config, pools, self.lead)
-        hidden_RH = self._head.forward(lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), metadata, _kv(pools))
+        hidden_RH = self._head.forward(lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), metadata, draft_kv(pools))
         return hidden_RH, metadata.slots
-
-
-def _kv(pools: KVPool) -> KVBuffer:
-    if pools.draft is None:
-        raise ValueError("the pools have no KV buffer for the drafter: make them with this engine's make_pools")
-    return pools.draft

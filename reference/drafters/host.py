@@ -17,6 +17,7 @@ class HostDrafter:
     kv_layout = None
     feature_layers: tuple[int, ...] = ()
     lead = 0
+    lookahead = 0
     runs_on_host = True
 
     def __init__(self, drafter: TokenDrafter, config: SpecConfig, vocab_size: int) -> None:

@@ -14,6 +14,7 @@ class NoDrafter:
     kv_layout = None
     feature_layers: tuple[int, ...] = ()
     lead = 0
+    lookahead = 0
     runs_on_host = False
 
     def seed(

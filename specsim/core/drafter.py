@@ -27,6 +27,9 @@ class DrafterConfig:
     norm_output: bool = False  # an EAGLE-3.1 head hands on its hidden state after the final norm, not before it
     num_modules: int = 1  # of mtp; 1: one module makes all drafts
     hidden_chain: bool = True  # mtp module k reads the hidden state of module k-1; False: all read the target's
+    # Rows of mtp modules that held refused drafts are written again with the true tokens, or stay as they are, which
+    # costs acceptance only.
+    boundary: Literal["rewrite", "stale"] = "rewrite"
     position: Literal["last", "next"] = "last"  # of every step of frozen-kv: L-1, or L
     # A standalone model runs token p at position p, or token p+1 there, without the first token, as sgl-project/sglang.
     rows: Literal["own", "shifted"] = "own"
@@ -35,6 +38,7 @@ class DrafterConfig:
         require(self.num_modules >= 1, "num_modules", self.num_modules, "at least 1")
         require_choice("position", self.position, ("last", "next"))
         require_choice("rows", self.rows, ("own", "shifted"))
+        require_choice("boundary", self.boundary, ("rewrite", "stale"))
 
 
 def source_layers(config: DrafterConfig, target: ModelConfig) -> tuple[int, ...]:
@@ -70,6 +74,16 @@ class Drafter(Protocol):
         """Columns between a request's committed tokens and its draft lanes.
 
         0: draft slot p holds token p+1 (EAGLE). 1: slot p holds token p (a language model of its own).
+        """
+        ...
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens after the next one that a draft slot depends on.
+
+        Draft slot p of a language model or an EAGLE head depends on tokens 0..p+1: lookahead 0. The last of S MTP
+        modules depends on token p+S: lookahead S-1. That number of positions before the new rows is
+        written again.
         """
         ...
 

@@ -13,6 +13,7 @@ import torch
 
 from specsim.core.config import ceil_to
 from specsim.core.errors import InputError
+from specsim.core.feature_ring import FeatureRing
 from specsim.core.kv_buffer import KVBuffer, KVLayout
 from specsim.core.page_allocator import Account, OutOfSlots, PageAllocator
 
@@ -23,13 +24,22 @@ class KVPool:
     """KV of all requests, with tables wide enough for max_len and two rounds' reservation (sglang#26972)."""
 
     @torch.inference_mode(False)
-    def __init__(self, target: KVBuffer, draft: KVBuffer | None, page_size: int, num_requests: int, width: int) -> None:
+    def __init__(
+        self,
+        target: KVBuffer,
+        draft: KVBuffer | None,
+        page_size: int,
+        num_requests: int,
+        width: int,
+        recent: FeatureRing | None = None,
+    ) -> None:
         num_slots = target.keys.shape[1]
         if num_slots % page_size:
             raise InputError("num_slots", num_slots, f"a multiple of the page size, {page_size}")
         device = target.keys.device
         self.target = target
         self.draft = draft  # None where the drafter keeps no KV
+        self.recent = recent  # None where the drafter needs no features of earlier positions
         self.page_size = page_size
         # i64 [requests, width], slot of every owned logical column, -1 elsewhere
         self.req_to_token = torch.full((num_requests, ceil_to(width, page_size)), -1, dtype=torch.int64, device=device)
@@ -48,6 +58,8 @@ class KVPool:
         row = self._free_rows.popleft()
         self._pages[row] = []
         self._committed[row] = 0
+        if self.recent is not None:
+            self.recent.clear(row)
         return row
 
     def pages(self, row: int) -> tuple[int, ...]:
@@ -173,6 +185,8 @@ class KVPool:
         self.target.copy_(source.target)
         if self.draft is not None and source.draft is not None:
             self.draft.copy_(source.draft)
+        if self.recent is not None and source.recent is not None:
+            self.recent.copy_(source.recent)
         self.req_to_token.copy_(source.req_to_token)
         self.token_ids.copy_(source.token_ids)
         for name in ("_allocator", "_pages", "_committed", "_kept", "_free_rows"):

@@ -1,7 +1,7 @@
 """Prefix cache: a radix tree over whole pages of committed tokens.
 
-Draft slot p holds the KV of token p+1. So two requests share a page only if they also agree in the token after it. A
-node's label is the page's tokens and, with a drafter that keeps KV, the next token.
+Draft slot p holds the KV of token p+1. So two requests share a page only if they also agree in the token after it, and
+with a lookahead in as many more tokens. A node's label is the page's tokens and, with a drafter that keeps KV, these.
 """
 
 import heapq
@@ -16,7 +16,7 @@ class Node:
     """One page, a child of the page before it."""
 
     page: int
-    label: tuple[int, ...]  # token ids of the page, and the next one where there is draft KV
+    label: tuple[int, ...]  # token ids of the page, and with draft KV the next one and those of the lookahead
     parent: "Node | None"  # None: the root, which has no page
     used: int = 0  # last call of the tree that matched it
     children: dict[tuple[int, ...], "Node"] = field(default_factory=dict)
@@ -25,10 +25,11 @@ class Node:
 class PrefixTree:
     """Pages of one pool that are kept for later requests."""
 
-    def __init__(self, pools: KVPool) -> None:
+    def __init__(self, pools: KVPool, lookahead: int = 0) -> None:
         self._pools = pools
         self._page_size = pools.page_size
-        self._label_len = self._page_size + (pools.draft is not None)
+        self._lookahead = lookahead  # of the drafter, whose last rows before a chunk's end are not final
+        self._label_len = self._page_size + (pools.draft is not None) + lookahead
         self._root = Node(-1, (), None)
         self._clock = 0
 
@@ -39,8 +40,10 @@ class PrefixTree:
     def insert(self, token_ids: Sequence[int], columns: int, pages: Sequence[int]) -> None:
         """Keep the pages of the first `columns` columns, all committed, that the tree does not have.
 
-        token_ids: all known tokens. A page whose next token is not yet known is left out.
+        token_ids: all known tokens. A page whose next tokens are not yet known, or whose draft KV will be written
+        again, is left out.
         """
+        columns -= self._lookahead
         path = [self._root, *self._walk(token_ids, columns)]
         for index in range(len(path) - 1, self._whole_pages(token_ids, columns)):
             label = self._label(token_ids, index)

@@ -17,11 +17,13 @@ class Residents:
     Slots that no admitted request uses are freed first: cached prefixes, then the sessions that finished longest ago.
     """
 
-    def __init__(self, pools: KVPool, config: SpecConfig, prefix_cache: bool, lead: int = 0) -> None:
+    def __init__(
+        self, pools: KVPool, config: SpecConfig, prefix_cache: bool, lead: int = 0, lookahead: int = 0
+    ) -> None:
         self._pools = pools
         self._config = config
         self._lead = lead  # of the drafter
-        self._tree = PrefixTree(pools) if prefix_cache else None
+        self._tree = PrefixTree(pools, lookahead) if prefix_cache else None
         self._sessions: dict[int, Request] = {}
         self.evicted_pages = 0
 

@@ -50,7 +50,8 @@ class Scheduler:
         check_serving(serving, config)
         self.max_len = config.length_limit
         self.pools = engine.make_pools(2 * serving.max_running, serving.num_slots)
-        self.residents = Residents(self.pools, config, serving.prefix_cache, engine.drafter.lead)
+        drafter = engine.drafter
+        self.residents = Residents(self.pools, config, serving.prefix_cache, drafter.lead, drafter.lookahead)
         self.runner = Runner(engine, self.pools, lagging=serving.schedule == "overlap")
         self.trace = Trace(acceptance=str(engine.acceptance or engine.rule or "target"))
         self.audited_slots = 0  # over all audits

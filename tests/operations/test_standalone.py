@@ -1,4 +1,4 @@
-"""Language models of their own as drafters: rows, columns and KV, against transformers, the oracle and plain decoding."""
+"""Language models as drafters: rows, columns and KV, against transformers, the oracle and plain decoding."""
 
 from dataclasses import replace
 

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import torch
 
+from specsim.core.mtp import MtpInput
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.correctness.differential.budget import log_prob_budget
 from specsim.correctness.differential.comparison import Mismatch, Trio, WithinRoundingError, present
 from specsim.correctness.differential.draft_input import first_draft_logits
+from specsim.correctness.differential.mtp import compare_product
 from specsim.correctness.differential.ranking import Logits, compare_drafts, log_scores
 from specsim.correctness.differential.sampled import candidates, compare_lanes, lane_logits
 from specsim.correctness.differential.slots import compare_kv
@@ -51,6 +53,9 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
     if config.is_plain:
         return
     first = request.of(request.step.entered)
+    if isinstance(request.step.entered.reference, MtpInput):
+        compare_product(request, first)
+        return
     if config.is_sampled:
         compare_lanes(request, first_draft_logits(first))
         return

@@ -6,10 +6,12 @@ import torch
 
 from specsim.core.engine import Engine
 from specsim.core.grammar import allowed_first
+from specsim.core.mtp import MtpInput
 from specsim.core.phases import AutoregressiveInput, DraftExtendInput, DraftInput, PrefillOutput
 from specsim.correctness.differential.budget import budget
 from specsim.correctness.differential.comparison import present
 from specsim.correctness.differential.distribution import RowDistribution, rounding
+from specsim.correctness.differential.mtp import compare_mtp_input
 from specsim.correctness.differential.ranking import Logits, Ranking, compare_drafts, log_scores
 from specsim.correctness.differential.sampled import DrawnRow, compare_draws
 from specsim.correctness.differential.slots import compare_committed
@@ -20,15 +22,28 @@ def compare_prefill(request: ComparedRequest[PrefillOutput], logits: Logits) -> 
     """Compare a request after a chunk of its prompt; logits: [B, V] after every chunk."""
     compare_committed(request, "target")
     _compare_first_token(request, logits)
-    compare_committed(request, "draft")
     states = request.states.map(lambda state: state.draft_input)
-    _compare_draft_input(request.of(states), int(request.field("next_tokens").fast), "draft_input.")
+    _compare_draft_state(request.of(states), int(request.field("next_tokens").fast), "draft_input.")
 
 
 def compare_draft_extend(request: ComparedRequest[DraftInput], rows: DraftExtendInput) -> None:
     """Compare a request after draft-extend over these rows."""
+    _compare_draft_state(request, int(rows.bonus_tokens[request.index]))
+
+
+def _compare_draft_state(request: ComparedRequest[DraftInput], bonus: int, prefix: str = "") -> None:
+    """Compare the draft KV and the state for the next round.
+
+    The KV of MTP modules depends on the drafts of the same phase, so the drafts come first.
+    """
+    reference = request.states.reference
+    if isinstance(reference, MtpInput):
+        _compare_draft_input(request, bonus, prefix)
+        states: Any = request
+        compare_mtp_input(states, prefix)
     compare_committed(request, "draft")
-    _compare_draft_input(request, int(rows.bonus_tokens[request.index]))
+    if not isinstance(reference, MtpInput):
+        _compare_draft_input(request, bonus, prefix)
 
 
 def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefix: str = "") -> None:

@@ -108,6 +108,26 @@ SPECIAL = (
     *(each | {"kind": kind} for kind in ("standalone", "frozen-kv") for each in OWN_KV),
     *(each | {"kind": kind} for kind in ("standalone.shifted", "frozen-kv.next") for each in OWN_KV[1:4]),
 )
+# Modules of MTP, three in every pair: chains and products, all verifiers, windows, chunks, rows written again.
+MTP = (
+    *(
+        dict(topk=1, num_steps=3, page_size=4, batch=3, kind="mtp", family=family, graph=graph, sampling=sampling)
+        for family, graph, sampling in (
+            ("llama", "eager", "warm"),
+            ("qwen3", "phase", "greedy"),
+            ("mistral", "step", "greedy"),  # vllm#41162: a sliding window, and more than two drafts
+            ("mistral", "round", "warm"),
+            ("noisy", "round", "penalties"),
+        )
+    ),
+    dict(QUICK[0], kind="mtp", graph="phase", sampling="filtered", release="round", extend="ragged", chunks=2),
+    dict(QUICK[0], kind="mtp", family="twins", graph="round", score="logprob", mode="free", page_size=1),
+    dict(QUICK[0], kind="mtp", family="noisy", num_steps=2, graph="step", max_len="near", chunks=2, idle=True),
+    dict(VERIFIERS[0], kind="mtp", num_steps=3),
+    dict(VERIFIERS[1], kind="mtp", num_steps=3),
+    dict(VERIFIERS[2], kind="mtp", num_steps=3),
+    dict(VERIFIERS[3], kind="mtp", num_steps=3),
+)
 SHIPPED = (
     dict(QUICK[0], family="shipped", kind="eagle3", graph="round", mode="free", batch=1),
     dict(QUICK[0], family="shipped", kind="eagle", graph="phase", topk=1, num_steps=5, batch=1, sampling="warm"),
@@ -126,7 +146,7 @@ def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
         backwards = {axis: values[::-1] for axis, values in AXES.items()}
         settings = [*pairwise(AXES, is_valid), *pairwise(backwards, is_valid)]
         crossed = _crossed(settings) if name == "full" else []
-        settings = [*crossed, *settings, *SPECIAL, *SHIPPED]
+        settings = [*crossed, *settings, *SPECIAL, *MTP, *SHIPPED]
     if dtype == "bfloat16":
         settings = [each for each in settings if each.get("kind", "eagle").startswith("eagle")]
         settings = [each | {"family": _wide(each.get("family", DEFAULTS["family"]))} for each in settings]

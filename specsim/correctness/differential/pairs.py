@@ -19,7 +19,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "standalone.shifted": ("standalone", {"rows": "shifted"}),
     "frozen-kv.next": ("frozen-kv", {"position": "next"}),
 }
-KINDS = ("eagle", "eagle3", "eagle3.1", "standalone", "frozen-kv", *MODES, *TOKEN_DRAFTERS)
+KINDS = ("eagle", "eagle3", "eagle3.1", "mtp", "standalone", "frozen-kv", *MODES, *TOKEN_DRAFTERS)
 FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
 

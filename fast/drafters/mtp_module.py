@@ -1,0 +1,74 @@
+"""A module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437): a decoder layer over token and hidden state."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from specsim.core.drafter import DrafterConfig
+from specsim.core.pool import KVBuffer
+from specsim.core.target import Target
+from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
+from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
+from specsim.fast.model.rows import Norm, Rows, rms_norm
+
+
+class MtpModule:
+    """Module k, with both normed inputs in one buffer for eh_proj, and KV in layer k of the draft buffer."""
+
+    d2t: torch.Tensor | None = None
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        tensors: Mapping[str, torch.Tensor],
+        target: Target,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch_invariant: bool = False,
+        index: int = 0,
+    ) -> None:
+        self._model = config.model
+        self._target = target
+        prefix = f"modules.{index}."
+        moved = {name.removeprefix(prefix): each.to(device, dtype) for name, each in tensors.items() if prefix in name}
+        self._weights = Weights(moved, batch_invariant=batch_invariant)
+        self._inverse_D = inverse_frequencies(config.model).to(device)
+        self._index = index
+        self.kv_layout = replace(config.model.kv_layout, num_layers=1)
+        self.feature_layers = config.feature_layers
+        self.hidden_size = config.model.hidden_size
+        self.draft_vocab_size = config.draft_vocab_size
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """Return the features unchanged, as they are the target's hidden state after its final norm."""
+        return features_RF
+
+    def forward(
+        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
+    ) -> torch.Tensor:
+        """Run rows through the module, and write their KV: hidden after the norm, [R, H]."""
+        weights = self._weights
+        both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
+        embedded_RH, normed_RH = both.chunk(2, dim=1)
+        rms_norm(self._target.embedding, *self._norm("enorm"), out=embedded_RH, ids_R=input_ids_R)
+        rms_norm(hidden_RH, *self._norm("hnorm"), out=normed_RH)
+        forward = Forward(rotations(metadata.positions, self._inverse_D, hidden_RH.dtype), metadata, kv)
+        projected_RH = weights.project(Rows(both), "eh_proj")
+        hidden = self_attention_onto(
+            projected_RH,
+            Rows(projected_RH, self._norm("input_layernorm")),
+            weights.under("self_attn"),
+            self._model,
+            self._index,
+            forward,
+            self._norm("post_attention_layernorm"),
+        )
+        return gated_mlp_onto(hidden, weights.under("mlp"), self._norm("norm")).applied()
+
+    def _norm(self, name: str) -> Norm:
+        return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._target.logits(hidden_RH)

@@ -1,0 +1,181 @@
+"""Multi-token prediction by S modules (DeepSeek-V3, arXiv 2412.19437), all of which run in draft-extend.
+
+Row p of module k reads token p+1+k and g_k(p), attends to rows 0..p of its own KV, and gives h_k(p). g_0 is the
+target's hidden state after its final norm; g_k is h_{k-1}, or g_0 for every k without hidden_chain. With L committed
+tokens, row L-1 of module k gives draft d_{k+1}. Rows L-k..L-1 read drafts, as their tokens are not known yet.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import DrafterConfig
+from specsim.core.mtp import MtpInput, check_modules
+from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
+from specsim.core.pool import KVPool
+from specsim.core.target import Target
+from specsim.core.uniforms import draft_uniforms, gumbel_noise
+from specsim.reference.attention import AttentionMetadata, causal_metadata
+from specsim.reference.drafters.autoregressive import Drafts
+from specsim.reference.drafters.mtp_module import MtpModule
+from specsim.reference.drafting import draft_distribution, draft_topk, expand, sampled
+from specsim.reference.kv import draft_kv
+from specsim.reference.lanes import lanes_of
+
+
+class Rows(NamedTuple):
+    """Rows of one call of all modules, request after request."""
+
+    row_starts: torch.Tensor  # i64 [B+1]
+    requests: torch.Tensor  # i64 [R]
+    columns: torch.Tensor  # i64 [R]
+    features: torch.Tensor  # [R, H], target's hidden states
+    metadata: AttentionMetadata
+
+
+class MtpDrafter:
+    """The first S modules of a checkpoint as a drafter.
+
+    Rows that read drafts hold wrong tokens once these are refused. The next draft-extend, or the next chunk of a
+    prompt, writes them again from the kept target features of S-1 positions (unless boundary is `stale`).
+
+    With K > 1 the tree is a product: all lanes of a depth have the same K children, which module k ranked after the
+    best draft of every depth above. So children of other lanes fit their parents less well.
+    """
+
+    def __init__(
+        self,
+        drafter: DrafterConfig,
+        tensors: Mapping[str, torch.Tensor],
+        target: Target,
+        dtype: torch.dtype,
+        config: SpecConfig,
+    ) -> None:
+        self._vocab_size = target.config.vocab_size
+        check_modules(drafter, config, self._vocab_size)
+        self._modules = [MtpModule(drafter, tensors, target, dtype, k) for k in range(config.num_steps)]
+        self._drafter = drafter
+        self._config = config
+        self._dtype = dtype
+        self._hidden_size = drafter.model.hidden_size
+        self.kv_layout = replace(drafter.model.kv_layout, num_layers=config.num_steps)
+        self.feature_layers = drafter.feature_layers
+        self.lead = 0
+        self.lookahead = config.num_steps - 1 if drafter.boundary == "rewrite" else 0
+        self.runs_on_host = False
+
+    def seed(
+        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
+    ) -> MtpInput:
+        """Run all modules over a prefill, which drafts the first round's tree."""
+        features = list(features_RF.split(prefill.row_starts.diff().tolist()))
+        return self._draft(batch, prefill.start_lens, features, next_tokens.int(), pools)
+
+    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> MtpInput:
+        """Run all modules over the accepted rows, which drafts the next round's tree."""
+        extend = draft_extend_input
+        counts = extend.num_accepted_tokens.tolist()
+        rows = extend.hidden.split(extend.row_starts.diff().tolist())
+        features = [each[:count] for each, count in zip(rows, counts, strict=True)]
+        return self._draft(batch, extend.seq_lens, features, extend.bonus_tokens, pools)
+
+    def _draft(
+        self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], bonus: torch.Tensor, pools: KVPool
+    ) -> MtpInput:
+        """Run all modules over each request's new rows, from start_lens on, and those before them to write again."""
+        end_lens = start_lens + torch.tensor([len(each) for each in features], dtype=torch.int64)
+        rows = self._rows(batch, start_lens, features, pools)
+        last_B = rows.row_starts[1:] - 1
+        hidden_RH = rows.features
+        made: list[Drafts] = []
+        hidden = []
+        for depth, module in enumerate(self._modules):
+            ids_R = _next_ids(batch, rows, depth, end_lens, made, pools)
+            hidden_RH = module.forward(ids_R, hidden_RH, rows.metadata, draft_kv(pools))
+            hidden.append(hidden_RH[last_B])
+            made.append(self._drafts(batch, module.logits(hidden[-1]), end_lens, depth))
+            hidden_RH = hidden_RH if self._drafter.hidden_chain else rows.features
+        draft_prob = [each.draft_prob for each in made if each.draft_prob is not None]
+        return MtpInput(
+            bonus_tokens=bonus,
+            topk_scores=torch.stack([each.topk_scores for each in made], 1),
+            topk_index=torch.stack([each.topk_index for each in made], 1),
+            hidden=torch.stack(hidden, 1),
+            draft_prob=torch.stack(draft_prob, 1) if draft_prob else None,
+        )
+
+    def _rows(self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], pools: KVPool) -> Rows:
+        """Put the rows that are written again before each request's new ones, and keep the new ones' features."""
+        ring = pools.recent if self.lookahead else None
+        joined = []
+        for row, start, new in zip(batch.req_pool_indices.tolist(), start_lens.tolist(), features, strict=True):
+            joined.append(new if ring is None else torch.cat([ring.before(row, start, self.lookahead), new]))
+            if ring is not None:
+                ring.write(row, start, new)
+        counts = torch.tensor([len(each) for each in joined], dtype=torch.int64)
+        first_lens = start_lens + torch.tensor([len(each) for each in features], dtype=torch.int64) - counts
+        row_starts = pad(counts.cumsum(0), (1, 0))
+        requests = torch.arange(batch.size).repeat_interleave(counts)
+        columns = torch.arange(len(requests)) + (first_lens - row_starts[:-1])[requests]
+        slots = pools.req_to_token[batch.req_pool_indices[requests], columns]
+        slots = torch.where(columns < self._config.length_limit, slots, -1)
+        metadata = causal_metadata(batch.req_pool_indices, first_lens, row_starts, slots, pools)
+        none = torch.empty(0, self._hidden_size, dtype=self._dtype)
+        return Rows(row_starts, requests, columns, torch.cat([none, *joined]), metadata)
+
+    def _drafts(self, batch: Batch, logits_BV: torch.Tensor, root_lens: torch.Tensor, depth: int) -> Drafts:
+        """Draft K tokens at a depth, the best ones or sampled ones, for rounds whose roots are at root_lens."""
+        config = self._config
+        best = draft_topk(logits_BV, config.topk, None, score=config.score)
+        if not config.is_sampled:
+            return Drafts(*best, None)
+        draft_prob_BV = draft_distribution(logits_BV, batch.sampling.temperature, None, None, self._vocab_size)
+        if config.verifier == "gumbel":
+            noise_BV = gumbel_noise(batch.seeds, batch.request_ids, root_lens + depth + 1, self._vocab_size)
+            return Drafts(*sampled(best, draft_prob_BV, None, noise_BV, config.score), None)
+        uniforms_BK = draft_uniforms(batch.seeds, batch.request_ids, root_lens, depth, config.topk)
+        return Drafts(*sampled(best, draft_prob_BV, uniforms_BK, score=config.score), draft_prob_BV)
+
+    def propose(self, batch: Batch, draft_input: MtpInput, pools: KVPool) -> Candidates:
+        """Lay the drafts out as candidates, without a forward: K lanes, each with the children of its depth."""
+        config = self._config
+        scores_BSK = draft_input.topk_scores
+        tokens_BSK = draft_input.topk_index
+        lanes = lanes_of(tokens_BSK[:, 0], scores_BSK[:, 0], draft_input.hidden[:, 0], config)
+        for depth in range(1, config.num_steps):
+            parts = (scores_BSK[:, depth], tokens_BSK[:, depth])
+            if config.is_sampled:  # each lane has one child
+                scores_BKK, tokens_BKK = (part[:, :, None] for part in parts)
+            else:
+                scores_BKK, tokens_BKK = (part[:, None].expand(-1, config.topk, -1) for part in parts)
+            lanes = expand(lanes, scores_BKK, tokens_BKK, lanes.hidden, config)
+        draft_prob = draft_input.draft_prob
+        if draft_prob is not None:  # one distribution for each node that has children
+            deeper = draft_prob[:, 1:].repeat_interleave(config.topk, dim=1)
+            draft_prob = torch.cat([draft_prob[:, :1], deeper], dim=1)
+        return replace(lanes.candidates, draft_prob=draft_prob)
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._modules[0].logits(hidden_RH)
+
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        """Keep nothing of an ended request, as its features are cleared with its row of the pool."""
+
+    def idle(self) -> MtpInput:
+        return MtpInput.zeros(0, self._config, self._hidden_size, self._dtype, self._vocab_size)
+
+
+def _next_ids(
+    batch: Batch, rows: Rows, depth: int, end_lens: torch.Tensor, made: Sequence[Drafts], pools: KVPool
+) -> torch.Tensor:
+    """Find the ids i64 [R] that a module reads: token p+1+depth, or the first lane's draft of it."""
+    tokens_R = rows.columns + 1 + depth
+    unknown_R = (tokens_R - end_lens[rows.requests]).clamp(min=0)  # 1 for the first draft
+    ids_R = pools.token_ids[batch.req_pool_indices[rows.requests], tokens_R - unknown_R]
+    for place, drafts in enumerate(made, 1):
+        ids_R = torch.where(unknown_R == place, drafts.topk_index[rows.requests, 0], ids_R)
+    return ids_R

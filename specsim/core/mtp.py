@@ -1,0 +1,48 @@
+"""The state that an MTP drafter of several modules keeps between rounds, which reference and fast share."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import DrafterConfig
+from specsim.core.errors import InputError
+from specsim.core.phases import DraftInput
+
+
+@dataclass(frozen=True, slots=True)
+class MtpInput(DraftInput):
+    """All drafts of the next round, finished: module k made those of depth k+1 in draft-extend or prefill.
+
+    Drafts deeper than 1 follow the first lane's drafts above them, whatever lane they extend.
+    """
+
+    # f32 [B, S, K], drafter's probability of each draft, or its logarithm under score `logprob`; at temperature 1, or
+    # at the request's temperature if drafts are sampled
+    topk_scores: torch.Tensor
+    topk_index: torch.Tensor  # i64 [B, S, K], drafts by depth: the best ones, or one sampled draft for each lane
+    hidden: torch.Tensor  # [B, S, H], hidden state that each depth's drafts came from, after the module's norm
+    # f32 [B, S, V], distribution of each depth's drafts, 0 at temperature 0; None where verify does not read it
+    draft_prob: torch.Tensor | None = None
+
+    @classmethod
+    def zeros(cls, size: int, config: SpecConfig, hidden_size: int, dtype: torch.dtype, vocab_size: int) -> Self:
+        """Make the state of `size` requests with zeros in every tensor."""
+        steps = config.num_steps
+        return cls(
+            bonus_tokens=torch.zeros(size, dtype=torch.int32),
+            topk_scores=torch.zeros(size, steps, config.topk),
+            topk_index=torch.zeros(size, steps, config.topk, dtype=torch.int64),
+            hidden=torch.zeros(size, steps, hidden_size, dtype=dtype),
+            draft_prob=torch.zeros(size, steps, vocab_size) if config.has_draft_prob else None,
+        )
+
+
+def check_modules(drafter: DrafterConfig, config: SpecConfig, vocab_size: int) -> None:
+    """Raise InputError for a setting with more steps than modules, or more lanes than tokens."""
+    if config.num_steps > drafter.num_modules:
+        modules = f"at most {drafter.num_modules}, the drafter's modules (one module alone makes any number of drafts)"
+        raise InputError("num_steps", config.num_steps, modules)
+    if config.topk > vocab_size:
+        raise InputError("topk", config.topk, f"at most the vocabulary, {vocab_size}")

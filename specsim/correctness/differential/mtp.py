@@ -1,0 +1,76 @@
+"""Comparison of an MTP drafter's state: the drafts of every depth, and the KV and features that they came from."""
+
+from typing import Any
+
+import torch
+
+from specsim.core.mtp import MtpInput
+from specsim.core.phases import VerifyInput
+from specsim.correctness.differential.budget import FLOAT32_EPS
+from specsim.correctness.differential.comparison import Trio, present
+from specsim.correctness.differential.ranking import Logits, compare_drafts, log_scores
+from specsim.correctness.differential.sampled import DrawnRow, candidates, compare_draws
+from specsim.correctness.differential.step import ComparedRequest
+
+
+def compare_mtp_input(request: ComparedRequest[MtpInput], prefix: str) -> None:
+    """Compare the finished drafts depth by depth, each ranked by the logits of exact's hidden state, or drawn.
+
+    A draft that rounding decided ends the comparison, as the rows of deeper modules read it.
+    """
+    check = request.check
+    config = request.config
+    for depth in range(config.num_steps):
+        hidden, tokens, scores, draft_prob = (
+            request.field(name).map(lambda own, at=depth: None if own is None else own[at])
+            for name in ("hidden", "topk_index", "topk_scores", "draft_prob")
+        )
+        hidden = hidden.map(lambda own: present("hidden", own))
+        check.close(f"{prefix}hidden", hidden)
+        logits = _logits(request, hidden)
+        tokens = tokens.map(lambda own: present("topk_index", own))
+        name = f"{prefix}topk_index"
+        values = scores.map(lambda own: log_scores(present("topk_scores", own), config.score))
+        if config.is_sampled:
+            row = DrawnRow(name, tokens, draft_prob, logits, request.end, depth, range(config.topk))
+            compare_draws(request, row)
+        else:
+            compare_drafts(request, name, tokens.map(lambda own: own[None]), logits)
+        check.within(f"{prefix}topk_scores", values.exact, values.fast, logits.log_noise(request))
+    _compare_features(request)
+
+
+def _logits(request: ComparedRequest[Any], hidden: Trio[torch.Tensor]) -> Logits:
+    pairs = zip(request.step.implementations[:2], hidden[:2], strict=True)
+    return Logits(*(each.engine.drafter.logits(own[None]) for each, own in pairs))
+
+
+def _compare_features(request: ComparedRequest[Any]) -> None:
+    """Compare the target's features that are kept for rows to write again."""
+    rings = request.step.pools.map(lambda pools: pools.recent)
+    if rings.reference is None:
+        return
+    width = rings.reference.positions.shape[1]
+    lookahead = request.step.implementations.reference.engine.drafter.lookahead
+    entries = torch.arange(max(0, request.end - lookahead), request.end) % width
+    kept = rings.map(lambda ring: present("kept features", ring))
+    positions = kept.map(lambda ring: ring.positions[request.row].cpu()[entries])
+    request.check.same("kept positions", positions.reference, positions.fast)
+    request.check.close("kept features", kept.map(lambda ring: ring.features[request.row].cpu()[entries]))
+
+
+def compare_product(request: ComparedRequest[VerifyInput], entered: ComparedRequest[MtpInput]) -> None:
+    """Require the candidates that follow from the implementation's own drafts, and count the lanes as a choice."""
+    check = request.check
+    drafter = request.step.implementations.reference.engine.drafter
+    own = entered.states.fast.to("cpu").filter(torch.tensor([request.index]))
+    expected = drafter.propose(request.batch, own, request.step.pools.reference)
+    found = candidates(request)
+    for name in ("parent_list", "tokens"):
+        check.same(f"candidates.{name}", getattr(expected, name)[0], found.field(name).fast)
+    config = request.config
+    ours, theirs = (log_scores(each, config.score) for each in (expected.scores[0], found.field("scores").fast))
+    check.within("candidates.scores", ours, theirs, 16 * FLOAT32_EPS)
+    if expected.draft_prob is not None:
+        check.same("draft_prob", expected.draft_prob[0], present("draft_prob", request.field("draft_prob").fast))
+    check.decided(found.field("parent_list").map(torch.Tensor.tolist))
