@@ -3,6 +3,7 @@
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 from operator import attrgetter
 
 from specsim.core.token_drafter import NgramConfig, Proposal, TreeLimits
@@ -108,15 +109,15 @@ def _add_recent(grown: _Tree, trie: CountedTrie, n: int, config: NgramConfig) ->
 
 def _add_probable(grown: _Tree, trie: CountedTrie, last: Path) -> None:
     waiting: list[tuple[float, int, int, int, Path]] = []  # -probability, order of discovery, parent, token, path
-    num_found = 0
+    order = count()
     found = [(0, last, 1.0)]
     while found or (waiting and not grown.is_full):
         for node, path, prob in found:
             best = heapq.nsmallest(grown.topk, trie.followers(path), key=lambda each: (-each.occurrences, each.token))
             total = sum(each.occurrences for each in best)
             for each in best:
-                heapq.heappush(waiting, (-(prob * (each.occurrences / total)), num_found, node, each.token, each.path))
-                num_found += 1
+                child_prob = prob * (each.occurrences / total)
+                heapq.heappush(waiting, (-child_prob, next(order), node, each.token, each.path))
         found = []
         if waiting:
             negative, _, parent, token, path = heapq.heappop(waiting)

@@ -3,6 +3,7 @@
 import heapq
 import math
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
 
 from specsim.core.token_drafter import Proposal, SuffixConfig, TreeLimits
@@ -71,7 +72,7 @@ def _grow(trie: CountedTrie, path: Path, budget: int, min_prob: float, limits: T
     tokens, parents, scores = proposal
     deepest = path.length + limits.max_depth
     waiting: list[tuple[float, int, int, int, Path]] = []  # -probability, order of discovery, parent, token, path
-    num_found = 0
+    order = count()
     node = -1
     prob = 1.0
     while len(tokens) < budget:
@@ -80,8 +81,7 @@ def _grow(trie: CountedTrie, path: Path, budget: int, min_prob: float, limits: T
             for each in best:
                 child_prob = prob * (each.occurrences / path.node.count)
                 if child_prob >= min_prob:
-                    heapq.heappush(waiting, (-child_prob, num_found, node, each.token, each.path))
-                    num_found += 1
+                    heapq.heappush(waiting, (-child_prob, next(order), node, each.token, each.path))
         if not waiting:
             break
         negative, _, parent, token, path = heapq.heappop(waiting)

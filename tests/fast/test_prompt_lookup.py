@@ -72,6 +72,13 @@ def test_matches_lie_in_any_block(device, small_blocks):
         assert assert_is_the_references([text], 40, NgramConfig(1, 1), 3, device) == [3]
 
 
+@pytest.mark.parametrize("length", [2, 9, 10, 11, 17, 18])
+def test_match_just_before_the_last_token_is_found(length, device, small_blocks):
+    """The position before the last one may be the only one of its block."""
+    text = [*range(2, length), 1, 1]
+    assert assert_is_the_references([text], length, NgramConfig(), 2, device) == [1]
+
+
 def test_lookup_of_a_batch_with_padded_requests_only(device):
     assert assert_is_the_references([None, None], 9, NgramConfig(), 3, device) == [0, 0]
 
