@@ -1,4 +1,4 @@
-"""Certificates of acceptance rules of a user: proofs, refutations, and rules of which neither is known."""
+"""Certificates of acceptance rules of a user: proofs, refutations, and rules that can be neither proved nor refuted."""
 
 import json
 import math
