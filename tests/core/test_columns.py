@@ -5,7 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.core.columns import lane_stride, own_committed, own_lanes, own_tree, prefix_tail
+from specsim.core.columns import (
+    lane_columns,
+    lane_stride,
+    own_committed,
+    own_lanes,
+    own_tree,
+    prefix_tail,
+    round_columns,
+)
 from specsim.core.config import SpecConfig
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 
@@ -48,7 +56,7 @@ def test_lanes_of_pages_hold_tail_and_steps_on_their_own_pages(seq_len, topk, nu
 
 @st.composite
 def rounds(draw):
-    """Draw a setting, a first length and the accepted drafts of two requests in some rounds."""
+    """Draw a setting, a first length, the accepted drafts of two requests in some rounds, and a drafter's lead."""
     topk, num_steps = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     num_draft_tokens = num_steps + 1 if topk == 1 else draw(st.integers(2, topk + (num_steps - 1) * topk**2 + 1))
     config = SpecConfig(
@@ -60,35 +68,37 @@ def rounds(draw):
     )
     most = min(num_steps, num_draft_tokens - 1)
     accepted = st.tuples(st.integers(0, most), st.integers(0, most))
-    return config, draw(st.integers(1, 11)), draw(st.lists(accepted, min_size=1, max_size=5))
+    return config, draw(st.integers(1, 11)), draw(st.lists(accepted, min_size=1, max_size=5)), draw(st.integers(0, 1))
 
 
 @given(rounds())
 def test_ownership_through_rounds(case):
     """Two requests have different lengths and accept different drafts, under both release modes."""
-    config, length, accepted = case
+    config, length, accepted, lead = case
     page_size, lengths = config.page_size, [length, length + 5]
-    width = config.reserved_columns(lengths[1] + 5 * (config.num_steps + 1))
+    width = config.reserved_columns(lengths[1] + 5 * (config.num_steps + 1) + lead)
     pool = make_pool(2 * width, page_size, 2, width)
     rows = [pool.open(), pool.open()]
     for row, start in zip(rows, lengths, strict=True):
-        pool.reserve(row, start)
+        pool.reserve(row, start + lead)
     for drafts in accepted:
-        own_lanes(pool, rows, lengths, config)
+        own_lanes(pool, rows, lengths, config, lead)
         for row, start in zip(rows, lengths, strict=True):
-            lanes = start - prefix_tail(start, config) + config.topk * lane_stride(start, config)
-            most = start + 2 * config.need if config.release == "finish" else lanes
+            first = start + lead
+            lanes = first - prefix_tail(first, config) + config.topk * lane_stride(first, config)
+            most = first + 2 * config.need if config.release == "finish" else lanes
             assert lanes <= pool.owned_columns(row) < most + page_size
-        own_tree(pool, rows, lengths, config)
-        tree_ends = [start + config.num_draft_tokens for start in lengths]
+            assert pool.owned_columns(row) <= -(-round_columns(start, config, lead) // page_size) * page_size
+        own_tree(pool, rows, lengths, config, lead)
+        tree_ends = [start + config.num_draft_tokens + lead for start in lengths]
         for row, end in zip(rows, tree_ends, strict=True):
             assert end <= pool.owned_columns(row)
             assert config.release == "finish" or pool.owned_columns(row) < end + page_size
         lengths = [start + count + 1 for start, count in zip(lengths, drafts, strict=True)]
-        own_committed(pool, rows, lengths, config)
+        own_committed(pool, rows, lengths, config, lead)
         for row, end in zip(rows, lengths, strict=True):
-            assert end <= pool.owned_columns(row)
-            assert config.release == "finish" or pool.owned_columns(row) < end + page_size
+            assert end + lead <= pool.owned_columns(row)
+            assert config.release == "finish" or pool.owned_columns(row) < end + lead + page_size
         pool.audit()
     for row in rows:
         pool.close(row)
@@ -99,7 +109,7 @@ def test_ownership_through_rounds(case):
 
 @given(rounds())
 def test_release_finish_never_frees_or_moves_a_slot(case):
-    config, length, accepted = case
+    config, length, accepted, _ = case
     config = SpecConfig(config.topk, config.num_steps, config.num_draft_tokens, config.page_size, release="finish")
     width = config.reserved_columns(length + 5 * (config.num_steps + 1))
     pool = make_pool(width, config.page_size, 1, width)
@@ -127,3 +137,24 @@ def test_release_round_keeps_the_slots_of_the_prefix():
     own_committed(pool, [row], [7], config)
     assert pool.owned_columns(row) == 8
     assert pool.req_to_token[row, :6].tolist() == prefix
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6), st.integers(1, 9), st.integers(0, 1), st.data())
+def test_reservations_hold_two_rounds_of_a_drafter_with_a_lead(seq_len, topk, num_steps, page_size, lead, data):
+    """A schedule whose lengths lag one round reserves for L, while the round starts at up to L + S + 1."""
+    most = topk + (num_steps - 1) * topk**2 + 1
+    width = num_steps + 1 if topk == 1 else data.draw(st.integers(2, most))
+    config = SpecConfig(topk, num_steps, width, page_size)
+    reserved = config.reserved_columns(seq_len + lead)
+    for first_round in range(min(num_steps, width - 1) + 2):
+        start = seq_len + first_round
+        lanes = lane_columns(start + lead, config)
+        written = [int(lanes.max()), start + width - 1, start + num_steps + lead]
+        assert max(written) < reserved
+
+
+def test_without_its_lead_the_last_row_of_two_full_rounds_has_no_column():
+    """Chain of 3, pages of one slot: rounds from L and L + 4 end at L + 8, where the next root stands."""
+    config = SpecConfig(topk=1, num_steps=3, page_size=1)
+    assert config.reserved_columns(5) == 5 + 8
+    assert round_columns(5, config, lead=1) == config.reserved_columns(6) == 5 + 8 + 1

@@ -1,4 +1,4 @@
-"""Language models as drafters: rows, columns and KV, against transformers, the oracle and plain decoding."""
+"""Language models of their own as drafters, against transformers, the oracle and plain decoding."""
 
 from dataclasses import replace
 
@@ -148,10 +148,13 @@ def test_drafts_are_transformers_continuation(name, chunks):
 @pytest.mark.parametrize("chunks", [(7,), (3, 7)], ids=str)
 @pytest.mark.parametrize("name", ["chain", "tree", "tree, round"])
 def test_slot_p_holds_the_key_of_token_p(name, chunks, options):
-    """The root's column is written before its round, and keys equal those of transformers' cache."""
+    """The root's column is written before its round, and keys equal those of transformers' cache.
+
+    Its norms are computed in float32.
+    """
     pair = pair_of(noise=0.1)
     theirs = transformers_model(pair.checkpoint)
-    allowed = 1e-9 if options.dtype == torch.float64 else 1e-4
+    allowed = 1e-5 if options.dtype == torch.float64 else 1e-4
     for tokens, _, keys in run(pair, SETTINGS[name], options, chunks=chunks):
         cache = theirs(torch.tensor([tokens]), use_cache=True).past_key_values
         expected = torch.stack([cache.layers[layer].keys[0].transpose(0, 1) for layer in range(len(keys))])
@@ -162,9 +165,10 @@ def test_slot_p_holds_the_key_of_token_p(name, chunks, options):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "near the limit"])
-def test_every_draft_of_the_target_itself_is_accepted(name, family):
-    config = SETTINGS[name]
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("changes", [{}, {"release": "round", "extend": "ragged"}], ids=["finish", "round"])
+def test_every_draft_of_the_target_itself_is_accepted(changes, page_size, family):
+    config = replace(CHAIN, page_size=page_size, **changes)
     made = generate(its_own_drafter(family), PROMPTS, config, SamplingParams(max_new_tokens=13), engine=EXACT)
     assert {count for output in made.outputs for count in output.num_accepted_tokens_per_round} == {4}
 
@@ -179,7 +183,7 @@ def test_sampled_drafts_of_the_target_itself_are_accepted(name):
 @pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
 def test_fast_accepts_every_draft_of_the_target_itself(graph):
     options = replace(FAST, graph=graph)
-    made = generate(its_own_drafter(), PROMPTS, TREE, SamplingParams(max_new_tokens=13), engine=options)
+    made = generate(its_own_drafter(), PROMPTS, CHAIN, SamplingParams(max_new_tokens=13), engine=options)
     assert {count for output in made.outputs for count in output.num_accepted_tokens_per_round} == {4}
 
 
@@ -187,9 +191,9 @@ def test_fast_accepts_every_draft_of_the_target_itself(graph):
 
 SERVED = {
     "prefix cache": dict(prefix_cache=True, max_running=2),
-    "overlap": dict(prefix_cache=True, schedule="overlap"),
     "chunks": dict(chunk_tokens=3),
-    "preemption": dict(num_slots=56, prefix_cache=True),
+    "preemption": dict(num_slots=44, prefix_cache=True),
+    "overlap": dict(prefix_cache=True, schedule="overlap"),  # needs release finish
 }
 
 
@@ -210,23 +214,36 @@ def served(pair: Pair, config: SpecConfig, setting: dict, options: EngineOptions
     return scheduler, requests
 
 
-@pytest.mark.parametrize("release", ["finish", "round"])
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize(
+    ("name", "release"), [(name, release) for name in SERVED for release in ("finish", "round")][:-1]
+)
 def test_serving_keeps_every_draft_of_the_target_itself_right(name, release):
-    setting = SERVED[name]
-    if setting.get("schedule") == "overlap" and release == "round":
-        pytest.skip("an overlapped schedule needs release finish")
-    config = replace(CHAIN, release=release)
-    _, requests = served(its_own_drafter(), config, setting)
+    config = replace(CHAIN, release=release, page_size=1 if name == "overlap" else 4)
+    _, requests = served(its_own_drafter(), config, SERVED[name])
     assert {count for request in requests for count in request.accepted} == {4}
     plain = served(its_own_drafter(), SpecConfig.plain(page_size=4), {})[1]
     assert [request.token_ids for request in requests] == [request.token_ids for request in plain]
 
 
-def test_the_small_pool_preempts():
-    scheduler, requests = served(its_own_drafter(), CHAIN, SERVED["preemption"])
-    assert sum(len(step.preempted) for step in scheduler.log.steps if hasattr(step, "preempted")) >= 0
-    assert all(request.finish_reason for request in requests)
+def test_the_small_pool_preempts_and_the_cache_is_hit():
+    trace = served(its_own_drafter(), CHAIN, SERVED["preemption"])[0].trace
+    assert any(record.preempted for record in trace.records)
+    chunks = [chunk for record in trace.records for chunk in record.prefilled]
+    assert any(chunk.start > 0 for chunk in chunks)
+
+
+def test_a_second_turn_continues_the_draft_models_kv():
+    pair = its_own_drafter()
+    first, second = make_requests(pair, [(3, 4, 5, 6, 7), (8, 9)], SamplingParams(max_new_tokens=9), None, 64)
+    second.continues = first.request_id
+    scheduler = Scheduler(load_engine(pair, CHAIN, EXACT), ServingConfig(num_slots=160), audits=True)
+    scheduler.submit(first)
+    scheduler.submit(second)
+    with torch.inference_mode():
+        scheduler.run()
+    scheduler.close()
+    assert second.num_reused > 0
+    assert {*first.accepted, *second.accepted} == {4}
 
 
 # Plain decoding and the oracle.

@@ -1,0 +1,313 @@
+"""Drafters on the target's frozen KV, against transformers' candidate generator, the oracle and plain decoding."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from specsim import SamplingParams, SpecConfig
+from specsim.core.config import ServingConfig
+from specsim.core.drafter import source_layers
+from specsim.core.engine_options import EngineOptions
+from specsim.core.errors import InputError
+from specsim.core.pair import Pair
+from specsim.core.phases import Batch, PrefillInput
+from specsim.correctness.differential import Cell
+from specsim.correctness.differential.oracle import compare_with_oracle
+from specsim.models.synthetic_pair import synthetic_pair
+from specsim.serving.generation import generate, load_engine
+from specsim.serving.requests import make_requests
+from specsim.serving.scheduler import Scheduler
+
+PROMPTS = ((5, 17, 3, 40, 8, 9, 30), (1, 2, 3, 4), (30,))
+EXACT = EngineOptions(dtype=torch.float64)
+FAST = EngineOptions(impl="fast")
+FAMILIES = ["llama", "qwen3", "mistral"]
+WINDOW = {"mistral": 7}
+CHAIN = SpecConfig(1, 3, page_size=4)
+TREE = SpecConfig(4, 3, 8, page_size=4)
+SETTINGS = {
+    "chain": CHAIN,
+    "chain, round": replace(CHAIN, page_size=1, release="round", extend="ragged"),
+    "tree": TREE,
+    "tree, round": replace(TREE, release="round", extend="ragged", draft_kv="ancestor"),
+    "tree, large pages": replace(TREE, page_size=16),
+    "near the limit": replace(TREE, max_len=14),
+}
+SAMPLED = {
+    "rejection": replace(CHAIN, verifier="rejection"),
+    "block": replace(CHAIN, verifier="block", page_size=1),
+    "gumbel": replace(CHAIN, verifier="gumbel", release="round"),
+    "multi_round": SpecConfig(2, 3, page_size=4, verifier="multi_round"),
+    "target_only": TREE,
+}
+every_position = pytest.mark.parametrize("position", ["last", "next"])
+both = pytest.mark.parametrize("options", [EXACT, FAST], ids=["reference", "fast"])
+
+
+def pair_of(family: str = "llama", position: str = "last", **changes) -> Pair:
+    fields = {"position": position}
+    return synthetic_pair("frozen-kv", family, **{"window": WINDOW.get(family), "fields": fields, **changes})
+
+
+# The candidate generator of transformers, over a model that is made of its Llama's parts.
+
+
+class Gemma4AssistantOfLlama(torch.nn.Module):
+    """A drafter on shared KV, as that generator calls it: both layers read the target's last layer."""
+
+    def __init__(self, pair: Pair, config: LlamaConfig, num_steps: int) -> None:
+        super().__init__()
+        own = pair.checkpoint
+        model = own.config.model
+        self.tensors = {name: tensor.double() for name, tensor in own.tensors.items()}
+        self.model = model
+        self.rotary = LlamaRotaryEmbedding(config)
+        sizes = {"hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size}
+        shape = LlamaConfig(num_attention_heads=model.num_heads, **sizes)
+        self.mlp = LlamaMLP(shape).double()
+        self.norm = LlamaRMSNorm(model.hidden_size, model.rms_norm_eps).double()
+        self.generation_config = SimpleNamespace(num_assistant_tokens=num_steps)
+        self.device = torch.device("cpu")
+
+    def normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        self.norm.weight.data = self.tensors[f"{name}.weight"]
+        return self.norm(x)
+
+    def forward(self, inputs_embeds, attention_mask, position_ids, shared_kv_states, use_cache):
+        assert attention_mask is not None
+        assert not use_cache
+        keys, values = shared_kv_states["full_attention"]
+        x = inputs_embeds @ self.tensors["pre_projection.weight"].T
+        for layer in range(self.model.num_layers):
+            name = f"layers.{layer}"
+            normed = self.normed(x, f"{name}.input_layernorm")
+            query = normed @ self.tensors[f"{name}.self_attn.q_proj.weight"].T
+            query = query.unflatten(-1, (-1, self.model.head_dim)).transpose(1, 2)
+            cos, sin = self.rotary(query, position_ids)
+            query, _ = apply_rotary_pos_emb(query, query, cos, sin)
+            attended = torch.nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
+            x = x + attended.transpose(1, 2).flatten(2) @ self.tensors[f"{name}.self_attn.o_proj.weight"].T
+            parts = [f"{part}_proj.weight" for part in ("gate", "up", "down")]
+            self.mlp.load_state_dict({part: self.tensors[f"{name}.mlp.{part}"] for part in parts})
+            x = x + self.mlp(self.normed(x, f"{name}.post_attention_layernorm"))
+        x = self.normed(x, "norm")
+        logits = x @ self.tensors["lm_head.weight"].T
+        return SimpleNamespace(logits=logits, last_hidden_state=x @ self.tensors["post_projection.weight"].T)
+
+
+def llama_of(pair: Pair) -> LlamaForCausalLM:
+    model = pair.target.config
+    config = LlamaConfig(
+        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_layers, head_dim=model.head_dim, rms_norm_eps=model.rms_norm_eps,
+        num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads,
+        max_position_embeddings=model.max_position_embeddings,
+        rope_parameters={"rope_theta": model.rope_theta, "rope_type": "default"},
+    )  # fmt: skip
+    theirs = LlamaForCausalLM(config).double().eval()
+    theirs.load_state_dict({name: tensor.double() for name, tensor in pair.target.tensors.items()})
+    return theirs
+
+
+def drafts_of_transformers(pair: Pair, theirs: LlamaForCausalLM, tokens: list[int], num_steps: int) -> list[int]:
+    """List the drafts after these tokens; the last one is the root, which the target has not read."""
+    assistant = Gemma4AssistantOfLlama(pair, theirs.config, num_steps)
+    generator = SinglePositionMultiTokenCandidateGenerator(
+        assistant, theirs.model.embed_tokens, GenerationConfig(max_length=500)
+    )
+    with torch.no_grad():
+        out = theirs(torch.tensor([tokens[:-1]]), use_cache=True, output_hidden_states=True)
+        last = out.past_key_values.layers[-1]
+        outputs = SimpleNamespace(
+            hidden_states=out.hidden_states, shared_kv_states={"full_attention": (last.keys, last.values)}
+        )
+        mask = torch.ones(1, len(tokens), dtype=torch.long)
+        candidates, _ = generator.get_candidates(
+            torch.tensor([tokens]), {"attention_mask": mask}, outputs, is_first_iteration=False, n_last_matches=0
+        )
+    return candidates[0, len(tokens) :].tolist()
+
+
+@both
+@pytest.mark.parametrize("chunks", [(7,), (3, 7)], ids=str)
+@pytest.mark.parametrize("name", ["chain", "chain, round"])
+def test_drafts_are_those_of_transformers_generator(name, chunks, options):
+    """Chains of SinglePositionMultiTokenCandidateGenerator, whose position is that of the root."""
+    pair = pair_of(position="next", noise=0.1)
+    theirs = llama_of(pair)
+    for tokens, tree, _ in run(pair, SETTINGS[name], options, chunks):
+        assert tree.draft_tokens[0, 1:].tolist() == drafts_of_transformers(pair, theirs, tokens, 3)
+
+
+def run(pair: Pair, config: SpecConfig, options: EngineOptions, chunks=(7,), prompt=PROMPTS[0]):
+    """Yield (tokens with the root, tree, pools) of some rounds, after the draft phase."""
+    engine = load_engine(pair, config, options)
+    pools = engine.make_pools(1, 160)
+    row = pools.open()
+    pools.reserve(row, len(prompt))
+    start = 0
+    for end in chunks:
+        known = torch.tensor([prompt[end] if end < len(prompt) else -1])
+        part = replace(PrefillInput.whole([prompt[start:end]]), start_lens=torch.tensor([start]), next_tokens=known)
+        batch = Batch.of([0], [row], [end], [SamplingParams()], pair.target.config.vocab_size)
+        batch = replace(batch, prompt_lens=torch.tensor([len(prompt)]))
+        draft_input = engine.prefill(batch, part, pools).draft_input
+        start = end
+    for _ in range(5):
+        tokens = pools.token_ids[row, : int(batch.seq_lens) + 1].tolist()
+        tree = engine.draft(batch, draft_input, pools)
+        yield tokens, tree, pools
+        output = engine.verify(batch, tree, pools)
+        before = pools.target.keys.clone(), pools.target.values.clone()
+        draft_input = engine.draft_extend(batch, output.draft_extend_input, pools)
+        assert torch.equal(pools.target.keys.nan_to_num(), before[0].nan_to_num())
+        assert torch.equal(pools.target.values.nan_to_num(), before[1].nan_to_num())
+        batch = batch.after(output.verdict.num_accepted_tokens)
+
+
+@both
+@pytest.mark.parametrize("name", ["tree", "tree, round"])
+def test_it_keeps_no_kv_and_writes_none_of_the_targets(name, options):
+    """`run` checks the target's KV after draft-extend; here it is checked after the draft phase."""
+    pair = pair_of()
+    assert load_engine(pair, TREE, options).drafter.kv_layout is None
+    seen = [(pools.draft, pools.target.keys.clone()) for _, _, pools in run(pair, SETTINGS[name], options)]
+    assert all(draft is None for draft, _ in seen)
+    assert len(seen) == 5
+
+
+# Layers and positions.
+
+
+def test_a_layer_reads_the_last_target_layer_of_its_kind():
+    pair = synthetic_pair("frozen-kv", num_layers=4)
+    target = replace(pair.target.config, sliding_windows=(5, None, 5, None))
+    own = replace(pair.checkpoint.config.model, num_layers=3, sliding_windows=(5, None, 9))
+    assert source_layers(replace(pair.checkpoint.config, model=own), target) == (2, 3, 2)
+
+
+def test_a_kind_of_attention_that_the_target_lacks_is_refused():
+    pair = synthetic_pair("frozen-kv")
+    own = replace(pair.checkpoint.config.model, sliding_windows=(5, None))
+    with pytest.raises(InputError) as error:
+        source_layers(replace(pair.checkpoint.config, model=own), pair.target.config)
+    assert error.value.name == "attention of the drafter's layer 0"
+
+
+@both
+def test_mixed_windows_are_the_oracles(options):
+    """Sliding and full layers alternate, in target and drafter, so that they read two layers."""
+    pair = pair_of(num_layers=4, noise=0.15)
+    target = replace(pair.target, config=replace(pair.target.config, sliding_windows=(3, None, 3, None)))
+    config = pair.checkpoint.config
+    own = replace(config, model=replace(config.model, sliding_windows=(3, None)))
+    pair = replace(pair, target=target, drafter=replace(pair.checkpoint, config=own))
+    sampling = tuple(SamplingParams(max_new_tokens=10) for _ in PROMPTS)
+    cell = Cell("one", "frozen-kv-llama", PROMPTS, sampling, TREE)
+    assert compare_with_oracle(cell, pair) == []
+    exact = generate(pair, PROMPTS, TREE, sampling, engine=EXACT).outputs
+    found = generate(pair, PROMPTS, TREE, sampling, engine=options).outputs
+    for name in ("token_ids", "num_accepted_tokens_per_round"):
+        assert [getattr(output, name) for output in found] == [getattr(output, name) for output in exact]
+
+
+@both
+def test_the_position_is_that_of_its_name(options):
+    pairs = {position: pair_of(position=position, noise=0.3) for position in ("last", "next")}
+    trees = {position: next(run(pair, TREE, options))[1] for position, pair in pairs.items()}
+    assert not torch.equal(trees["last"].scores, trees["next"].scores)
+    positions = {}
+    for position in trees:
+        engine = load_engine(pair_of(position=position), TREE, options)
+        seen = positions[position] = []
+        head = engine.drafter._head
+        forward = head.forward
+        head.forward = lambda ids, hidden, metadata, kv, run=forward, to=seen: (
+            to.append(metadata.positions.tolist()) or run(ids, hidden, metadata, kv)
+        )
+        pools = engine.make_pools(1, 160)
+        pools.reserve(pools.open(), 7)
+        batch = Batch.of([0], [0], [7], [SamplingParams()], 48)
+        draft_input = engine.prefill(batch, PrefillInput.whole(PROMPTS[:1]), pools).draft_input
+        engine.drafter.propose(batch, draft_input, pools)
+    assert positions == {"last": [[6], [6] * 4, [6] * 4], "next": [[7], [7] * 4, [7] * 4]}
+
+
+def test_an_unknown_position_is_refused():
+    with pytest.raises(InputError) as error:
+        replace(pair_of().checkpoint.config, position="first")
+    assert error.value.name == "position"
+
+
+# Serving.
+
+
+@pytest.mark.parametrize("release", ["finish", "round"])
+@pytest.mark.parametrize(
+    "setting",
+    [dict(prefix_cache=True, max_running=2), dict(chunk_tokens=3), dict(num_slots=44, prefix_cache=True)],
+    ids=["prefix cache", "chunks", "preemption"],
+)
+def test_served_rounds_are_those_of_a_solo_run(setting, release):
+    pair = pair_of("mistral", noise=0.1)
+    config = replace(CHAIN, release=release)
+    prefix = tuple(range(3, 13))
+    prompts = [(*prefix, 20), (*prefix, 21, 22), (*prefix, 20, 5, 6), (9, 8)]
+    engine = load_engine(pair, config, EXACT)
+    requests = make_requests(pair, prompts, SamplingParams(max_new_tokens=13), None, engine.config.length_limit)
+    for place, request in enumerate(requests):
+        request.arrival = 2 * place
+    scheduler = Scheduler(engine, ServingConfig(**{"num_slots": 640} | setting), audits=True)
+    for request in requests:
+        scheduler.submit(request)
+    with torch.inference_mode():
+        scheduler.run()
+    scheduler.close()
+    for request, prompt in zip(requests, prompts, strict=True):
+        (solo,) = generate(pair, [prompt], config, SamplingParams(max_new_tokens=13), engine=EXACT).outputs
+        assert (tuple(request.token_ids), tuple(request.accepted)) == (
+            solo.token_ids,
+            solo.num_accepted_tokens_per_round,
+        )
+
+
+# Plain decoding and the oracle.
+
+
+@every_position
+@pytest.mark.parametrize("name", SETTINGS)
+def test_greedy_output_is_that_of_plain_decoding(name, position):
+    pair = pair_of("mistral", position, noise=0.1)
+    config = SETTINGS[name]
+    plain = SpecConfig.plain(page_size=config.page_size, max_len=config.max_len)
+    sampling = SamplingParams(max_new_tokens=12)
+    expected = generate(pair, PROMPTS, plain, sampling, engine=EXACT).outputs
+    for options in (EXACT, FAST):
+        found = generate(pair, PROMPTS, config, sampling, engine=options).outputs
+        assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+
+
+@every_position
+@pytest.mark.parametrize(("name", "family"), [*zip(SAMPLED, FAMILIES * 2, strict=False)])
+def test_sampled_rounds_are_the_oracles(name, family, position):
+    sampling = tuple(SamplingParams(temperature=0.9, seed=seed, max_new_tokens=10) for seed in range(3))
+    cell = Cell("one", "frozen-kv-llama", PROMPTS, sampling, SAMPLED[name])
+    assert compare_with_oracle(cell, pair_of(family, position, noise=0.1)) == []
+
+
+@every_position
+@pytest.mark.parametrize(("name", "family"), [*zip(SETTINGS, FAMILIES * 2, strict=True)])
+def test_greedy_rounds_are_the_oracles(name, family, position):
+    sampling = tuple(SamplingParams(max_new_tokens=10) for _ in PROMPTS)
+    cell = Cell("one", "frozen-kv-llama", PROMPTS, sampling, SETTINGS[name])
+    assert compare_with_oracle(cell, pair_of(family, position, noise=0.1)) == []
