@@ -69,8 +69,9 @@ def compare_product(request: ComparedRequest[VerifyInput], entered: ComparedRequ
     for name in ("parent_list", "tokens"):
         check.same(f"candidates.{name}", getattr(expected, name)[0], found.field(name).fast)
     config = request.config
-    ours, theirs = (log_scores(each, config.score) for each in (expected.scores[0], found.field("scores").fast))
-    check.within("candidates.scores", ours, theirs, 16 * FLOAT32_EPS)
+    scores = log_scores(expected.scores[0], config.score)
+    own_scores = log_scores(found.field("scores").fast, config.score)
+    check.within("candidates.scores", scores, own_scores, 16 * FLOAT32_EPS)
     if expected.draft_prob is not None:
         check.same("draft_prob", expected.draft_prob[0], present("draft_prob", request.field("draft_prob").fast))
     check.decided(found.field("parent_list").map(torch.Tensor.tolist))

@@ -1,0 +1,84 @@
+"""Faults of MTP modules: tokens stay right, and fewer drafts are accepted."""
+
+from specsim.correctness.faults.fault import Fault, Trial
+from specsim.correctness.faults.injection import Edit
+
+CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=2, rounds=2, kind="mtp", family="noisy")
+DRAFTER = "specsim.fast.drafters.mtp"
+MODULE = "specsim.fast.drafters.mtp_module"
+INPUT = ("draft_input.hidden", "hidden")
+KV = ("draft keys", "draft values")
+
+FAULTS = (
+    Fault(
+        name="mtp-modules-share-weights",
+        source="sgl-project/sglang#25368",
+        operation="model",
+        cause="every module is loaded with the weights of the last one",
+        symptom="all drafts but those of the last depth come from weights that were trained for another depth",
+        fields=INPUT,
+        edits=(Edit(MODULE, 'prefix = f"modules.{index}."', 'prefix = f"modules.{config.num_modules - 1}."'),),
+        trial=Trial("differential", CHAIN | dict(rounds=1)),
+    ),
+    Fault(
+        name="mtp-hidden-not-chained",
+        source="sgl-project/sglang#22041",
+        operation="drafting",
+        cause="every module reads the target's hidden state instead of that of the module before it",
+        symptom="the first draft is right, deeper ones are made from a state that their module was not trained on",
+        fields=INPUT,
+        edits=(Edit(DRAFTER, "hidden_RH = hidden_RH if self._is_chained else target_RH", "hidden_RH = target_RH"),),
+        trial=Trial("differential", CHAIN | dict(rounds=1)),
+    ),
+    Fault(
+        name="mtp-hidden-before-norm",
+        source="vllm-project/vllm#45895, vllm-project/vllm#47448",
+        operation="drafting",
+        cause="a module hands on its hidden state before its norm, and only its logits are made after the norm",
+        symptom="the first draft is right, and fewer of the deeper ones are accepted",
+        fields=INPUT,
+        edits=(
+            Edit(
+                MODULE,
+                'return gated_mlp_onto(hidden, weights.under("mlp"), self._norm("norm")).applied()',
+                'last = gated_mlp_onto(hidden, weights.under("mlp"), self._norm("norm"))\n'
+                "        self.before_norm = last.values\n"
+                "        return last.applied()",
+            ),
+            Edit(DRAFTER, "hidden_RH if self._is_chained", "module.before_norm if self._is_chained"),
+        ),
+        trial=Trial("differential", CHAIN | dict(rounds=1)),
+    ),
+    Fault(
+        name="mtp-boundary-stale",
+        source="sgl-project/sglang, where SGLANG_ENABLE_MTP_BOUNDARY_KV_FIX is off by default",
+        operation="extend",
+        cause="after a rejection, the rows of deeper modules that read refused drafts are not written again",
+        symptom="later drafts attend to KV of tokens that are not in the output, and fewer are accepted",
+        fields=("hidden", *KV),
+        edits=(
+            Edit(
+                DRAFTER,
+                "extend.num_accepted_tokens, self.lookahead, most_rows, pools)",
+                "extend.num_accepted_tokens, 0, most_rows, pools)",
+            ),
+        ),
+        trial=Trial("differential", CHAIN),
+    ),
+    Fault(
+        name="mtp-chunk-without-lookahead",
+        source="vllm-project/vllm#50062, NVIDIA/TensorRT-LLM#18295",
+        operation="extend",
+        cause="the last rows of a prompt's chunk, whose modules read tokens of the next chunk, are not completed there",
+        symptom="drafts after a long prompt attend to KV of guessed tokens at every chunk's end",
+        fields=("draft_input.hidden", *KV),
+        edits=(
+            Edit(
+                DRAFTER,
+                "prefill.row_starts.diff(), self.lookahead, 0, pools)",
+                "prefill.row_starts.diff(), 0, 0, pools)",
+            ),
+        ),
+        trial=Trial("differential", CHAIN | dict(chunks=2, rounds=1)),
+    ),
+)
