@@ -8,9 +8,10 @@ from specsim.correctness.pairwise import pairwise
 
 LOOKED_UP = ("ngram", "suffix")  # kinds whose drafts are not sampled
 ON_HOST = ("suffix",)  # kinds that no graph captures
-KINDS = ("eagle3.1", *LOOKED_UP)
+KINDS = ("eagle3.1", "mtp", "standalone", "frozen-kv", *LOOKED_UP)
 DRAFTER_AXES: dict[str, list[Any]] = {
     "kind": list(KINDS),
+    "num_draft_tokens": [8],
     "verifier": list(VERIFIERS),
     "graph": ["round", "eager", "step", "phase"],
     "topk": [1, 2, 4],
@@ -26,6 +27,23 @@ DRAFTER_AXES: dict[str, list[Any]] = {
     "max_len": [None, "near"],
     "chunks": [1, 2],
 }
+_TREE = dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3)
+# Drafts that are looked up: chains and trees with dead nodes, deep accepted paths, the length limit.
+LOOKED_UP_CELLS = (
+    *(
+        each | {"kind": kind}
+        for kind in LOOKED_UP
+        for each in (
+            dict(_TREE, topk=1, num_steps=5, graph="phase", idle=True),
+            dict(_TREE, graph="phase", sampling="warm", threshold_acc=0.1),
+            dict(_TREE, graph="step", release="round", extend="ragged", family="mistral", mode="free"),
+            dict(_TREE, verifier="typical", sampling="warm", page_size=1),
+            dict(_TREE, num_steps=5, num_draft_tokens=16, sampling="penalties", max_len="near", family="qwen3"),
+        )
+    ),
+    dict(_TREE, topk=1, kind="ngram", graph="round", family="mistral", bucket=4),
+    dict(_TREE, topk=1, num_steps=5, kind="ngram", graph="round", sampling="filtered", mode="free", page_size=16),
+)
 _CHAINS = ("rejection", "block", "gumbel")
 _SAMPLED = (*_CHAINS, "multi_round")
 

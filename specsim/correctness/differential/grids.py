@@ -8,7 +8,7 @@ from typing import Any
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.drafter_grid import LOOKED_UP, drafter_settings
+from specsim.correctness.differential.drafter_grid import LOOKED_UP, LOOKED_UP_CELLS, drafter_settings
 from specsim.correctness.pairwise import pairwise
 
 GRIDS = ("quick", "pairwise", "drafters", "full")
@@ -71,6 +71,22 @@ VERIFIERS = (
     dict(topk=2, num_steps=2, page_size=4, sampling="warm", verifier="multi_round", graph="step", kind="eagle3"),
     dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, sampling="warm", verifier="typical"),
 )
+DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
+# Beyond the pairs: equal logits, deep accepted paths, plain decoding, mixed parameters.
+SPECIAL = (
+    *(dict(QUICK[7], kind=kind, graph=graph) for kind in ("eagle", "eagle3") for graph in ("eager", "phase")),
+    *(
+        dict(QUICK[0], topk=16, num_steps=5, num_draft_tokens="most", family="twins", mode=mode)
+        for mode in AXES["mode"]
+    ),
+    QUICK[0] | DEEP | {"kind": "eagle3"},
+    QUICK[0] | DEEP | {"topk": 2, "family": "noisy", "graph": "round"},
+    dict(QUICK[0], topk=1, num_steps=0, graph="phase", sampling="mixed", idle=True),
+    dict(QUICK[0], topk=1, num_steps=0, page_size=1, graph="round", mode="free"),
+    dict(QUICK[0], sampling="mixed", graph="round", bucket=8, idle=True),
+    dict(QUICK[0], sampling="mixed", graph="eager", bucket=3, extend="ragged", release="round", idle=True),
+    *VERIFIERS,
+)
 # Drafters that keep other KV than EAGLE heads: a language model of its own, and one on the target's KV.
 OWN_KV = (
     dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
@@ -87,27 +103,6 @@ OWN_KV = (
     dict(topk=4, num_steps=3, num_draft_tokens=16, page_size=16, batch=3, sampling="warm", threshold_acc=0.1)
     | dict(family="noisy", graph="round", bucket=4, max_len="near"),
 )
-DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
-# Beyond the pairs: equal logits, deep accepted paths, plain decoding, mixed parameters, other drafters than EAGLE's.
-SPECIAL = (
-    *(dict(QUICK[7], kind=kind, graph=graph) for kind in ("eagle", "eagle3") for graph in ("eager", "phase")),
-    *(
-        dict(QUICK[0], topk=16, num_steps=5, num_draft_tokens="most", family="twins", mode=mode)
-        for mode in AXES["mode"]
-    ),
-    QUICK[0] | DEEP | {"kind": "eagle3"},
-    QUICK[0] | DEEP | {"topk": 2, "family": "noisy", "graph": "round"},
-    dict(QUICK[0], topk=1, num_steps=0, graph="phase", sampling="mixed", idle=True),
-    dict(QUICK[0], topk=1, num_steps=0, page_size=1, graph="round", mode="free"),
-    dict(QUICK[0], sampling="mixed", graph="round", bucket=8, idle=True),
-    dict(QUICK[0], sampling="mixed", graph="eager", bucket=3, extend="ragged", release="round", idle=True),
-    *VERIFIERS,
-    QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
-    QUICK[1] | {"kind": "eagle3.1", "family": "noisy", "extend": "ragged"},
-    dict(QUICK[0], kind="eagle3.1", family="qwen3", topk=1, num_steps=3, graph="step"),
-    *(each | {"kind": kind} for kind in ("standalone", "frozen-kv") for each in OWN_KV),
-    *(each | {"kind": kind} for kind in ("standalone.shifted", "frozen-kv.next") for each in OWN_KV[1:4]),
-)
 # Modules of MTP, three in every pair: chains and products, all verifiers, windows, chunks, rows written again.
 MTP = (
     *(
@@ -123,14 +118,25 @@ MTP = (
     dict(QUICK[0], kind="mtp", graph="phase", sampling="filtered", release="round", extend="ragged", chunks=2),
     dict(QUICK[0], kind="mtp", family="twins", graph="round", score="logprob", mode="free", page_size=1),
     dict(QUICK[0], kind="mtp", family="noisy", num_steps=2, graph="step", max_len="near", chunks=2, idle=True),
-    dict(VERIFIERS[0], kind="mtp", num_steps=3),
-    dict(VERIFIERS[1], kind="mtp", num_steps=3),
-    dict(VERIFIERS[2], kind="mtp", num_steps=3),
-    dict(VERIFIERS[3], kind="mtp", num_steps=3),
+    *(dict(each, kind="mtp", num_steps=3) for each in VERIFIERS[:4]),
+)
+# Cells of drafters beyond their pairs.
+DRAFTERS = (
+    QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
+    QUICK[1] | {"kind": "eagle3.1", "family": "noisy", "extend": "ragged"},
+    dict(QUICK[0], kind="eagle3.1", family="qwen3", topk=1, num_steps=3, graph="step"),
+    *(each | {"kind": kind} for kind in ("standalone", "frozen-kv") for each in OWN_KV),
+    *(each | {"kind": kind} for kind in ("standalone.shifted", "frozen-kv.next") for each in OWN_KV[1:4]),
+    *MTP,
+    *LOOKED_UP_CELLS,
 )
 SHIPPED = (
     dict(QUICK[0], family="shipped", kind="eagle3", graph="round", mode="free", batch=1),
     dict(QUICK[0], family="shipped", kind="eagle", graph="phase", topk=1, num_steps=5, batch=1, sampling="warm"),
+    *(
+        dict(QUICK[0], family="shipped", kind=kind, graph="phase", mode="free", batch=1)
+        for kind in ("mtp", "standalone", "frozen-kv", "ngram", "suffix")
+    ),
 )
 
 
@@ -141,12 +147,13 @@ def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
     if name == "quick":
         settings: list[dict] = [*QUICK]
     elif name == "drafters":
-        settings = [{"num_draft_tokens": 8} | each for each in drafter_settings()]
+        settings = [*drafter_settings(), *DRAFTERS]
     else:
         backwards = {axis: values[::-1] for axis, values in AXES.items()}
         settings = [*pairwise(AXES, is_valid), *pairwise(backwards, is_valid)]
         crossed = _crossed(settings) if name == "full" else []
-        settings = [*crossed, *settings, *SPECIAL, *MTP, *SHIPPED]
+        drafters = [*drafter_settings(), *DRAFTERS] if name == "full" else []
+        settings = [*crossed, *settings, *SPECIAL, *SHIPPED, *drafters]
     if dtype == "bfloat16":
         settings = [each for each in settings if each.get("kind", "eagle").startswith("eagle")]
         settings = [each | {"family": _wide(each.get("family", DEFAULTS["family"]))} for each in settings]

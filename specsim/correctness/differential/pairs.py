@@ -40,8 +40,8 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     if kind in TOKEN_DRAFTERS:
         return replace(make_pair(f"eagle-{family}", dtype), drafter=TOKEN_DRAFTERS[kind], name=name)
     if family == "shipped":
-        if kind not in ("eagle", "eagle3"):
-            raise InputError("pair", name, "eagle-shipped or eagle3-shipped")
+        if kind == "eagle3.1" or kind in MODES:
+            raise InputError("pair", name, f"{kind} with another family, as no such drafter is shipped")
         pair = load(drafter=kind)
     elif family.startswith("wide"):
         if not kind.startswith("eagle"):
