@@ -11,13 +11,13 @@ from specsim.core.mtp import MtpInput, check_modules
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput, State
 from specsim.core.pool import KVLayout, KVPool
 from specsim.core.target import Target
+from specsim.fast.drafters.mtp_drafts import children, ids_of, last_hidden
 from specsim.fast.drafters.mtp_module import MtpModule
+from specsim.fast.drafters.mtp_rows import NewRows, Shape, Spans, gather_rows, spans_of
 from specsim.fast.drafting import expand
 from specsim.fast.kv import draft_kv
 from specsim.fast.lanes import Lanes, start_lanes
 from specsim.fast.model.metadata import causal_metadata
-from specsim.fast.mtp_drafts import children, ids_of, last_hidden
-from specsim.fast.mtp_rows import NewRows, Shape, Spans, gather_rows, spans_of
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts
 from specsim.fast.vocabulary.topk import draft_topk
 

@@ -9,7 +9,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.mtp import MtpInput
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
-from specsim.fast.mtp_rows import Shape, Spans
+from specsim.fast.drafters.mtp_rows import Shape, Spans
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 
 
