@@ -33,7 +33,6 @@ def test_enough_is_decided_and_accepted(kind):
     drafts = sum(accepted * each.coverage.get(f"accepted {accepted}", 0) for each in found for accepted in range(6))
     assert sum(each.decisions for each in found) >= 200
     assert drafts >= 20
-    assert sum(each.coverage.get("dropped rows", 0) for each in found) > 0
 
 
 @pytest.mark.parametrize("kind", ["standalone.shifted", "frozen-kv.next"])
