@@ -57,9 +57,10 @@ def _append_kernel(input_ids_ptr, row_starts_ptr, next_tokens_ptr, out_ptr, out_
 
 
 def draft_rows(prefill: PrefillInput, next_tokens: torch.Tensor, lead: int) -> PrefillInput:
-    """Rows of the drafter after a prefill: in each column the token after it, or with lead 1 the token itself.
+    """Rows of the drafter after a prefill.
 
-    With lead 1 a request has one row more, the token after its chunk, in the column after the chunk.
+    With lead 0 each column has the token after it. With lead 1 it has its own token, and a request has one row more,
+    the token after its chunk.
     """
     if lead == 0:
         return replace(prefill, input_ids=shift_left(prefill, next_tokens))

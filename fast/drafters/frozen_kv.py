@@ -90,7 +90,7 @@ class FrozenKVHead:
 
 
 class FrozenKVDrafter(AutoregressiveDrafter):
-    """Lanes of a head that keeps no KV: one row a request makes the first drafts, and no row rewrites anything."""
+    """Lanes of a head that keeps no KV, whose first drafts need one row a request."""
 
     _head: FrozenKVHead
 

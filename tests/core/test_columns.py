@@ -153,8 +153,8 @@ def test_reservations_hold_two_rounds_of_a_drafter_with_a_lead(seq_len, topk, nu
         assert max(written) < reserved
 
 
-def test_without_its_lead_the_last_row_of_two_full_rounds_has_no_column():
-    """Chain of 3, pages of one slot: rounds from L and L + 4 end at L + 8, where the next root stands."""
+def test_a_lead_adds_its_columns_to_the_reservation():
+    """Two rounds of a chain of 3 end at L + 8, where the next root stands."""
     config = SpecConfig(topk=1, num_steps=3, page_size=1)
     assert config.reserved_columns(5) == 5 + 8
     assert round_columns(5, config, lead=1) == config.reserved_columns(6) == 5 + 8 + 1
