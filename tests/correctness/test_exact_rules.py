@@ -10,6 +10,7 @@ import torch
 
 from specsim import AcceptanceRule, Accepted, InputError
 from specsim.cli.main import main
+from specsim.core.uniforms import lane_accept_uniforms
 from specsim.correctness.exact import certify_rules, load_rules
 from specsim.correctness.exact.cases import CASES, RULE_CASES
 from specsim.correctness.exact.distribution import exact_distribution
@@ -190,6 +191,19 @@ def test_a_counterexample_names_the_smallest_case_and_its_region():
         assert part in text
     assert first.counterexample.to_json()["uniforms"][0] == ["0", "1/3"]
     assert first.counterexample.to_json()["final_uniform"] == ["0", "3/4"]
+
+
+def by_elder(tree, prob_NV, draft_prob_NV, uniforms, final):
+    """Accept each node with the uniform of the one before, the first with the root's."""
+    return acceptance.multi_round(tree, prob_NV, draft_prob_NV, [0.5, *uniforms], final)
+
+
+def test_the_roots_uniform_is_no_further_one():
+    names = torch.tensor([3]), torch.tensor([5]), torch.tensor([7])
+    uniforms = lane_accept_uniforms(*names, 1, 2)[0].tolist()
+    assert uniforms[0] == uniforms[1] != uniforms[2]
+    pair = next(case for case in RULE_CASES["siblings"] if case.name == "3 tokens, 2 siblings")
+    assert distance_of(by_elder, pair, "siblings") > 0
 
 
 def test_a_rule_without_a_promise_is_not_refuted():
@@ -393,6 +407,12 @@ def test_exact_tensors_agree_with_torch():
         )
         expected = torch.as_tensor(use(p, q)).double().reshape(1, -1)
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["var", "std", "sort", "repeat", "round", "view", "searchsorted", "clip", "take"])
+def test_methods_of_numpy_that_differ_are_not_there(name):
+    exact = ExactTensor.of([[HALF, HALF]])
+    assert not hasattr(exact, name)
 
 
 def test_exact_numbers_do_not_round():

@@ -16,8 +16,18 @@ _Array: Any = np.ndarray  # its methods have other parameters than those of torc
 _ALIASES = {"multiply": "mul", "subtract": "sub", "divide": "div", "true_divide": "div", "clip": "clamp"}
 
 
+# Methods of numpy that are those of torch; others of the same name may differ.
+_SHARED = frozenset("shape ndim dtype T reshape flatten ravel copy tolist item transpose squeeze flat prod".split())
+
+
 class ExactTensor(_Array):
     """An array of exact numbers, or of booleans or integers that were computed from them."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """Look up an attribute, but none of numpy that means another in torch."""
+        if not name.startswith("_") and name not in _SHARED and name not in ExactTensor.__dict__:
+            raise AttributeError(f"exact tensors have no {name}")
+        return super().__getattribute__(name)
 
     @classmethod
     def of(cls, values: Any) -> Any:

@@ -86,11 +86,11 @@ def rule_distribution(rule: AcceptanceRule, case: Case) -> RuleDistribution:
 
 
 def _outcomes(rule: AcceptanceRule, case: Case, draw: Draw) -> Iterator[Outcome]:
-    names = [f"uniforms[{index}]" for index in range(_num_uniforms(rule, case))]
+    names = [f"uniforms[{index}]" for index in _uniforms(rule, case)]
     volume = Fraction(0)
 
     def call(numbers: list[Any]) -> Any:
-        return rule.accept(*_exact_inputs(rule, draw), numbers[:-1], numbers[-1])
+        return rule.accept(*_exact_inputs(rule, draw), _passed(rule, numbers[:-1]), numbers[-1])
 
     for region in explore(call, [*names, "final_uniform"]):
         volume += region.box.volume
@@ -99,8 +99,14 @@ def _outcomes(rule: AcceptanceRule, case: Case, draw: Draw) -> Iterator[Outcome]
         raise NotCertified("two calls with the same numbers make different comparisons")
 
 
-def _num_uniforms(rule: AcceptanceRule, case: Case) -> int:
-    return len(case.parents) if rule.drafts == "siblings" else case.num_steps + 1
+def _uniforms(rule: AcceptanceRule, case: Case) -> range:
+    """List the indices of independent uniforms: every depth, or every node below the root."""
+    return range(1, len(case.parents)) if rule.drafts == "siblings" else range(case.num_steps + 1)
+
+
+def _passed(rule: AcceptanceRule, uniforms: list[Any]) -> list[Any]:
+    """Make the list that a rule receives, where the root has no uniform of its own, but that of node 1."""
+    return uniforms[:1] + uniforms if rule.drafts == "siblings" else list(uniforms)
 
 
 def _exact_inputs(rule: AcceptanceRule, draw: Draw) -> tuple[Tree, Any, Any]:
@@ -114,7 +120,7 @@ def _accepted(rule: AcceptanceRule, case: Case, draw: Draw, region: Explored) ->
         raise NotCertified(region.refused or str(region.result))
     middle = _with_floats(rule, draw, region.box, Fraction(1, 2))
     if isinstance(middle, str):
-        raise Broken(Counterexample(case.name, draw, rule.drafts != "best", region.box, middle))
+        raise Broken(Counterexample(case.name, draw, rule.drafts, region.box, middle))
     if isinstance(region.result, BaseException):
         raise NotCertified(f"with exact numbers it {_raised(region.result)}")
     try:
@@ -136,7 +142,7 @@ def _with_floats(rule: AcceptanceRule, draw: Draw, box: Box, part: Fraction) -> 
     *uniforms, final = box.point(part)
     draft_prob = None if rule.drafts == "best" else given.draft_prob_NV
     try:
-        found = rule.accept(given.tree, given.prob_NV, draft_prob, uniforms, final)
+        found = rule.accept(given.tree, given.prob_NV, draft_prob, _passed(rule, uniforms), final)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -189,7 +195,7 @@ def _counterexample(
         f"returns path {path} and bonus {bonus}; in sum the text {list(text)} has probability "
         f"{exact.text_probs[text]} instead of {text_prob(case.target, text)}"
     )
-    return Counterexample(case.name, chosen.draw, rule.drafts != "best", chosen.box, result)
+    return Counterexample(case.name, chosen.draw, rule.drafts, chosen.box, result)
 
 
 def _random_states() -> tuple[object, str, bytes]:

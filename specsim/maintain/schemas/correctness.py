@@ -144,7 +144,7 @@ def _counterexample() -> Schema:
             "parents": array("Parent of each node, -1 for the root: [num_draft_tokens].", whole("A node.")),
             "target_prob": prob,
             "draft_prob": nullable(prob),
-            "uniforms": array("Region of the uniform random numbers of acceptance.", interval),
+            "uniforms": array("Region of each uniform random number of acceptance.", interval),
             "final_uniform": interval,
             "result": text("Result of the rule in that region, in words."),
         },
