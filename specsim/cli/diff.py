@@ -57,15 +57,7 @@ def diff(
             show_default="none",
         ),
     ] = None,
-    rule: Annotated[
-        str | None,
-        option(
-            "Verification",
-            "Acceptance rule of your own, in place of the verifier.",
-            metavar="FILE.py:NAME",
-            show_default="none",
-        ),
-    ] = None,
+    rule: options.Rule = None,
     graph: Annotated[
         str,
         option(

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from specsim.cli import options
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.cli.options import option
-from specsim.core.config import SamplingParams
+from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_int
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from specsim.core.pair import Pair
+    from specsim.core.rule import AcceptanceRule
     from specsim.serving.generation import Generation
     from specsim.serving.guidance import Guidance
 
@@ -70,6 +71,7 @@ def generate(
         Path | None,
         option("Sampling", "JSON Schema file that the output must match.", metavar="FILE", show_default="none"),
     ] = None,
+    rule: options.Rule = None,
     engine: EngineGroup,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -87,7 +89,9 @@ def generate(
     config = pair.config(tree)
     sampling = options.pick(SamplingParams, given)
     _check_filters(sampling)
-    engine_options = engine.options(config, regex is not None or json_schema is not None, pair.drafts_on_host(config))
+    verifier = None if rule is None else _load_rule(rule, config)
+    has_grammar = regex is not None or json_schema is not None
+    engine_options = engine.options(config, has_grammar, pair.drafts_on_host(config), verifier is not None)
     acceptance = pair.acceptance(tree.num_steps)
     text = None if pair.shape is not None else _read_prompt(prompt, prompt_file)
     _check_prompt(given)
@@ -116,9 +120,19 @@ def generate(
         grammars=grammar,
         engine=engine_options,
         acceptance=acceptance,
+        verifier=verifier,
         progress=True,
     )
     _report(loaded.name, generation, json_file, made)
+
+
+def _load_rule(place: str, config: SpecConfig) -> "AcceptanceRule":
+    """Load an acceptance rule for whose drafts the setting is."""
+    from specsim.core.rule import load_rule
+
+    found = load_rule(place)
+    found.check_config(config)
+    return found
 
 
 def _report(name: str, generation: "Generation", json_file: Path | None, made: dict[str, Any]) -> None:

@@ -45,7 +45,13 @@ class EngineGroup:
     bucket: options.Bucket = None
     batch_invariant: options.BatchInvariant = False
 
-    def options(self, config: SpecConfig, has_grammars: bool = False, drafts_on_host: bool = False) -> "EngineOptions":
+    def options(
+        self,
+        config: SpecConfig,
+        has_grammars: bool = False,
+        drafts_on_host: bool = False,
+        verifies_on_host: bool = False,
+    ) -> "EngineOptions":
         """Make the engine's options, for what this machine can run."""
         import torch
 
@@ -56,7 +62,7 @@ class EngineGroup:
         made = EngineOptions(**flat({"engine": self}) | {"dtype": getattr(torch, self.dtype)})
         if made.impl == "fast":
             kernel_device(made.device)
-        return made.resolve(config, has_grammars, drafts_on_host)
+        return made.resolve(config, has_grammars, drafts_on_host, verifies_on_host)
 
 
 @dataclass(frozen=True, slots=True)

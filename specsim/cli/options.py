@@ -54,6 +54,15 @@ NumDraftTokens = Annotated[
         show_default="num_steps + 1 for a chain, 8 for a tree, or what fits",
     ),
 ]
+Rule = Annotated[
+    str | None,
+    option(
+        "Verification",
+        "Acceptance rule of your own, in place of the verifier.",
+        metavar="FILE.py:NAME",
+        show_default="none",
+    ),
+]
 Verifier = Annotated[
     str,
     option("Verification", "Acceptance rule. All rules are lossless except typical.", metavar="|".join(VERIFIERS)),

@@ -16,10 +16,7 @@ def sampling_test(
             show_default="all, and wrong ones that must fail",
         ),
     ] = None,
-    rule: Annotated[
-        str | None,
-        option("Verification", "Acceptance rule of your own.", metavar="FILE.py:NAME", show_default="none"),
-    ] = None,
+    rule: options.Rule = None,
     impl: Annotated[str, option("Execution", "Implementation that runs.", metavar="reference|fast|both")] = "reference",
     tokens: Annotated[int, option("Sampling", "Least number of tokens per implementation. [at least 1]")] = 200_000,
     device: options.Device = None,

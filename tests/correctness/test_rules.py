@@ -76,9 +76,38 @@ def test_the_diff_command_takes_a_rule(module, tmp_path, capsys):
     assert "rule right" in (tmp_path / "d.json").read_text()
 
 
+def test_generate_takes_a_rule(module, tmp_path, capsys):
+    file = tmp_path / "g.json"
+    given = ["--rule", f"{module}:right", "--verifier", "rejection", "--topk", "1", "--temperature", "1"]
+    with pytest.raises(SystemExit) as exit_info:
+        main(["generate", *given, "--max-new-tokens", "6", "--json", str(file)])
+    assert exit_info.value.code == 0
+    assert "acceptance rule right" in capsys.readouterr().out
+    assert json.loads(file.read_text())["acceptance"] == {"synthetic": False, "rule": "right"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
+        (["generate", "--rule", "{}:right"], "verifier"),
+        (
+            [
+                "generate",
+                "--rule",
+                "{}:right",
+                "--verifier",
+                "rejection",
+                "--topk",
+                "1",
+                "--impl",
+                "fast",
+                "--device",
+                DEVICE,
+                "--graph",
+                "round",
+            ],
+            "graph",
+        ),
         (["diff", "--rule", "{}:right"], "verifier"),
         (["diff", "--rule", "{}"], "rule"),
         (["diff", "--rule", "{}:from_target"], "rule"),
