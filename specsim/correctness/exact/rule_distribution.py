@@ -105,7 +105,7 @@ def _uniforms(rule: AcceptanceRule, case: Case) -> range:
 
 
 def _passed(rule: AcceptanceRule, uniforms: list[Any]) -> list[Any]:
-    """Make the list that a rule receives, where the root has no uniform of its own, but that of node 1."""
+    """Make the list that a rule receives; the root's uniform is that of node 1."""
     return uniforms[:1] + uniforms if rule.drafts == "siblings" else list(uniforms)
 
 
