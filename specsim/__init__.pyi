@@ -9,6 +9,11 @@ from specsim.core.errors import InputError as InputError
 from specsim.core.pair import Pair as Pair
 from specsim.core.rule import AcceptanceRule as AcceptanceRule
 from specsim.core.rule import Accepted as Accepted
+from specsim.core.token_drafter import NgramConfig as NgramConfig
+from specsim.core.token_drafter import Proposal as Proposal
+from specsim.core.token_drafter import SuffixConfig as SuffixConfig
+from specsim.core.token_drafter import TokenDrafter as TokenDrafter
+from specsim.core.token_drafter import TreeLimits as TreeLimits
 from specsim.explorer.rounds import trace as trace
 from specsim.models.load import load as load
 from specsim.serving.generation import Generation as Generation

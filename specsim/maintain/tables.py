@@ -1,4 +1,4 @@
-"""Generated tables between marks of Markdown pages: GPU results in README.md and the guide, error ledgers in papers/.
+"""Generated tables between marks of Markdown pages: GPU results, drafters and counts in the guide, ledgers in papers/.
 
 python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs and writes every table. It also
 writes the parameters that the ledgers' fits found to specsim/simulator/fitted.json, and names the kept results whose
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specsim.core.errors import InputError
+from specsim.maintain import counts, drafter_tables
 from specsim.maintain.headline import figures
 from specsim.maintain.result_tables import bench_page, grids, markdown, performance, proofs, stale
 from specsim.maintain.results import keep
@@ -20,8 +21,18 @@ from specsim.simulator.reproduce import reproduction
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = re.compile(r"<!-- (figures|grids|proofs|performance|ledger \w+) -->\n")
-TABLES = {"figures": figures, "grids": grids, "proofs": proofs, "performance": performance}
+TABLES: dict[str, Callable[[Path], str]] = {
+    "figures": figures,
+    "grids": grids,
+    "proofs": proofs,
+    "performance": performance,
+    "cells": counts.cells,
+    "catalogue": counts.catalogue,
+    "protocol": drafter_tables.protocol,
+    "combinations": drafter_tables.combinations,
+    "acceptance": drafter_tables.acceptance,
+}
+MARK = re.compile(rf"<!-- ({'|'.join(TABLES)}|ledger \w+) -->\n")
 PAGES = ("README.md", "notebooks/guide/*.md", "papers/*/notes.md")
 FIGURE_HEADINGS = ("setting", "figure", "published", "simulated", "error", "role")
 PARAMETER_HEADINGS = ("parameter", "value", "from", "to", "unit")

@@ -1,0 +1,11 @@
+"""The names that specsim exports, each with the module that defines it."""
+
+HOMES = {
+    **dict(plots="plots", simulator="simulator", trace="explorer.rounds"),
+    **dict.fromkeys(("SamplingParams", "ServingConfig", "SpecConfig"), "core.config"),
+    **dict.fromkeys(("AcceptanceRule", "Accepted"), "core.rule"),
+    **dict.fromkeys(("NgramConfig", "Proposal", "SuffixConfig", "TokenDrafter", "TreeLimits"), "core.token_drafter"),
+    **dict.fromkeys(("Generation", "Output", "generate", "load_engine"), "serving.generation"),
+    **dict(Pair="core.pair", load="models.load", EngineOptions="core.engine_options", InputError="core.errors"),
+    **dict(Scheduler="serving.scheduler", make_request="serving.requests"),
+}
