@@ -161,7 +161,8 @@ def run(pair: Pair, config: SpecConfig, options: EngineOptions, chunks=(7,), pro
         part = replace(PrefillInput.whole([prompt[start:end]]), start_lens=torch.tensor([start]), next_tokens=known)
         batch = Batch.of([0], [row], [end], [SamplingParams()], pair.target.config.vocab_size)
         batch = replace(batch, prompt_lens=torch.tensor([len(prompt)]))
-        draft_input = engine.prefill(batch, part, pools).draft_input
+        batch = batch.to(engine.device)
+        draft_input = engine.prefill(batch, part.to(engine.device), pools).draft_input
         start = end
     for _ in range(5):
         tokens = pools.token_ids[row, : int(batch.seq_lens) + 1].tolist()

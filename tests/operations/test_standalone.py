@@ -80,9 +80,10 @@ def prefill_of(prompts, chunk: int | None = None) -> PrefillInput:
 
 
 @pytest.mark.parametrize("make", [draft_rows, fast_draft_rows], ids=["reference", "fast"])
-def test_own_rows_end_with_the_token_after_the_chunk(make):
-    prefill = prefill_of(PROMPTS)
-    rows = make(prefill, torch.tensor([20, 21, 22]), 1)
+def test_own_rows_end_with_the_token_after_the_chunk(make, device):
+    device = device if make is fast_draft_rows else "cpu"
+    prefill = prefill_of(PROMPTS).to(device)
+    rows = make(prefill, torch.tensor([20, 21, 22], device=device), 1)
     expected = [*PROMPTS[0], 20, *PROMPTS[1], 21, *PROMPTS[2], 22]
     assert (rows.input_ids.tolist(), rows.row_starts.tolist()) == (expected, [0, 8, 13, 15])
     assert rows.columns.tolist() == [*range(8), *range(5), *range(2)]
@@ -90,8 +91,9 @@ def test_own_rows_end_with_the_token_after_the_chunk(make):
 
 
 @pytest.mark.parametrize("make", [draft_rows, fast_draft_rows], ids=["reference", "fast"])
-def test_shifted_rows_are_those_of_eagle(make):
-    rows = make(prefill_of(PROMPTS), torch.tensor([20, 21, 22]), 0)
+def test_shifted_rows_are_those_of_eagle(make, device):
+    device = device if make is fast_draft_rows else "cpu"
+    rows = make(prefill_of(PROMPTS).to(device), torch.tensor([20, 21, 22], device=device), 0)
     expected = [*PROMPTS[0][1:], 20, *PROMPTS[1][1:], 21, 22]
     assert (rows.input_ids.tolist(), rows.row_starts.tolist()) == (expected, [0, 7, 11, 12])
 
@@ -118,12 +120,14 @@ def run(pair: Pair, config: SpecConfig, options: EngineOptions = EXACT, prompt=P
         part = replace(part, next_tokens=torch.tensor([known]))
         batch = Batch.of([0], [row], [end], [SamplingParams()], pair.target.config.vocab_size)
         batch = replace(batch, prompt_lens=torch.tensor([len(prompt)]))
-        draft_input = engine.prefill(batch, part, pools).draft_input
+        batch = batch.to(engine.device)
+        draft_input = engine.prefill(batch, part.to(engine.device), pools).draft_input
         start = end
     for _ in range(5):
         length = int(batch.seq_lens)
         tokens = pools.token_ids[row, : length + 1].tolist()
-        keys = pools.draft.keys[:, pools.slots(row, torch.arange(length + 1))]
+        slots = pools.slots(row, torch.arange(length + 1, device=engine.device))
+        keys = pools.draft.keys[:, slots].cpu()
         tree = engine.draft(batch, draft_input, pools)
         yield tokens, tree, keys
         output = engine.verify(batch, tree, pools)
