@@ -104,10 +104,10 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.engine",
-                "self._drafter.step(frame.batch, frame.lanes, frame.pools)",
+                "self._drafter.step(frame.batch, frame.draft_buffers, frame.pools)",
                 "rejected = self.config.num_steps - frame.verdict.num_accepted_drafts\n"
                 "        lens = frame.batch.seq_lens + rejected * (frame.batch.num_rounds > 0)\n"
-                "        self._drafter.step(replace(frame.batch, seq_lens=lens), frame.lanes, frame.pools)",
+                "        self._drafter.step(replace(frame.batch, seq_lens=lens), frame.draft_buffers, frame.pools)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, rounds=2)),
@@ -122,8 +122,9 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.drafters.eagle3",
-                'return gated_mlp_onto(hidden, weights.under("mlp")).values',
-                'self.residual_RH = hidden.values\n        return gated_mlp_onto(hidden, weights.under("mlp")).values',
+                'hidden_RH = gated_mlp_onto(hidden, weights.under("mlp")).values',
+                "self.residual_RH = hidden.values\n"
+                '        hidden_RH = gated_mlp_onto(hidden, weights.under("mlp")).values',
             ),
             Edit(
                 DRAFTER,
