@@ -18,6 +18,7 @@ class MtpModule:
     """Module k, with both normed inputs in one buffer for eh_proj, and KV in layer k of the draft buffer."""
 
     d2t: torch.Tensor | None = None
+    lead: int = 0
 
     def __init__(
         self,

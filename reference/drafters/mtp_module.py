@@ -19,6 +19,7 @@ class MtpModule:
     """
 
     d2t: torch.Tensor | None = None
+    lead: int = 0
 
     def __init__(
         self,
