@@ -1,71 +1,28 @@
-"""Acceptance study: acceptance of a pair's drafters on its prompts, compared with targets."""
+"""Acceptance study: acceptance of a target's drafters on its prompts, compared with targets."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
 from tqdm.auto import tqdm
 
+from specsim.acceptance.settings import SETTINGS, TARGETS, TARGETS_FRESH, PromptSet, Setting
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.display import by_position, figure, heading, paragraph, print_table, short_setting
+from specsim.core.display import by_position, figure, heading, paragraph, print_table
 from specsim.core.engine_options import EngineOptions
+from specsim.core.errors import require, require_int
 from specsim.core.metrics import LOOP_SHARE, Acceptance, is_loop
 from specsim.core.pair import Pair
+from specsim.core.workers import Workers
 from specsim.serving.generation import Generation, Output, generate
 
 LEAST_PROMPTS = 40
 LEAST_NEW_TOKENS = 64
-NAMES = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One run of the study."""
-
-    drafter: str
-    config: SpecConfig
-    temperature: float = 0.0
-
-    @property
-    def is_chain(self) -> bool:
-        return self.config.topk == 1
-
-    def __str__(self) -> str:
-        return f"{NAMES[self.drafter]} {short_setting(self.config)}"
-
-
-def chain(num_drafts: int) -> SpecConfig:
-    """Make the setting of a chain of drafts, the root and all of them verified."""
-    return SpecConfig(topk=1, num_steps=num_drafts, num_draft_tokens=num_drafts + 1)
-
-
-TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=16)
-SETTINGS = (
-    *(Setting("eagle3", chain(num_drafts)) for num_drafts in range(1, 6)),
-    Setting("eagle3", TREE),
-    Setting("eagle3", chain(3), temperature=1.0),
-    Setting("eagle3", chain(4), temperature=1.0),
-    Setting("eagle3", TREE, temperature=1.0),
-    Setting("eagle", chain(3)),
-    Setting("eagle", chain(3), temperature=1.0),
-)
-
-
-class Target(NamedTuple):
-    """A setting and the least accept length that it should reach."""
-
-    setting: Setting
-    accept_length: float
-
-
-TARGETS = (
-    Target(Setting("eagle3", chain(3)), 3.2),
-    Target(Setting("eagle3", chain(3), temperature=1.0), 1.7),
-    Target(Setting("eagle", chain(3)), 2.5),
-)
-TARGETS_FRESH = (Target(Setting("eagle3", chain(3)), 2.3),)  # over prompts whose continuation does not loop
+Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +49,26 @@ class Check:
 class Study:
     """Acceptance of many settings on the same prompts."""
 
-    num_prompts: int
-    num_fresh: int  # prompts whose greedy continuation does not loop
+    num_prompts: int  # held-out prompts
+    num_fresh: int  # those whose greedy continuation does not loop
     max_new_tokens: int
     measurements: tuple[Measurement, ...]
     checks: tuple[Check, ...]
+    num_edits: int = 0  # prompts of the repetitive set, 0 if no setting runs on it
+    num_fresh_edits: int = 0
+
+    def num_outputs(self, setting: Setting) -> int:
+        """Count the outputs of a setting."""
+        return self.num_edits if setting.prompt_set == "edits" else self.num_prompts
+
+    @property
+    def greedy(self) -> list[Measurement]:
+        return [row for row in self.measurements if row.num_equal is not None]
 
     @property
     def is_lossless(self) -> bool:
         """Whether every greedy output equals plain decoding's."""
-        return all(row.num_equal in (None, self.num_prompts) for row in self.measurements)
+        return all(row.num_equal == self.num_outputs(row.setting) for row in self.greedy)
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write."""
@@ -109,30 +76,71 @@ class Study:
 
 
 def measure(
-    pairs: Mapping[str, Pair],
-    prompts: Sequence[str] | Sequence[Sequence[int]],
+    load_pair: Callable[[str], Pair],
+    prompt_sets: Mapping[str, Prompts],
     max_new_tokens: int = LEAST_NEW_TOKENS,
     settings: Sequence[Setting] = SETTINGS,
+    jobs: int = 1,
     progress: bool = False,
 ) -> Study:
-    """Run every setting on all prompts.
+    """Run every setting on all prompts of its set, in `jobs` processes.
 
-    pairs: by drafter, all of the same target. In float64, so that rounding decides no greedy token. End tokens are
-    ignored, so that every prompt has the same weight.
+    load_pair: gives the pair with a drafter, the target always the same; with more than one job it has to be a function
+    of a module. prompt_sets: `prompts`, and `edits` if a setting names it. All prompts of a set run in one batch, so
+    their order has no influence on drafters that learn from finished requests, as `suffix` does. In float64, so that
+    rounding decides no greedy token. End tokens are ignored, so that every prompt has the same weight.
     """
-    bar = tqdm(total=len(settings) + 1, unit="run", disable=None if progress else True)
-
-    def run(pair: Pair, config: SpecConfig, temperature: float) -> Generation:
-        bar.update()
-        sampling = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, ignore_eos=True)
-        return generate(pair, prompts, config, sampling, engine=EngineOptions(dtype=torch.float64))
-
-    plain = run(next(iter(pairs.values())), SpecConfig.plain(), 0.0)
-    rows = tuple(_row(each, run(pairs[each.drafter], each.config, each.temperature), plain) for each in settings)
-    bar.close()
-    num_fresh = sum(_is_fresh(output) for output in plain.outputs)
-    study = Study(len(prompts), num_fresh, max_new_tokens, rows, ())
+    require(settings, "settings", settings, "at least one setting")
+    require_int("jobs", jobs)
+    names: list[PromptSet] = ["prompts"]
+    names += [name for name in ("edits",) if any(setting.prompt_set == name for setting in settings)]
+    plain_runs = [Setting(settings[0].drafter, SpecConfig.plain(), prompt_set=name) for name in names]
+    calls = [
+        partial(_generation, load_pair, each, prompt_sets[each.prompt_set], max_new_tokens)
+        for each in (*plain_runs, *settings)
+    ]
+    results = _results(calls, jobs, progress)
+    plain = dict(zip(names, results[: len(names)], strict=True))
+    both = zip(settings, results[len(names) :], strict=True)
+    rows = tuple(_row(setting, result, plain[setting.prompt_set]) for setting, result in both)
+    fresh = {name: sum(map(_is_fresh, result.outputs)) for name, result in plain.items()}
+    num_edits = len(prompt_sets["edits"]) if "edits" in plain else 0
+    study = Study(
+        num_prompts=len(prompt_sets["prompts"]),
+        num_fresh=fresh["prompts"],
+        max_new_tokens=max_new_tokens,
+        measurements=rows,
+        checks=(),
+        num_edits=num_edits,
+        num_fresh_edits=fresh.get("edits", 0),
+    )
     return replace(study, checks=tuple(_checks(study)))
+
+
+def _generation(
+    load_pair: Callable[[str], Pair], setting: Setting, prompts: Prompts, max_new_tokens: int
+) -> Generation:
+    """Run a setting with a pair of its own, so that no drafter's state goes from run to run."""
+    sampling = SamplingParams(temperature=setting.temperature, max_new_tokens=max_new_tokens, ignore_eos=True)
+    pair = load_pair(setting.drafter)
+    return generate(pair, prompts, setting.config, sampling, engine=EngineOptions(dtype=torch.float64))
+
+
+def _results(calls: Sequence[Callable[[], Generation]], jobs: int, progress: bool) -> list[Generation]:
+    """Give the results in the order of the calls; each of several processes uses one thread."""
+    with tqdm(total=len(calls), unit="run", disable=None if progress else True) as bar:
+        if jobs == 1:
+            results = []
+            for call in calls:
+                results.append(call())
+                bar.update()
+            return results
+        with Workers(min(jobs, len(calls)), partial(torch.set_num_threads, 1)) as workers:
+            waiting = [workers.submit(call) for call in calls]
+            for done in as_completed(waiting):
+                done.result()  # raises at once what the call raised
+                bar.update()
+        return [done.result() for done in waiting]
 
 
 def _is_fresh(output: Output) -> bool:
@@ -154,12 +162,12 @@ def _checks(study: Study) -> Iterator[Check]:
         for wanted, least in targets:
             for row in study.measurements:
                 if row.setting == wanted:
-                    claim = f"{wanted}, T={wanted.temperature:g}{suffix}: accept length"
+                    claim = f"{wanted}, {wanted.conditions}{suffix}: accept length"
                     yield _at_least(claim, getattr(row, group).accept_length, least)
     yield from _tree_checks(study.measurements)
-    greedy = [row.num_equal for row in study.measurements if row.num_equal is not None]
-    outputs = len(greedy) * study.num_prompts
-    yield Check("greedy outputs equal to plain decoding's", sum(greedy), f"all {outputs}", study.is_lossless)
+    outputs = sum(study.num_outputs(row.setting) for row in study.greedy)
+    equal = sum(row.num_equal or 0 for row in study.greedy)
+    yield Check("greedy outputs equal to plain decoding's", equal, f"all {outputs}", study.is_lossless)
 
 
 def _at_least(claim: str, measured: float, least: float) -> Check:
@@ -167,32 +175,40 @@ def _at_least(claim: str, measured: float, least: float) -> Check:
 
 
 def _tree_checks(rows: Sequence[Measurement]) -> Iterator[Check]:
-    """Compare the tree with the best chain of as many steps or fewer, at the same temperature."""
+    """Compare each tree with its drafter's best chain of as many steps or fewer, on the same prompts."""
     for tree in (row for row in rows if not row.setting.is_chain):
         steps = tree.setting.config.num_steps
-        temperature = tree.setting.temperature
-        chains = [row for row in rows if row.setting.is_chain and row.setting.temperature == temperature]
-        lengths = [row.everything.accept_length for row in chains if row.setting.config.num_steps <= steps]
-        if lengths:
+        alike = [row for row in rows if row.setting == replace(tree.setting, config=row.setting.config)]
+        chains = [row for row in alike if row.setting.is_chain and row.setting.config.num_steps <= steps]
+        if chains:
             measured = tree.everything.accept_length
-            best = max(lengths)
+            best = max(row.everything.accept_length for row in chains)
             target = f"above {best:.2f}, the best chain's"
-            yield Check(f"{tree.setting}, T={temperature:g}: accept length", measured, target, measured > best)
+            claim = f"{tree.setting}, {tree.setting.conditions}: accept length"
+            yield Check(claim, measured, target, measured > best)
 
 
 def show(study: Study, console: Console) -> None:
-    """Print the study: a row per setting and group of prompts, then the checks."""
+    """Print the study: a row per setting, then the checks."""
     heading(console, f"Acceptance on {study.num_prompts} held-out prompts, {study.max_new_tokens} new tokens each")
+    edits = (
+        f" {study.num_edits} edits end within a copy of an excerpt with one identifier renamed; "
+        f"{study.num_fresh_edits} do not loop."
+    )
     paragraph(
         console,
         f"{study.num_fresh} do not loop: {LOOP_SHARE:.0%} or more of the 4-grams of their plain greedy "
-        "continuation are distinct. Length: mean tokens a round, bonus included. Rate: accepted drafts over num_steps. "
-        "By position: share of the rounds that accepted at least 1, 2, ... drafts. "
-        "A tree is named by topk, steps, draft tokens.",
+        f"continuation are distinct.{edits if study.num_edits else ''} Length: mean tokens a round, bonus included; "
+        "no loop: over the prompts that do not loop. Rate: accepted drafts over the proposed depth. By position: share "
+        "of the rounds that accepted at least 1, 2, ... drafts. A tree is named by topk, steps, draft tokens.",
     )
+    if any(row.setting.drafter == "suffix" for row in study.measurements):
+        paragraph(
+            console, "Suffix drafts use finished outputs of the batch: their figures depend on the other prompts."
+        )
     console.print()
-    columns = ("setting", "T", "prompts", "rounds", "length", "rate", "accepted by position")
-    print_table(console, columns, [cells for row in study.measurements for cells in _cells(row)])
+    columns = ("setting", "T", "prompts", "rounds", "length", "no loop", "rate", "accepted by position")
+    print_table(console, columns, list(map(_cells, study.measurements)))
     heading(console, "Targets")
     print_table(console, ("", "measured", "target", "reached"), list(map(_check_cells, study.checks)))
 
@@ -202,8 +218,9 @@ def _check_cells(check: Check) -> tuple[str, ...]:
     return check.claim, figure(check.measured, digits), check.target, "yes" if check.reached else "NO"
 
 
-def _cells(row: Measurement) -> Iterator[tuple[str, ...]]:
-    named = (str(row.setting), f"{row.setting.temperature:g}")
-    for (setting, temperature), group, figures in ((named, "all", row.everything), (("", "-"), "no loop", row.fresh)):
-        lengths = (figure(figures.rounds, 0), figure(figures.accept_length), figure(figures.accept_rate))
-        yield setting, temperature, group, *lengths, by_position(figures.accepted_by_position)
+def _cells(row: Measurement) -> tuple[str, ...]:
+    group = "edits" if row.setting.prompt_set == "edits" else "held-out"
+    named = (str(row.setting), f"{row.setting.temperature:g}", group)
+    lengths = (figure(row.everything.accept_length), figure(row.fresh.accept_length))
+    rates = (figure(row.everything.accept_rate), by_position(row.everything.accepted_by_position))
+    return *named, figure(row.everything.rounds, 0), *lengths, *rates

@@ -229,11 +229,11 @@ def accepted_shares(text: str) -> tuple[float, ...]:
         raise InputError("accept_rates", text, "numbers with commas between them, such as 0.8,0.6,0.4") from None
 
 
-def shipped_texts(count: int | None) -> list[str]:
-    """Give the first `count` shipped prompts; None: all."""
+def shipped_texts(count: int | None, name: str = "prompts") -> list[str]:
+    """Give the first `count` shipped prompts of a set; None: all."""
     from specsim.models.shipped import load_prompts
 
-    texts = [prompt["text"] for prompt in load_prompts()]
+    texts = [prompt["text"] for prompt in load_prompts(name=name)]
     require(count is None or 1 <= count <= len(texts), "prompts", count, f"1 to {len(texts)}")
     return texts[:count]
 

@@ -48,6 +48,11 @@ def load(
     return Pair(checkpoint, own, tokenizer, places.name)
 
 
+def load_shipped(drafter: str) -> Pair:
+    """Load the shipped target with a drafter; a worker process can be given this function."""
+    return load(drafter=drafter)
+
+
 def load_config(
     target: str | Path | None = None,
     draft: str | Path | None = None,

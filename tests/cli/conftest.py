@@ -21,6 +21,7 @@ from specsim.models.synthetic_pair import synthetic_pair
 
 VOCAB_SIZE = 257
 MAX_LEN = 512
+KINDS = ("eagle", "eagle3", "mtp", "frozen-kv", "standalone")
 PROMPTS = ("def add(a, b):", "import os\n", "class Tree:\n    pass\n")
 SHAPE = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 256,
@@ -51,21 +52,26 @@ def write_head(folder: Path, pair: Pair) -> None:
     if config.kind == "eagle3":
         fields |= {"draft_vocab_size": config.draft_vocab_size, "eagle_aux_hidden_state_convention": "entering"}
         fields |= {"eagle_aux_hidden_state_layer_ids": list(config.feature_layers)}
+    if config.kind == "mtp":
+        fields |= {"num_hidden_layers": 1, "num_nextn_predict_layers": config.num_modules}
+    if config.kind == "frozen-kv":
+        fields |= {"backbone_hidden_size": config.target_hidden_size}
     write_checkpoint(folder, fields, pair.drafter.tensors)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    """A folder like the shipped pair's: a target with its tokenizer, two heads, prompts."""
+    """A folder like the shipped pair's: a target with its tokenizer, drafters, prompts and edits."""
     folder = tmp_path_factory.mktemp("zoo") / "tiny"
-    heads = {kind: synthetic_pair(kind, num_layers=4, vocab_size=VOCAB_SIZE) for kind in ("eagle", "eagle3")}
+    heads = {kind: synthetic_pair(kind, num_layers=4, vocab_size=VOCAB_SIZE) for kind in KINDS}
     target = heads["eagle3"].target
     write_checkpoint(folder / "target", config_fields(target.config), target.tensors)
     save_tokenizer(train_tokenizer(["def"], VOCAB_SIZE), folder / "target", MAX_LEN)
     for kind, pair in heads.items():
         write_head(folder / kind, pair)
     lines = [json.dumps({"id": str(index), "text": text}) + "\n" for index, text in enumerate(PROMPTS)]
-    (folder / "prompts.jsonl").write_text("".join(lines))
+    for name in ("prompts", "edits"):
+        (folder / f"{name}.jsonl").write_text("".join(lines))
     return folder
 
 

@@ -131,8 +131,11 @@ def test_sentences_of_bad_input(call, arguments, sentence):
         ("accept --prompts 4", "prompts"),
         ("accept --max-new-tokens 0", "max_new_tokens"),
         ("accept --json /", "json"),
+        ("accept --jobs 0", "jobs"),
+        ("accept --drafter none", "drafter"),
+        ("accept --drafter missing:Drafter", "module"),
         ("diff --family gpt", "family"),
-        ("diff --drafter mtp", "drafter"),
+        ("diff --drafter medusa", "drafter"),
         ("diff --impl reference --graph round", "graph"),
     ],
 )

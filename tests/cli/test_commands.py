@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from specsim.acceptance.study import Check, Measurement, Setting, Study, chain
+from specsim.acceptance.settings import NAMES, SETTINGS, Setting, chain
+from specsim.acceptance.study import Check, Measurement, Study
 from specsim.core.metrics import acceptance
 
 pytestmark = pytest.mark.usefixtures("shipped")
@@ -36,13 +37,41 @@ def test_small_models_get_one_thread_unless_told_otherwise(call, monkeypatch, co
     assert os.environ.get("OMP_NUM_THREADS") == os.environ.get("MKL_NUM_THREADS") == used
 
 
+OWN = """
+from specsim.core.token_drafter import Proposal
+
+
+class Never:
+    def propose(self, request_id, tokens, limits):
+        return Proposal([], [], [])
+
+    def finish(self, request_id, tokens, prompt_len):
+        pass
+"""
+
+
 def test_accept(call, tmp_path):
     file = tmp_path / "accept.json"
     status, out, err = call("accept", "--prompts", "2", "--max-new-tokens", "6", "--json", str(file))
     assert (status, err) == (0, "")
     assert "Acceptance on 2 held-out prompts, 6 new tokens each" in out
     study = json.loads(file.read_text(), parse_constant=pytest.fail)
-    assert (study["num_prompts"], len(study["measurements"])) == (2, 11)
+    assert (study["num_prompts"], study["num_edits"], len(study["measurements"])) == (2, 2, len(SETTINGS))
+    assert {row["setting"]["drafter"] for row in study["measurements"]} == set(NAMES)
+
+
+def test_accept_measures_named_drafters(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    few = ("--prompts", "1", "--max-new-tokens", "4")
+    names = ("own.py:Never", "mtp", "mtp")
+    status, out, _ = call(
+        "accept", *few, *(word for name in names for word in ("--drafter", name)), "--json", "own.json"
+    )
+    assert (status, "Never chain of 3" in out) == (0, True)
+    rows = json.loads((tmp_path / "own.json").read_text())["measurements"]
+    assert [row["setting"]["drafter"] for row in rows] == ["own.py:Never"] * 8 + ["mtp"] * 4
+    assert {row["everything"]["accept_length"] for row in rows[:8]} == {1}
 
 
 def test_accept_exits_1_where_outputs_differ(call, monkeypatch):

@@ -1,7 +1,8 @@
 """Schemas of the outputs of commands that measure: accept, bench, predict."""
 
 from specsim.acceptance.prediction import Prediction
-from specsim.acceptance.study import Check, Measurement, Setting, Study
+from specsim.acceptance.settings import Setting
+from specsim.acceptance.study import Check, Measurement, Study
 from specsim.bench.roofline import Part, Peaks
 from specsim.bench.row import Target, Timing
 from specsim.maintain.schemas.dataclass_fields import described
@@ -28,16 +29,17 @@ def accept() -> Schema:
     setting = described(
         Setting,
         "Setting that was measured.",
-        drafter="Drafter architecture.",
+        drafter="Drafter: the name of a shipped one, or MODULE:NAME.",
         config=config("Setting of speculation."),
         temperature="Sampling temperature; 0 is greedy.",
+        prompt_set="Prompts: held-out ones, or edits, which end within a copy of an excerpt.",
     )
     measurement = described(
         Measurement,
         "Acceptance under one setting.",
         setting=setting,
-        everything=acceptance("Acceptance over all prompts."),
-        fresh=acceptance("Acceptance over the prompts whose greedy continuation does not loop."),
+        everything=acceptance("Acceptance over all prompts of the set."),
+        fresh=acceptance("Acceptance over those whose greedy continuation does not loop."),
         num_equal="Outputs that equal those of plain decoding; null above temperature 0.",
     )
     check = described(
@@ -51,11 +53,13 @@ def accept() -> Schema:
     return described(
         Study,
         "Output of specsim accept --json.",
-        num_prompts=_PROMPTS,
-        num_fresh="Prompts whose greedy continuation does not loop.",
+        num_prompts="Number of held-out prompts.",
+        num_fresh="Held-out prompts whose greedy continuation does not loop.",
         max_new_tokens=_NEW_TOKENS,
         measurements=array("Acceptance by setting.", measurement),
         checks=array("Figures and their targets.", check),
+        num_edits="Number of edits; 0 if no setting runs on them.",
+        num_fresh_edits="Edits whose greedy continuation does not loop.",
     )
 
 

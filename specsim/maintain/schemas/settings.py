@@ -67,7 +67,7 @@ def acceptance(description: str) -> Schema:
 ACCEPTANCE_TEXTS: dict[str, Any] = {
     "rounds": "Number of rounds, counted for each request.",
     "accept_length": document.nullable(number("Mean tokens per round, bonus token included: 1 to num_steps + 1.")),
-    "accept_rate": document.nullable(number("Accepted drafts over num_steps drafts per round: 0 to 1.")),
+    "accept_rate": document.nullable(number("Accepted drafts over the depth of the proposed ones: 0 to 1.")),
     "node_rate": document.nullable(number("Accepted drafts over the num_draft_tokens - 1 proposed nodes: 0 to 1.")),
     "accepted_by_position": array(
         "Fraction of all rounds that accept at least 1, 2, ... drafts: [num_steps].",

@@ -137,14 +137,16 @@ def _distilled_lines(figures: dict, drafters: list[str]) -> Iterator[str]:
 def _measured(study: dict) -> str:
     """Write the tables of the results of `specsim accept`, and of the pair's targets."""
     size = f"{study['num_prompts']} held-out prompts, {study['max_new_tokens']} new tokens each"
-    headings = ("setting", "T", "accept length", "no loop", "accepted by position")
+    headings = ("setting", "T", "prompts", "accept length", "no loop", "accept rate", "accepted by position")
     checks = [
         (each["claim"], f"{each['measured']:.6g}", each["target"], "yes" if each["reached"] else "**no**")
         for each in study["checks"]
     ]
     lines = [
         f"`specsim accept`: the reference engine on {size};",
-        f"{study['num_fresh']} continuations do not loop. Accept length: mean tokens a round, bonus included.",
+        f"{study['num_fresh']} continuations do not loop. Accept length: mean tokens a round, bonus included. Accept",
+        "rate: accepted drafts over the proposed depth.",
+        *(_edits_lines(study) if study.get("num_edits") else ()),
         "",
         *markdown(headings, map(_measurement_cells, study["measurements"])),
         "",
@@ -153,14 +155,21 @@ def _measured(study: dict) -> str:
     return "\n".join(lines)
 
 
+def _edits_lines(study: dict) -> Iterator[str]:
+    yield f"Drafters without weights also ran on the {study['num_edits']} edits of `edits.jsonl`, an excerpt and part"
+    yield f"of its copy with one identifier renamed; {study['num_fresh_edits']} continuations do not loop. Suffix"
+    yield "drafts use finished outputs of the batch, so their figures depend on the other prompts."
+
+
 def _measurement_cells(row: dict) -> tuple[str, ...]:
-    config = row["setting"]["config"]
-    everything = row["everything"]
+    setting, everything = row["setting"], row["everything"]
+    config = setting["config"]
     tree = "tree {topk}/{num_steps}/{num_draft_tokens}" if config["topk"] > 1 else "chain of {num_steps}"
     rates = ", ".join(f"{rate:.2f}" for rate in everything["accepted_by_position"])
     lengths = (f"{each['accept_length']:.3f}" for each in (everything, row["fresh"]))
-    name = f"{row['setting']['drafter']}, {tree.format(**config)}"
-    return name, f"{row['setting']['temperature']:g}", *lengths, rates
+    prompts = "edits" if setting.get("prompt_set") == "edits" else "held-out"
+    named = (f"{setting['drafter']}, {tree.format(**config)}", f"{setting['temperature']:g}", prompts)
+    return *named, *lengths, f"{everything['accept_rate']:.2f}", rates
 
 
 def _licence_rows(distributions: list[dict]) -> Iterator[str]:

@@ -1,0 +1,91 @@
+"""Settings of the acceptance study by drafter, and the accept lengths that some of them should reach."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from specsim.core.config import SpecConfig
+from specsim.core.display import short_setting
+from specsim.core.errors import InputError
+from specsim.models.load import is_token_drafter
+
+PromptSet = Literal["prompts", "edits"]
+# Shipped drafters as tables name them. A drafter of your own has the name of its class.
+NAMES = {
+    "eagle3": "EAGLE-3",
+    "eagle": "EAGLE",
+    "mtp": "MTP",
+    "frozen-kv": "frozen KV",
+    "standalone": "standalone",
+    "ngram": "n-gram",
+    "suffix": "suffix",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One run of the study."""
+
+    drafter: str
+    config: SpecConfig
+    temperature: float = 0.0
+    prompt_set: PromptSet = "prompts"  # held-out prompts, or edits: prompts that end within a copy of an excerpt
+
+    @property
+    def is_chain(self) -> bool:
+        return self.config.topk == 1
+
+    @property
+    def conditions(self) -> str:
+        """Temperature and prompt set, in a few words."""
+        return f"T={self.temperature:g}" + (", edits" if self.prompt_set == "edits" else "")
+
+    def __str__(self) -> str:
+        return f"{NAMES.get(self.drafter) or self.drafter.rpartition(':')[2]} {short_setting(self.config)}"
+
+
+def chain(num_drafts: int) -> SpecConfig:
+    """Make the setting of a chain of drafts, the root and all of them verified."""
+    return SpecConfig(topk=1, num_steps=num_drafts, num_draft_tokens=num_drafts + 1)
+
+
+TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=16)
+MTP_TREE = SpecConfig(topk=4, num_steps=3, num_draft_tokens=16)  # as deep as the shipped drafter has modules
+
+
+def settings_of(drafter: str) -> Iterator[Setting]:
+    """Give the settings of a drafter: a chain of 3 and a tree, greedy and sampled; more chains for EAGLE-3.
+
+    A drafter without weights runs on both prompt sets. InputError for a name that `specsim accept` does not know.
+    """
+    if drafter not in NAMES and ":" not in drafter:
+        raise InputError("drafter", drafter, " or ".join([*NAMES, "MODULE:NAME"]))
+    if drafter == "eagle3":
+        yield from (Setting(drafter, chain(num_drafts)) for num_drafts in (1, 2, 4, 5))
+        yield Setting(drafter, chain(4), temperature=1.0)
+    sets: tuple[PromptSet, ...] = ("prompts", "edits") if is_token_drafter(drafter) else ("prompts",)
+    for prompt_set in sets:
+        for temperature in (0.0, 1.0):
+            for config in (chain(3), MTP_TREE if drafter == "mtp" else TREE):
+                yield Setting(drafter, config, temperature, prompt_set)
+
+
+SETTINGS = tuple(setting for drafter in NAMES for setting in settings_of(drafter))
+
+
+class Target(NamedTuple):
+    """A setting and the least accept length that it should reach."""
+
+    setting: Setting
+    accept_length: float
+
+
+TARGETS = (
+    Target(Setting("eagle3", chain(3)), 3.2),
+    Target(Setting("eagle3", chain(3), temperature=1.0), 1.7),
+    Target(Setting("eagle", chain(3)), 2.5),
+    Target(Setting("mtp", chain(3)), 2.85),
+    Target(Setting("frozen-kv", chain(3)), 2.4),
+    Target(Setting("standalone", chain(3)), 2.3),
+)
+TARGETS_FRESH = (Target(Setting("eagle3", chain(3)), 2.3),)  # over prompts whose continuation does not loop
