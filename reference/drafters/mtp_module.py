@@ -36,7 +36,6 @@ class MtpModule:
         self._index = index
         self.kv_layout = replace(config.model.kv_layout, num_layers=1)
         self.feature_layers = config.feature_layers
-        self.lead = 0
         self.hidden_size = config.model.hidden_size
         self.draft_vocab_size = config.draft_vocab_size
 

@@ -131,7 +131,8 @@ class Round:
 
     def _chosen(self, candidates: Candidates | ExplicitCandidates, row: int) -> tuple[list[int], list[int]]:
         """Find the parent of each candidate, -1 for the root, and the candidates that became nodes."""
-        from specsim.reference.selection import select, select_explicit
+        from specsim.reference.selection import select
+        from specsim.reference.tree_explicit import select_explicit
 
         count = self.config.num_draft_tokens - 1
         if isinstance(candidates, ExplicitCandidates):

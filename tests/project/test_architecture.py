@@ -32,7 +32,7 @@ DYNAMIC_IMPORTS = {
     "specsim.correctness.faults.checks.trees": {
         f"specsim.{name}" for name in ("reference.tree", "reference.tree_parents", "fast.tree", "fast.tree_parents")
     },
-    "specsim.correctness.conformance.runner": {"the module of a user"},
+    "specsim.core.user_module": {"the module of a user"},
     "specsim.serving.generation": {"specsim.reference.engine", "specsim.fast.engine", "specsim.fast.runtime.launch"},
 }
 # The oracle, and the tree that test_acceptance.py walks: neither has a twin in fast/.
