@@ -92,8 +92,8 @@ def measure(
     """
     require(settings, "settings", settings, "at least one setting")
     require_int("jobs", jobs)
-    names: list[PromptSet] = ["prompts"]
-    names += [name for name in ("edits",) if any(setting.prompt_set == name for setting in settings)]
+    has_edits = any(setting.prompt_set == "edits" for setting in settings)
+    names: tuple[PromptSet, ...] = ("prompts", "edits") if has_edits else ("prompts",)
     plain_runs = [Setting(settings[0].drafter, SpecConfig.plain(), prompt_set=name) for name in names]
     calls = [
         partial(_generation, load_pair, each, prompt_sets[each.prompt_set], max_new_tokens)
@@ -104,14 +104,13 @@ def measure(
     both = zip(settings, results[len(names) :], strict=True)
     rows = tuple(_row(setting, result, plain[setting.prompt_set]) for setting, result in both)
     fresh = {name: sum(map(_is_fresh, result.outputs)) for name, result in plain.items()}
-    num_edits = len(prompt_sets["edits"]) if "edits" in plain else 0
     study = Study(
         num_prompts=len(prompt_sets["prompts"]),
         num_fresh=fresh["prompts"],
         max_new_tokens=max_new_tokens,
         measurements=rows,
         checks=(),
-        num_edits=num_edits,
+        num_edits=len(prompt_sets["edits"]) if has_edits else 0,
         num_fresh_edits=fresh.get("edits", 0),
     )
     return replace(study, checks=tuple(_checks(study)))

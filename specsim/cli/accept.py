@@ -29,7 +29,7 @@ def accept(
     """Measure accept lengths of the shipped drafters.
 
     Each drafts a chain of 3 and a tree, at temperature 0 and 1, on the held-out prompts. Those without weights also run
-    on edits, prompts that end within a copy of an excerpt. All drafters on all prompts take about half an hour of CPU
+    on edits, prompts that end within a copy of an excerpt. All drafters on all prompts take some 20 minutes of CPU
     time.
 
     Exit status: 0 if every output at temperature 0 equals that of plain decoding, 1 if one does not, 2 for bad input.
