@@ -26,15 +26,23 @@ def diff(
         str | None,
         option(
             "Grid",
-            "Compare many settings: 8 (half a minute), 89 (minutes) or 1288 (hours; minutes on a GPU).",
-            metavar="quick|pairwise|full",
+            "Compare many settings: quick (half a minute), pairwise or drafters (minutes), full (hours; minutes on a "
+            "GPU).",
+            metavar="quick|pairwise|drafters|full",
             show_default="the one setting of the options below",
         ),
     ] = None,
     cell: Annotated[
         str | None, option("Grid", "Compare only this cell of the grid, by the name that a failure shows.")
     ] = None,
-    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3|eagle3.1")] = "eagle3",
+    drafter: Annotated[
+        str,
+        option(
+            "Model",
+            "Drafter: eagle, eagle3, eagle3.1, mtp, standalone, frozen-kv, ngram or suffix.",
+            metavar="NAME",
+        ),
+    ] = "eagle3",
     family: Annotated[
         str,
         option(
