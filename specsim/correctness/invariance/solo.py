@@ -1,6 +1,6 @@
 """Comparison of a batched request with the same request solo: tokens, end, rounds and logprobs."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from specsim.serving.requests import Request
 
 # Largest error of a logprob, by the dtype of the weights: logprobs themselves are kept in float32.
 BUDGETS = {torch.float64: 2e-6, torch.float32: 1e-4}
+DECIDED = ("token_ids", "accepted", "finish_reason")  # fields in which no rounding shows but that of a decision
 
 
 class Difference(NamedTuple):
@@ -59,6 +60,7 @@ class SoloRuns:
     config: SpecConfig
     dtype: torch.dtype  # of the batched runs
     options: EngineOptions | None = None  # of the solo runs; None: the reference in float64
+    compared: tuple[str, ...] = DECIDED  # fields that have to be equal, besides logprobs
     outputs: dict[tuple[int, ...], Output] = field(default_factory=dict)
 
     def output(self, request: Request) -> Output:
@@ -87,7 +89,7 @@ class SoloRuns:
         )
 
     def _check(self, request: Request) -> SoloResult:
-        return check_request(self.pair, self.config, request, self.output(request), self.dtype)
+        return check_request(self.pair, self.config, request, self.output(request), self.dtype, self.compared)
 
 
 def run_solo(pair: Pair, config: SpecConfig, request: Request, options: EngineOptions | None = None) -> Output:
@@ -97,28 +99,35 @@ def run_solo(pair: Pair, config: SpecConfig, request: Request, options: EngineOp
     return generate(pair, [request.prompt_ids], config, request.params, request_ids=ids, engine=options).outputs[0]
 
 
-def check_request(pair: Pair, config: SpecConfig, request: Request, output: Output, dtype: torch.dtype) -> SoloResult:
+def check_request(
+    pair: Pair,
+    config: SpecConfig,
+    request: Request,
+    output: Output,
+    dtype: torch.dtype,
+    compared: Collection[str] = DECIDED,
+) -> SoloResult:
     """Compare a request served in this dtype with `output`, its solo run.
 
     The verdict is `within rounding error` only in float32, if tokens, rounds or the end differ and a decision of the
     request is within rounding error. A logprob that differs, or any difference in float64, is `different`.
     """
-    found = difference(request, output, BUDGETS[dtype])
+    found = difference(request, output, BUDGETS[dtype], compared)
     if found is None:
         return SoloResult("equal")
-    may_round = dtype == torch.float32 and bool(decided_differences(request, output))
+    may_round = dtype == torch.float32 and bool(decided_differences(request, output, compared))
     is_excused = may_round and is_within_rounding_error(pair, config, request, dtype)
     return SoloResult("within rounding error" if is_excused else "different", found)
 
 
-def difference(request: Request, output: Output, budget: float) -> str | None:
+def difference(request: Request, output: Output, budget: float, compared: Collection[str] = DECIDED) -> str | None:
     """Name the first difference in tokens, rounds, end, or a logprob by more than budget; None where equal."""
-    decided = decided_differences(request, output)
+    decided = decided_differences(request, output, compared)
     found = str(decided[0]) if decided else _measured(request, output, budget)
     return found and f"request {request.request_id}: {found}"
 
 
-def decided_differences(request: Request, output: Output) -> list[Difference]:
+def decided_differences(request: Request, output: Output, compared: Collection[str] = DECIDED) -> list[Difference]:
     """List differences in tokens, rounds and end; an aborted request has to be the beginning of its solo run."""
     is_cut = request.finish_reason == "abort"
     count = len(request.token_ids) if is_cut else None
@@ -129,7 +138,7 @@ def decided_differences(request: Request, output: Output) -> list[Difference]:
     ]
     if not is_cut:
         fields.append(Difference("finish_reason", request.finish_reason, output.finish_reason))
-    return [each for each in fields if each.batched != each.solo]
+    return [each for each in fields if each.field in compared and each.batched != each.solo]
 
 
 def _measured(request: Request, output: Output, budget: float) -> str | None:

@@ -57,6 +57,11 @@ def verified_name(verifier: str) -> str:
     return f"verified by {verifier}"
 
 
+def drafted_name(kind: str) -> str:
+    """Name the count of accepted drafts of that kind of drafter."""
+    return f"accepted drafts of {kind}"
+
+
 def coverage_of(scheduler: Scheduler) -> Counter[str]:
     """Count the events of a scheduler's run, by the names in REQUIRED and those of a few totals.
 
@@ -108,6 +113,7 @@ def _results(record: StepRecord) -> Counter[str]:
         counts["late results dropped"] += result.num_kept == 0
         counts["cut inside a path"] += 0 < result.num_kept < result.num_accepted_tokens
         counts[f"accepted drafts {result.num_accepted_tokens - 1}"] += result.num_kept > 0
+        counts["drafts accepted"] += (result.num_accepted_tokens - 1) * (result.num_kept > 0)
     return counts
 
 

@@ -8,9 +8,9 @@ from specsim.core.columns import round_columns
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig, ceil_to
 from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
+from specsim.correctness.soak.drafters import KINDS, most_steps, possible_graph, verifiers
 from specsim.serving.requests import Request, make_request
 
-KINDS = ("eagle", "eagle3")
 FAMILIES = ("llama", "qwen3", "mistral", "noisy")
 MOST_REQUESTS = 100
 MOST_NODES = 12
@@ -44,7 +44,7 @@ class Program:
     """A configuration, requests that arrive and end, and slots that are withheld and returned."""
 
     name: str  # seed-index-requests, from which `named` makes it again; empty for a program of another generator
-    pair: str  # a name of differential.pairs
+    pair: str  # kind-family, of soak.drafters
     config: SpecConfig
     serving: ServingConfig
     num_ranks: int
@@ -55,6 +55,11 @@ class Program:
         tuple[int, int], ...
     ]  # (step, place): abort the request at that place, modulo their number, of those with a row
     closes_at: int | None  # everything is given back before this step; None: once all requests have ended
+
+    @property
+    def kind(self) -> str:
+        """Kind of drafter."""
+        return self.pair.rpartition("-")[0]
 
 
 def named(name: str) -> Program:
@@ -74,10 +79,11 @@ def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
 
 def _program(rng: random.Random, verifier_rng: random.Random, most: int) -> Program:
     size = min(rng.choice((4, 8, 8, 16, 16, 32, 64, MOST_REQUESTS)), most)
-    config = _config(rng)
+    kind = rng.choice(KINDS)
+    config = _config(rng, most_steps(kind))
     num_ranks = rng.choice((1, 1, 1, 2, 3))
-    config = _with_verifier(verifier_rng, config)
-    pair = f"{rng.choice(KINDS)}-{rng.choice(FAMILIES)}"
+    config = _with_verifier(verifier_rng, config, kind)
+    pair = f"{kind}-{rng.choice(FAMILIES)}"
     graph = rng.choice(("eager", "step", "phase", "round"))
     serving = _serving(rng, config)
     pace = rng.choice((0, 1, 3))
@@ -91,7 +97,7 @@ def _program(rng: random.Random, verifier_rng: random.Random, most: int) -> Prog
         config=config,
         serving=serving,
         num_ranks=num_ranks,
-        graph="phase" if (graph, config.release) == ("round", "round") else graph,
+        graph=possible_graph(graph, kind, config),
         submissions=_submissions(rng, size, pace),
         limits=limits,
         aborts=tuple(aborts),
@@ -99,9 +105,9 @@ def _program(rng: random.Random, verifier_rng: random.Random, most: int) -> Prog
     )
 
 
-def _config(rng: random.Random) -> SpecConfig:
+def _config(rng: random.Random, most_steps: int) -> SpecConfig:
     topk = rng.randint(1, 4)
-    num_steps = rng.randint(1, 5)
+    num_steps = rng.randint(1, most_steps)
     page_size = rng.choice((1, 2, 4, 16))
     max_len = rng.choice((None, None, rng.randint(24, 64)))
     if rng.random() < 0.1:
@@ -123,11 +129,11 @@ def _config(rng: random.Random) -> SpecConfig:
     )
 
 
-def _with_verifier(rng: random.Random, config: SpecConfig) -> SpecConfig:
+def _with_verifier(rng: random.Random, config: SpecConfig, kind: str) -> SpecConfig:
     """Choose, half of the time, another verifier for such drafts; only target_only has thresholds."""
     if config.is_plain or rng.random() < 0.5:
         return config
-    verifier = rng.choice(("typical", *(("rejection", "block", "gumbel") if config.topk == 1 else ("multi_round",))))
+    verifier = rng.choice(verifiers(kind, config.topk))
     static = {"num_draft_tokens": 1 + config.topk * config.num_steps} if verifier == "multi_round" else {}
     return replace(config, verifier=verifier, threshold_single=1.0, threshold_acc=1.0, **static)
 

@@ -22,14 +22,21 @@ from specsim.core.errors import require_int
 from specsim.core.provenance import now, versions
 from specsim.core.workers import Workers
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.soak.coverage import REQUIRED, required, verified_name
+from specsim.correctness.soak.coverage import REQUIRED, drafted_name, required, verified_name
+from specsim.correctness.soak.drafters import KINDS
 from specsim.correctness.soak.programs import draw
 from specsim.correctness.soak.trial import ProgramResult, check_named, options_of
 from specsim.serving.generation import load_engine
 
 # Events that a soak of at least that many requests has to cover.
 LEAST_REQUESTS = 2_000
-REQUIRED_EVENTS = (*REQUIRED, *map(verified_name, VERIFIERS), "steps with an idle rank", "closed under way")
+REQUIRED_EVENTS = (
+    *REQUIRED,
+    *map(verified_name, VERIFIERS),
+    *map(drafted_name, KINDS),
+    "steps with an idle rank",
+    "closed under way",
+)
 
 
 class Failure(NamedTuple):

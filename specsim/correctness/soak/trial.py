@@ -3,17 +3,18 @@
 import traceback
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 import torch
 
 from specsim.core.engine_options import EngineOptions
+from specsim.core.kv_buffer import KVBuffer
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
-from specsim.correctness.differential.pairs import make_pair
+from specsim.correctness.invariance.replay import Proposals
 from specsim.correctness.invariance.solo import SoloComparison, SoloRuns
-from specsim.correctness.soak.coverage import accepted_name, coverage_of, verified_name
+from specsim.correctness.soak.coverage import accepted_name, coverage_of, drafted_name, verified_name
+from specsim.correctness.soak.drafters import SHARED, compare_shared, pair_of, possible_graph, recorded
 from specsim.correctness.soak.programs import Program, Submission, named
 from specsim.serving.generation import load_engine
 from specsim.serving.ranks import Ranks
@@ -21,7 +22,6 @@ from specsim.serving.requests import Request
 from specsim.serving.scheduler import Scheduler
 
 MOST_STEPS = 20_000  # more than any program takes that ends
-_pair = cache(make_pair)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,9 @@ def check_named(name: str, options: EngineOptions) -> ProgramResult:
 @torch.inference_mode()
 def check(program: Program, options: EngineOptions) -> ProgramResult:
     """Serve a program and compare each of its requests with its solo run; an error counts as a difference."""
-    pair = _pair(program.pair, options.dtype)
-    schedulers = _schedulers(program, pair, options)
+    pair = pair_of(program.pair, options.dtype)
+    proposals: Proposals = {}
+    schedulers = _schedulers(program, pair, options, proposals)
     counts = Counter()
     try:
         counts.update(_serve(program, Ranks(schedulers), pair.target.config))
@@ -66,9 +67,10 @@ def check(program: Program, options: EngineOptions) -> ProgramResult:
     requests = [request for scheduler in schedulers for request in scheduler.requests.values()]
     if not program.config.is_plain:
         counts[verified_name(program.config.verifier)] = len(requests)
+        counts[drafted_name(program.kind)] = counts["drafts accepted"]
     if error is None:  # without the rejected, and those aborted before their first token
         started = [request for request in requests if request.token_ids]
-        found = SoloRuns(pair, program.config, options.dtype).compare(started)
+        found = _compare(program, pair, options.dtype, started, proposals)
     else:
         found = SoloComparison(0, (), (error,), 0.0)
     return ProgramResult(
@@ -82,16 +84,27 @@ def check(program: Program, options: EngineOptions) -> ProgramResult:
     )
 
 
-def _schedulers(program: Program, pair: Pair, options: EngineOptions) -> list[Scheduler]:
-    """Make a scheduler for each rank.
+def _compare(
+    program: Program, pair: Pair, dtype: torch.dtype, requests: list[Request], proposals: Proposals
+) -> SoloComparison:
+    """Compare requests with their solo runs."""
+    if program.kind == SHARED and not program.config.is_plain:
+        return compare_shared(pair, program.config, dtype, requests, proposals)
+    return SoloRuns(pair, program.config, dtype).compare(requests)
+
+
+def _schedulers(program: Program, pair: Pair, options: EngineOptions, proposals: Proposals) -> list[Scheduler]:
+    """Make a scheduler for each rank, and record the proposals of drafters with a shared tree.
 
     The program's graph mode is used unless the options name a possible one.
     """
     if options.impl == "fast":
-        is_possible = (options.graph, program.config.release) != ("round", "round")
-        graph = options.graph if options.graph and is_possible else program.graph
+        is_possible = options.graph and options.graph == possible_graph(options.graph, program.kind, program.config)
+        graph = options.graph if is_possible else program.graph
         options = replace(options, graph=graph, bucket=program.serving.max_running)
-    engines = [load_engine(pair, program.config, options) for _ in range(program.num_ranks)]
+    is_shared = program.kind == SHARED
+    pairs = [recorded(pair, options.impl, proposals) if is_shared else pair for _ in range(program.num_ranks)]
+    engines = [load_engine(each, program.config, options) for each in pairs]
     return [Scheduler(engine, program.serving, audits=True) for engine in engines]
 
 
@@ -128,16 +141,26 @@ def _serve(program: Program, ranks: Ranks, target_config: ModelConfig) -> Counte
 def _poison(scheduler: Scheduler) -> None:
     """Fill with NaN the slots that nothing may read any more, so that a read of them shows.
 
-    They are the free slots, and under `sync`, where the host knows what is committed, those that are not committed.
+    They are the free slots, and under `sync`, where the host knows what is committed, those that are not committed. A
+    drafter with a lead also keeps that many columns after a running request's committed ones: the KV of its root.
     """
     pools = scheduler.pools
     filled = torch.zeros(pools.num_slots // pools.page_size, dtype=torch.int64)
     for account in pools.accounts():
         filled[account.page] = account.committed if scheduler.serving.schedule == "sync" else pools.page_size
-    slots = (torch.arange(pools.page_size) >= filled[:, None]).flatten().nonzero()[:, 0]
-    for buffer in filter(None, (pools.target, pools.draft)):
-        for values in (buffer.keys, buffer.values):
-            values.index_fill_(1, slots.to(values.device), torch.nan)
+    is_read = (torch.arange(pools.page_size) < filled[:, None]).flatten()
+    _fill(pools.target, ~is_read)
+    lead = torch.arange(scheduler.residents.lead)
+    for request in scheduler.runner.requests:
+        is_read[pools.slots(request.row, request.prefill_len + lead)] = True
+    if pools.draft is not None:
+        _fill(pools.draft, ~is_read)
+
+
+def _fill(buffer: KVBuffer, is_filled: torch.Tensor) -> None:
+    """Fill slots of a buffer with NaN."""
+    for values in (buffer.keys, buffer.values):
+        values.index_fill_(1, is_filled.nonzero()[:, 0].to(values.device), torch.nan)
 
 
 def _submit(ranks: Ranks, coming: deque[tuple[int, Submission]], count: int, target_config: ModelConfig) -> None:
