@@ -178,7 +178,7 @@ def test_the_oracle_refuses_stale_rows():
     assert refused.value.name == "boundary"
 
 
-CELLS = [cell_of(each) for each in (*MTP[:4], MTP[5], MTP[-1])]
+CELLS = [cell_of(each) for each in (*MTP[:4], MTP[5], MTP[11])]
 
 
 def test_cells_equal_the_reference_and_drafts_are_accepted():

@@ -119,6 +119,8 @@ MTP = (
     dict(QUICK[0], kind="mtp", family="twins", graph="round", score="logprob", mode="free", page_size=1),
     dict(QUICK[0], kind="mtp", family="noisy", num_steps=2, graph="step", max_len="near", chunks=2, idle=True),
     *(dict(each, kind="mtp", num_steps=3) for each in VERIFIERS[:4]),
+    dict(QUICK[0], kind="mtp.one", graph="step"),
+    dict(QUICK[0], kind="mtp.parallel", graph="round", topk=1),
 )
 # Cells of drafters beyond their pairs.
 DRAFTERS = (

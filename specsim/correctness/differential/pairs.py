@@ -18,6 +18,8 @@ TOKEN_DRAFTERS = {"ngram": NgramConfig(), "suffix": SuffixConfig(shared=False)}
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "standalone.shifted": ("standalone", {"rows": "shifted"}),
     "frozen-kv.next": ("frozen-kv", {"position": "next"}),
+    "mtp.one": ("mtp", {"num_modules": 1}),
+    "mtp.parallel": ("mtp", {"hidden_chain": False}),
 }
 KINDS = ("eagle", "eagle3", "eagle3.1", "mtp", "standalone", "frozen-kv", *MODES, *TOKEN_DRAFTERS)
 FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
