@@ -12,7 +12,7 @@ from specsim.core.engine_options import GRAPHS, EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.token_drafter import NgramConfig, Proposal, SuffixConfig, TreeLimits
-from specsim.maintain.result_tables import markdown
+from specsim.maintain.result_tables import markdown, prompts_of
 from specsim.models.shipped import TINY
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
@@ -24,7 +24,7 @@ TREES = {1: "chain", 4: "tree"}  # by topk
 ALLOWED_HEADINGS = ("drafter", "drafts", "verifiers", "graph modes")
 PROTOCOL_HEADINGS = ("drafter", "state between rounds", "layers of draft KV", "lead", "lookahead", "host or device")
 REFUSED_HEADINGS = ("drafters", "refused with")
-ACCEPTANCE_HEADINGS = ("drafter", "temperature", "accept length", "without loops", "accepted by position")
+ACCEPTANCE_HEADINGS = ("drafter", "temperature", "prompts", "accept length", "without loops", "accepted by position")
 STEPS = 3  # of the chains in the table of acceptance, and of all combinations
 
 
@@ -145,6 +145,8 @@ def acceptance(_: Path | None = None, file: Path = TINY / "acceptance.json") -> 
     rows = [row for row in study["measurements"] if _is_shown(row["setting"]["config"])]
     table = markdown(ACCEPTANCE_HEADINGS, map(_acceptance_cells, rows))
     counts = f"{study['num_prompts']} held-out prompts, {study['max_new_tokens']} new tokens each"
+    if study.get("num_edits"):
+        counts += f"; {study['num_edits']} edits, prompts that end within a copy of an excerpt"
     return "\n".join(["", *table, "", f"Chains of {STEPS} drafts on {counts}.", ""]) + "\n"
 
 
@@ -156,4 +158,5 @@ def _acceptance_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     everything = row["everything"]
     rates = ", ".join(f"{rate:.2f}" for rate in everything["accepted_by_position"])
     lengths = [f"{row[part]['accept_length']:.2f}" if row.get(part) else "" for part in ("everything", "fresh")]
-    return row["setting"]["drafter"], f"{row['setting']['temperature']:g}", *lengths, rates
+    setting = row["setting"]
+    return setting["drafter"], f"{setting['temperature']:g}", prompts_of(setting), *lengths, rates

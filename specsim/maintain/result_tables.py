@@ -41,6 +41,11 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str
     return lines + ["| " + " | ".join(map(str, cells)) + " |" for cells in rows]
 
 
+def prompts_of(setting: Mapping[str, Any]) -> str:
+    """Name the prompts of a setting of `specsim accept`; results from before there were edits do not say."""
+    return "edits" if setting.get("prompt_set") == "edits" else "held-out"
+
+
 def grids(folder: Path) -> str:
     """Make the table of the kept differential grids, with the machine and versions of their runs."""
     results = _kept(folder, "diff-*.json")

@@ -181,7 +181,7 @@ def test_a_figure_that_is_not_defined_does_not_hold():
 
 
 def test_settings_of_the_shipped_drafters():
-    """Each has a chain of 3 and a tree at both temperatures, on the edits too if it has no weights."""
+    """Each has a chain of 3 and a tree at both temperatures; without weights, on the edits too."""
     assert len(set(SETTINGS)) == len(SETTINGS) == 41
     for drafter in ("eagle3", "eagle", "mtp", "frozen-kv", "standalone", "ngram", "suffix"):
         tree = (4, 3, 16) if drafter == "mtp" else (4, 4, 16)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specsim.core.metrics import LOOP_SHARE
-from specsim.maintain.result_tables import markdown
+from specsim.maintain.result_tables import markdown, prompts_of
 from specsim.maintain.training.estimate import NEW_TOKENS
 from specsim.maintain.training.prompts import RULE
 from specsim.maintain.training.recipe import Recipe
@@ -167,8 +167,7 @@ def _measurement_cells(row: dict) -> tuple[str, ...]:
     tree = "tree {topk}/{num_steps}/{num_draft_tokens}" if config["topk"] > 1 else "chain of {num_steps}"
     rates = ", ".join(f"{rate:.2f}" for rate in everything["accepted_by_position"])
     lengths = (f"{each['accept_length']:.3f}" for each in (everything, row["fresh"]))
-    prompts = "edits" if setting.get("prompt_set") == "edits" else "held-out"
-    named = (f"{setting['drafter']}, {tree.format(**config)}", f"{setting['temperature']:g}", prompts)
+    named = (f"{setting['drafter']}, {tree.format(**config)}", f"{setting['temperature']:g}", prompts_of(setting))
     return *named, *lengths, f"{everything['accept_rate']:.2f}", rates
 
 
