@@ -2,15 +2,16 @@
 
 from pathlib import Path
 
-from specsim.correctness.differential.drafter_grid import DRAFTER_AXES
+from specsim.correctness.differential.drafter_grid import DRAFTER_AXES, KINDS
 from specsim.correctness.differential.grids import AXES, grid
 from specsim.correctness.faults.catalogue import FAULTS
 from specsim.maintain.result_tables import markdown
 
+_num_varied = sum(len(values) > 1 for values in DRAFTER_AXES.values())
 CONTENTS = {
     "quick": "a few settings, half a minute without a GPU",
     "pairwise": f"every two values of {len(AXES)} options meet in some cell; verifiers and drafters; minutes",
-    "drafters": f"every two values of {len(DRAFTER_AXES)} options, with EAGLE-3.1, n-gram and suffix drafters; minutes",
+    "drafters": f"every two values of {_num_varied} options, for the drafters {', '.join(KINDS)}; minutes",
     "full": "`pairwise`, and every combination of topk, steps, tree size, page size and batch, greedy and sampled; "
     "minutes on a GPU, hours without",
 }

@@ -146,7 +146,7 @@ def acceptance(_: Path | None = None, file: Path = TINY / "acceptance.json") -> 
     table = markdown(ACCEPTANCE_HEADINGS, map(_acceptance_cells, rows))
     counts = f"{study['num_prompts']} held-out prompts, {study['max_new_tokens']} new tokens each"
     if study.get("num_edits"):
-        counts += f"; {study['num_edits']} edits, prompts that end within a copy of an excerpt"
+        counts += f"; {study['num_edits']} edits, prompts that end within a copy of an excerpt with one name changed"
     return "\n".join(["", *table, "", f"Chains of {STEPS} drafts on {counts}.", ""]) + "\n"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specsim.maintain.site.api import api_pages
+from specsim.maintain.site.api import api_pages, full_names
 from specsim.maintain.site.commands import command_pages
 from specsim.maintain.site.docstrings import cell, code_cell, markdown
 from specsim.maintain.site.links import Linker
@@ -145,6 +145,17 @@ def test_source_pages_have_an_anchor_at_every_definition():
     assert page.count('<span id="build"></span>') == 1
     assert 'href="https://example.org/specsim/blob/HEAD/reference/tree.py"' in page
     assert 'href="../../_static/site.css"' in page
+
+
+def test_a_class_of_another_library_keeps_its_full_name(tmp_path):
+    core = tmp_path / "specsim" / "core"
+    core.mkdir(parents=True)
+    (core / "tree.py").write_text('class Path:\n    """Path of a tree."""\n')
+    (core / "files.py").write_text("from pathlib import Path\ndef read(file: Path) -> str: ...\n")
+    files = {"specsim.core.tree": core / "tree.py", "specsim.core.files": core / "files.py"}
+    modules = {name: read_module(path) for name, path in files.items()}
+    names = full_names("specsim.core.files", modules)
+    assert names["Path"] == "pathlib.Path"
 
 
 def test_api_has_a_page_for_every_operation_and_folder():

@@ -16,7 +16,7 @@ def api_pages(root: Path) -> dict[str, str]:
     """Write every page, by its path in the site's source."""
     files = _modules(root)
     unlinked = {name: read_module(path) for name, path in files.items()}
-    modules = {name: read_module(path, _full_names(name, unlinked)) for name, path in files.items()}
+    modules = {name: read_module(path, full_names(name, unlinked)) for name, path in files.items()}
     sources = {name: path.relative_to(root).as_posix() for name, path in files.items()}
     folders = [name for name in modules if sources[name].endswith("__init__.py")]
     pages = {_page(name): _folder_page(name, modules, sources) for name in folders}
@@ -46,13 +46,20 @@ def _modules(root: Path) -> dict[str, Path]:
     return found
 
 
-def _full_names(module: str, modules: Mapping[str, Module]) -> dict[str, str]:
+def full_names(module: str, modules: Mapping[str, Module]) -> dict[str, str]:
     """Give the full name of each public class that a module defines or imports, so that signatures link to it."""
     own = {each.name: module for each in modules[module].members if isinstance(each, Class)}
     own |= dict.fromkeys([each.name for each in modules[module].aliases], module)
     own |= dict.fromkeys(modules[module].type_variables, module)
-    homes = {name: _home(name, origin, modules) for name, origin in modules[module].imported.items()}
+    imported = modules[module].imported
+    homes = {name: _home(name, origin, modules) for name, origin in imported.items()}
+    # A class of another library keeps its own name, or Sphinx would link it to a class of that name here.
+    homes |= {name: origin for name, origin in imported.items() if name[0].isupper() and not _is_own(origin)}
     return {name: f"{home}.{name}" for name, home in (homes | own).items() if home is not None}
+
+
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] == "specsim"
 
 
 def _operation(module: str) -> str | None:
