@@ -18,7 +18,7 @@ from specsim.correctness.statistics.distribution import draft_distribution, next
 from specsim.correctness.statistics.e_value import Sample, chi_square, ln_e_value
 from specsim.correctness.statistics.power import detectable_distance
 from specsim.correctness.statistics.samples import Load, outputs, sample
-from specsim.correctness.statistics.settings import CONFIGS, PLAIN, SETTINGS
+from specsim.correctness.statistics.settings import CONFIGS, DRAFTERS, PLAIN, SETTINGS
 from specsim.correctness.statistics.small_vocabulary import VOCAB, SmallVocabulary, dyadic, opposed
 from specsim.correctness.statistics.suite import FALSE_ALARM
 from specsim.reference import acceptance
@@ -31,8 +31,8 @@ PAIRS = list(product(range(VOCAB), repeat=2))
 BY_NAME = {control.name: control for control in CONTROLS}
 
 
-def texts_of(control_or_config, num_tokens, settings=(PLAIN,)):
-    return outputs(OPPOSED, Load(control_or_config, settings, num_tokens), lambda count: None)
+def texts_of(control_or_config, num_tokens, settings=(PLAIN,), kind="eagle"):
+    return outputs(OPPOSED, Load(control_or_config, settings, num_tokens, kind=kind), lambda count: None)
 
 
 # The known distribution
@@ -231,10 +231,10 @@ def test_block_verification_has_the_targets_distribution():
     assert detectable_distance(tested, FALSE_ALARM) < 0.18
 
 
-@pytest.mark.parametrize("name", ["typical acceptance", "accept if target ≥ draft"])
+@pytest.mark.parametrize("name", ["typical acceptance", "accept if target ≥ draft", "one stream for draft and accept"])
 def test_controls_are_rejected(name):
     with BY_NAME[name].injected():
-        tested = sample(OPPOSED, PLAIN, texts_of(BY_NAME[name].config, 480)[PLAIN.name])
+        tested = sample(OPPOSED, PLAIN, texts_of(BY_NAME[name].config, 960, kind=BY_NAME[name].kind)[PLAIN.name])
     assert ln_e_value(tested) > -math.log(FALSE_ALARM)
 
 
@@ -248,23 +248,47 @@ def test_a_control_lasts_as_long_as_its_test():
 FILTERED = [{}, {"temperature": 1.5, "top_p": 0.5}, {"temperature": 0.7, "top_k": 2}]
 
 
-@pytest.mark.parametrize("verifier", CONFIGS)
+def test_mtp_and_standalone_drafters_are_the_same_model():
+    """Both draft what the EAGLE head drafts, from the same uniforms, so every token is equal."""
+    texts = [
+        [output.token_ids for output in texts_of(CONFIGS["rejection"], 96, kind=kind)[PLAIN.name]]
+        for kind in ("mtp", "standalone")
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("kind", ["ngram", "suffix"])
+def test_trees_with_dead_nodes_have_the_targets_distribution(kind):
+    """With 960 tokens; most rounds have fewer drafts than nodes."""
+    found = texts_of(CONFIGS["target_only"], 960, kind=kind)[PLAIN.name]
+    assert {0, 1, 2} == {depth for output in found for depth in output.proposed_depth_per_round}
+    assert any(count > 1 for output in found for count in output.num_accepted_tokens_per_round)
+    assert ln_e_value(sample(OPPOSED, PLAIN, found)) < -math.log(FALSE_ALARM)
+
+
+KINDS = {name: ("eagle", config) for name, config in CONFIGS.items()}
+KINDS |= {name: DRAFTERS[name] for name in ("rejection, standalone", "rejection, mtp", "target_only, ngram")}
+
+
+@pytest.mark.parametrize("verifier", KINDS)
 def test_fast_and_reference_write_equal_tokens_on_dyadic_models(verifier, device):
     """Every sum is exact in float32, so tokens and rounds are equal.
 
     With this seed, other accept uniforms change the accepted drafts of every verifier that uses them.
     """
     sampling = [SamplingParams(**({"temperature": 1.0} | each), max_new_tokens=3, seed=60) for each in FILTERED]
-    config = replace(CONFIGS[verifier], max_len=12)
+    kind, config = KINDS[verifier]
+    config = replace(config, max_len=12)
+    pair = DYADIC.pair(kind)
     prompts = [(3, 9), (1, 2), (14, 7)]
     drafts = 0
     engine = EngineOptions("fast", device=device, graph="eager")
-    found = generate(DYADIC.pair(), prompts, config, sampling, engine=engine).outputs
-    for fast, exact in zip(found, generate(DYADIC.pair(), prompts, config, sampling).outputs, strict=True):
+    found = generate(pair, prompts, config, sampling, engine=engine).outputs
+    for fast, exact in zip(found, generate(pair, prompts, config, sampling).outputs, strict=True):
         assert fast.token_ids == exact.token_ids
         assert fast.num_accepted_tokens_per_round == exact.num_accepted_tokens_per_round
         drafts += sum(exact.num_accepted_tokens_per_round) - len(exact.num_accepted_tokens_per_round)
-    assert drafts > 0
+    assert drafts > 0 or kind == "ngram"
 
 
 # The command
@@ -293,6 +317,7 @@ def test_the_command_prints_and_writes_the_tests(tmp_path, capsys):
 def test_a_run_of_all_divides_the_false_alarm_and_has_controls(monkeypatch, device):
     control = replace(BY_NAME["accept if target ≥ draft"], tokens=480)
     few = {"SETTINGS": (replace(PLAIN, num_tokens=2),), "CONFIGS": {"block": CONFIGS["block"]}, "CONTROLS": (control,)}
+    few["DRAFTERS"] = {}
     for name, value in few.items():
         monkeypatch.setattr(f"specsim.correctness.statistics.suite.{name}", value)
     found = run_sampling_tests(impl="both", device=device, tokens=1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVPool
-from specsim.core.uniforms import draft_uniforms, final_uniforms
+from specsim.core.uniforms import accept_uniforms, draft_uniforms, final_uniforms
 from specsim.correctness.statistics.settings import CONFIGS
 from specsim.correctness.wrong_rules import at_least
 
@@ -34,6 +34,7 @@ class Control:
     replaced: str | None = None  # function of the reference; None where the config itself is wrong
     wrong: Callable[..., Any] | None = None  # function in its place
     tokens: int = 2304  # enough for it to be rejected
+    kind: str = "eagle"  # of drafter
 
     @contextmanager
     def injected(self) -> Iterator[None]:
@@ -71,15 +72,24 @@ def _no_commit(_batch: Batch, _locations: Tensor, _verdict: Verdict, _pools: KVP
     """Leave the accepted path's KV where the tree wrote it."""
 
 
+def _draft_uniforms_of_accept(
+    seeds: Tensor, request_ids: Tensor, root_lens: Tensor, depth: int, num_lanes: int
+) -> Tensor:
+    """Draw drafts with the uniforms that accept them."""
+    return accept_uniforms(seeds, request_ids, root_lens, depth)[:, depth:].expand(-1, num_lanes)
+
+
 _REJECTION = CONFIGS["rejection"]
+_TREE = CONFIGS["target_only"]
 _FINAL = f"{_REFERENCE}.verify.final_uniforms"
 _DRAFTED = f"{_DRAFTER}.draft_uniforms"
 CONTROLS = (
-    Control("typical acceptance", replace(CONFIGS["target_only"], verifier="typical")),
+    Control("typical acceptance", replace(_TREE, verifier="typical")),
     Control("accept if target ≥ draft", _REJECTION, f"{_REFERENCE}.acceptance.rejection", at_least),
     Control("no residual after a rejection", _REJECTION, f"{_REFERENCE}.acceptance.residual", _no_residual),
     Control("one uniform for draft and bonus", _REJECTION, _FINAL, _final_uniforms_of_the_draft, 4608),
     Control("a bonus uniform for all rounds", _REJECTION, _FINAL, _final_uniforms_of_no_round),
     Control("draft uniforms for all rounds", CONFIGS["block"], _DRAFTED, _draft_uniforms_of_no_round, 4608),
+    Control("one stream for draft and accept", _REJECTION, _DRAFTED, _draft_uniforms_of_accept, kind="standalone"),
     Control("KV of the accepted path not moved", _LANES, f"{_REFERENCE}.kv.commit", _no_commit, 13824),
 )

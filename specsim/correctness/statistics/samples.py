@@ -30,6 +30,7 @@ class Load:
     seed: int = 0  # of all requests
     engine: EngineOptions = field(default_factory=EngineOptions)
     rule: AcceptanceRule | None = None  # in place of the setting's verifier
+    kind: str = "eagle"  # of drafter
 
     @property
     def batch(self) -> int:
@@ -52,7 +53,7 @@ def outputs(model: SmallVocabulary, load: Load, progress: Callable[[int], Any]) 
 
     Requests of all settings share batches, and no two share an id. progress: called with numbers of new tokens.
     """
-    pair = model.pair()
+    pair = model.pair(load.kind)
     turns = ((place, turn) for place, count in enumerate(load.requests) for turn in range(count))
     wanted = sorted((load.settings[place].num_tokens, turn, place) for place, turn in turns)
     found = {setting.name: [] for setting in load.settings}

@@ -14,6 +14,16 @@ CONFIGS = {
     "multi_round": replace(_TREE, verifier="multi_round"),
     "gumbel": replace(_CHAIN, verifier="gumbel"),
 }
+# Other drafters than EAGLE heads, by the names of their tests. Token drafters leave nodes of their trees dead.
+DRAFTERS = {
+    "rejection, standalone": ("standalone", CONFIGS["rejection"]),
+    "block, standalone": ("standalone", CONFIGS["block"]),
+    "multi_round, standalone": ("standalone", CONFIGS["multi_round"]),
+    "gumbel, standalone": ("standalone", CONFIGS["gumbel"]),
+    "rejection, mtp": ("mtp", CONFIGS["rejection"]),
+    "target_only, ngram": ("ngram", _TREE),
+    "target_only, suffix": ("suffix", _TREE),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +52,4 @@ SETTINGS = (
     Setting("T 1.5, min-p 0.2", {"temperature": 1.5, "min_p": 0.2}),
     Setting("T 1, penalties", PENALTIES, num_tokens=6, prompts=((3, 9),)),
 )
+DRAFTER_SETTINGS = (PLAIN, SETTINGS[2])  # of tests of other drafters

@@ -2,18 +2,19 @@
 
 The target is a decoder of one layer whose queries and keys are 0 and whose window is two: a row attends equally to
 itself and to the token before, and reads that token's class from its KV. So slots, positions, windows and masks all
-enter the distribution. The drafter, an EAGLE head without attention, reads only the last token.
+enter the distribution. A drafter with weights, such as an EAGLE head without attention, reads only the last token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 import torch
 
 from specsim.core.drafter import DrafterConfig
-from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
+from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
 
 VOCAB = 16
@@ -24,6 +25,7 @@ _OWN = VOCAB  # first feature of the own class
 _BEFORE = VOCAB + CLASSES  # first feature of the attended classes
 _DRAFT = VOCAB + 2 * CLASSES  # first feature of the drafter's embedding
 _FORBIDDEN = -1e4
+_TOKEN_DRAFTERS = {"ngram": NgramConfig(), "suffix": SuffixConfig(offset=2.0)}
 _CONFIG = ModelConfig(
     family="mistral",
     vocab_size=VOCAB,
@@ -59,11 +61,20 @@ class SmallVocabulary:
         scale = np.sqrt((2 + heard_C @ heard_C) / HIDDEN + EPS)
         return (self.last_VV[:, last] + self.before_VC @ heard_C) / scale / np.sqrt(HIDDEN)
 
-    def pair(self) -> Pair:
-        """Make checkpoints with float64 tensors."""
-        head = DrafterConfig("eagle", _CONFIG, draft_vocab_size=VOCAB, target_hidden_size=HIDDEN)
-        target = TargetCheckpoint(_CONFIG, self._target())
-        return Pair(target, DrafterCheckpoint(head, _drafter(head)), None, "small vocabulary")
+    def pair(self, kind: str = "eagle") -> Pair:
+        """Make checkpoints with float64 tensors, or a token drafter of that kind for the same target."""
+        return Pair(TargetCheckpoint(_CONFIG, self._target()), self._drafter(kind), None, "small vocabulary")
+
+    def _drafter(self, kind: str) -> AnyDrafter:
+        if kind in _TOKEN_DRAFTERS:
+            return _TOKEN_DRAFTERS[kind]
+        config = DrafterConfig(kind, _CONFIG, draft_vocab_size=VOCAB, target_hidden_size=HIDDEN)
+        if kind == "mtp":
+            config = replace(config, model=replace(_CONFIG, num_layers=2, sliding_windows=(2, 2)), num_modules=2)
+            return DrafterCheckpoint(config, _mtp(config))
+        if kind == "standalone":
+            return DrafterCheckpoint(config, _standalone(config, self.draft_VV))
+        return DrafterCheckpoint(config, _eagle(config))
 
     def _target(self) -> dict[str, torch.Tensor]:
         tensors = _blank(target_layout(_CONFIG))
@@ -111,12 +122,31 @@ def dyadic() -> SmallVocabulary:
     return SmallVocabulary(last_VV, before_VC, draft_VV)
 
 
-def _drafter(config: DrafterConfig) -> dict[str, torch.Tensor]:
+def _eagle(config: DrafterConfig) -> dict[str, torch.Tensor]:
     """Make an fc that passes on the embedding into features where the target has 0; attention adds nothing."""
     tensors = _blank(drafter_layout(config)[0])
     token = torch.arange(VOCAB)
     tensors["embed_tokens.weight"][token, _DRAFT + token] = 1.0
     tensors["fc.weight"][:, :HIDDEN] = torch.eye(HIDDEN, dtype=torch.float64)
+    return tensors
+
+
+def _mtp(config: DrafterConfig) -> dict[str, torch.Tensor]:
+    """Make modules that pass on the last token as the EAGLE head does."""
+    tensors = _blank(drafter_layout(config)[0])
+    token = torch.arange(VOCAB)
+    for index in range(config.num_modules):
+        tensors[f"modules.{index}.eh_proj.weight"][_DRAFT + token, token] = 1.0
+        tensors[f"modules.{index}.norm.weight"] *= HIDDEN**-0.5
+    return tensors
+
+
+def _standalone(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
+    """Make a model whose head reads the last token's embedding; its layer adds nothing."""
+    tensors = _blank(drafter_layout(config)[0])
+    token = torch.arange(VOCAB)
+    tensors["model.embed_tokens.weight"][token, token] = 1.0
+    tensors["lm_head.weight"][:, :VOCAB] = torch.from_numpy(draft_VV / HIDDEN**0.5)
     return tensors
 
 

@@ -1,4 +1,4 @@
-"""Sampling tests of running engines: all verifiers, all sampling parameters, and controls that must be rejected."""
+"""Sampling tests of running engines: all verifiers, sampling parameters and drafters, and controls to be rejected."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from specsim.correctness.statistics.e_value import chi_square, ln_e_value
 from specsim.correctness.statistics.power import detectable_distance
 from specsim.correctness.statistics.report import Row, SamplingTests
 from specsim.correctness.statistics.samples import Load, outputs, sample
-from specsim.correctness.statistics.settings import CONFIGS, PLAIN, SETTINGS
+from specsim.correctness.statistics.settings import CONFIGS, DRAFTER_SETTINGS, DRAFTERS, PLAIN, SETTINGS
 from specsim.correctness.statistics.small_vocabulary import opposed
 from specsim.serving.generation import Output, kernel_device
 
@@ -35,7 +35,7 @@ def run_sampling_tests(
     seed: int = 0,
     progress: bool = False,
 ) -> SamplingTests:
-    """Test one verifier, which may be a rule of your own, or all and the controls.
+    """Test one verifier, which may be a rule of your own, or all, other drafters than EAGLE heads, and the controls.
 
     tokens: least number for each implementation, divided among verifiers and settings. device: for the fast
     implementation. The controls run on the reference.
@@ -52,11 +52,20 @@ def run_sampling_tests(
     require_int("tokens", tokens)
     date = now()
     start = time.perf_counter()
-    bound = FALSE_ALARM / (len(engines) * len(configs) * len(SETTINGS))
-    share = math.ceil(tokens / len(configs) / len(SETTINGS))
-    runs = product(engines, configs.items())
-    loads = [(name, Load(config, SETTINGS, share, seed, engine, rule)) for engine, (name, config) in runs]
-    controls = [(each, Load(each.config, [PLAIN], each.tokens, seed)) for each in CONTROLS if verifier is None]
+    others = DRAFTERS if verifier is None else {}
+    num_tests = len(configs) * len(SETTINGS) + len(others) * len(DRAFTER_SETTINGS)
+    bound = FALSE_ALARM / (len(engines) * num_tests)
+    share = math.ceil(tokens / num_tests)
+    loads = [
+        (name, Load(config, SETTINGS, share, seed, engine, rule))
+        for engine, (name, config) in product(engines, configs.items())
+    ]
+    loads += [
+        (name, Load(config, DRAFTER_SETTINGS, share, seed, engine, kind=kind))
+        for engine, (name, (kind, config)) in product(engines, others.items())
+    ]
+    wrong = CONTROLS if verifier is None else ()
+    controls = [(each, Load(each.config, [PLAIN], each.tokens, seed, kind=each.kind)) for each in wrong]
     total = sum(load.total for _, load in (*loads, *controls))
     with tqdm(total=total, unit="token", disable=None if progress else True) as bar:
         rows = [row for name, load in loads for row in _tests(name, load, bound, bar.update)]
