@@ -147,7 +147,7 @@ class Round:
         return parents, select(candidates.scores, count)[row].tolist()
 
     def verify(self, request: int | None = None) -> "pandas.DataFrame":
-        """Make a table of the tree's nodes as the target verified them, root first.
+        """Make a table of the tree's nodes as the target verified them, root first, without dead nodes.
 
         Columns: node, parent, depth, token_id, text, score (the drafter's, of the path), draft_prob and target_prob
         (probability of the token after its parent: the drafter's, and the target's under the request's penalties,
@@ -155,24 +155,25 @@ class Round:
         verifier compares with them; NA if greedy, or if it draws none for a node), accepted, next_token_id and
         next_text (the target's most likely token after the node).
         """
+        from specsim.plots.token_tree import live_parents
         from specsim.reference.sampling import argmax
         from specsim.reference.tree_links import depths_of
 
         row = self._row(request)
-        parents = self.verify_input.parents[row].tolist()
-        tokens = self.verify_input.draft_tokens[row].tolist()
-        num_nodes = len(tokens)
+        num_nodes = self.verify_input.draft_tokens.shape[1]
+        parents = live_parents(self.verify_input, row)
+        tokens = self.verify_input.draft_tokens[row, : len(parents)].tolist()
         depths = depths_of(parents)
         probs_NV = self._target_probs(row)
-        following = argmax(probs_NV).tolist()
+        following = argmax(probs_NV[: len(parents)]).tolist()
         count = int(self.verdict.num_accepted_tokens[row])
         path = {node - row * num_nodes for node in self.verdict.accept_index[row, :count].tolist()}
         below_root = list(zip(parents, tokens, strict=True))[1:]
-        scores = self.verify_input.scores[row].double()
+        scores = self.verify_input.scores[row, : len(parents)].double()
         ratios = scores / scores[parents] if self.config.score == "prob" else (scores - scores[parents]).exp()
         return node_table(
             {
-                "node": list(range(num_nodes)),
+                "node": list(range(len(parents))),
                 "parent": parents,
                 "depth": depths,
                 "token_id": tokens,
@@ -181,7 +182,7 @@ class Round:
                 "draft_prob": [None, *ratios[1:].tolist()],
                 "target_prob": [None, *(float(probs_NV[parent, token]) for parent, token in below_root)],
                 "uniform": self._uniforms(row, depths),
-                "accepted": [node in path for node in range(num_nodes)],
+                "accepted": [node in path for node in range(len(parents))],
                 "next_token_id": following,
                 "next_text": [self.decode([token]) for token in following],
             }

@@ -45,6 +45,12 @@ def _places(parents: Sequence[int]) -> list[float]:
     return rows
 
 
+def live_parents(verify_input: VerifyInput, request: int) -> list[int]:
+    """List the parents of a request's root and drafts; dead nodes, the tree's last ones, have none and are left out."""
+    root, *parents = verify_input.parents[request].tolist()
+    return [root, *(parent for parent in parents if parent >= 0)]
+
+
 def path_of(verdict: Verdict | None, request: int, num_nodes: int) -> list[int]:
     """List the accepted nodes of a request, root first; none without a verdict."""
     if verdict is None:
@@ -64,20 +70,21 @@ def check_round(verify_input: VerifyInput, verdict: Verdict | None, request: int
 
 
 def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, request: int = 0) -> Picture:
-    """Draw the token tree from left to right, with the accepted path and its bonus marked.
+    """Draw the token tree from left to right, with the accepted path and its bonus marked, without dead nodes.
 
     decode: token ids to text. The score is the drafter's probability, or its logarithm, of the path down to the node.
     """
     from specsim.reference.tree_links import depths_of
 
     check_round(verify_input, verdict, request, decode)
-    parents = verify_input.parents[request].tolist()
-    scores = verify_input.scores[request].tolist()
-    tokens = verify_input.draft_tokens[request].tolist()
+    parents = live_parents(verify_input, request)
     num_nodes = len(parents)
-    path = path_of(verdict, request, num_nodes)
+    scores = verify_input.scores[request].tolist()
+    tokens = verify_input.draft_tokens[request, :num_nodes].tolist()
+    tree_size = verify_input.draft_tokens.shape[1]
+    path = path_of(verdict, request, tree_size)
     if verdict is not None and path:  # the bonus token as one more node
-        tokens.append(int(verdict.predict[request * num_nodes + path[-1]]))
+        tokens.append(int(verdict.predict[request * tree_size + path[-1]]))
         parents.append(path[-1])
         path.append(num_nodes)
     depths = depths_of(parents)
@@ -126,7 +133,8 @@ def _tree_head(
     axes: Axes, verify_input: VerifyInput, verdict: Verdict | None, request: int, lefts: list[float]
 ) -> None:
     num_nodes = verify_input.draft_tokens.shape[1]
-    title = f"request {request}: a tree of {num_nodes} nodes"
+    live = len(live_parents(verify_input, request))
+    title = f"request {request}: a tree of {live} {'node' if live == 1 else 'nodes'}"
     if verdict is not None:
         drafts = int(verdict.num_accepted_drafts[request])
         tokens = int(verdict.num_accepted_tokens[request])

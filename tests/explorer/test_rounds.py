@@ -9,6 +9,7 @@ import torch
 import specsim
 from specsim import EngineOptions, InputError, SamplingParams, SpecConfig, generate, trace
 from specsim.core.config import VERIFIERS
+from specsim.core.token_drafter import NgramConfig
 from specsim.models.synthetic_pair import synthetic_pair
 
 PAIR = synthetic_pair("eagle3")
@@ -49,6 +50,30 @@ def test_rounds_give_the_output_one_after_the_other(rounds):
         assert tuple(tokens[: len(output.token_ids) - 1]) == output.token_ids[1:]
         assert [len(each.accepted_tokens(request)) for each in own] == list(output.num_accepted_tokens_per_round)
     assert rounds[-1].request_ids == [4]
+
+
+def test_dead_nodes_are_neither_listed_nor_drawn():
+    """N-gram rounds have fewer drafts than nodes, or none; every picture and table is made of each."""
+    pair = PAIR.with_drafter(NgramConfig())
+    repetitive = [[5, 17, 3, 40, 5, 17], [7, 8, 9]]
+    found = [(each, request) for each in trace(pair, repetitive, TREE, PARAMS) for request in each.request_ids]
+    counts = set()
+    for each, request in found:
+        row = each.request_ids.index(request)
+        live = 1 + int((each.verify_input.parents[row, 1:] >= 0).sum())
+        counts.add(live)
+        table = each.verify(request)
+        assert table.node.tolist() == list(range(live))
+        assert table.depth.tolist()[1:] == [depth for depth in table.depth if depth > 0]
+        assert len(each.drafts(request)) >= live - 1
+        boxes = [patch.get_gid() for patch in each.tree(request).axes[0].patches]
+        assert {f"node:{node}" for node in range(live)} == {gid for gid in boxes if gid and gid.startswith("node:")}
+        each.mask(request)
+        each.kv_move(request)
+        for phase in ("draft", "verify", "commit"):
+            each.kv(phase)
+    assert 1 in counts
+    assert any(1 < count < TREE.num_draft_tokens for count in counts)
 
 
 def test_states_of_a_round_fit_together(rounds):
