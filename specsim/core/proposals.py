@@ -34,7 +34,7 @@ class Proposals:
         for place, (request_id, tokens) in enumerate(self._read(batch, pools)):
             if not tokens:
                 continue
-            proposal = self._drafter.propose(request_id, tokens, self._limits)
+            proposal = self._proposal(request_id, tokens)
             count = self._check(proposal)
             made.tokens[place, :count] = torch.tensor(proposal.tokens, dtype=torch.int64)
             made.parents[place, :count] = torch.tensor(proposal.parents, dtype=torch.int64)
@@ -71,6 +71,13 @@ class Proposals:
                 known = self._tokens[request_id] = pools.token_ids[row, : length + 1].tolist()
             found.append((request_id, known))
         return found
+
+    def _proposal(self, request_id: int, tokens: list[int]) -> Proposal:
+        """Ask the drafter, which may return a plain tuple of tokens, parents and scores."""
+        found = self._drafter.propose(request_id, tokens, self._limits)
+        if not (isinstance(found, tuple) and len(found) == 3):
+            raise self._error(type(found).__name__, "a Proposal of tokens, parents and scores")
+        return Proposal(*found)
 
     def _check(self, proposal: Proposal) -> int:
         """Count the candidates of a proposal, after a check that they form a tree within the limits."""

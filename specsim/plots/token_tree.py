@@ -46,7 +46,7 @@ def _places(parents: Sequence[int]) -> list[float]:
 
 
 def live_parents(verify_input: VerifyInput, request: int) -> list[int]:
-    """List the parents of a request's root and drafts; dead nodes, the tree's last ones, have none and are left out."""
+    """List the parents of a request's root and drafts, without the dead nodes at the tree's end."""
     root, *parents = verify_input.parents[request].tolist()
     return [root, *(parent for parent in parents if parent >= 0)]
 

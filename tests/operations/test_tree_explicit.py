@@ -184,6 +184,8 @@ class Fixed:
 
 
 WRONG = {
+    "a list of tokens": ([1, 2], "a Proposal of tokens, parents and scores"),
+    "two parts": (([1], [-1]), "a Proposal of tokens, parents and scores"),
     "another number of parents": (Proposal([1, 2], [-1], [1.0, 1.0]), "as many parents and scores"),
     "an unknown token": (Proposal([48], [-1], [1.0]), "0 to 47"),
     "a later parent": (Proposal([1], [0], [1.0]), "an earlier candidate"),

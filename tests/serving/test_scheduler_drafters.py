@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("inference")
 
 
 class Repeats:
-    """A drafter of one's own: what followed the last occurrence of the last token; it notes what it is told."""
+    """A drafter of one's own: what followed the last occurrence of the last token; it notes every end."""
 
     def __init__(self):
         self.ended = []
@@ -85,7 +85,7 @@ def test_token_drafters_give_the_tokens_of_solo_runs(make, ask, check_solo, name
 
 @pytest.mark.parametrize(("schedule", "release"), [("sync", "finish"), ("sync", "round"), ("overlap", "finish")])
 def test_a_drafter_learns_each_end_once_with_all_tokens(make, ask, schedule, release):
-    """Also of a request that was aborted while it waited or ran, or never fitted; none is asked for after its end."""
+    """Also of a request that was aborted or never fitted; after its end it gets no proposal."""
     drafter = Repeats()
     config = SpecConfig(topk=1, num_steps=3, page_size=4, max_len=64, release=release)
     _, _, requests = served(make, ask, drafter, config, schedule=schedule)

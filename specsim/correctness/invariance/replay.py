@@ -28,7 +28,7 @@ class Recorded:
 
 
 class Replayed:
-    """A token drafter that repeats recorded proposals, and has none after tokens of which there is no record."""
+    """A token drafter that repeats recorded proposals, and has none after tokens that were not recorded."""
 
     def __init__(self, proposals: Proposals) -> None:
         self._proposals = proposals

@@ -35,7 +35,7 @@ def run_sampling_tests(
     seed: int = 0,
     progress: bool = False,
 ) -> SamplingTests:
-    """Test one verifier, which may be a rule of your own, or all, other drafters than EAGLE heads, and the controls.
+    """Test one verifier, which may be a rule of your own, or all verifiers, other drafters and the controls.
 
     tokens: least number for each implementation, divided among verifiers and settings. device: for the fast
     implementation. The controls run on the reference.
