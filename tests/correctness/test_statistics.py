@@ -67,7 +67,7 @@ def test_every_token_has_the_distribution_of_its_whole_text(setting):
     params = setting.sampling(0)
     generator = np.random.default_rng(0)
     texts = [tuple(generator.integers(0, VOCAB, 8).tolist()) for _ in range(30)]
-    written = [Output("", text[2:], (), "length", (1, 3, 2), text[:2]) for text in texts]
+    written = [Output("", text[2:], (), "length", (1, 3, 2), prompt_token_ids=text[:2]) for text in texts]
     tested = sample(OPPOSED, setting, written)
     expected = [next_distribution(OPPOSED, text[:place], 2, params) for text in texts for place in range(2, 8)]
     np.testing.assert_allclose(tested.prob_nV, np.stack(expected), atol=1e-12)
