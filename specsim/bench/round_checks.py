@@ -12,7 +12,7 @@ from specsim.bench.dense import Rows, eagle3_forward, eagle3_logits, eagle3_of, 
 from specsim.bench.row import Check
 from specsim.bench.scene import Scene, with_graph
 from specsim.bench.verify_checks import LOGPROBS, check_verdict
-from specsim.core.phases import AutoregressiveInput, DraftInput, RoundOutput, State, VerifyInput
+from specsim.core.phases import AutoregressiveInput, Candidates, DraftInput, RoundOutput, State, VerifyInput
 
 # Bounds for our worst error and the root of its mean square, over those of plain torch in the same type, which rounds
 # as often in another order.
@@ -75,10 +75,13 @@ def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
     if verify_input.candidates is None:
         raise ValueError("the engine returns no candidates")
     candidates = verify_input.candidates.to("cpu")
-    given = autoregressive(scene.draft_input).to("cpu")
-    count = given.topk_index.shape[1]
-    first = {"tokens": candidates.tokens[:, :count], "scores": candidates.scores[:, :count]}
-    began = {"tokens": given.topk_index, "scores": given.topk_scores}
+    given = scene.draft_input.to("cpu")
+    first = {}
+    began = {}
+    if isinstance(given, AutoregressiveInput) and isinstance(candidates, Candidates):
+        count = given.topk_index.shape[1]
+        first = {"tokens": candidates.tokens[:, :count], "scores": candidates.scores[:, :count]}
+        began = {"tokens": given.topk_index, "scores": given.topk_scores}
     columns = batch.seq_lens[:, None] + torch.arange(config.num_draft_tokens, device=batch.seq_lens.device)
     locations = scene.pools.req_to_token[batch.req_pool_indices[:, None], columns].cpu()
     expected = tree.build(candidates, given.bonus_tokens, batch.seq_lens.cpu(), locations, config)

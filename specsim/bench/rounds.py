@@ -196,7 +196,7 @@ def _first_request(scene: Scene) -> dict[str, torch.Tensor]:
     output = scene.round()
     nodes = scene.engine.config.num_draft_tokens
     verdict = output.verify_output.verdict
-    following = autoregressive(output.draft_input)
+    following = autoregressive(output.draft_input)  # of an EAGLE-3 round
     return {
         "draft tokens": output.verify_input.draft_tokens[0],
         "target logits": output.verify_output.target_logits[:nodes],

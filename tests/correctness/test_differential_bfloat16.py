@@ -34,8 +34,6 @@ def scaled(pair, names: dict[str, str], factor: float):
 
 def test_the_cells_have_every_wide_pair():
     assert {cell.pair for cell in WIDE} == {
-        "eagle3.1-wide",
-        "eagle3.1-wide_qwen3",
         *(f"{kind}-{family}" for kind in ("eagle", "eagle3") for family in ("wide", "wide_qwen3", "wide_mistral")),
     }
     assert {len(each) for each in (CELLS, FAULT_CELLS)} <= {5, 6, 7}

@@ -190,9 +190,11 @@ def accepted_at(edge: float, found: tuple[list[int], int]) -> int:
     logits = torch.tensor([final * edge, 1 - final * edge, 1e-30], dtype=torch.float64).log()
     distributions = tuple(RowDistribution.of_own_logits(logits, logits, batch.sampling) for _ in range(2))
     tree = Tree([0, 2], [-1, 0], [1, -1], [-1, -1], 9)
-    return compare_accepted(
-        Walk(SimpleNamespace(config=config, batch=batch), tree, distributions, torch.eye(3)[2:], *found)
+    step = SimpleNamespace(
+        implementations=SimpleNamespace(reference=SimpleNamespace(engine=SimpleNamespace(rule=None)))
     )
+    request = SimpleNamespace(config=config, batch=batch, step=step)
+    return compare_accepted(Walk(request, tree, distributions, torch.eye(3)[2:], *found))
 
 
 def test_bonus_tokens_near_and_away_from_their_uniforms_edge():

@@ -83,7 +83,7 @@ def test_the_table_of_acceptance_has_chains_of_three(tmp_path):
     text = (TINY / "acceptance.json").read_text(encoding="utf-8")
     file = tmp_path / "acceptance.json"
     file.write_text(text.replace('"topk": 1', '"topk": 2'), encoding="utf-8")
-    assert "| eagle3 | prompts | 0 |" in drafter_tables.acceptance()
+    assert "| eagle3 | 0 | held-out |" in drafter_tables.acceptance()
     assert "| eagle3 |" not in drafter_tables.acceptance(file=file)
 
 

@@ -57,7 +57,7 @@ class MadeUp:
 class PathHead:
     """A head whose hidden state is the path so far, so that a lane with another's hidden proposes wrong tokens."""
 
-    kv_layout, feature_layers, draft_vocab_size = KVLayout(1, 1, 1), (), V
+    kv_layout, feature_layers, draft_vocab_size, lead = KVLayout(1, 1, 1), (), V, 0
 
     def __init__(self, models: list[Callable], num_steps: int, d2t: torch.Tensor | None = None):
         self.models, self.hidden_size, self.d2t, self.forwards = models, num_steps + 1, d2t, 0

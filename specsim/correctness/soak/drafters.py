@@ -24,7 +24,7 @@ _STEPS = 5
 
 def most_steps(kind: str) -> int:
     """Count the most drafts of one path."""
-    return _MODULES if kind == "mtp" else _STEPS
+    return _MODULES if kind in ("mtp", "mtp.parallel") else _STEPS
 
 
 def verifiers(kind: str, topk: int) -> tuple[str, ...]:
