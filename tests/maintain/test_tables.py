@@ -81,11 +81,12 @@ def test_the_benchmark_page_says_where_speculation_pays():
     assert f"pays: {first} request, {', '.join(others)} and {last}." in " ".join(text.split())
 
 
-def test_all_four_grids_are_kept_whole_and_equal():
+def test_every_grid_is_kept_whole_and_equal():
+    """Only EAGLE pairs have margins that bfloat16 keeps."""
     kept_grids = [each for name, each in kept_results().items() if name.startswith("diff-")]
-    assert {(each["grid"], each["dtype"], each["device"]) for each in kept_grids} == {
-        (grid, dtype, "cuda") for grid in ("pairwise", "full") for dtype in ("float32", "bfloat16")
-    }
+    expected = {(grid, dtype, "cuda") for grid in ("pairwise", "full") for dtype in ("float32", "bfloat16")}
+    expected.add(("drafters", "float32", "cuda"))
+    assert {(each["grid"], each["dtype"], each["device"]) for each in kept_grids} == expected
     assert all(each["cells"] == each["num_cells"] and each["mismatches"] == 0 for each in kept_grids)
 
 
