@@ -7,6 +7,7 @@ import torch
 
 from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
+from specsim.core.display import engine_text
 from specsim.core.drafter import Drafter
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
@@ -105,6 +106,9 @@ class Engine:
             Section.GATHER: self._gather,
             Section.EXTEND: self._rewrite_draft_kv,
         }
+
+    def __repr__(self) -> str:
+        return engine_text(self)
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""

@@ -4,6 +4,7 @@ import torch
 
 from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
+from specsim.core.display import engine_text
 from specsim.core.drafter import Drafter
 from specsim.core.engine_options import EngineOptions
 from specsim.core.feature_ring import FeatureRing
@@ -61,6 +62,9 @@ class Engine:
         check(self.grammars, config, target.vocab_size)
         self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
         self.drafter = drafters.make(pair.drafter, self.target, self.config, self.dtype)
+
+    def __repr__(self) -> str:
+        return engine_text(self)
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""

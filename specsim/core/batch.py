@@ -11,7 +11,7 @@ from specsim.core.state import PerRequest
 from specsim.core.uniforms import seed_bits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Sampling(PerRequest):
     """SamplingParams of a batch, in float64 so that no parameter is rounded here."""
 
@@ -47,7 +47,7 @@ class Sampling(PerRequest):
         return cls(**values, is_biased=is_biased, logit_bias=bias_BV)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Batch(PerRequest):
     """The requests of a round, which no phase changes."""
 

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from shutil import get_terminal_size
 from textwrap import fill
@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH = 100
+LEGEND = "A background is one round; its bonus token is underlined."
+_TINTS = ("rgba(0,114,178,.20)", "rgba(230,159,0,.28)")  # rounds in turn; told apart also without colour vision
 
 
 def stdout_console() -> Console:
@@ -85,6 +87,15 @@ def short_setting(config: Any) -> str:
     return f"tree {config.topk}/{config.num_steps}/{config.num_draft_tokens}"
 
 
+def engine_text(engine: Any) -> str:
+    """Describe a specsim.core.engine.Engine in a line: its implementation, setting, models, graph and device."""
+    graph = f", graph {engine.options.graph}" if engine.options.impl == "fast" else ""
+    models = f"target {type(engine.target).__name__}, drafter {type(engine.drafter).__name__}"
+    dtype = str(engine.dtype).removeprefix("torch.")
+    setting_text = setting(engine.config, engine.rule)
+    return f"{engine.options.impl} Engine: {setting_text}; {models}; {dtype} on {engine.device}{graph}"
+
+
 def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, str]]:
     """List (name, value) pairs of a specsim.core.metrics.Acceptance, none for plain decoding.
 
@@ -99,6 +110,12 @@ def acceptance_rows(acceptance: Any, synthetic: Any = None) -> list[tuple[str, s
         ("node rate", f"{figure(acceptance.node_rate)} of the drafts proposed"),
         ("accepted by position", f"{by_position(acceptance.accepted_by_position)} of the rounds"),
     ]
+
+
+def acceptance_html(acceptance: Any) -> str:
+    """Render a specsim.core.metrics.Acceptance for a notebook."""
+    rows = [("rounds", figure(acceptance.rounds, 0)), *acceptance_rows(acceptance)]
+    return f"<table>{''.join(_html_row(*row) for row in rows)}</table>"
 
 
 def metrics_rows(generation: Any) -> list[tuple[str, str]]:
@@ -116,10 +133,46 @@ def metrics_rows(generation: Any) -> list[tuple[str, str]]:
 
 
 def generation_html(generation: Any) -> str:
-    """Render a specsim.serving.generation.Generation for a notebook: all outputs, then the metrics."""
+    """Render a specsim.serving.generation.Generation for a notebook: all outputs by round, then the metrics."""
     figures = "".join(_html_row(*row) for row in metrics_rows(generation))
-    texts = "".join(_html_row(*row) for row in enumerate(map(output_text, generation.outputs)))
-    return f"<table>{texts}</table><table>{figures}</table>"
+    decode = generation.decode
+    texts = "".join(
+        _html_cell(index, escape(output_text(output)) if decode is None else coloured(output, decode))
+        for index, output in enumerate(generation.outputs)
+    )
+    legend = "" if decode is None else f"<caption style='text-align:left'>{LEGEND}</caption>"
+    return f"<table>{legend}{texts}</table><table>{figures}</table>"
+
+
+def coloured(output: Any, decode: Callable[[Sequence[int]], str]) -> str:
+    """Render prompt and output of a specsim.serving.generation.Output, every round on a background of its own."""
+    texts = _token_texts(decode, output.prompt_token_ids, output.token_ids)
+    parts = [f"<span style='opacity:.6'>{escape(decode(output.prompt_token_ids))}</span>"]
+    counts = (1, *output.num_accepted_tokens_per_round)  # the first token is the prefill's
+    first = 0
+    for number, count in enumerate(counts):
+        tokens = texts[first : first + count]
+        first += count
+        name = f"round {number - 1}" if number else "prefill"
+        style = f"background:{_TINTS[number % 2]}" if number else "text-decoration:underline"
+        body = "".join(f"<u>{escape(text)}</u>" if at == count - 1 else escape(text) for at, text in enumerate(tokens))
+        if tokens:
+            parts.append(f"<span title='{name}: {count} tokens' style='{style}'>{body}</span>")
+    return "".join(parts)
+
+
+def _token_texts(decode: Callable[[Sequence[int]], str], prompt: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """Text that each token adds to those before it, empty inside a character of several tokens."""
+    known = list(prompt)
+    before = decode(known)
+    texts = []
+    for token in tokens:
+        known.append(token)
+        text = decode(known)
+        is_whole = not text.endswith("\N{REPLACEMENT CHARACTER}")
+        texts.append(text[len(before) :] if is_whole else "")
+        before = text if is_whole else before
+    return texts
 
 
 def output_text(output: Any) -> str:
@@ -128,5 +181,9 @@ def output_text(output: Any) -> str:
 
 
 def _html_row(name: object, text: str) -> str:
+    return _html_cell(name, escape(text))
+
+
+def _html_cell(name: object, content: str) -> str:
     style = "text-align:left;white-space:pre-wrap;font-family:monospace"
-    return f"<tr><th style='text-align:left'>{escape(str(name))}</th><td style='{style}'>{escape(text)}</td></tr>"
+    return f"<tr><th style='text-align:left'>{escape(str(name))}</th><td style='{style}'>{content}</td></tr>"

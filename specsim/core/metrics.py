@@ -31,6 +31,11 @@ class Acceptance:
             for now, before in zip(self.accepted_by_position, reached, strict=True)
         )
 
+    def _repr_html_(self) -> str:
+        from specsim.core.display import acceptance_html
+
+        return acceptance_html(self)
+
 
 def acceptance(
     num_accepted_drafts: Sequence[int],

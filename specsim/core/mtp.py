@@ -11,7 +11,7 @@ from specsim.core.errors import InputError
 from specsim.core.phases import DraftInput
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MtpInput(DraftInput):
     """All drafts of the next round, finished: module k made those of depth k+1 in draft-extend or prefill.
 

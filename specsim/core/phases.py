@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PrefillInput(State):
     """A chunk of every request's prompt, at least one row each, flattened over requests."""
 
@@ -74,7 +74,7 @@ class PrefillInput(State):
         return cls(input_ids, row_starts, torch.zeros_like(lens), torch.full_like(lens, -1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PrefillOutput(State):
     """The token after each chunk, and the state from which the first round starts."""
 
@@ -83,7 +83,7 @@ class PrefillOutput(State):
     draft_input: "DraftInput"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DraftInput(PerRequest):
     """The state that prefill and draft-extend leave for the next draft phase.
 
@@ -93,7 +93,7 @@ class DraftInput(PerRequest):
     bonus_tokens: torch.Tensor  # i32 [B], root of the next tree
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AutoregressiveInput(DraftInput):
     """The DraftInput of a drafter that runs a decoder once in each step: its first drafts, and their origin."""
 
@@ -132,7 +132,7 @@ class AutoregressiveInput(DraftInput):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Candidates(State):
     """The nodes that the tree is chosen from: K + (S-1)K² of them, KS where drafts are sampled."""
 
@@ -145,7 +145,7 @@ class Candidates(State):
     draft_prob: torch.Tensor | None = None  # f32 [B, M, V], handed on to VerifyInput
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExplicitCandidates(State):
     """Up to M nodes for each request's tree, each with its own parent, from drafters that look tokens up.
 
@@ -168,7 +168,7 @@ class ExplicitCandidates(State):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class VerifyInput(State):
     """One tree for each request, ready for the target's forward.
 
@@ -195,7 +195,7 @@ class VerifyInput(State):
     draft_prob: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DraftExtendInput(State):
     """The accepted rows, from whose target features the drafter rewrites its KV.
 
@@ -220,7 +220,7 @@ class DraftExtendInput(State):
         return self.row_starts[:-1] + self.num_accepted_tokens - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verdict(State):
     """The accepted path of every tree."""
 
@@ -240,7 +240,7 @@ class Verdict(State):
         return [[found[node] for node in paths[row * width : row * width + count]] for row, count in enumerate(counts)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class VerifyOutput(State):
     """The verdict, the target's logits, and the input of draft-extend."""
 

@@ -51,6 +51,15 @@ class KVPool:
         self._kept: set[int] = set()
         self._free_rows = deque(range(num_requests))
 
+    def __repr__(self) -> str:
+        pages = f"{self._allocator.num_free} of {self._allocator.limit} pages of {self.page_size} slots free"
+        rows = [
+            f"\n  row {row}: {self._committed[row]} committed columns on pages {', '.join(map(str, pages))}"
+            for row, pages in self._pages.items()
+        ]
+        dtype = str(self.target.keys.dtype).removeprefix("torch.")
+        return f"KVPool: {pages}; {dtype} on {self.req_to_token.device}{''.join(rows)}"
+
     def open(self) -> int:
         """Take a row of the tables for a new request."""
         if not self._free_rows:

@@ -5,8 +5,10 @@ from typing import Any, Self
 
 import torch
 
+from specsim.core.printed import parts_html, parts_text
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class State:
     """A value of named tensors, the output of one phase and the input of another."""
 
@@ -16,12 +18,22 @@ class State:
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, value in values if isinstance(value, torch.Tensor)}
 
+    def __repr__(self) -> str:
+        return parts_text(type(self).__name__, self._parts)
+
+    def _repr_html_(self) -> str:
+        return parts_html(type(self).__name__, self._parts)
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Move the state to a device and its hidden states, the only tensors in the model's dtype, to a dtype."""
         return _moved(self, device, dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PerRequest(State):
     """A state whose tensors all have one entry for each request along the first dimension."""
 

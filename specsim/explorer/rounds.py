@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.display import figure
+from specsim.core.display import LEGEND, coloured, figure
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pandas
 
     from specsim.plots.sheet import Decode
-
-_TINTS = ("rgba(0,114,178,.20)", "rgba(230,159,0,.28)")  # rounds in turn; told apart also without colour vision
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -75,46 +73,13 @@ class Rounds(Sequence[Round]):
         return f"Rounds({made}, accept length {figure(self.acceptance.accept_length)}; rounds[0].tree() draws a round)"
 
     def _repr_html_(self) -> str:
+        style = "text-align:left;white-space:pre-wrap;font-family:monospace"
+        texts = [coloured(output, self.decode) for output in self.generation.outputs]
         shown = "".join(
-            f"<tr><th style='text-align:left;vertical-align:top'>{request}</th>"
-            f"<td style='text-align:left;white-space:pre-wrap;font-family:monospace'>{self._coloured(place)}</td></tr>"
-            for place, request in enumerate(self.request_ids)
+            f"<tr><th style='text-align:left;vertical-align:top'>{request}</th><td style='{style}'>{text}</td></tr>"
+            for request, text in zip(self.request_ids, texts, strict=True)
         )
-        legend = "A background is one round; its bonus token is underlined."
-        return f"<table><caption>{escape(repr(self))}<br>{legend}</caption>{shown}</table>"
-
-    def _coloured(self, place: int) -> str:
-        """Prompt and output of a request, every round on a background of its own."""
-        output = self.generation.outputs[place]
-        texts = _texts(self.decode, output.prompt_token_ids, output.token_ids)
-        parts = [f"<span style='opacity:.6'>{escape(self.decode(output.prompt_token_ids))}</span>"]
-        counts = (1, *output.num_accepted_tokens_per_round)  # the first token is the prefill's
-        first = 0
-        for number, count in enumerate(counts):
-            tokens = texts[first : first + count]
-            first += count
-            name = f"round {number - 1}" if number else "prefill"
-            style = f"background:{_TINTS[number % 2]}" if number else "text-decoration:underline"
-            body = "".join(
-                f"<u>{escape(text)}</u>" if at == count - 1 else escape(text) for at, text in enumerate(tokens)
-            )
-            if tokens:
-                parts.append(f"<span title='{name}: {count} tokens' style='{style}'>{body}</span>")
-        return "".join(parts)
-
-
-def _texts(decode: "Decode", prompt: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """Text that each token adds to those before it, empty inside a character of several tokens."""
-    known = list(prompt)
-    before = decode(known)
-    texts = []
-    for token in tokens:
-        known.append(token)
-        text = decode(known)
-        is_whole = not text.endswith("\N{REPLACEMENT CHARACTER}")
-        texts.append(text[len(before) :] if is_whole else "")
-        before = text if is_whole else before
-    return texts
+        return f"<table><caption>{escape(repr(self))}<br>{LEGEND}</caption>{shown}</table>"
 
 
 def trace(

@@ -3,7 +3,7 @@
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +52,8 @@ class Generation:
     seconds: float  # wall-clock, without loading, with the fast implementation's compilation and graph capture
     synthetic: SyntheticAcceptance | None = None  # decided acceptance in place of the target: not lossless
     rule: AcceptanceRule | None = None  # decided acceptance in place of the setting's verifier
+    # the tokenizer's, for pictures; None where the target has no tokenizer
+    decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False)
 
     @property
     def acceptance(self) -> Acceptance:
@@ -192,7 +194,8 @@ def generate(
     with torch.inference_mode():
         run_together(running, requests, progress)
     seconds = time.perf_counter() - start
-    return Generation(tuple(map(_output, requests)), config, seconds, acceptance, verifier)
+    decode = pair.tokenizer and pair.tokenizer.decode
+    return Generation(tuple(map(_output, requests)), config, seconds, acceptance, verifier, decode)
 
 
 def _default_config(pair: Pair, verifier: AcceptanceRule | None) -> SpecConfig:
