@@ -1,12 +1,14 @@
 """Pictures of rounds and of servers, by matplotlib."""
 
 from specsim.plots.batch import batch
+from specsim.plots.divergence import divergence
 from specsim.plots.kv import Slot, kv_move, kv_pages, slots
 from specsim.plots.pareto import pareto
 from specsim.plots.positions import acceptance, positions
+from specsim.plots.roofline import roofline
 from specsim.plots.serving import timeline
 from specsim.plots.speedup import speedup
 from specsim.plots.token_tree import mask, tree
 
-__all__ = ["Slot", "acceptance", "batch", "kv_move", "kv_pages", "mask", "pareto", "positions", "slots"]
-__all__ += ["speedup", "timeline", "tree"]
+__all__ = ["Slot", "acceptance", "batch", "divergence", "kv_move", "kv_pages", "mask", "pareto", "positions", "slots"]
+__all__ += ["roofline", "speedup", "timeline", "tree"]

@@ -9,6 +9,8 @@ from io import BytesIO
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 try:
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -62,12 +64,36 @@ KINDS = {
 
 
 class Picture(Figure):
-    """A figure that notebooks show without pyplot."""
+    """A figure that notebooks show without pyplot, with an alternative text for those who do not see it."""
 
-    def _repr_png_(self) -> bytes:
+    description: str = ""  # set by a function that knows better than `alternative` what its picture says
+
+    @property
+    def alternative(self) -> str:
+        """Alternative text: title, axes, and where each line begins and ends, or all that is written on a sheet."""
+        if self.description:
+            return self.description
+        return " ".join(sentence for axes in self.axes for sentence in _sentences(axes))
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
         file = BytesIO()
         self.savefig(file, format="png", dpi=100, pil_kwargs={"optimize": True})
-        return file.getvalue()
+        return file.getvalue(), {"alt": self.alternative}
+
+
+def _sentences(axes: Axes) -> list[str]:
+    """Say what the axes show."""
+    title = axes.get_title(loc="left")
+    if not title:
+        return [f"{text.get_text()}." for text in axes.texts if text.get_text()]
+    across, up = axes.get_xlabel(), axes.get_ylabel() or title
+    lines = []
+    for line in axes.lines:
+        _, _, name = str(line.get_gid() or "").partition(":")
+        values = np.asarray(line.get_ydata(), dtype=float)
+        if name and len(values) > 1:
+            lines.append(f"{name}: from {values[0]:.4g} to {values[-1]:.4g}.")
+    return [f"{title}.", f"{up} against {across}.", *lines]
 
 
 def new_sheet(width: float, height: float) -> tuple[Picture, Axes]:

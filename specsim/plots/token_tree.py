@@ -110,7 +110,17 @@ def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, req
             draw_text(axes, x + 0.06, y, str(node), 6.5, FAINT)
             draw_text(axes, rights[depth] - 0.06, y, _score(scores[node]), 6.5, FAINT, ha="right")
     draw_legend(axes, bottom + 0.22, [ACCEPTED, DRAFT, BONUS] if path else [DRAFT], room=width)
+    figure.description = _in_words(request, texts, parents, path)
     return figure
+
+
+def _in_words(request: int, texts: list[str], parents: list[int], path: list[int]) -> str:
+    """Say the tree in words: every node with its parent, then the accepted path."""
+    drafts = len(texts) - bool(path)
+    nodes = "; ".join(f"node {node} {texts[node]!r} below {parents[node]}" for node in range(1, drafts))
+    accepted = " ".join(repr(texts[node]) for node in path[1:-1]) or "no draft"
+    end = f" Accepted: {accepted}; bonus token {texts[path[-1]]!r}." if path else ""
+    return f"Token tree of request {request}, root {texts[0]!r}; {nodes or 'no drafts'}.{end}"
 
 
 def _score(score: float) -> str:
@@ -190,4 +200,9 @@ def mask(verify_input: VerifyInput, request: int = 0, decode: Decode | None = No
             gid = f"{'sees' if visible else 'hidden'}:{row}-{column}"
             draw_cell(axes, first + column * cell, y, cell, cell, look, gid)
     draw_legend(axes, top + side + 0.25, [PREFIX, ANCESTOR, ITSELF], room=width)
+    seen = "; ".join(
+        f"{row}: {' '.join(str(column) for column, visible in enumerate(sees) if visible)}"
+        for row, sees in enumerate(mask_NN)
+    )
+    figure.description = f"Attention mask of request {request}: the prefix and, by node, the nodes it sees. {seen}."
     return figure

@@ -373,7 +373,7 @@ def test_a_picture_shows_itself_in_a_notebook_without_pyplot():
     code = (
         "import sys, torch\nfrom specsim.plots import sheet\n"
         "figure, axes = sheet.new_sheet(2, 1)\n"
-        "assert figure._repr_png_()[:4] == b'\\x89PNG'\n"
+        "assert figure._repr_png_()[0][:4] == b'\\x89PNG'\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -141,9 +141,33 @@ SPANS = {
 }
 
 
+def test_a_chart_says_in_words_where_its_lines_lead():
+    figure = plots.positions({"even": iid(0.5, 2)})
+    text = "accepted by position, and tokens a round. share of the rounds against draft. even: from 1 to 0.25."
+    assert figure.alternative == text
+    assert figure._repr_png_()[1] == {"alt": text}
+
+
+def test_a_roofline_lies_on_or_above_the_bound_of_the_gpu():
+    scenario = Cell().scenario
+    figure = plots.roofline(scenario, 512, {"batch of 16": 16, "trees of 8": 128})
+    own, bound = (artists(figure, f"roofline:{name}")[f"roofline:{name}"] for name in ("forward pass", "bound"))
+    rows, spent = own.get_data()
+    least = bound.get_ydata()
+    assert rows[0] == 1
+    assert rows[-1] == 512
+    assert (np.asarray(spent) >= np.asarray(least)).all()
+    weights = scenario.model.bytes - 2 * scenario.model.embedding_weights
+    assert least[0] == pytest.approx(1e3 * weights / scenario.hardware.bandwidth, rel=0.01)
+    assert set(artists(figure, "mark:")) == {"mark:batch of 16", "mark:trees of 8"}
+
+
 @pytest.mark.parametrize(
     ("draw", "name"),
     [
+        (lambda: plots.roofline(None), "scenario"),
+        (lambda: plots.roofline(Cell().scenario, 8, {"wide": 9}), "wide"),
+        (lambda: plots.divergence("verify"), "found"),
         (lambda: plots.batch(None), "run"),
         (lambda: plots.pareto(None), "rows"),
         (lambda: plots.pareto([{"model": "x"}]), "rows"),
