@@ -135,7 +135,23 @@ def kv_pages(
         y += height
     present = {slot.kind for slot in found}
     draw_legend(axes, y + 0.2, [look for kind, look in KINDS.items() if kind in present])
+    figure.description = _in_words(f"KV slots in pages of {page}: {title}", found, names)
     return figure
+
+
+def _in_words(title: str, found: list[Slot], names: dict[int, int]) -> str:
+    """Count the slots of each owner by what they hold."""
+    counts: dict[str, dict[str, int]] = {}
+    for slot in found:
+        owner = "nobody" if slot.row < 0 else _owner(slot.row, names)
+        kinds = counts.setdefault(owner, {})
+        meaning = KINDS[slot.kind].meaning
+        kinds[meaning] = kinds.get(meaning, 0) + 1
+    owners = (
+        f"{owner}: {', '.join(f'{count} {meaning}' for meaning, count in kinds.items())}"
+        for owner, kinds in counts.items()
+    )
+    return f"{title}. {'; '.join(owners)}."
 
 
 def _owner(row: int, names: dict[int, int]) -> str:
@@ -219,4 +235,6 @@ def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request
         arrow = {"arrowstyle": "-|>", "color": ACCEPTED.edge, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", end, start, arrowprops=arrow, gid=f"move:{node}-{depth}")
     draw_legend(axes, below + 0.95, [ACCEPTED, TREE, SPARE], room=width)
+    moves = ", ".join(f"node {node} to column {length + depth}" for depth, node in enumerate(path))
+    figure.description = f"The commit of request {request}: {moves}."
     return figure
