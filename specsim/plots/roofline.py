@@ -1,4 +1,4 @@
-"""Roofline of a forward pass: its time over the tokens it takes, beside the bound of the GPU's peaks."""
+"""Roofline of a forward pass: its time over the tokens it takes, with the bound of the GPU's peaks."""
 
 from collections.abc import Mapping
 from dataclasses import replace
