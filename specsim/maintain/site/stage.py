@@ -25,6 +25,7 @@ PAPERS = """
 :hidden:
 :glob:
 
+leaderboard
 */notes
 log
 ```

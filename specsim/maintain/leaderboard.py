@@ -1,0 +1,170 @@
+"""Leaderboard of acceptance rules, written to papers/leaderboard.md: distance, acceptance against the optimum, cost.
+
+python -m specsim.maintain.leaderboard [FILE.py[:NAME] ...] adds rules of other modules to the package's own.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from specsim.core.rule import AcceptanceRule
+from specsim.correctness import exact
+from specsim.correctness.exact.cases import CASES
+from specsim.correctness.exact.model import Case, draws
+from specsim.correctness.exact.report import Certificate
+from specsim.correctness.exact.report import exact as as_text
+from specsim.correctness.exact.verifier import VERIFIERS, Given, Verifier
+from specsim.maintain.result_tables import markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "papers" / "leaderboard.md"
+EXAMPLES = "notebooks/examples/my_rule.py"
+RULES = ("rule", "lossless", "largest distance", "accepted / optimum", "reads besides the target's distributions")
+CASE = ("rule", "distance", "accepted", "optimum", "accepted / optimum")
+KINDS = {"given": "any", "best": "any", "chain": "chain", "sampled": "chain", "siblings": "tree"}
+TITLES = {"any": "any drafts", "chain": "sampled chains", "tree": "sampled trees"}
+HEAD = """# Leaderboard of acceptance rules
+
+An acceptance rule looks at a drafted tree, the target's distributions and, if it wants, the drafter's. It chooses a
+path and one more token. Three figures describe a rule, all of them exact (fractions, no sampling):
+
+* **Distance**: total variation of the output from the target's distribution. 0 means lossless.
+* **Accepted / optimum**: expected accepted drafts, over the most that any lossless rule can accept on the same case.
+  The optimum is the value of a linear program. The table has the mean over the cases, for lossless rules only.
+* **Reads**: what the rule costs besides the target's distributions, which all rules read. The drafter's distributions
+  take memory and bandwidth, V numbers for each node, and exist only where drafts are sampled.
+
+The cases are small on purpose, 2 to 4 tokens, so that everything can be enumerated. They are listed in
+[`cases.py`](../specsim/correctness/exact/cases.py). `python -m specsim.maintain.leaderboard` writes this page.
+"""
+FOOT = """## Add your rule
+
+1. Write a function in a file of your own, as [the example](../notebooks/examples/my_rule.py) does.
+   [How to bring your own](../notebooks/guide/own-drafter.md) explains its arguments.
+2. `specsim certify --module my_rule.py:rule` proves that it is lossless, or shows the smallest case where it is not.
+3. `python -m specsim.maintain.leaderboard my_rule.py:rule` writes this page with your rule in it. Open a pull request
+   with the page and the file.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A rule with its certificates."""
+
+    name: str
+    drafts: str  # a value of KINDS
+    lossless: bool
+    rows: tuple[Certificate, ...]  # one for each case
+    reads: str
+
+    @property
+    def distance(self) -> Fraction:
+        """Largest total variation over the cases."""
+        return max(row.total_variation for row in self.rows)
+
+    @property
+    def share(self) -> float:
+        """Mean of accepted drafts over the optimum, of cases where something can be accepted."""
+        return fmean(float(row.accepted / row.optimum) for row in self.rows if row.optimum)
+
+
+class _Counted(Sequence):
+    """Uniforms that remember which of them were read."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.read: set[int] = set()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(self.size))]
+        self.read.add(index)
+        return 0.5
+
+
+def reads(accept: Any, case: Case) -> str:
+    """Probe what a rule reads of the trees of a case: accept uniforms, and the drafter's distributions."""
+    most = 0
+    needs_draft = False
+    for draw in draws(case):
+        given = Given.of(draw)
+        uniforms = _Counted(len(draw.tokens))
+        outcome = accept(given, uniforms, 0.5)
+        other = given.draft_prob_NV.flip(-1).roll(1, 0)
+        changed = accept(Given(given.tree, given.prob_NV, other), _Counted(len(draw.tokens)), 0.5)
+        needs_draft |= changed != outcome
+        most = max(most, len(uniforms.read))
+    names = ["the drafter's distributions"] if needs_draft else []
+    names += ["a uniform for each draft"] if most > 0 else []
+    return " and ".join(names) or "nothing more"
+
+
+def built_in() -> Iterator[Entry]:
+    """Certify the verifiers of the package."""
+    rows = [row for row in exact.certify().rows if row.promise != "wrong"]
+    for each in VERIFIERS:
+        own = tuple(row for row in rows if row.verifier == each.name)
+        yield Entry(each.name, KINDS[each.drafts], each.promise == "lossless", own, _built_in_reads(each))
+
+
+def _built_in_reads(verifier: Verifier) -> str:
+    if verifier.is_coupled:
+        return "the noise that drew the drafts"
+    return reads(verifier.accept, CASES[verifier.drafts][-1])
+
+
+def of_users(places: Sequence[str]) -> Iterator[Entry]:
+    """Certify rules of modules."""
+    for place in places:
+        for rule in exact.load_rules(place):
+            found = exact.certify_rules([rule])
+            shown = {case.name for cases in CASES.values() for case in cases}
+            rows = tuple(row for row in found.rows if row.case in shown)
+            if rows:
+                yield Entry(rule.name, KINDS[rule.drafts], rule.lossless, rows, _own_reads(rule))
+
+
+def _own_reads(rule: AcceptanceRule) -> str:
+    def accept(given: Given, uniforms: Any, final: float) -> Any:
+        accepted = rule.accept(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)
+        return list(accepted.path), int(accepted.bonus)
+
+    return reads(accept, CASES[{"best": "given", "sampled": "chain"}.get(rule.drafts, rule.drafts)][-1])
+
+
+def page(entries: Sequence[Entry]) -> str:
+    """Write the page: the rules of each kind of drafts in order, then a table for each case."""
+    order = sorted(entries, key=lambda each: (each.distance > 0, -each.share if each.distance == 0 else each.distance))
+    parts = [HEAD]
+    for drafts in dict.fromkeys(KINDS.values()):
+        rows = [_cells(each) for each in order if each.drafts == drafts]
+        parts += [f"## Rules for {TITLES[drafts]}\n", *markdown(RULES, rows), ""]
+    for case in dict.fromkeys(case.name for cases in CASES.values() for case in cases):
+        own = [_case_cells(each, row) for each in order for row in each.rows if row.case == case]
+        if own:
+            parts += [f"## {case}\n", *markdown(CASE, own), ""]
+    return "\n".join(parts) + FOOT
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    is_lossless = entry.distance == 0
+    share = f"{entry.share:.1%}" if is_lossless else "-"
+    return (entry.name, "yes" if is_lossless else "no", as_text(entry.distance), share, entry.reads)
+
+
+def _case_cells(entry: Entry, row: Certificate) -> tuple[str, ...]:
+    share = f"{float(row.accepted / row.optimum):.1%}" if row.optimum and row.total_variation == 0 else "-"
+    accepted = (f"{float(row.accepted):.4f}", f"{float(row.optimum):.4f}")
+    return (entry.name, as_text(row.total_variation), *accepted, share)
+
+
+if __name__ == "__main__":
+    entries = [*built_in(), *of_users([EXAMPLES, *sys.argv[1:]])]
+    PAGE.write_text(page(entries), encoding="utf-8")
