@@ -1,5 +1,6 @@
 """Examples outside the package: a drafter and an acceptance rule of a user."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from specsim.cli.main import main
 from specsim.core.token_drafter import TreeLimits
 from specsim.core.user_module import load_module, load_object
 from specsim.correctness.exact import certify_rules, load_rules
+from specsim.correctness.exact.cases import RULE_CASES
 
 EXAMPLES = Path(__file__).parents[2] / "notebooks" / "examples"
 DRAFTER = f"{EXAMPLES / 'ngram_drafter.py'}:NgramDrafter"
@@ -48,6 +50,16 @@ def test_the_rule_is_proved_and_its_variant_refuted():
     assert refuted.failures
     assert refuted.not_certified == ()
     assert any(row.counterexample for row in refuted.rows)
+
+
+def test_k_seq_reaches_its_guaranteed_share_of_the_optimum():
+    """1 - (1 - 1/k)^k of it, for k siblings of the root (arXiv 2310.15141)."""
+    rows = {row.case: row for row in certify_rules(load_rules(f"{RULE}:rule")).rows}
+    checked = [(case, len(case.parents) - 1) for case in RULE_CASES["siblings"] if set(case.parents[1:]) == {0}]
+    assert {count for _, count in checked} == {1, 2, 3}
+    for case, count in checked:
+        assert rows[case.name].accepted >= (1 - (1 - Fraction(1, count)) ** count) * rows[case.name].optimum
+    assert any(rows[case.name].accepted < rows[case.name].optimum for case, _ in checked)
 
 
 @pytest.mark.parametrize(("name", "status"), [("rule", 0), ("broken", 1)])
