@@ -12,9 +12,10 @@ from specsim.fast.targets import FAMILIES
 
 
 class StandaloneHead:
-    """A language model of the target's vocabulary."""
+    """A language model whose input ids are the target's.
 
-    d2t: torch.Tensor | None = None
+    Where its own vocabulary was another one, its head has only the tokens that the target has too (d2t).
+    """
 
     def __init__(
         self,
@@ -26,7 +27,10 @@ class StandaloneHead:
         batch_invariant: bool = False,
     ) -> None:
         family = FAMILIES[config.model.family]
-        self._model: Target = family(config.model, tensors, dtype, device, batch_invariant=batch_invariant)
+        floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        self._model: Target = family(config.model, floating, dtype, device, batch_invariant=batch_invariant)
+        d2t = tensors.get("d2t")
+        self.d2t = None if d2t is None else d2t.to(device, torch.int64)
         self.kv_layout = config.model.kv_layout
         self.lead = 1 if config.rows == "own" else 0
         self.feature_layers = config.feature_layers

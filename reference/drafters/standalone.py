@@ -16,14 +16,17 @@ from specsim.reference.targets import FAMILIES
 
 
 class StandaloneHead:
-    """A language model of the target's vocabulary."""
+    """A language model whose input ids are the target's.
 
-    d2t: torch.Tensor | None = None
+    Where its own vocabulary was another one, its head has only the tokens that the target has too (d2t).
+    """
 
     def __init__(
         self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:
-        self._model: Target = FAMILIES[config.model.family](config.model, tensors, dtype)
+        floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        self._model: Target = FAMILIES[config.model.family](config.model, floating, dtype)
+        self.d2t = tensors.get("d2t")
         self.kv_layout = config.model.kv_layout
         self.lead = 1 if config.rows == "own" else 0
         self.feature_layers = config.feature_layers

@@ -74,6 +74,7 @@ class PairGroup:
     target: options.Target = None
     draft: options.Draft = None
     draft_field: options.DraftField = None
+    bridge_vocabularies: options.BridgeVocabularies = False
     shape: options.Shape = None
     accept_rates: options.AcceptRates = None
     accept_schedule: options.AcceptSchedule = SCHEDULES[0]
@@ -115,8 +116,8 @@ class PairGroup:
 
             draft_fields = dict(map(options.draft_field, self.draft_field or ()))
             config.within(load_config(self.target, self.draft, drafter).max_position_embeddings)
-            return load(self.target, self.draft, drafter, draft_fields)
-        for name in ("target", "draft", "draft_field"):
+            return load(self.target, self.draft, drafter, draft_fields, self.bridge_vocabularies)
+        for name in ("target", "draft", "draft_field", "bridge_vocabularies"):
             if value := getattr(self, name):
                 raise options.exclusive(name, value, "--shape")
         from specsim.models.load import is_token_drafter, token_drafter

@@ -131,6 +131,14 @@ DraftField = Annotated[
         metavar="NAME=JSON",
     ),
 ]
+BridgeVocabularies = Annotated[
+    bool,
+    option(
+        "Model",
+        "Draft only the tokens that target and drafter have in common, where their vocabularies differ (standalone).",
+        "--bridge-vocabularies",
+    ),
+]
 Shape = Annotated[
     str | None,
     option(

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from specsim.core.errors import InputError, require_choice, require_type
+from specsim.core.errors import InputError, require, require_choice, require_type
 from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
 from specsim.core.user_module import load_object
 from specsim.models import shipped
 from specsim.models.checkpoint import load_drafter, load_target, local_folder, locate
+from specsim.models.checkpoint.bridge import bridge_vocabularies as bridged
 from specsim.models.checkpoint.model_config import read_target_config
 from specsim.models.checkpoint.tokenizer import LazyTokenizer, has_tokenizer
 from specsim.models.checkpoint.vocabulary import check_vocabulary
@@ -18,6 +19,7 @@ from specsim.models.checkpoint.vocabulary import check_vocabulary
 SHIPPED = "tiny"  # name of the shipped target
 DrafterName = Literal["eagle", "eagle3", "mtp", "frozen-kv", "standalone", "ngram", "suffix", "none"]
 _TOKEN_DRAFTERS = {"ngram": NgramConfig, "suffix": SuffixConfig}
+_BRIDGED = "False, except for a drafter of kind standalone, which has a vocabulary of its own"
 
 
 def load(
@@ -25,6 +27,7 @@ def load(
     draft: str | Path | None = None,
     drafter: DrafterName | str | None = None,
     draft_fields: Mapping[str, Any] | None = None,
+    bridge_vocabularies: bool = False,
 ) -> Pair:
     """Load a target and its drafter, each from a folder or a hub id.
 
@@ -34,16 +37,19 @@ def load(
     "none", or "ngram" or "suffix", which have no weights, or "mtp" for the modules in its own folder, or a token
     drafter of your own as "module:Name" or "file.py:Name".
     draft_fields: fields for the drafter's config.json that are missing there or wrong.
+    bridge_vocabularies: a language model with another vocabulary drafts the tokens that its target has too.
     """
     if draft_fields is not None:
         require_type("draft_fields", draft_fields, Mapping, "a mapping of names to values")
     places = _places(target, draft, drafter)
+    if places.draft is None and bridge_vocabularies:
+        raise InputError("bridge_vocabularies", True, _BRIDGED)
     if places.draft is None and draft_fields:
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter that has weights")
     checkpoint = load_target(places.target)
     own: Any = token_drafter(drafter) if drafter is not None and is_token_drafter(drafter) else None
     if places.draft is not None:
-        own = _load_drafter(places, checkpoint.config, draft_fields, drafter)
+        own = _load_drafter(places, checkpoint.config, draft_fields, drafter, bridge_vocabularies)
     tokenizer = LazyTokenizer(places.target) if has_tokenizer(places.target) else None
     return Pair(checkpoint, own, tokenizer, places.name)
 
@@ -90,13 +96,16 @@ class _Places(NamedTuple):
 
 
 def _load_drafter(
-    places: _Places, target: ModelConfig, draft_fields: Mapping[str, Any] | None, drafter: str | None
+    places: _Places, target: ModelConfig, draft_fields: Mapping[str, Any] | None, drafter: str | None, is_bridged: bool
 ) -> DrafterCheckpoint:
     """Load a drafter with weights, and check that it is of the named kind and speaks the target's tokens."""
     folder = places.draft or places.target
     loaded = load_drafter(folder, target, draft_fields, drafter)
     if drafter not in (None, loaded.config.kind):
         raise InputError("drafter", drafter, f"{loaded.config.kind}, the kind of the drafter in {folder}")
+    if is_bridged:
+        require(loaded.config.kind == "standalone", "bridge_vocabularies", True, _BRIDGED)
+        return bridged(loaded, folder, target, places.target)
     if loaded.config.kind == "standalone":
         check_vocabulary(target, places.target, loaded.config.model, folder)
     return loaded

@@ -37,7 +37,10 @@ def test_a_drafter_on_frozen_kv_has_queries_only(family: str):
 
 
 def test_a_standalone_drafter_has_the_names_of_a_target():
-    assert drafter_layout(DrafterConfig("standalone", NARROW, 48, 32)) == (target_layout(NARROW), {})
+    tables = {"d2t": (48,), "t2d": (48,)}
+    assert drafter_layout(DrafterConfig("standalone", NARROW, 48, 32)) == (target_layout(NARROW), tables)
+    bridged, _ = drafter_layout(DrafterConfig("standalone", NARROW, 40, 32))
+    assert (bridged["lm_head.weight"], bridged["d2t"]) == ((40, NARROW.hidden_size), (40,))
 
 
 def test_norms_of_eagle3_features():

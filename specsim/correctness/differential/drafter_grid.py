@@ -8,7 +8,7 @@ from specsim.correctness.pairwise import pairwise
 
 LOOKED_UP = ("ngram", "suffix")  # kinds whose drafts are not sampled
 ON_HOST = ("suffix",)  # kinds that no graph captures
-KINDS = ("eagle3.1", "mtp", "standalone", "frozen-kv", *LOOKED_UP)
+KINDS = ("eagle3.1", "mtp", "standalone", "standalone.tli", "frozen-kv", *LOOKED_UP)
 DRAFTER_AXES: dict[str, list[Any]] = {
     "kind": list(KINDS),
     "num_draft_tokens": [8],

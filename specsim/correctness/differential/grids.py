@@ -127,7 +127,7 @@ DRAFTERS = (
     QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
     QUICK[1] | {"kind": "eagle3.1", "family": "noisy", "extend": "ragged"},
     dict(QUICK[0], kind="eagle3.1", family="qwen3", topk=1, num_steps=3, graph="step"),
-    *(each | {"kind": kind} for kind in ("standalone", "frozen-kv") for each in OWN_KV),
+    *(each | {"kind": kind} for kind in ("standalone", "standalone.tli", "frozen-kv") for each in OWN_KV),
     *(each | {"kind": kind} for kind in ("standalone.shifted", "frozen-kv.next") for each in OWN_KV[1:4]),
     *MTP,
     *LOOKED_UP_CELLS,

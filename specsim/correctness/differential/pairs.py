@@ -11,6 +11,7 @@ from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.correctness.differential.wide_pair import wide_pair
 from specsim.models.load import load
+from specsim.models.other_vocabulary import bridged_pair
 from specsim.models.synthetic_pair import synthetic_pair
 
 # The oracle runs one request at a time, so the suffix drafter has no tree of others' outputs.
@@ -21,7 +22,8 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "mtp.one": ("mtp", {"num_modules": 1}),
     "mtp.parallel": ("mtp", {"hidden_chain": False}),
 }
-KINDS = ("eagle", "eagle3", "eagle3.1", "mtp", "standalone", "frozen-kv", *MODES, *TOKEN_DRAFTERS)
+BRIDGED = "standalone.tli"
+KINDS = ("eagle", "eagle3", "eagle3.1", "mtp", "standalone", "frozen-kv", *MODES, BRIDGED, *TOKEN_DRAFTERS)
 FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
 
@@ -35,6 +37,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     `twins`: a target whose head has the same row for each odd token as for the even one before it, so that logits tie.
     `shipped`: the pair that comes with the package.
     `standalone.shifted`, `frozen-kv.next`: kinds with another value of rows or position.
+    `standalone.tli`: a language model with another vocabulary, bridged to the target's.
     """
     kind, _, family = name.rpartition("-")
     if kind not in KINDS or family not in FAMILIES:
@@ -42,7 +45,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     if kind in TOKEN_DRAFTERS:
         return replace(make_pair(f"eagle-{family}", dtype), drafter=TOKEN_DRAFTERS[kind], name=name)
     if family == "shipped":
-        if kind == "eagle3.1" or kind in MODES:
+        if kind in ("eagle3.1", BRIDGED, *MODES):
             raise InputError("pair", name, f"{kind} with another family, as no such drafter is shipped")
         pair = load(drafter=kind)
     elif family.startswith("wide"):
@@ -53,8 +56,9 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     else:
         model = "llama" if family in ("noisy", "twins") else family
         noise = 0.15 if family == "noisy" else 0.02
-        kind, fields = MODES.get(kind, (kind, {}))
-        pair = synthetic_pair(kind, model, noise=noise, window=_WINDOW.get(family), fields=fields)
+        made, fields = MODES.get(kind, (kind.removesuffix(".tli"), {}))
+        pair = synthetic_pair(made, model, noise=noise, window=_WINDOW.get(family), fields=fields)
+        pair = bridged_pair(pair) if kind == BRIDGED else pair
     return rounded(_with_twins(pair) if family == "twins" else pair, dtype)
 
 

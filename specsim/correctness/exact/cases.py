@@ -16,6 +16,9 @@ _DRAFT4 = Model(((1, 1, 2, 4), (2, 1, 1, 0)))
 PAPER = Case("2 tokens, a chain of 2 drafts", Model(((1, 2),)), Model(((2, 1),)), (-1, 0, 1))  # arXiv 2403.10444
 CHAIN = Case("3 tokens, a chain of 3 drafts", _TARGET3, _DRAFT3, (-1, 0, 1, 2))
 ONE = Case("4 tokens, 1 draft", _TARGET4, _DRAFT4, (-1, 0))
+# A drafter with another vocabulary, whose distributions are over the tokens that the target has too.
+_COMMON = Model(((3, 1, 0), (1, 3, 0), (2, 2, 0)))
+BRIDGED = Case("3 tokens, a chain of 2 drafts from 2 of them", _TARGET3, _COMMON, (-1, 0, 1))
 # The residual after the first sibling is below q for some tokens and above it for others, so that the second's uniform
 # matters.
 _LEAVING = Model(((2, 5, 9), (1, 6, 9), (4, 8, 4), (0, 7, 9)))
@@ -37,7 +40,7 @@ CUT_TREE = replace(GIVEN_TREE, name=f"{GIVEN_TREE.name}, 2 within max_len", dept
 
 CASES = {
     "given": (GIVEN_CHAIN, GIVEN_TREE, CUT_TREE),
-    "chain": (PAPER, CHAIN, CUT_CHAIN),
+    "chain": (PAPER, CHAIN, BRIDGED, CUT_CHAIN),
     "one": (ONE,),
     "siblings": (PAIR, LANES, SQUARE, CUT_CHAIN),
 }

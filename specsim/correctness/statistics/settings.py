@@ -20,6 +20,8 @@ DRAFTERS = {
     "block, standalone": ("standalone", CONFIGS["block"]),
     "multi_round, standalone": ("standalone", CONFIGS["multi_round"]),
     "gumbel, standalone": ("standalone", CONFIGS["gumbel"]),
+    "rejection, standalone.tli": ("standalone.tli", CONFIGS["rejection"]),
+    "multi_round, standalone.tli": ("standalone.tli", CONFIGS["multi_round"]),
     "rejection, mtp": ("mtp", CONFIGS["rejection"]),
     "target_only, ngram": ("ngram", _TREE),
     "target_only, suffix": ("suffix", _TREE),

@@ -16,8 +16,10 @@ from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, TargetCheckpo
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
+from specsim.models.other_vocabulary import bridged_pair
 
 VOCAB = 16
+BRIDGED = "standalone.tli"
 CLASSES = 2  # the class of a token is its number modulo 2
 HIDDEN = 64
 EPS = 1e-6
@@ -62,8 +64,13 @@ class SmallVocabulary:
         return (self.last_VV[:, last] + self.before_VC @ heard_C) / scale / np.sqrt(HIDDEN)
 
     def pair(self, kind: str = "eagle") -> Pair:
-        """Make checkpoints with float64 tensors, or a token drafter of that kind for the same target."""
-        return Pair(TargetCheckpoint(_CONFIG, self._target()), self._drafter(kind), None, "small vocabulary")
+        """Make checkpoints with float64 tensors, or a token drafter of that kind for the same target.
+
+        `standalone.tli`: a language model with another vocabulary, bridged to the target's.
+        """
+        own = "standalone" if kind == BRIDGED else kind
+        pair = Pair(TargetCheckpoint(_CONFIG, self._target()), self._drafter(own), None, "small vocabulary")
+        return bridged_pair(pair) if kind == BRIDGED else pair
 
     def _drafter(self, kind: str) -> AnyDrafter:
         if kind in _TOKEN_DRAFTERS:

@@ -111,8 +111,12 @@ def _frozen_kv_layout(config: DrafterConfig) -> DrafterLayout:
 
 
 def _standalone_layout(config: DrafterConfig) -> DrafterLayout:
-    """List the tensors of a whole language model, as of a target."""
-    return DrafterLayout(target_layout(config.model), {})
+    """List the tensors of a whole language model, as of a target, with a head for the draft vocabulary."""
+    layout = target_layout(config.model)
+    layout["lm_head.weight"] = (config.draft_vocab_size, config.model.hidden_size)
+    table = {"d2t": (config.draft_vocab_size,)}
+    has_vocabulary = config.draft_vocab_size != config.model.vocab_size
+    return DrafterLayout(layout | (table if has_vocabulary else {}), table | {"t2d": (config.model.vocab_size,)})
 
 
 _LAYOUTS = {

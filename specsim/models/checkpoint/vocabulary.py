@@ -41,7 +41,8 @@ def check_vocabulary(target: ModelConfig, target_folder: Path, draft: ModelConfi
         ]
     if differing or draft.vocab_size != target.vocab_size:
         value = "; ".join([f"{draft.vocab_size} tokens", *differing[:_SHOWN]])
-        allowed = f"the target's vocabulary of {target.vocab_size} tokens, with equal ids"
+        own = f"the target's vocabulary of {target.vocab_size} tokens, with equal ids"
+        allowed = f"{own}, or any other one with bridge_vocabularies"
         raise InputError(f"the vocabulary of {draft_folder}", value, allowed)
 
 

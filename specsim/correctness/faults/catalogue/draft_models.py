@@ -116,6 +116,40 @@ FAULTS = (
         trial=Trial("differential", SAMPLED | dict(kind="standalone")),
     ),
     Fault(
+        name="draft-ids-taken-for-target-ids",
+        source="sgl-project/sglang#23838, vllm-project/vllm#54780",
+        operation="drafting",
+        cause="ids of a draft model with another vocabulary are verified as if they were the target's",
+        symptom="tokens stay right; only drafts whose ids happen to be equal are accepted",
+        fields=("draft_input.topk_index", "candidates.tokens"),
+        edits=(
+            Edit(
+                "specsim.fast.vocabulary.topk",
+                "target_ids += tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)",
+                "target_ids += 0",
+            ),
+        ),
+        trial=Trial("differential", TREE | dict(kind="standalone.tli", rounds=1)),
+    ),
+    Fault(
+        name="intersection-not-renormalised",
+        source="inferred: a draft model with another vocabulary, as in vllm-project/vllm#38174",
+        operation="drafting",
+        cause="drafts are drawn from the tokens that both models have, and verified with their probabilities among all "
+        "of the drafter's tokens",
+        symptom="drafts are accepted too often and the output's distribution is not the target's",
+        fields=("draft_input.draft_prob",),
+        edits=(
+            Edit(
+                DISTRIBUTION,
+                "prob = tl.where(known, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)",
+                "total += 1.0  # another token, as likely as the best\n"
+                "    prob = tl.where(known, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)",
+            ),
+        ),
+        trial=Trial("differential", SAMPLED | dict(kind="standalone.tli")),
+    ),
+    Fault(
         name="draft-and-accept-share-noise",
         source="vllm-project/vllm#54282",
         operation="drafting",
