@@ -9,7 +9,7 @@ from specsim.correctness.differential import CellResult, check, grid
 from specsim.correctness.differential.grids import DRAFTERS, OWN_KV, cell_of
 from specsim.correctness.differential.pairs import make_pair
 
-KINDS = ("standalone", "frozen-kv")
+KINDS = ("standalone", "standalone.tli", "frozen-kv")
 CELLS = (0, 1, 2, 4)  # of OWN_KV, in all graph modes
 
 

@@ -19,7 +19,17 @@ from specsim.core.uniforms import gumbel_noise
 from specsim.correctness.exact import certify, implementations, race
 from specsim.correctness.exact import optimum as optimum_module
 from specsim.correctness.exact import regions as regions_module
-from specsim.correctness.exact.cases import CASES, CHAIN, CUT_CHAIN, CUT_TREE, GIVEN_TREE, LANES, PAPER, cases_of
+from specsim.correctness.exact.cases import (
+    BRIDGED,
+    CASES,
+    CHAIN,
+    CUT_CHAIN,
+    CUT_TREE,
+    GIVEN_TREE,
+    LANES,
+    PAPER,
+    cases_of,
+)
 from specsim.correctness.exact.certificates import NAMES
 from specsim.correctness.exact.distribution import (
     ExactDistribution,
@@ -264,7 +274,7 @@ def test_fast_and_reference_have_equal_outcomes(name, case):
 
 def test_cases_left_out_of_the_fast_implementation_are_named(capsys):
     found = certify("block", impl="both", device=DEVICE)
-    assert found.not_run == (() if DEVICE == "cuda" else (CHAIN.name,))
+    assert found.not_run == (() if DEVICE == "cuda" else (BRIDGED.name, CHAIN.name))
     assert [(row.impl, row.case) for row in found.rows] == [
         (impl, case.name)
         for impl, not_run in (("reference", ()), ("fast", found.not_run))
@@ -272,7 +282,8 @@ def test_cases_left_out_of_the_fast_implementation_are_named(capsys):
         if case.name not in not_run
     ]
     found.show(stdout_console())
-    is_named = f"The fast implementation was not run on: {CHAIN.name}." in " ".join(capsys.readouterr().out.split())
+    names = f"{BRIDGED.name}; {CHAIN.name}"
+    is_named = f"The fast implementation was not run on: {names}." in " ".join(capsys.readouterr().out.split())
     assert is_named == bool(found.not_run)
 
 
@@ -466,9 +477,9 @@ def test_the_command_prints_and_writes_the_certificates(capsys, tmp_path):
         main(["certify", "--verifier", "block", "--json", str(tmp_path / "c.json")])
     out, result = capsys.readouterr().out, json.loads((tmp_path / "c.json").read_text())
     assert exit_info.value.code == 0
-    assert "All 3 lossless certificates hold: the distribution is exactly the target's." in out
+    assert "All 4 lossless certificates hold: the distribution is exactly the target's." in out
     assert {row["total_variation"] for row in result["certificates"]} == {"0"}
-    assert {row["accepted"] for row in result["certificates"]} == {"11/9", "105/64", "2/3"}
+    assert {row["accepted"] for row in result["certificates"]} == {"11/9", "105/64", "17/16", "2/3"}
     assert (result["is_ok"], result["failures"]) == (True, [])
     assert result["command"].startswith("specsim certify --verifier block")
 

@@ -257,6 +257,18 @@ def test_mtp_and_standalone_drafters_are_the_same_model():
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("verifier", ["rejection", "multi_round"])
+def test_drafts_of_common_tokens_have_the_targets_distribution(verifier):
+    """With 960 tokens; some of them cannot be drafted, and some drafts are accepted."""
+    load = DRAFTERS[f"{verifier}, standalone.tli"]
+    found = texts_of(load[1], 960, kind=load[0])[PLAIN.name]
+    assert any(count > 1 for output in found for count in output.num_accepted_tokens_per_round)
+    tokens = {token for output in found for token in output.token_ids}
+    drafter = OPPOSED.pair("standalone.tli").checkpoint
+    assert not drafter.tensors["t2d"][list(tokens)].all()
+    assert ln_e_value(sample(OPPOSED, PLAIN, found)) < -math.log(FALSE_ALARM)
+
+
 @pytest.mark.parametrize("kind", ["ngram", "suffix"])
 def test_trees_with_dead_nodes_have_the_targets_distribution(kind):
     """With 960 tokens; most rounds have fewer drafts than nodes."""

@@ -15,6 +15,7 @@ from specsim.core.phases import Batch, PrefillInput
 from specsim.correctness.differential import Cell
 from specsim.correctness.differential.oracle import compare_with_oracle
 from specsim.fast.extend import draft_rows as fast_draft_rows
+from specsim.models.other_vocabulary import bridged_pair
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference.extend import draft_rows
 from specsim.serving.generation import generate, load_engine
@@ -280,3 +281,12 @@ def test_greedy_rounds_are_the_oracles(name, family, rows):
     sampling = tuple(SamplingParams(max_new_tokens=10) for _ in PROMPTS)
     cell = Cell("one", "standalone-llama", PROMPTS, sampling, SETTINGS[name])
     assert compare_with_oracle(cell, pair_of(family, rows, noise=0.1)) == []
+
+
+@every_mode
+@pytest.mark.parametrize(("name", "family"), [*zip((*SAMPLED, *SETTINGS), FAMILIES * 4, strict=False)])
+def test_rounds_of_another_vocabulary_are_the_oracles(name, family, rows):
+    temperature = 0.9 if name in SAMPLED else 0.0
+    sampling = tuple(SamplingParams(temperature=temperature, seed=seed, max_new_tokens=10) for seed in range(3))
+    cell = Cell("one", "standalone-llama", PROMPTS, sampling, (SAMPLED | SETTINGS)[name])
+    assert compare_with_oracle(cell, bridged_pair(pair_of(family, rows, noise=0.1))) == []
