@@ -22,6 +22,7 @@ _TREE = SpecConfig()
 class TreeGroup:
     """The tree of a round and its KV."""
 
+    preset: options.Preset = None
     topk: options.Topk = _TREE.topk
     num_steps: options.NumSteps = _TREE.num_steps
     num_draft_tokens: options.NumDraftTokens = None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from specsim.core.config import VERIFIERS, SamplingParams, ServingConfig, SpecConfig
-from specsim.core.errors import InputError, require
+from specsim.core.config import PRESETS, VERIFIERS, SamplingParams, ServingConfig, SpecConfig
+from specsim.core.errors import InputError, require, require_choice
 from specsim.core.json_schema import schema_name
 from specsim.core.synthetic_acceptance import SCHEDULES
 
@@ -37,6 +37,27 @@ Drafter = Annotated[
         "plain decoding.",
         metavar="NAME",
         show_default="eagle3, or the kind of --draft",
+    ),
+]
+
+
+def _start_from(context: typer.Context, name: str | None) -> str | None:
+    """Make a preset's values the defaults of the options that set them."""
+    if name is not None:
+        require_choice("preset", name, tuple(PRESETS))
+        context.default_map = dict(PRESETS[name])
+    return name
+
+
+Preset = Annotated[
+    str | None,
+    option(
+        "Draft tree",
+        "Start from these settings, which other options change. naive-eagle: topk 1, one step, pages of one token.",
+        metavar="|".join(PRESETS),
+        show_default="none",
+        is_eager=True,
+        callback=_start_from,
     ),
 ]
 Topk = Annotated[
@@ -246,7 +267,7 @@ def shipped_texts(count: int | None, name: str = "prompts") -> list[str]:
     return texts[:count]
 
 
-def command(function: Callable, given: dict[str, Any], without: Collection[str] = ("json_file",)) -> str:
+def command(function: Callable, given: dict[str, Any], without: Collection[str] = ("json_file", "preset")) -> str:
     """Write the command line that gives a command these options, without some of them."""
     words = ["specsim", function.__name__.replace("_", "-")]
     for key, parameter in signature(function).parameters.items():

@@ -116,7 +116,7 @@ def _serve(given: dict[str, Any], text: str, pair: "Pair", engine: "Engine", ser
     output = "run-compare" if given["compare"] else "run"
     made = {
         "schema": schema_name(output),
-        "command": options.command(run, given, ("json_file", "trace")),
+        "command": options.command(run, given, ("json_file", "trace", "preset")),
         "file": str(file),
         "date": now(),
         "versions": versions(engine.device.type),

@@ -14,6 +14,8 @@ _TOPK = "an integer of at least 1, drafts kept at each step (top_k is another: t
 _TOP_K = "an integer of at least 0, tokens kept by sampling (topk is another: drafts kept at each step)"
 VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
 Score = Literal["prob", "logprob"]
+# Settings by name. `naive-eagle`: a chain of one draft in pages of one slot, as in sgl-project/sglang#6995.
+PRESETS: Mapping[str, Mapping[str, Any]] = {"naive-eagle": {"topk": 1, "num_steps": 1, "page_size": 1}}
 MOST_TOKENS = 2**31 - 1  # of a request or a pool: positions and slots are 32-bit integers
 _MOST = sys.float_info.max
 _FOLLOWS: Any = None  # a field that follows from the others
@@ -108,6 +110,12 @@ class SpecConfig:
     def plain(cls, page_size: int = 16, max_len: int | None = None) -> "SpecConfig":
         """Make a setting without drafts, whose trees are a root only."""
         return cls(topk=1, num_steps=0, num_draft_tokens=1, page_size=page_size, max_len=max_len)
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> "SpecConfig":
+        """Make the setting of PRESETS with this name, and these fields changed."""
+        require_choice("preset", name, tuple(PRESETS))
+        return cls(**{**PRESETS[name], **changes})
 
     def within(self, limit: int) -> "SpecConfig":
         """Make the setting for a target of `limit` positions, with max_len a number.

@@ -135,3 +135,20 @@ def test_fields_of_a_drafter_are_said_on_the_command_line(call, tiny, tmp_path, 
     assert_one_sentence(call(*own), "eagle_aux_hidden_state_convention")
     assert call(*own, "--draft-field", "eagle_aux_hidden_state_convention=entering")[0] == 0
     assert_one_sentence(call(*own, "--draft-field", "entering"), "draft_field")
+
+
+def test_a_drafter_with_another_vocabulary(call, tiny, tmp_path, assert_one_sentence):
+    """Its tokenizer has another token in place of one of the target's; the text is that of plain decoding."""
+    shutil.copytree(tiny / "standalone", tmp_path / "other")
+    tokenizer = (tiny / "target" / "tokenizer.json").read_text()
+    (tmp_path / "other" / "tokenizer.json").write_text(tokenizer.replace('"!"', '"never"'))
+    shutil.copy(tiny / "target" / "tokenizer_config.json", tmp_path / "other")
+    pair = ("--target", str(tiny / "target"), "--draft", str(tmp_path / "other"))
+    assert_one_sentence(call(*FEW, *pair), f"the vocabulary of {tmp_path / 'other'}")
+    texts = []
+    for options in ((*pair, "--bridge-vocabularies"), ("--drafter", "none")):
+        assert call(*FEW, *options, "--json", str(tmp_path / "out.json"))[::2] == (0, "")
+        result = json.loads((tmp_path / "out.json").read_text())
+        texts.append(result["outputs"][0]["token_ids"])
+        assert ("--bridge-vocabularies" in result["command"]) == ("--draft" in options)
+    assert texts[0] == texts[1]

@@ -246,3 +246,27 @@ def test_a_trace_that_cannot_be_written_costs_nothing_else(serve, tmp_path, monk
     assert_one_sentence((result[0], "", result[2]), "trace")
     assert json.loads((tmp_path / "out.json").read_text())["outputs"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "requests"]
+
+
+@pytest.mark.parametrize("changes", ["", "--num-steps 3 --page-size 16"])
+def test_a_preset_and_the_options_that_change_it(serve, tmp_path, changes):
+    """Every schedule, and the fast implementation without graphs, give the same tokens."""
+    outputs = []
+    for mode in ("", "--schedule overlap", "--impl fast --graph eager", "--impl fast --graph round"):
+        file = tmp_path / "out.json"
+        options = ("--preset", "naive-eagle", *changes.split(), *mode.split(), "--json", str(file))
+        assert serve(*options)[::2] == (0, "")
+        result = json.loads(file.read_text())
+        config = [result["config"][name] for name in ("topk", "num_steps", "num_draft_tokens", "page_size")]
+        assert config == ([1, 3, 4, 16] if changes else [1, 1, 2, 1])
+        outputs.append([output["token_ids"] for output in result["outputs"][:3]])
+    assert outputs == outputs[:1] * 4
+
+
+def test_a_command_with_a_preset_is_written_without_it(serve, tmp_path):
+    """The options stand for themselves, also those that set a default again."""
+    written = []
+    for options in (("--preset", "naive-eagle", "--num-steps", "3"), ("--topk", "1", "--page-size", "1")):
+        assert serve(*options, "--json", str(tmp_path / "out.json"))[::2] == (0, "")
+        written.append(json.loads((tmp_path / "out.json").read_text())["command"])
+    assert shlex.split(written[0])[4:] == shlex.split(written[1])[4:] == ["--topk", "1", "--page-size", "1"]

@@ -250,6 +250,15 @@ def test_ceil_to_is_the_smallest_multiple_at_or_above(value, multiple):
     assert ceil_to(value, multiple) == next(n for n in range(value, value + multiple) if n % multiple == 0)
 
 
+def test_naive_eagle_is_one_draft_in_pages_of_one_slot():
+    preset = SpecConfig.preset("naive-eagle")
+    assert (preset.topk, preset.num_steps, preset.num_draft_tokens, preset.page_size) == (1, 1, 2, 1)
+    more = SpecConfig.preset("naive-eagle", num_steps=3, page_size=16, verifier="block")
+    assert more == SpecConfig(1, 3, 4, 16, verifier="block")
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("preset", "medusa")):
+        SpecConfig.preset("medusa")
+
+
 def test_an_input_error_crosses_processes():
     error = pickle.loads(pickle.dumps(InputError("topk", 0, "at least 1")))
     assert str(error) == "topk is 0; allowed: at least 1"

@@ -88,6 +88,8 @@ MODE_CONFIGS = {
     "ancestor, ragged": replace(SMALL, draft_kv="ancestor", extend="ragged", page_size=1),
     "one step": SpecConfig(topk=3, num_steps=1, num_draft_tokens=4, page_size=2),
     "plain": PLAIN,
+    "naive eagle": SpecConfig.preset("naive-eagle"),
+    "naive eagle, more steps and larger pages": SpecConfig.preset("naive-eagle", num_steps=2, page_size=4),
 }
 
 
