@@ -9,7 +9,7 @@ from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.models.checkpoint.bridge import bridge
 
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
-_MISSING = 8  # one of so many of the target's tokens has no counterpart
+_MISSING = 8  # one token in 8 of the target has no counterpart
 _MORE = 5  # tokens that the target does not have
 
 

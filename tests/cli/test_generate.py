@@ -138,7 +138,7 @@ def test_fields_of_a_drafter_are_said_on_the_command_line(call, tiny, tmp_path, 
 
 
 def test_a_drafter_with_another_vocabulary(call, tiny, tmp_path, assert_one_sentence):
-    """Its tokenizer has another token in place of one of the target's; the text is that of plain decoding."""
+    """Its tokenizer has a token that the target lacks, and lacks one; the text is that of plain decoding."""
     shutil.copytree(tiny / "standalone", tmp_path / "other")
     tokenizer = (tiny / "target" / "tokenizer.json").read_text()
     (tmp_path / "other" / "tokenizer.json").write_text(tokenizer.replace('"!"', '"never"'))
