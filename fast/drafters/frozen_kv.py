@@ -127,7 +127,7 @@ class FrozenKVDrafter(AutoregressiveDrafter):
         features_BF = features_RF.new_empty(batch.size, features_RF.shape[1])
         take_last(features_RF, last, features_BF, out.bonus_tokens)
         metadata = prefix_metadata(batch, root, 1, self._head.position, pools)
-        ids_B = torch.empty_like(batch.seq_lens).copy_(out.bonus_tokens)
+        ids_B = out.bonus_tokens.long()
         out.hidden.copy_(self._head.forward(ids_B, self._head.fuse(features_BF), metadata, pools.target))
         return self._draft_first(batch, root, out)
 

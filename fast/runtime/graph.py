@@ -130,6 +130,11 @@ class _Recording(TorchDispatchMode):
         is_indexing = name.startswith(("aten.index.", "aten.index_put"))  # its arguments say whether the host reads
         if _has_mask(args) if is_indexing else _HOST_READS & set(func.tags):
             raise HostRead(f"{name} reads device data on the host; a graph cannot repeat it")
+        if func.is_view:  # in inference mode also `to` and `reshape`, which may copy: their parts say which
+            with self:
+                parts_out = func.decompose(*args, **kwargs)
+            if parts_out is not NotImplemented:
+                return parts_out
         out = func(*args, **kwargs)
         if name in _ALLOCATIONS:
             self._tape.steps.append(Step(name, False, lambda: _poison(out)))

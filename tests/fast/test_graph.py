@@ -68,6 +68,29 @@ def test_memory_allocated_in_a_tape_is_poisoned_at_replay(device):
     assert out[4:].isnan().all()
 
 
+MAYBE_VIEWS = {
+    "to": lambda x: x.to(torch.int64),
+    "reshape": lambda x: x.t().reshape(6),
+    "contiguous": lambda x: x.t().contiguous(),
+    "flatten": lambda x: x.t().flatten(),
+    "the same type": lambda x: x.to(torch.int32),
+    "a view": lambda x: x.reshape(6),
+}
+
+
+@pytest.mark.parametrize("is_inference", [False, True], ids=["", "inference mode"])
+@pytest.mark.parametrize("operation", MAYBE_VIEWS.values(), ids=MAYBE_VIEWS)
+def test_a_replay_repeats_views_that_copy(operation, is_inference):
+    """In inference mode torch hands such an operation on as one, which may be a view or a copy."""
+    with torch.inference_mode(is_inference):
+        x = torch.zeros(2, 3, dtype=torch.int32)
+        out = torch.zeros_like(operation(x))
+        tape = Tape.of(lambda: out.copy_(operation(x)))
+        x.copy_(torch.arange(6).view(2, 3))
+        tape.replay()
+        assert torch.equal(out, operation(x))
+
+
 HOST_READS = {
     "item": lambda x: x[0].item(),
     "int": lambda x: int(x[0]),
