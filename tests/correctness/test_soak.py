@@ -18,8 +18,9 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import TOKEN_DRAFTERS, make_pair
+from specsim.correctness.invariance.replay import ReplayedRuns
 from specsim.correctness.soak.coverage import REQUIRED, accepted_name, coverage_of, required
-from specsim.correctness.soak.drafters import KINDS, SHARED, compare_shared, pair_of, possible_graph
+from specsim.correctness.soak.drafters import KINDS, SHARED, pair_of, possible_graph
 from specsim.correctness.soak.programs import FAMILIES, MOST_REQUESTS, Submission, draw, named
 from specsim.correctness.soak.session import LEAST_REQUESTS, REQUIRED_EVENTS, Soak, soak
 from specsim.correctness.soak.trial import ProgramResult
@@ -271,7 +272,7 @@ def test_a_shared_tree_changes_rounds_and_no_token():
         requests = [each for rank in schedulers for each in rank.requests.values() if each.token_ids]
 
         def compared() -> tuple[str, ...]:
-            return compare_shared(pair, program.config, options.dtype, requests, proposals).differences
+            return ReplayedRuns(pair, program.config, options.dtype, proposals).compare(requests).differences
 
         assert compared() == ()
         unlike = solo.SoloRuns(pair, program.config, options.dtype).compare(requests).differences

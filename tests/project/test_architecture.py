@@ -33,7 +33,7 @@ DYNAMIC_IMPORTS = {
         f"specsim.{name}" for name in ("reference.tree", "reference.tree_parents", "fast.tree", "fast.tree_parents")
     },
     "specsim.core.user_module": {"the module of a user"},
-    "specsim.correctness.soak.drafters": {"specsim.reference.drafters.suffix", "specsim.fast.drafters.suffix"},
+    "specsim.correctness.invariance.replay": {"specsim.reference.drafters.suffix", "specsim.fast.drafters.suffix"},
     "specsim.serving.generation": {"specsim.reference.engine", "specsim.fast.engine", "specsim.fast.runtime.launch"},
 }
 # The oracle, and the tree that test_acceptance.py walks: neither has a twin in fast/.

@@ -14,7 +14,10 @@ from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.metrics import latency
 from specsim.core.pool import KVPool
+from specsim.core.token_drafter import Proposal, SuffixConfig
 from specsim.correctness.invariance.modes import MODES, compare
+from specsim.correctness.invariance.replay import Replayed
+from specsim.correctness.invariance.solo import SoloRuns
 from specsim.models.load import load
 from specsim.models.shipped import REQUESTS
 from specsim.models.synthetic_pair import synthetic_pair
@@ -234,6 +237,52 @@ def test_every_mode_equals_the_solo_run_of_each_request(monkeypatch):
     assert "Line 2 is skipped: not a line." in text
     assert "Equal: tokens" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+class MostRecentEnd:
+    """A drafter of a user's own that proposes the end of the output that finished last."""
+
+    def __init__(self):
+        self.last = []
+
+    def propose(self, request_id, tokens, limits):
+        drafts = self.last[-limits.max_depth :]
+        return Proposal(drafts, list(range(-1, len(drafts) - 1)), [1.0] * len(drafts))
+
+    def finish(self, request_id, tokens, prompt_len):
+        self.last = list(tokens)
+
+
+def repeated_requests() -> list:
+    """Make requests whose outputs are alike, so that a finished one is a good draft of the next."""
+    warm = SamplingParams(max_new_tokens=16, temperature=0.5, seed=3)
+    sampled = make_request(PAIR.target.config, None, 3, PREFIX, warm, arrival=60)
+    return [*(request(number, PREFIX, 16, arrival=20 * number) for number in range(3)), sampled]
+
+
+@pytest.mark.parametrize("make", [SuffixConfig, MostRecentEnd])
+def test_drafts_from_other_requests_are_replayed_solo(monkeypatch, make):
+    """Rounds of a solo run without them would differ; with the drafts of each mode everything is compared."""
+    pair = PAIR.with_drafter(make())
+    config = SpecConfig(topk=1, num_steps=3, page_size=4)
+
+    def compared():
+        return compare(
+            pair, engine(config, pair=pair), lambda: Workload(repeated_requests(), []), ServingConfig(num_slots=160)
+        )
+
+    result = compared()
+    assert (result.is_equal, result.is_replayed) == (True, True)
+    assert result.num_solo == len(MODES) * 4 + 3  # with each mode's drafts, and greedy ones with their own
+    alone = [
+        difference
+        for each in result.modes[0].served.requests
+        for difference in SoloRuns(PAIR.with_drafter(make()), config, torch.float64).compare([each]).differences
+    ]
+    assert any("accepted is" in each for each in alone)
+    assert "solo runs repeat each mode's drafts" in " ".join(shown(result).split())
+    monkeypatch.setattr(Replayed, "propose", lambda *_: Proposal([], [], []))
+    assert not compared().is_equal
 
 
 def test_a_turn_after_an_abort_is_compared_with_its_own_prompt():

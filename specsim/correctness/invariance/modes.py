@@ -13,7 +13,9 @@ from specsim.core.engine import Engine
 from specsim.core.errors import require
 from specsim.core.files import without_nan
 from specsim.core.pair import Pair
+from specsim.correctness.invariance.replay import Proposals, ReplayedRuns, may_share_drafts, recorded
 from specsim.correctness.invariance.solo import BUDGETS, SoloComparison, SoloRuns
+from specsim.serving.generation import load_engine
 from specsim.serving.serve import Served, serve
 from specsim.serving.workload import Workload
 
@@ -21,6 +23,10 @@ MODES = tuple(
     {"schedule": schedule, "prefix_cache": prefix_cache}
     for schedule in ("sync", "overlap")
     for prefix_cache in (False, True)
+)
+REPLAYED = (
+    "The drafts of a request may depend on other requests, so solo runs repeat each mode's drafts; greedy tokens also "
+    "equal those of solo runs that draft on their own, in other rounds"
 )
 HEADINGS = ("mode", "steps", "prefill steps", "prefilled", "reused", "preempted", "seconds", "equal to solo")
 
@@ -43,6 +49,7 @@ class Comparison:
 
     modes: tuple[Mode, ...]  # as ordered in MODES
     num_solo: int  # number of solo runs
+    is_replayed: bool = False  # solo runs repeat the drafts of each mode, which depend on other requests
 
     @property
     def is_equal(self) -> bool:
@@ -56,7 +63,9 @@ class Comparison:
             {"mode": str(mode), **{name: getattr(mode.requests, name) for name in names}, **mode.served.to_json()}
             for mode in self.modes
         ]
-        return without_nan({"is_equal": self.is_equal, "num_solo": self.num_solo, "modes": modes})
+        return without_nan(
+            {"is_equal": self.is_equal, "is_replayed": self.is_replayed, "num_solo": self.num_solo, "modes": modes}
+        )
 
     def show(self, console: Console) -> None:
         """Print a row for each mode, then every difference and the verdict in words."""
@@ -71,6 +80,8 @@ class Comparison:
                 paragraph(console, f"{mode}: a decision is within rounding error in request {ids}, which differ.")
         for line, reason in self.modes[0].served.skipped:
             paragraph(console, f"Line {line} is skipped: not {reason}.")
+        if self.is_replayed:
+            paragraph(console, f"{REPLAYED}.")
         equal = "tokens, ends, rounds and logprobs are those of the solo runs"
         paragraph(console, f"Equal: {equal}." if self.is_equal else f"NOT equal: not all {equal}.")
 
@@ -92,19 +103,28 @@ def compare(
 ) -> Comparison:
     """Serve a fresh workload of `read` in each mode, and every request once solo under the same options.
 
-    serving: shared by all modes. Raises InputError for release `round`, which cannot overlap, and for a dtype without
+    A drafter whose drafts may depend on other requests has the solo runs of ReplayedRuns, in every mode. serving:
+    shared by all modes. Raises InputError for release `round`, which cannot overlap, and for a dtype without
     a budget of logprobs.
     """
     require(engine.config.release != "round", "release", "round", "finish, the only one that can overlap")
     allowed = f"{' or '.join(map(str, BUDGETS))}, the types with a budget for logprobs"
     require(engine.dtype in BUDGETS, "dtype", engine.dtype, allowed)
-    solo = SoloRuns(pair, engine.config, engine.dtype, engine.options)
+    setting = (pair, engine.config, engine.dtype)
+    proposals: Proposals = {}
+    is_replayed = may_share_drafts(pair.drafter) and not engine.config.is_plain
+    if is_replayed:
+        solo = ReplayedRuns(*setting, proposals, engine.options)
+        engine = load_engine(recorded(pair, engine.options.impl, proposals), engine.config, engine.options)
+    else:
+        solo = SoloRuns(*setting, engine.options)
     modes = []
     for mode in MODES:
+        proposals.clear()
         workload = read()
         own_serving = replace(serving or ServingConfig(), **mode)
         served = serve(engine, workload.requests, own_serving, skipped=workload.skipped, progress=progress)
         compared = [request for request in served.requests if request.finish_reason != "rejected"]
         bar = tqdm(compared, "solo", unit="request", leave=False, disable=None if progress else True)
         modes.append(Mode(served, solo.compare(bar)))
-    return Comparison(tuple(modes), len(solo.outputs))
+    return Comparison(tuple(modes), solo.num_solo, is_replayed)

@@ -4,9 +4,20 @@ A drafter with a tree of other requests' outputs proposes other drafts in a solo
 solo run has the same trees, so its rounds and sampled tokens can be compared too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from itertools import tee
+from typing import Any
 
-from specsim.core.token_drafter import Proposal, TokenDrafter, TreeLimits
+import torch
+
+from specsim.core.config import SpecConfig
+from specsim.core.engine_options import EngineOptions
+from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair
+from specsim.core.token_drafter import NgramConfig, Proposal, SuffixConfig, TokenDrafter, TreeLimits
+from specsim.correctness.invariance.solo import SoloComparison, SoloRuns
+from specsim.serving.requests import Request
 
 Proposals = dict[tuple[int, tuple[int, ...]], Proposal]  # by request id and the tokens up to the root
 
@@ -38,3 +49,59 @@ class Replayed:
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         pass
+
+
+def may_share_drafts(drafter: AnyDrafter | None) -> bool:
+    """Check whether the drafts of a request may depend on other requests.
+
+    They do with a tree of finished outputs, and may with a drafter of a user's own.
+    """
+    if isinstance(drafter, SuffixConfig):
+        return drafter.shared
+    return drafter is not None and not isinstance(drafter, DrafterCheckpoint | NgramConfig)
+
+
+def recorded(pair: Pair, impl: str, proposals: Proposals) -> Pair:
+    """Make the pair with a token drafter whose proposals are recorded; a suffix drafter is a new one."""
+    drafter: Any = pair.drafter
+    if isinstance(drafter, SuffixConfig):
+        drafter = import_module(f"specsim.{impl}.drafters.suffix").Suffix(drafter)
+    return pair.with_drafter(Recorded(drafter, proposals))
+
+
+@dataclass(slots=True)
+class ReplayedRuns:
+    """Two solo runs of each request of a drafter whose drafts may depend on other requests.
+
+    All of a request equals a solo run with the same proposals. Greedy tokens and ends also equal those of a solo run
+    with the drafter's own proposals, whose rounds may differ; under `relaxed` penalties tokens depend on the tree.
+    """
+
+    pair: Pair
+    config: SpecConfig
+    dtype: torch.dtype  # of the batched runs
+    proposals: Proposals  # of the batched run
+    options: EngineOptions | None = None  # of the solo runs; None: the reference in float64
+    num_solo: int = 0  # number of solo runs so far
+    _own: SoloRuns = field(init=False)  # with the drafter's own proposals
+
+    def __post_init__(self) -> None:
+        compared = ("token_ids", "finish_reason")
+        self._own = SoloRuns(self.pair, self.config, self.dtype, self.options, compared)
+
+    def compare(self, requests: Iterable[Request]) -> SoloComparison:
+        """Compare every request with its solo runs."""
+        first, second = tee(requests)
+        pair = self.pair.with_drafter(Replayed(self.proposals))
+        replaying = SoloRuns(pair, self.config, self.dtype, self.options)
+        replayed = replaying.compare(first)
+        greedy = [each for each in second if each.params.temperature == 0 and self.config.penalties == "exact"]
+        before = self._own.num_solo
+        own = self._own.compare(greedy)
+        self.num_solo += replaying.num_solo + self._own.num_solo - before
+        return replace(
+            replayed,
+            within_rounding_error=tuple(sorted({*replayed.within_rounding_error, *own.within_rounding_error})),
+            differences=replayed.differences + own.differences,
+            max_logprob_error=max(replayed.max_logprob_error, own.max_logprob_error),
+        )

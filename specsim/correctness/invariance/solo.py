@@ -63,6 +63,11 @@ class SoloRuns:
     compared: tuple[str, ...] = DECIDED  # fields that have to be equal, besides logprobs
     outputs: dict[tuple[int, ...], Output] = field(default_factory=dict)
 
+    @property
+    def num_solo(self) -> int:
+        """Number of solo runs so far."""
+        return len(self.outputs)
+
     def output(self, request: Request) -> Output:
         """Give the solo output; a turn after an aborted one has a prompt that varies from run to run."""
         key = (request.request_id, *request.prompt_ids)

@@ -11,10 +11,10 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.kv_buffer import KVBuffer
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
-from specsim.correctness.invariance.replay import Proposals
+from specsim.correctness.invariance.replay import Proposals, ReplayedRuns, recorded
 from specsim.correctness.invariance.solo import SoloComparison, SoloRuns
 from specsim.correctness.soak.coverage import accepted_name, coverage_of, drafted_name, verified_name
-from specsim.correctness.soak.drafters import SHARED, compare_shared, pair_of, possible_graph, recorded
+from specsim.correctness.soak.drafters import SHARED, pair_of, possible_graph
 from specsim.correctness.soak.programs import Program, Submission, named
 from specsim.serving.generation import load_engine
 from specsim.serving.ranks import Ranks
@@ -89,7 +89,7 @@ def _compare(
 ) -> SoloComparison:
     """Compare requests with their solo runs."""
     if program.kind == SHARED and not program.config.is_plain:
-        return compare_shared(pair, program.config, dtype, requests, proposals)
+        return ReplayedRuns(pair, program.config, dtype, proposals).compare(requests)
     return SoloRuns(pair, program.config, dtype).compare(requests)
 
 

@@ -96,6 +96,7 @@ def run_compare() -> Schema:
         _MADE
         | {
             "is_equal": flag("Whether no request differs beyond rounding error."),
+            "is_replayed": flag("Whether solo runs repeat the drafts of each mode, which depend on other requests."),
             "num_solo": whole("Number of solo runs."),
             "modes": array(
                 "Both schedules, without and with the prefix cache.", record("A mode.", compared | _served())
