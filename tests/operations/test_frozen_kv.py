@@ -76,7 +76,8 @@ class Gemma4AssistantOfLlama(torch.nn.Module):
         shape = LlamaConfig(num_attention_heads=model.num_heads, **sizes)
         self.mlp = LlamaMLP(shape).double()
         self.norm = LlamaRMSNorm(model.hidden_size, model.rms_norm_eps).double()
-        self.generation_config = SimpleNamespace(num_assistant_tokens=num_steps)
+        self.config = shape
+        self.generation_config = GenerationConfig(num_assistant_tokens=num_steps)
         self.device = torch.device("cpu")
 
     def normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -122,8 +123,13 @@ def llama_of(pair: Pair) -> LlamaForCausalLM:
 def drafts_of_transformers(pair: Pair, theirs: LlamaForCausalLM, tokens: list[int], num_steps: int) -> list[int]:
     """List the drafts after these tokens; the last one is the root, which the target has not read."""
     assistant = Gemma4AssistantOfLlama(pair, theirs.config, num_steps)
+    ids = torch.tensor([tokens])
     generator = SinglePositionMultiTokenCandidateGenerator(
-        assistant, theirs.model.embed_tokens, GenerationConfig(max_length=500)
+        input_ids=ids,  # of 5.17 only, as are the model's arguments
+        assistant_model=assistant,
+        target_model_input_embeddings=theirs.model.embed_tokens,
+        generation_config=GenerationConfig(max_length=500),
+        model_kwargs={},
     )
     with torch.no_grad():
         out = theirs(torch.tensor([tokens[:-1]]), use_cache=True, output_hidden_states=True)
@@ -133,7 +139,7 @@ def drafts_of_transformers(pair: Pair, theirs: LlamaForCausalLM, tokens: list[in
         )
         mask = torch.ones(1, len(tokens), dtype=torch.long)
         candidates, _ = generator.get_candidates(
-            torch.tensor([tokens]), {"attention_mask": mask}, outputs, is_first_iteration=False, n_last_matches=0
+            ids, {"attention_mask": mask}, outputs, is_first_iteration=False, n_last_matches=len(tokens) - 2
         )
     return candidates[0, len(tokens) :].tolist()
 
