@@ -33,6 +33,7 @@ class Recorded:
     drafted_pools: KVPool  # tables of slots and tokens after the draft phase; the KV itself is not kept
     committed_pools: KVPool  # the same after the commit
     allowed: torch.Tensor | None  # bool [B, N, V], tokens that grammars allow after each node
+    lead: int  # of the drafter
 
 
 class Recorder:
@@ -83,6 +84,7 @@ class Recorder:
             drafted_pools,
             committed_pools,
             allowed,
+            self.drafter.lead,
         )
         self.rounds.append(recorded)
         return RoundOutput(verify_input, verify_output, next_draft_input)

@@ -89,7 +89,7 @@ class Round:
 
         require_choice("phase", phase, PHASES)
         if phase == "draft":
-            return plots.kv_pages(self.states.drafted_pools, self.batch, self.config)
+            return plots.kv_pages(self.states.drafted_pools, self.batch, self.config, lead=self.states.lead)
         if phase == "verify":
             return plots.kv_pages(self.states.drafted_pools, self.batch, self.config, self.verify_input)
         return plots.kv_pages(

@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from specsim import SamplingParams, SpecConfig, plots
+from specsim import SamplingParams, SpecConfig, plots, trace
 from specsim.core.columns import lane_columns, own_lanes, tail_columns
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
@@ -35,6 +35,7 @@ from specsim.simulator.scenario import Scenario
 from specsim.simulator.speedup_range import speedup_range
 from specsim.simulator.workload import closed_loop
 
+PROMPT = (5, 17, 3, 40, 8, 9, 30)
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 SETTINGS = {
     "the demo's": SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=4),
@@ -271,6 +272,30 @@ def test_lanes_and_tails_are_drawn_in_their_slots(played):
             tail = tail_columns(length, config)[lane].tolist()
             assert {held[column].kind for column in tail} <= ({"tail"} if lane else {"committed"})
         assert sum(slot.kind == "committed" for slot in held.values()) == len(PROMPTS[request])
+
+
+@pytest.mark.parametrize("kind", ["eagle", "standalone"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_lanes_are_drawn_where_the_drafter_writes(kind, page_size):
+    """Lanes of a language model begin one column further on, as its slot p holds token p."""
+    config = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=page_size)
+    pair = synthetic_pair(kind)
+    engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
+    pools = engine.make_pools(1, 64)
+    row = pools.open()
+    pools.reserve(row, config.reserved_columns(8))
+    batch = Batch.of([5], [row], [7], [SamplingParams()], 48)
+    draft_input = engine.prefill(batch, PrefillInput.whole([PROMPT]), pools).draft_input
+    before = pools.draft.keys.nan_to_num()
+    engine.draft(batch, draft_input, pools)
+    written = (pools.draft.keys.nan_to_num() != before).any(dim=3).any(dim=2)[0].nonzero()[:, 0].tolist()
+    found = plots.slots(pools, batch, config, lead=engine.drafter.lead)
+    is_run = [slot.kind == "tail" or (slot.kind == "lane" and not slot.label.endswith(".2")) for slot in found]
+    assert written == [index for index, each in enumerate(is_run) if each]
+    first = trace(pair, [PROMPT], config, SamplingParams(max_new_tokens=4))[0]
+    lanes = first.states.drafted_pools.slots(0, lane_columns(7 + engine.drafter.lead, config))
+    drawn = slot_kinds(first.kv("draft"))
+    assert sorted(slot for slot, kind in drawn.items() if kind == "lane") == sorted(lanes.flatten().tolist())
 
 
 def test_the_commit_moves_the_path_behind_the_prefix(played):
