@@ -49,10 +49,9 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
             raise InputError("pair", name, f"{kind} with another family, as no such drafter is shipped")
         pair = load(drafter=kind)
     elif family.startswith("wide"):
-        if not kind.startswith("eagle"):
-            raise InputError("pair", name, f"{kind} with a family of float32")
         model = family.partition("_")[2] or "llama"
-        pair = wide_pair(kind, model, _WINDOW.get(model))
+        kind, fields = MODES.get(kind, (kind, {}))
+        pair = wide_pair(kind, model, _WINDOW.get(model), fields=fields)
     else:
         model = "llama" if family in ("noisy", "twins") else family
         noise = 0.15 if family == "noisy" else 0.02

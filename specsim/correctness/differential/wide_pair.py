@@ -7,163 +7,85 @@ ladder, and those of sums along the paths of a tree. SOFT reaches the KV and the
 a wrong scale shows.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import torch
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
+from specsim.correctness.differential.wide_weights import (
+    CONTEXT,
+    HEAD,
+    SHAPE,
+    SHARE,
+    SOFT,
+    Tensors,
+    copy,
+    embedding,
+    find,
+    head,
+    look_for,
+    random_tensors,
+)
+from specsim.models.checkpoint.layout import drafter_layout, target_layout
 from specsim.models.synthetic_pair import tiny_config
 
-Tensors = dict[str, torch.Tensor]
-PART = 32  # entries of each part of a hidden state
-CODE = slice(0, PART)
-CONTEXT = slice(PART, 2 * PART)
-SOFT = slice(2 * PART, 3 * PART)
-HEAD = 16  # entries of a head
-SHAPE = {"hidden_size": 3 * PART, "num_heads": 8, "num_kv_heads": 4, "head_dim": HEAD, "vocab_size": 96}
-CLASSES = 5  # of tokens; tokens of one class are followed by tokens of the next
-CODES = 6  # of each class
-UNIT = 0.25  # of the ladders, in nats
-STEPS = (1.3, 4.7, 9.6, 14.9, 19.06)  # of each class's ladder; sums of five ranks are all different
-NEAR = (9, 4, 2, 2, 1)  # ranks of each class with such steps; later ones have steps of FAR
-FAR = 5.0
-OTHERS = 130.0  # units at which tokens of other classes begin
-BONUS = (2.5, 0.6)  # units added by the codes of the two tokens before
-SHARE = (2 / 3) ** 0.5  # root mean square of an embedding
-PEAK = 8.4  # of the queries and keys that find a token by its distance
-HARD = 3.6  # the same in norms of queries and keys
-SCALES = {"o_proj": 0.2, "down_proj": 0.33}  # of random weights, 1.2 / sqrt(inputs) otherwise
-_PAIRS = torch.tensor([0, 1, 2, HEAD // 2, HEAD // 2 + 1, HEAD // 2 + 2])  # entries of the three fastest rotations
+MODULES = 3  # of MTP
 
 
-def wide_pair(kind: str, family: str = "llama", window: int | None = None, seed: int = 0) -> Pair:
-    """Make a pair of kind `eagle`, `eagle3` or `eagle3.1` on a target of this family, in float64."""
+def wide_pair(
+    kind: str,
+    family: str = "llama",
+    window: int | None = None,
+    seed: int = 0,
+    fields: Mapping[str, Any] | None = None,
+) -> Pair:
+    """Make a pair of this kind of drafter on a target of this family, in float64.
+
+    kind: one with weights, or `eagle3.1`. fields: other fields of DrafterConfig.
+    """
     generator = torch.Generator().manual_seed(seed)
-    target = _target(tiny_config(family, 2, window=window, **SHAPE), generator)
-    model = tiny_config(family, 1, window=window, **SHAPE)
-    drafter = _eagle(model, target, generator) if kind == "eagle" else _eagle3(model, target, generator, kind)
+    config = tiny_config(family, 2, window=window, **SHAPE)
+    target = TargetCheckpoint(config, _model(config, generator))
+    fields = fields or {}
+    make = partial(_frozen_kv, distance=1) if fields.get("position") == "next" else _MAKE[kind]
+    drafter = make(tiny_config(family, 1, window=window, **SHAPE), target, generator)
+    drafter = replace(drafter, config=replace(drafter.config, **fields))
     return Pair(target=target, drafter=drafter, tokenizer=None, name=f"wide {kind} on {family}")
 
 
-def _hadamard(size: int) -> torch.Tensor:
-    rows = torch.ones(1, 1, dtype=torch.float64)
-    while len(rows) < size:
-        rows = torch.cat([torch.cat([rows, rows], 1), torch.cat([rows, -rows], 1)])
-    return rows
-
-
-def _embedding(vocab_size: int, generator: torch.Generator) -> torch.Tensor:
-    """Make [V, H]: code, no context, random signs."""
-    token = torch.arange(vocab_size)
-    code = _hadamard(PART)[token % CLASSES * CODES + token // CLASSES % CODES]
-    signs = torch.randint(2, (vocab_size, PART), generator=generator, dtype=torch.float64) * 2 - 1
-    return torch.cat([code, torch.zeros(vocab_size, PART, dtype=torch.float64), signs], 1)
-
-
-def _head(vocab_size: int) -> torch.Tensor:
-    """Make [V, H]: the ladder of every code, and the bonus by the bits of the context."""
-    token = torch.arange(vocab_size)
-    place = token // CLASSES
-    code = torch.arange(CLASSES * CODES)[:, None]
-    rank = (place + 7 * (code % CODES)) % (vocab_size // CLASSES + 1)  # [codes, V]
-    near = torch.tensor(NEAR)[code // CODES]
-    step = torch.tensor(STEPS, dtype=torch.float64)[code // CODES]
-    ladder = step * rank.minimum(near) + FAR * (rank - near).clamp(min=0)
-    is_next = token % CLASSES == (code // CODES + 1) % CLASSES
-    cost = torch.where(is_next, ladder, OTHERS + 0.1 * ((token * 37 + 11 * code) % vocab_size))
-    head = torch.zeros(vocab_size, 3 * PART, dtype=torch.float64)
-    head[:, CODE] = -UNIT * cost.T @ _hadamard(PART)[: CLASSES * CODES] / PART
-    for bit, bonus, sign in zip((3, HEAD + 5), BONUS, (place % 2, place // 2 % 2), strict=True):
-        head[:, CONTEXT.start + bit] = UNIT * bonus * (sign - 0.5)
-    return head
-
-
-def _random(layout: Layout, generator: torch.Generator) -> Tensors:
-    """Draw the weights that make SOFT: projections to it, and norms around 1 there."""
-    tensors = {}
-    for name, shape in layout.items():
-        values = torch.randn(shape, generator=generator, dtype=torch.float64)
-        if len(shape) == 1:
-            tensors[name] = torch.ones(shape, dtype=torch.float64)
-            tensors[name][SOFT] += 0.1 * values[SOFT]
-        else:
-            scale = next((each for part, each in SCALES.items() if part in name), 1.2 * shape[1] ** -0.5)
-            tensors[name] = scale * values
-        if any(part in name for part in ("o_proj", "down_proj", "fc.weight")):
-            tensors[name][: SOFT.start] = 0
-    for name in layout:
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
-            tensors[name] = torch.ones(HEAD, dtype=torch.float64).index_fill(0, _PAIRS, HARD)
-            projection = tensors[name.replace("_norm", "_proj")]
-            projection.view(-1, HEAD, projection.shape[1])[:, _PAIRS] = 0
-    return tensors
-
-
-def _find(tensors: Tensors, prefix: str, head: int, distance: int, model: ModelConfig, scale: float = 1.0) -> None:
-    """Make a head attend to the token at a distance: its query is rotated by that number of positions.
-
-    scale: of the constant entry 0 in the attention's input.
-    """
-    frequency = model.rope_theta ** (-torch.arange(3, dtype=torch.float64) / (HEAD // 2))
-    angle = -distance * frequency
-    query = tensors[f"{prefix}q_proj.weight"].unflatten(0, (-1, HEAD))[head]
-    query[:] = 0
-    query[_PAIRS, 0] = PEAK / scale * torch.cat([angle.cos(), angle.sin()])
-    key = tensors[f"{prefix}k_proj.weight"].unflatten(0, (-1, HEAD))[_kv_head(head, model)]
-    key[:] = 0
-    key[_PAIRS[:3], 0] = PEAK / scale
-
-
-def _kv_head(head: int, model: ModelConfig) -> int:
-    return head // (model.num_heads // model.num_kv_heads)
-
-
-def _copy(
-    tensors: Tensors, prefix: str, head: int, source: int | None, to: int, model: ModelConfig, scale: float = 1.0
-) -> None:
-    """Make a head copy 16 entries of the attention's input from `source` to `to`.
-
-    source None: the KV head's output is already set.
-    """
-    group = _kv_head(head, model)
-    if source is not None:
-        value = tensors[f"{prefix}v_proj.weight"]
-        value[HEAD * group : HEAD * (group + 1)] = 0
-        value[HEAD * group + torch.arange(HEAD), source + torch.arange(HEAD)] = scale
-    output = tensors[f"{prefix}o_proj.weight"]
-    output[:, HEAD * head : HEAD * (head + 1)] = 0
-    output[to + torch.arange(HEAD), HEAD * head + torch.arange(HEAD)] = 1.0
-
-
-def _target(config: ModelConfig, generator: torch.Generator) -> TargetCheckpoint:
-    tensors = _random(target_layout(config), generator)
-    tensors["model.embed_tokens.weight"] = _embedding(config.vocab_size, generator)
-    tensors["lm_head.weight"] = _head(config.vocab_size)
+def _model(config: ModelConfig, generator: torch.Generator) -> Tensors:
+    """Make a language model; with one layer it knows one token before, with two the token before that too."""
+    tensors = random_tensors(target_layout(config), generator)
+    tensors["model.embed_tokens.weight"] = embedding(config.vocab_size, generator)
+    tensors["lm_head.weight"] = head(config.vocab_size)
     tensors["model.norm.weight"] *= 1.3
-    for layer, norm in enumerate((SHARE, 1.0)):  # of the layer's input, approximately
+    for layer, norm in enumerate((SHARE, 1.0)[: config.num_layers]):  # of the layer's input, approximately
         prefix = f"model.layers.{layer}.self_attn."
-        _find(tensors, prefix, 0, 1 + layer, config, 1 / norm)
-        _copy(tensors, prefix, 0, 0, CONTEXT.start + HEAD * layer, config, norm)
-    return TargetCheckpoint(config, tensors)
+        find(tensors, prefix, 0, 1 + layer, config, 1 / norm)
+        copy(tensors, prefix, 0, 0, CONTEXT.start + HEAD * layer, config, norm)
+    return tensors
 
 
 def _eagle(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
     config = DrafterConfig("eagle", model, model.vocab_size, model.hidden_size)
     required, _ = drafter_layout(config)
-    tensors = _random(required, generator)
+    tensors = random_tensors(required, generator)
     tensors["embed_tokens.weight"] = target.tensors["model.embed_tokens.weight"]
     both = torch.arange(SOFT.start)
     tensors["fc.weight"][both, both] = 1.0
     prefix = "layers.0.self_attn."
-    _find(tensors, prefix, 0, 1, model)
-    _find(tensors, prefix, 1, 2, model)
-    _copy(tensors, prefix, 0, 0, CONTEXT.start, model)
-    _copy(tensors, prefix, 1, None, CONTEXT.start + HEAD, model)
+    _read_two_before(tensors, prefix, model)
     return DrafterCheckpoint(config, tensors)
 
 
-def _eagle3(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator, kind: str) -> DrafterCheckpoint:
+def _eagle3(
+    model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator, kind: str = "eagle3"
+) -> DrafterCheckpoint:
     """Make an EAGLE-3 head in whose residual two heads replace the hidden state's code by the new token's.
 
     Norms of EAGLE-3.1 leave code and context as they are, up to a factor that the next norm takes out.
@@ -175,19 +97,78 @@ def _eagle3(model: ModelConfig, target: TargetCheckpoint, generator: torch.Gener
     norms = dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output"), kind == "eagle3.1")
     config = DrafterConfig("eagle3", model, len(chosen), hidden, feature_layers, norm_before_residual=True, **norms)
     layout, _ = drafter_layout(config)
-    tensors = _random(layout, generator)
+    tensors = random_tensors(layout, generator)
     tensors["lm_head.weight"] = target.tensors["lm_head.weight"][chosen]
     tensors["d2t"] = chosen - torch.arange(len(chosen))
     tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, chosen, True)
     prefix = "midlayer.self_attn."
     value = tensors[f"{prefix}v_proj.weight"]
     for part in (0, 1):
-        _find(tensors, prefix, 2 * part, 0, model)
-        _copy(tensors, prefix, 2 * part, HEAD * part, HEAD * part, model)
+        find(tensors, prefix, 2 * part, 0, model)
+        copy(tensors, prefix, 2 * part, HEAD * part, HEAD * part, model)
         entries = HEAD * part + torch.arange(HEAD)
         value[entries, hidden + entries] = -1.0
-    _find(tensors, prefix, 4, 1, model)
-    _copy(tensors, prefix, 4, 0, CONTEXT.start, model)
-    _find(tensors, prefix, 6, 0, model)
-    _copy(tensors, prefix, 6, hidden + CONTEXT.start, CONTEXT.start, model, -1.0)
+    find(tensors, prefix, 4, 1, model)
+    copy(tensors, prefix, 4, 0, CONTEXT.start, model)
+    find(tensors, prefix, 6, 0, model)
+    copy(tensors, prefix, 6, hidden + CONTEXT.start, CONTEXT.start, model, -1.0)
     return DrafterCheckpoint(config, tensors)
+
+
+def _mtp(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
+    """Make modules that find the tokens before in their own rows, and read the hidden state in SOFT only."""
+    config = DrafterConfig("mtp", model, model.vocab_size, model.hidden_size, num_modules=MODULES)
+    layers = replace(model, num_layers=MODULES, sliding_windows=model.sliding_windows * MODULES)
+    config = replace(config, model=layers)
+    tensors = random_tensors(drafter_layout(config).required, generator)
+    both = torch.arange(SOFT.start)
+    for module in range(MODULES):
+        tensors[f"modules.{module}.eh_proj.weight"][both, both] = SHARE
+        tensors[f"modules.{module}.norm.weight"] *= 1.3
+        _read_two_before(tensors, f"modules.{module}.self_attn.", model)
+    return DrafterCheckpoint(config, tensors)
+
+
+def _read_two_before(tensors: Tensors, prefix: str, model: ModelConfig) -> None:
+    """Make two heads of one KV head copy the codes of the tokens one and two before into CONTEXT."""
+    find(tensors, prefix, 0, 1, model)
+    find(tensors, prefix, 1, 2, model)
+    copy(tensors, prefix, 0, 0, CONTEXT.start, model)
+    copy(tensors, prefix, 1, None, CONTEXT.start + HEAD, model)
+
+
+def _frozen_kv(
+    model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator, distance: int = 0
+) -> DrafterCheckpoint:
+    """Make a drafter whose first heads find the last two tokens in the KV of the target's last layer.
+
+    They are those before the root, so later drafts of a path read a context that is not theirs. distance: of the
+    drafts' position from the last token in the KV.
+    """
+    config = DrafterConfig("frozen-kv", model, model.vocab_size, model.hidden_size)
+    tensors = random_tensors(drafter_layout(config).required, generator)
+    both = torch.arange(SOFT.start)
+    tensors["pre_projection.weight"][both, both] = 1.0
+    tensors["lm_head.weight"] = target.tensors["lm_head.weight"]
+    tensors["norm.weight"] *= 1.3
+    prefix = "layers.0.self_attn."
+    for head_index in (0, 1):
+        look_for(tensors, prefix, head_index, distance + head_index, model)
+        copy(tensors, prefix, head_index, None, CONTEXT.start + HEAD * head_index, model)
+    return DrafterCheckpoint(config, tensors)
+
+
+def _standalone(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
+    """Make a language model of one layer."""
+    config = DrafterConfig("standalone", model, model.vocab_size, model.hidden_size)
+    return DrafterCheckpoint(config, _model(model, generator))
+
+
+_MAKE = {
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "eagle3.1": partial(_eagle3, kind="eagle3.1"),
+    "mtp": _mtp,
+    "frozen-kv": _frozen_kv,
+    "standalone": _standalone,
+}
