@@ -130,9 +130,9 @@ def _diff(given: dict[str, Any]) -> None:
     from specsim.core.display import stdout_console
     from specsim.core.files import check_writable
     from specsim.correctness import differential
-    from specsim.correctness.differential.grids import one_cell
     from specsim.correctness.differential.pairs import FAMILIES, KINDS
     from specsim.correctness.differential.report import show
+    from specsim.correctness.differential.setting import one_cell
 
     name = given["grid"]
     config = options.pick(SpecConfig, given)

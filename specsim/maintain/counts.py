@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from specsim.correctness.differential.drafter_grid import DRAFTER_AXES, KINDS
-from specsim.correctness.differential.grids import AXES, grid
+from specsim.correctness.differential.grids import grid
+from specsim.correctness.differential.setting import AXES
 from specsim.correctness.faults.catalogue import FAULTS
 from specsim.maintain.result_tables import markdown
 

@@ -6,8 +6,9 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.correctness.differential import CellResult, check, grid
-from specsim.correctness.differential.grids import DRAFTERS, OWN_KV, cell_of
+from specsim.correctness.differential.grids import DRAFTERS, OWN_KV
 from specsim.correctness.differential.pairs import make_pair
+from specsim.correctness.differential.setting import cell_of
 
 KINDS = ("standalone", "standalone.tli", "frozen-kv")
 CELLS = (0, 1, 2, 4)  # of OWN_KV, in all graph modes

@@ -19,13 +19,10 @@ from specsim.correctness.differential.budget import FLOAT32_EPS, budget, log_pro
 from specsim.correctness.differential.comparison import Comparison, Mismatch, Tally, Trio, WithinRoundingError
 from specsim.correctness.differential.distribution import RowDistribution, rounding
 from specsim.correctness.differential.grid_run import perturbation_budgets
-from specsim.correctness.differential.grids import (
-    SAMPLINGS,
-    cell_of,
-)
 from specsim.correctness.differential.pairs import make_pair, perturbed
 from specsim.correctness.differential.ranking import Ranking, log_scores
 from specsim.correctness.differential.sampled_verify import LEAST, MOST, compare_accepted
+from specsim.correctness.differential.setting import SAMPLINGS, cell_of
 from specsim.correctness.differential.walk import Walk
 from specsim.reference.acceptance import Tree
 

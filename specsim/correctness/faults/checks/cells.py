@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from specsim.correctness.differential import Cell
-from specsim.correctness.differential.grids import cell_of
+from specsim.correctness.differential.setting import cell_of
 
 OWN = ("rounds", "stop_token_ids", "max_new_tokens", "temperature", "verifier")
 
