@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.correctness.differential import check, grid
 from specsim.correctness.differential.implementation import load_implementation
-from specsim.correctness.differential.pairs import make_pair
+from specsim.correctness.differential.pairs import KINDS, TOKEN_DRAFTERS, make_pair
+from specsim.correctness.differential.setting import cell_of
 from specsim.correctness.differential.wide_pair import wide_pair
 
 WIDE = [cell for cell in grid("pairwise", "bfloat16") if "-wide" in cell.pair]
@@ -49,6 +51,41 @@ def test_nine_of_ten_phases_are_compared_in_bfloat16():
     assert compared.total() >= 0.9 * (compared.total() + not_compared.total())
 
 
+NEW = sorted({each.pair.partition("-wide")[0] for each in grid("drafters", "bfloat16") if "-wide" in each.pair})
+CHAIN = dict(topk=1, num_steps=2, page_size=4, batch=1, sampling="warm")
+
+
+def test_the_grid_of_drafters_has_every_kind_in_bfloat16():
+    assert {*NEW, "eagle", "eagle3"} == set(KINDS)
+    assert len(grid("drafters", "bfloat16")) == len(grid("drafters"))
+
+
+@pytest.mark.parametrize(("kind", "family"), [*zip(NEW, ("wide", "wide_qwen3", "wide_mistral") * 4, strict=False)])
+def test_each_kind_of_drafter_is_compared_in_bfloat16(kind, family):
+    """Some drafts are accepted and no request diverges; the cell is small, as a run needs seconds."""
+    cell = replace(cell_of(CHAIN | {"kind": kind, "family": family}), rounds=3)
+    result = check(cell, dtype="bfloat16")
+    assert (result.mismatches, result.first_divergence) == (0, None)
+    assert sum(result.compared.values()) >= 0.9 * (sum(result.compared.values()) + sum(result.not_compared.values()))
+
+
+@pytest.mark.parametrize("kind", [each for each in NEW if each not in TOKEN_DRAFTERS])
+def test_a_wide_drafter_agrees_by_its_attention(kind):
+    """Drafts are accepted more often than those of the same drafter without values in attention."""
+    pair = make_pair(f"{kind}-wide")
+    tensors = {
+        name: tensor * ("v_proj" not in name and "layers.0.self_attn.o_proj" not in name)
+        for name, tensor in pair.checkpoint.tensors.items()
+    }
+    blind = pair.with_drafter(replace(pair.checkpoint, tensors=tensors))
+    params = SamplingParams(max_new_tokens=40)
+    lengths = [
+        generate(each, [[3, 14, 15, 92, 65, 35]], SpecConfig(1, 3), params).metrics["accept_length"]
+        for each in (pair, blind)
+    ]
+    assert lengths[0] > lengths[1] + 0.2
+
+
 @pytest.mark.parametrize(("names", "factor"), FAULTS.values(), ids=FAULTS)
 def test_a_wrong_scale_is_found_in_most_cells(names, factor, budgets_once):
     found = []
@@ -62,8 +99,6 @@ def test_a_wrong_scale_is_found_in_most_cells(names, factor, budgets_once):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_attention_decides_the_next_token(kind):
     """Without the two heads that find earlier tokens, other tokens have the largest probability."""
-    from specsim import SamplingParams, SpecConfig, generate
-
     pair = wide_pair(kind)
     blind = scaled(pair, {"llama": "v_proj"}, 0.0)
     params = SamplingParams(max_new_tokens=24)
