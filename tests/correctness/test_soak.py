@@ -301,6 +301,18 @@ def test_programs_have_settings_that_fit_their_drafters():
     assert possible_graph("round", "eagle", SpecConfig(release="round")) == "phase"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_programs_of_each_drafter_have_ranks_sessions_and_pages(kind):
+    own = [each for each in PROGRAMS if each.kind == kind and not each.config.is_plain]
+    assert {each.num_ranks for each in own} == {1, 2, 3}
+    assert {each.config.page_size for each in own} == {1, 2, 4, 16}
+    assert any(
+        each.continues is not None and program.submissions[each.continues].keep
+        for program in own
+        for each in program.submissions
+    )
+
+
 def test_a_failure_is_shown_with_the_command_that_repeats_it(monkeypatch):
     keep_draft_input(monkeypatch)
     result = soak(12, seed=0)

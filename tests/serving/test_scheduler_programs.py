@@ -7,7 +7,8 @@ import pytest
 
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.phases import DraftInput
-from specsim.correctness.soak.coverage import required
+from specsim.correctness.soak.coverage import drafted_name, required
+from specsim.correctness.soak.drafters import KINDS, possible_graph
 from specsim.correctness.soak.programs import Program, Submission, draw
 from specsim.correctness.soak.trial import check, options_of
 
@@ -51,6 +52,52 @@ def test_programs_on_fast(graph, device):
     pytest.importorskip("triton")
     counts = run_programs(6, 6, 5, options_of("fast", device, graph), FAST_SEEDS[graph])
     assert required(counts, names=FAST_REQUIRED) == ()
+
+
+def sessions_on_ranks(kind: str, graph: str = "eager") -> Program:
+    """Make a session of three turns on one rank, and a late request for the other, with pages of 16 tokens."""
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=16)
+    turn = Submission(step=0, prompt_ids=(7, 3), params=SamplingParams(max_new_tokens=9), keep=True)
+    warm = SamplingParams(max_new_tokens=8, temperature=1.0, seed=4)
+    submissions = (
+        replace(turn, prompt_ids=tuple(range(2, 15))),
+        replace(turn, continues=0),
+        replace(turn, continues=1, params=warm, keep=False),
+        replace(turn, prompt_ids=(9, 8, 7, 9, 8, 7), arrival=8, step=8, keep=False),
+    )
+    return Program(
+        name="",
+        pair=f"{kind}-llama",
+        config=config,
+        serving=ServingConfig(max_running=2, num_slots=384),
+        num_ranks=2,
+        graph=possible_graph(graph, kind, config),
+        submissions=submissions,
+        limits=(),
+        aborts=(),
+        closes_at=None,
+    )
+
+
+def check_sessions(program: Program, options) -> None:
+    result = check(program, options)
+    assert result.first_difference is None
+    assert result.counts["turns on kept KV"] == 2
+    assert result.counts["steps with an idle rank"] > 0
+    assert result.counts[drafted_name(program.kind)] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_drafter_has_sessions_idle_ranks_and_pages(kind):
+    check_sessions(sessions_on_ranks(kind), REFERENCE)
+
+
+@pytest.mark.parametrize("graph", ["phase", "round"])
+@pytest.mark.parametrize("kind", [each for each in KINDS if not each.startswith("eagle")])
+@pytest.mark.whole
+def test_fast_sessions_of_every_drafter_equal_solo_runs(kind, graph, device):
+    pytest.importorskip("triton")
+    check_sessions(sessions_on_ranks(kind, graph), options_of("fast", device))
 
 
 def cut(program: Program, fails) -> Program:
