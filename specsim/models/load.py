@@ -1,6 +1,7 @@
 """Loading of a target and its drafter, from folders, from the Hugging Face hub, or as shipped."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -12,9 +13,11 @@ from specsim.core.user_module import load_object
 from specsim.models import shipped
 from specsim.models.checkpoint import load_drafter, load_target, local_folder, locate
 from specsim.models.checkpoint.bridge import bridge_vocabularies as bridged
+from specsim.models.checkpoint.loading import Read
 from specsim.models.checkpoint.model_config import read_target_config
 from specsim.models.checkpoint.tokenizer import LazyTokenizer, has_tokenizer
 from specsim.models.checkpoint.vocabulary import check_vocabulary
+from specsim.models.checkpoint.weights import read_weights
 
 SHIPPED = "tiny"  # name of the shipped target
 DrafterName = Literal["eagle", "eagle3", "mtp", "frozen-kv", "standalone", "ngram", "suffix", "none"]
@@ -46,10 +49,12 @@ def load(
         raise InputError("bridge_vocabularies", True, _BRIDGED)
     if places.draft is None and draft_fields:
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter that has weights")
-    checkpoint = load_target(places.target)
+    read = cache(read_weights)  # MTP modules may be in the target's folder, which is read once
+    checkpoint = load_target(places.target, read)
     own: Any = token_drafter(drafter) if drafter is not None and is_token_drafter(drafter) else None
     if places.draft is not None:
-        own = _load_drafter(places, checkpoint.config, draft_fields, drafter, bridge_vocabularies)
+        own = _load_drafter(places, checkpoint.config, draft_fields, drafter, read)
+        own = _speaking(own, places, checkpoint.config, bridge_vocabularies)
     tokenizer = LazyTokenizer(places.target) if has_tokenizer(places.target) else None
     return Pair(checkpoint, own, tokenizer, places.name)
 
@@ -96,13 +101,19 @@ class _Places(NamedTuple):
 
 
 def _load_drafter(
-    places: _Places, target: ModelConfig, draft_fields: Mapping[str, Any] | None, drafter: str | None, is_bridged: bool
+    places: _Places, target: ModelConfig, draft_fields: Mapping[str, Any] | None, drafter: str | None, read: Read
 ) -> DrafterCheckpoint:
-    """Load a drafter with weights, and check that it is of the named kind and speaks the target's tokens."""
+    """Load a drafter with weights, and check that it is of the named kind."""
     folder = places.draft or places.target
-    loaded = load_drafter(folder, target, draft_fields, drafter)
+    loaded = load_drafter(folder, target, draft_fields, drafter, read)
     if drafter not in (None, loaded.config.kind):
         raise InputError("drafter", drafter, f"{loaded.config.kind}, the kind of the drafter in {folder}")
+    return loaded
+
+
+def _speaking(loaded: DrafterCheckpoint, places: _Places, target: ModelConfig, is_bridged: bool) -> DrafterCheckpoint:
+    """Check that a drafter speaks the target's tokens, or make it speak those that both have."""
+    folder = places.draft or places.target
     if is_bridged:
         require(loaded.config.kind == "standalone", "bridge_vocabularies", True, _BRIDGED)
         return bridged(loaded, folder, target, places.target)

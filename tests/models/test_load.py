@@ -10,6 +10,7 @@ import torch
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
+from specsim.models.checkpoint.weights import read_weights
 from specsim.models.load import load, load_config
 from specsim.models.shipped import TINY
 
@@ -53,7 +54,7 @@ def test_the_shipped_pair_has_a_name():
 
 
 def test_a_drafter_is_located_before_weights_are_read(tiny_pair: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("specsim.models.load.load_target", lambda folder: pytest.fail("read"))
+    monkeypatch.setattr("specsim.models.load.load_target", lambda *_: pytest.fail("read"))
     with pytest.raises(InputError, check=lambda error: error.name == "draft"):
         load(tiny_pair / "target", "/nonexistent/x")
 
@@ -76,8 +77,8 @@ def test_drafters_without_weights_come_with_any_target(drafter: str, tiny_pair: 
     assert load_config(drafter=drafter) == load().target.config
 
 
-def test_mtp_modules_come_from_the_folder_of_their_target(tiny_pair: Path, published):
-    """Without such modules one sentence names the field."""
+def test_mtp_modules_come_from_the_folder_of_their_target(tiny_pair: Path, published, monkeypatch: pytest.MonkeyPatch):
+    """Without such modules one sentence names the field; the weights of target and modules are read once."""
     target = tiny_pair / "target"
     with pytest.raises(
         InputError, check=lambda error: error.name == f"num_nextn_predict_layers in {target / 'config.json'}"
@@ -94,7 +95,10 @@ def test_mtp_modules_come_from_the_folder_of_their_target(tiny_pair: Path, publi
     assert (pair.drafter.config.kind, pair.name) == ("mtp", f"{target}, mtp")
     assert load(target, drafter="none").target.config.num_layers == 32
     fields = {"hidden_chain": False}
+    reads = []
+    monkeypatch.setattr("specsim.models.load.read_weights", lambda folder: reads.append(folder) or read_weights(folder))
     assert not load(target, drafter="mtp", draft_fields=fields).drafter.config.hidden_chain
+    assert reads == [target]
 
 
 def test_a_standalone_drafter_has_the_tokens_of_its_target(tiny_pair: Path, tmp_path: Path):

@@ -1,7 +1,7 @@
 """Targets and drafters with weights, from a local folder or the Hugging Face hub."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,18 @@ _HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _HUB_TEXT = ("*.json", "*.txt", "tokenizer.model")
 
 
-def load_target(path_or_hub: str | Path) -> TargetCheckpoint:
+Read = Callable[[Path], list[Stored]]
+
+
+def load_target(path_or_hub: str | Path, read: Read = read_weights) -> TargetCheckpoint:
     """Load a target of a supported family, without MTP modules in its folder.
 
-    Raises InputError with file and key for a missing, extra or misshapen tensor.
+    read: gives the tensors of a folder. Raises InputError with file and key for a missing, extra or misshapen tensor.
     """
     folder = locate("target", path_or_hub)
     config = read_target_config(folder)
     num_modules = num_modules_of(read_json(folder / "config.json"))
-    return _load_model(config, folder, read_weights(folder), num_modules)
+    return _load_model(config, folder, read(folder), num_modules)
 
 
 def _load_model(config: ModelConfig, folder: Path, stored: Iterable[Stored], num_modules: int) -> TargetCheckpoint:
@@ -57,15 +60,17 @@ def load_drafter(
     target_config: ModelConfig,
     draft_fields: Mapping[str, Any] | None = None,
     kind: str | None = None,
+    read: Read = read_weights,
 ) -> DrafterCheckpoint:
     """Load a drafter with weights: EAGLE-1/2, EAGLE-3, MTP modules, frozen KV, or a language model.
 
     draft_fields: replacements for fields of its config.json. kind: `mtp` for the modules in the folder of a language
-    model. Raises InputError as load_target does, and where the drafter does not fit its target.
+    model. read: gives the tensors of a folder. Raises InputError as load_target does, and where the drafter does not
+    fit its target.
     """
     folder = locate("draft", path_or_hub)
     fields = read_json(folder / "config.json").replaced(draft_fields or {})
-    stored = read_weights(folder)
+    stored = read(folder)
     found = drafter_kind(fields, [entry.key for entry in stored], kind)
     checkpoint = _LOADERS[found](fields, stored, target_config)
     for name in draft_fields or ():
