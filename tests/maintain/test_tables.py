@@ -82,7 +82,7 @@ def test_the_benchmark_page_says_where_speculation_pays():
 
 
 def test_every_grid_is_kept_whole_and_equal():
-    """Only EAGLE pairs have margins that bfloat16 keeps."""
+    """The grid of drafters is kept in float32 only."""
     kept_grids = [each for name, each in kept_results().items() if name.startswith("diff-")]
     expected = {(grid, dtype, "cuda") for grid in ("pairwise", "full") for dtype in ("float32", "bfloat16")}
     expected.add(("drafters", "float32", "cuda"))

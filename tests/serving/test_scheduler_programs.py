@@ -55,7 +55,7 @@ def test_programs_on_fast(graph, device):
 
 
 def sessions_on_ranks(kind: str, graph: str = "eager") -> Program:
-    """Make a session of three turns on one rank, and a late request for the other, with pages of 16 tokens."""
+    """Make a session of three turns on one rank and a late request for the other, on large pages."""
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=16)
     turn = Submission(step=0, prompt_ids=(7, 3), params=SamplingParams(max_new_tokens=9), keep=True)
     warm = SamplingParams(max_new_tokens=8, temperature=1.0, seed=4)
