@@ -82,17 +82,20 @@ def prefilled(
 def invented(pair: Pair, engine: Engine, pools: KVPool, requests: int, seq_len: int) -> Scene:
     """Make requests over the KV that the pools hold, with random first drafts, at temperature 0."""
     batch = _batch(engine, pools, [seq_len] * requests, seq_len, 0.0)
-    topk = 0 if engine.config.is_plain else engine.config.topk
     device = engine.device
+    bonus_tokens = torch.arange(1, requests + 1, dtype=torch.int32, device=device)
+    if engine.config.is_plain:
+        return Scene(pair, engine, pools, batch, DraftInput(bonus_tokens))
+    topk = engine.config.topk
     first = torch.arange(topk, device=device).expand(requests, topk).contiguous()
     score = 0.1 if engine.config.score == "prob" else math.log(0.1)
     drafter: Any = engine.drafter
-    hidden_size: int = drafter.hidden_size  # which every drafter of the fast implementation has
+    hidden_size: int = drafter.hidden_size  # which every drafter with weights has
     draft_input = AutoregressiveInput(
         topk_scores=torch.full((requests, topk), score, device=device),
         topk_index=first,
         hidden=torch.randn(requests, hidden_size, device=device, dtype=engine.dtype),
-        bonus_tokens=torch.arange(1, requests + 1, dtype=torch.int32, device=device),
+        bonus_tokens=bonus_tokens,
     )
     return Scene(pair, engine, pools, batch, draft_input)
 

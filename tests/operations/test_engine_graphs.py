@@ -9,7 +9,7 @@ import torch
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.phases import Advance, Batch, PrefillInput, State
+from specsim.core.phases import Batch, PrefillInput, State
 from specsim.fast import layers
 from specsim.fast.model import product_plan
 from specsim.fast.runtime.buffers import GuardError
@@ -169,7 +169,7 @@ def test_eight_rounds_are_enqueued_without_waiting(extend):
     for each in results:
         output = engine.round(again.batch, again.draft_input, pools, reserved=True)
         assert each.verdict.accepted_tokens() == output.verify_output.verdict.accepted_tokens()
-        again = Advance(None, output.draft_input, again.batch.after(output.verify_output.verdict.num_accepted_tokens))
+        again = output.advance(again.batch)
 
 
 def test_graph_modes_agree_bitwise_where_pages_move_in_a_round(device):

@@ -244,8 +244,8 @@ def test_the_position_is_that_of_its_name(options):
         )
         pools = engine.make_pools(1, 160)
         pools.reserve(pools.open(), 7)
-        batch = Batch.of([0], [0], [7], [SamplingParams()], 48)
-        draft_input = engine.prefill(batch, PrefillInput.whole(PROMPTS[:1]), pools).draft_input
+        batch = Batch.of([0], [0], [7], [SamplingParams()], 48).to(engine.device)
+        draft_input = engine.prefill(batch, PrefillInput.whole(PROMPTS[:1]).to(engine.device), pools).draft_input
         engine.drafter.propose(batch, draft_input, pools)
     assert positions == {"last": [[6], [6] * 4, [6] * 4], "next": [[7], [7] * 4, [7] * 4]}
 

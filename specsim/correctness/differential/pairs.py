@@ -50,8 +50,9 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
         pair = load(drafter=kind)
     elif family.startswith("wide"):
         model = family.partition("_")[2] or "llama"
-        kind, fields = MODES.get(kind, (kind, {}))
-        pair = wide_pair(kind, model, _WINDOW.get(model), fields=fields)
+        made, fields = MODES.get(kind, (kind.removesuffix(".tli"), {}))
+        pair = wide_pair(made, model, _WINDOW.get(model), fields=fields)
+        pair = bridged_pair(pair) if kind == BRIDGED else pair
     else:
         model = "llama" if family in ("noisy", "twins") else family
         noise = 0.15 if family == "noisy" else 0.02
