@@ -67,8 +67,9 @@ format: $(INSTALLED) ## apply ruff's rules and its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-notebooks: $(INSTALLED) ## run the notebooks again
-	$(BIN)/python notebooks/execute.py
+notebooks: $(INSTALLED) ## write the exercises into the notebooks, and run them again
+	$(BIN)/python -m specsim.maintain.starters
+	$(BIN)/python notebooks/execute.py $(ARGS)
 
 # All pages, every time: a page may link to a heading of another that has changed.
 docs: $(INSTALLED) ## the documentation, in build/docs/index.html

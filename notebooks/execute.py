@@ -1,8 +1,13 @@
-"""Run every notebook of this folder from its .py source and write the .ipynb next to it: make notebooks.
+"""Run notebooks from their .py sources and write the .ipynb next to each: make notebooks.
+
+python notebooks/execute.py [STEM ...] runs all of this folder, or those named, such as 03_speculative_sampling. With
+--limits nothing is written, and the exit status is 1 where one takes more than 60 s, or all of them more than 360 s.
 
 `jupytext --execute` and `jupyter execute` do the same, but also write random cell ids and times of day into the file.
 """
 
+import sys
+import time
 from pathlib import Path
 
 import jupytext
@@ -10,6 +15,8 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
+MOST_SECONDS = 60
+MOST_SECONDS_OF_ALL = 360
 
 
 def execute(source: Path) -> nbformat.NotebookNode:
@@ -22,7 +29,23 @@ def execute(source: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+def main(arguments: list[str]) -> int:
+    """Run the named notebooks, or all; returns the exit status."""
+    only_timed = "--limits" in arguments
+    stems = [each for each in arguments if each != "--limits"]
+    sources = sorted(FOLDER.glob("[0-9]*.py"))
+    seconds = {}
+    for source in sources if not stems else [FOLDER / f"{stem}.py" for stem in stems]:
+        start = time.perf_counter()
+        notebook = execute(source)
+        seconds[source.stem] = time.perf_counter() - start
+        print(f"{source.stem}: {seconds[source.stem]:.1f} s", flush=True)
+        if not only_timed:
+            nbformat.write(notebook, source.with_suffix(".ipynb"))
+    print(f"all: {sum(seconds.values()):.1f} s")
+    is_slow = max(seconds.values()) > MOST_SECONDS or sum(seconds.values()) > MOST_SECONDS_OF_ALL
+    return int(only_timed and is_slow)
+
+
 if __name__ == "__main__":
-    for source in sorted(FOLDER.glob("[0-9]*.py")):
-        nbformat.write(execute(source), source.with_suffix(".ipynb"))
-        print("wrote", source.with_suffix(".ipynb"))
+    sys.exit(main(sys.argv[1:]))

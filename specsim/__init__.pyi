@@ -1,4 +1,5 @@
 # Public names for editors and type checkers; at run time __init__.py imports each when it is first used.
+from specsim import course as course
 from specsim import plots as plots
 from specsim import simulator as simulator
 from specsim.core.config import SamplingParams as SamplingParams

@@ -19,9 +19,12 @@ _TINTS = ("rgba(0,114,178,.20)", "rgba(230,159,0,.28)")  # rounds in turn; told 
 
 
 def stdout_console() -> Console:
-    """Make a console for standard output, at most `WIDTH` characters wide, with colours on a terminal only."""
+    """Make a console for standard output, at most `WIDTH` characters wide, with colours on a terminal only.
+
+    In a notebook it prints plain text.
+    """
     width = min(WIDTH, get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
-    return Console(width=width, markup=False, emoji=False, highlight=False)
+    return Console(width=width, markup=False, emoji=False, highlight=False, force_jupyter=False)
 
 
 def heading(console: Console, text: str) -> None:

@@ -1,6 +1,7 @@
 """Pictures of rounds and of servers, by matplotlib."""
 
 from specsim.plots.batch import batch
+from specsim.plots.distributions import distributions, rejection
 from specsim.plots.divergence import divergence
 from specsim.plots.kv import Slot, kv_move, kv_pages, slots
 from specsim.plots.pareto import pareto
@@ -11,4 +12,4 @@ from specsim.plots.speedup import speedup
 from specsim.plots.token_tree import mask, tree
 
 __all__ = ["Slot", "acceptance", "batch", "divergence", "kv_move", "kv_pages", "mask", "pareto", "positions", "slots"]
-__all__ += ["roofline", "speedup", "timeline", "tree"]
+__all__ += ["distributions", "rejection", "roofline", "speedup", "timeline", "tree"]

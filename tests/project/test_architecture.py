@@ -18,7 +18,7 @@ IMPLEMENTATIONS = ("reference", "fast")
 PACKAGE_FOLDERS = {"specsim": ROOT / "specsim"} | {f"specsim.{name}": ROOT / name for name in IMPLEMENTATIONS}
 TOP_FOLDERS = {"specsim", "reference", "fast", "notebooks", "tests", "papers"}
 TEST_FOLDERS = set(
-    "acceptance bench cli core correctness explorer fast maintain models operations plots project serving "
+    "acceptance bench cli core correctness course explorer fast maintain models operations plots project serving "
     "simulator".split()
 )
 VAGUE_NAMES = {"utils", "common", "helpers", "base", "manager", "factory", "registry"}
@@ -26,7 +26,8 @@ VAGUE_NAMES = {"utils", "common", "helpers", "base", "manager", "factory", "regi
 FORBIDDEN_TEXT = re.compile(r"\bTO" + r"DO\b|\.\./sha" + "red")
 # Modules that import by a name put together at run time, and the modules they can reach that way.
 DYNAMIC_IMPORTS = {
-    "specsim": {f"specsim.{name}" for name in ("core", "models", "plots", "serving", "simulator")},
+    "specsim": {f"specsim.{name}" for name in ("core", "course", "models", "plots", "serving", "simulator")},
+    "specsim.course.exercises": {"specsim.course.exercises"},
     "specsim.correctness.faults.checks": {"specsim.correctness.faults.checks"},
     "specsim.correctness.faults.checks.distribution": {"specsim.reference.verify", "specsim.fast.verify"},
     "specsim.correctness.faults.checks.trees": {

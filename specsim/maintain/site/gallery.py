@@ -34,6 +34,9 @@ plots.acceptance({"tree of 8": rounds.acceptance, "chain of 3": chain.acceptance
     "positions": """from specsim.simulator.acceptance import iid
 
 plots.positions({"rate 0.8": iid(0.8, 5), "rate 0.6": iid(0.6, 5)})""",
+    "distributions": """target, draft = (5 / 8, 2 / 8, 1 / 8), (3 / 8, 1 / 8, 4 / 8)
+plots.distributions({"target": target, "draft": draft}, ("owl", "cat", "dog"))""",
+    "rejection": 'plots.rejection(target, draft, ("owl", "cat", "dog"))',
     "divergence": """from specsim.correctness.differential.result import Divergence
 
 plots.divergence(Divergence("a cell", 2, "verify", 0, 3, "num_accepted_drafts", 2, 1))""",
