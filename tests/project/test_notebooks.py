@@ -1,5 +1,6 @@
 """Notebooks run from top to bottom, and the .ipynb next to each source is the result of running it."""
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from specsim import SpecConfig, generate
+from specsim.course import exercise, names
+from specsim.maintain.site.course import notebook_head
 
 jupytext = pytest.importorskip("jupytext")
 nbformat = pytest.importorskip("nbformat")
@@ -15,6 +18,8 @@ pytest.importorskip("matplotlib")
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
+# Functions that only arrange what a notebook shows; algorithms belong to the package.
+OWN_FUNCTIONS = {"01_first_round": {"start", "tensors", "play"}}
 EXECUTE = runpy.run_path(str(NOTEBOOKS / "execute.py"))["execute"]
 
 
@@ -66,6 +71,41 @@ def test_notebook_runs_again_and_shows_the_same(source):
     again = EXECUTE(source)
     assert faults(again) == []
     assert shown(again) == shown(nbformat.read(source.with_suffix(".ipynb"), as_version=4))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_notebook_says_what_it_takes_at_its_top(source):
+    head = notebook_head(source.read_text(encoding="utf-8"))
+    assert 0 < len(head.title.split()) <= 8
+    assert len(head.goal) > 40
+    assert head.before
+    assert 5 <= head.minutes <= 120
+    assert re.search(r"\d+ seconds? to run", head.time)
+
+
+def defined(text: str) -> set[str]:
+    """Names of the functions and classes of a notebook's source."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {node.name for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_notebook_defines_only_its_exercises(source):
+    exercises = {exercise(name).solution.__name__ for name in names() if name.startswith(source.stem[:2])}
+    assert defined(source.read_text(encoding="utf-8")) == exercises | OWN_FUNCTIONS.get(source.stem, set())
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_notebook_shows_no_solution(source):
+    checks = [cell for cell in nbformat.read(source.with_suffix(".ipynb"), as_version=4).cells
+              if cell.cell_type == "code" and cell.source.startswith("specsim.course.check(")]  # fmt: skip
+    texts = [output["data"]["text/plain"] for cell in checks for output in cell.outputs]
+    assert len(texts) == len(checks)
+    assert all("not solved yet" in text for text in texts)
+
+
+def test_definitions_are_found():
+    assert defined("class A:\n    def f(self): pass\nif 1:\n    async def g(): pass\nx = 1") == {"A", "f", "g"}
 
 
 def test_the_first_round_is_as_its_text_says():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from specsim.maintain.site.api import api_pages
 from specsim.maintain.site.commands import command_pages
+from specsim.maintain.site.course import course_pages
 from specsim.maintain.site.gallery import gallery_pages
 from specsim.maintain.site.links import Linker
 from specsim.maintain.site.schemas import schema_pages
@@ -49,7 +50,7 @@ def stage(root: Path, source: Path) -> Iterator[tuple[str, str]]:
         yield from ((page, fault) for fault in faults)
     texts["papers/index.md"] += PAPERS
     texts |= api_pages(root) | command_pages() | schema_pages(root / "specsim" / "cli" / "schemas")
-    texts |= gallery_pages()
+    texts |= gallery_pages() | course_pages(root)
     pictures = {path.relative_to(root).as_posix(): path for pattern in PICTURES for path in root.glob(pattern)}
     for page, text in texts.items():
         write_changed(source / page, text)
