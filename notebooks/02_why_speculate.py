@@ -70,8 +70,8 @@ plots.roofline(scenario, marks={"1 chain": 4, "64 chains of 3": 256})
 
 # %% [markdown]
 # * Up to how many tokens is the bound flat? Where does the forecast begin to rise?
-# * A round of one request with 3 drafts reads 4 tokens, the root among them. What does it cost more than a pass with one
-#   token? And a round of 64 requests?
+# * A round of one request with 3 drafts reads 4 tokens, the root among them. How much longer does it take than a pass
+#   with one token? And a round of 64 such requests?
 # * **Try** another `hardware`, such as `"H200"`, or `model="qwen3-32b"`. What moves, and what stays where it is?
 #
 # The next exercise computes the end of the flat part.
@@ -122,7 +122,7 @@ plots.positions({"α = 0.8": iid(0.8, 5), "α = 0.6": iid(0.6, 5)})
 #
 # Write `expected_tokens`. A round proposes a chain of gamma drafts. Each is accepted with probability alpha if all
 # drafts before it are accepted; after a rejection no later draft counts. Every round also gives one token of the
-# target. Return the mean number of tokens.
+# target. Return the mean number of tokens, also for alpha 0 and 1.
 #
 # Hint: the mean of a count is the sum of the probabilities that it is at least 1, at least 2, and so on.
 

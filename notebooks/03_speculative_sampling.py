@@ -31,6 +31,7 @@ from specsim.correctness.exact import certify, certify_rules
 from specsim.correctness.exact.distribution import joint_regions
 from specsim.correctness.exact.implementations import reference
 from specsim.correctness.exact.model import Case, Model, draws
+from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.rule_distribution import rule_distribution
 from specsim.correctness.exact.verifier import REJECTION
 from specsim.correctness.wrong_rules import at_least
@@ -82,8 +83,8 @@ guess
 # *uniform*, decides.
 #
 # A draft that is not kept needs a replacement. It must not be drawn from p: then a token could come out both as a kept
-# draft and as a replacement, too often in sum. The replacement makes up for what the kept drafts do not give yet. It is
-# drawn from the *residual distribution*, which is max(p − q, 0), divided by its sum.
+# draft and as a replacement, too often in sum. The replacement makes up for what the kept drafts do not give yet. The
+# distribution that does this is called the *residual distribution*. You will find its formula in Exercise 03-2.
 #
 # The picture shows the whole rule. A point in the square is one round: its horizontal place is the draft, and its
 # height is the uniform. Areas are probabilities.
@@ -97,13 +98,13 @@ plots.rejection(target_prob, draft_prob, tokens)
 # * Add up the two areas of `owl`, and compare the sum with p. Do the same for the other tokens.
 # * **Try** a drafter that equals the target, and one that always proposes `dog`. What do the squares look like?
 #
-# Without hatching, the area is the share of drafts that are kept. You can now compute it.
+# The area without hatching is the share of drafts that are kept. You can now compute it.
 
 # %% [markdown]
 # ### Exercise 03-1
 #
 # Write `accept_rate`. It receives the two distributions as lists of fractions, and returns the probability that the
-# draft is kept.
+# draft is kept. The drafter may give a token probability 0.
 #
 # Hint: the drafter proposes x with probability q(x), and the rule keeps it with probability min(1, p(x) / q(x)).
 # Multiply, and look at the two cases of the minimum. Then no division remains.
@@ -126,14 +127,16 @@ specsim.course.check("03-1", accept_rate)
 # target's distribution. So the next cell scores your prediction with a number that does not depend on your exercise.
 
 # %%
-one_draft = Case("one draft", Model(((5, 2, 1),)), Model(((3, 1, 4),)), parents=(-1, 0))
-best = specsim.correctness.exact.optimum.optimum(one_draft)
+one_draft = Case("one draft", target=Model(((5, 2, 1),)), draft=Model(((3, 1, 4),)), parents=(-1, 0))  # in eighths
+best = optimum(one_draft)
 print(f"optimum over all rules: {best}")
 guess.score(1000 * best)
 
 # %% [markdown]
-# The rule reaches the optimum. With *one* draft, no lossless rule can keep more. With several drafts in a row some can:
-# notebook 06 shows one.
+# `parents` describes the tree: node 0 is the root, and node 1 is the only draft.
+#
+# The areas without hatching sum to the same number, so the rule reaches the optimum. With *one* draft, no lossless rule
+# can keep more. With several drafts in a row there are better rules, such as block verification.
 
 # %% [markdown]
 # ### Exercise 03-2
@@ -268,7 +271,8 @@ weights = torch.tensor([2.0, 1.0, 0.0])
 # residual's weights you may write `(target_prob - draft_prob).clamp(min=0)`.
 #
 # The check enumerates your rule exactly. Its distance from the target's distribution must be 0, and no such rule may
-# keep more drafts than yours.
+# keep more drafts than yours. It passes exact numbers in place of floats, so compute with the values as they are,
+# without `float(...)` or `torch.tensor(...)`.
 
 
 # %%

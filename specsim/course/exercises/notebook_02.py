@@ -77,7 +77,8 @@ EXPECTED_TOKENS = Exercise(
     "02-2",
     "Write `expected_tokens`. A round proposes a chain of gamma drafts. Each is accepted with probability alpha if all "
     "drafts before it are accepted; after a rejection no later draft counts. Every round also gives one token of the "
-    "target. Return the mean number of tokens.\n\n"
+    "target. Return the mean number of tokens, also for alpha 0 and "
+    "1.\n\n"
     "Hint: the mean of a count is the sum of the probabilities that it is at least 1, at least 2, and so on.",
     expected_tokens,
     ((0.8, 3), (0.5, 5), (0.9, 1), (1.0, 4), (0.0, 4), (0.7, 0)),

@@ -39,7 +39,7 @@ def _not_weighted(target_prob: Probs, draft_prob: Probs) -> Fraction:
 ACCEPT_RATE = Exercise(
     "03-1",
     "Write `accept_rate`. It receives the two distributions as lists of fractions, and returns the probability that "
-    "the draft is kept.\n\n"
+    "the draft is kept. The drafter may give a token probability 0.\n\n"
     "Hint: the drafter proposes x with probability q(x), and the rule keeps it with probability min(1, p(x) / q(x)). "
     "Multiply, and look at the two cases of the minimum. Then no division remains.",
     accept_rate,
@@ -157,6 +157,12 @@ def _no_uniform(
     return False, inverse_cdf((target_prob - draft_prob).clamp(min=0), final_uniform)
 
 
+def _uniform_twice(
+    token: int, target_prob: torch.Tensor, draft_prob: torch.Tensor, uniform: float, _final_uniform: float
+) -> tuple[bool, int]:
+    return keep_or_replace(token, target_prob, draft_prob, uniform, uniform)
+
+
 def _target_alone(
     _token: int, target_prob: Any, _draft_prob: torch.Tensor, _uniform: float, final_uniform: float
 ) -> tuple[bool, int]:
@@ -167,12 +173,12 @@ def enumerated(rule: Callable[..., Any], target: tuple[int, ...], drafter: tuple
     """Enumerate a rule for one draft exactly; the two models are given by their weights."""
     from specsim.core.rule import AcceptanceRule, Accepted
     from specsim.correctness.exact.model import Case, Model
-    from specsim.correctness.exact.rule_distribution import Broken, rule_distribution
+    from specsim.correctness.exact.rule_distribution import Broken, NotCertified, rule_distribution
     from specsim.correctness.exact.verifier import rows
 
     case = Case("one draft", Model((target,)), Model((drafter,)), (-1, 0))
     target_V, draft_V = rows([case.target(()), case.draft(())])
-    rule(0, target_V, draft_V, 0.5, 0.5)  # an exception is the reader's to see
+    _, _ = rule(0, target_V, draft_V, 0.5, 0.5)  # an exception is the reader's to see
 
     def accept(tree: Any, prob_NV: Any, draft_prob_NV: Any, uniforms: list[float], final_uniform: float) -> Accepted:
         is_kept, token = rule(tree.tokens[1], prob_NV[0], draft_prob_NV[0], uniforms[0], final_uniform)
@@ -182,6 +188,9 @@ def enumerated(rule: Callable[..., Any], target: tuple[int, ...], drafter: tuple
         exact = rule_distribution(AcceptanceRule("answer", "sampled", accept), case).exact
     except Broken as error:
         raise RuntimeError(error.args[0].result) from None
+    except NotCertified as error:
+        allowed = "compute with the values as they are given: compare, +, -, *, /, clamp, sum"
+        raise RuntimeError(f"{error}; {allowed}") from None
     return {"a distance from the target of": exact.total_variation(case), "a share of kept drafts of": exact.accepted}
 
 
@@ -191,7 +200,8 @@ KEEP_OR_REPLACE = Exercise(
     "second which token replaces it. `inverse_cdf(weights, uniform)` draws a token; the weights need not sum to 1. For "
     "the residual's weights you may write `(target_prob - draft_prob).clamp(min=0)`.\n\n"
     "The check enumerates your rule exactly. Its distance from the target's distribution must be 0, and no such rule "
-    "may keep more drafts than yours.",
+    "may keep more drafts than yours. It passes exact numbers in place of floats, so compute with the values as they "
+    "are, without `float(...)` or `torch.tensor(...)`.",
     keep_or_replace,
     (((5, 2, 1), (3, 1, 4)), ((1, 1, 6), (6, 1, 1)), ((2, 3, 3), (2, 3, 3)), ((0, 0, 8), (4, 4, 0))),
     (
@@ -204,6 +214,11 @@ KEEP_OR_REPLACE = Exercise(
             _no_uniform,
             "The uniform is not used: a draft with p(x) < q(x) is never kept, and a token that the drafter likes too "
             "much never comes out.",
+        ),
+        Mistake(
+            _uniform_twice,
+            "One uniform decides twice. After a rejection it is known to be large, so the replacement does not have the "
+            "residual distribution: its last tokens come out too often.",
         ),
         Mistake(
             _target_alone,
