@@ -217,8 +217,8 @@ KEEP_OR_REPLACE = Exercise(
         ),
         Mistake(
             _uniform_twice,
-            "One uniform decides twice. After a rejection it is known to be large, so the replacement does not have the "
-            "residual distribution: its last tokens come out too often.",
+            "One uniform decides twice. After a rejection it is known to be large, so the replacement does not follow "
+            "the residual distribution: its last tokens come out too often.",
         ),
         Mistake(
             _target_alone,
