@@ -183,7 +183,7 @@ for gamma in (0, 1, 2, 3, 4, 6, 8, 12, 16):
 
 # %%
 def best_gamma(alpha: float, cost_ratio: float, most: int) -> int:
-    """Find the number of drafts, from 0 to most, with the largest speed-up; 0 where no number of drafts is faster.
+    """Find the number of drafts, from 0 to most, with the largest speed-up; 0 where none is faster.
 
     cost_ratio: time of one draft, as a share of the time of a forward pass of the target.
     """

@@ -26,7 +26,21 @@ def execute(source: Path) -> nbformat.NotebookNode:
         cell.id = f"cell-{index}"
         cell.metadata = nbformat.NotebookNode()
     NotebookClient(notebook, timeout=600, record_timing=False, resources={"metadata": {"path": FOLDER}}).execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = merged(cell.outputs)
     return notebook
+
+
+def merged(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Join what was printed in several pieces, whose number depends on the machine's speed."""
+    joined = []
+    for output in outputs:
+        if joined and output.output_type == joined[-1].output_type == "stream" and output.name == joined[-1].name:
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 def main(arguments: list[str]) -> int:

@@ -24,7 +24,10 @@ def stdout_console() -> Console:
     In a notebook it prints plain text.
     """
     width = min(WIDTH, get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
-    return Console(width=width, markup=False, emoji=False, highlight=False, force_jupyter=False)
+    is_terminal = False if "ipykernel" in sys.modules else None  # ipykernel sets FORCE_COLOR; None: as rich finds out
+    return Console(
+        width=width, markup=False, emoji=False, highlight=False, force_jupyter=False, force_terminal=is_terminal
+    )
 
 
 def heading(console: Console, text: str) -> None:

@@ -20,7 +20,8 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
 # Functions that only arrange what a notebook shows; algorithms belong to the package.
 OWN_FUNCTIONS = {"01_first_round": {"start", "tensors", "play"}}
-EXECUTE = runpy.run_path(str(NOTEBOOKS / "execute.py"))["execute"]
+SCRIPT = runpy.run_path(str(NOTEBOOKS / "execute.py"))
+EXECUTE = SCRIPT["execute"]
 
 
 def cells(notebook) -> list[tuple[str, str]]:
@@ -157,6 +158,24 @@ def test_outputs_are_compared_but_for_rounding_and_seconds():
     assert told(line) == told(line.replace("0.13", "12.5").replace("4e-06", "0e+00"))
     for old, new in (("22", "23"), ("3.69", "3.70"), ("see", "sse"), ("' 1'", "' 0'"), ("7.1", "7.2")):
         assert all(one != other for one, other in zip(told(line), told(line.replace(old, new)), strict=True))
+
+
+def test_pieces_of_a_print_are_joined():
+    pieces = [nbformat.v4.new_output("stream", text=text) for text in "ab"]
+    value = nbformat.v4.new_output("execute_result", {"text/plain": "c"})
+    warning = nbformat.v4.new_output("stream", name="stderr", text="d")
+    joined = SCRIPT["merged"]([*pieces, value, nbformat.v4.new_output("stream", text="e"), warning])
+    assert [output.get("text") for output in joined] == ["ab", None, "e", "d"]
+
+
+def test_limits_of_time_decide_the_exit_status(monkeypatch, capsys):
+    main = SCRIPT["main"]
+    seconds = iter((0, 59, 60, 130))
+    monkeypatch.setitem(main.__globals__, "execute", lambda source: None)
+    monkeypatch.setattr(main.__globals__["time"], "perf_counter", lambda: next(seconds))
+    assert main(["--limits", "01_first_round"]) == 0
+    assert main(["--limits", "01_first_round"]) == 1
+    assert "01_first_round: 70.0 s" in capsys.readouterr().out
 
 
 def test_cells_that_differ_are_told_apart():
