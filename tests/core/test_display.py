@@ -3,6 +3,7 @@
 A notebook gets escaped HTML.
 """
 
+import sys
 from html.parser import HTMLParser
 from io import StringIO
 
@@ -124,3 +125,13 @@ def test_generation_html_shows_ids_without_a_tokenizer():
 )
 def test_a_setting_names_its_verifier_if_it_is_not_lossless(config, words):
     assert setting(config) == words
+
+
+@pytest.mark.parametrize(("modules", "is_terminal"), [({}, True), ({"ipykernel": None}, False)])
+def test_notebooks_get_plain_text_whatever_the_kernel_sets(modules, is_terminal, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = stdout_console()
+    assert (console.is_terminal, console.is_jupyter) == (is_terminal, False)
