@@ -1,15 +1,11 @@
 """Cells of plans and sweeps: one server under one load, in plain values that a file can hold."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, get_args
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
-from specsim.core.files import read_json
-from specsim.simulator.bounds import count, is_number, probability
+from specsim.simulator.bounds import count, is_number
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import drafter, model
@@ -18,9 +14,9 @@ from specsim.simulator.published_acceptance import DEFAULT
 from specsim.simulator.rank_by_depth import rank_by_depth
 from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
+from specsim.simulator.shares import Shares, checked_shares
 from specsim.simulator.workload import Length, Workload, closed_loop, poisson
 
-Shares = tuple[tuple[float, ...], ...]
 SCHEDULES = ("sync", "overlap")
 _AXES = {"num_steps": "depth", "topk": "rank"}
 
@@ -57,7 +53,7 @@ class Cell:
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
             object.__setattr__(self, name, _checked(name, getattr(self, name), kinds))
-        object.__setattr__(self, "shares", _shares(self.shares))
+        object.__setattr__(self, "shares", checked_shares(self.shares))
 
     @property
     def config(self) -> SpecConfig:
@@ -132,7 +128,7 @@ class Cell:
 _KINDS: dict[str, Any] = {
     each.name: get_args(each.type) or (each.type,)
     for each in fields(Cell)
-    # These are checked by _shares, workloads and Efficiency itself.
+    # These are checked by checked_shares, workloads and Efficiency itself.
     if each.name not in ("shares", "prompt_tokens", "output_tokens", "efficiency")
 }
 
@@ -145,34 +141,3 @@ def _checked(name: str, value: object, kinds: tuple[type, ...]) -> Any:
         return value
     names = {str: "a text", int: "an integer", float: "a number", type(None): "null"}
     raise InputError(name, value, " or ".join(names[kind] for kind in kinds))
-
-
-def _shares(rows: Any) -> Shares:
-    try:
-        shares = tuple(tuple(probability("shares", share) for share in row) for row in rows)
-    except TypeError as error:
-        raise InputError("shares", rows, "rows of numbers") from error
-    allowed = "a row for each depth, at least one, with a number for each rank"
-    require(shares and all(shares), "shares", rows, allowed)
-    return shares
-
-
-def chain_shares(rates: Sequence[float]) -> Shares:
-    """Make the shares of a chain from unconditional rates by position, for best drafts only."""
-    for before, rate in pairwise((1.0, *rates)):
-        if not 0 <= rate <= before:
-            raise InputError("accept_rates", tuple(rates), "numbers from 0 to 1, none larger than the one before")
-    return tuple((rate / before if before else 0.0,) for before, rate in pairwise((1.0, *rates)))
-
-
-def read_shares(path: Path | str) -> Shares:
-    """Read the `shares` of a JSON file, such as one of `specsim predict --json`.
-
-    They have a row per depth, and a number per rank.
-    """
-    allowed = "a JSON object with `shares`, a row for each depth, of a number from 0 to 1 for each rank"
-    value = read_json(Path(path), "accept", allowed)
-    try:
-        return _shares(value["shares"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError("accept", str(path), allowed) from error

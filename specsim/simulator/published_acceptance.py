@@ -31,7 +31,7 @@ class PublishedAcceptance:
         guess takes. With these ranks a chain of 5 of accept length 3.0 becomes a tree of 25 drafts of 3.62, both as
         published for EAGLE and Llama-2-7B (https://github.com/SafeAILab/EAGLE/issues/132).
         """
-        return tuple(_ranks(best) for best in self.conditional)
+        return tuple(ranks(best) for best in self.conditional)
 
 
 _MT_BENCH = "vllm#32030, MT-Bench, T = 0"
@@ -58,7 +58,7 @@ def published_acceptance(drafter: str, model: str) -> PublishedAcceptance:
     return _PUBLISHED.get((drafter, model)) or next(same_drafter, DEFAULT)
 
 
-def _ranks(best: float) -> tuple[float, ...]:
+def ranks(best: float) -> tuple[float, ...]:
     """Split a probability into the shares of the best draft and those after it."""
     missed = [1 - among for among in _AMONG_BEST]
     left = [after / missed[0] * (1 - best) for after in missed]

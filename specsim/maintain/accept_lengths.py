@@ -1,0 +1,53 @@
+"""Errors of the rules that continue accept lengths to more steps: `python -m specsim.maintain.accept_lengths`."""
+
+import numpy as np
+from rich.console import Console
+
+from specsim.core.display import heading, paragraph, print_table, stdout_console
+from specsim.simulator.continuation import RULES, SHRINKAGE
+from specsim.simulator.continuation_errors import CONFIDENCE, Miss, coverage, margin, misses, published_series
+
+ROLES = ("chosen on", "held out")
+LEAST_GIVEN = 2  # one length determines no slope
+
+
+def show(console: Console) -> None:
+    """Print errors by rule and role, by series, and the intervals that follow."""
+    heading(console, "errors of continued accept lengths on published series, from two lengths on")
+    rows = []
+    for name, rule in RULES.items():
+        for role in ROLES:
+            chosen = [each for each in published_series() if each.role == role]
+            rows.append((name, role, *_errors([m for each in chosen for m in misses(each, rule, LEAST_GIVEN)])))
+    print_table(console, ("rule", "series", "next: mean", "all: mean", "all: worst", "number"), rows)
+    paragraph(
+        console,
+        f"next: the length left out is the one after those given. smoothed: a line in logits of the conditional rates, "
+        f"its slope shrunk towards 0 with weight {SHRINKAGE:g}, which was chosen on the series of that role.",
+    )
+    heading(console, "the smoothed rule by series")
+    rows = [
+        (each.name, each.source, each.role, *_errors(list(misses(each, least_given=LEAST_GIVEN))))
+        for each in published_series()
+    ]
+    print_table(console, ("series", "source", "role", "next: mean", "all: mean", "all: worst", "number"), rows)
+    heading(console, f"half-width of the {CONFIDENCE:.0%} interval, by given lengths and steps ahead")
+    ahead = (1, 2, 3, 4, 5)
+    rows = [(str(given), *(f"{margin(given, step):.1%}" for step in ahead)) for given in (1, 2, 3)]
+    print_table(console, ("given", *map(str, ahead)), rows)
+    paragraph(console, f"Intervals of the other series hold {coverage():.1%} of the lengths of a series left out.")
+
+
+def _errors(found: list[Miss]) -> tuple[str, ...]:
+    following = [abs(each.error) for each in found if each.ahead == 1]
+    everything = [abs(each.error) for each in found]
+    return (
+        f"{np.mean(following):.2%}",
+        f"{np.mean(everything):.2%}",
+        f"{max(everything):.2%}",
+        str(len(everything)),
+    )
+
+
+if __name__ == "__main__":
+    show(stdout_console())

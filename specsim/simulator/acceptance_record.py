@@ -1,0 +1,211 @@
+"""Acceptance record: the acceptance of one setting, whatever tool measured it, in one convention.
+
+Accept lengths include the bonus token; rates by position are unconditional unless they say so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Self
+
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError, require
+from specsim.core.files import without_nan
+from specsim.simulator.bounds import number, probability, whole
+from specsim.simulator.shares import Shares
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Confidence interval of a figure."""
+
+    low: float
+    high: float
+    confidence: float  # 0.95 for 95 %
+    method: str  # in a few words
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counts over the rounds of a request, or of several requests together."""
+
+    rounds: int  # rounds with drafts
+    accepted_drafts: int  # over all rounds, without bonus tokens
+    by_position: tuple[int, ...] = ()  # rounds that accepted at least 1, 2, ... drafts; () where the tool gives none
+    reached: tuple[int, ...] = ()  # rounds that proposed draft 1, 2, ... behind accepted ones; (): each accepting round
+
+    def __post_init__(self) -> None:
+        whole("rounds", self.rounds, 0)
+        whole("accepted_drafts", self.accepted_drafts, 0)
+        for name in ("by_position", "reached"):
+            values = tuple(whole(name, each, 0) for each in getattr(self, name))
+            object.__setattr__(self, name, values)
+            if any(later > earlier for earlier, later in pairwise((self.rounds, *values))):
+                raise InputError(name, values, f"counts of rounds, at most {self.rounds}, none above the one before")
+        if self.by_position and sum(self.by_position) != self.accepted_drafts:
+            raise InputError("accepted_drafts", self.accepted_drafts, f"{sum(self.by_position)}, as by position")
+        if self.reached and any(a > b for a, b in zip(self.by_position, self.reached, strict=False)):
+            raise InputError("reached", self.reached, f"at least the accepted, {self.by_position}")
+
+    @classmethod
+    def of_rounds(cls, accepted: Sequence[int], num_steps: int, proposed: Sequence[int] = ()) -> Self:
+        """Count the rounds of a request; proposed: depth of each round's deepest draft, () if always num_steps."""
+        depths = proposed or [num_steps] * len(accepted)
+        positions = range(1, num_steps + 1)
+        return cls(
+            len(accepted),
+            sum(accepted),
+            tuple(sum(drafts >= position for drafts in accepted) for position in positions),
+            tuple(
+                sum(d >= position - 1 and depth >= position for d, depth in zip(accepted, depths, strict=True))
+                for position in positions
+            ),
+        )
+
+    @classmethod
+    def of_histogram(cls, histogram: Sequence[int], num_steps: int | None = None) -> Self:
+        """Count rounds from the number of those that accepted exactly 0, 1, 2, ... drafts."""
+        for count in histogram:
+            whole("histogram", count, 0)
+        least = tuple(sum(histogram[position:]) for position in range(1, len(histogram)))
+        missing = max(0, (num_steps or 0) - len(least))
+        return cls(sum(histogram), sum(least), least + (0,) * missing)
+
+    @classmethod
+    def pooled(cls, parts: Sequence["Counts"]) -> "Counts":
+        """Add the counts of several requests; positions are kept if every request with rounds has them."""
+        used = [each for each in parts if each.rounds]
+        depth = max((len(each.by_position) for each in used), default=0)
+        has_positions = depth and all(each.by_position for each in used)
+        by_position = _sums([each.by_position for each in used], depth) if has_positions else ()
+        is_adaptive = has_positions and any(each.reached for each in used)
+        reached = _sums([each.reached or each.default_reached for each in used], depth) if is_adaptive else ()
+        return cls(
+            sum(each.rounds for each in parts), sum(each.accepted_drafts for each in parts), by_position, reached
+        )
+
+    @property
+    def default_reached(self) -> tuple[int, ...]:
+        """Rounds that proposed each draft if every round proposes all of them."""
+        return (self.rounds, *self.by_position[:-1])[: len(self.by_position)]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceRecord:
+    """Acceptance of one setting, as a tool measured it."""
+
+    source: str  # file or command
+    tool: str  # program that counted
+    convention: str  # counting rule of the tool, in a sentence
+    accept_length: float  # mean tokens of a round, bonus included
+    topk: int | None = None  # None: unknown, taken for a chain where nothing speaks against it
+    num_steps: int | None = None  # None: unknown
+    num_draft_tokens: int | None = None  # nodes that the target verifies, root included; None: unknown
+    counts: tuple[Counts, ...] = ()  # of every request, or one for all; () without counts
+    is_by_request: bool = False  # whether each of the counts is that of a request
+    rates: tuple[float, ...] = ()  # share of rounds that accept at least 1, 2, ... drafts; () if unknown
+    shares: Shares = ()  # probability of acceptance by depth and rank among siblings; () if unknown
+    interval: Interval | None = None  # of the accept length; None: not computed
+    pair: str = ""  # target and drafter
+    prompts: str = ""  # digest of the prompts; empty if unknown
+    temperature: float | None = None  # None: unknown
+
+    def __post_init__(self) -> None:
+        number("accept_length", self.accept_length, 1)
+        for name, least in (("topk", 1), ("num_steps", 0), ("num_draft_tokens", 1)):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), least)
+        rates = tuple(probability("rates", rate) for rate in self.rates)
+        if any(later > earlier for earlier, later in pairwise((1.0, *rates))):
+            raise InputError("rates", rates, "unconditional rates, none larger than the one before")
+        object.__setattr__(self, "rates", rates)
+
+    @classmethod
+    def of_counts(cls, counts: Sequence[Counts], source: str, tool: str, convention: str, **others: Any) -> Self:
+        """Make the record of counts, whose accept length and rates follow from them; InputError without a round."""
+        total = Counts.pooled(counts)
+        require(total.rounds, "acceptance", source, "a file with at least one round of drafts (it has none)")
+        rates = tuple(count / total.rounds for count in total.by_position)
+        known = {"rates": rates, "num_steps": len(rates) or None}
+        length = 1 + total.accepted_drafts / total.rounds
+        kept = tuple(each for each in counts if each.rounds)
+        return cls(source, tool, convention, length, counts=kept, **known | others)
+
+    @property
+    def total(self) -> Counts | None:
+        """Counts over all requests; None without counts."""
+        return Counts.pooled(self.counts) if self.counts else None
+
+    @property
+    def rounds(self) -> int | None:
+        """Number of rounds with drafts; None if unknown."""
+        return None if self.total is None else self.total.rounds
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every draft has one child at most, as far as the tool says."""
+        if self.topk is not None:
+            return self.topk == 1
+        return self.num_draft_tokens is None or self.num_draft_tokens == (self.num_steps or 0) + 1
+
+    @property
+    def config(self) -> SpecConfig | None:
+        """The setting; None where a part of it is unknown."""
+        if not self.num_steps:
+            return None
+        if self.is_chain:
+            return SpecConfig(1, self.num_steps, self.num_steps + 1)
+        if self.topk is None or self.num_draft_tokens is None:
+            return None
+        return SpecConfig(self.topk, self.num_steps, self.num_draft_tokens)
+
+    @property
+    def conditional(self) -> tuple[float, ...]:
+        """Share of the proposed drafts behind accepted ones that were accepted, by position; nan without any."""
+        total = self.total
+        if total is None or not total.by_position:
+            before = (1.0, *self.rates[:-1])
+            return tuple(_ratio(rate, left) for rate, left in zip(self.rates, before, strict=False))
+        reached = total.reached or total.default_reached
+        return tuple(_ratio(count, left) for count, left in zip(total.by_position, reached, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Make a value that json can write; figures that follow from others are included."""
+        total = self.total or Counts(0, 0)
+        reached = total.reached or total.default_reached
+        rows = [
+            {
+                "position": place + 1,
+                "unconditional": rate,
+                "conditional": conditional,
+                "accepted": total.by_position[place] if total.by_position else None,
+                "reached": reached[place] if reached else None,
+            }
+            for place, (rate, conditional) in enumerate(zip(self.rates, self.conditional, strict=True))
+        ]
+        interval = self.interval
+        value = {
+            "source": self.source,
+            "tool": self.tool,
+            "convention": self.convention,
+            "pair": self.pair,
+            "prompts": self.prompts,
+            "temperature": self.temperature,
+            "setting": {name: getattr(self, name) for name in ("topk", "num_steps", "num_draft_tokens")},
+            "rounds": self.rounds,
+            "accept_length": self.accept_length,
+            "interval": interval and {name: getattr(interval, name) for name in Interval.__dataclass_fields__},
+            "positions": rows,
+            "is_by_request": self.is_by_request,
+            "counts": [{name: getattr(each, name) for name in Counts.__dataclass_fields__} for each in self.counts],
+            "shares": self.shares,
+        }
+        return without_nan(value)
+
+
+def _sums(rows: Sequence[tuple[int, ...]], length: int) -> tuple[int, ...]:
+    return tuple(sum(row[place] if place < len(row) else 0 for row in rows) for place in range(length))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else float("nan")

@@ -1,0 +1,109 @@
+"""Accept lengths at more steps than were measured, from rates by position that a rule continues."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from scipy.optimize import brentq, isotonic_regression
+
+from specsim.core.errors import InputError
+from specsim.simulator.bounds import number, whole
+
+SHRINKAGE = 0.3  # weight of a slope of 0 in the smoothed rule
+_LEAST = 1e-3  # conditional rates are kept this far from 0 and 1 in logits
+_SMALLEST_GAIN = 1e-4  # tokens a round, where a longer chain was measured not to accept more
+
+Rule = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def rates_of_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
+    """Compute unconditional rates by position from accept lengths by number of steps.
+
+    A longer chain accepts what a shorter one does, so that the gain of step k is the share of rounds that accept draft
+    k. Measured gains that rise are replaced by their monotone regression. Steps between two lengths share one
+    conditional rate.
+    """
+    rates: list[float] = []
+    length = 1.0
+    for steps, given in sorted(lengths.items()):
+        whole("accept_lengths", steps)
+        missing = steps - len(rates)
+        highest = length + missing * (rates[-1] if rates else 1.0)
+        number("accept_lengths", given, 1, steps + 1)
+        gain = min(max(given - length, _SMALLEST_GAIN), highest - length)
+        rates += _equal_conditional(rates[-1] if rates else 1.0, gain, missing)
+        length = given
+    return tuple(isotonic_regression(np.clip(rates, 0, 1), increasing=False).x.tolist())
+
+
+def lengths_in_order(lengths: Sequence[float]) -> dict[int, float]:
+    """Number the accept lengths of 1, 2, ... steps; InputError for one that no chain has."""
+    for steps, length in enumerate(lengths, start=1):
+        if not 1 <= length <= steps + 1:
+            allowed = "accept lengths of 1, 2, ... steps, bonus included: from 1 to the steps + 1"
+            raise InputError("accept_lengths", tuple(lengths), allowed)
+    if not lengths or lengths[-1] < lengths[0]:
+        raise InputError("accept_lengths", tuple(lengths), "accept lengths of 1, 2, ... steps, in this order")
+    return dict(enumerate(lengths, start=1))
+
+
+def continued(rates: Sequence[float], num_steps: int, rule: Rule | None = None) -> tuple[float, ...]:
+    """Continue unconditional rates to `num_steps` by the conditional rates that a rule expects there.
+
+    rule: the smoothed one unless given.
+    """
+    if num_steps <= len(rates) or not rates:
+        return tuple(rates[:num_steps])
+    values = np.asarray(rates, dtype=float)
+    reach = np.concatenate(([1.0], values[:-1]))
+    known = reach > 0
+    conditional = values[known] / reach[known]
+    further = np.arange(len(values) + 1, num_steps + 1)
+    expected = np.clip((rule or smoothed)(conditional, reach[known], further), 0, 1)
+    return (*values.tolist(), *(values[-1] * np.cumprod(expected)).tolist())
+
+
+def smoothed(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Expect conditional rates on a line in logits, its slope shrunk towards 0.
+
+    A rate counts by the square of the share of rounds that reach it: an accept length of fixed precision gives a
+    conditional rate of an error that grows as fewer rounds reach it.
+    """
+    return _line(conditional, reach, positions, SHRINKAGE)
+
+
+def unshrunk(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Expect conditional rates on the line of least squares in logits."""
+    return _line(conditional, reach, positions, 0.0)
+
+
+def constant(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Expect the mean conditional rate of all positions, as if drafts were accepted independently."""
+    return np.full(len(positions), (conditional * reach).sum() / reach.sum())
+
+
+def last(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Expect the last conditional rate."""
+    return np.full(len(positions), conditional[-1])
+
+
+RULES: dict[str, Rule] = {"smoothed": smoothed, "unshrunk line": unshrunk, "constant": constant, "last rate": last}
+
+
+def _line(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray, shrinkage: float) -> np.ndarray:
+    bounded = np.clip(conditional, _LEAST, 1 - _LEAST)
+    logits = np.log(bounded / (1 - bounded))
+    weights = reach**2
+    places = np.arange(1, len(logits) + 1) - np.average(np.arange(1, len(logits) + 1), weights=weights)
+    level = np.average(logits, weights=weights)
+    spread = (weights * places**2).sum() + shrinkage
+    slope = (weights * places * (logits - level)).sum() / spread if spread else 0.0
+    return 1 / (1 + np.exp(-(level + slope * (places[0] - 1 + positions))))
+
+
+def _equal_conditional(before: float, gain: float, steps: int) -> list[float]:
+    """Split a gain in accept length over some steps of one conditional rate."""
+    if steps == 1:
+        return [gain]
+    excess = lambda rate: before * sum(rate**step for step in range(1, steps + 1)) - gain  # noqa: E731
+    rate = float(brentq(excess, 0, 1)) if excess(1.0) > 0 else 1.0  # pyright: ignore[reportArgumentType]
+    return [before * rate**step for step in range(1, steps + 1)]

@@ -1,0 +1,107 @@
+"""Probabilities of acceptance by depth and rank that follow from an acceptance record."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError, require
+from specsim.simulator.acceptance import PerPosition, accept_length, iid_of_length
+from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
+from specsim.simulator.continuation import continued
+from specsim.simulator.continuation_errors import length_interval
+from specsim.simulator.published_acceptance import DEPTH, RANKS_SOURCE, ranks
+from specsim.simulator.rank_by_depth import rank_by_depth
+from specsim.simulator.shares import Shares, chain_shares
+
+LEAST_RATE = 0.01  # rates below it end the continuation: what follows changes no accept length
+
+
+@dataclass(frozen=True, slots=True)
+class RecordShares:
+    """Probabilities of acceptance for plans, with the assumptions behind them."""
+
+    shares: Shares  # by depth and rank
+    assumed: tuple[str, ...]  # what the record does not say, a clause for each
+    known: int  # depths that were measured
+
+
+def record_shares(record: AcceptanceRecord, depth: int = DEPTH) -> RecordShares:
+    """Derive the probabilities of a record; depths beyond the measured ones follow the smoothed rule.
+
+    InputError for a record of an accept length alone whose number of steps is unknown.
+    """
+    if record.shares:
+        return RecordShares(record.shares, (), len(record.shares))
+    steps = record.num_steps
+    allowed = "a record with rates by position, or with num_steps, which the accept length alone does not give"
+    require(steps, "acceptance", record.source, allowed)
+    assert steps is not None
+    if not record.is_chain:
+        return _of_tree(record, max(depth, steps))
+    rates = record.rates
+    assumed = ["nothing is known of second-best drafts, so trees are not planned"]
+    if not rates:
+        rates = tuple(iid_of_length(record.accept_length, steps).rates().tolist())
+        assumed.append("one conditional rate for all depths, as only the accept length is known")
+    if depth > len(rates):
+        assumed.append(further(rates, depth))
+    return RecordShares(chain_shares(continued(rates, max(depth, steps))), tuple(assumed), len(rates))
+
+
+def further(rates: Sequence[float], depth: int) -> str:
+    """Say what is assumed of depths beyond the given rates, with the interval of the accept length there."""
+    values = tuple(rates)
+    last = depth
+    extended = continued(values, depth)
+    while last > len(values) + 1 and extended[last - 1] < LEAST_RATE:
+        last -= 1
+    band = length_interval(values, last)
+    length = 1 + sum(extended[:last])
+    return (
+        f"depths beyond {len(values)} follow a line in logits of the conditional rates: accept length {length:.2f} at "
+        f"{last} steps ({band.low:.2f} to {band.high:.2f}, {band.confidence:.0%} by {band.method})"
+    )
+
+
+def setting_acceptance(record: AcceptanceRecord, config: SpecConfig) -> PerPosition:
+    """Give the acceptance of a setting: as measured if it is the record's own, else from its probabilities."""
+    own = record.config
+    same = ("topk", "num_steps", "num_draft_tokens")
+    if record.rates and own is not None and all(getattr(own, name) == getattr(config, name) for name in same):
+        return PerPosition(record.rates)
+    found = record_shares(record, config.num_steps)
+    allowed = "1: the record says nothing of second-best drafts"
+    require(len(found.shares[0]) >= config.topk, "topk", config.topk, allowed)
+    return rank_by_depth(found.shares[: config.num_steps], config)
+
+
+def predicted_interval(record: AcceptanceRecord, config: SpecConfig) -> Interval | None:
+    """Compute the interval of a longer chain's accept length; None for other settings."""
+    if config.topk > 1 or not record.is_chain or not record.rates or config.num_steps <= len(record.rates):
+        return None
+    return length_interval(record.rates, config.num_steps)
+
+
+def _of_tree(record: AcceptanceRecord, depth: int) -> RecordShares:
+    """Find the probability of the best draft, the same at all depths, that gives a tree's accept length."""
+    config = record.config
+    if config is None:
+        raise InputError("acceptance", record.source, "a record of a tree with topk, num_steps and num_draft_tokens")
+
+    def missing(best: float) -> float:
+        return accept_length(rank_by_depth([ranks(best)] * config.num_steps, config)) - record.accept_length
+
+    edges = (0.0, 1.0)
+    low, high = (missing(edge) for edge in edges)
+    if low >= 0 or high <= 0:
+        best = edges[int(np.sign(high) <= 0)]
+    else:
+        best = float(brentq(missing, *edges, xtol=1e-9))  # pyright: ignore[reportArgumentType]
+    assumed = (
+        "one probability of the best draft for all depths, which gives the tree's accept length",
+        f"second-best drafts as in {RANKS_SOURCE}",
+    )
+    return RecordShares((ranks(best),) * depth, assumed, config.num_steps)
