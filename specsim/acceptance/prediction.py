@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from tqdm.auto import tqdm
 
+from specsim.acceptance.prediction_settings import RECORDED, SETTINGS
 from specsim.acceptance.recording import most_positions, record
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import figure, heading, paragraph, print_table, setting
@@ -18,25 +19,6 @@ from specsim.core.pair import Pair
 from specsim.serving.generation import generate
 from specsim.simulator.acceptance import accept_length
 
-RECORDED = SpecConfig(topk=8, num_steps=6, num_draft_tokens=64)
-_TREES = {
-    (2, 2): (4, 7),
-    (2, 3): (6, 10),
-    (2, 4): (8, 14),
-    (2, 6): (8, 16),
-    (3, 3): (8, 12),
-    (3, 4): (10, 20),
-    (3, 5): (10, 24),
-    (4, 2): (6, 12),
-    (4, 3): (8, 16),
-    (4, 4): (16, 32),
-    (4, 6): (16, 48),
-    (8, 3): (16, 32),
-}
-SETTINGS = (
-    *(SpecConfig(1, num_steps, num_steps + 1) for num_steps in range(1, 7)),
-    *(SpecConfig(*tree, size) for tree, sizes in _TREES.items() for size in sizes),
-)
 TARGET_ERROR = 0.03
 
 

@@ -1,55 +1,154 @@
-"""specsim accept: measure the acceptance of the shipped drafters, or of your own."""
+"""specsim accept: measure the acceptance of any pair, or of the shipped drafters."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from specsim.cli import options
+from specsim.cli.option_groups import EngineGroup, flat, with_groups
 from specsim.cli.options import option
 from specsim.core.config import SamplingParams
-from specsim.core.errors import require_int
+from specsim.core.errors import InputError, require, require_int
+
+STEPS = 3  # of a chain, unless given
+_PAIR_ONLY = {
+    "draft": None,
+    "topk": 1,
+    "num_steps": STEPS,
+    "num_draft_tokens": None,
+    "temperature": 0.0,
+    "seed": 0,
+    "batch": None,
+    "baseline": None,
+    "tolerance": None,
+    "plot": None,
+    "impl": "reference",
+    "dtype": "float32",
+    "device": None,
+    "graph": None,
+    "bucket": None,
+    "batch_invariant": False,
+}
 
 
+@with_groups
 def accept(
+    *,
+    target: Annotated[
+        str | None,
+        option(
+            "Model",
+            "Target model: a folder, a hub id, or tiny, the shipped one. Measures one setting of this pair.",
+            show_default="study of the shipped drafters",
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None, option("Model", "Drafter's weights: a folder or a hub id.", show_default="of --drafter")
+    ] = None,
     drafter: Annotated[
         list[str] | None,
         option(
             "Model",
             "Drafter: eagle3, eagle, mtp, frozen-kv, standalone, ngram, suffix, or MODULE:NAME of your own; may be "
-            "repeated.",
+            "repeated. With --target also a folder or hub id of weights.",
             metavar="NAME",
             show_default="all shipped ones",
         ),
     ] = None,
+    topk: options.Topk = 1,
+    num_steps: options.NumSteps = STEPS,
+    num_draft_tokens: options.NumDraftTokens = None,
     prompts: Annotated[
-        int | None, option("Requests", "Number of shipped prompts, and of edits. [at least 1]", show_default="all")
+        str | None,
+        option(
+            "Requests",
+            "File of prompts, a text per line or JSON Lines; or a number of shipped prompts, and of edits. [at least "
+            "1]",
+            metavar="FILE|N",
+            show_default="all shipped ones",
+        ),
     ] = None,
     max_new_tokens: Annotated[int, option("Requests", "Largest number of new tokens per prompt. [at least 1]")] = 64,
-    jobs: Annotated[int, option("Execution", "Processes that share the runs. [at least 1]")] = 1,
+    temperature: Annotated[float, option("Sampling", "Sampling temperature; 0 is greedy. [at least 0]")] = 0.0,
+    seed: Annotated[int, option("Sampling", "Random seed. [0 to 2^64 - 1]")] = 0,
+    batch: Annotated[
+        int | None, option("Execution", "Requests that run at once. [at least 1]", show_default="16")
+    ] = None,
+    engine: EngineGroup,
+    jobs: Annotated[int, option("Execution", "Processes that share the study's runs. [at least 1]")] = 1,
+    baseline: Annotated[
+        str | None,
+        option(
+            "Answers",
+            "Earlier record, or metrics of an engine, that the accept length is compared with.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        option("Answers", "Relative loss that is no regression. [0 to 1]", show_default="0.02"),
+    ] = None,
     json_file: options.JsonFile = None,
+    plot: Annotated[
+        Path | None, option("Output", "Draw acceptance by position to this PNG file.", metavar="FILE")
+    ] = None,
 ) -> None:
-    """Measure accept lengths of the shipped drafters.
+    """Measure the accept length of a pair, or of all shipped ones.
 
-    Each drafts a chain of 3 and a tree, at temperature 0 and 1, on the held-out prompts. Those without weights also run
-    on edits, prompts that end within a copy of an excerpt. All drafters on all prompts take some 20 minutes of CPU
-    time.
+    With --target it measures one setting on your prompts, and --json writes an acceptance record, which plan,
+    simulate, predict and lint-report take. The interval is a bootstrap over requests.
 
-    Exit status: 0 if every output at temperature 0 equals that of plain decoding, 1 if one does not, 2 for bad input.
+    Without --target it studies the shipped drafters: a chain of 3 and a tree, at temperature 0 and 1, on the held-out
+    prompts. Those without weights also run on edits, prompts that end within a copy of an excerpt. All drafters on all
+    prompts take some 20 minutes of CPU time.
+
+    Exit status: 0 when done, 1 if the accept length fell by more than the tolerance with 95 % confidence, or if an
+    output of the study at temperature 0 differs from plain decoding's, 2 for bad input.
 
     Examples:
-      specsim accept --jobs 4 --json accept.json
+      specsim accept --target tiny --drafter eagle3 --json record.json
+      specsim accept --target tiny --drafter eagle3 --baseline record.json
       specsim accept --drafter ngram --drafter my_drafter.py:SameAgain --prompts 5
     """
+    given = flat(locals())
+    SamplingParams(max_new_tokens=max_new_tokens)
+    require_int("jobs", jobs)
+    if target is not None:
+        require(jobs == 1, "jobs", jobs, "1 with --target, whose requests run in one batch")
+        from specsim.cli.accept_pair import accept_pair
+
+        accept_pair(given, engine)
+        return
+    for name, default in _PAIR_ONLY.items():
+        require(given[name] == default, name, str(given[name]), f"only {default}, the default, without --target")
+    _study(given)
+
+
+def _study(given: dict[str, Any]) -> None:
+    """Study shipped drafters."""
     from specsim.acceptance.settings import NAMES, settings_of
     from specsim.acceptance.study import measure, show
     from specsim.core.files import check_writable
     from specsim.models.load import load_shipped
 
-    SamplingParams(max_new_tokens=max_new_tokens)
-    require_int("jobs", jobs)
-    check_writable(json_file)
-    drafters = list(dict.fromkeys(drafter or NAMES))
+    check_writable(given["json_file"])
+    count = _count(given["prompts"])
+    drafters = list(dict.fromkeys(given["drafter"] or NAMES))
     settings = [setting for name in drafters for setting in settings_of(name)]
     for name in drafters:
         load_shipped(name)  # bad input, if any, is refused before the first run
-    texts = {"prompts": options.shipped_texts(prompts), "edits": options.shipped_texts(None, "edits")[:prompts]}
-    study = measure(load_shipped, texts, max_new_tokens, settings, jobs, progress=True)
-    options.report("accept", lambda console: show(study, console), study.to_json(), json_file, study.is_lossless)
+    texts = {"prompts": options.shipped_texts(count), "edits": options.shipped_texts(None, "edits")[:count]}
+    study = measure(load_shipped, texts, given["max_new_tokens"], settings, given["jobs"], progress=True)
+    options.report(
+        "accept", lambda console: show(study, console), study.to_json(), given["json_file"], study.is_lossless
+    )
+
+
+def _count(prompts: str | None) -> int | None:
+    """Read a number of shipped prompts."""
+    if prompts is None:
+        return None
+    try:
+        return int(prompts)
+    except ValueError:
+        raise InputError("prompts", prompts, "a number of shipped prompts; a file goes with --target") from None

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Annotated
 
 from specsim.cli import options
+from specsim.cli.acceptance_options import AcceptanceGroup, acceptance_file
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
-from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, acceptance, cell
+from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell, describe_acceptance
 from specsim.core.errors import require_int
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ SHOWN = 12
 def plan(
     *,
     server: ServerGroup,
+    acceptance: AcceptanceGroup,
     load: LoadGroup,
     page_size: options.PageSize = 16,
     seed: Seed = 0,
@@ -63,7 +65,7 @@ def plan(
     from specsim.simulator.plan import plan as make
     from specsim.simulator.plan import policies as choose
 
-    check_files({"accept": load.accept}, json=json_file)
+    check_files(acceptance_file(given), json=json_file)
     planned = cell(given)
     configs = candidates(planned)
     with tqdm(total=len(configs) * require_int("replicates", replicates), unit="run", disable=None) as bar:
@@ -72,7 +74,7 @@ def plan(
     compared = choose(planned, limit) if policies else {}
 
     def print_all(console: "Console") -> None:
-        show(found, draft, acceptance(given, planned), console)
+        show(found, draft, describe_acceptance(given, planned), console)
         if compared:
             show_policies(compared, console)
 
@@ -165,7 +167,7 @@ def show_limits(found: "Plan", console: "Console") -> None:
     paragraph(
         console,
         f"The best setting lies on the edge of what was tried ({most}): more may be better. Deeper drafts need their "
-        "acceptance (--accept-rates for chains, --accept), wider trees more ranks (--accept). Try with the same load:",
+        "acceptance (--acceptance, or --accept-rates for chains), wider trees more ranks. Try with the same load:",
     )
     command = ["specsim sweep --out cells.sqlite", *varied, *(fixed if best.topk > 1 else [])]
     console.print(" ".join(command), soft_wrap=True)

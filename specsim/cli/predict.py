@@ -1,28 +1,56 @@
 """specsim predict: predict accept lengths of many settings from one recording, and measure them."""
 
+from pathlib import Path
 from typing import Annotated
 
 from specsim.cli import options
+from specsim.cli.acceptance_options import acceptance_file
 from specsim.cli.options import option
 from specsim.core.config import SamplingParams
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
+
+PROMPTS = 12
+NEW_TOKENS = 64
+DRAFTER = "eagle3"
 
 
 def predict(
-    prompts: Annotated[int, option("Requests", "Number of shipped prompts. [at least 1]")] = 12,
-    max_new_tokens: Annotated[int, option("Requests", "Largest number of new tokens per prompt. [at least 1]")] = 64,
-    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3")] = "eagle3",
+    acceptance: Annotated[
+        str | None,
+        option(
+            "Acceptance",
+            "Predict from this acceptance record, or metrics of vLLM, SGLang or AIPerf, without running a model.",
+            metavar="FILE",
+            show_default="record the shipped pair",
+        ),
+    ] = None,
+    prompts: Annotated[int, option("Requests", "Number of shipped prompts. [at least 1]")] = PROMPTS,
+    max_new_tokens: Annotated[
+        int, option("Requests", "Largest number of new tokens per prompt. [at least 1]")
+    ] = NEW_TOKENS,
+    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3")] = DRAFTER,
     json_file: options.JsonFile = None,
 ) -> None:
     """Predict accept lengths of 30 settings, then measure them.
 
-    All predictions come from one recorded run of the shipped pair; the command takes a few minutes.
+    All predictions come from one recorded run of the shipped pair; the command takes a few minutes. With --acceptance
+    they follow from a record, and nothing runs.
 
     Exit status: 0 if the mean error is at most 3 %, 1 if it is above, 2 for bad input.
 
-    Example:
+    Examples:
       specsim predict --prompts 6 --json shares.json
+      specsim predict --acceptance shares.json
     """
+    if acceptance is not None:
+        for name, given, default in (
+            ("prompts", prompts, PROMPTS),
+            ("max_new_tokens", max_new_tokens, NEW_TOKENS),
+            ("drafter", drafter, DRAFTER),
+        ):
+            require(given == default, name, given, f"only {default}, the default, with --acceptance")
+        _from_record(acceptance, json_file)
+        return
     from specsim.acceptance.prediction import TARGET_ERROR, show
     from specsim.acceptance.prediction import predict as run
     from specsim.core.files import check_writable
@@ -36,3 +64,14 @@ def predict(
     predictions = run(load(drafter=drafter), texts, max_new_tokens, progress=True)
     is_ok = predictions.mean_error <= TARGET_ERROR
     options.report("predict", lambda console: show(predictions, console), predictions.to_json(), json_file, is_ok)
+
+
+def _from_record(place: str, json_file: Path | None) -> None:
+    """Predict from a record."""
+    from specsim.acceptance.files import read_record
+    from specsim.acceptance.record_prediction import predict_from, show
+    from specsim.core.files import check_files
+
+    check_files(acceptance_file({"acceptance": place}), json=json_file)
+    found = predict_from(read_record(place))
+    options.report("predict-record", lambda console: show(found, console), found.to_json(), json_file)

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
+from specsim.cli.acceptance_options import assumed
 from specsim.cli.options import option
 from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from specsim.simulator import Efficiency as SimulatedEfficiency
     from specsim.simulator.cell import Cell
-    from specsim.simulator.published_acceptance import PublishedAcceptance
 
 Model = Annotated[str, option("Model", "Shipped name, hub id of a shipped shape, or a config.json.")]
 Hardware = Annotated[
@@ -93,26 +92,8 @@ class ServerGroup:
 
 @dataclass(frozen=True, slots=True)
 class LoadGroup:
-    """The acceptance of drafts, the requests, and how the server runs them."""
+    """The requests, and how the server runs them."""
 
-    accept: Annotated[
-        Path | None,
-        option(
-            "Acceptance",
-            "JSON file of acceptance probabilities by depth and rank, as written by predict --json.",
-            metavar="FILE",
-            show_default="published ones",
-        ),
-    ] = None
-    accept_rates: Annotated[
-        str | None,
-        option(
-            "Acceptance",
-            "Fraction of rounds that accept draft 1, 2, ... of a chain. [0 to 1, never rising]",
-            metavar="R1,R2,...",
-            show_default="published ones",
-        ),
-    ] = None
     requests: Requests = 256
     concurrency: Concurrency = None
     rate: Rate = None
@@ -129,48 +110,21 @@ class LoadGroup:
 
 def cell(given: dict[str, Any]) -> "Cell":
     """The cell of the options of its fields' names."""
-    from specsim.simulator.cell import Cell, chain_shares, read_shares
+    from specsim.simulator.cell import Cell
 
     values = {field.name: given[field.name] for field in fields(Cell) if given.get(field.name) is not None}
     values["efficiency"] = efficiency(given["efficiency"] or [])
     check_one_load(given)
     for name in ("prompt_tokens", "output_tokens"):
         values[name] = length(name, values[name])
-    if given["accept"] is not None and given["accept_rates"] is not None:
-        raise options.exclusive("accept_rates", given["accept_rates"], "--accept")
-    if given["accept"] is not None:
-        values["shares"] = read_shares(given["accept"])
-    elif given["accept_rates"] is not None:
-        values["shares"] = chain_shares(options.accepted_shares(given["accept_rates"]))
-    else:
-        values["shares"] = _published(given).shares
+    values["shares"] = assumed(given).shares
     return Cell(**values)
 
 
-def _published(given: Mapping[str, Any]) -> "PublishedAcceptance":
-    """Give the acceptance that is assumed of the model, by whatever name it goes, and the drafter."""
-    from specsim.simulator.model import read_config
-    from specsim.simulator.published_acceptance import published_acceptance
-
-    return published_acceptance(given["drafter"], read_config(given["model"])[0])
-
-
-def acceptance(given: Mapping[str, Any], cell: "Cell") -> str:
-    """Tell the cell's probabilities of acceptance, and where these options have them from, in a sentence."""
-    from specsim.simulator.published_acceptance import RANKS_SOURCE
-
-    if given["accept"] is not None:
-        source = "given by --accept"
-    elif given["accept_rates"] is not None:
-        source = "given by --accept-rates, which say nothing of second-best drafts: trees need --accept"
-    else:
-        found = _published(given)
-        source = (
-            f"assumed, as published for {found.pair} ({found.source}; those beyond {len(found.rates)} go on as the "
-            f"last; second-best drafts as in {RANKS_SOURCE}); for another pair give --accept or --accept-rates"
-        )
+def describe_acceptance(given: Mapping[str, Any], cell: "Cell") -> str:
+    """Write the cell's probabilities of acceptance, and the source of these options, in a sentence."""
     best = " ".join(f"{row[0]:.2f}" for row in cell.shares)
-    return f"Acceptance of the best draft at depth 1, 2, ...: {best}, {source}."
+    return f"Acceptance of the best draft at depth 1, 2, ...: {best}, {assumed(given).source}."
 
 
 def efficiency(assignments: Sequence[str]) -> "SimulatedEfficiency":

@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
 from specsim.cli import server_options as cell
+from specsim.cli.acceptance_options import (
+    NAMES,
+    AcceptanceFile,
+    AcceptLengths,
+    acceptance_file,
+    check_one,
+    given_record,
+)
 from specsim.cli.options import option
 from specsim.cli.picture import check_png, png
 from specsim.core.config import SpecConfig
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
 CLIENTS = 64
 DRAFTERS = ("eagle", "eagle3", "mtp", "none")
 RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
-_DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", "accept_rates")
+_DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", *NAMES)
 
 
 def simulate(
@@ -45,14 +53,17 @@ def simulate(
     num_steps: options.NumSteps = 3,
     num_draft_tokens: options.NumDraftTokens = None,
     page_size: options.PageSize = 16,
+    acceptance: AcceptanceFile = None,
+    accept_lengths: AcceptLengths = None,
     accept_rates: Annotated[
-        str,
+        str | None,
         option(
             "Acceptance",
             "Fraction of rounds that accept at least 1, 2, ... drafts, for each step. [0 to 1, never rising]",
             metavar="R1,R2,...",
+            show_default=RATES,
         ),
-    ] = RATES,
+    ] = None,
     requests: cell.Requests = 1000,
     prompt_tokens: cell.PromptTokens = cell.PROMPTS,
     output_tokens: cell.OutputTokens = "64-192",
@@ -97,7 +108,7 @@ def simulate(
     from specsim.simulator.show import compare, show, show_table
 
     check_png(plot)
-    check_files({"workload": workload}, json=json_file, plot=plot)
+    check_files({"workload": workload} | acceptance_file(given), json=json_file, plot=plot)
     if table is not None:
         _check_default([name for name in given if name not in ("table", "json_file")], given, "with a table")
         result = reproduction(table)()
@@ -152,11 +163,17 @@ def _acceptance(given: dict[str, Any]) -> "PerPosition":
     """Acceptance of as many drafts as there are steps; rates beyond them are ignored."""
     from specsim.simulator.acceptance import PerPosition
 
-    text = given["accept_rates"]
+    check_one(given)
+    record = given_record(given)
+    if record is not None:
+        from specsim.simulator.record_shares import setting_acceptance
+
+        return setting_acceptance(record, options.pick(SpecConfig, given))
+    text = given["accept_rates"] or RATES
     steps = given["num_steps"]
     rates = options.accepted_shares(text)
-    if text == RATES:
-        allowed = f"at most {len(rates)} unless --accept-rates has a rate for each step"
+    if given["accept_rates"] is None:
+        allowed = f"at most {len(rates)} unless --acceptance, --accept-lengths or --accept-rates gives more"
         require(steps <= len(rates), "num_steps", steps, allowed)
     require(len(rates) >= steps, "accept_rates", text, f"{steps} rates, one for each of the num_steps")
     try:

@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
+from specsim.cli.acceptance_options import AcceptanceGroup, acceptance_file
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.picture import check_png, png
-from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, acceptance, cell, check_one_load, length
+from specsim.cli.server_options import (
+    LoadGroup,
+    Seed,
+    ServerGroup,
+    cell,
+    check_one_load,
+    describe_acceptance,
+    length,
+)
 from specsim.core.errors import InputError, require, require_int
 from specsim.core.workers import Workers
 
@@ -57,6 +66,7 @@ def sweep(
         ),
     ] = None,
     page_size: options.PageSize = 16,
+    acceptance: AcceptanceGroup,
     load: LoadGroup,
     seed: Seed = 0,
     jobs: Annotated[
@@ -97,7 +107,7 @@ def sweep(
     if all(each.rate is not None for each in wanted):
         check_one_load(given | varied)
     check_png(plot)
-    check_files({"accept": load.accept}, out=out, json=json_file, plot=plot)
+    check_files(acceptance_file(given), out=out, json=json_file, plot=plot)
     check(wanted)
     names = list(dict.fromkeys(map(key, wanted)))
     with _executor(jobs, cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
@@ -113,7 +123,7 @@ def sweep(
             print(f"specsim: interrupted; {written:,} of {len(names):,} cells are in {out}", file=sys.stderr)
             sys.exit(130)  # as after every interrupt, which `main` tells in fewer words
     rows = results.rows(names)
-    assumed = "" if "shares" in varied else acceptance(given, base)
+    assumed = "" if "shares" in varied else describe_acceptance(given, base)
     value = {"cells": rows, "best": [ranking[0] for ranking in rank_by_load(rows)]}
     options.report("sweep", lambda console: show(rows, list(varied), counts, out, assumed, console), value, json_file)
     if plot is not None:

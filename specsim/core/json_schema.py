@@ -5,6 +5,7 @@ A version grows when a key is renamed or removed or changes its meaning. New key
 
 VERSIONS = {
     "accept": 1,
+    "acceptance": 1,  # acceptance record: of accept --target
     "bench": 1,
     "certify": 1,
     "conformance": 1,
@@ -15,6 +16,7 @@ VERSIONS = {
     "lint-report": 1,
     "plan": 1,
     "predict": 1,
+    "predict-record": 1,  # of predict --acceptance
     "run": 1,
     "run-compare": 1,  # of run --compare
     "sampling-test": 1,

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
+from operator import mul
 
 import numpy as np
 from scipy.optimize import brentq
@@ -46,6 +48,10 @@ def record_shares(record: AcceptanceRecord, depth: int = DEPTH) -> RecordShares:
     if not rates:
         rates = tuple(iid_of_length(record.accept_length, steps).rates().tolist())
         assumed.append("one conditional rate for all depths, as only the accept length is known")
+    elif record.total is not None and record.total.reached:
+        rates = _proposed(record.conditional)
+        if not np.allclose(rates, record.rates[: len(rates)]):
+            assumed.append("rounds that proposed fewer drafts count only where they proposed")
     if depth > len(rates):
         assumed.append(further(rates, depth))
     return RecordShares(chain_shares(continued(rates, max(depth, steps))), tuple(assumed), len(rates))
@@ -83,6 +89,12 @@ def predicted_interval(record: AcceptanceRecord, config: SpecConfig) -> Interval
     if config.topk > 1 or not record.is_chain or not record.rates or config.num_steps <= len(record.rates):
         return None
     return length_interval(record.rates, config.num_steps)
+
+
+def _proposed(conditional: Sequence[float]) -> tuple[float, ...]:
+    """Compute the rates of rounds that propose every draft from conditional ones, up to the first without any."""
+    known = list(takewhile(lambda rate: rate == rate, conditional))
+    return tuple(accumulate(known, mul))
 
 
 def _of_tree(record: AcceptanceRecord, depth: int) -> RecordShares:

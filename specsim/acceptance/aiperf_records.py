@@ -1,0 +1,48 @@
+"""Reader of AIPerf's exports: records of requests (profile_export.jsonl), and the pooled histogram of a run.
+
+https://docs.nvidia.com/aiperf/reference/per-request-speculative-decoding-acceptance
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specsim.acceptance.content import Content
+from specsim.acceptance.draft_histogram import dense, request_counts
+from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
+
+FORMAT = "AIPerf's profile_export.jsonl (spec_decode_acceptance) and profile_export_aiperf.json"
+CONVENTION = (
+    "acceptance_histogram counts verify steps by accepted drafts, without the bonus token, which "
+    "mean_acceptance_length includes."
+)
+_POOLED = "pooled_spec_decode_acceptance_histogram"
+
+
+def read(content: Content) -> list[AcceptanceRecord]:
+    """Read the records of requests, or else the pooled histogram; [] for another file."""
+    found = [each["spec_decode_acceptance"] for each in content.objects("spec_decode_acceptance")]
+    requests = [each for each in found if isinstance(each, Mapping)]
+    if requests:
+        counts = [request_counts(content, each) for each in requests]
+        steps = max(content.count(each, "num_spec_tokens") or 0 for each in requests)
+        engines = {str(each["engine"]) for each in requests if each.get("engine")}
+        tool = " ".join(["aiperf", *sorted(engines)])
+        return [_record(content, counts, tool, max(steps, *map(_depth, counts)), True)]
+    return [_pooled(content, each) for each in content.objects(_POOLED)]
+
+
+def _pooled(content: Content, value: Mapping[str, Any]) -> AcceptanceRecord:
+    given = value[_POOLED]
+    histogram = given.get("histogram", given) if isinstance(given, Mapping) else given
+    counts = Counts.of_histogram(dense(content, histogram))
+    return _record(content, [counts], "aiperf", _depth(counts), False)
+
+
+def _record(content: Content, counts: list[Counts], tool: str, steps: int, by_request: bool) -> AcceptanceRecord:
+    return AcceptanceRecord.of_counts(
+        counts, content.source, tool, CONVENTION, num_steps=steps or None, is_by_request=by_request
+    )
+
+
+def _depth(counts: Counts) -> int:
+    return len(counts.by_position)

@@ -1,0 +1,61 @@
+"""Counts of a request's rounds from the histogram that vLLM reports and AIPerf passes on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specsim.acceptance.content import Content
+from specsim.core.errors import InputError
+from specsim.simulator.acceptance_record import Counts
+
+_ALLOWED = "numbers of verify steps by accepted drafts: a list from 0 on, or an object with the drafts as keys"
+
+
+def request_counts(content: Content, value: Mapping[str, Any]) -> Counts:
+    """Count rounds by position; where drafts vary in number, also the rounds that proposed each position.
+
+    Takes per_step_accepted and per_step_drafted, else acceptance_histogram_by_draft_length, else
+    acceptance_histogram.
+    """
+    steps = content.count(value, "num_spec_tokens") or 0
+    if value.get("per_step_accepted") and value.get("per_step_drafted"):
+        accepted, drafted = (_counts(content, value[name]) for name in ("per_step_accepted", "per_step_drafted"))
+        return Counts.of_rounds(accepted, max(steps, *drafted), drafted)
+    by_length = value.get("acceptance_histogram_by_draft_length")
+    if isinstance(by_length, Mapping) and by_length:
+        rows = {_position(content, length): dense(content, row) for length, row in by_length.items()}
+        depth = max(steps, *rows)
+        parts = [_of_length(row, length, depth) for length, row in rows.items()]
+        return Counts.pooled(parts)
+    return Counts.of_histogram(dense(content, value["acceptance_histogram"]), steps)
+
+
+def dense(content: Content, histogram: Any) -> list[int]:
+    """Make a list of a histogram; keys of an object are numbers of accepted drafts."""
+    if isinstance(histogram, Mapping):
+        known = {_position(content, drafts): content.whole("histogram", steps) for drafts, steps in histogram.items()}
+        return [known.get(drafts, 0) for drafts in range(max(known, default=-1) + 1)]
+    return _counts(content, histogram)
+
+
+def _of_length(histogram: Sequence[int], length: int, depth: int) -> Counts:
+    """Count the rounds that proposed `length` drafts, over `depth` positions."""
+    counts = Counts.of_histogram(histogram, length)
+    unproposed = (0,) * (depth - length)
+    return Counts(
+        counts.rounds,
+        counts.accepted_drafts,
+        counts.by_position[:depth] + unproposed,
+        counts.default_reached[:length] + unproposed,
+    )
+
+
+def _counts(content: Content, values: Any) -> list[int]:
+    if not isinstance(values, list):
+        raise InputError("acceptance_histogram", str(values), f"{_ALLOWED} (in {content.source})")
+    return [content.whole("histogram", each) for each in values]
+
+
+def _position(content: Content, key: object) -> int:
+    if isinstance(key, str) and key.isdecimal():
+        return int(key)
+    raise InputError("acceptance_histogram", str(key), f"{_ALLOWED} (in {content.source})")

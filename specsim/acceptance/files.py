@@ -1,0 +1,48 @@
+"""Acceptance records of files, whatever tool wrote them."""
+
+from pathlib import Path
+
+from specsim.acceptance import aiperf_records, benchmark_reports, own_results, sglang_metrics, vllm_metrics
+from specsim.acceptance.content import Content
+from specsim.core.display import short_setting
+from specsim.core.errors import InputError
+from specsim.core.files import read_text
+from specsim.simulator.acceptance_record import AcceptanceRecord
+
+_READERS = (own_results, aiperf_records, vllm_metrics, sglang_metrics, benchmark_reports)
+FORMATS = "; ".join(reader.FORMAT for reader in _READERS)
+SHOWN = 8  # records that an error lists
+
+
+def read_records(path: Path | str, name: str = "acceptance") -> list[AcceptanceRecord]:
+    """Read every record of a file; InputError, with the known formats, for a file that holds none."""
+    content = Content.of_text(read_text(Path(path), name, "a UTF-8 file that can be read"), str(path))
+    for reader in _READERS:
+        if found := reader.read(content):
+            return found
+    raise InputError(name, str(path), f"a file with acceptance of drafts: {FORMATS}")
+
+
+def read_record(place: Path | str, name: str = "acceptance") -> AcceptanceRecord:
+    """Read the one record of a file, or number N of several as FILE#N; InputError otherwise."""
+    path, _, number = str(place).rpartition("#")
+    if not path or not number.isdecimal():
+        path, number = str(place), ""
+    found = read_records(path, name)
+    if number:
+        if 1 <= int(number) <= len(found):
+            return found[int(number) - 1]
+        raise InputError(name, str(place), f"one of {len(found)} records, {path}#1 to {path}#{len(found)}")
+    if len(found) == 1:
+        return found[0]
+    listed = [f"{path}#{place} ({_name(each)})" for place, each in enumerate(found[:SHOWN], start=1)]
+    more = ", ..." if len(found) > SHOWN else ""
+    raise InputError(name, path, f"one record; the file has {len(found)}: {', '.join(listed)}{more}")
+
+
+def _name(record: AcceptanceRecord) -> str:
+    """Name a record by its pair, setting and temperature, as far as they are known."""
+    parts = [record.pair, "" if record.config is None else short_setting(record.config)]
+    if record.temperature is not None:
+        parts.append(f"T={record.temperature:g}")
+    return " ".join(part for part in parts if part) or record.tool

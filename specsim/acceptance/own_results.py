@@ -1,0 +1,121 @@
+"""Reader of our own results: acceptance records, and the outputs of accept, generate, run and predict."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from specsim.acceptance.content import Content
+from specsim.core.errors import InputError
+from specsim.simulator.acceptance_record import AcceptanceRecord, Counts, Interval
+from specsim.simulator.shares import checked_shares
+
+CONVENTION = (
+    "rounds with drafts are counted for each request, accept lengths include the bonus token, rates by position are "
+    "unconditional."
+)
+FORMAT = "our own --json files (accept, predict, generate, run)"
+_SETTING = ("topk", "num_steps", "num_draft_tokens")
+
+
+def read(content: Content) -> list[AcceptanceRecord]:
+    """Read the records of a file; [] for another file."""
+    if len(content.values) != 1 or not isinstance(value := content.values[0], Mapping):
+        return []
+    name = str(value.get("schema", "")).split("/")
+    reader = _READERS.get(name[1]) if name[0] == "specsim" and len(name) > 1 else None
+    if reader is None and "shares" in value:
+        reader = _shares
+    try:
+        return [] if reader is None else list(reader(content, value))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError("acceptance", content.source, f"a complete file of {FORMAT} ({error})") from error
+
+
+def _record(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRecord]:
+    """Read what AcceptanceRecord.to_json wrote."""
+    interval = value["interval"]
+    yield AcceptanceRecord(
+        content.source,
+        value["tool"],
+        value["convention"],
+        value["accept_length"],
+        **{name: value["setting"][name] for name in _SETTING},
+        counts=tuple(Counts(**{key: _plain(field) for key, field in each.items()}) for each in value["counts"]),
+        is_by_request=value["is_by_request"],
+        rates=tuple(row["unconditional"] for row in value["positions"]),
+        shares=checked_shares(value["shares"]) if value["shares"] else (),
+        interval=Interval(**interval) if interval else None,
+        pair=value["pair"],
+        prompts=value["prompts"],
+        temperature=value["temperature"],
+    )
+
+
+def _plain(field: Any) -> Any:
+    return tuple(field) if isinstance(field, list) else field
+
+
+def _study(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRecord]:
+    """Read a record of each setting of a study."""
+    for row in value["measurements"]:
+        figures = row["everything"]
+        counts = tuple(round(rate * figures["rounds"]) for rate in figures["accepted_by_position"])
+        setting = row["setting"]
+        yield AcceptanceRecord.of_counts(
+            [Counts(figures["rounds"], sum(counts), counts)],
+            content.source,
+            "specsim",
+            CONVENTION,
+            **{name: setting["config"][name] for name in _SETTING},
+            pair=setting["drafter"],
+            temperature=setting["temperature"],
+        )
+
+
+def _outputs(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRecord]:
+    """Read the rounds of every output of generate or run."""
+    config = value["config"]
+    outputs = value["outputs"]
+    counts = [_request(each, config["num_steps"]) for each in outputs]
+    temperatures = {each["temperature"] for each in outputs if each.get("temperature") is not None}
+    yield AcceptanceRecord.of_counts(
+        counts,
+        content.source,
+        "specsim",
+        CONVENTION,
+        **{name: config[name] for name in _SETTING},
+        is_by_request=True,
+        pair=value["pair"],
+        temperature=temperatures.pop() if len(temperatures) == 1 else None,
+    )
+
+
+def _modes(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRecord]:
+    """Read the first mode of a comparison, whose outputs are those of the others."""
+    yield from _outputs(content, {"pair": value["pair"]} | value["modes"][0])
+
+
+def _request(output: Mapping[str, Any], num_steps: int) -> Counts:
+    drafts = [tokens - 1 for tokens in output["num_accepted_tokens_per_round"]]
+    return Counts.of_rounds(drafts, num_steps, output.get("proposed_depth_per_round") or ())
+
+
+def _shares(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRecord]:
+    """Read probabilities by depth and rank, whose best drafts are a chain."""
+    shares = checked_shares(value["shares"])
+    rates = tuple(accumulate((row[0] for row in shares), mul))
+    length = 1 + sum(rates)
+    yield AcceptanceRecord(
+        content.source, "specsim", CONVENTION, length, 1, len(rates), len(rates) + 1, rates=rates, shares=shares
+    )
+
+
+_READERS: dict[str, Callable[[Content, Mapping[str, Any]], Iterator[AcceptanceRecord]]] = {
+    "acceptance": _record,
+    "accept": _study,
+    "generate": _outputs,
+    "run": _outputs,
+    "run-compare": _modes,
+    "predict": _shares,
+}

@@ -1,0 +1,112 @@
+"""Reader of SGLang's metrics: meta_info of responses, server information, Prometheus gauges and its log.
+
+Names are those of several versions (sglang/srt/managers/tokenizer_manager.py and metrics collector).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from specsim.acceptance.content import Content
+from specsim.core.errors import require
+from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
+
+FORMAT = (
+    "SGLang's responses (meta_info), /get_server_info (avg_spec_accept_length), /metrics page "
+    "(sglang:spec_accept_length) and log (accept len)"
+)
+CONVENTION = (
+    "spec_verify_ct counts rounds of a request, the histogram counts them by accepted drafts; accept lengths include "
+    "the bonus token, and that of meta_info, completion tokens over rounds, also the token that prefill gives."
+)
+_DRAFTS = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+_PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+_HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+_ARGUMENTS = {
+    "topk": "speculative_eagle_topk",
+    "num_steps": "speculative_num_steps",
+    "num_draft_tokens": "speculative_num_draft_tokens",
+}
+_GAUGE = re.compile(r"^sglang:spec_(accept_length|num_steps|num_draft_tokens)(?:\{.*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
+_LINE = re.compile(r"Decode batch.*?#running-req: (\d+).*?accept len: ([0-9.]+)")
+
+
+def read(content: Content) -> list[AcceptanceRecord]:
+    """Read the records of a file; [] for another file."""
+    return [*_responses(content), *_server(content), *_gauges(content), *_log(content)]
+
+
+def _responses(content: Content) -> Iterator[AcceptanceRecord]:
+    """Read the counts of every response."""
+    requests = list(content.objects("spec_verify_ct"))
+    if not requests:
+        return
+    counts = [_request(content, each) for each in requests]
+    depth = max(len(each.by_position) for each in counts)
+    yield AcceptanceRecord.of_counts(
+        counts,
+        content.source,
+        "sglang",
+        CONVENTION,
+        num_draft_tokens=_draft_tokens(content, requests),
+        num_steps=depth or None,
+        is_by_request=True,
+    )
+
+
+def _request(content: Content, value: Mapping[str, Any]) -> Counts:
+    """Count a request's rounds by its histogram, else in all, from drafts or from the tokens after the first."""
+    rounds = content.count(value, "spec_verify_ct") or 0
+    histogram = next((value[name] for name in _HISTOGRAMS if value.get(name)), None)
+    if histogram is not None:
+        return Counts.of_histogram([content.whole("histogram", each) for each in histogram])
+    drafts = content.count(value, *_DRAFTS)
+    if drafts is None:
+        tokens = content.count(value, "completion_tokens")
+        require(tokens is not None, "acceptance", content.source, "meta_info with accepted drafts or completion_tokens")
+        drafts = max((tokens or 0) - 1 - rounds, 0)
+    return Counts(rounds, drafts)
+
+
+def _draft_tokens(content: Content, requests: list[Mapping[str, Any]]) -> int | None:
+    """Derive the nodes of a round, root included, from the proposed drafts; None unless each round has as many."""
+    proposed = [content.count(each, *_PROPOSED) for each in requests]
+    rounds = sum(content.count(each, "spec_verify_ct") or 0 for each in requests)
+    total = sum(each or 0 for each in proposed)
+    if not rounds or None in proposed or total % rounds:
+        return None
+    return total // rounds + 1
+
+
+def _server(content: Content) -> Iterator[AcceptanceRecord]:
+    """Read the average of the server, over its ranks."""
+    states = list(content.objects("avg_spec_accept_length"))
+    if states:
+        lengths = [content.number("avg_spec_accept_length", each["avg_spec_accept_length"]) for each in states]
+        found: Any = next(content.objects("speculative_num_steps"), {})
+        setting = {ours: content.count(found, theirs) for ours, theirs in _ARGUMENTS.items()}
+        yield _of_length(content, float(np.mean(lengths)), pair=str(found.get("model_path") or ""), **setting)
+
+
+def _gauges(content: Content) -> Iterator[AcceptanceRecord]:
+    """Read the gauges, which show the latest interval of the server."""
+    found: dict[str, list[float]] = {}
+    for name, text in _GAUGE.findall(content.text):
+        found.setdefault(name, []).append(content.number(f"sglang:spec_{name}", float(text)))
+    if lengths := [length for length in found.get("accept_length", []) if length]:
+        setting = {name: int(max(found[name])) for name in ("num_steps", "num_draft_tokens") if name in found}
+        yield _of_length(content, float(np.mean(lengths)), **setting)
+
+
+def _log(content: Content) -> Iterator[AcceptanceRecord]:
+    """Read the accept lengths of a log's intervals, each weighted by the running requests."""
+    found = [(int(running), float(length)) for running, length in _LINE.findall(content.text)]
+    if used := [(running, length) for running, length in found if running and length >= 1]:
+        weights, lengths = zip(*used, strict=True)
+        yield _of_length(content, float(np.average(lengths, weights=weights)))
+
+
+def _of_length(content: Content, length: float, **setting: Any) -> AcceptanceRecord:
+    return AcceptanceRecord(content.source, "sglang", CONVENTION, length, **setting)

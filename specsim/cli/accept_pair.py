@@ -1,0 +1,100 @@
+"""Acceptance of one pair under one setting: the part of specsim accept that --target names."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import typer
+
+from specsim.cli import options
+from specsim.cli.option_groups import EngineGroup
+from specsim.cli.picture import check_png, png
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.errors import InputError, require
+from specsim.core.files import check_files, write_whole
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specsim.acceptance.prompts import Prompt
+    from specsim.simulator.acceptance_record import AcceptanceRecord
+
+
+def accept_pair(given: dict[str, Any], engine: EngineGroup) -> None:
+    """Measure a pair, report the record, and compare it with a baseline."""
+    from specsim.acceptance.baseline import TOLERANCE, compare
+    from specsim.acceptance.files import read_record
+    from specsim.acceptance.measured_pair import BATCH, measure_pair
+    from specsim.acceptance.record_display import show
+    from specsim.models.load import is_token_drafter, load, load_config
+
+    config = options.pick(SpecConfig, given)
+    require(not config.is_plain, "num_steps", config.num_steps, "at least 1: plain decoding has no drafts")
+    sampling = options.pick(SamplingParams, given)
+    tolerance = given["tolerance"]
+    earlier = None if given["baseline"] is None else read_record(given["baseline"], "baseline")
+    require(tolerance is None or earlier, "tolerance", tolerance, "nothing without --baseline")
+    require(tolerance is None or 0 <= tolerance < 1, "tolerance", tolerance, "a relative loss from 0 up to 1")
+    check_png(given["plot"])
+    is_file = given["prompts"] is not None and not given["prompts"].isdecimal()
+    inputs = {"prompts": Path(given["prompts"]) if is_file else None}
+    check_files(inputs, json=given["json_file"], plot=given["plot"])
+    prompts = _prompts(given["prompts"], is_file)
+    kind, draft = _drafter(given)
+    places = (given["target"], draft, kind)
+    engine_options = engine.options(config, drafts_on_host=is_token_drafter(kind))
+    config.within(load_config(*places).max_position_embeddings)
+    pair = load(*places)
+    record = measure_pair(pair, prompts, config, sampling, engine_options, given["batch"] or BATCH, progress=True)
+    record = replace(record, source=_source(given))
+    compared = None if earlier is None else compare(record, earlier, TOLERANCE if tolerance is None else tolerance)
+
+    def print_all(console: "Console") -> None:
+        show(record, console)
+        if compared is not None:
+            from specsim.core.display import paragraph
+
+            console.print()
+            paragraph(console, str(compared))
+
+    options.report("acceptance", print_all, record.to_json(), given["json_file"])
+    if given["plot"] is not None:
+        write_whole(given["plot"], _picture(record))
+    if compared is not None and compared.is_regression:
+        raise typer.Exit(1)
+
+
+def _picture(record: "AcceptanceRecord") -> bytes:
+    return png("acceptance_rates", {record.pair: record})
+
+
+def _drafter(given: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Give the kind of the drafter and its weights; a name that is no kind is that of weights."""
+    from specsim.models.load import DrafterName
+
+    names = given["drafter"] or []
+    require(len(names) <= 1, "drafter", ", ".join(names), "one drafter with --target")
+    name = names[0] if names else None
+    is_kind = name is None or name in get_args(DrafterName) or ":" in name
+    require(name != "none", "drafter", name, "a drafter: plain decoding has no drafts")
+    if is_kind:
+        return name, given["draft"]
+    if given["draft"] is not None:
+        raise InputError("drafter", name, "a kind of drafter with --draft, which names the weights")
+    return None, name
+
+
+def _prompts(place: str | None, is_file: bool) -> "list[Prompt]":
+    """Read the prompts of a file, or give shipped ones."""
+    from specsim.acceptance.prompts import read_prompts
+
+    if is_file and place is not None:
+        return read_prompts(Path(place))
+    return list(options.shipped_texts(None if place is None else int(place)))
+
+
+def _source(given: dict[str, Any]) -> str:
+    """Write the command line of the measurement."""
+    from specsim.cli.accept import accept
+
+    return options.command(accept, given, ("json_file", "plot", "baseline", "tolerance"))

@@ -1,0 +1,135 @@
+"""Options of assumed acceptance: a record or an engine's metrics, rates, or accept lengths."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from specsim.cli import options
+from specsim.cli.options import option
+from specsim.core.errors import InputError
+
+if TYPE_CHECKING:
+    from specsim.simulator.acceptance_record import AcceptanceRecord
+    from specsim.simulator.published_acceptance import PublishedAcceptance
+    from specsim.simulator.shares import Shares
+
+NAMES = ("acceptance", "accept_lengths", "accept_rates")
+AcceptanceFile = Annotated[
+    str | None,
+    option(
+        "Acceptance",
+        "Acceptance that was measured: a file of specsim accept, predict, generate or run, or the metrics of vLLM, "
+        "SGLang or AIPerf. FILE#N is its record number N.",
+        metavar="FILE",
+        show_default="published ones",
+    ),
+]
+AcceptLengths = Annotated[
+    str | None,
+    option(
+        "Acceptance",
+        "Accept lengths of chains of 1, 2, ... steps, bonus included; more steps follow from them. [1 to steps + 1]",
+        metavar="L1,L2,...",
+        show_default="published ones",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceGroup:
+    """The acceptance that plan and sweep assume."""
+
+    acceptance: AcceptanceFile = None
+    accept_lengths: AcceptLengths = None
+    accept_rates: Annotated[
+        str | None,
+        option(
+            "Acceptance",
+            "Fraction of rounds that accept draft 1, 2, ... of a chain. [0 to 1, never rising]",
+            metavar="R1,R2,...",
+            show_default="published ones",
+        ),
+    ] = None
+
+
+class Assumed(NamedTuple):
+    """Probabilities of acceptance, and their source in words."""
+
+    shares: "Shares"
+    source: str
+
+
+def check_one(given: Mapping[str, Any]) -> None:
+    """InputError for more than one option of acceptance."""
+    first, *others = [name for name in NAMES if given[name] is not None] or [""]
+    if others:
+        raise options.exclusive(others[0], given[others[0]], f"--{first.replace('_', '-')}")
+
+
+def assumed(given: Mapping[str, Any]) -> Assumed:
+    """Read the acceptance that these options give, or look up the published one."""
+    from specsim.simulator.published_acceptance import RANKS_SOURCE
+    from specsim.simulator.record_shares import record_shares
+    from specsim.simulator.shares import chain_shares
+
+    check_one(given)
+    if given["accept_rates"] is not None:
+        source = "given by --accept-rates, which say nothing of second-best drafts: trees need --acceptance"
+        return Assumed(chain_shares(options.accepted_shares(given["accept_rates"])), source)
+    record = given_record(given)
+    if record is not None:
+        found = record_shares(record)
+        named = f"{record.source} ({record.tool})" if given["acceptance"] is not None else "--accept-lengths"
+        clauses = "".join(f"; {clause}" for clause in found.assumed)
+        return Assumed(found.shares, f"measured, from {named}, accept length {record.accept_length:.2f}{clauses}")
+    published = _published(given)
+    source = (
+        f"assumed, as published for {published.pair} ({published.source}; those beyond {len(published.rates)} go on as "
+        f"the last; second-best drafts as in {RANKS_SOURCE}); for another pair give --acceptance, --accept-lengths or "
+        "--accept-rates"
+    )
+    return Assumed(published.shares, source)
+
+
+def given_record(given: Mapping[str, Any]) -> "AcceptanceRecord | None":
+    """Read the record of --acceptance, or make that of --accept-lengths; None without both."""
+    if given["acceptance"] is not None:
+        from specsim.acceptance.files import read_record
+
+        return read_record(given["acceptance"])
+    if given["accept_lengths"] is None:
+        return None
+    from specsim.simulator.acceptance_record import AcceptanceRecord
+    from specsim.simulator.continuation import lengths_in_order, rates_of_lengths
+
+    lengths = _numbers(given["accept_lengths"])
+    rates = rates_of_lengths(lengths_in_order(lengths))
+    convention = "accept lengths include the bonus token; a longer chain accepts what a shorter one does."
+    return AcceptanceRecord("--accept-lengths", "command line", convention, lengths[-1], 1, len(rates), rates=rates)
+
+
+def acceptance_file(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the file of --acceptance by its option's name, for checks that no output overwrites it."""
+    from pathlib import Path
+
+    place = given["acceptance"]
+    if place is None:
+        return {}
+    path, _, number = place.rpartition("#")
+    return {"acceptance": Path(path if path and number.isdecimal() else place)}
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        allowed = "accept lengths with commas between them, such as 1.8,2.4,2.8"
+        raise InputError("accept_lengths", text, allowed) from None
+
+
+def _published(given: Mapping[str, Any]) -> "PublishedAcceptance":
+    """Give the acceptance that is assumed of the model, by whatever name it goes, and the drafter."""
+    from specsim.simulator.model import read_config
+    from specsim.simulator.published_acceptance import published_acceptance
+
+    return published_acceptance(given["drafter"], read_config(given["model"])[0])
