@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specsim.acceptance.content import Content
-from specsim.acceptance.draft_histogram import dense, request_counts
+from specsim.acceptance.draft_histogram import dense, reported, request_counts
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 
 FORMAT = "AIPerf's profile_export.jsonl (spec_decode_acceptance) and profile_export_aiperf.json"
@@ -27,7 +27,8 @@ def read(content: Content) -> list[AcceptanceRecord]:
         steps = max(content.count(each, "num_spec_tokens") or 0 for each in requests)
         engines = {str(each["engine"]) for each in requests if each.get("engine")}
         tool = " ".join(["aiperf", *sorted(engines)])
-        return [_record(content, counts, tool, max(steps, *map(_depth, counts)), True)]
+        stated = reported(content, requests, counts)
+        return [_record(content, counts, tool, max(steps, *map(_depth, counts)), True, **stated)]
     return [_pooled(content, each) for each in content.objects(_POOLED)]
 
 
@@ -38,9 +39,11 @@ def _pooled(content: Content, value: Mapping[str, Any]) -> AcceptanceRecord:
     return _record(content, [counts], "aiperf", _depth(counts), False)
 
 
-def _record(content: Content, counts: list[Counts], tool: str, steps: int, by_request: bool) -> AcceptanceRecord:
+def _record(
+    content: Content, counts: list[Counts], tool: str, steps: int, by_request: bool, **stated: Any
+) -> AcceptanceRecord:
     return AcceptanceRecord.of_counts(
-        counts, content.source, tool, CONVENTION, num_steps=steps or None, is_by_request=by_request
+        counts, content.source, tool, CONVENTION, num_steps=steps or None, is_by_request=by_request, **stated
     )
 
 

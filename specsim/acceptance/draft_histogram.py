@@ -29,6 +29,22 @@ def request_counts(content: Content, value: Mapping[str, Any]) -> Counts:
     return Counts.of_histogram(dense(content, value["acceptance_histogram"]), steps)
 
 
+def reported(content: Content, requests: Sequence[Mapping[str, Any]], counts: Sequence[Counts]) -> dict[str, Any]:
+    """Pool the accept lengths and the proposed drafts that the requests state; None where one states none."""
+    lengths = [each.get("mean_acceptance_length") for each in requests]
+    drafts = [content.count(each, "num_draft_tokens") for each in requests]
+    rounds = sum(each.rounds for each in counts)
+    known = [
+        content.number("mean_acceptance_length", length) * each.rounds
+        for length, each in zip(lengths, counts, strict=True)
+        if length is not None
+    ]
+    return {
+        "reported_length": sum(known) / rounds if rounds and None not in lengths else None,
+        "proposed_drafts": None if None in drafts else sum(each or 0 for each in drafts),
+    }
+
+
 def dense(content: Content, histogram: Any) -> list[int]:
     """Make a list of a histogram; keys of an object are numbers of accepted drafts."""
     if isinstance(histogram, Mapping):

@@ -1,6 +1,7 @@
 """Acceptance of any pair on given prompts, as an acceptance record."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -12,8 +13,8 @@ from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, Spec
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require, require_int
 from specsim.core.pair import Pair
-from specsim.serving.generation import load_engine
-from specsim.serving.requests import Request, make_requests
+from specsim.serving.generation import Generation, load_engine
+from specsim.serving.requests import make_requests
 from specsim.serving.scheduler import Scheduler
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 
@@ -48,21 +49,34 @@ def measure_pair(
     with torch.inference_mode(), tqdm(total=total, unit="token", disable=None if progress else True) as bar:
         scheduler.run(lambda: bar.update(sum(len(request.token_ids) for request in requests) - bar.n))
         scheduler.close()
-    record = AcceptanceRecord.of_counts(
-        [_counts(request, config.num_steps) for request in requests],
-        "measured",
-        f"specsim ({running.options.impl})",
-        CONVENTION,
-        topk=config.topk,
-        num_steps=config.num_steps,
-        num_draft_tokens=config.num_draft_tokens,
-        is_by_request=True,
+    counts = [_counts(request.accepted, request.proposed, config) for request in requests]
+    return _record(
+        counts,
+        config,
+        tool=f"specsim ({running.options.impl})",
         pair=pair.name,
         prompts=digest([request.prompt_ids for request in requests], sampling.max_new_tokens),
         temperature=sampling.temperature,
     )
+
+
+def record_of(generation: Generation) -> AcceptanceRecord:
+    """Make the record of the rounds that specsim.generate ran."""
+    counts = [
+        _counts(output.num_accepted_tokens_per_round, output.proposed_depth_per_round, generation.config)
+        for output in generation.outputs
+    ]
+    temperatures = {output.temperature for output in generation.outputs}
+    return _record(counts, generation.config, temperature=temperatures.pop() if len(temperatures) == 1 else None)
+
+
+def _record(counts: list[Counts], config: SpecConfig, tool: str = "specsim", **others: Any) -> AcceptanceRecord:
+    setting = {name: getattr(config, name) for name in ("topk", "num_steps", "num_draft_tokens")}
+    record = AcceptanceRecord.of_counts(
+        counts, "specsim.generate", tool, CONVENTION, is_by_request=True, **setting, **others
+    )
     return with_interval(record)
 
 
-def _counts(request: Request, num_steps: int) -> Counts:
-    return Counts.of_rounds([tokens - 1 for tokens in request.accepted], num_steps, request.proposed)
+def _counts(accepted_tokens: Sequence[int], proposed: Sequence[int], config: SpecConfig) -> Counts:
+    return Counts.of_rounds([tokens - 1 for tokens in accepted_tokens], config.num_steps, proposed)

@@ -46,6 +46,7 @@ def _record(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRe
         rates=tuple(row["unconditional"] for row in value["positions"]),
         shares=checked_shares(value["shares"]) if value["shares"] else (),
         interval=Interval(**interval) if interval else None,
+        **{name: value[name] for name in ("reported_length", "reported_rounding", "proposed_drafts")},
         pair=value["pair"],
         prompts=value["prompts"],
         temperature=value["temperature"],

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from specsim.acceptance.content import Content
-from specsim.acceptance.draft_histogram import request_counts
+from specsim.acceptance.draft_histogram import reported, request_counts
 from specsim.core.errors import require
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 
@@ -23,9 +23,10 @@ CONVENTION = (
 _SAMPLE = re.compile(r"^vllm:spec_decode_(num_\w+?)(?:_total)?(?:\{(.*)\})?\s+([0-9.eE+-]+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _LINE = re.compile(
-    r"SpecDecoding metrics:.*?Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens, "
-    r"Per-position acceptance rate: (?P<rates>[\d., ]+?), Avg Draft acceptance rate"
+    r"SpecDecoding metrics: Mean acceptance length: (?P<length>[\d.]+),.*?Accepted: (?P<accepted>\d+) tokens, "
+    r"Drafted: (?P<drafted>\d+) tokens, Per-position acceptance rate: (?P<rates>[\d., ]+?), Avg Draft acceptance rate"
 )
+LENGTH_ROUNDING = 0.01  # half of the last printed place, and as much for the rounds that follow from rounded rates
 _DRAFTS = "num_drafts"
 _ACCEPTED = "num_accepted_tokens"
 _BY_POSITION = "num_accepted_tokens_per_pos"
@@ -40,7 +41,10 @@ def _responses(content: Content) -> Iterator[AcceptanceRecord]:
     requests = list(content.objects("acceptance_histogram", "num_spec_steps"))
     if requests:
         counts = [request_counts(content, each) for each in requests]
-        yield AcceptanceRecord.of_counts(counts, content.source, "vllm", CONVENTION, topk=1, is_by_request=True)
+        stated = reported(content, requests, counts)
+        yield AcceptanceRecord.of_counts(
+            counts, content.source, "vllm", CONVENTION, topk=1, is_by_request=True, **stated
+        )
 
 
 def _samples(content: Content) -> Iterator[AcceptanceRecord]:
@@ -62,16 +66,31 @@ def _samples(content: Content) -> Iterator[AcceptanceRecord]:
             continue
         rows = tuple(count for _, count in sorted(positions[model].items()))
         counts = Counts(found[_DRAFTS], sum(rows) if rows else found[_ACCEPTED], rows)
-        yield AcceptanceRecord.of_counts([counts], content.source, "vllm", CONVENTION, topk=1, pair=model)
+        proposed = found.get("num_draft_tokens")
+        yield AcceptanceRecord.of_counts(
+            [counts], content.source, "vllm", CONVENTION, topk=1, pair=model, proposed_drafts=proposed
+        )
 
 
 def _log(content: Content) -> Iterator[AcceptanceRecord]:
     """Add the intervals of a log. Rounds follow from the accepted drafts and the rates, which are rounded."""
-    found = [_interval(content, match) for match in _LINE.finditer(content.text)]
-    counts = [each for each in found if each is not None]
-    if found:
-        require(counts, "acceptance", content.source, "a log with at least one round of drafts (it has none)")
-        yield AcceptanceRecord.of_counts([Counts.pooled(counts)], content.source, "vllm", CONVENTION, topk=1)
+    found = [(match, _interval(content, match)) for match in _LINE.finditer(content.text)]
+    used = [(match, counts) for match, counts in found if counts is not None]
+    if not found:
+        return
+    require(used, "acceptance", content.source, "a log with at least one round of drafts (it has none)")
+    total = Counts.pooled([counts for _, counts in used])
+    weighted = sum(content.number("length", float(match["length"])) * counts.rounds for match, counts in used)
+    yield AcceptanceRecord.of_counts(
+        [total],
+        content.source,
+        "vllm",
+        CONVENTION,
+        topk=1,
+        reported_length=weighted / total.rounds,
+        reported_rounding=LENGTH_ROUNDING,
+        proposed_drafts=sum(int(match["drafted"]) for match, _ in used),
+    )
 
 
 def _interval(content: Content, match: re.Match[str]) -> Counts | None:

@@ -117,7 +117,7 @@ def accept(
         require(jobs == 1, "jobs", jobs, "1 with --target, whose requests run in one batch")
         from specsim.cli.accept_pair import accept_pair
 
-        accept_pair(given, engine)
+        accept_pair(given, engine, options.command(accept, given, ("json_file", "plot", "baseline", "tolerance")))
         return
     for name, default in _PAIR_ONLY.items():
         require(given[name] == default, name, str(given[name]), f"only {default}, the default, without --target")

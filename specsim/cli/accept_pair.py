@@ -16,15 +16,15 @@ from specsim.core.files import check_files, write_whole
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specsim.acceptance.prompts import Prompt
     from specsim.simulator.acceptance_record import AcceptanceRecord
 
 
-def accept_pair(given: dict[str, Any], engine: EngineGroup) -> None:
-    """Measure a pair, report the record, and compare it with a baseline."""
+def accept_pair(given: dict[str, Any], engine: EngineGroup, source: str) -> None:
+    """Measure a pair, report the record, and compare it with a baseline; source: the command line."""
     from specsim.acceptance.baseline import TOLERANCE, compare
     from specsim.acceptance.files import read_record
     from specsim.acceptance.measured_pair import BATCH, measure_pair
+    from specsim.acceptance.prompts import read_prompts
     from specsim.acceptance.record_display import show
     from specsim.models.load import is_token_drafter, load, load_config
 
@@ -36,17 +36,16 @@ def accept_pair(given: dict[str, Any], engine: EngineGroup) -> None:
     require(tolerance is None or earlier, "tolerance", tolerance, "nothing without --baseline")
     require(tolerance is None or 0 <= tolerance < 1, "tolerance", tolerance, "a relative loss from 0 up to 1")
     check_png(given["plot"])
-    is_file = given["prompts"] is not None and not given["prompts"].isdecimal()
-    inputs = {"prompts": Path(given["prompts"]) if is_file else None}
-    check_files(inputs, json=given["json_file"], plot=given["plot"])
-    prompts = _prompts(given["prompts"], is_file)
+    file = _prompt_file(given["prompts"])
+    check_files({"prompts": file}, json=given["json_file"], plot=given["plot"])
+    prompts = read_prompts(file) if file is not None else list(options.shipped_texts(_count(given["prompts"])))
     kind, draft = _drafter(given)
     places = (given["target"], draft, kind)
     engine_options = engine.options(config, drafts_on_host=is_token_drafter(kind))
     config.within(load_config(*places).max_position_embeddings)
     pair = load(*places)
     record = measure_pair(pair, prompts, config, sampling, engine_options, given["batch"] or BATCH, progress=True)
-    record = replace(record, source=_source(given))
+    record = replace(record, source=source)
     compared = None if earlier is None else compare(record, earlier, TOLERANCE if tolerance is None else tolerance)
 
     def print_all(console: "Console") -> None:
@@ -84,17 +83,10 @@ def _drafter(given: dict[str, Any]) -> tuple[str | None, str | None]:
     return None, name
 
 
-def _prompts(place: str | None, is_file: bool) -> "list[Prompt]":
-    """Read the prompts of a file, or give shipped ones."""
-    from specsim.acceptance.prompts import read_prompts
-
-    if is_file and place is not None:
-        return read_prompts(Path(place))
-    return list(options.shipped_texts(None if place is None else int(place)))
+def _prompt_file(prompts: str | None) -> Path | None:
+    """Give the file of prompts; None for shipped ones."""
+    return None if prompts is None or prompts.isdecimal() else Path(prompts)
 
 
-def _source(given: dict[str, Any]) -> str:
-    """Write the command line of the measurement."""
-    from specsim.cli.accept import accept
-
-    return options.command(accept, given, ("json_file", "plot", "baseline", "tolerance"))
+def _count(prompts: str | None) -> int | None:
+    return None if prompts is None else int(prompts)

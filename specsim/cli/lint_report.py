@@ -9,13 +9,14 @@ import typer
 
 from specsim.cli import options
 from specsim.cli.options import option
-from specsim.core.errors import require_int
+from specsim.core.errors import InputError, require_int
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from specsim.simulator.lint import Finding
     from specsim.simulator.measurement import Report
+    from specsim.simulator.verdict import Stated
 
 SHOWN = 8  # reports whose findings are all shown, beyond which they are counted
 
@@ -24,7 +25,8 @@ def lint_report(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A benchmark client's JSON or printed text, or a CSV file of metric and value.",
+            help="A benchmark client's JSON or printed text, a CSV file of metric and value, an acceptance record, or "
+            "metrics of vLLM, SGLang or AIPerf.",
             metavar="FILE",
             rich_help_panel="Report",
             show_default=False,
@@ -54,18 +56,34 @@ def lint_report(
 
     from specsim.core.files import check_files
     from specsim.simulator.lint import lint
-    from specsim.simulator.report import read_reports
     from specsim.simulator.verdict import Stated
 
     for name, value in (("output_tokens", output_tokens), ("num_drafts", num_drafts)):
         if value is not None:
             require_int(name, value)
     check_files({"file": file}, json=json_file)
-    reports = read_reports(file)
-    findings = [finding for report in reports for finding in lint(report, Stated(output_tokens, num_drafts))]
+    checked = _reports(file, Stated(output_tokens, num_drafts))
+    reports = [report for report, _ in checked]
+    findings = [finding for report, stated in checked for finding in lint(report, stated)]
     value = {"file": str(file), "findings": [asdict(finding) for finding in findings]}
     is_ok = all(finding.verdict != "cannot be true" for finding in findings)
     options.report("lint-report", lambda console: show(reports, findings, console), value, json_file, is_ok)
+
+
+def _reports(file: Path, stated: "Stated") -> "list[tuple[Report, Stated]]":
+    """Read reports with what is stated of them: those of a benchmark, or else acceptance records."""
+    from specsim.acceptance.files import read_records
+    from specsim.simulator.record_report import report_of, stated_of
+    from specsim.simulator.report import read_reports
+
+    try:
+        return [(report, stated) for report in read_reports(file)]
+    except InputError as error:
+        try:
+            records = read_records(file, "file")
+        except InputError:
+            raise error from None
+    return [(report_of(record), stated_of(record, stated)) for record in records]
 
 
 def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "Console") -> None:

@@ -20,4 +20,5 @@ def png(name: str, shown: Any) -> bytes:
         raise InputError(
             "plot", "a picture", f"nothing without matplotlib; install it: pip install 'specsim[notebooks]' ({error})"
         ) from error
-    return getattr(plots, name)(shown)._repr_png_()
+    drawn, _ = getattr(plots, name)(shown)._repr_png_()
+    return drawn

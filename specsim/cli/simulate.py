@@ -22,6 +22,8 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from specsim.simulator.acceptance import PerPosition
     from specsim.simulator.scenario import Scenario
 
@@ -103,6 +105,7 @@ def simulate(
       specsim simulate --table vllm_20780
     """
     given = locals()
+    from specsim.core.display import paragraph
     from specsim.core.files import check_files, write_whole
     from specsim.simulator.reproduce import reproduction
     from specsim.simulator.show import compare, show, show_table
@@ -119,8 +122,16 @@ def simulate(
         raise InputError("plot", str(plot), "nothing with --drafter none, which has no speed-up to draw")
     picture = png("speedup", {scenario.hardware.name: scenario}) if plot else b""
     compared = compare(scenario)
+    said = _acceptance_source(given)
+
+    def print_all(console: "Console") -> None:
+        show(compared, console)
+        if said:
+            console.print()
+            paragraph(console, said)
+
     try:
-        options.report("simulate", lambda console: show(compared, console), compared.to_json(), json_file)
+        options.report("simulate", print_all, compared.to_json(), json_file)
     finally:
         if plot:
             write_whole(plot, picture)
@@ -180,3 +191,13 @@ def _acceptance(given: dict[str, Any]) -> "PerPosition":
         return PerPosition(rates[:steps])
     except InputError as error:
         raise InputError("accept_rates", text, error.allowed) from error
+
+
+def _acceptance_source(given: dict[str, Any]) -> str:
+    """Say where the acceptance comes from; empty for rates and for plain decoding."""
+    record = given_record(given)
+    if record is None:
+        return ""
+    from specsim.simulator.record_shares import setting_source
+
+    return setting_source(record, options.pick(SpecConfig, given))

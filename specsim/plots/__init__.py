@@ -1,5 +1,6 @@
 """Pictures of rounds and of servers, by matplotlib."""
 
+from specsim.plots.acceptance_rates import acceptance_rates
 from specsim.plots.batch import batch
 from specsim.plots.distributions import distributions, rejection
 from specsim.plots.divergence import divergence
@@ -11,5 +12,22 @@ from specsim.plots.serving import timeline
 from specsim.plots.speedup import speedup
 from specsim.plots.token_tree import mask, tree
 
-__all__ = ["Slot", "acceptance", "batch", "divergence", "kv_move", "kv_pages", "mask", "pareto", "positions", "slots"]
-__all__ += ["distributions", "rejection", "roofline", "speedup", "timeline", "tree"]
+__all__ = [
+    "Slot",
+    "acceptance",
+    "acceptance_rates",
+    "batch",
+    "distributions",
+    "divergence",
+    "kv_move",
+    "kv_pages",
+    "mask",
+    "pareto",
+    "positions",
+    "rejection",
+    "roofline",
+    "slots",
+    "speedup",
+    "timeline",
+    "tree",
+]

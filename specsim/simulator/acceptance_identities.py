@@ -49,6 +49,18 @@ def check_rate(report: Report, stated: Stated) -> Verdicts:
         yield "cannot be true", f"{stated.num_drafts} drafts a round as stated: the figures are those of {nearest}"
 
 
+def check_length(report: Report, stated: Stated) -> Verdicts:
+    """Compare the accept length with the most that the stated drafts give, or the positions that are reported."""
+    length = report.figure(_LENGTH)
+    drafts = stated.num_drafts or len(report.rates_by_position)
+    if length is None or not drafts:
+        return
+    if length.low > (1 + drafts) * (1 + EXACT):
+        yield "cannot be true", f"accept length {length.value:g} with {drafts} drafts a round: at most {drafts + 1}"
+    else:
+        yield "holds", f"{length.value:g} is at most {drafts} + 1"
+
+
 def check_counts(report: Report, stated: Stated) -> Verdicts:
     """Compare rounds, proposed and accepted drafts with each other, and with the figures made of them."""
     rounds = report.num_rounds

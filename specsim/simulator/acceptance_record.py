@@ -106,6 +106,9 @@ class AcceptanceRecord:
     rates: tuple[float, ...] = ()  # share of rounds that accept at least 1, 2, ... drafts; () if unknown
     shares: Shares = ()  # probability of acceptance by depth and rank among siblings; () if unknown
     interval: Interval | None = None  # of the accept length; None: not computed
+    reported_length: float | None = None  # accept length in the tool's own words; None if it has another definition
+    reported_rounding: float = 0.0  # half of the last printed place of the reported length
+    proposed_drafts: int | None = None  # over all rounds; None if unknown
     pair: str = ""  # target and drafter
     prompts: str = ""  # digest of the prompts; empty if unknown
     temperature: float | None = None  # None: unknown
@@ -194,6 +197,9 @@ class AcceptanceRecord:
             "setting": {name: getattr(self, name) for name in ("topk", "num_steps", "num_draft_tokens")},
             "rounds": self.rounds,
             "accept_length": self.accept_length,
+            "reported_length": self.reported_length,
+            "reported_rounding": self.reported_rounding,
+            "proposed_drafts": self.proposed_drafts,
             "interval": interval and {name: getattr(interval, name) for name in Interval.__dataclass_fields__},
             "positions": rows,
             "is_by_request": self.is_by_request,

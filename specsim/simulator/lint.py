@@ -35,6 +35,7 @@ def lint(report: Report, stated: Stated = NOTHING_STATED) -> list[Finding]:
 
 IDENTITIES: dict[str, Callable[[Report, Stated], Verdicts]] = {
     "accept length = 1 + K · accept rate": acceptance.check_rate,
+    "accept length ≤ drafts + 1": acceptance.check_length,
     "accepted ≤ proposed drafts": acceptance.check_counts,
     "accept length = 1 + Σ rates by position": acceptance.check_positions,
     "E2E = TTFT + (L - 1) · TPOT": serving.check_latency,

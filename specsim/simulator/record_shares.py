@@ -44,7 +44,7 @@ def record_shares(record: AcceptanceRecord, depth: int = DEPTH) -> RecordShares:
     if not record.is_chain:
         return _of_tree(record, max(depth, steps))
     rates = record.rates
-    assumed = ["nothing is known of second-best drafts, so trees are not planned"]
+    assumed = ["nothing is known of second-best drafts, which trees need"]
     if not rates:
         rates = tuple(iid_of_length(record.accept_length, steps).rates().tolist())
         assumed.append("one conditional rate for all depths, as only the accept length is known")
@@ -74,14 +74,28 @@ def further(rates: Sequence[float], depth: int) -> str:
 
 def setting_acceptance(record: AcceptanceRecord, config: SpecConfig) -> PerPosition:
     """Give the acceptance of a setting: as measured if it is the record's own, else from its probabilities."""
-    own = record.config
-    same = ("topk", "num_steps", "num_draft_tokens")
-    if record.rates and own is not None and all(getattr(own, name) == getattr(config, name) for name in same):
+    if _is_own(record, config):
         return PerPosition(record.rates)
     found = record_shares(record, config.num_steps)
     allowed = "1: the record says nothing of second-best drafts"
     require(len(found.shares[0]) >= config.topk, "topk", config.topk, allowed)
     return rank_by_depth(found.shares[: config.num_steps], config)
+
+
+def setting_source(record: AcceptanceRecord, config: SpecConfig) -> str:
+    """Say how the acceptance of a setting follows from a record, in a sentence."""
+    length = accept_length(setting_acceptance(record, config))
+    band = predicted_interval(record, config)
+    given = "as measured" if _is_own(record, config) else f"from {record.accept_length:.2f} at {record.num_steps} steps"
+    shown = "" if band is None else f" ({band.low:.2f} to {band.high:.2f}, {band.confidence:.0%} by {band.method})"
+    return f"Accept length {length:.2f}{shown}, {given}: {record.source} ({record.tool})."
+
+
+def _is_own(record: AcceptanceRecord, config: SpecConfig) -> bool:
+    """Check whether a setting is the one that was measured, by position."""
+    own = record.config
+    same = ("topk", "num_steps", "num_draft_tokens")
+    return bool(record.rates) and own is not None and all(getattr(own, name) == getattr(config, name) for name in same)
 
 
 def predicted_interval(record: AcceptanceRecord, config: SpecConfig) -> Interval | None:

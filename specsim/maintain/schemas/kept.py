@@ -6,13 +6,14 @@ from pathlib import Path
 
 import specsim
 from specsim.core.json_schema import VERSIONS, schema_name
-from specsim.maintain.schemas import correctness, measuring, serving, simulation
+from specsim.maintain.schemas import acceptance_records, correctness, measuring, serving, simulation
 from specsim.maintain.schemas.document import Schema
 
 FOLDER = Path(specsim.__file__).parent / "cli" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OUTPUTS: dict[str, Callable[[], Schema]] = {
     "accept": measuring.accept,
+    "acceptance": acceptance_records.acceptance_record,
     "bench": measuring.bench,
     "certify": correctness.certify,
     "conformance": correctness.conformance,
@@ -23,6 +24,7 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
     "lint-report": simulation.lint_report,
     "plan": simulation.plan,
     "predict": measuring.predict,
+    "predict-record": acceptance_records.predict_record,
     "run": serving.run,
     "run-compare": serving.run_compare,
     "sampling-test": correctness.sampling_test,

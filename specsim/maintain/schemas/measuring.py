@@ -76,7 +76,7 @@ def predict() -> Schema:
     row["properties"]["error"] = number("Predicted over measured, minus 1.")
     row["required"].append("error")
     return record(
-        "Output of specsim predict --json; plan and sweep read it by --accept.",
+        "Output of specsim predict --json; plan, simulate and sweep read it by --acceptance.",
         {
             "recorded": config("Setting of the recorded run."),
             "num_prompts": whole(_PROMPTS),

@@ -31,6 +31,9 @@ EXAMPLES = {
     "kv_move": "plots.kv_move(states.verify_input, verdict, decode)",
     "acceptance": """chain = specsim.generate(pair, prompt, specsim.SpecConfig(topk=1, num_steps=3), sampling)
 plots.acceptance({"tree of 8": rounds.acceptance, "chain of 3": chain.acceptance})""",
+    "acceptance_rates": """from specsim.acceptance.measured_pair import record_of
+
+plots.acceptance_rates({"tree of 8": record_of(rounds.generation), "chain of 3": record_of(chain)})""",
     "positions": """from specsim.simulator.acceptance import iid
 
 plots.positions({"rate 0.8": iid(0.8, 5), "rate 0.6": iid(0.6, 5)})""",
