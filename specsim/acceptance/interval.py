@@ -57,16 +57,20 @@ def rate_intervals(record: AcceptanceRecord, is_conditional: bool = False) -> li
 
 
 def bootstrap_ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
-    """Compute the percentile interval of a ratio of sums over requests."""
+    """Compute the percentile interval of a ratio of sums over requests.
+
+    A draw of requests without rounds that count takes the ratio of all requests.
+    """
     from scipy.stats import bootstrap  # slow to import, and plans need none
+
+    overall = float(above.sum() / below.sum())
+    if np.all(above * below.sum() == below * above.sum()):  # all requests are alike
+        return overall, overall
 
     def ratio(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
         total = below[drawn].sum(axis=axis)
-        return above[drawn].sum(axis=axis) / np.where(total, total, np.nan)
+        return np.where(total, above[drawn].sum(axis=axis) / np.maximum(total, 1), overall)
 
-    if np.all(above * below.sum() == below * above.sum()):  # all requests are alike
-        value = float(above.sum() / below.sum())
-        return value, value
     places = np.arange(len(above))
     found = bootstrap(
         (places,),

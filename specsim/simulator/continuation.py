@@ -27,10 +27,8 @@ def rates_of_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
     for steps, given in sorted(lengths.items()):
         whole("accept_lengths", steps)
         missing = steps - len(rates)
-        highest = length + missing * (rates[-1] if rates else 1.0)
         number("accept_lengths", given, 1, steps + 1)
-        gain = min(max(given - length, _SMALLEST_GAIN), highest - length)
-        rates += _equal_conditional(rates[-1] if rates else 1.0, gain, missing)
+        rates += _equal_conditional(rates[-1] if rates else 1.0, max(given - length, _SMALLEST_GAIN), missing)
         length = given
     return tuple(isotonic_regression(np.clip(rates, 0, 1), increasing=False).x.tolist())
 

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from specsim.core.config import SpecConfig
+from specsim.core.display import short_setting
 from specsim.core.errors import InputError, require
 from specsim.simulator.acceptance import PerPosition, accept_length, iid_of_length
 from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
@@ -120,12 +121,11 @@ def _of_tree(record: AcceptanceRecord, depth: int) -> RecordShares:
     def missing(best: float) -> float:
         return accept_length(rank_by_depth([ranks(best)] * config.num_steps, config)) - record.accept_length
 
-    edges = (0.0, 1.0)
-    low, high = (missing(edge) for edge in edges)
-    if low >= 0 or high <= 0:
-        best = edges[int(np.sign(high) <= 0)]
-    else:
-        best = float(brentq(missing, *edges, xtol=1e-9))  # pyright: ignore[reportArgumentType]
+    equal = 1 / (1 + len(ranks(0.0)))  # a best draft that is hardly better than the second one
+    low, high = missing(equal) + record.accept_length, missing(1.0) + record.accept_length
+    if not low <= record.accept_length <= high:
+        raise InputError("accept_length", record.accept_length, f"{low:.2f} to {high:.2f} for {short_setting(config)}")
+    best = float(brentq(missing, equal, 1.0, xtol=1e-9))  # pyright: ignore[reportArgumentType]
     assumed = (
         "one probability of the best draft for all depths, which gives the tree's accept length",
         f"second-best drafts as in {RANKS_SOURCE}",

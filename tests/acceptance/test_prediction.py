@@ -9,6 +9,7 @@ import torch
 
 import specsim
 from specsim import SamplingParams, SpecConfig, generate
+from specsim.acceptance.files import read_record
 from specsim.acceptance.prediction import RECORDED, SETTINGS, predict, show
 from specsim.acceptance.recording import record
 from specsim.core.display import stdout_console
@@ -17,7 +18,6 @@ from specsim.core.errors import InputError
 from specsim.core.files import write_json
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.simulator.acceptance import walk
-from specsim.simulator.cell import read_shares
 
 PROMPTS = [[1, 2, 3], [7, 8, 9, 10], [11], [40, 3, 22]]
 NEW_TOKENS, LARGE = 20, SpecConfig(3, 3, 10, draft_kv="ancestor")
@@ -65,7 +65,7 @@ def test_predictions_are_shown_with_runs(capsys):
 def test_plans_read_what_predictions_write(tmp_path):
     found = predict(synthetic_pair("eagle3"), PROMPTS, 12, [SpecConfig(1, 2, 3)], LARGE)
     write_json(tmp_path / "predict.json", found.to_json())
-    assert read_shares(tmp_path / "predict.json") == found.shares
+    assert read_record(tmp_path / "predict.json").shares == found.shares
 
 
 def test_thirty_settings_lie_within_the_recorded_one():

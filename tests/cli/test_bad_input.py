@@ -180,7 +180,7 @@ def test_usage_errors_are_one_sentence(call, arguments, message):
     [
         "lint-report {tmp}/text --json {tmp}/text",
         "explain --a {tmp}/text --b {tmp}/empty --json {tmp}/text",
-        "plan --accept {tmp}/text --json {tmp}/text",
+        "plan --acceptance {tmp}/text --json {tmp}/text",
         "simulate --workload {tmp}/text --json {tmp}/text",
         "simulate --plot {tmp}/new --json {tmp}/new",
         "sweep --out {tmp}/new --json {tmp}/new --vary seed=1",

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("shipped")
 LOAD = "--requests 4 --prompt-tokens 20 --output-tokens 4"
 RUNS = {
     "accept": "accept --prompts 1 --max-new-tokens 4",
+    "acceptance": "accept --target tiny --drafter eagle3 --prompts 2 --max-new-tokens 4",
     "bench": "bench --suite kernels",
     "certify": "certify --verifier greedy",
     "conformance": "conformance --module specsim.correctness.conformance.fast_adapter --ops shift_ids --device cpu",
@@ -32,6 +33,7 @@ RUNS = {
     "lint-report": "lint-report {report}",
     "plan": f"plan {LOAD} --replicates 1 --policies",
     "predict": "predict --prompts 1 --max-new-tokens 4",
+    "predict-record": "predict --acceptance {shares}",
     "run": "run --requests {requests}",
     "run-compare": "run --requests {requests} --compare",
     "sampling-test": "sampling-test --verifier gumbel --tokens 30",
@@ -49,7 +51,9 @@ def files(tmp_path, call) -> dict[str, str]:
     (tmp_path / "requests.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in requests))
     (tmp_path / "report.csv").write_text("metric,value\nMedian ITL (ms),5\nP99 ITL (ms),4\n")
     (tmp_path / "a.json").write_text(json.dumps({"outputs": [{"token_ids": [5], "logprobs": [-0.5]}]}))
+    (tmp_path / "shares.json").write_text(json.dumps({"shares": [[0.7, 0.1], [0.6, 0.1]]}))
     return {
+        "shares": str(tmp_path / "shares.json"),
         "folder": str(tmp_path),
         "requests": str(tmp_path / "requests.jsonl"),
         "report": str(tmp_path / "report.csv"),

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from specsim import SpecConfig
+from specsim.acceptance.files import read_record
 from specsim.cli import server_options
 from specsim.cli.plan import plan
 from specsim.cli.simulate import simulate
 from specsim.cli.sweep import sweep
 from specsim.core.errors import InputError
-from specsim.simulator.cell import Cell, chain_shares, read_shares
+from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.shares import chain_shares
 
 
 @pytest.mark.parametrize("command", [plan, sweep])
@@ -85,10 +87,10 @@ def test_values_that_are_no_acceptance_are_refused(tmp_path, value):
     path = tmp_path / "shares.json"
     for other in ({"rates": [[0.5]]}, [[0.5]]):
         path.write_text(json.dumps(other))
-        with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("accept", str(path))):
-            read_shares(path)
+        with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("acceptance", str(path))):
+            read_record(path)
     path.write_text(json.dumps(value))
-    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("accept", str(path))):
-        read_shares(path)
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("acceptance", str(path))):
+        read_record(path)
     with pytest.raises(InputError, check=lambda error: error.name == "shares"):
         Cell(shares=value["shares"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specsim.simulator.cell import Cell, read_shares
+from specsim.simulator.cell import Cell
 
 SHARES = ((0.6, 0.15, 0.05), (0.55, 0.15, 0.05), (0.5, 0.15, 0.05))
 LOAD = ["--requests", "12", "--concurrency", "4", "--prompt-tokens", "20-40", "--output-tokens", "30"]
@@ -19,8 +19,7 @@ def text(ended) -> str:
 def test_plan_prints_flags_and_writes_json(command, tmp_path):
     shares, out = tmp_path / "shares.json", tmp_path / "out.json"
     shares.write_text(json.dumps({"shares": SHARES}))
-    assert read_shares(shares) == SHARES
-    words = ["plan", *LOAD, "--accept", str(shares), "--draft", "my/head", "--policies", "--json", str(out)]
+    words = ["plan", *LOAD, "--acceptance", str(shares), "--draft", "my/head", "--policies", "--json", str(out)]
     ended = command(*words)
     assert ended.status == 0
     value = json.loads(out.read_text())
@@ -34,7 +33,8 @@ def test_plan_prints_flags_and_writes_json(command, tmp_path):
     assert {"no drafts", "3 drafts", "goodput", "throughput", "moving average"} < set(throughputs)
     plain = next(each for each in value["candidates"] if each["config"]["num_steps"] == 0)
     assert throughputs["no drafts"] == pytest.approx(plain["metrics"]["Output Throughput (tok/s)"], rel=0.05)
-    assert "given by --accept." in text(ended)
+    assert "(specsim), accept length 2.13" in text(ended)
+    assert value["cell"]["shares"] == [list(row) for row in SHARES]
 
 
 def test_the_off_switch_is_off_from_the_crossover_on(command, tmp_path):
@@ -66,8 +66,18 @@ def test_a_best_setting_on_the_edge_is_called_so(command):
     edge = text(command("plan", *QUICK, "--accept-rates", "0.99,0.98"))
     assert "The best setting lies on the edge of what was tried (steps 2): more may be better." in edge
     assert "specsim sweep --out cells.sqlite --vary num_steps=2,3,4 by batch size" in edge
-    assert "given by --accept-rates, which say nothing of second-best drafts: trees need --accept" in edge
+    assert "given by --accept-rates, which say nothing of second-best drafts: trees need --acceptance" in edge
     assert "on the edge" not in text(command("plan", *QUICK, "--accept-rates", "0.9,0.1,0.0"))
+
+
+def test_accept_lengths_continue_with_an_interval(command, tmp_path):
+    out = tmp_path / "out.json"
+    said = text(command("plan", *QUICK, "--accept-lengths", "1.8,2.4,2.8", "--json", str(out)))
+    shares = json.loads(out.read_text())["cell"]["shares"]
+    assert [share for (share,) in shares[:3]] == pytest.approx([0.8, 0.75, 2 / 3])
+    assert len(shares) == 8
+    assert "measured, from --accept-lengths, accept length 2.80" in said
+    assert "depths beyond 3 follow a line in logits of the conditional rates: accept length" in said
 
 
 def test_trees_that_no_engine_takes_are_named_and_left_out(command):
@@ -107,7 +117,10 @@ def test_efficiency_and_schedules_are_taken(command, tmp_path):
         (["--objective", "joy"], "objective", "joy"),
         (["--drafter", "oracle"], "drafter", "oracle"),
         (["--accept-rates", "0.5,0.9"], "accept_rates", (0.5, 0.9)),
-        (["--accept", "/nowhere.json"], "accept", "/nowhere.json"),
+        (["--acceptance", "/nowhere.json"], "acceptance", "/nowhere.json"),
+        (["--accept-lengths", "1.8,high"], "accept_lengths", "1.8,high"),
+        (["--accept-lengths", "1.8,3.4"], "accept_lengths", (1.8, 3.4)),
+        (["--accept-lengths", "1.8", "--accept-rates", "0.8"], "accept_rates", "0.8"),
         (["--rate", "3", "--concurrency", "5"], "rate", 3.0),
         (["--rate", "-1"], "rate", -1.0),
         (["--memory-share", "0.1"], "tensor_parallel", 1),

@@ -1,0 +1,155 @@
+"""Acceptance records of our own results and of benchmarks; files that hold none."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from specsim import SamplingParams, SpecConfig, generate
+from specsim.acceptance.files import FORMATS, read_record, read_records
+from specsim.acceptance.interval import with_interval
+from specsim.acceptance.measured_pair import record_of
+from specsim.acceptance.settings import Setting, chain
+from specsim.acceptance.study import Measurement, Study
+from specsim.core.errors import InputError
+from specsim.core.files import without_nan
+from specsim.core.json_schema import schema_name
+from specsim.core.metrics import acceptance
+from specsim.core.token_drafter import NgramConfig
+from specsim.models.synthetic_pair import synthetic_pair
+from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
+
+PROMPTS = [[1, 2, 3], [7, 8, 9, 10], [11]]
+BENCHMARK = {
+    "duration": 10.0, "completed": 4, "total_input_tokens": 40, "total_output_tokens": 80, "output_throughput": 8.0,
+    "request_throughput": 0.4, "total_token_throughput": 12.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def write(tmp_path):
+    def made(value: dict, output: str | None = None) -> str:
+        path = tmp_path / "value.json"
+        name = {} if output is None else {"schema": schema_name(output)}
+        path.write_text(json.dumps(without_nan(name | value)))
+        return str(path)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def generation():
+    sampling = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    return generate(synthetic_pair("eagle3"), PROMPTS, SpecConfig(1, 2, 3), sampling)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"interval": None, "pair": "", "temperature": None},
+        {"counts": (), "is_by_request": False, "topk": None, "num_draft_tokens": None},
+        {"shares": ((0.5, 0.2), (0.4, 0.1)), "reported_length": 1.5, "reported_rounding": 0.005, "proposed_drafts": 9},
+    ],
+)
+def test_a_record_is_read_as_it_was_written(write, generation, changes):
+    record = replace(record_of(generation), **changes)
+    path = write(record.to_json(), "acceptance")
+    assert read_record(path) == replace(record, source=path)
+
+
+def test_rounds_of_generate_are_counted_by_request(write, generation):
+    path = write({"pair": "a pair"} | generation.to_json(), "generate")
+    found = read_record(path)
+    assert found.counts == record_of(generation).counts
+    assert found.accept_length == generation.acceptance.accept_length
+    assert found.rates == generation.acceptance.accepted_by_position
+    assert (found.pair, found.temperature, found.config) == ("a pair", 0.0, SpecConfig(1, 2, 3))
+
+
+def test_rounds_of_a_token_drafter_say_what_it_proposed(write):
+    pair = synthetic_pair("eagle3").with_drafter(NgramConfig())
+    generation = generate(pair, [[5, 6, 5, 6, 5]], SpecConfig(1, 3, 4), SamplingParams(max_new_tokens=16))
+    found = read_record(write({"pair": "a pair"} | generation.to_json(), "generate"))
+    depths = generation.outputs[0].proposed_depth_per_round
+    assert found.total.reached[0] == sum(depth >= 1 for depth in depths) < found.rounds
+
+
+def test_served_requests_are_read(write, generation):
+    value = {"pair": "a pair", "config": asdict(generation.config)}
+    outputs = [{"num_accepted_tokens_per_round": [3, 1]}, {"num_accepted_tokens_per_round": [2]}]
+    served = read_record(write(value | {"outputs": outputs}, "run"))
+    assert served.counts == (Counts.of_rounds([2, 0], 2), Counts.of_rounds([1], 2))
+    modes = {"pair": "a pair", "modes": [value | {"outputs": outputs}, value | {"outputs": []}]}
+    assert read_record(write(modes, "run-compare")).counts == served.counts
+
+
+def test_a_study_has_a_record_per_setting(write):
+    figures = acceptance([3, 0, 1], 3, 4), acceptance([1, 1], 1, 2)
+    rows = tuple(
+        Measurement(Setting("eagle3", chain(steps), temperature), each, each, None)
+        for steps, temperature, each in ((3, 0.0, figures[0]), (1, 1.0, figures[1]))
+    )
+    path = write(Study(2, 1, 64, rows, ()).to_json(), "accept")
+    first, second = read_records(path)
+    assert (first.accept_length, first.rates, first.rounds) == (figures[0].accept_length, (2 / 3, 1 / 3, 1 / 3), 3)
+    assert (second.pair, second.temperature, second.num_steps) == ("eagle3", 1.0, 1)
+    assert read_record(f"{path}#2") == second
+    for place in (path, f"{path}#3", f"{path}#0"):
+        with pytest.raises(InputError, check=lambda error: error.name == "acceptance"):
+            read_record(place)
+
+
+def test_shares_are_those_of_a_chain_of_best_drafts(write):
+    shares = ((0.8, 0.1), (0.5, 0.2))
+    for output in (None, "predict"):
+        found = read_record(write({"shares": shares}, output))
+        assert (found.shares, found.rates, found.accept_length) == (shares, (0.8, 0.4), pytest.approx(2.2))
+
+
+def test_a_benchmark_gives_its_counts(write):
+    counts = {"spec_decode_num_drafts": 40, "spec_decode_draft_tokens": 80, "spec_decode_accepted_tokens": 50}
+    rates = {"spec_decode_per_position_acceptance_rates": [0.75, 0.5], "spec_decode_acceptance_length": 2.25}
+    found = read_record(write(BENCHMARK | counts | rates))
+    assert found.counts == (Counts(40, 50, (30, 20)),)
+    assert (found.tool, found.accept_length, found.num_steps) == ("vllm", 2.25, 2)
+    alone = read_record(write(BENCHMARK | counts | {"spec_decode_acceptance_length": 2.25}))
+    assert (alone.rates, alone.num_steps, alone.rounds) == ((), 2, 40)
+    sglang = read_record(write(BENCHMARK | {"mean_e2e_latency_ms": 3.0, "accept_length": 2.5}))
+    assert (sglang.tool, sglang.accept_length, sglang.rounds) == ("sglang", 2.5, None)
+
+
+def test_a_printed_benchmark_is_read(tmp_path):
+    lines = ["============ Serving Benchmark Result ============", "Successful requests:  4"]
+    lines += ["Request throughput (req/s):  0.40", "Acceptance length:  2.25", "Drafts:  40"]
+    lines += ["Accepted tokens:  50", "Position 0:  75.00", "Position 1:  50.00", "=" * 50]
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(lines) + "\n")
+    assert read_record(path).counts == (Counts(40, 50, (30, 20)),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", "{}", "[1, 2]", json.dumps(BENCHMARK), '{"schema": "specsim/plan/1"}', '{"schema": "specsim/run/1"}'],
+)
+def test_a_file_without_acceptance_names_the_formats(tmp_path, text):
+    path = tmp_path / "other"
+    path.write_text(text)
+    with pytest.raises(
+        InputError, check=lambda error: (error.name, error.value) == ("acceptance", str(path))
+    ) as raised:
+        read_record(path)
+    assert "run/1" in text or FORMATS in str(raised.value)
+    for tool in ("vLLM", "SGLang", "AIPerf", "specsim"):
+        assert tool in FORMATS or tool == "specsim"
+
+
+def test_an_absent_file_is_refused(tmp_path):
+    with pytest.raises(InputError, check=lambda error: error.name == "baseline"):
+        read_record(tmp_path / "nothing", "baseline")
+
+
+def test_an_interval_is_not_computed_twice():
+    record = AcceptanceRecord.of_counts([Counts.of_rounds([1, 0], 1)] * 3, "a", "b", "c.", is_by_request=True)
+    assert with_interval(with_interval(record)) is not record
+    assert with_interval(known := with_interval(record)) is known
