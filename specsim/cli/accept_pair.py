@@ -44,7 +44,8 @@ def accept_pair(given: dict[str, Any], engine: EngineGroup, source: str) -> None
     engine_options = engine.options(config, drafts_on_host=is_token_drafter(kind))
     config.within(load_config(*places).max_position_embeddings)
     pair = load(*places)
-    record = measure_pair(pair, prompts, config, sampling, engine_options, given["batch"] or BATCH, progress=True)
+    batch = BATCH if given["batch"] is None else given["batch"]
+    record = measure_pair(pair, prompts, config, sampling, engine_options, batch, progress=True)
     record = replace(record, source=source)
     compared = None if earlier is None else compare(record, earlier, TOLERANCE if tolerance is None else tolerance)
 

@@ -1,0 +1,160 @@
+"""specsim accept --target: records, baselines and pictures; the commands that read a record."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specsim.acceptance.files import read_record
+
+pytestmark = pytest.mark.usefixtures("shipped")
+PAIR = ("accept", "--target", "tiny", "--drafter", "eagle3", "--max-new-tokens", "12", "--num-steps", "2")
+
+
+@pytest.fixture
+def record(call, tmp_path) -> str:
+    path = tmp_path / "record.json"
+    assert call(*PAIR, "--json", str(path))[0] == 0
+    return str(path)
+
+
+def changed(path: str, tmp_path, **fields) -> str:
+    """A copy of a record with other values."""
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(json.loads(Path(path).read_text()) | fields))
+    return str(other)
+
+
+def test_a_pair_is_recorded(call, record, tmp_path):
+    found = read_record(record)
+    assert (found.num_steps, found.topk, len(found.counts), found.is_by_request) == (2, 1, 3, True)
+    value = json.loads(Path(record).read_text())
+    assert value["source"] == "specsim accept --target tiny --drafter eagle3 --num-steps 2 --max-new-tokens 12"
+    status, out, _ = call(*PAIR)
+    assert status == 0
+    assert f"accept length  {found.accept_length:.3f} tokens a round, bonus included" in out
+    assert "bootstrap over 3" in out
+
+
+def test_prompts_of_a_file_are_measured(call, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "def add(a, b):"}\n{"prompt": "class Tree:"}\n')
+    path = tmp_path / "out.json"
+    assert call(*PAIR, "--prompts", str(tmp_path / "p.jsonl"), "--json", str(path))[0] == 0
+    assert len(read_record(path).counts) == 2
+
+
+def test_a_drafter_may_be_a_folder(call, tiny, record, tmp_path):
+    path = tmp_path / "own.json"
+    words = [str(tiny / "eagle3") if word == "eagle3" else word for word in PAIR]
+    assert call(*words, "--json", str(path))[0] == 0
+    assert read_record(path).counts == read_record(record).counts
+    words[words.index("--drafter")] = "--draft"
+    assert call(*words)[0] == 0
+
+
+def test_the_same_run_is_no_regression(call, record):
+    status, out, _ = call(*PAIR, "--baseline", record)
+    assert status == 0
+    assert "No regression: accept length" in out
+
+
+def test_a_regression_exits_with_status_1(call, record, tmp_path):
+    better = [{"rounds": 9, "accepted_drafts": 18, "by_position": [9, 9], "reached": [9, 9]}] * 3
+    status, out, _ = call(*PAIR, "--baseline", changed(record, tmp_path, counts=better, accept_length=3.0))
+    assert status == 1
+    assert "Regression: accept length" in out
+    status, out, _ = call(
+        *PAIR, "--tolerance", "0.9", "--baseline", changed(record, tmp_path, counts=better, accept_length=3.0)
+    )
+    assert status == 0
+
+
+def test_a_picture_is_written(call, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert call(*PAIR, "--plot", str(tmp_path / "p.png"))[0] == 0
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_record_is_predicted_from(call, record, tmp_path):
+    path = tmp_path / "out.json"
+    status, out, _ = call("predict", "--acceptance", record, "--json", str(path))
+    assert status == 0
+    rows = json.loads(path.read_text())["rows"]
+    lengths = [row["accept_length"] for row in rows]
+    assert lengths == sorted(lengths)
+    (own,) = [row for row in rows if row["is_measured"]]
+    assert own["accept_length"] == read_record(record).accept_length
+    assert "chain of 8" in out
+    assert "90% by errors on published series" in " ".join(out.split())
+
+
+def test_a_record_is_checked_by_lint_report(call, record, tmp_path):
+    status, out, _ = call("lint-report", record)
+    assert status == 0
+    assert "accept length = 1 + Σ rates by position  holds" in out
+    status, out, _ = call("lint-report", changed(record, tmp_path, reported_length=2.9))
+    assert status == 1
+    assert "cannot be true" in out
+
+
+def test_an_accept_length_beyond_the_drafts_cannot_be_true(call, tmp_path):
+    (tmp_path / "info.json").write_text(
+        json.dumps({"speculative_num_steps": 1, "internal_states": [{"avg_spec_accept_length": 2.4}]})
+    )
+    status, out, _ = call("lint-report", str(tmp_path / "info.json"))
+    assert status == 1
+    assert "accept length 2.4 with 1 drafts a round: at most 2" in out
+
+
+@pytest.mark.parametrize("option", [("--acceptance", "{record}"), ("--accept-lengths", "1.6,2.0")])
+def test_a_server_is_simulated_with_measured_acceptance(call, record, option):
+    load = ("--requests", "8", "--prompt-tokens", "20", "--output-tokens", "10")
+    words = [word.format(record=record) for word in option]
+    status, out, _ = call("simulate", *load, "--num-steps", "4", *words)
+    assert status == 0
+    assert "90% by errors on published series" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("--prompts", "p.txt"), "prompts"),
+        (("--drafter", "ngram"), "drafter"),
+        (("--draft", "folder"), "draft"),
+        (("--drafter", "none"), "drafter"),
+        (("--num-steps", "0"), "num_steps"),
+        (("--baseline", "nothing.json"), "baseline"),
+        (("--tolerance", "0.1"), "tolerance"),
+        (("--jobs", "2"), "jobs"),
+        (("--batch", "0"), "batch"),
+        (("--plot", "p.pdf"), "plot"),
+        (("--temperature", "-1"), "temperature"),
+    ],
+)
+def test_bad_input_of_a_pair_is_one_sentence(call, words, name):
+    status, _, err = call(*PAIR, *words)
+    assert status == 2
+    assert f"specsim: {name} is " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("--num-steps", "2"), "num_steps"),
+        (("--baseline", "record.json"), "baseline"),
+        (("--prompts", "file.txt"), "prompts"),
+        (("--temperature", "1"), "temperature"),
+        (("--impl", "fast"), "impl"),
+    ],
+)
+def test_options_of_a_pair_need_a_target(call, words, name):
+    status, _, err = call("accept", *words)
+    assert status == 2
+    assert f"specsim: {name} is " in err
+
+
+@pytest.mark.parametrize(("words", "name"), [(("--prompts", "3"), "prompts"), (("--drafter", "eagle"), "drafter")])
+def test_a_prediction_from_a_record_runs_nothing(call, record, words, name):
+    status, _, err = call("predict", "--acceptance", record, *words)
+    assert status == 2
+    assert f"specsim: {name} is " in err
