@@ -82,19 +82,17 @@ def margin(given: int, ahead: int, without: str = "") -> float:
     return float(max(by_horizon, default=0.0))
 
 
-def length_interval(rates: tuple[float, ...], num_steps: int, given: int | None = None, without: str = "") -> Interval:
+def length_interval(rates: tuple[float, ...], num_steps: int) -> Interval:
     """Compute the interval of the accept length of `num_steps` steps, given rates by position of fewer.
 
-    It lies between that of no further accepted draft and that of all further drafts accepted as the last given one.
+    More steps accept at least what fewer do, and at most that and one draft more, in as many rounds as the last one.
     """
     known = 1 + sum(rates)
-    ahead = max(num_steps - len(rates), 0)
-    length = 1 + sum(continued(rates, num_steps))
-    share = margin(given or len(rates), ahead, without)
-    most = known + ahead * rates[-1]
-    return Interval(
-        max(known, length * (1 - share)), min(most, length * (1 + share)), CONFIDENCE, "errors on published series"
-    )
+    lengths = known + np.cumsum([0.0, *continued(rates, num_steps)[len(rates) :]])
+    margins = np.array([margin(len(rates), ahead) for ahead in range(len(lengths))])
+    most = known + (len(lengths) - 1) * rates[-1]
+    low = float(np.max(lengths * (1 - margins)))
+    return Interval(low, min(most, float(lengths[-1] * (1 + margins[-1]))), CONFIDENCE, "errors on published series")
 
 
 def coverage() -> float:

@@ -32,7 +32,7 @@ def test_a_large_loss_is_a_regression():
 
 
 def test_chance_is_seldom_called_a_regression():
-    """At equal rates and tolerance 0 one of 20 comparisons is one by chance; 8 or more of 50 have probability 0.004."""
+    """At equal rates one of 20 comparisons is one by chance; 8 of 50 have probability 0.004."""
     found = [compare(record(2 * seed, 0.6, 30), record(2 * seed + 1, 0.6, 30), 0.0) for seed in range(50)]
     assert sum(each.is_regression for each in found) < 8
 

@@ -21,7 +21,7 @@ def requests(seed: int, number: int, rounds: int = 20) -> list[Counts]:
 
 
 def test_bootstrap_intervals_hold_the_true_length():
-    """Of 100 intervals at 95 % over 40 requests at least 88 hold it; fewer have a probability of 0.004."""
+    """At least 88 of 100 intervals at 95 % hold it; fewer have a probability of 0.004."""
     held = [length_interval(record(*requests(seed, 40))) for seed in range(100)]
     assert sum(each.low <= 1.6 <= each.high for each in held) >= 88
 

@@ -36,7 +36,7 @@ def read(tmp_path):
 
 @pytest.mark.parametrize("histogram", ["spec_accept_histogram", "spec_correct_drafts_histogram"])
 def test_responses_are_counted_by_histogram(read, histogram):
-    """The first token comes from prefill, so that 8 tokens of 3 rounds are not an accept length of 8 / 3."""
+    """The first token comes from prefill: 8 tokens of 3 rounds are no accept length of 8 / 3."""
     one = response(completion_tokens=8, spec_verify_ct=3, spec_accept_length=8 / 3, **{histogram: [1, 0, 2]})
     two = response(completion_tokens=4, spec_verify_ct=2, spec_accept_length=2.0, **{histogram: [1, 1]})
     found = read([one, two])

@@ -103,4 +103,6 @@ def test_an_interval_holds_what_any_longer_chain_could_have():
     rates = (0.8, 0.6, 0.4)
     band = length_interval(rates, 6)
     assert 2.8 <= band.low < 1 + sum(continued(rates, 6)) < band.high <= 2.8 + 3 * 0.4
+    lows = [length_interval(rates, steps).low for steps in range(3, 9)]
+    assert lows == sorted(lows)
     assert length_interval(rates, 3).low == length_interval(rates, 3).high == pytest.approx(2.8)
