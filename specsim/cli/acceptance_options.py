@@ -30,7 +30,7 @@ AcceptLengths = Annotated[
         "Acceptance",
         "Accept lengths of chains of 1, 2, ... steps, bonus included; more steps follow from them. [1 to steps + 1]",
         metavar="L1,L2,...",
-        show_default="published ones",
+        show_default=False,
     ),
 ]
 

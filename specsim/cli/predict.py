@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from specsim.cli import options
-from specsim.cli.acceptance_options import acceptance_file
+from specsim.cli.acceptance_options import AcceptLengths, acceptance_file, check_one, given_record
 from specsim.cli.options import option
 from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError, require
@@ -24,6 +24,7 @@ def predict(
             show_default="record the shipped pair",
         ),
     ] = None,
+    accept_lengths: AcceptLengths = None,
     prompts: Annotated[int, option("Requests", "Number of shipped prompts. [at least 1]")] = PROMPTS,
     max_new_tokens: Annotated[
         int, option("Requests", "Largest number of new tokens per prompt. [at least 1]")
@@ -34,22 +35,23 @@ def predict(
     """Predict accept lengths of 30 settings, then measure them.
 
     All predictions come from one recorded run of the shipped pair; the command takes a few minutes. With --acceptance
-    they follow from a record, and nothing runs.
+    or --accept-lengths they follow from what was measured, and nothing runs.
 
     Exit status: 0 if the mean error is at most 3 %, 1 if it is above, 2 for bad input.
 
     Examples:
       specsim predict --prompts 6 --json shares.json
       specsim predict --acceptance shares.json
+      specsim predict --accept-lengths 1.8,2.4,2.8
     """
-    if acceptance is not None:
+    if acceptance is not None or accept_lengths is not None:
         for name, given, default in (
             ("prompts", prompts, PROMPTS),
             ("max_new_tokens", max_new_tokens, NEW_TOKENS),
             ("drafter", drafter, DRAFTER),
         ):
-            require(given == default, name, given, f"only {default}, the default, with --acceptance")
-        _from_record(acceptance, json_file)
+            require(given == default, name, given, f"only {default}, the default, with a measured acceptance")
+        _from_record({"acceptance": acceptance, "accept_lengths": accept_lengths, "accept_rates": None}, json_file)
         return
     from specsim.acceptance.prediction import TARGET_ERROR, show
     from specsim.acceptance.prediction import predict as run
@@ -66,12 +68,14 @@ def predict(
     options.report("predict", lambda console: show(predictions, console), predictions.to_json(), json_file, is_ok)
 
 
-def _from_record(place: str, json_file: Path | None) -> None:
+def _from_record(given: dict[str, str | None], json_file: Path | None) -> None:
     """Predict from a record."""
-    from specsim.acceptance.files import read_record
     from specsim.acceptance.record_prediction import predict_from, show
     from specsim.core.files import check_files
 
-    check_files(acceptance_file({"acceptance": place}), json=json_file)
-    found = predict_from(read_record(place))
+    check_one(given)
+    check_files(acceptance_file(given), json=json_file)
+    record = given_record(given)
+    assert record is not None
+    found = predict_from(record)
     options.report("predict-record", lambda console: show(found, console), found.to_json(), json_file)

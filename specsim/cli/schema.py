@@ -15,8 +15,8 @@ def schema(
     output: Annotated[
         str | None,
         typer.Argument(
-            help="Command whose output is described, or simulate-table (of simulate --table) or run-compare (of run "
-            "--compare).",
+            help="Command whose output is described, or acceptance (of accept --target), predict-record (of predict "
+            "--acceptance), simulate-table (of simulate --table) or run-compare (of run --compare).",
             metavar="COMMAND",
             rich_help_panel="Output",
             show_default="list all",

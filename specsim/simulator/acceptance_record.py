@@ -5,6 +5,7 @@ Accept lengths include the bonus token; rates by position are unconditional unle
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 from typing import Any, Self
 
@@ -207,6 +208,18 @@ class AcceptanceRecord:
             "shares": self.shares,
         }
         return without_nan(value)
+
+    def _repr_html_(self) -> str:
+        """Render the figures for a notebook, a row per draft position."""
+        band = "" if self.interval is None else f" ({self.interval.low:.2f} to {self.interval.high:.2f})"
+        named = " · ".join(part for part in (self.pair, self.tool, self.source) if part)
+        caption = f"{escape(named)}: {self.accept_length:.2f} tokens a round{band}"
+        rows = enumerate(zip(self.rates, self.conditional, strict=True), start=1)
+        cells = "".join(
+            f"<tr><td>{place}</td><td>{rate:.3f}</td><td>{after:.3f}</td></tr>" for place, (rate, after) in rows
+        )
+        heads = "<tr><th>draft</th><th>unconditional</th><th>conditional</th></tr>"
+        return f"<table><caption>{caption}</caption>{heads if cells else ''}{cells}</table>"
 
 
 def _sums(rows: Sequence[tuple[int, ...]], length: int) -> tuple[int, ...]:

@@ -88,6 +88,16 @@ def test_a_record_is_predicted_from(call, record, tmp_path):
     assert "90% by errors on published series" in " ".join(out.split())
 
 
+def test_accept_lengths_are_predicted_from(call):
+    status, out, _ = call("predict", "--accept-lengths", "1.8,2.4,2.8")
+    assert status == 0
+    assert [line.split()[3] for line in out.splitlines() if line.startswith("chain of")][:3] == [
+        "1.800",
+        "2.400",
+        "2.800",
+    ]
+
+
 def test_a_record_is_checked_by_lint_report(call, record, tmp_path):
     status, out, _ = call("lint-report", record)
     assert status == 0
@@ -153,7 +163,14 @@ def test_options_of_a_pair_need_a_target(call, words, name):
     assert f"specsim: {name} is " in err
 
 
-@pytest.mark.parametrize(("words", "name"), [(("--prompts", "3"), "prompts"), (("--drafter", "eagle"), "drafter")])
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("--prompts", "3"), "prompts"),
+        (("--drafter", "eagle"), "drafter"),
+        (("--accept-lengths", "2"), "accept_lengths"),
+    ],
+)
 def test_a_prediction_from_a_record_runs_nothing(call, record, words, name):
     status, _, err = call("predict", "--acceptance", record, *words)
     assert status == 2

@@ -90,3 +90,11 @@ def test_a_setting_is_a_chain_unless_something_says_otherwise(setting, is_chain,
 def test_what_cannot_be_counted_is_refused(make, name):
     with pytest.raises(InputError, check=lambda error: error.name == name):
         make()
+
+
+def test_a_notebook_shows_a_row_per_position():
+    found = record(Counts.of_rounds(ROUNDS, 3), pair="a <pair>")._repr_html_()
+    assert "a &lt;pair&gt; · a tool · a file: 2.71 tokens a round" in found
+    assert found.count("<tr>") == 4
+    assert "<tr><td>2</td><td>0.571</td><td>0.800</td></tr>" in found
+    assert "<tr>" not in AcceptanceRecord("a file", "a tool", "as it counts.", 2.0)._repr_html_()
