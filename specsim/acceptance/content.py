@@ -8,6 +8,8 @@ from typing import Any
 from specsim.core.errors import InputError
 from specsim.simulator.bounds import is_number
 
+STREAM_END = "[DONE]"
+
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -19,11 +21,12 @@ class Content:
 
     @classmethod
     def of_text(cls, text: str, source: str) -> "Content":
-        """Parse a text as one JSON value, or as one a line, if it is JSON."""
+        """Parse a text as one JSON value, or as one a line, if it is JSON; lines of an event stream are too."""
         try:
             return cls(source, text, (json.loads(text),))
         except (ValueError, RecursionError):
-            lines = [line for line in text.split("\n") if line.strip()]
+            lines = [line.strip().removeprefix("data:").strip() for line in text.split("\n")]
+            lines = [line for line in lines if line not in ("", STREAM_END)]
         try:
             return cls(source, text, tuple(map(json.loads, lines)))
         except (ValueError, RecursionError):

@@ -35,25 +35,35 @@ _LINE = re.compile(r"Decode batch.*?#running-req: (\d+).*?accept len: ([0-9.]+)"
 
 def read(content: Content) -> list[AcceptanceRecord]:
     """Read the records of a file; [] for another file."""
-    return [*_responses(content), *_server(content), *_gauges(content), *_log(content)]
+    return list(_responses(content)) or [*_server(content), *_gauges(content), *_log(content)]
 
 
 def _responses(content: Content) -> Iterator[AcceptanceRecord]:
-    """Read the counts of every response."""
-    requests = list(content.objects("spec_verify_ct"))
-    if not requests:
+    """Read the counts of every response, of a stream its last one; the setting, if the file has server information."""
+    latest: dict[object, Mapping[str, Any]] = {}
+    for place, value in enumerate(content.objects("spec_verify_ct")):
+        latest[value.get("id", place)] = value
+    if not latest:
         return
+    requests = list(latest.values())
     counts = [_request(content, each) for each in requests]
     depth = max(len(each.by_position) for each in counts)
-    yield AcceptanceRecord.of_counts(
-        counts,
-        content.source,
-        "sglang",
-        CONVENTION,
-        num_draft_tokens=_draft_tokens(content, requests),
-        num_steps=depth or None,
-        is_by_request=True,
-    )
+    setting = _setting(content) or {"num_draft_tokens": _draft_tokens(content, requests), "num_steps": depth or None}
+    if depth and depth < (setting["num_steps"] or 0):
+        counts = [_padded(each, setting["num_steps"]) for each in counts]
+    yield AcceptanceRecord.of_counts(counts, content.source, "sglang", CONVENTION, is_by_request=True, **setting)
+
+
+def _setting(content: Content) -> dict[str, Any]:
+    """Read the setting of the server's arguments; {} without them."""
+    found = next(content.objects("speculative_num_steps"), None)
+    return {} if found is None else {ours: content.count(found, theirs) for ours, theirs in _ARGUMENTS.items()}
+
+
+def _padded(counts: Counts, steps: int) -> Counts:
+    """Add the positions that no round of a request accepted, which a histogram leaves out."""
+    missing = (0,) * (steps - len(counts.by_position))
+    return Counts(counts.rounds, counts.accepted_drafts, counts.by_position + missing)
 
 
 def _request(content: Content, value: Mapping[str, Any]) -> Counts:
@@ -85,9 +95,8 @@ def _server(content: Content) -> Iterator[AcceptanceRecord]:
     states = list(content.objects("avg_spec_accept_length"))
     if states:
         lengths = [content.number("avg_spec_accept_length", each["avg_spec_accept_length"]) for each in states]
-        found: Any = next(content.objects("speculative_num_steps"), {})
-        setting = {ours: content.count(found, theirs) for ours, theirs in _ARGUMENTS.items()}
-        yield _of_length(content, float(np.mean(lengths)), pair=str(found.get("model_path") or ""), **setting)
+        model = next(content.objects("model_path"), {}).get("model_path", "")
+        yield _of_length(content, float(np.mean(lengths)), pair=str(model), **_setting(content))
 
 
 def _gauges(content: Content) -> Iterator[AcceptanceRecord]:

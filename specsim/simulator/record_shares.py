@@ -116,7 +116,11 @@ def _of_tree(record: AcceptanceRecord, depth: int) -> RecordShares:
     """Find the probability of the best draft, the same at all depths, that gives a tree's accept length."""
     config = record.config
     if config is None:
-        raise InputError("acceptance", record.source, "a record of a tree with topk, num_steps and num_draft_tokens")
+        allowed = (
+            "a record of a tree with topk, num_steps and num_draft_tokens (of SGLang's responses: with the answer of "
+            "/get_server_info as another line of the file)"
+        )
+        raise InputError("acceptance", record.source, allowed)
 
     def missing(best: float) -> float:
         return accept_length(rank_by_depth([ranks(best)] * config.num_steps, config)) - record.accept_length

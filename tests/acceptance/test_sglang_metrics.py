@@ -21,7 +21,7 @@ LOG = """[2026-01-01 10:00:00 TP0] Prefill batch, #new-seq: 1
 
 
 def response(**meta) -> dict:
-    return {"text": "a", "meta_info": {"id": "x", "prompt_tokens": 5} | meta}
+    return {"text": "a", "meta_info": {"prompt_tokens": 5} | meta}
 
 
 @pytest.fixture
@@ -45,6 +45,22 @@ def test_responses_are_counted_by_histogram(read, histogram):
     assert found.rates == (3 / 5, 2 / 5)
     assert (found.tool, found.rounds, found.is_by_request, found.num_steps) == ("sglang", 5, True, 2)
     assert found.reported_length is None  # another definition: with the token of prefill
+
+
+def test_a_stream_counts_its_last_response(read):
+    parts = [response(id="x", spec_verify_ct=count, spec_accept_histogram=[0, count]) for count in (1, 2, 3)]
+    parts.append(response(id="y", spec_verify_ct=1, spec_accept_histogram=[1]))
+    found = read("".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n")
+    assert found.counts == (Counts(3, 3, (3,)), Counts(1, 0))
+
+
+def test_server_information_among_responses_gives_the_setting(read):
+    one = response(spec_verify_ct=3, spec_accept_histogram=[1, 0, 2], spec_proposed_drafts=21)
+    assert not read(one).is_chain  # 7 drafts of a round, at most 2 of them accepted: a tree or a bad chain
+    setting = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+    found = read(json.dumps(one) + "\n" + json.dumps(setting))
+    assert (found.topk, found.num_steps, found.num_draft_tokens) == (4, 3, 8)
+    assert found.counts == (Counts(3, 4, (2, 2, 0)),)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_plan_prints_flags_and_writes_json(command, tmp_path):
     assert {"no drafts", "3 drafts", "goodput", "throughput", "moving average"} < set(throughputs)
     plain = next(each for each in value["candidates"] if each["config"]["num_steps"] == 0)
     assert throughputs["no drafts"] == pytest.approx(plain["metrics"]["Output Throughput (tok/s)"], rel=0.05)
-    assert "(specsim), accept length 2.13" in text(ended)
+    assert f"(specsim), accept length {1 + 0.6 + 0.6 * 0.55 * (1 + 0.5):.2f}" in text(ended)
     assert value["cell"]["shares"] == [list(row) for row in SHARES]
 
 
@@ -78,6 +78,15 @@ def test_accept_lengths_continue_with_an_interval(command, tmp_path):
     assert len(shares) == 8
     assert "measured, from --accept-lengths, accept length 2.80" in said
     assert "depths beyond 3 follow a line in logits of the conditional rates: accept length" in said
+
+
+def test_a_length_of_a_tree_plans_trees(command, tmp_path):
+    setting = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+    file = tmp_path / "info.json"
+    file.write_text(json.dumps(setting | {"internal_states": [{"avg_spec_accept_length": 2.9}]}))
+    said = text(command("plan", *QUICK, "--acceptance", str(file)))
+    assert "one probability of the best draft for all depths, which gives the tree's accept length" in said
+    assert "tree 4/3/8" in said
 
 
 def test_trees_that_no_engine_takes_are_named_and_left_out(command):
