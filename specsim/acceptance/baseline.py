@@ -5,13 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri
 
-from specsim.acceptance.interval import (
-    RESAMPLES,
-    SEED,
-    is_resampled,
-    round_deviation,
-    rounds_of,
-)
+from specsim.acceptance.interval import SEED, is_resampled, resamples, resamples_at_once, round_deviation, rounds_of
 from specsim.core.errors import InputError, require
 from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
 
@@ -92,18 +86,19 @@ def _resampled(record: AcceptanceRecord, baseline: AcceptanceRecord) -> Interval
 
     is_paired = are_paired(record, baseline)
     places = [np.arange(len(each.counts)) for each in (record, baseline)]
+    longest = max(map(len, places))
     if record.counts == baseline.counts and is_paired:
         low = high = 1.0
     else:
         found = bootstrap(
             places[:1] if is_paired else places,
             ratio,
-            n_resamples=RESAMPLES,
-            batch=512,
             vectorized=True,
             confidence_level=CONFIDENCE,
             method="percentile",
             rng=np.random.default_rng(SEED),
+            n_resamples=resamples(longest),
+            batch=resamples_at_once(longest),
         )
         low, high = map(float, found.confidence_interval)
     requests = f"{len(places[0])} pairs of requests" if is_paired else "the requests of each"

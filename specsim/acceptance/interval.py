@@ -9,6 +9,9 @@ from specsim.simulator.acceptance_record import AcceptanceRecord, Counts, Interv
 
 CONFIDENCE = 0.95
 RESAMPLES = 9999
+FEWEST_RESAMPLES = 999
+_MOST_DRAWS = 20_000_000  # of requests, over all resamples
+_BATCH_DRAWS = 2_000_000  # of requests at once
 SEED = 0
 LEAST_REQUESTS = 2
 
@@ -75,15 +78,25 @@ def bootstrap_ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]
     found = bootstrap(
         (places,),
         ratio,
-        n_resamples=RESAMPLES,
-        batch=512,
         vectorized=True,
         confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(SEED),
+        n_resamples=resamples(len(above)),
+        batch=resamples_at_once(len(above)),
     )
     low, high = found.confidence_interval
     return float(low), float(high)
+
+
+def resamples(requests: int) -> int:
+    """Choose the number of resamples, fewer for many requests."""
+    return max(FEWEST_RESAMPLES, min(RESAMPLES, _MOST_DRAWS // requests))
+
+
+def resamples_at_once(requests: int) -> int:
+    """Choose the number of resamples that are in memory at once."""
+    return max(1, _BATCH_DRAWS // requests)
 
 
 def is_resampled(record: AcceptanceRecord) -> bool:

@@ -4,7 +4,7 @@ Accept lengths include the bonus token; rates by position are unconditional unle
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 from typing import Any, Self
@@ -110,6 +110,7 @@ class AcceptanceRecord:
     reported_length: float | None = None  # accept length in the tool's own words; None if it has another definition
     reported_rounding: float = 0.0  # half of the last printed place of the reported length
     proposed_drafts: int | None = None  # over all rounds; None if unknown
+    total: Counts | None = field(init=False, repr=False, compare=False)  # over all requests; None without counts
     pair: str = ""  # target and drafter
     prompts: str = ""  # digest of the prompts; empty if unknown
     temperature: float | None = None  # None: unknown
@@ -123,6 +124,7 @@ class AcceptanceRecord:
         if any(later > earlier for earlier, later in pairwise((1.0, *rates))):
             raise InputError("rates", rates, "unconditional rates, none larger than the one before")
         object.__setattr__(self, "rates", rates)
+        object.__setattr__(self, "total", Counts.pooled(self.counts) if self.counts else None)
 
     @classmethod
     def of_counts(cls, counts: Sequence[Counts], source: str, tool: str, convention: str, **others: Any) -> Self:
@@ -134,11 +136,6 @@ class AcceptanceRecord:
         length = 1 + total.accepted_drafts / total.rounds
         kept = tuple(each for each in counts if each.rounds)
         return cls(source, tool, convention, length, counts=kept, **known | others)
-
-    @property
-    def total(self) -> Counts | None:
-        """Counts over all requests; None without counts."""
-        return Counts.pooled(self.counts) if self.counts else None
 
     @property
     def rounds(self) -> int | None:
