@@ -107,6 +107,14 @@ def test_a_record_is_checked_by_lint_report(call, record, tmp_path):
     assert "cannot be true" in out
 
 
+@pytest.mark.parametrize(("length", "status"), [(1.25, 0), (1.5, 1)])
+def test_the_accept_length_of_vllm_follows_from_its_counts(call, tmp_path, length, status):
+    metrics = {"acceptance_histogram": [6, 2, 0], "num_spec_steps": 8, "num_draft_tokens": 16, "num_spec_tokens": 2}
+    response = {"metrics": {"speculative_decoding": metrics | {"mean_acceptance_length": length}}}
+    (tmp_path / "responses.jsonl").write_text(json.dumps(response) + "\n" + json.dumps(response) + "\n")
+    assert call("lint-report", str(tmp_path / "responses.jsonl"))[0] == status
+
+
 def test_an_accept_length_beyond_the_drafts_cannot_be_true(call, tmp_path):
     (tmp_path / "info.json").write_text(
         json.dumps({"speculative_num_steps": 1, "internal_states": [{"avg_spec_accept_length": 2.4}]})
@@ -123,6 +131,16 @@ def test_a_server_is_simulated_with_measured_acceptance(call, record, option):
     status, out, _ = call("simulate", *load, "--num-steps", "4", *words)
     assert status == 0
     assert "90% by errors on published series" in " ".join(out.split())
+
+
+def test_a_sweep_takes_accept_lengths(call, tmp_path):
+    load = ("--requests", "4", "--prompt-tokens", "20", "--output-tokens", "4", "--jobs", "1")
+    out, file = tmp_path / "cells.sqlite", tmp_path / "out.json"
+    words = ("--vary", "num_steps=2,5", "--accept-lengths", "1.6,2.0", "--json", str(file))
+    status, printed, _ = call("sweep", "--out", str(out), *words, *load)
+    assert status == 0
+    assert "measured, from --accept-lengths" in " ".join(printed.split())
+    assert [cell["error"] for cell in json.loads(file.read_text())["cells"]] == [None, None]
 
 
 @pytest.mark.parametrize(
