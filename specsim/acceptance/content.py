@@ -21,7 +21,7 @@ class Content:
 
     @classmethod
     def of_text(cls, text: str, source: str) -> "Content":
-        """Parse a text as one JSON value, or as one a line, if it is JSON; lines of an event stream are too."""
+        """Parse a text that is one JSON value, or one a line, as in an event stream."""
         try:
             return cls(source, text, (json.loads(text),))
         except (ValueError, RecursionError):
