@@ -5,17 +5,22 @@ from typing import Any, get_args
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
+from specsim.simulator.arrivals import DAY, Arrivals
 from specsim.simulator.bounds import count, is_number
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import drafter, model
 from specsim.simulator.option import Option
 from specsim.simulator.published_acceptance import DEFAULT
+from specsim.simulator.quantization import KV_BYTES
 from specsim.simulator.rank_by_depth import rank_by_depth
+from specsim.simulator.request_file import Replay, replay
+from specsim.simulator.request_formats import CHARACTERS, read_requests
 from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.shares import Shares, checked_shares
-from specsim.simulator.workload import Length, Workload, closed_loop, poisson
+from specsim.simulator.token_lengths import Length
+from specsim.simulator.workload import Workload, closed_loop, open_loop
 
 SCHEDULES = ("sync", "overlap")
 _AXES = {"num_steps": "depth", "topk": "rank"}
@@ -26,7 +31,7 @@ class Cell:
     """One server under one load; fields without a comment are those of Scenario."""
 
     model: str = "llama-3.1-8b"  # a shipped name or a config.json
-    hardware: str = "H100-SXM"  # a name of hardware.csv
+    hardware: str = "H100-SXM"  # a name of hardware.csv, or a file (simulator.hardware)
     tensor_parallel: int = 1
     drafter: str = "eagle3"  # eagle, eagle3 or mtp
     draft_vocab: int = 32000  # vocabulary of eagle3
@@ -38,6 +43,13 @@ class Cell:
     requests: int = 256
     concurrency: int = 16  # clients of a closed loop, unused with a rate
     rate: float | None = None  # requests/s
+    trace: str | None = None  # file of requests, in place of random ones; its times count unless there is a rate
+    tokenizer: str | None = None  # for the texts of such a file
+    characters_per_token: float = CHARACTERS  # without a tokenizer
+    prefix_cache: bool = True  # a turn of a conversation finds the KV of the turns before it
+    burstiness: float = 1.0  # of arrivals at a rate, like swing and period (simulator.arrivals)
+    swing: float = 0.0
+    period: float = DAY
     # Requests of equal length stay synchronised: their prompts arrive together again and again.
     prompt_tokens: Length = (256, 768)
     output_tokens: Length = (128, 384)
@@ -47,6 +59,7 @@ class Cell:
     chunk_tokens: int | None = 8192
     max_running: int = 256
     memory_share: float = 0.9
+    kv_cache_dtype: str = "auto"  # auto: as the checkpoint says
     efficiency: Efficiency = field(default_factory=Efficiency)
     seed: int = 0
 
@@ -67,9 +80,20 @@ class Cell:
     @property
     def workload(self) -> Workload:
         count("requests", self.requests)
+        arrivals = Arrivals(self.burstiness, self.swing, self.period)
+        if self.trace is not None:
+            page = self.page_size if self.prefix_cache else None
+            choice = Replay(self.requests, self.rate, self.concurrency, arrivals, page, self.seed)
+            return replay(read_requests(self.trace, self.tokenizer, self.characters_per_token), choice)
         if self.rate is None:
             return closed_loop(self.requests, self.concurrency, self.prompt_tokens, self.output_tokens, self.seed)
-        return poisson(self.requests, self.rate, self.prompt_tokens, self.output_tokens, self.seed)
+        lengths = (self.prompt_tokens, self.output_tokens)
+        return open_loop(self.requests, self.rate, *lengths, self.seed, arrivals)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether requests arrive at times that do not depend on the server."""
+        return self.rate is not None or self.workload.arrivals_s is not None
 
     @property
     def scenario(self) -> Scenario:
@@ -78,7 +102,10 @@ class Cell:
     def serving(self, option: Option) -> Scenario:
         """Describe the server under its load with this setting and its acceptance."""
         require_int("draft_vocab", self.draft_vocab)
+        require_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", *KV_BYTES))
         target = model(self.model)
+        if self.kv_cache_dtype != "auto":
+            target = replace(target, kv_bytes=KV_BYTES[self.kv_cache_dtype])
         head = drafter(self.drafter, target, self.draft_vocab if self.drafter == "eagle3" else None)
         same = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "efficiency", "seed")
         settings: dict[str, Any] = {name: getattr(self, name) for name in same}
@@ -137,7 +164,7 @@ def _checked(name: str, value: object, kinds: tuple[type, ...]) -> Any:
     """Check a value's type; numbers become finite floats where allowed, so that 8 and 8.0 are one cell."""
     if float in kinds and is_number(value):
         return float(value)
-    if isinstance(value, kinds) and not isinstance(value, (float, bool)):
+    if isinstance(value, kinds) and (not isinstance(value, (float, bool)) or bool in kinds):
         return value
-    names = {str: "a text", int: "an integer", float: "a number", type(None): "null"}
+    names = {str: "a text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
     raise InputError(name, value, " or ".join(names[kind] for kind in kinds))

@@ -140,7 +140,7 @@ def plan(
     objective: unless given throughput, or latency where requests arrive at a rate, which fixes the throughput. done:
     called after each of the configs · replicates runs.
     """
-    objective = objective or ("throughput" if cell.rate is None else "latency")
+    objective = objective or ("latency" if cell.has_times else "throughput")
     require_choice("objective", objective, OBJECTIVES)
     configs = candidates(cell) if configs is None else configs
     require(configs, "configs", configs, "at least one setting")
@@ -188,7 +188,7 @@ def _by_batch(cell: Cell, options: Sequence[Option], rows: Sequence[Candidate]) 
     plain = Option.plain(cell.page_size)
     batches = {option: SteadyBatch.of(cell.serving(option)) for option in (plain, *options)}
     most = batches[plain].most_requests(plain)
-    own = min(cell.concurrency, cell.requests, most) if cell.rate is None else None
+    own = None if cell.has_times else min(cell.concurrency, len(cell.workload), most)
     plain_row = next((row for row in rows if row.config.is_plain), None)
     for size in sorted({*(2**power for power in range(most.bit_length())), most, own or most}):
         if size == own and plain_row:

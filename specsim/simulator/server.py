@@ -57,6 +57,7 @@ class Server:
         self.keys = keys(seed, Stream.ROUND, np.arange(size))
         self.prompts = workload.prompt_tokens
         self.outputs = workload.output_tokens
+        self.cached = workload.cached_columns
         self.left = self.outputs.copy()  # tokens still to come, known to the host
         self.lengths = self.prompts.copy()  # committed columns, filled or to be filled again, known to the host
         self.ahead = np.zeros(size, dtype=np.int64)  # committed columns on the device
@@ -116,7 +117,7 @@ class Server:
             if pages + needed > self.num_pages:
                 break
             heapq.heappop(self.waiting)
-            self.filled[request] = 0
+            self.filled[request] = 0 if self.ledger.preemptions[request] else self.cached[request]
             self.prefilling.append(request)
             pages += needed
         return pages

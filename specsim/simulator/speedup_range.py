@@ -97,5 +97,5 @@ def _ratios(plain: Mapping[str, float], drafts: Mapping[str, float]) -> dict[str
 
 def _first(workload: Workload, count: int) -> Workload:
     cut: Callable = lambda values: None if values is None else values[:count]  # noqa: E731
-    names = ("prompt_tokens", "output_tokens", "arrivals_s")
+    names = ("prompt_tokens", "output_tokens", "arrivals_s", "cached_tokens")
     return replace(workload, **{name: cut(getattr(workload, name)) for name in names})

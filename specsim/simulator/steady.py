@@ -1,6 +1,7 @@
 """Steady batch: tokens a second of a server whose places are always taken, prompts included, in closed form."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,12 +21,14 @@ class SteadyBatch:
     scenario: Scenario
     prompt_tokens: int
     output_tokens: int
+    cached_tokens: int = 0  # of each prompt, in the prefix cache
 
     @classmethod
     def of(cls, scenario: Scenario) -> "SteadyBatch":
         """Make the steady batch of a scenario's mean lengths."""
         work = scenario.workload
-        return cls(scenario, round(work.prompt_tokens.mean()), round(work.output_tokens.mean()))
+        means = [round(each.mean()) for each in (work.prompt_tokens, work.output_tokens, work.cached_columns)]
+        return cls(scenario, *means)
 
     def most_requests(self, option: Option) -> int:
         """Count the requests that have a place and KV slots until they end."""
@@ -63,11 +66,12 @@ class SteadyBatch:
         """Split equal prompts, prefilled together, into steps: new tokens, and those before them."""
         prompt = self.prompt_tokens
         most = max(1, (self.scenario.chunk_tokens or together * prompt) // together)
-        starts = np.arange(0, prompt, most)
+        starts = np.arange(min(self.cached_tokens, prompt - 1), prompt, most)
         sizes = np.minimum(starts + most, prompt) - starts
         return [(np.full(together, size), np.full(together, start)) for size, start in zip(sizes, starts, strict=True)]
 
 
+@lru_cache(maxsize=256)
 def mean_rounds(option: Option, tokens: int) -> float:
     """Compute the mean rounds until a request has this many tokens; surplus tokens of the last round are dropped."""
     rates = option.rates

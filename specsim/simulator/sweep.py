@@ -45,9 +45,12 @@ def check(wanted: Sequence[Cell]) -> None:
 def key(cell: Cell) -> str:
     """Name a cell in a file: equal for equal cells.
 
-    A model that is not shipped counts by its config.
+    A model that is not shipped counts by its config, and files of GPUs and requests by their text.
     """
     value = cell.to_json()
+    for name, path in (("hardware", cell.hardware.partition("#")[0]), ("trace", cell.trace)):
+        if path is not None and Path(path).is_file():
+            value[f"{name}_text"] = sha256(Path(path).read_bytes()).hexdigest()
     if cell.model not in names():
         with suppress(InputError):  # the cell is impossible until there is such a file
             value["config"] = read_config(cell.model)[1]

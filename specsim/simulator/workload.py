@@ -9,10 +9,11 @@ import numpy as np
 
 from specsim.core.errors import InputError, require
 from specsim.core.files import parse_json, read_text
+from specsim.simulator.arrivals import Arrivals
 from specsim.simulator.bounds import LARGEST_COUNT, count, is_number, number, positive
+from specsim.simulator.token_lengths import Length, draw
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
-Length = int | tuple[int, int]
 LATEST = 1e9  # seconds, 32 years: beyond it a double cannot represent single microseconds
 
 
@@ -29,6 +30,7 @@ class Workload:
     concurrency: int | None = None  # most requests in flight at the client; None, with arrivals_s: no limit
     intake: float = 0.0  # seconds of the front end (connection, tokenizer) per request, one at a time
     latency: float = 0.0  # seconds of transport added to each request, in parallel
+    cached_tokens: np.ndarray | None = None  # int64 [R], first tokens of each prompt in the prefix cache; None: none
 
     def __post_init__(self) -> None:
         for name in ("intake", "latency"):
@@ -37,6 +39,7 @@ class Workload:
             object.__setattr__(self, name, _lengths(name, getattr(self, name)))
         if len(self.prompt_tokens) != len(self.output_tokens):
             raise InputError("output_tokens", len(self.output_tokens), f"one a request, {len(self.prompt_tokens)}")
+        self._check_cached()
         if self.concurrency is not None:
             count("concurrency", self.concurrency)
         if self.arrivals_s is None:
@@ -49,6 +52,21 @@ class Workload:
             allowed = f"seconds from 0 to {LATEST:g} in order, one a request"
             raise InputError("arrivals_s", arrivals.tolist()[:8], allowed)
         object.__setattr__(self, "arrivals_s", arrivals)
+
+    def _check_cached(self) -> None:
+        if self.cached_tokens is None:
+            return
+        cached = np.asarray(self.cached_tokens)
+        fits = cached.shape == self.prompt_tokens.shape and cached.dtype.kind in "iu"
+        if not fits or (cached < 0).any() or (cached >= self.prompt_tokens).any():
+            allowed = "integers from 0 to one less than its prompt's tokens, one a request"
+            raise InputError("cached_tokens", cached.tolist()[:8], allowed)
+        object.__setattr__(self, "cached_tokens", cached.astype(np.int64))
+
+    @property
+    def cached_columns(self) -> np.ndarray:
+        """Count the columns of each prompt, int64 [R], that need no prefill when its request is first admitted."""
+        return np.zeros(len(self), dtype=np.int64) if self.cached_tokens is None else self.cached_tokens
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -67,13 +85,26 @@ def closed_loop(
 
 def poisson(num_requests: int, rate: float, prompt_tokens: Length, output_tokens: Length, seed: int = 0) -> Workload:
     """Make requests that arrive at random, `rate` a second on average."""
+    return open_loop(num_requests, rate, prompt_tokens, output_tokens, seed)
+
+
+def open_loop(
+    num_requests: int,
+    rate: float,
+    prompt_tokens: Length,
+    output_tokens: Length,
+    seed: int = 0,
+    arrivals: Arrivals | None = None,
+) -> Workload:
+    """Make requests that arrive at `rate` a second on average, by default at random (Poisson)."""
+    arrivals = arrivals or Arrivals()
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
-    arrivals = np.cumsum(-np.log1p(-_uniforms(num_requests, 2, seed)))  # at a rate of 1
+    times = arrivals.at_unit_rate(_uniforms(num_requests, 2, seed))
     positive("rate", rate)
-    if rate < arrivals[-1] / LATEST:
-        least = f"a number of at least {arrivals[-1] / LATEST:.2g}"
+    if rate < times[-1] / LATEST:
+        least = f"a number of at least {times[-1] / LATEST:.2g}"
         raise InputError("rate", rate, f"{least}, so that {num_requests} requests come within {LATEST:g} seconds")
-    return Workload(*lengths, arrivals_s=arrivals / rate)
+    return Workload(*lengths, arrivals_s=arrivals.swung(times / rate))
 
 
 def bursts(
@@ -126,14 +157,8 @@ def _row(line: str, place: str) -> _Row:
 
 def _drawn(num_requests: int, prompt: Length, output: Length, seed: int) -> tuple[np.ndarray, np.ndarray]:
     count("num_requests", num_requests)
-    prompts = _between("prompt_tokens", prompt, _uniforms(num_requests, 0, seed))
-    return prompts, _between("output_tokens", output, _uniforms(num_requests, 1, seed))
-
-
-def _between(name: str, length: Length, uniforms: np.ndarray) -> np.ndarray:
-    least, most = length if isinstance(length, tuple) and len(length) == 2 else (length, length)
-    least = count(name, least)
-    return least + np.floor(uniforms * (count(name, most, least) - least + 1)).astype(np.int64)
+    prompts = draw("prompt_tokens", prompt, _uniforms(num_requests, 0, seed))
+    return prompts, draw("output_tokens", output, _uniforms(num_requests, 1, seed))
 
 
 def _uniforms(count: int, index: int, seed: int) -> np.ndarray:

@@ -1,0 +1,115 @@
+"""Requests of files: lengths, times and conversations, whatever format they came in."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from specsim.core.errors import InputError, require
+from specsim.simulator.arrivals import Arrivals
+from specsim.simulator.bounds import count, positive
+from specsim.simulator.uniforms import Stream, keys, named_uniforms
+from specsim.simulator.workload import Workload
+
+ACTIVE = 64  # conversations under way at once, where a file gives no times; at least twice the clients
+_WINDOW = 3  # index of the uniform that places a window; lengths and times have 0 to 2
+_TIMES = 2
+
+
+class Turn(NamedTuple):
+    """A request in a file."""
+
+    prompt_tokens: int  # earlier turns included
+    output_tokens: int
+    known_tokens: int = 0  # first tokens of the prompt that are the turn before it: its prompt and output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestFile:
+    """Requests of one file."""
+
+    format: str  # a name to print
+    conversations: tuple[tuple[Turn, ...], ...]  # a request without earlier turns is one of its own
+    arrivals_s: np.ndarray | None = None  # f64 [R], ascending seconds from 0, of conversations of one turn; None: none
+    skipped: int = 0  # requests without prompt or output, left out
+
+    def __len__(self) -> int:
+        return sum(map(len, self.conversations))
+
+    def in_order(self, active: int = ACTIVE) -> list[Turn]:
+        """List the requests, taking a turn of each of `active` conversations in rotation.
+
+        When a conversation ends the next one of the file takes its place. So a turn comes active - 1 requests after
+        the one before it, which has ended by then if no more requests are in flight.
+        """
+        waiting = iter(self.conversations)
+        places = [iter(each) for each, _ in zip(waiting, range(active), strict=False)]
+        turns = []
+        while places:
+            staying = []
+            for place in places:
+                turn = next(place, None)
+                while turn is None and (following := next(waiting, None)) is not None:
+                    place = iter(following)
+                    turn = next(place, None)
+                if turn is not None:
+                    turns.append(turn)
+                    staying.append(place)
+            places = staying
+        return turns
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Choice of requests of a file, and of their times."""
+
+    requests: int  # most requests; a window of neighbours in the file, placed at random
+    rate: float | None = None  # requests/s on average; None: the times of the file, or clients
+    concurrency: int | None = None  # clients, where the file has no times and no rate is given
+    arrivals: Arrivals = Arrivals()  # noqa: RUF009 - frozen; of a file without times
+    page_size: int | None = None  # of the prefix cache; None: nothing is cached
+    seed: int = 0
+
+
+def replay(file: RequestFile, choice: Replay) -> Workload:
+    """Make a workload of a file's requests.
+
+    Cached are the whole pages of the turn before, the last token's column excluded, as in serving.prefix with room for
+    all conversations under way.
+    """
+    turns = file.in_order(max(ACTIVE, 2 * (choice.concurrency or 0)))
+    first, last = _window(len(turns), choice)
+    chosen = turns[first:last]
+    prompts = np.array([turn.prompt_tokens for turn in chosen])
+    outputs = np.array([turn.output_tokens for turn in chosen])
+    cached = None
+    if choice.page_size is not None:
+        known = np.array([turn.known_tokens for turn in chosen])
+        reusable = np.maximum(np.minimum(known, prompts) - 1, 0)
+        cached = reusable // choice.page_size * choice.page_size
+    times = _times(file, choice, first, last)
+    if times is None and choice.concurrency is None:
+        raise InputError("concurrency", None, "clients or a rate for a file without times of arrival")
+    clients = choice.concurrency if times is None else None
+    return Workload(prompts, outputs, times, clients, cached_tokens=cached)
+
+
+def _window(size: int, choice: Replay) -> tuple[int, int]:
+    most = min(count("requests", choice.requests), size)
+    uniform = named_uniforms(keys(choice.seed, Stream.LENGTH, np.arange(1)), _WINDOW)[0]
+    first = int(uniform * (size - most + 1))
+    return first, first + most
+
+
+def _times(file: RequestFile, choice: Replay, first: int, last: int) -> np.ndarray | None:
+    """Find times of arrival from 0: those of the file, scaled to a rate, or drawn at a rate; None: clients."""
+    if file.arrivals_s is not None:
+        times = file.arrivals_s[first:last] - file.arrivals_s[first]
+        if choice.rate is None:
+            return times
+        require(len(times) == 1 or times[-1] > 0, "rate", choice.rate, "none for requests that all come at once")
+        return times * ((len(times) - 1) / times[-1] / positive("rate", choice.rate)) if len(times) > 1 else times
+    if choice.rate is None:
+        return None
+    uniforms = named_uniforms(keys(choice.seed, Stream.LENGTH, np.arange(last - first)), _TIMES)
+    return choice.arrivals.swung(choice.arrivals.at_unit_rate(uniforms) / positive("rate", choice.rate))
