@@ -1,17 +1,33 @@
 """specsim plan: the best setting for a model, hardware and load."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
 from specsim.cli.acceptance_options import AcceptanceGroup, acceptance_file
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell, describe_acceptance
+from specsim.cli.traffic_options import (
+    EngineFileGroup,
+    SloGroup,
+    TrafficGroup,
+    check_times,
+    check_traffic,
+    describe_load,
+    show_chains,
+    show_slo,
+    show_workload,
+)
 from specsim.core.errors import require_int
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specsim.core.config import SpecConfig
+    from specsim.simulator.cell import Cell
+    from specsim.simulator.highest_rate import RateGoal
     from specsim.simulator.plan import Plan
 
 SHOWN = 12
@@ -23,6 +39,7 @@ def plan(
     server: ServerGroup,
     acceptance: AcceptanceGroup,
     load: LoadGroup,
+    traffic: TrafficGroup,
     page_size: options.PageSize = 16,
     seed: Seed = 0,
     replicates: Annotated[
@@ -33,10 +50,11 @@ def plan(
         option(
             "Search",
             "Figure to optimise.",
-            metavar="throughput|latency",
-            show_default="throughput; latency with --rate",
+            metavar="throughput|latency|goodput",
+            show_default="throughput; latency with --rate; goodput with --slo",
         ),
     ] = None,
+    slos: SloGroup,
     policies: Annotated[
         bool,
         option("Search", "Also compare policies that choose the number of drafts in every round.", "--policies"),
@@ -44,18 +62,21 @@ def plan(
     draft: Annotated[
         str, option("Output", "Drafter's path or hub id in the printed flags of SGLang and vLLM.", metavar="NAME")
     ] = "DRAFT_MODEL",
+    files: EngineFileGroup,
     json_file: options.JsonFile = None,
 ) -> None:
     """Find the best setting for a model, GPUs and a load.
 
-    Prints the candidates, the best setting by batch size, and the flags for SGLang and vLLM. No model runs: times come
-    from the simulator.
+    Prints the candidates, the best setting by batch size, and the flags for SGLang and vLLM. With --slo it also finds
+    the highest rate within the objectives. No model runs: times come from the simulator.
 
     Exit status: 0 when done, 2 for bad input.
 
     Examples:
       specsim plan --model llama-3.1-8b --hardware H100-SXM --concurrency 32
       specsim plan --rate 4 --prompt-tokens 1000-2000 --output-tokens 200
+      specsim plan --workload azure.csv --slo ttft=200ms,tpot=20ms
+      specsim plan --workload chats.json --concurrency 32 --vllm-file spec.json
     """
     given = flat(locals())
     from tqdm.auto import tqdm
@@ -65,20 +86,49 @@ def plan(
     from specsim.simulator.plan import plan as make
     from specsim.simulator.plan import policies as choose
 
-    check_files(acceptance_file(given), json=json_file)
-    planned = cell(given)
+    inputs = acceptance_file(given) | {"workload": traffic.workload, "tokenizer": traffic.tokenizer}
+    check_files(inputs, json=json_file, **files.paths)
+    check_traffic(given)
+    trace = None if traffic.workload is None else str(traffic.workload)
+    planned = cell(given | {"trace": trace, "tokenizer": traffic.tokenizer and str(traffic.tokenizer)})
+    check_times(given, planned)
+    goal = slos.goal(require_int("replicates", replicates))
     configs = candidates(planned)
-    with tqdm(total=len(configs) * require_int("replicates", replicates), unit="run", disable=None) as bar:
-        found = make(planned, objective, configs, replicates, bar.update)
+    with tqdm(total=len(configs) * replicates, unit="run", disable=None) as bar:
+        found = make(planned, objective, configs, replicates, bar.update, goal and goal.slo)
+    rates = None if goal is None else highest_rates(planned, configs, goal)
     limit = load.max_running if found.crossover is None else found.crossover - 1  # at the crossover plain is best
     compared = choose(planned, limit) if policies else {}
+    usage = files.write(found, draft)
 
     def print_all(console: "Console") -> None:
         show(found, draft, describe_acceptance(given, planned), console)
+        show_slo(found, rates, console)
+        for line in usage:
+            console.print()
+            console.print(line, soft_wrap=True)
         if compared:
             show_policies(compared, console)
 
-    options.report("plan", print_all, found.to_json(draft) | {"policies": compared}, json_file)
+    value = found.to_json(draft) | {"policies": compared, "highest_rates": rates and _plain_values(rates)}
+    options.report("plan", print_all, value, json_file)
+
+
+def highest_rates(cell: "Cell", configs: "Sequence[SpecConfig]", goal: "RateGoal") -> dict[str, Any]:
+    """Find the highest rate of the best setting and of plain decoding within the objectives."""
+    from tqdm.auto import tqdm
+
+    from specsim.simulator.highest_rate import best_rate, highest_rate
+
+    settings = [cell.option(config) for config in configs]
+    with tqdm(total=len(settings), unit="setting", disable=None) as bar:
+        best = best_rate(cell, settings, goal, bar.update)
+    plain = highest_rate(cell, settings[0], goal)
+    return {"attainment": goal.share, "best": best, "plain": plain}
+
+
+def _plain_values(rates: dict[str, Any]) -> dict[str, Any]:
+    return rates | {"best": rates["best"] and asdict(rates["best"])}
 
 
 def show(found: "Plan", draft: str, acceptance: str, console: "Console") -> None:
@@ -87,16 +137,17 @@ def show(found: "Plan", draft: str, acceptance: str, console: "Console") -> None
     from specsim.simulator.flags import sglang_flags, vllm_flags
 
     load = found.cell
-    arrivals = f"{load.concurrency} clients" if load.rate is None else f"{load.rate:g} requests a second"
-    where = f"{load.model} on {load.tensor_parallel} × {load.hardware}, {arrivals}"
+    where = f"{load.model} on {load.tensor_parallel} × {load.hardware}, {describe_load(load)}"
     heading(console, f"{where}: best for {found.objective}")
     show_candidates(found, console)
+    show_workload(load, console)
     for text in (_method(found), acceptance):
         console.print()
         paragraph(console, text)
     show_limits(found, console)
     heading(console, "by batch size")
     show_batches(found, console)
+    show_chains(found, console)
     heading(console, f"SGLang: {short_setting(found.best.config)}")
     console.print(sglang_flags(load, found.best.config, draft), soft_wrap=True)
     if found.best_chain is not None:
@@ -131,16 +182,16 @@ def _method(found: "Plan") -> str:
     from specsim.simulator.replicates import CHANCE, CONFIDENCE, EQUAL
     from specsim.simulator.speedup_range import calibration
 
-    loss = (
-        "time for the same tokens over that of the quickest setting"
-        if found.objective == "throughput"
-        else "mean latency over the lowest of all"
-    )
+    loss = {
+        "throughput": "time for the same tokens over that of the quickest setting",
+        "latency": "mean latency over the lowest of all",
+        "goodput": "time for the same requests within the objectives over that of the quickest setting",
+    }[found.objective]
     spread = f", ± its {CONFIDENCE:.0%} confidence interval" if found.replicates > 1 else ""
     schedule = found.cell.plain_schedule
     plain = f" Plain decoding runs under schedule {schedule}." if schedule not in (None, found.cell.schedule) else ""
     words = calibration(found.cell.serving(found.cell.option(found.best.config)))
-    requests = f"{found.replicates} × {found.cell.requests:,} requests"
+    requests = f"{found.replicates} × {len(found.cell.workload):,} requests"
     return (
         f"{words[0].upper()}{words[1:]}: means of {requests}, the same for every "
         f"setting.{plain} Regret: additional {loss}{spread}. Settings within {EQUAL:.0%}, or within that interval and "

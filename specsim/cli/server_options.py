@@ -12,14 +12,16 @@ from specsim.core.errors import InputError, require
 if TYPE_CHECKING:
     from specsim.simulator import Efficiency as SimulatedEfficiency
     from specsim.simulator.cell import Cell
+    from specsim.simulator.token_lengths import Length
 
 Model = Annotated[str, option("Model", "Shipped name, hub id of a shipped shape, or a config.json.")]
 Hardware = Annotated[
     str,
     option(
         "Hardware",
-        "GPU: A100-40GB-SXM, A100-80GB-SXM, H20, H100-SXM, H200, B200, RTX-3090 or RTX-4090; H100 is enough.",
-        metavar="NAME",
+        "GPU: A100-40GB-SXM, A100-80GB-SXM, H20, H100-SXM, H200, B200, RTX-3090 or RTX-4090; H100 is enough. Or a "
+        ".csv or .json file of your own.",
+        metavar="NAME|FILE",
     ),
 ]
 TensorParallel = Annotated[int, option("Hardware", "GPUs that share the model by tensor parallelism. [at least 1]")]
@@ -36,10 +38,20 @@ Rate = Annotated[
     ),
 ]
 PromptTokens = Annotated[
-    str, option("Load", "Prompt length in tokens, or uniform from A to B. [at least 1]", metavar="N|A-B")
+    str,
+    option(
+        "Load",
+        "Prompt length in tokens: constant, uniform, or lognormal with standard deviation over mean. [at least 1]",
+        metavar="N|A-B|lognormal:MEAN:CV",
+    ),
 ]
 OutputTokens = Annotated[
-    str, option("Load", "Output length in tokens, or uniform from A to B. [at least 1]", metavar="N|A-B")
+    str,
+    option(
+        "Load",
+        "Output length in tokens: constant, uniform, or lognormal with standard deviation over mean. [at least 1]",
+        metavar="N|A-B|lognormal:MEAN:CV",
+    ),
 ]
 Schedule = Annotated[
     str,
@@ -65,6 +77,10 @@ Prefill = Annotated[
 ChunkTokens = Annotated[int, option("Server", "Largest number of prompt tokens in a step. [at least 1]")]
 MaxRunning = Annotated[int, option("Server", "Largest number of running requests. [at least 1]")]
 MemoryShare = Annotated[float, option("Hardware", "Fraction of GPU memory for weights and KV. [above 0, at most 1]")]
+KvCacheDtype = Annotated[
+    str,
+    option("Model", "Numbers in the KV cache; auto: as the checkpoint's config says.", metavar="auto|bfloat16|fp8"),
+]
 Efficiency = Annotated[
     list[str] | None,
     option(
@@ -88,6 +104,7 @@ class ServerGroup:
     tensor_parallel: TensorParallel = 1
     drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3|mtp")] = "eagle3"
     draft_vocab: DraftVocab = 32000
+    kv_cache_dtype: KvCacheDtype = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +131,7 @@ def cell(given: dict[str, Any]) -> "Cell":
 
     values = {field.name: given[field.name] for field in fields(Cell) if given.get(field.name) is not None}
     values["efficiency"] = efficiency(given["efficiency"] or [])
-    check_one_load(given)
+    check_one_load(given | {"workload": None})
     for name in ("prompt_tokens", "output_tokens"):
         values[name] = length(name, values[name])
     values["shares"] = assumed(given).shares
@@ -150,8 +167,13 @@ def check_one_load(given: Mapping[str, Any]) -> None:
         raise options.exclusive(first, given[first], f"--{others[0]}")
 
 
-def length(name: str, text: str) -> int | tuple[int, int]:
-    """Tokens of a request: a number, or two with a dash between them."""
+def length(name: str, text: str) -> "Length":
+    """Tokens of a request: a number, two with a dash between them, or a lognormal distribution."""
+    from specsim.simulator.token_lengths import LOGNORMAL, lognormal
+
+    if text.startswith(LOGNORMAL):
+        lognormal(name, text)
+        return text
     try:
         least, *most = map(int, text.split("-"))
     except ValueError:

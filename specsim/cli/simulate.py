@@ -51,6 +51,7 @@ def simulate(
         str, option("Model", "Drafter architecture; none is plain decoding.", metavar="eagle|eagle3|mtp|none")
     ] = "eagle3",
     draft_vocab: cell.DraftVocab = 32000,
+    kv_cache_dtype: cell.KvCacheDtype = "auto",
     topk: options.Topk = 1,
     num_steps: options.NumSteps = 3,
     num_draft_tokens: options.NumDraftTokens = None,
@@ -76,7 +77,7 @@ def simulate(
     rate: cell.Rate = None,
     workload: Annotated[
         Path | None,
-        option("Load", "JSON Lines file of requests, in place of random ones.", metavar="FILE", show_default=False),
+        option("Load", "File of requests as plan takes, in place of random ones.", metavar="FILE", show_default=False),
     ] = None,
     schedule: cell.Schedule = "overlap",
     plain_schedule: cell.PlainSchedule = None,
@@ -147,7 +148,8 @@ def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> Non
 def _scenario(given: dict[str, Any]) -> "Scenario":
     from specsim.simulator.cell import Cell
     from specsim.simulator.option import Option
-    from specsim.simulator.workload import read_workload
+    from specsim.simulator.request_file import Replay, replay
+    from specsim.simulator.request_formats import read_requests
 
     require_choice("drafter", given["drafter"], DRAFTERS)
     cell.check_one_load(given)
@@ -166,7 +168,10 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
     else:
         option = Option(options.pick(SpecConfig, given), _acceptance(given))
     scenario = Cell(**values).serving(option)
-    work = scenario.workload if given["workload"] is None else read_workload(given["workload"])
+    work = scenario.workload
+    if given["workload"] is not None:
+        file = read_requests(given["workload"])
+        work = replay(file, Replay(len(file), concurrency=CLIENTS, page_size=given["page_size"], seed=given["seed"]))
     return replace(scenario, workload=work, plain_schedule=given["plain_schedule"])
 
 

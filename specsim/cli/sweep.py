@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SHOWN = 10
 _FIGURES = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)")
 _LENGTHS = ("prompt_tokens", "output_tokens")
+_FILES = ("trace", "tokenizer", "characters_per_token", "prefix_cache")  # of requests in files, which only plan reads
 _ORDER = (
     "Simulated, not measured, means over seeds; by throughput, with a rate by mean latency, and within 1% the one of "
     "fewest draft tokens."
@@ -176,7 +177,7 @@ def _varied(assignments: list[str]) -> dict[str, list[Any]]:
     from specsim.simulator.bounds import is_number
     from specsim.simulator.sweep import FIELDS
 
-    allowed = ("accept_rate", *(each for each in FIELDS if each not in ("shares", "efficiency")))
+    allowed = ("accept_rate", *(each for each in FIELDS if each not in ("shares", "efficiency", *_FILES)))
     varied: dict[str, list[Any]] = {}
     for assignment in assignments:
         name, _, text = assignment.partition("=")

@@ -13,20 +13,24 @@ from specsim.simulator.flags import sglang_flags, vllm_flags
 from specsim.simulator.option import Option
 from specsim.simulator.policy import compare
 from specsim.simulator.replicates import EQUAL, REPLICATES, Metrics, Replicated, cheapness, run_replicates
+from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
+from specsim.simulator.schedule import Range, schedule
+from specsim.simulator.slo import GOODPUT, Slo
 from specsim.simulator.speedup_range import with_parameters
 from specsim.simulator.steady import SteadyBatch
 
 THROUGHPUT = "Output Throughput (tok/s)"
-OBJECTIVES = {"throughput": THROUGHPUT, "latency": "Mean E2E Latency (ms)"}
+OBJECTIVES = {"throughput": THROUGHPUT, "latency": "Mean E2E Latency (ms)", "goodput": GOODPUT}
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A setting with its simulated metrics, means over its runs.
 
-    regret: relative extra time for the same tokens over the setting that needs least (throughput), or relative extra
-    mean latency over the lowest (latency), on the same requests; 0.05 is 5 %.
+    regret: relative extra time for the same tokens over the setting that needs least (throughput), the same for
+    requests within the objectives (goodput), or relative extra mean latency over the lowest (latency), on the same
+    requests; 0.05 is 5 %.
     """
 
     config: SpecConfig
@@ -72,6 +76,8 @@ class Plan:
     replicates: int  # runs of a setting, of as many requests each
     candidates: tuple[Candidate, ...]  # equal ones first, the cheapest of them at the head, then by regret
     by_batch: tuple[BatchChoice, ...]  # batches of 1, 2, 4, ... requests
+    chains: tuple[Range, ...]  # best chain, or plain decoding, by batch size: what engines' schedules can express
+    slo: Slo | None = None
 
     @property
     def best(self) -> Candidate:
@@ -121,6 +127,8 @@ class Plan:
             "replicates": self.replicates,
             "candidates": [asdict(each) for each in self.candidates],
             "by_batch": [asdict(each) | {"speedup": each.speedup, "span": each.span} for each in self.by_batch],
+            "chains": [asdict(each) for each in self.chains],
+            "slo": self.slo.bounds if self.slo else None,
             "crossover": self.crossover,
             "limits": self.limits,
             "sglang": sglang_flags(self.cell, self.best.config, draft),
@@ -134,26 +142,35 @@ def plan(
     configs: Sequence[SpecConfig] | None = None,
     replicates: int = REPLICATES,
     done: Callable[[], object] = lambda: None,
+    slo: Slo | None = None,
 ) -> Plan:
     """Simulate the cell under every setting, several times, each time on the same requests and uniforms.
 
-    objective: unless given throughput, or latency where requests arrive at a rate, which fixes the throughput. done:
-    called after each of the configs · replicates runs.
+    objective: unless given goodput with an slo, else throughput, or latency where requests arrive at a rate, which
+    fixes the throughput. done: called after each of the configs · replicates runs.
     """
+    objective = objective or ("goodput" if slo else None)
     objective = objective or ("latency" if cell.has_times else "throughput")
     require_choice("objective", objective, OBJECTIVES)
+    require(slo or objective != "goodput", "objective", objective, "throughput or latency without --slo")
     configs = candidates(cell) if configs is None else configs
     require(configs, "configs", configs, "at least one setting")
     options = [cell.option(config) for config in configs]
-    runs = run_replicates(cell, options, require_int("replicates", replicates), _cost(objective), done)
-    rows = sorted(map(Candidate.of, runs), key=_rank)
-    return Plan(cell, objective, replicates, tuple(rows), tuple(_by_batch(cell, options, rows)))
+    measure = slo.metrics if slo else Run.metrics
+    runs = run_replicates(cell, options, require_int("replicates", replicates), _cost(objective), done, measure)
+    rows = tuple(sorted(map(Candidate.of, runs), key=_rank))
+    chains = schedule(cell, [option for option in options if option.config.topk == 1])
+    return Plan(cell, objective, replicates, rows, tuple(_by_batch(cell, options, rows)), chains, slo)
 
 
 def _cost(objective: str) -> Callable[[Metrics], float]:
     """Choose the figure of a run to minimise."""
     name = OBJECTIVES[objective]
-    return lambda run: 1 / run[name] if objective == "throughput" else run[name]
+    if objective == "latency":
+        return lambda run: run[name]
+    if objective == "goodput":  # a thousandth of all requests at least, which keeps the cost finite
+        return lambda run: 1 / max(run[name], run["Request Throughput (req/s)"] / 1000)
+    return lambda run: 1 / run[name]
 
 
 def _rank(row: Candidate) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from scipy.special import stdtrit
 from specsim.core.config import SpecConfig
 from specsim.simulator.cell import Cell
 from specsim.simulator.option import Option
+from specsim.simulator.results import Run
 
 REPLICATES = 8
 EQUAL = 0.01  # smallest significant regret: no cost model is exact to 1 %
@@ -39,16 +40,17 @@ def run_replicates(
     count: int,
     cost: Callable[[Metrics], float],
     done: Callable[[], object] = lambda: None,
+    measure: Callable[[Run], dict[str, float]] = Run.metrics,
 ) -> list[Replicated]:
     """Run every option `count` times; run i has the same arrivals, lengths and uniforms for all options.
 
-    cost: figure of a run to compare by, less is better. done: called after every run.
+    cost: figure of a run to compare by, less is better. done: called after every run. measure: the figures of a run.
     """
     runs: list[list[Metrics]] = [[] for _ in options]
     for seed in seeds(cell.seed, count):
         replicate = cell.with_values(seed=seed)
         for option, metrics in zip(options, runs, strict=True):
-            metrics.append(replicate.serving(option).run(option).metrics())
+            metrics.append(measure(replicate.serving(option).run(option)))
             done()
     costs = np.array([[cost(run) for run in metrics] for metrics in runs])
     best = costs[costs.mean(axis=1).argmin()]

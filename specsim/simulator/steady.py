@@ -42,12 +42,22 @@ class SteadyBatch:
         return requests * self.output_tokens / self._seconds(option, requests)
 
     def _seconds(self, option: Option, requests: int) -> float:
-        """Compute the seconds in which each place serves one request."""
+        """Compute the seconds in which each place serves one request.
+
+        A step prefills on average one prompt per request that ends in a round: between two whole numbers of them.
+        """
+        rounds = mean_rounds(option, self.output_tokens - 1) + (self.scenario.schedule == "overlap")
+        together = max(1.0, requests / (rounds + 1))
+        fewer = int(together)
+        more = together - fewer
+        seconds = (1 - more) * self._seconds_of(option, requests, rounds, fewer)
+        return seconds + (more and more * self._seconds_of(option, requests, rounds, fewer + 1))
+
+    def _seconds_of(self, option: Option, requests: int, rounds: float, together: int) -> float:
+        """Compute the same if every step with prompts has this many."""
         scenario = self.scenario
         cost = scenario.cost(option)
         context = self.prompt_tokens + self.output_tokens // 2
-        rounds = mean_rounds(option, self.output_tokens - 1) + (scenario.schedule == "overlap")
-        together = max(1, round(requests / (rounds + 1)))  # prompts of a step: one per request that ends in a round
         chunks = self._chunks(together)
         prefills = requests / together
         round_seconds = cost.round(np.full(requests, context), option.config)
