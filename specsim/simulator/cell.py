@@ -143,6 +143,7 @@ class Cell:
             for name in ("prompt_tokens", "output_tokens")
         }
         made["efficiency"] = Efficiency(**value["efficiency"])
+        made["prefix_cache"] = bool(value.get("prefix_cache", True))  # SQLite has 1 for true
         return cls(**value | made)
 
     def with_values(self, **values: Any) -> "Cell":

@@ -30,7 +30,10 @@ def schedule(cell: Cell, options: Sequence[Option]) -> tuple[Range, ...]:
 
     A size has the setting of the next size of _sizes. Of all schedules it is the one of least lost time, where the
     losses of these sizes are added and a change of the setting costs SWITCH; of equal ones the one of fewer drafts.
+    Without options it is empty.
     """
+    if not options:
+        return ()
     plain = Option.plain(cell.page_size)
     batches = {option: SteadyBatch.of(cell.serving(option)) for option in (plain, *options)}
     sizes = _sizes(min(cell.max_running, batches[plain].most_requests(plain)))

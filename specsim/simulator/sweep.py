@@ -20,8 +20,24 @@ from specsim.simulator.measurement import METRICS
 from specsim.simulator.model import names, read_config
 
 FIELDS = tuple(field.name for field in fields(Cell))
+LATER = {  # fields that the first sweeps did not have; their defaults leave keys and files as they were
+    field.name: field.default
+    for field in fields(Cell)
+    if field.name
+    in (
+        "trace",
+        "tokenizer",
+        "characters_per_token",
+        "prefix_cache",
+        "burstiness",
+        "swing",
+        "period",
+        "kv_cache_dtype",
+    )
+}
 VERSION = 1  # of the SQLite file; it grows when a column changes its meaning
 COLUMNS = ("key", *FIELDS, *METRICS, "error", "seconds", "worker")
+_NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
 
 
 def cells(base: Cell, vary: Mapping[str, Sequence[Any]]) -> list[Cell]:
@@ -48,6 +64,7 @@ def key(cell: Cell) -> str:
     A model that is not shipped counts by its config, and files of GPUs and requests by their text.
     """
     value = cell.to_json()
+    value = {name: value[name] for name in value if name not in LATER or value[name] != LATER[name]}
     for name, path in (("hardware", cell.hardware.partition("#")[0]), ("trace", cell.trace)):
         if path is not None and Path(path).is_file():
             value[f"{name}_text"] = sha256(Path(path).read_bytes()).hexdigest()
@@ -81,12 +98,25 @@ class Results:
             version = self._version()
             names = ", ".join(f'"{name}"' for name in COLUMNS[1:])
             self._file.execute(f'create table if not exists cells ("key" text primary key, {names})')
-            found = tuple(row[1] for row in self._file.execute("pragma table_info(cells)"))
+            if version == VERSION:
+                self._add_later_fields()
+            found = self._columns()
         except sqlite3.Error as error:
             raise InputError("out", str(path), f"a new file, or one of an earlier sweep ({error})") from error
         allowed = f"a new file, or one of an earlier sweep of version {VERSION}, not {version}"
         require(version == VERSION, "out", str(path), allowed)
-        require(found == COLUMNS, "out", str(path), "a new file, or one of an earlier sweep (its columns are others)")
+        allowed = "a new file, or one of an earlier sweep (its columns are others)"
+        require(found == set(COLUMNS), "out", str(path), allowed)
+
+    def _columns(self) -> set[str]:
+        return {row[1] for row in self._file.execute("pragma table_info(cells)")}
+
+    def _add_later_fields(self) -> None:
+        """Add the columns of later fields to a file of an earlier sweep, with their defaults."""
+        missing = set(COLUMNS) - self._columns()
+        for name in missing if missing <= set(LATER) else ():
+            default = "null" if LATER[name] is None else json.dumps(LATER[name]).replace('"', "'")
+            self._file.execute(f'alter table cells add column "{name}" default {default}')
 
     def _version(self) -> int:
         """Read the version of the file, and write it into a new one."""
@@ -104,11 +134,13 @@ class Results:
         row = {"key": key(cell), **cell.to_json(), **result}
         values = [_plain(row.get(name)) for name in COLUMNS]
         with self._file:
-            self._file.execute(f"insert or replace into cells values ({', '.join('?' * len(COLUMNS))})", values)
+            self._file.execute(
+                f"insert or replace into cells ({_NAMES}) values ({', '.join('?' * len(values))})", values
+            )
 
     def rows(self, wanted: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """Read all rows, or those of some keys in their order."""
-        rows = [dict(zip(COLUMNS, row, strict=True)) for row in self._file.execute("select * from cells")]
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in self._file.execute(f"select {_NAMES} from cells")]
         found = {row["key"]: row for row in rows}
         return rows if wanted is None else [found[each] for each in wanted]
 

@@ -30,8 +30,8 @@ def lognormal(name: str, text: str) -> tuple[float, float]:
     """Read mean and coefficient of variation of lognormal:MEAN:CV."""
     kind, *numbers = text.split(":")
     try:
-        mean, variation = map(float, numbers)
+        mean, variation = map(float, numbers if kind == LOGNORMAL else ())
         return positive(name, mean), positive(name, variation)
     except ValueError as error:
         allowed = "lognormal:MEAN:CV, the mean in tokens and the standard deviation over it: lognormal:512:0.8"
-        raise InputError(name, text, allowed) from error if kind == LOGNORMAL else None
+        raise InputError(name, text, allowed) from error

@@ -253,7 +253,7 @@ def test_every_figure_and_every_model_has_its_source():
         ({"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok", 8),
         ({"sliding_window": "wide"}, "sliding_window", "wide"),
         ({"sliding_window": 4, "layer_types": ["full_attention"]}, "layer_types", "1 layers"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config", "awq"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config", "hqq"),
     ],
 )
 def test_an_impossible_config_is_refused_by_its_field(change, name, value):

@@ -17,11 +17,14 @@ from specsim.maintain.schemas.settings import config
 from specsim.simulator.calibrate import Fitted
 from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.highest_rate import HighestRate
 from specsim.simulator.lint import Finding
 from specsim.simulator.measurement import METRICS
 from specsim.simulator.plan import BatchChoice, Candidate
 from specsim.simulator.reproduce.reproduction import Figure, Target
+from specsim.simulator.schedule import Range
 from specsim.simulator.show import Took
+from specsim.simulator.slo import ATTAINMENT, GOODPUT
 
 _METRIC_TEXTS = {
     "Throughput": "Tokens or requests per second, over the whole run.",
@@ -36,15 +39,16 @@ _METRICS = {
     name: nullable(number(next(meaning for word, meaning in _METRIC_TEXTS.items() if word in name))) for name in METRICS
 }
 _LENGTH = {
-    "type": ["integer", "array"],
+    "type": ["integer", "array", "string"],
     "description": "",
     "items": whole("Least or most."),
     "minItems": 2,
     "maxItems": 2,
 }
+_LENGTHS = "length in tokens, the least and the most, or lognormal:MEAN:CV."
 _CELL_TEXTS: dict[str, Any] = {
     "model": "Name of the model, or its config.json.",
-    "hardware": "Name of the GPU.",
+    "hardware": "Name of the GPU, or the file that describes it.",
     "tensor_parallel": "GPUs that share the model.",
     "drafter": "Drafter architecture.",
     "draft_vocab": "Vocabulary of an eagle3 drafter, in tokens.",
@@ -58,15 +62,23 @@ _CELL_TEXTS: dict[str, Any] = {
     ),
     "requests": "Number of requests.",
     "concurrency": "Clients in a closed loop, unless there is a rate.",
-    "rate": "Poisson arrivals per second; null: clients in a closed loop.",
-    "prompt_tokens": _LENGTH | {"description": "Prompt length in tokens, or the least and the most."},
-    "output_tokens": _LENGTH | {"description": "Output length in tokens, or the least and the most."},
+    "rate": "Arrivals per second; null: clients in a closed loop, or the times of the trace.",
+    "trace": "File of requests; null: random ones.",
+    "tokenizer": "Tokenizer for the texts of the trace; null: characters_per_token.",
+    "characters_per_token": "Characters of a token in the texts of the trace, without a tokenizer.",
+    "prefix_cache": "Whether turns of a conversation find the KV of the turns before them.",
+    "burstiness": "Shape of the gamma distribution of the gaps between arrivals; 1 is Poisson.",
+    "swing": "Amplitude of the rate over a period, relative to its mean.",
+    "period": "Period of the swing, in seconds.",
+    "prompt_tokens": _LENGTH | {"description": f"Prompt {_LENGTHS}"},
+    "output_tokens": _LENGTH | {"description": f"Output {_LENGTHS}"},
     "schedule": "sync: a step's results are read before the next is planned; overlap: one step later.",
     "plain_schedule": "Schedule of plain decoding; null: the same.",
     "prefill": "Place of prompts: mixed, beside or first.",
     "chunk_tokens": "Largest number of prompt tokens in a step; null: no limit.",
     "max_running": "Largest number of running requests.",
     "memory_share": "Fraction of GPU memory for weights and KV.",
+    "kv_cache_dtype": "Numbers in the KV cache; auto: as the checkpoint says.",
     "seed": "Seed of all random draws.",
 }
 
@@ -169,13 +181,18 @@ def simulate_table() -> Schema:
 def plan() -> Schema:
     """Describe the output of plan."""
     metrics = record("Simulated metrics.", _METRICS)
+    means = record("Simulated metrics, means over the replicates; the last two with objectives.", _METRICS)
+    means["properties"] |= {
+        GOODPUT: number("Requests per second within all objectives."),
+        ATTAINMENT: number("Requests within all objectives, in percent."),
+    }
     candidate = described(
         Candidate,
         "A setting.",
         config=config("Setting of speculation."),
         accept_length="Accept length in closed form, in tokens per round.",
-        metrics=record("Simulated metrics, means over the replicates.", _METRICS),
-        regret="Additional time (throughput) or latency over the best setting; 0.05 is 5 %.",
+        metrics=means,
+        regret="Additional time (throughput, goodput) or latency over the best setting; 0.05 is 5 %.",
         spread="Half the width of the regret's 95 % confidence interval; null with one replicate.",
         is_equal="Whether it is as good as the best within spread and tolerance.",
     )
@@ -194,15 +211,45 @@ def plan() -> Schema:
         "span": array("Lowest and highest speed-up.", number("A speed-up."), 2),
     }
     choice["required"] += ["speedup", "span"]
+    chain = described(
+        Range,
+        "A chain and the batch sizes at which it is the best.",
+        low="Least running requests.",
+        high="Most running requests.",
+        config=config("Setting of speculation."),
+        speedup="Speed-up over plain decoding with the most running requests.",
+    )
+    bounds = record(
+        "Largest latencies of a request.",
+        {name: nullable(number(f"{name.upper()} in seconds; null: no bound.")) for name in ("ttft", "tpot", "e2e")},
+    )
+    highest = described(
+        HighestRate,
+        "The setting of the highest rate.",
+        config=config("Setting of speculation."),
+        rate="Requests per second; null: all requests may come at once.",
+    )
+    highest["properties"]["rate"] = nullable(highest["properties"]["rate"])
+    rates = record(
+        "Highest rates within the objectives.",
+        {
+            "attainment": number("Share of requests that stay within the objectives."),
+            "best": nullable(highest),
+            "plain": nullable(number("Requests per second of plain decoding; null: all may come at once.")),
+        },
+    )
     cell = described(Cell, "Server and load.", efficiency=_efficiency(), **_CELL_TEXTS)
     return record(
         "Output of specsim plan --json.",
         {
             "cell": cell,
-            "objective": text("throughput or latency."),
+            "objective": text("throughput, latency or goodput."),
             "replicates": whole("Simulated runs of each setting."),
             "candidates": array("Settings, the best first.", candidate),
             "by_batch": array("Best setting by batch size.", choice),
+            "chains": array("Best chain by ranges of batch sizes, as in the files for engines.", chain),
+            "slo": nullable(bounds),
+            "highest_rates": nullable(rates),
             "crossover": nullable(whole("Smallest batch size from which plain decoding is best; null for none.")),
             "limits": table("Fields of the best setting at the edge of what was tried.", whole("Largest value tried.")),
             "sglang": text("Flags of SGLang's server."),
@@ -220,6 +267,7 @@ def sweep() -> Schema:
         name: {"type": ["integer", "string"], "description": f"{known[name]['description']} Two as JSON text."}
         for name in ("prompt_tokens", "output_tokens")
     }
+    as_json["prefix_cache"] = whole(f"{known['prefix_cache']['description']} 1 or 0.")
     seed = {"seed": {"type": ["integer", "string"], "description": "Random seed; as JSON text from 2^63 on."}}
     row = record(
         "A cell.",
