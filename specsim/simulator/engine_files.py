@@ -128,8 +128,9 @@ def _yaml(value: Mapping[Any, Any], indent: str) -> list[str]:
     """Write an object line by line; a value that is no object is JSON, which YAML includes."""
     lines = []
     for key, item in value.items():
+        name = json.dumps(key) if isinstance(key, str) and not key.isidentifier() else key
         if isinstance(item, Mapping):
-            lines += [f"{indent}{key}:\n", *_yaml(item, indent + "  ")]
+            lines += [f"{indent}{name}:\n", *_yaml(item, indent + "  ")]
         else:
-            lines.append(f"{indent}{key}: {json.dumps(item)}\n")
+            lines.append(f"{indent}{name}: {json.dumps(item)}\n")
     return lines

@@ -1,6 +1,7 @@
 """Requests of files: lengths, times and conversations, whatever format they came in."""
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class RequestFile:
         the one before it, which has ended by then if no more requests are in flight.
         """
         waiting = iter(self.conversations)
-        places = [iter(each) for each, _ in zip(waiting, range(active), strict=False)]
+        places = [iter(each) for each in islice(waiting, active)]
         turns = []
         while places:
             staying = []

@@ -362,3 +362,31 @@ def test_a_request_needs_the_slots_of_its_largest_round(prompt, output):
 def test_an_option_needs_acceptance_of_all_its_steps():
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("acceptance", 2)):
         Option(CHAIN, iid(0.5, 2))
+
+
+@pytest.mark.parametrize("prefill", ["mixed", "beside", "first"])
+def test_cached_columns_are_not_prefilled(prefill):
+    """A second per prompt token: TTFT is what the cache lacks. A preempted request computes all of its columns."""
+    prompts, outputs, cached = np.array([40, 40, 40]), np.array([3, 3, 3]), np.array([0, 32, 39])
+    work = Workload(prompts, outputs, np.array([0.0, 1000.0, 2000.0]), cached_tokens=cached)
+    serving = ServingConfig("sync", 4, 10_000)
+    run = simulate(Linear(base=0.0, token=1.0), Option.plain(), work, serving, prefill=prefill, log=True)
+    assert run.ttft.tolist() == [40.0, 8.0, 1.0]
+    assert sum(step.prompt_tokens for step in run.log) == 49
+
+
+def test_a_preempted_request_computes_its_cached_columns_again():
+    work = Workload(np.array([10, 10]), np.array([30, 30]), np.zeros(2), cached_tokens=np.array([0, 8]))
+    slots = 2 * (10 + 30)
+    full = simulate(Linear(), Option.plain(1), work, ServingConfig("sync", 2, slots), prefill="beside", log=True)
+    assert (full.preemptions.sum(), sum(step.prompt_tokens for step in full.log)) == (0, 12)
+    tight = simulate(Linear(), Option.plain(1), work, ServingConfig("sync", 2, 60), prefill="beside", log=True)
+    assert tight.preemptions.sum() == 1
+    again = sum(step.prompt_tokens for step in tight.log) - 12
+    assert 20 < again <= 40
+
+
+@pytest.mark.parametrize("cached", [[1], [-1, 0], [10, 0], [0.5, 0.5]])
+def test_cached_columns_leave_a_token_to_prefill(cached):
+    with pytest.raises(InputError, check=lambda error: error.name == "cached_tokens"):
+        Workload(np.array([10, 10]), np.array([5, 5]), np.zeros(2), cached_tokens=np.array(cached))
