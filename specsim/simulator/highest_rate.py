@@ -45,11 +45,11 @@ def highest_rate(cell: Cell, option: Option, goal: RateGoal, start: float = 1.0)
     """
     if is_within(cell, option, goal, MOST):
         return math.inf
+    if not is_within(cell, option, goal, LEAST):
+        return 0.0
     low = high = start
     while low > LEAST and not is_within(cell, option, goal, low):
-        low, high = low / 2, low
-    if low <= LEAST:
-        return 0.0
+        low, high = max(low / 2, LEAST), low
     while high == low or is_within(cell, option, goal, high):
         low, high = high, 2 * high
     while high / low > PRECISION:
