@@ -1,33 +1,21 @@
 """specsim plan: the best setting for a model, hardware and load."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+import math
+from typing import TYPE_CHECKING, Annotated
 
 from specsim.cli import options
 from specsim.cli.acceptance_options import AcceptanceGroup, acceptance_file
+from specsim.cli.engine_file_options import EngineFileGroup, show_chains
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell, describe_acceptance
-from specsim.cli.traffic_options import (
-    EngineFileGroup,
-    SloGroup,
-    TrafficGroup,
-    check_times,
-    check_traffic,
-    describe_load,
-    show_chains,
-    show_slo,
-    show_workload,
-)
+from specsim.cli.slo_options import SloGroup, highest_rates, plain_values, show_slo
+from specsim.cli.traffic_options import TrafficGroup, check_times, check_traffic, describe_load, show_workload
 from specsim.core.errors import require_int
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specsim.core.config import SpecConfig
-    from specsim.simulator.cell import Cell
-    from specsim.simulator.highest_rate import RateGoal
     from specsim.simulator.plan import Plan
 
 SHOWN = 12
@@ -110,25 +98,8 @@ def plan(
         if compared:
             show_policies(compared, console)
 
-    value = found.to_json(draft) | {"policies": compared, "highest_rates": rates and _plain_values(rates)}
+    value = found.to_json(draft) | {"policies": compared, "highest_rates": rates and plain_values(rates)}
     options.report("plan", print_all, value, json_file)
-
-
-def highest_rates(cell: "Cell", configs: "Sequence[SpecConfig]", goal: "RateGoal") -> dict[str, Any]:
-    """Find the highest rate of the best setting and of plain decoding within the objectives."""
-    from tqdm.auto import tqdm
-
-    from specsim.simulator.highest_rate import best_rate, highest_rate
-
-    settings = [cell.option(config) for config in configs]
-    with tqdm(total=len(settings), unit="setting", disable=None) as bar:
-        best = best_rate(cell, settings, goal, bar.update)
-    plain = highest_rate(cell, settings[0], goal)
-    return {"attainment": goal.share, "best": best, "plain": plain}
-
-
-def _plain_values(rates: dict[str, Any]) -> dict[str, Any]:
-    return rates | {"best": rates["best"] and asdict(rates["best"])}
 
 
 def show(found: "Plan", draft: str, acceptance: str, console: "Console") -> None:
@@ -156,22 +127,28 @@ def show(found: "Plan", draft: str, acceptance: str, console: "Console") -> None
 
 
 def show_candidates(found: "Plan", console: "Console") -> None:
-    """Print the best candidates with their regret."""
+    """Print the best candidates with their regret, and with objectives their goodput."""
     from specsim.core.display import figure, paragraph, print_table, short_setting
+    from specsim.simulator.slo import ATTAINMENT, GOODPUT
 
+    figures = {"tok/s": ("Output Throughput (tok/s)", 0)}
+    if found.slo is not None:
+        figures = {"good/s": (GOODPUT, 2), "good %": (ATTAINMENT, 1)}
     names = ("Mean TTFT (ms)", "Mean TPOT (ms)", "P99 ITL (ms)")
-    rows = [
-        (
-            short_setting(each.config),
-            figure(each.accept_length),
-            figure(each.metrics["Output Throughput (tok/s)"], 0),
-            f"{found.over_plain(each):.2f} ×" if found.plain else "-",
-            *(figure(each.metrics[name]) for name in names),
-            f"{each.regret:.1%}" + ("" if each.spread is None else f" ± {each.spread:.1%}"),
+    rows = []
+    for each in found.candidates[:SHOWN]:
+        speedup = found.over_plain(each) if found.plain else math.inf
+        rows.append(
+            (
+                short_setting(each.config),
+                figure(each.accept_length),
+                *(figure(each.metrics[name], digits) for name, digits in figures.values()),
+                f"{speedup:.2f} ×" if speedup < math.inf else "-",
+                *(figure(each.metrics[name]) for name in names),
+                f"{each.regret:.1%}" + ("" if each.spread is None else f" ± {each.spread:.1%}"),
+            )
         )
-        for each in found.candidates[:SHOWN]
-    ]
-    headings = ("setting", "accepts", "tok/s", "over plain", "TTFT ms", "TPOT ms", "P99 ITL ms", "regret")
+    headings = ("setting", "accepts", *figures, "over plain", "TTFT ms", "TPOT ms", "P99 ITL ms", "regret")
     print_table(console, headings, rows)
     if len(found.candidates) > SHOWN:
         paragraph(console, f"and {len(found.candidates) - SHOWN} more, none of them better.")

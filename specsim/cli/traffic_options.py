@@ -1,6 +1,5 @@
-"""Options of plan for requests from files, service-level objectives, and files that engines read."""
+"""Options of plan for requests from files and the shape of random arrivals."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,14 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from specsim.cli import options
 from specsim.cli.options import option
 from specsim.core.errors import InputError, require
-from specsim.core.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from specsim.simulator.cell import Cell
-    from specsim.simulator.highest_rate import RateGoal
-    from specsim.simulator.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,88 +55,6 @@ class TrafficGroup:
     ] = 1.0
     swing: Annotated[float, option("Load", "Amplitude of the rate over a period, relative to its mean. [0 to 1]")] = 0.0
     period: Annotated[float, option("Load", "Period of --swing in seconds. [above 0]")] = 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class SloGroup:
-    """Bounds on latencies, and the share of requests that has to stay within them."""
-
-    slo: Annotated[
-        str | None,
-        option(
-            "Search",
-            "Largest TTFT, TPOT and E2E latency of a request.",
-            metavar="ttft=200ms,tpot=20ms,e2e=5s",
-            show_default="no bounds",
-        ),
-    ] = None
-    attainment: Annotated[
-        float,
-        option("Search", "Share of requests within --slo at the highest rate. [above 0, at most 1]"),
-    ] = 0.99
-
-    def goal(self, replicates: int) -> "RateGoal | None":
-        """Make the goal of the highest rate; None without bounds."""
-        from specsim.simulator.highest_rate import RateGoal
-        from specsim.simulator.slo import Slo
-
-        if self.slo is None:
-            allowed = "only 0.99, the default, without --slo"
-            require(self.attainment == 0.99, "attainment", self.attainment, allowed)
-            return None
-        return RateGoal(Slo.parse(self.slo), self.attainment, replicates)
-
-
-_FILE = "Write the best chain by batch size as"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFileGroup:
-    """Files with the schedule by batch size that engines read."""
-
-    sglang_file: Annotated[
-        Path | None,
-        option("Output", f"{_FILE} SGLang's --speculative-adaptive-config.", metavar="FILE", show_default=False),
-    ] = None
-    vllm_file: Annotated[
-        Path | None,
-        option("Output", f"{_FILE} the value of vLLM's --speculative-config.", metavar="FILE", show_default=False),
-    ] = None
-    tensorrt_llm_file: Annotated[
-        Path | None,
-        option("Output", f"{_FILE} TensorRT-LLM's --config: YAML or JSON.", metavar="FILE", show_default=False),
-    ] = None
-
-    @property
-    def paths(self) -> dict[str, Path | None]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def write(self, found: "Plan", draft: str) -> list[str]:
-        """Write the files, all or none of them; returns the options that give them to the engines."""
-        from specsim.simulator.engine_files import FILES, text
-
-        cell = found.cell
-        made = {
-            path: text(FILES[name.removesuffix("_file")](found.chains, cell.drafter, draft), path)
-            for name, path in self.paths.items()
-            if path is not None
-        }
-        for path, content in made.items():
-            write_whole(path, content.encode())
-        return [_usage(name, path, found, draft) for name, path in self.paths.items() if path is not None]
-
-
-def _usage(name: str, path: Path, found: "Plan", draft: str) -> str:
-    """Write the options by which an engine reads its file."""
-    from specsim.simulator.flags import sglang_flags
-
-    if name == "sglang_file":
-        first = max(found.chains, key=lambda each: (each.config.num_steps > 0, -each.low)).config
-        flags = sglang_flags(found.cell, first, draft)
-        return f"SGLang: {flags} --speculative-adaptive --speculative-adaptive-config {path}"
-    if name == "vllm_file":
-        return f'vLLM: --speculative-config "$(cat {path})"'
-    return f"TensorRT-LLM: trtllm-serve --config {path}"
 
 
 def check_traffic(given: Mapping[str, Any]) -> None:
@@ -210,47 +124,3 @@ def show_workload(cell: "Cell", console: "Console") -> None:
     text += f"; on average {lengths}; {cached:.0%} of prompt tokens are in the prefix cache."
     console.print()
     paragraph(console, text)
-
-
-def show_slo(found: "Plan", rates: Mapping[str, Any] | None, console: "Console") -> None:
-    """Print the goodput of the best setting and the highest rate within the objectives."""
-    from specsim.core.display import heading, paragraph, short_setting
-    from specsim.simulator.slo import ATTAINMENT, GOODPUT
-
-    if found.slo is None or rates is None:
-        return
-    best = found.best
-    heading(console, f"objectives: {found.slo}")
-    paragraph(
-        console,
-        f"{short_setting(best.config)}: {best.metrics[GOODPUT]:.2f} requests a second within all of them, "
-        f"{best.metrics[ATTAINMENT]:.1f}% of requests.",
-    )
-    share = f"{rates['attainment']:.1%}".replace(".0%", "%")
-    if rates["best"] is None:
-        paragraph(console, f"No setting has {share} of requests within them at any rate.")
-        return
-    if rates["best"].rate == math.inf:
-        size = len(found.cell.workload)
-        paragraph(console, f"All {size:,} requests may come at once: too few for a highest rate, give more --requests.")
-        return
-    highest = f"{short_setting(rates['best'].config)}, {rates['best'].rate:.2f} requests a second"
-    plain = "none" if not rates["plain"] else f"{rates['plain']:.2f}"
-    paragraph(
-        console,
-        f"Highest rate with {share} of requests within them: {highest} (plain decoding: {plain}), found by bisection "
-        "to 1%, each run from an empty server.",
-    )
-
-
-def show_chains(found: "Plan", console: "Console") -> None:
-    """Print the schedule of chains by batch size."""
-    from specsim.core.display import paragraph, short_setting
-
-    ranges = [f"{_span(each.low, each.high)}: {short_setting(each.config)}" for each in found.chains]
-    console.print()
-    paragraph(console, f"Best chain by batch size, for engines that switch: {'; '.join(ranges)}.")
-
-
-def _span(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} to {high}"

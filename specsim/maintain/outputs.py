@@ -2,7 +2,8 @@
 
 python -m specsim.maintain.outputs [PAGE ...] runs the commands of these pages (all of the guide unless given) in the
 order of the page, in one temporary folder per page, and writes what they print. FIRST-LAST: only these lines. A
-command of <!-- run specsim ... --> is run but not shown; a code block below <!-- file NAME --> is written to that file.
+command of <!-- run specsim ... --> is run but not shown; a code block below <!-- file NAME --> is written to that file;
+one between <!-- written NAME --> and <!-- /written --> shows a file that a command before it has written.
 """
 
 import os
@@ -20,6 +21,7 @@ BLOCK = re.compile(
     r"<!-- output (?:(\d+)-(\d+) )?(specsim .+?) -->\n(.*?)<!-- /output -->|<!-- run (specsim .+?) -->", re.DOTALL
 )
 
+WRITTEN = re.compile(r"<!-- written (\S+) -->\n```(\w+)\n(.*?)```\n<!-- /written -->", re.DOTALL)
 FILE = re.compile(r"<!-- file (\S+) -->\n```[^\n]*\n(.*?)```", re.DOTALL)
 
 
@@ -47,6 +49,13 @@ def block(mark: re.Match[str], printed: str) -> str:
     return f"{opening}\n```console\n{text}\n```\n<!-- /output -->"
 
 
+def written(mark: re.Match[str], folder: Path) -> str:
+    """A marked block with the text of a file."""
+    name, language, _ = mark.groups()
+    text = (folder / name).read_text(encoding="utf-8")
+    return f"<!-- written {name} -->\n```{language}\n{text.rstrip()}\n```\n<!-- /written -->"
+
+
 def with_outputs(page: str, print_of: Callable[[str, Path], str] = run) -> str:
     """Run the commands of a page in its order, and put what each prints between its marks."""
     with TemporaryDirectory(prefix="specsim-") as name:
@@ -54,7 +63,8 @@ def with_outputs(page: str, print_of: Callable[[str, Path], str] = run) -> str:
         (folder / "tables").symlink_to(ROOT / "specsim" / "simulator" / "tables")
         for file in FILE.finditer(page):
             (folder / file[1]).write_text(file[2], encoding="utf-8")
-        return BLOCK.sub(lambda mark: block(mark, print_of(mark[3] or mark[5], folder)), page)
+        shown = BLOCK.sub(lambda mark: block(mark, print_of(mark[3] or mark[5], folder)), page)
+        return WRITTEN.sub(lambda mark: written(mark, folder), shown)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """Best setting for a model, hardware and load: simulated under the load, computed for other batches."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -98,12 +99,14 @@ class Plan:
         return next((each for each in self.candidates if each.config.is_plain), None)
 
     def over_plain(self, row: Candidate) -> float:
-        """Compute a candidate's speed-up over plain decoding, by the objective.
+        """Compute a candidate's speed-up over plain decoding, by the objective; infinite over a goodput of 0.
 
         InputError if plain decoding was not tried.
         """
         if self.plain is None:
             raise InputError("configs", "without plain decoding", "plain decoding among them")
+        if self.objective == "goodput" and not self.plain.metrics[GOODPUT]:
+            return math.inf
         cost = _cost(self.objective)
         return cost(self.plain.metrics) / cost(row.metrics)
 

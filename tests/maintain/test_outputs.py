@@ -71,3 +71,15 @@ def test_a_command_that_is_refused_is_an_error(tmp_path):
     with pytest.raises(RuntimeError, match="exit status 2"):
         outputs.run("specsim certify --verifier none", tmp_path)
     assert "12" not in outputs.run("specsim --version", tmp_path).splitlines()
+
+
+def test_a_file_of_an_earlier_command_is_shown():
+    page = "<!-- run specsim write -->\n<!-- written b.json -->\n```json\nold\n```\n<!-- /written -->\n"
+
+    def print_of(command, folder):
+        (folder / "b.json").write_text('{"command": "' + command + '"}\n')
+        return ""
+
+    shown = outputs.with_outputs(page, print_of)
+    assert shown == page.replace("old", '{"command": "specsim write"}')
+    assert outputs.with_outputs(shown, print_of) == shown
