@@ -79,7 +79,7 @@ def _grouped_formats(settings: Mapping[str, Any], layer: int, has_experts: bool)
 
 
 def _of_module(name: str, formats: list[tuple[list[str], WeightFormat]], ignored: list[str]) -> WeightFormat:
-    """Find the format of a module of a layer: 16 bits if it is ignored or if no group has it."""
+    """Find the format of a module, which has 16 bits if it is ignored or if no group has it."""
     if any(_matches(name, pattern) for pattern in ignored):
         return HALF
     for targets, format_ in formats:

@@ -103,7 +103,7 @@ def _window(size: int, choice: Replay) -> tuple[int, int]:
 
 
 def _times(file: RequestFile, choice: Replay, first: int, last: int) -> np.ndarray | None:
-    """Find times of arrival from 0: those of the file, scaled to a rate, or drawn at a rate; None: clients."""
+    """Find times from 0: those of the file, scaled to a rate, or drawn; None: clients."""
     if file.arrivals_s is not None:
         times = file.arrivals_s[first:last] - file.arrivals_s[first]
         if choice.rate is None:

@@ -49,7 +49,10 @@ def schedule(cell: Cell, options: Sequence[Option]) -> tuple[Range, ...]:
 
 
 def _least_loss(losses: np.ndarray) -> list[int]:
-    """Choose a column of every row, f64 [N, M], of least sum with SWITCH for each change; the first of equal ones."""
+    """Choose an option for every size, int [N], from losses f64 [N, M].
+
+    Their sum, with SWITCH for each change, is the least; of equal ones the first is chosen.
+    """
     total = losses[0]
     origins = []
     for row in losses[1:]:

@@ -27,7 +27,7 @@ def test_gaps_have_the_mean_and_spread_of_a_gamma(burstiness):
 
 
 def test_a_swing_moves_arrivals_to_the_first_half():
-    """The rate is 4 · (1 + 0.8 sin(2π t / 500)): its integral over half a period is 1 + 0.8 · 2/π of the mean's."""
+    """Half a period of 1 + 0.8 sin(2π t / 500) has 1 + 0.8 · 2/π of the mean."""
     plain, swung = times(), times(swing=0.8, period=500.0)
     periods = int(plain[-1] // 500)
     inside = swung[swung < 500 * periods]
