@@ -75,7 +75,8 @@ def names() -> tuple[str, ...]:
 def read_hardware(path: Path | str) -> dict[str, Hardware]:
     """Read GPUs by name from a CSV as hardware.csv, or from JSON.
 
-    JSON has an object for each GPU, in a list if there are several. An object has the fields of Hardware, with operations/s by dtype in peak_flops. InputError names file and line.
+    JSON has an object for each GPU, in a list if there are several. An object has the fields of Hardware, with
+    operations/s by dtype in peak_flops. InputError names file and line.
     """
     path = Path(path)
     text = read_text(path, "hardware", "a UTF-8 file that can be read")

@@ -1,6 +1,7 @@
 """Requests of files: lengths, times and conversations, whatever format they came in."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -37,28 +38,6 @@ class RequestFile:
     def __len__(self) -> int:
         return sum(map(len, self.conversations))
 
-    def in_order(self, active: int = ACTIVE) -> list[Turn]:
-        """List the requests, taking a turn of each of `active` conversations in rotation.
-
-        When a conversation ends the next one of the file takes its place. So a turn comes active - 1 requests after
-        the one before it, which has ended by then if no more requests are in flight.
-        """
-        waiting = iter(self.conversations)
-        places = [iter(each) for each in islice(waiting, active)]
-        turns = []
-        while places:
-            staying = []
-            for place in places:
-                turn = next(place, None)
-                while turn is None and (following := next(waiting, None)) is not None:
-                    place = iter(following)
-                    turn = next(place, None)
-                if turn is not None:
-                    turns.append(turn)
-                    staying.append(place)
-            places = staying
-        return turns
-
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -78,7 +57,7 @@ def replay(file: RequestFile, choice: Replay) -> Workload:
     Cached are the whole pages of the turn before, the last token's column excluded, as in serving.prefix with room for
     all conversations under way.
     """
-    turns = file.in_order(max(ACTIVE, 2 * (choice.concurrency or 0)))
+    turns = in_order(file, max(ACTIVE, 2 * (choice.concurrency or 0)))
     first, last = _window(len(turns), choice)
     chosen = turns[first:last]
     prompts = np.array([turn.prompt_tokens for turn in chosen])
@@ -93,6 +72,30 @@ def replay(file: RequestFile, choice: Replay) -> Workload:
         raise InputError("concurrency", None, "clients or a rate for a file without times of arrival")
     clients = choice.concurrency if times is None else None
     return Workload(prompts, outputs, times, clients, cached_tokens=cached)
+
+
+@lru_cache(maxsize=8)
+def in_order(file: RequestFile, active: int = ACTIVE) -> tuple[Turn, ...]:
+    """List the requests of a file, taking a turn of each of `active` conversations in rotation.
+
+    When a conversation ends the next one of the file takes its place. So a turn comes active - 1 requests after the one
+    before it, which has ended by then if no more requests are in flight. Requests without other turns stay in order.
+    """
+    waiting = iter(file.conversations)
+    places = [iter(each) for each in islice(waiting, active)]
+    turns = []
+    while places:
+        staying = []
+        for place in places:
+            turn = next(place, None)
+            while turn is None and (following := next(waiting, None)) is not None:
+                place = iter(following)
+                turn = next(place, None)
+            if turn is not None:
+                turns.append(turn)
+                staying.append(place)
+        places = staying
+    return tuple(turns)
 
 
 def _window(size: int, choice: Replay) -> tuple[int, int]:

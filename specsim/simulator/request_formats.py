@@ -36,13 +36,18 @@ def read_requests(
     characters_per_token, rounded up. InputError names file and line.
     """
     path = Path(path)
-    text = read_text(path, "workload", "a UTF-8 file that can be read")
-    return _read(text, str(path), None if tokenizer is None else str(tokenizer), characters_per_token)
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise InputError("workload", str(path), f"a file that can be read ({error.strerror})") from error
+    given = (None if tokenizer is None else str(tokenizer), characters_per_token)
+    return _read(str(path), (status.st_mtime_ns, status.st_size), *given)
 
 
 @lru_cache(maxsize=4)
-def _read(text: str, path: str, tokenizer: str | None, characters_per_token: float) -> RequestFile:
-    """Read once a text that many simulations need."""
+def _read(path: str, version: tuple[int, int], tokenizer: str | None, characters_per_token: float) -> RequestFile:
+    """Read a file once for many simulations; version: its time of change and size."""
+    text = read_text(Path(path), "workload", "a UTF-8 file that can be read")
     start = text.lstrip()[:1]
     if start == "[":
         value = parse_json(text, "workload", path, _FORMATS)

@@ -156,3 +156,16 @@ def test_what_engines_cannot_say_is_refused():
         vllm_file([Range(1, 9, SpecConfig(2, 2, 4), 1.0)], "eagle3", "d")
     with pytest.raises(InputError, check=lambda error: error.name == "tensorrt_llm_file"):
         tensorrt_llm_file(ranges((1, 2, 0), (3, 9, 2)), "eagle3", "d")
+
+
+@pytest.mark.parametrize("clients", [4, 64])
+def test_the_simulated_server_agrees_with_the_schedule(clients):
+    """The scheduled chain is within 3 % of the best of all chains of up to 6 steps in a closed loop."""
+    cell = CELL.with_values(concurrency=clients, requests=max(48, 3 * clients))
+    (steps,) = (each.config.num_steps for each in schedule(CELL, CHAINS) if each.low <= clients <= each.high)
+    speeds = {}
+    for option in CHAINS[:7]:
+        metrics = cell.serving(option).run(option).metrics()
+        speeds[option.config.num_steps] = metrics["Output Throughput (tok/s)"]
+    assert max(speeds.values()) / speeds[steps] < 1.03
+    assert max(speeds.values()) / speeds[0] > 1.2

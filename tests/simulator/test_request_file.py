@@ -14,7 +14,7 @@ from specsim.correctness.differential.pairs import make_pair
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.scheduler import Scheduler
-from specsim.simulator.request_file import Replay, RequestFile, Turn, replay
+from specsim.simulator.request_file import Replay, RequestFile, Turn, in_order, replay
 
 SINGLES = RequestFile("test", tuple((Turn(10 + number, 5),) for number in range(100)), np.arange(100.0) ** 1.5)
 CHATS = RequestFile(
@@ -48,9 +48,13 @@ def test_without_times_there_are_clients_or_a_rate():
 
 def test_conversations_take_turns_in_rotation():
     first, second, third = CHATS.conversations
-    assert CHATS.in_order(2) == [first[0], second[0], first[1], third[0], first[2], third[1]]
-    assert CHATS.in_order(1) == [*first, *second, *third]
-    assert CHATS.in_order(64) == [first[0], second[0], third[0], first[1], third[1], first[2]]
+    assert list(in_order(CHATS, 2)) == [first[0], second[0], first[1], third[0], first[2], third[1]]
+    assert list(in_order(CHATS, 1)) == [*first, *second, *third]
+    assert list(in_order(CHATS, 64)) == [first[0], second[0], third[0], first[1], third[1], first[2]]
+
+
+def test_requests_without_turns_stay_in_order():
+    assert [turn.prompt_tokens for turn in in_order(SINGLES, 7)] == list(range(10, 110))
 
 
 def test_nothing_is_cached_without_a_prefix_cache():
