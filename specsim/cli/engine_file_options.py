@@ -61,7 +61,10 @@ def _usage(name: str, path: Path, found: "Plan", draft: str) -> str:
         return f"SGLang: {flags} --speculative-adaptive --speculative-adaptive-config {path}"
     if name == "vllm_file":
         return f'vLLM: --speculative-config "$(cat {path})"'
-    return f"TensorRT-LLM: trtllm-serve --config {path}"
+    first = found.chains[0].config.num_steps
+    fewer = any(each.config.num_steps > first for each in found.chains)
+    note = f" (it takes the most drafts at batch size 1: {first} at most, fewer than planned)" if fewer else ""
+    return f"TensorRT-LLM: trtllm-serve --config {path}{note}"
 
 
 def show_chains(found: "Plan", console: "Console") -> None:

@@ -78,6 +78,7 @@ class Plan:
     candidates: tuple[Candidate, ...]  # equal ones first, the cheapest of them at the head, then by regret
     by_batch: tuple[BatchChoice, ...]  # batches of 1, 2, 4, ... requests
     chains: tuple[Range, ...]  # best chain, or plain decoding, by batch size: what engines' schedules can express
+    schedule: tuple[Range, ...]  # best setting, trees included
     slo: Slo | None = None
 
     @property
@@ -131,6 +132,7 @@ class Plan:
             "candidates": [asdict(each) for each in self.candidates],
             "by_batch": [asdict(each) | {"speedup": each.speedup, "span": each.span} for each in self.by_batch],
             "chains": [asdict(each) for each in self.chains],
+            "schedule": [asdict(each) for each in self.schedule],
             "slo": self.slo.bounds if self.slo else None,
             "crossover": self.crossover,
             "limits": self.limits,
@@ -163,7 +165,8 @@ def plan(
     runs = run_replicates(cell, options, require_int("replicates", replicates), _cost(objective), done, measure)
     rows = tuple(sorted(map(Candidate.of, runs), key=_rank))
     chains = schedule(cell, [option for option in options if option.config.topk == 1])
-    return Plan(cell, objective, replicates, rows, tuple(_by_batch(cell, options, rows)), chains, slo)
+    by_batch = tuple(_by_batch(cell, options, rows))
+    return Plan(cell, objective, replicates, rows, by_batch, chains, schedule(cell, options), slo)
 
 
 def _cost(objective: str) -> Callable[[Metrics], float]:

@@ -17,6 +17,7 @@ from specsim.simulator.fitted import fitted_servers
 from specsim.simulator.option import Option
 from specsim.simulator.plan import OBJECTIVES, plan, policies
 from specsim.simulator.replicates import Replicated
+from specsim.simulator.slo import Slo
 from specsim.simulator.speedup_range import with_parameters
 from specsim.simulator.steady import SteadyBatch
 
@@ -180,3 +181,29 @@ def test_a_plan_of_trees_has_no_flags_for_engines_of_chains():
 def test_a_plan_of_no_settings_is_refused():
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("configs", [])):
         plan(CELL, configs=[])
+
+
+def test_schedules_reach_the_most_running_requests():
+    found = planned()
+    for ranges in (found.chains, found.schedule):
+        assert (ranges[0].low, ranges[-1].high) == (1, CELL.max_running)
+    assert {each.config.topk for each in found.chains} == {1}
+    assert found.to_json()["schedule"][0]["config"]["num_steps"] == found.schedule[0].config.num_steps
+
+
+def test_goodput_needs_objectives_and_is_the_default_with_them():
+    slo = Slo(e2e=100.0)
+    found = plan(CELL, replicates=1, configs=[SpecConfig.plain(), SpecConfig(1, 2, 3)], slo=slo)
+    assert found.objective == "goodput"
+    goodput = [each.metrics["Request Goodput (req/s)"] for each in found.candidates]
+    assert goodput == [each.metrics["Request Throughput (req/s)"] for each in found.candidates]
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("objective", "goodput")):
+        plan(CELL, "goodput")
+
+
+def test_settings_without_a_good_request_are_compared_all_the_same():
+    configs = [SpecConfig.plain(), SpecConfig(1, 2, 3)]
+    found = plan(CELL, replicates=2, configs=configs, slo=Slo(e2e=1e-6))
+    assert all(each.metrics["Request Goodput (req/s)"] == 0 for each in found.candidates)
+    assert all(np.isfinite(each.regret) for each in found.candidates)
+    assert found.over_plain(found.best) == np.inf

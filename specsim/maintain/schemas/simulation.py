@@ -213,7 +213,7 @@ def plan() -> Schema:
     choice["required"] += ["speedup", "span"]
     chain = described(
         Range,
-        "A chain and the batch sizes at which it is the best.",
+        "A setting and the batch sizes at which it is the best.",
         low="Least running requests.",
         high="Most running requests.",
         config=config("Setting of speculation."),
@@ -248,6 +248,7 @@ def plan() -> Schema:
             "candidates": array("Settings, the best first.", candidate),
             "by_batch": array("Best setting by batch size.", choice),
             "chains": array("Best chain by ranges of batch sizes, as in the files for engines.", chain),
+            "schedule": array("Best setting by ranges of batch sizes, trees included.", chain),
             "slo": nullable(bounds),
             "highest_rates": nullable(rates),
             "crossover": nullable(whole("Smallest batch size from which plain decoding is best; null for none.")),
