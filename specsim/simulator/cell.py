@@ -82,13 +82,17 @@ class Cell:
         count("requests", self.requests)
         arrivals = Arrivals(self.burstiness, self.swing, self.period)
         if self.trace is not None:
-            page = self.page_size if self.prefix_cache else None
-            choice = Replay(self.requests, self.rate, self.concurrency, arrivals, page, self.seed)
-            return replay(read_requests(self.trace, self.tokenizer, self.characters_per_token), choice)
+            return self._replayed(self.trace, arrivals, None)
         if self.rate is None:
             return closed_loop(self.requests, self.concurrency, self.prompt_tokens, self.output_tokens, self.seed)
         lengths = (self.prompt_tokens, self.output_tokens)
         return open_loop(self.requests, self.rate, *lengths, self.seed, arrivals)
+
+    def _replayed(self, trace: str, arrivals: Arrivals, slots: int | None) -> Workload:
+        """Make the workload of a file of requests for a server with this number of KV slots."""
+        page = self.page_size if self.prefix_cache else None
+        choice = Replay(self.requests, self.rate, self.concurrency, arrivals, page, slots, self.seed)
+        return replay(read_requests(trace, self.tokenizer, self.characters_per_token), choice)
 
     @property
     def has_times(self) -> bool:
@@ -110,7 +114,11 @@ class Cell:
         same = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "efficiency", "seed")
         settings: dict[str, Any] = {name: getattr(self, name) for name in same}
         settings["schedule"] = self._schedule(option)
-        return Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
+        scenario = Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
+        if self.trace is None or not scenario.workload.cached_columns.any():
+            return scenario
+        arrivals = Arrivals(self.burstiness, self.swing, self.period)
+        return replace(scenario, workload=self._replayed(self.trace, arrivals, scenario.slots(option)))
 
     def _schedule(self, option: Option) -> Any:
         """Choose the schedule for this setting, which CostModel checks."""

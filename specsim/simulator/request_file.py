@@ -48,25 +48,19 @@ class Replay:
     concurrency: int | None = None  # clients, where the file has no times and no rate is given
     arrivals: Arrivals = Arrivals()  # noqa: RUF009 - frozen; of a file without times
     page_size: int | None = None  # of the prefix cache; None: nothing is cached
+    slots: int | None = None  # of the KV cache, the prefix cache included; None: no limit
     seed: int = 0
 
 
 def replay(file: RequestFile, choice: Replay) -> Workload:
-    """Make a workload of a file's requests.
-
-    Cached are the whole pages of the turn before, the last token's column excluded, as in serving.prefix with room for
-    all conversations under way.
-    """
-    turns = in_order(file, max(ACTIVE, 2 * (choice.concurrency or 0)))
-    first, last = _window(len(turns), choice)
-    chosen = turns[first:last]
+    """Make a workload of a file's requests."""
+    order = in_order(file, max(ACTIVE, 2 * (choice.concurrency or 0)))
+    first, last = _window(len(order.turns), choice)
+    chosen = order.turns[first:last]
     prompts = np.array([turn.prompt_tokens for turn in chosen])
     outputs = np.array([turn.output_tokens for turn in chosen])
-    cached = None
-    if choice.page_size is not None:
-        known = np.array([turn.known_tokens for turn in chosen])
-        reusable = np.maximum(np.minimum(known, prompts) - 1, 0)
-        cached = reusable // choice.page_size * choice.page_size
+    page = choice.page_size
+    cached = None if page is None else _cached(order, first, last, page, choice.slots)
     times = _times(file, choice, first, last)
     if times is None and choice.concurrency is None:
         raise InputError("concurrency", None, "clients or a rate for a file without times of arrival")
@@ -74,28 +68,53 @@ def replay(file: RequestFile, choice: Replay) -> Workload:
     return Workload(prompts, outputs, times, clients, cached_tokens=cached)
 
 
+class Order(NamedTuple):
+    """Requests in the order of their arrival."""
+
+    turns: tuple[Turn, ...]
+    before: np.ndarray  # int64 [R], place of the turn before each in its conversation, -1 for a first turn
+
+
 @lru_cache(maxsize=8)
-def in_order(file: RequestFile, active: int = ACTIVE) -> tuple[Turn, ...]:
+def in_order(file: RequestFile, active: int = ACTIVE) -> Order:
     """List the requests of a file, taking a turn of each of `active` conversations in rotation.
 
     When a conversation ends the next one of the file takes its place. So a turn comes active - 1 requests after the one
     before it, which has ended by then if no more requests are in flight. Requests without other turns stay in order.
     """
     waiting = iter(file.conversations)
-    places = [iter(each) for each in islice(waiting, active)]
-    turns = []
-    while places:
+    under_way = [(iter(each), -1) for each in islice(waiting, active)]
+    turns: list[Turn] = []
+    before: list[int] = []
+    while under_way:
         staying = []
-        for place in places:
-            turn = next(place, None)
-            while turn is None and (following := next(waiting, None)) is not None:
-                place = iter(following)
-                turn = next(place, None)
+        for conversation, last in under_way:
+            turn = next(conversation, None)
+            if turn is None and (following := next(waiting, None)) is not None:
+                conversation, last = iter(following), -1
+                turn = next(conversation)
             if turn is not None:
+                staying.append((conversation, len(turns)))
                 turns.append(turn)
-                staying.append(place)
-        places = staying
-    return tuple(turns)
+                before.append(last)
+        under_way = staying
+    return Order(tuple(turns), np.array(before))
+
+
+def _cached(order: Order, first: int, last: int, page_size: int, slots: int | None) -> np.ndarray:
+    """Count the cached columns of the requests from first to last - 1.
+
+    They are the whole pages of the turn before, without its last token's column, as in serving.prefix. Of these remain
+    as many as the requests since then have left of the slots: the cache evicts what was used longest ago.
+    """
+    sizes = np.array([turn.prompt_tokens + turn.output_tokens for turn in order.turns])
+    total = np.concatenate(([0], np.cumsum(sizes)))
+    since = total[first:last] - total[order.before[first:last] + 1]
+    chosen = order.turns[first:last]
+    known = np.array([min(turn.known_tokens, turn.prompt_tokens) - 1 for turn in chosen])
+    if slots is not None:
+        known = np.minimum(known, slots - since)
+    return np.maximum(known, 0) // page_size * page_size
 
 
 def _window(size: int, choice: Replay) -> tuple[int, int]:

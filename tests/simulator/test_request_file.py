@@ -1,5 +1,6 @@
 """Workloads of request files: windows, times, rotation of conversations, and prefixes as the server reuses them."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from specsim.correctness.differential.pairs import make_pair
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.scheduler import Scheduler
+from specsim.simulator.cell import Cell
 from specsim.simulator.request_file import Replay, RequestFile, Turn, in_order, replay
 
 SINGLES = RequestFile("test", tuple((Turn(10 + number, 5),) for number in range(100)), np.arange(100.0) ** 1.5)
@@ -48,13 +50,45 @@ def test_without_times_there_are_clients_or_a_rate():
 
 def test_conversations_take_turns_in_rotation():
     first, second, third = CHATS.conversations
-    assert list(in_order(CHATS, 2)) == [first[0], second[0], first[1], third[0], first[2], third[1]]
-    assert list(in_order(CHATS, 1)) == [*first, *second, *third]
-    assert list(in_order(CHATS, 64)) == [first[0], second[0], third[0], first[1], third[1], first[2]]
+    assert list(in_order(CHATS, 2).turns) == [first[0], second[0], first[1], third[0], first[2], third[1]]
+    assert list(in_order(CHATS, 1).turns) == [*first, *second, *third]
+    assert list(in_order(CHATS, 64).turns) == [first[0], second[0], third[0], first[1], third[1], first[2]]
 
 
 def test_requests_without_turns_stay_in_order():
-    assert [turn.prompt_tokens for turn in in_order(SINGLES, 7)] == list(range(10, 110))
+    assert [turn.prompt_tokens for turn in in_order(SINGLES, 7).turns] == list(range(10, 110))
+
+
+def test_turns_know_the_place_of_the_turn_before():
+    assert in_order(CHATS, 2).before.tolist() == [-1, -1, 0, -1, 2, 3]
+    assert in_order(CHATS, 1).before.tolist() == [-1, 0, 1, -1, -1, 4]
+    assert in_order(SINGLES, 7).before.max() == -1
+
+
+def test_what_was_used_longest_ago_is_evicted():
+    """Each of the conversations has 40 tokens at its second turn, and the two others come in between."""
+    chats = RequestFile("test", ((Turn(10, 10), Turn(30, 10, 20)),) * 3)
+    for slots, expected in ((None, 16), (1000, 16), (60, 16), (53, 12), (47, 4), (20, 0)):
+        cached = replay(chats, Replay(6, concurrency=1, page_size=4, slots=slots)).cached_columns
+        assert cached.tolist() == [0, 0, 0, expected, *cached[4:]]
+    assert replay(chats, Replay(6, concurrency=1, page_size=4, slots=70)).cached_columns.tolist() == [0] * 3 + [
+        16,
+        8,
+        0,
+    ]
+
+
+def test_a_cell_with_little_memory_finds_fewer_prefixes(tmp_path):
+    path = tmp_path / "chats.json"
+    messages = [{"from": ("human", "gpt")[turn % 2], "value": "x" * 16000} for turn in range(6)]
+    path.write_text(json.dumps([messages] * 40))
+    found = []
+    for memory_share in (0.9, 0.25):
+        cell = Cell(trace=str(path), requests=120, concurrency=1, memory_share=memory_share)
+        scenario = cell.serving(cell.option(cell.config))
+        found.append(int(scenario.workload.cached_columns.sum()))
+        assert (scenario.workload.prompt_tokens == cell.workload.prompt_tokens).all()
+    assert found[0] > found[1]
 
 
 def test_nothing_is_cached_without_a_prefix_cache():
