@@ -105,12 +105,13 @@ def describe_load(cell: "Cell") -> str:
 def show_workload(cell: "Cell", console: "Console") -> None:
     """Say what was read of a file of requests."""
     from specsim.core.display import paragraph
+    from specsim.simulator.option import Option
     from specsim.simulator.request_formats import read_requests
 
     if cell.trace is None:
         return
     file = read_requests(cell.trace, cell.tokenizer, cell.characters_per_token)
-    work = cell.workload
+    work = cell.serving(Option.plain(cell.page_size)).workload
     cached = work.cached_columns.sum() / work.prompt_tokens.sum()
     text = f"{len(file):,} requests"
     if len(file.conversations) < len(file):
