@@ -160,7 +160,7 @@ def test_what_engines_cannot_say_is_refused():
 
 @pytest.mark.parametrize("clients", [4, 64])
 def test_the_simulated_server_agrees_with_the_schedule(clients):
-    """The scheduled chain is within 3 % of the best of all chains of up to 6 steps in a closed loop."""
+    """The scheduled chain is within 3 % of the best chain of up to 6 steps."""
     cell = CELL.with_values(concurrency=clients, requests=max(48, 3 * clients))
     (steps,) = (each.config.num_steps for each in schedule(CELL, CHAINS) if each.low <= clients <= each.high)
     speeds = {}

@@ -201,7 +201,7 @@ def test_goodput_needs_objectives_and_is_the_default_with_them():
         plan(CELL, "goodput")
 
 
-def test_settings_without_a_good_request_are_compared_all_the_same():
+def test_settings_without_a_good_request_are_compared():
     configs = [SpecConfig.plain(), SpecConfig(1, 2, 3)]
     found = plan(CELL, replicates=2, configs=configs, slo=Slo(e2e=1e-6))
     assert all(each.metrics["Request Goodput (req/s)"] == 0 for each in found.candidates)

@@ -12,7 +12,7 @@ from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.model import read_config
-from specsim.simulator.sweep import VERSION, Counts, Results, cells, key, sweep
+from specsim.simulator.sweep import LATER, VERSION, Counts, Results, cells, key, sweep
 
 BASE = Cell(requests=6, concurrency=2, prompt_tokens=(10, 40), output_tokens=12)
 VARY = {"num_steps": [0, 1, 3, 9], "concurrency": [1, 4], "seed": [0, 1, 2]}
@@ -143,3 +143,26 @@ def test_equal_cells_are_simulated_once(tmp_path):
     assert counts == Counts(simulated=1, kept=0)
     assert submitted == 1
     assert len(rows) == 3
+
+
+def test_a_file_of_an_earlier_sweep_gains_the_later_fields(tmp_path):
+    """Its cells are kept, with the defaults of the fields that it did not have."""
+    path, wanted = tmp_path / "out.sqlite", cells(BASE, {"seed": [0, 1]})
+    run(wanted[:1], path)
+    with sqlite3.connect(path) as file:
+        for name in LATER:
+            file.execute(f'alter table cells drop column "{name}"')
+    file.close()
+    counts, submitted, rows = run(wanted, path)
+    assert (counts, submitted) == (Counts(1, 1), 1)
+    assert all(rows[0][name] == rows[1][name] == LATER[name] for name in LATER)
+
+
+def test_files_of_a_cell_are_part_of_its_key(tmp_path):
+    path = tmp_path / "gpu.json"
+    cell = BASE.with_values(hardware=str(path))
+    found = {key(cell)}
+    for text in ("{}", "[]"):
+        path.write_text(text)
+        found.add(key(cell))
+    assert len(found) == 3
