@@ -92,8 +92,9 @@ def show_slo(found: "Plan", rates: Mapping[str, Any] | None, console: "Console")
         return
     highest = f"{short_setting(rates['best'].config)}, {rates['best'].rate:.2f} requests a second"
     plain = "none" if not rates["plain"] else f"{rates['plain']:.2f}"
+    runs = f"{min(found.replicates, RUNS)} × {len(found.cell.workload):,} requests"
     paragraph(
         console,
         f"Highest rate with {share} of requests within them: {highest} (plain decoding: {plain}), found by bisection "
-        f"to 1% with {min(found.replicates, RUNS)} × {len(found.cell.workload):,} requests, each run from an empty server.",
+        f"to 1% with {runs}, each run from an empty server.",
     )
