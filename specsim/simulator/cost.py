@@ -13,6 +13,7 @@ from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.forward import Forward, padded
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Drafter, Model
+from specsim.simulator.steps import exposed_seconds
 
 MOST_PARTS = 2**14  # most cached results of a cost model
 
@@ -31,7 +32,7 @@ class Phases:
         return self.draft + self.verify + self.extend + self.host
 
 
-class _Slope(NamedTuple):
+class Slope(NamedTuple):
     """Seconds that layers of one window add per column they read."""
 
     window: int | None
@@ -40,11 +41,11 @@ class _Slope(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A phase of a round at one batch size."""
+class Part:
+    """A phase of a round at one batch size; slopes are the same at every size."""
 
     seconds: float = 0.0  # without reading columns
-    slopes: tuple[_Slope, ...] = ()
+    slopes: tuple[Slope, ...] = ()
     launching: float = 0.0  # least seconds of the phase
 
     def at(self, contexts: np.ndarray, total: float) -> float:
@@ -55,12 +56,12 @@ class _Part:
         return max(seconds, self.launching)
 
 
-class _RoundParts(NamedTuple):
+class RoundParts(NamedTuple):
     """The phases of a round at one batch size."""
 
-    draft: _Part
-    verify: _Part
-    extend: _Part
+    draft: Part
+    verify: Part
+    extend: Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,16 @@ class CostModel:
         size = len(contexts)
         if not size:
             return Phases(0.0, 0.0, 0.0, 0.0)
-        parts: _RoundParts = self._known((size, config), lambda: self._round_parts(size, config))
+        parts = self.parts(size, config)
         total = float(np.add.reduce(contexts))
         draft = parts.draft.at(contexts, total)
         extend = parts.extend.at(contexts, total)
         verify = parts.verify.at(contexts, total) + self.efficiency.filters
         return Phases(draft, verify, extend, self._exposed(size, draft + verify + extend))
+
+    def parts(self, size: int, config: SpecConfig) -> RoundParts:
+        """Compute the phases of a round of `size` requests, before their committed lengths are known."""
+        return self._known((size, config), lambda: self._round_parts(size, config))
 
     def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
         """Compute the seconds of a step that prefills new_tokens [B] after contexts [B], drafter and host included."""
@@ -156,7 +161,7 @@ class CostModel:
 
     def _exposed(self, size: int, device: float) -> float:
         host = self.efficiency.host + size * self.efficiency.host_request
-        return host if self.schedule == "sync" else max(0.0, host - device)
+        return exposed_seconds(host, device, self.schedule == "overlap")
 
     def _taken_along(
         self, model: Model, new: np.ndarray, behind: np.ndarray, contexts: np.ndarray, rows: int, head_rows: int
@@ -173,7 +178,7 @@ class CostModel:
             (is_target, new.tobytes(), behind.tobytes()), lambda: forward.chunk_attention(new, behind)
         )
         if size and rows:
-            part = self._known((is_target, rows), lambda: _Part(0.0, _slopes(forward, rows, rows / 2)))
+            part = self._known((is_target, rows), lambda: Part(0.0, _slopes(forward, rows, rows / 2)))
             device += part.at(contexts, float(contexts.sum()))
         return max(device, forward.launching)
 
@@ -188,29 +193,29 @@ class CostModel:
     def _forward(self, model: Model, graph: bool = True) -> Forward:
         return Forward(self.hardware, model, self.efficiency, self.tensor_parallel, self.dtype, graph)
 
-    def _round_parts(self, size: int, config: SpecConfig) -> _RoundParts:
+    def _round_parts(self, size: int, config: SpecConfig) -> RoundParts:
         rows, graph = padded(size, self.buckets)
         nodes = config.num_draft_tokens
         verify = self._part(self._forward(self.model, graph), rows, nodes, nodes, nodes / 2)
-        none = _Part()
+        none = Part()
         if config.is_plain or self.drafter is None:
-            return _RoundParts(none, verify, none)
+            return RoundParts(none, verify, none)
         drafting = self._forward(self.drafter.model, graph and self.draft_graph)
         forwards = self.drafter.forwards(config.num_steps)
         lanes = config.topk
         draft = self._part(drafting, rows, lanes, lanes, lanes * forwards / 2, forwards) if forwards else none
         if not self.drafter.is_feature:
-            return _RoundParts(draft, verify, none)
+            return RoundParts(draft, verify, none)
         extend = self._part(drafting, rows, config.num_steps + 1, 1, config.num_steps / 2, entry=True)
-        return _RoundParts(draft, verify, extend)
+        return RoundParts(draft, verify, extend)
 
     def _part(
         self, forward: Forward, size: int, rows: int, head_rows: int, beyond: float, times: int = 1, entry: bool = False
-    ) -> _Part:
+    ) -> Part:
         """Compute `times` forwards of a batch: `rows` of each request, `head_rows` of them with logits."""
         seconds = times * forward.products(size * rows, size * head_rows, entry)
-        return _Part(seconds, _slopes(forward, rows, beyond, times), times * forward.launching)
+        return Part(seconds, _slopes(forward, rows, beyond, times), times * forward.launching)
 
 
-def _slopes(forward: Forward, rows: int, beyond: float, times: int = 1) -> tuple[_Slope, ...]:
-    return tuple(_Slope(window, beyond, times * slope) for window, slope in forward.column_seconds(rows).items())
+def _slopes(forward: Forward, rows: int, beyond: float, times: int = 1) -> tuple[Slope, ...]:
+    return tuple(Slope(window, beyond, times * slope) for window, slope in forward.column_seconds(rows).items())

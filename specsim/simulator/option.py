@@ -64,10 +64,10 @@ class Always:
     """The policy that always takes the same option."""
 
     def __init__(self, option: int = 0) -> None:
-        self._option = option
+        self.option = option
 
     def choose(self, contexts: np.ndarray) -> int:
-        return self._option
+        return self.option
 
     def observe(self, option: int, accepted: np.ndarray, seconds: float) -> None:
         pass

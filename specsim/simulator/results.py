@@ -1,15 +1,13 @@
 """Results of a simulated run: a row per request, the figures of benchmarks, and optionally a row per step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from specsim.core.config import SpecConfig
 from specsim.simulator.measurement import METRICS
 from specsim.simulator.quantiles import Quantiles
-from specsim.simulator.workload import Workload
 
 QUANTILES = {"Median": 0.5, "P99": 0.99}
 MILLISECONDS = 1e3
@@ -118,74 +116,3 @@ class _Drafting(NamedTuple):
     rounds: int
     accepted: int
     proposed: int
-
-
-class Ledger:
-    """Growing results of a running simulation, arrays by request number as in Run."""
-
-    def __init__(self, workload: Workload, configs: tuple[SpecConfig, ...], log: bool) -> None:
-        size = len(workload)
-        self.prompt_tokens = workload.prompt_tokens
-        self.output_tokens = workload.output_tokens
-        self.arrivals = np.zeros(size)
-        self.firsts = np.zeros(size)
-        self.lasts = np.zeros(size)
-        self.first_steps = np.zeros(size, dtype=np.int64)
-        self.last_steps = np.zeros(size, dtype=np.int64)
-        self.rounds = np.zeros(size, dtype=np.int64)
-        self.drafts = np.zeros(size, dtype=np.int64)
-        self.preemptions = np.zeros(size, dtype=np.int64)
-        self.accepted_drafts = tuple(np.zeros(config.num_steps + 1, dtype=np.int64) for config in configs)
-        self.gaps = Quantiles()
-        self._buffer = np.empty(2**12)
-        self._filled = 0
-        self.num_ended = 0
-        self.num_steps = 0
-        self.most_pages = 0
-        self.log: list[Step] = []
-        self._keeps_log = log
-
-    def first(self, requests: np.ndarray, seconds: float, step: int) -> None:
-        self.firsts[requests] = self.lasts[requests] = seconds
-        self.first_steps[requests] = step
-
-    def round(self, requests: np.ndarray, seconds: float, accepted: np.ndarray, option: int) -> None:
-        """Add a round's delivery to requests that had not ended."""
-        self._gaps(seconds - self.lasts[requests])
-        self.lasts[requests] = seconds
-        self.rounds[requests] += 1
-        counts = self.accepted_drafts[option]
-        if len(counts) > 1:
-            self.drafts[requests] += accepted
-            counts += np.bincount(accepted, minlength=len(counts))
-        else:
-            counts[0] += len(accepted)
-
-    def ended(self, requests: np.ndarray, step: int) -> None:
-        self.last_steps[requests] = step
-        self.num_ended += len(requests)
-
-    def step(self, step: Step) -> None:
-        self.num_steps += 1
-        self.most_pages = max(self.most_pages, step.pages)
-        if self._keeps_log:
-            self.log.append(step)
-
-    def run(self) -> Run:
-        """Return the results of the whole run."""
-        self._flush()
-        return Run(**{field.name: getattr(self, field.name) for field in fields(Run)})
-
-    def _gaps(self, gaps: np.ndarray) -> None:
-        """Buffer gaps: one call for many values is faster than many calls for few."""
-        if self._filled + len(gaps) > len(self._buffer):
-            self._flush()
-        if len(gaps) > len(self._buffer):
-            self.gaps.add(gaps)
-            return
-        self._buffer[self._filled : self._filled + len(gaps)] = gaps
-        self._filled += len(gaps)
-
-    def _flush(self) -> None:
-        self.gaps.add(self._buffer[: self._filled])
-        self._filled = 0

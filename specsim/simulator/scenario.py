@@ -11,10 +11,10 @@ from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.fitted import Graphs
 from specsim.simulator.hardware import Hardware
+from specsim.simulator.initial_state import Prefill
 from specsim.simulator.model import Drafter, Model
 from specsim.simulator.option import Option
 from specsim.simulator.results import Run
-from specsim.simulator.server import Prefill
 from specsim.simulator.timeline import check, simulate
 from specsim.simulator.workload import Workload
 

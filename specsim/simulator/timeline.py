@@ -12,9 +12,10 @@ import numpy as np
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.simulator.columns import round_pages
+from specsim.simulator.initial_state import PREFILLS, Prefill, Simulation
 from specsim.simulator.option import Always, Cost, Option, Policy
 from specsim.simulator.results import Run
-from specsim.simulator.server import PREFILLS, Prefill, Server
+from specsim.simulator.server import Server
 from specsim.simulator.workload import Workload
 
 
@@ -40,7 +41,7 @@ def simulate(
     if serving is None:
         serving = ServingConfig(getattr(cost, "schedule", "sync"), max_running=256, num_slots=2**31 - 1)
     check(cost, options, workload, serving, prefill)
-    return Server(cost, options, workload, serving, prefill, policy or Always(), seed, log).serve()
+    return Server(Simulation(cost, options, workload, serving, prefill, policy or Always(), seed, log)).serve()
 
 
 def check(cost: Cost, options: Sequence[Option], workload: Workload, serving: ServingConfig, prefill: str) -> None:

@@ -1,0 +1,170 @@
+"""A simulation's arguments, and the state of specsim.simulator.steps in which it begins."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, get_args
+
+import numpy as np
+
+from specsim.core.config import ServingConfig
+from specsim.simulator import steps
+from specsim.simulator.columns import round_pages
+from specsim.simulator.cost import CostModel
+from specsim.simulator.option import Always, Cost, Option, Policy
+from specsim.simulator.drawn_rounds import DrawnRounds, draw_rounds, is_drawn_before
+from specsim.simulator.state import (
+    Batch,
+    Flight,
+    LogEntry,
+    Passenger,
+    Place,
+    Progress,
+    Request,
+    Settings,
+    Slope,
+    State,
+    table_of,
+)
+from specsim.simulator.uniforms import Stream, keys
+from specsim.simulator.workload import Workload
+
+Prefill = Literal["mixed", "beside", "first"]
+PREFILLS = get_args(Prefill)
+VICTIMS = {"latest": 0, "shortest": -1, "longest": 1}
+BUFFER = 2**13  # gaps, and steps of the log, kept before they are read
+NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Arguments of simulate, which describes them."""
+
+    cost: Cost
+    options: tuple[Option, ...]
+    workload: Workload
+    serving: ServingConfig
+    prefill: Prefill
+    policy: Policy
+    seed: int
+    log: bool
+
+    @property
+    def places(self) -> int:
+        """Most requests that hold a place at once."""
+        return min(self.serving.max_running, len(self.workload))
+
+    @property
+    def keys(self) -> np.ndarray:
+        """Names of the requests' uniforms, uint64 [R]."""
+        return keys(self.seed, Stream.ROUND, np.arange(len(self.workload)))
+
+    @property
+    def most_steps(self) -> int:
+        """Largest number of drafts on a path, of all options."""
+        return max(option.config.num_steps for option in self.options)
+
+    @property
+    def fixed(self) -> int | None:
+        """The option of every round, None where a policy chooses."""
+        return self.policy.option if type(self.policy) is Always else None
+
+    @property
+    def draws(self) -> int:
+        """Source of the accepted drafts: steps.PLAIN, DRAWN or ANSWERED."""
+        if self.fixed is None:
+            return steps.ANSWERED
+        option = self.options[self.fixed]
+        if not option.config.num_steps:
+            return steps.PLAIN
+        return steps.DRAWN if is_drawn_before(option) else steps.ANSWERED
+
+    @property
+    def tabled(self) -> int | None:
+        """The option whose rounds need no answer once their batch size is known, None without one."""
+        is_known = type(self.cost) is CostModel and self.draws != steps.ANSWERED
+        return self.fixed if is_known else None
+
+
+def initial_state(simulation: Simulation) -> State:
+    """Make the state before the first step, all arrays."""
+    work = simulation.workload
+    places = simulation.places
+    drawn = DrawnRounds(np.zeros(len(work) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint8))
+    if simulation.draws == steps.DRAWN:
+        drawn = draw_rounds(simulation.options[simulation.fixed or 0], simulation.keys, work)
+    return State(
+        settings=_settings(simulation),
+        server=table_of(Progress, 1),
+        requests=_requests(work, drawn),
+        places=table_of(Place, places),
+        flights=table_of(Flight, 4),
+        passengers=table_of(Passenger, 4 * places),
+        batches=table_of(Batch, places + 1),
+        slopes=_slopes(simulation),
+        log=table_of(LogEntry, BUFFER if simulation.log else 1),
+        page_counts=_page_counts(simulation),
+        drawn=drawn.accepted,
+        histogram=np.zeros(len(simulation.options) * (simulation.most_steps + 1), dtype=np.int64),
+        gaps=np.zeros(max(BUFFER, places)),
+    )
+
+
+def _requests(work: Workload, drawn: DrawnRounds) -> np.ndarray:
+    return table_of(
+        Request,
+        len(work),
+        coming=0.0 if work.arrivals_s is None else work.arrivals_s,
+        outputs=work.output_tokens,
+        left=work.output_tokens,
+        length=work.prompt_tokens,
+        first_round=drawn.starts[:-1],
+        last_round=drawn.starts[1:],
+    )
+
+
+def _settings(simulation: Simulation) -> np.ndarray:
+    serving = simulation.serving
+    work = simulation.workload
+    cost = simulation.cost
+    settings = {
+        "mode": PREFILLS.index(simulation.prefill),
+        "is_lagging": serving.schedule == "overlap",
+        "victim_sign": VICTIMS[serving.preemption],
+        "num_pages": serving.num_slots // simulation.options[0].config.page_size,
+        "most_tokens": NO_LIMIT if serving.chunk_tokens is None else min(serving.chunk_tokens, NO_LIMIT),
+        "most_in_flight": len(work) if work.concurrency is None else work.concurrency,
+        "intake": work.intake,
+        "latency": work.latency,
+        "draws": simulation.draws,
+        "most_steps": simulation.most_steps,
+        "keeps_log": simulation.log,
+        "tabled": -1 if simulation.tabled is None else simulation.tabled,
+    }
+    if isinstance(cost, CostModel):
+        settings["filters"] = cost.efficiency.filters
+        settings["host"] = cost.efficiency.host
+        settings["host_request"] = cost.efficiency.host_request
+        settings["hides_host"] = cost.schedule == "overlap"
+    return table_of(Settings, 1, **settings)
+
+
+def _page_counts(simulation: Simulation) -> np.ndarray:
+    """Count pages by tokens in the last page: a request that is longer by a page needs one page more."""
+    configs = tuple(option.config for option in simulation.options)
+    return round_pages(np.arange(configs[0].page_size), configs)
+
+
+def _slopes(simulation: Simulation) -> np.ndarray:
+    cost = simulation.cost
+    if simulation.tabled is None or not isinstance(cost, CostModel):
+        return table_of(Slope, 0)
+    parts = cost.parts(1, simulation.options[simulation.tabled].config)
+    slopes = [(phase, slope) for phase, part in enumerate(parts) for slope in part.slopes]
+    return table_of(
+        Slope,
+        len(slopes),
+        phase=[phase for phase, _ in slopes],
+        seconds=[slope.seconds for _, slope in slopes],
+        window=[inf if slope.window is None else slope.window for _, slope in slopes],
+        beyond=[slope.beyond for _, slope in slopes],
+    )
