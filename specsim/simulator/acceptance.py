@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 
 from specsim.core.errors import InputError, require_choice, require_int
 from specsim.simulator.bounds import number, probability
@@ -120,6 +119,8 @@ def iid_of_length(length: float, num_steps: int) -> PerPosition:
     number("accept_length", length, 1, most)
     if length in (1, most):
         return iid(float(length == most), num_steps)
+    from scipy.optimize import brentq  # slow to load, and seldom needed
+
     excess = lambda rate: sum(rate**step for step in range(most)) - length  # noqa: E731
     return iid(cast(float, brentq(excess, 0, 1, xtol=1e-15)), num_steps)
 

@@ -10,7 +10,7 @@ from specsim.core.errors import require_choice
 from specsim.simulator import steps
 
 SWITCH = "SPECSIM_COMPILED"  # 0: never compiled, 1: always; unset: where it pays
-LEAST_TOKENS = 200_000  # output tokens that take longer interpreted than a compiled loop takes to load
+LEAST_TOKENS = 50_000  # output tokens that take longer interpreted than a compiled loop takes to load
 
 
 def loop(tokens: int) -> ModuleType:

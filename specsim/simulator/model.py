@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import betaln
 
 from specsim.core.errors import InputError, require
 from specsim.core.files import read_json
@@ -119,6 +118,8 @@ def expected_experts(experts: int, chosen: int, rows: float | np.ndarray, skew: 
     number("skew", skew)
     if not skew or chosen == experts:
         return experts * (1 - (1 - chosen / experts) ** rows)
+    from scipy.special import betaln  # slow to load, and needed for few models
+
     first = 1 / skew
     second = (experts / chosen - 1) / skew
     return experts * (1 - np.exp(betaln(first, second + rows) - betaln(first, second)))

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
 from specsim.core.config import SpecConfig
 from specsim.simulator.cell import Cell
@@ -83,4 +82,6 @@ def _spread(costs: np.ndarray, best: np.ndarray) -> float | None:
     if count == 1:
         return None
     deviation = np.std(costs - best, ddof=1) / best.mean()
+    from scipy.special import stdtrit  # slow to load
+
     return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2) * deviation / np.sqrt(count))

@@ -29,6 +29,8 @@ class Server:
     def __init__(self, simulation: Simulation) -> None:
         work = simulation.workload
         self._simulation = simulation
+        self._is_answered = simulation.draws == steps.ANSWERED
+        self._tabled = simulation.tabled
         self._configs = [option.config for option in simulation.options]
         self._keys = simulation.keys
         self._gaps = Quantiles()
@@ -65,7 +67,7 @@ class Server:
             self._tabulate(len(contexts))
         self._server.option = option
         self._server.seconds = seconds
-        if len(contexts) and simulation.draws == steps.ANSWERED:
+        if len(contexts) and self._is_answered:
             accepted = self._accepted(option, requests, contexts)
             simulation.policy.observe(option, accepted, seconds)
             self._board(accepted)
@@ -78,10 +80,9 @@ class Server:
     def _tabulate(self, size: int) -> None:
         """Add a batch size to the tables, where rounds are looked up."""
         cost = self._simulation.cost
-        option = self._simulation.tabled
-        if option is not None and isinstance(cost, CostModel):
+        if self._tabled is not None and isinstance(cost, CostModel):
             batch = self._state.batches[size]
-            for name, part in cost.parts(size, self._configs[option])._asdict().items():
+            for name, part in cost.parts(size, self._configs[self._tabled])._asdict().items():
                 setattr(batch, name, part.seconds)
                 setattr(batch, f"{name}_least", part.launching)
 
