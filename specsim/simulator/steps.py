@@ -78,7 +78,7 @@ def plan(state: State) -> None:
     else:
         admit(state)
     choose_chunks(state)
-    server.running = server.num_running
+    server.running = 0
     server.waiting = count_waiting(server)
 
 
@@ -250,6 +250,7 @@ def run_round(state: State) -> None:
     """Run the round of the running requests, with chunks of prompts where they share its forward."""
     server = state.server[0]
     server.now += server.seconds
+    server.running = server.num_running
     draws = state.settings[0].draws
     first = 2 * server.half * len(state.places)
     for place in range(server.num_running):

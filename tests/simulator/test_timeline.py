@@ -1,4 +1,4 @@
-"""The timeline, compared with the server step by step and with identities of queueing theory."""
+"""The timeline, compared with identities of queueing theory."""
 
 import signal
 from dataclasses import dataclass, replace
@@ -6,18 +6,12 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 
-from specsim import SamplingParams, SpecConfig
+from specsim import SpecConfig
 from specsim.core.config import ServingConfig
-from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.correctness.differential.pairs import make_pair
-from specsim.serving.generation import load_engine
-from specsim.serving.requests import make_request
-from specsim.serving.scheduler import Scheduler
 from specsim.simulator import CostModel, drafter, hardware, model
-from specsim.simulator.acceptance import Mixture, PerPosition, Recorded, iid, steady
+from specsim.simulator.acceptance import Mixture, PerPosition, iid, steady
 from specsim.simulator.columns import round_columns
 from specsim.simulator.option import Option
 from specsim.simulator.quantiles import Quantiles
@@ -29,22 +23,6 @@ COST = CostModel(hardware("H100-SXM"), LLAMA, drafter("eagle3", LLAMA, 32000), s
 CHAIN = SpecConfig(1, 3, 4)
 OPTION = Option(CHAIN, PerPosition((0.7, 0.5, 0.3)))
 TREE = SpecConfig(2, 3, 6, page_size=4, max_len=64)
-
-
-@dataclass
-class Ticks:
-    """A clock of steps: a step that prefills, runs a round or does both takes 1."""
-
-    prefilled: bool = False
-
-    def prefill(self, new_tokens, contexts) -> float:
-        self.prefilled = True
-        return 1.0
-
-    def round(self, contexts, config) -> float:
-        seconds = 0.0 if self.prefilled else 1.0
-        self.prefilled = False
-        return seconds
 
 
 @dataclass(frozen=True)
@@ -63,55 +41,6 @@ class Linear:
 
     def mixed(self, new_tokens, behind, contexts, config) -> float:
         return self.round(contexts, config) + self.prefill(new_tokens, behind)
-
-
-def served(config: SpecConfig, serving: ServingConfig, lengths: list[tuple[int, int, int]]) -> Scheduler:
-    """The server itself, on a tiny pair; lengths: (step of arrival, prompt tokens, new tokens) of each request."""
-    pair = make_pair("eagle-noisy")
-    scheduler = Scheduler(load_engine(pair, config, EngineOptions("reference", torch.float64)), serving)
-    for number, (arrival, prompt, new) in enumerate(lengths):
-        ids = [(7 * place + 3 * number) % 47 for place in range(prompt)]
-        params = SamplingParams(max_new_tokens=new, ignore_eos=True)
-        scheduler.submit(make_request(pair.target.config, None, number, ids, params, arrival=arrival))
-    with torch.inference_mode():
-        scheduler.run()
-    return scheduler
-
-
-LENGTHS = [(0, 9, 12), (0, 21, 9), (0, 4, 20), (2, 13, 7), (3, 6, 15), (3, 30, 8), (4, 5, 5), (7, 17, 11), (9, 3, 18)]
-
-
-@pytest.mark.parametrize(
-    ("config", "serving"),
-    [
-        (TREE, ServingConfig("sync", 3, 1000)),
-        (TREE, ServingConfig("overlap", 9, 1000)),
-        (TREE, ServingConfig("overlap", 4, 1000, chunk_tokens=7)),
-        (TREE, ServingConfig("sync", 5, 148, chunk_tokens=11, preemption="longest")),
-        (TREE, ServingConfig("overlap", 5, 148, preemption="latest")),
-        (TREE, ServingConfig("overlap", 5, 148, chunk_tokens=5, preemption="shortest")),
-        (replace(TREE, release="round", extend="ragged"), ServingConfig("sync", 6, 96, preemption="shortest")),
-        (SpecConfig(1, 2, 3, page_size=1, max_len=64), ServingConfig("overlap", 5, 90, chunk_tokens=9)),
-    ],
-)
-def test_steps_are_the_servers(config, serving):
-    """Starts, ends and preemptions of every request, where each round accepts what the server's did."""
-    server = served(config, serving, LENGTHS)
-    counts = tuple(np.array(request.accepted) - 1 for request in server.requests.values())
-    # A step that overlaps the one before it is planned when that one starts.
-    late = serving.schedule == "overlap"
-    arrivals, prompts, outputs = (np.array(column) for column in zip(*LENGTHS, strict=True))
-    workload = Workload(prompts, outputs, np.maximum(arrivals - late, 0.0))
-    option = Option(config, Recorded(counts, config.num_steps))
-    run = simulate(Ticks(), option, workload, serving, prefill="beside")
-    for number, request in server.requests.items():
-        first, last = request.emissions[0][0] - late, request.emissions[-1][0] - late
-        assert (run.first_steps[number], run.last_steps[number]) == (first, last)
-        assert run.preemptions[number] == request.num_preemptions
-        assert run.rounds[number] == len(request.accepted)
-    assert run.num_steps == sum(bool(each.prefilled or each.decoded) for each in server.trace.records)
-    if serving.num_slots < 1000:
-        assert run.preemptions.sum() > 0
 
 
 @pytest.mark.parametrize("config", [TREE, CHAIN, replace(TREE, release="round"), SpecConfig(3, 5, 9, page_size=16)])
