@@ -20,7 +20,7 @@ class Result:
     command: str
     date: str
     versions: dict[str, str]
-    peaks: Peaks
+    peaks: Peaks | None  # None for a suite of the CPU
     rows: tuple[Row, ...] = ()
     seconds: float = 0.0
     finished: tuple[str, ...] = ()  # groups with all of their rows
@@ -45,7 +45,7 @@ class Result:
             "command": self.command,
             "date": self.date,
             "versions": self.versions,
-            "measured_peaks": asdict(self.peaks),
+            "measured_peaks": self.peaks and asdict(self.peaks),
             "seconds": self.seconds,
             "finished": list(self.finished),
             "unfinished": self.unfinished,

@@ -1,5 +1,6 @@
 """Roofline bounds: unavoidable bytes and operations, and their time at the measured peaks."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ class Peaks:
     read: float  # bytes/s
     copy: float  # bytes/s, read and written
     dense: float  # bf16 operations/s
+
+
+UNMEASURED = Peaks(math.nan, math.nan, math.nan)  # without a GPU
 
 
 @dataclass(frozen=True, slots=True)

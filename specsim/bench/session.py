@@ -10,7 +10,7 @@ from rich.console import Console
 
 from specsim.bench import clock
 from specsim.bench.result import Result
-from specsim.bench.roofline import Peaks
+from specsim.bench.roofline import UNMEASURED, Peaks
 from specsim.bench.row import Row
 from specsim.bench.show import show_peaks, show_row
 from specsim.bench.suites import SUITES, Group, Options
@@ -28,7 +28,7 @@ def check_options(options: Options) -> dict[str, Group]:
     require(chosen, "only", options.only, f"a part of a group's name: {', '.join(groups)}")
     require(options.seconds is None or options.seconds > 0, "seconds", options.seconds, "a number above 0")
     shape(options.shape)
-    if not torch.cuda.is_available():
+    if SUITES[options.suite].needs_gpu and not torch.cuda.is_available():
         raise InputError("device", "cpu", "a GPU that CUDA can use: the fast implementation is timed nowhere else")
     return chosen
 
@@ -39,11 +39,14 @@ def bench(options: Options, command: str = "", json_file: Path | None = None, co
     start = time.perf_counter()
     most = options.seconds or SUITES[options.suite].seconds
     torch.manual_seed(0)
-    result = Result(options, command, now(), versions("cuda"), clock.measure_peaks())
-    torch.cuda.empty_cache()
-    if console:
-        show_peaks(result.peaks, console)
-    for row, group in _rows(groups, options, result.peaks):
+    on_gpu = SUITES[options.suite].needs_gpu
+    peaks = clock.measure_peaks() if on_gpu else None
+    result = Result(options, command, now(), versions("cuda" if on_gpu else "cpu"), peaks)
+    if peaks is not None:
+        torch.cuda.empty_cache()
+        if console:
+            show_peaks(peaks, console)
+    for row, group in _rows(groups, options, peaks or UNMEASURED):
         seconds = time.perf_counter() - start
         if row:
             result = replace(result, rows=(*result.rows, row), unfinished=result.unfinished + 1, seconds=seconds)

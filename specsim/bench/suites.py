@@ -11,6 +11,7 @@ from specsim.bench import (
     modes,
     rounds,
     scale,
+    simulated,
     tree_attention,
     trees,
     vocabulary,
@@ -46,6 +47,7 @@ class Suite:
 
     groups: dict[str, Group]
     seconds: float
+    needs_gpu: bool = True
 
 
 def _bookkeeping(run: Options, peaks: Peaks) -> Iterator[Row]:
@@ -76,9 +78,14 @@ _BASELINES: dict[str, Group] = {
     "shape": lambda run, peaks: baselines.shaped_rows(run.shape, peaks),
     "attention": lambda _, peaks: baselines.attention_rows(peaks),
 }
+_SIMULATOR: dict[str, Group] = {
+    "loop": lambda run, _: simulated.loop_rows(run.quick),
+    "scheduler": lambda _, __: simulated.scheduler_rows(),
+}
 SUITES = {
     "kernels": Suite(_KERNELS, 300),
     "round": Suite(_ROUND, 400),
     "scale": Suite(_SCALE, 240),
     "baselines": Suite(_BASELINES, 240),
+    "simulator": Suite(_SIMULATOR, 240, needs_gpu=False),
 }

@@ -1,4 +1,4 @@
-"""specsim bench: time the fast implementation on a GPU."""
+"""specsim bench: time the fast implementation on a GPU, or the simulator."""
 
 from typing import Annotated, Any
 
@@ -9,7 +9,9 @@ from specsim.cli.options import option
 
 
 def bench(
-    suite: Annotated[str, option("Benchmark", "Operations that are timed.", metavar="kernels|round|scale|baselines")],
+    suite: Annotated[
+        str, option("Benchmark", "Operations that are timed.", metavar="kernels|round|scale|baselines|simulator")
+    ],
     shape: Annotated[
         str,
         option("Model", "Shape of the model, whose weights are random.", metavar="NAME|config.json|folder"),
@@ -29,11 +31,14 @@ def bench(
 ) -> None:
     """Time kernels and rounds on a GPU, after equality checks.
 
+    Only the suite simulator needs no GPU: it times the event loop on one core.
+
     Exit status: 0 if all equality checks pass, 1 if one fails, 2 for bad input or without a GPU.
 
     Examples:
       specsim bench --suite kernels --quick
       specsim bench --suite round --shape llama-3-8b --json round.json
+      specsim bench --suite simulator
     """
     _bench(locals())
 

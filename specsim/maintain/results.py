@@ -55,6 +55,7 @@ def _suite_file(path: Path) -> str:
         "a quick run": result["is_quick"],
         "rows that are not equal": not result["passed"],
         "an unknown suite": result["suite"] not in SUITES,
+        "one of the CPU": result["measured_peaks"] is None,
         "one of a shape without a name": not re.fullmatch(r"[\w.-]+", result["shape"]),
     }
     _refuse(path, "the result of a whole suite that passed", faults)

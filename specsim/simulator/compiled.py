@@ -22,12 +22,12 @@ def loop(tokens: int) -> ModuleType:
     require_choice(SWITCH, switch, ("", "0", "1"))
     if switch == "0" or (not switch and tokens < LEAST_TOKENS):
         return steps
-    return _compiled() or steps
+    return compiled_steps() or steps
 
 
 @cache
-def _compiled() -> ModuleType | None:
-    """Compile a copy of the module; machine code is kept on disk where a folder can be written."""
+def compiled_steps() -> ModuleType | None:
+    """Make the compiled copy, None without numba; machine code is kept on disk where a folder can be written."""
     try:
         from numba import njit
     except ImportError:

@@ -1,6 +1,7 @@
 """A running simulated server: answers of cost model, policy and acceptance to specsim.simulator.steps."""
 
 from dataclasses import fields
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -24,10 +25,12 @@ class _Chunks(NamedTuple):
 
 
 class Server:
-    """A simulation and its state."""
+    """A simulation and its state.
 
-    def __init__(self, simulation: Simulation) -> None:
-        work = simulation.workload
+    steps_loop: specsim.simulator.steps or its compiled copy; None: the one that pays.
+    """
+
+    def __init__(self, simulation: Simulation, steps_loop: ModuleType | None = None) -> None:
         self._simulation = simulation
         self._is_answered = simulation.draws == steps.ANSWERED
         self._tabled = simulation.tabled
@@ -35,7 +38,7 @@ class Server:
         self._keys = simulation.keys
         self._gaps = Quantiles()
         self._log: list[Step] = []
-        self._loop = loop(int(work.output_tokens.sum()))
+        self._loop = steps_loop or loop(int(simulation.workload.output_tokens.sum()))
         state = initial_state(simulation)
         self._state = with_objects(state) if self._loop is steps else state
         self._server = self._state.server[0]

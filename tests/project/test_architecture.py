@@ -50,7 +50,7 @@ REFERENCE_ALONE = {
     "oracle_verify",
     "request_tree",
 }
-HEAVY = {"torch", "triton", "transformers", "matplotlib", "pandas", "specsim.reference", "specsim.fast"}
+HEAVY = {"torch", "triton", "transformers", "matplotlib", "pandas", "numba", "specsim.reference", "specsim.fast"}
 
 
 def python_modules() -> dict[str, Path]:
@@ -121,6 +121,23 @@ def test_command_line_starts_light(tmp_path):
     assert not HEAVY & loaded
 
 
+def test_the_simulator_loads_a_compiler_only_to_simulate(tmp_path):
+    modules = [name for name in MODULES if name.startswith("specsim.simulator") and "reproduce" not in name]
+    loaded = loaded_by(modules, tmp_path)
+    assert "specsim.simulator.server" in loaded
+    assert "numba" not in loaded
+
+
+def test_plan_loads_no_compiler_and_little_else_for_a_few_requests(tmp_path):
+    words = ["plan", "--requests", "2", "--output-tokens", "4", "--replicates", "1", "--json", "plan.json"]
+    code = f"import sys\nfrom specsim.cli.main import main\ntry: main({words})\nexcept SystemExit: pass"
+    code = "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()):\n  " + code.replace("\n", "\n  ")
+    loaded = set(run_python(f"{code}\nanswer = sorted(sys.modules)", tmp_path))
+    assert (tmp_path / "plan.json").exists()
+    assert "specsim.simulator.server" in loaded
+    assert not {*HEAVY, "scipy"} & loaded
+
+
 def test_only_functions_reach_an_implementation(tmp_path):
     above = [name for name in MODULES if name.split(".")[1:2] not in (["reference"], ["fast"], ["__main__"])]
     loaded = loaded_by(above, tmp_path)
@@ -184,7 +201,7 @@ def test_every_data_file_is_in_the_wheel():
     data = SETUPTOOLS["package-data"]
     packed = {path for name, globs in data.items() for glob in globs for path in MODULES[name].parent.glob(glob)}
     files = {path for folder in PACKAGE_FOLDERS.values() for path in folder.rglob("*") if path.is_file()}
-    assert {path for path in files - packed if path.suffix not in (".py", ".pyc")} == set()
+    assert {path for path in files - packed if path.suffix != ".py" and path.parent.name != "__pycache__"} == set()
 
 
 def operations(implementation: str) -> set[str]:

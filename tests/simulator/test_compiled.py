@@ -37,8 +37,9 @@ def switched(value: str):
 
 
 def served(simulation: Simulation, is_compiled: bool) -> Run:
-    with switched(str(int(is_compiled))):
-        return Server(simulation).serve()
+    loop = compiled.compiled_steps() if is_compiled else steps
+    assert loop is not None
+    return Server(simulation, loop).serve()
 
 
 def assert_equal(run: Run, other: Run) -> None:
@@ -226,12 +227,12 @@ def test_small_workloads_and_the_switch_load_no_compiler():
 
 
 def test_without_numba_the_loop_is_interpreted(monkeypatch):
-    compiled._compiled.cache_clear()
+    compiled.compiled_steps.cache_clear()
     monkeypatch.setitem(sys.modules, "numba", None)
     try:
         assert compiled.loop(10**9) is steps
     finally:
-        compiled._compiled.cache_clear()
+        compiled.compiled_steps.cache_clear()
 
 
 def test_without_a_folder_for_machine_code_it_still_compiles(monkeypatch):

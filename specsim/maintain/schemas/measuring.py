@@ -161,12 +161,14 @@ def bench() -> Schema:
             "command": COMMAND,
             "date": DATE,
             "versions": VERSIONS,
-            "measured_peaks": described(
-                Peaks,
-                "Peaks that were measured in this run.",
-                read="Memory reads, in bytes per second.",
-                copy="Memory copies, in bytes per second, read and written.",
-                dense="Dense bfloat16 products, in operations per second.",
+            "measured_peaks": nullable(
+                described(
+                    Peaks,
+                    "Peaks that were measured in this run; null without a GPU.",
+                    read="Memory reads, in bytes per second.",
+                    copy="Memory copies, in bytes per second, read and written.",
+                    dense="Dense bfloat16 products, in operations per second.",
+                )
             ),
             "seconds": SECONDS,
             "finished": array("Groups that are complete.", text("Name of a group.")),
