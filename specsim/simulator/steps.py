@@ -424,5 +424,5 @@ def round_seconds(batch: Batch, draft: float, verify: float, extend: float, filt
 
 
 def exposed_seconds(host: float, device: float, is_hidden: bool) -> float:
-    """Compute the seconds of host work that the device waits for; is_hidden: the host works beside the device."""
+    """Compute the seconds of host work that the device waits for; is_hidden: the host works while the device does."""
     return max(0.0, host - device) if is_hidden else host

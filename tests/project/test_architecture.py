@@ -128,7 +128,7 @@ def test_the_simulator_loads_a_compiler_only_to_simulate(tmp_path):
     assert "numba" not in loaded
 
 
-def test_plan_loads_no_compiler_and_little_else_for_a_few_requests(tmp_path):
+def test_a_small_plan_loads_neither_compiler_nor_scipy(tmp_path):
     words = ["plan", "--requests", "2", "--output-tokens", "4", "--replicates", "1", "--json", "plan.json"]
     code = f"import sys\nfrom specsim.cli.main import main\ntry: main({words})\nexcept SystemExit: pass"
     code = "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()):\n  " + code.replace("\n", "\n  ")

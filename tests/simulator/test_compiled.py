@@ -1,4 +1,4 @@
-"""The compiled loop, the interpreted one, and answers of the cost model in place of its tables: equal, bit for bit."""
+"""The compiled loop and the interpreted one, with and without tables of the cost model: equal, bit for bit."""
 
 import os
 import sys
