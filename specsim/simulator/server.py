@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from specsim.simulator.cost import CostModel
 from specsim.simulator.initial_state import Simulation, initial_state
 from specsim.simulator.quantiles import Quantiles
 from specsim.simulator.results import Run, Step
-from specsim.simulator.state import Request, column, with_objects
+from specsim.simulator.state import FirstRow, Request, column, with_objects
 from specsim.simulator.uniforms import named_uniforms
 
 
@@ -41,7 +41,7 @@ class Server:
         self._loop = steps_loop or loop(int(simulation.workload.output_tokens.sum()))
         state = initial_state(simulation)
         self._state = with_objects(state) if self._loop is steps else state
-        self._server = self._state.server[0]
+        self._server: Any = self._state.server[0] if self._loop is steps else FirstRow(state.server)
 
     def serve(self) -> Run:
         """Run until every request has ended."""
