@@ -293,6 +293,7 @@ def suite(monkeypatch):
         ("some some", {}, "some, some; each of its groups once"),
         ("some others", {"is_quick": True}, "a quick run"),
         ("some others", {"suite": "nope"}, "an unknown suite"),
+        ("some others", {"measured_peaks": None}, "one of the CPU"),
         ("some others", {"shape": "../a/config.json"}, "a shape without a name"),
         ("some others", {"passed": False}, "not equal"),
     ],
