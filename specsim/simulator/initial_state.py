@@ -10,8 +10,8 @@ from specsim.core.config import ServingConfig
 from specsim.simulator import steps
 from specsim.simulator.columns import round_pages
 from specsim.simulator.cost import CostModel
-from specsim.simulator.option import Always, Cost, Option, Policy
 from specsim.simulator.drawn_rounds import DrawnRounds, draw_rounds, is_drawn_before
+from specsim.simulator.option import Always, Cost, Option, Policy
 from specsim.simulator.state import (
     Batch,
     Flight,
