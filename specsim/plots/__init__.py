@@ -22,12 +22,5 @@ __all__ = [
     "kv_move",
     "kv_pages",
     "mask",
-    "pareto",
-    "positions",
-    "rejection",
-    "roofline",
-    "slots",
-    "speedup",
-    "timeline",
-    "tree",
 ]
+__all__ += ["pareto", "positions", "rejection", "roofline", "slots", "speedup", "timeline", "tree"]

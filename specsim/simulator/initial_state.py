@@ -117,6 +117,7 @@ def _requests(work: Workload, drawn: DrawnRounds) -> np.ndarray:
         outputs=work.output_tokens,
         left=work.output_tokens,
         length=work.prompt_tokens,
+        cached=work.cached_columns,
         first_round=drawn.starts[:-1],
         last_round=drawn.starts[1:],
     )

@@ -73,6 +73,7 @@ class Request:
     ahead: int  # committed columns on the device
     launched: int  # rounds
     filled: int  # prefilled columns
+    cached: int  # columns of its prompt in the prefix cache
     first_round: int  # place of its rounds among the drawn rounds
     last_round: int  # and of the next request's
     arrivals: float

@@ -185,7 +185,7 @@ def admit(state: State) -> None:
             server.num_preempted -= 1
             places[found].preempted = places[server.num_preempted].preempted
         server.pages += pages
-        request.filled = 0
+        request.filled = 0 if request.preemptions > 0 else request.cached
         places[server.num_prefilling].prefilling = number
         server.num_prefilling += 1
 
