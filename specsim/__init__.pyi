@@ -15,6 +15,7 @@ from specsim.core.token_drafter import Proposal as Proposal
 from specsim.core.token_drafter import SuffixConfig as SuffixConfig
 from specsim.core.token_drafter import TokenDrafter as TokenDrafter
 from specsim.core.token_drafter import TreeLimits as TreeLimits
+from specsim.explorer.explore import explore as explore
 from specsim.explorer.rounds import trace as trace
 from specsim.models.load import load as load
 from specsim.serving.generation import Generation as Generation

@@ -16,7 +16,8 @@ def schema(
         str | None,
         typer.Argument(
             help="Command whose output is described, or acceptance (of accept --target), predict-record (of predict "
-            "--acceptance), simulate-table (of simulate --table) or run-compare (of run --compare).",
+            "--acceptance), simulate-table (of simulate --table), run-compare (of run --compare) or exploration (the "
+            "data of --html).",
             metavar="COMMAND",
             rich_help_panel="Output",
             show_default="list all",

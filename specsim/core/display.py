@@ -152,7 +152,7 @@ def generation_html(generation: Any) -> str:
 
 def coloured(output: Any, decode: Callable[[Sequence[int]], str]) -> str:
     """Render prompt and output of a specsim.serving.generation.Output, every round on a background of its own."""
-    texts = _token_texts(decode, output.prompt_token_ids, output.token_ids)
+    texts = token_texts(decode, output.prompt_token_ids, output.token_ids)
     parts = [f"<span style='opacity:.6'>{escape(decode(output.prompt_token_ids))}</span>"]
     counts = (1, *output.num_accepted_tokens_per_round)  # the first token is the prefill's
     first = 0
@@ -167,8 +167,8 @@ def coloured(output: Any, decode: Callable[[Sequence[int]], str]) -> str:
     return "".join(parts)
 
 
-def _token_texts(decode: Callable[[Sequence[int]], str], prompt: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """Text that each token adds to those before it, empty inside a character of several tokens."""
+def token_texts(decode: Callable[[Sequence[int]], str], prompt: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """List the text that each token adds to those before it, empty inside a character of several tokens."""
     known = list(prompt)
     before = decode(known)
     texts = []

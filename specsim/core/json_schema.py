@@ -11,6 +11,7 @@ VERSIONS = {
     "conformance": 1,
     "diff": 1,
     "explain": 1,
+    "exploration": 1,  # of --html
     "faults": 1,
     "generate": 1,
     "lint-report": 1,

@@ -1,7 +1,8 @@
 """The names that specsim exports, each with the module that defines it."""
 
 HOMES = {
-    **dict(course="course", plots="plots", simulator="simulator", trace="explorer.rounds"),
+    **dict(course="course", plots="plots", simulator="simulator"),
+    **dict(explore="explorer.explore", trace="explorer.rounds"),
     **dict.fromkeys(("SamplingParams", "ServingConfig", "SpecConfig"), "core.config"),
     **dict.fromkeys(("AcceptanceRule", "Accepted"), "core.rule"),
     **dict.fromkeys(("NgramConfig", "Proposal", "SuffixConfig", "TokenDrafter", "TreeLimits"), "core.token_drafter"),

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from specsim.core.drafter import Drafter
 from specsim.core.engine import Engine
 from specsim.core.grammar import allowed_trees, stacked
+from specsim.core.mtp import MtpInput
 from specsim.core.phases import (
     Advance,
     Batch,
@@ -34,13 +36,15 @@ class Recorded:
     committed_pools: KVPool  # the same after the commit
     allowed: torch.Tensor | None  # bool [B, N, V], tokens that grammars allow after each node
     lead: int  # of the drafter
+    writes_lanes: bool  # whether the draft phase writes KV: not without KV, nor after MTP modules, which ran before it
 
 
 class Recorder:
     """An engine whose rounds run phase by phase and are kept in `rounds`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, most_rounds: int | None = None) -> None:
         self._engine = engine
+        self._most_rounds = most_rounds  # rounds that are kept, the first ones; None: all
         self.config = engine.config
         self.options = engine.options
         self.dtype = engine.dtype
@@ -51,6 +55,7 @@ class Recorder:
         self.rule = engine.rule
         self.grammars = engine.grammars
         self.rounds: list[Recorded] = []
+        self.num_rounds = 0  # those that are not kept included
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         return self._engine.make_pools(num_requests, num_slots)
@@ -69,6 +74,9 @@ class Recorder:
 
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
         """Run a round phase by phase, and keep its states."""
+        self.num_rounds += 1
+        if self._most_rounds is not None and len(self.rounds) >= self._most_rounds:
+            return self._engine.round(batch, draft_input, pools, reserved)
         verify_input = self.draft(batch, draft_input, pools, reserved)
         drafted_pools = tables(pools)
         allowed = stacked(allowed_trees(batch, verify_input, pools, self.grammars), batch.size)
@@ -85,6 +93,7 @@ class Recorder:
             committed_pools,
             allowed,
             self.drafter.lead,
+            writes_lanes(self.drafter, draft_input),
         )
         self.rounds.append(recorded)
         return RoundOutput(verify_input, verify_output, next_draft_input)
@@ -100,3 +109,8 @@ def tables(pools: KVPool) -> KVPool:
     kept.req_to_token = pools.req_to_token.to("cpu", copy=True)
     kept.token_ids = pools.token_ids.to("cpu", copy=True)
     return kept
+
+
+def writes_lanes(drafter: Drafter, draft_input: DraftInput) -> bool:
+    """Check whether a drafter writes KV in a draft phase that starts from this state."""
+    return drafter.kv_layout is not None and not isinstance(draft_input, MtpInput)

@@ -1,6 +1,6 @@
 """specsim.trace(...): a generation whose rounds can be looked at one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, overload
@@ -9,10 +9,11 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import LEGEND, coloured, figure
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require_int
 from specsim.core.grammar import Grammar
 from specsim.core.metrics import Acceptance
-from specsim.core.pair import Pair
+from specsim.core.pair import AnyDrafter, Pair
+from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.explorer.recorder import Recorder
 from specsim.explorer.round import Round, node_table
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
     from specsim.plots.sheet import Decode
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Names of what made recorded rounds."""
+
+    pair: str
+    drafter: str  # its kind
+    impl: str
+    num_rounds: int  # of the run, with those that were not kept
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Rounds(Sequence[Round]):
     """The recorded rounds of a generation, in order."""
@@ -33,6 +44,7 @@ class Rounds(Sequence[Round]):
     request_ids: tuple[int, ...]  # of generation.outputs
     decode: "Decode"
     rounds: tuple[Round, ...]
+    source: Source
 
     @overload
     def __getitem__(self, index: int) -> Round: ...
@@ -40,7 +52,7 @@ class Rounds(Sequence[Round]):
     def __getitem__(self, index: slice) -> "Rounds": ...
     def __getitem__(self, index: int | slice) -> "Round | Rounds":
         if isinstance(index, slice):
-            return Rounds(self.generation, self.request_ids, self.decode, self.rounds[index])
+            return Rounds(self.generation, self.request_ids, self.decode, self.rounds[index], self.source)
         return self.rounds[index]
 
     def __len__(self) -> int:
@@ -92,17 +104,23 @@ def trace(
     request_ids: Sequence[int] | None = None,
     engine: EngineOptions | None = None,
     acceptance: SyntheticAcceptance | None = None,
+    drafter: AnyDrafter | None = None,
+    verifier: AcceptanceRule | None = None,
+    most_rounds: int | None = None,
 ) -> Rounds:
     """Generate as specsim.generate does, with the same arguments and tokens, and keep every round.
 
-    The states of a round are copied to the CPU: some megabytes for a small vocabulary, N · V logits for each request
-    and round. Rounds run phase by phase, so that no graph holds a whole round.
+    most_rounds: rounds to keep, the first ones; None: all. The states of a round are copied to the CPU: some megabytes
+    for a small vocabulary, N · V logits for each request and round. Rounds run phase by phase, so that no graph holds a
+    whole round.
     """
     pair = load(pair) if isinstance(pair, str) else pair
+    if most_rounds is not None:
+        require_int("most_rounds", most_rounds)
     recorders: list[Recorder] = []
 
     def watch(engine: Engine) -> Recorder:
-        recorders.append(Recorder(engine))
+        recorders.append(Recorder(engine, most_rounds))
         return recorders[-1]
 
     generation = generate(
@@ -114,13 +132,21 @@ def trace(
         request_ids=request_ids,
         engine=engine,
         acceptance=acceptance,
+        drafter=drafter,
+        verifier=verifier,
         watch=watch,
     )
     (recorder,) = recorders
+    ids = range(len(generation.outputs)) if request_ids is None else request_ids
+    return recorded_rounds(pair if drafter is None else pair.with_drafter(drafter), generation, ids, recorder)
+
+
+def recorded_rounds(pair: Pair, generation: Generation, request_ids: Iterable[int], recorder: Recorder) -> Rounds:
+    """Join a recorder's rounds with the generation that they made."""
     decode = _ids if pair.tokenizer is None else pair.tokenizer.decode
     rounds = [Round(index, generation.config, decode, states) for index, states in enumerate(recorder.rounds)]
-    ids = range(len(generation.outputs)) if request_ids is None else request_ids
-    return Rounds(generation, tuple(ids), decode, tuple(rounds))
+    source = Source(pair.name, pair.kind, recorder.options.impl, recorder.num_rounds)
+    return Rounds(generation, tuple(request_ids), decode, tuple(rounds), source)
 
 
 def _ids(token_ids: Sequence[int]) -> str:

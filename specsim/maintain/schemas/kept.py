@@ -6,7 +6,14 @@ from pathlib import Path
 
 import specsim
 from specsim.core.json_schema import VERSIONS, schema_name
-from specsim.maintain.schemas import acceptance_records, correctness, measuring, serving, simulation
+from specsim.maintain.schemas import (
+    acceptance_records,
+    correctness,
+    exploration,
+    measuring,
+    serving,
+    simulation,
+)
 from specsim.maintain.schemas.document import Schema
 
 FOLDER = Path(specsim.__file__).parent / "cli" / "schemas"
@@ -19,6 +26,7 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
     "conformance": correctness.conformance,
     "diff": correctness.diff,
     "explain": correctness.explain,
+    "exploration": exploration.exploration,
     "faults": correctness.faults,
     "generate": serving.generate,
     "lint-report": simulation.lint_report,

@@ -1,0 +1,247 @@
+"""Decisions of a verifier on one request's tree: the comparison at each draft that it looked at, and its result."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from specsim.core.config import SpecConfig
+from specsim.core.rule import Tree
+from specsim.explorer.recorder import Recorded
+from specsim.explorer.tables import target_probs
+
+
+class Decision(NamedTuple):
+    """One draft that the verifier looked at."""
+
+    node: int
+    passes: bool
+    reason: str  # the comparison, in numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Numbers that the verifier of one request reads."""
+
+    tree: Tree
+    config: SpecConfig
+    probs_NV: torch.Tensor  # f64, the target's distribution after each node
+    draft_probs_MV: torch.Tensor | None  # f32, distribution of the children of each node that has some
+    uniforms: list[float]  # by depth; of multi_round by node
+    final_uniform: float
+    noise_WV: torch.Tensor | None = None  # of gumbel
+    is_greedy: bool = False
+    other: str = ""  # name of what decided in place of the verifier: a rule or a schedule
+    decisions: list[Decision] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, states: Recorded, config: SpecConfig, row: int, probs_NV: torch.Tensor, other: str = "") -> "Walk":
+        """Read a request's numbers from a recorded round, and draw its uniforms again."""
+        from specsim.reference.request_tree import trees
+        from specsim.reference.verify import round_noise, round_uniforms
+
+        batch = states.batch.filter(torch.tensor([row]))
+        uniforms, final = round_uniforms(batch, config)
+        noise = round_noise(batch, config, probs_NV.shape[-1])[0] if config.verifier == "gumbel" else None
+        draft_prob = states.verify_input.draft_prob
+        return cls(
+            tree=trees(states.batch, states.verify_input, config.length_limit)[row],
+            config=config,
+            probs_NV=probs_NV,
+            draft_probs_MV=None if draft_prob is None else draft_prob[row].double(),
+            uniforms=uniforms[0].tolist(),
+            final_uniform=float(final[0]),
+            noise_WV=noise,
+            is_greedy=float(batch.sampling.temperature) == 0,
+            other=other,
+        )
+
+    @property
+    def verifier(self) -> str:
+        """Name of what decides."""
+        return self.other or ("greedy" if self.is_greedy else self.config.verifier)
+
+    def p(self, node: int) -> float:
+        """Target's probability of a draft."""
+        return float(self.probs_NV[self.tree.parents[node], self.tree.tokens[node]])
+
+    def q(self, node: int) -> float:
+        """Drafter's probability of a sampled draft."""
+        assert self.draft_probs_MV is not None
+        return float(self.draft_probs_MV[self.tree.parents[node], self.tree.tokens[node]])
+
+
+def decide(walk: Walk) -> list[Decision]:
+    """List the decisions of the setting's verifier; none where a rule or a schedule decides in its place."""
+    return list(_VERIFIERS[walk.verifier](walk)) if walk.verifier in _VERIFIERS else []
+
+
+def decisions(states: Recorded, config: SpecConfig, row: int, other: str = "") -> list[Decision]:
+    """List the decisions on one request of a recorded round."""
+    return decide(Walk.of(states, config, row, target_probs(states, config, row), other))
+
+
+def few(value: float) -> str:
+    """Format a number with four significant digits."""
+    return f"{value:.4g}"
+
+
+def _down(walk: Walk, try_child: Callable[[int], Decision]) -> Iterator[Decision]:
+    """Try the children of each node in sibling order, from the root down the accepted path."""
+    path = [0]
+    while True:
+        for child in walk.tree.acceptable_children(path):
+            decision = try_child(child)
+            yield decision
+            if decision.passes:
+                path.append(child)
+                break
+        else:
+            return
+
+
+def _greedy(walk: Walk) -> Iterator[Decision]:
+    from specsim.reference.sampling import argmax
+
+    best = argmax(walk.probs_NV).tolist()
+
+    def try_child(child: int) -> Decision:
+        passes = walk.tree.tokens[child] == best[walk.tree.parents[child]]
+        likely = "the target's most likely token" if passes else "not the target's most likely token"
+        return Decision(child, passes, f"p = {few(walk.p(child))}, {likely}")
+
+    return _down(walk, try_child)
+
+
+def _gumbel(walk: Walk) -> Iterator[Decision]:
+    from specsim.reference.sampling import argmax
+
+    assert walk.noise_WV is not None
+    depths = [max(0, len(walk.tree.path(node)) - 1) for node in range(len(walk.tree.tokens))]
+    drawn = argmax(walk.probs_NV.log() + walk.noise_WV[depths]).tolist()
+
+    def try_child(child: int) -> Decision:
+        passes = walk.tree.tokens[child] == drawn[walk.tree.parents[child]]
+        same = "the same token" if passes else "another token"
+        return Decision(child, passes, f"p = {few(walk.p(child))}; with the drafter's noise the target draws {same}")
+
+    return _down(walk, try_child)
+
+
+def _target_only(walk: Walk) -> Iterator[Decision]:
+    single = walk.config.threshold_single
+    total = max(walk.config.threshold_acc, 1e-9)
+    masses: dict[int, float] = {}  # by parent, of the children tried
+
+    def try_child(child: int) -> Decision:
+        parent = walk.tree.parents[child]
+        masses[parent] = masses.get(parent, 0.0) + walk.p(child)
+        u = walk.uniforms[len(walk.tree.path(parent)) - 1]
+        mass = masses[parent] / total
+        passes = u <= mass or walk.p(child) >= single
+        sign = "≤" if u <= mass else ">"
+        alone = f", but p = {few(walk.p(child))} ≥ {few(single)}" if passes and u > mass else ""
+        return Decision(child, passes, f"u = {few(u)} {sign} {few(mass)}, p of the children up to this one{alone}")
+
+    return _down(walk, try_child)
+
+
+def _multi_round(walk: Walk) -> Iterator[Decision]:
+    from specsim.reference.acceptance import residual
+
+    assert walk.draft_probs_MV is not None
+    draft_probs_MV = walk.draft_probs_MV
+    left = dict(enumerate(walk.probs_NV))  # by parent, p after the rejections so far
+
+    def try_child(child: int) -> Decision:
+        parent = walk.tree.parents[child]
+        p = float(left[parent][walk.tree.tokens[child]])
+        u = walk.uniforms[child]
+        passes = u * walk.q(child) < p
+        if not passes:
+            rest_V = residual(left[parent], draft_probs_MV[parent])
+            left[parent] = rest_V / rest_V.sum()
+        return Decision(child, passes, _ratio(u, walk.q(child), p, passes))
+
+    return _down(walk, try_child)
+
+
+def _ratio(u: float, q: float, p: float, passes: bool) -> str:
+    return f"u · q = {few(u)} · {few(q)} = {few(u * q)} {'<' if passes else '≥'} p = {few(p)}"
+
+
+def _rejection(walk: Walk) -> Iterator[Decision]:
+    for node in walk.tree.chain():
+        u = walk.uniforms[node - 1]
+        passes = u * walk.q(node) < walk.p(node)
+        yield Decision(node, passes, _ratio(u, walk.q(node), walk.p(node), passes))
+        if not passes:
+            return
+
+
+def _block(walk: Walk) -> Iterator[Decision]:
+    """Look at every prefix of the chain; the longest one that passes is accepted."""
+    assert walk.draft_probs_MV is not None
+    last = len(walk.tree.chain())
+    w = 1.0
+    for node in walk.tree.chain():
+        p = w * walk.p(node)
+        q = walk.q(node)
+        w = p / q if p < q else 1.0
+        u = walk.uniforms[node - 1]
+        if node == last:
+            passes = u < w
+            yield Decision(node, passes, f"u = {few(u)} {'<' if passes else '≥'} w = {few(w)}")
+            continue
+        r = float((w * walk.probs_NV[node] - walk.draft_probs_MV[node]).clamp(min=0).sum())
+        passes = u * (r + 1 - w) < r
+        sign = "<" if passes else "≥"
+        text = f"u · (r + 1 − w) = {few(u)} · {few(r + 1 - w)} {sign} r = {few(r)}, with w = {few(w)}"
+        yield Decision(node, passes, text)
+
+
+def _typical(walk: Walk) -> Iterator[Decision]:
+    """Look at every child of a node that passes; the deepest that passes is accepted."""
+    config = walk.config
+    passed = {0}
+    for node, parent in enumerate(walk.tree.parents):
+        if parent not in passed or len(walk.tree.path(node)) - 1 > walk.tree.depth_limit:
+            continue
+        entropy = float(torch.special.entr(walk.probs_NV[parent]).sum())
+        threshold = min(config.typical_epsilon, config.typical_delta * math.exp(-entropy))
+        passes = walk.p(node) > threshold
+        if passes:
+            passed.add(node)
+        yield Decision(node, passes, f"p = {few(walk.p(node))} {'>' if passes else '≤'} threshold {few(threshold)}")
+
+
+_VERIFIERS: dict[str, Callable[[Walk], Iterator[Decision]]] = {
+    "greedy": _greedy,
+    "target_only": _target_only,
+    "typical": _typical,
+    "rejection": _rejection,
+    "block": _block,
+    "multi_round": _multi_round,
+    "gumbel": _gumbel,
+}
+
+
+def bonus_origin(walk: Walk, path: list[int]) -> str:
+    """Describe the origin of the token after the accepted path, to follow the words `the bonus token`."""
+    after = f"the target's distribution after node {path[-1]}"
+    u = f" with u = {few(walk.final_uniform)}"
+    if walk.other:
+        return f"is made with {walk.other}"
+    if walk.is_greedy:
+        return f"is the most likely token of {after}"
+    if walk.verifier == "gumbel":
+        return f"is drawn from {after}, with noise named by the token's position"
+    children = list(walk.tree.acceptable_children(path))
+    if walk.verifier == "typical" or not children:
+        return f"is drawn from {after}{u}"
+    if walk.verifier == "target_only":
+        return f"is drawn from {after}, without the rejected drafts,{u}"
+    scaled = "w · p" if walk.verifier == "block" else "p"
+    return f"is drawn from the residual distribution after node {path[-1]}, max(0, {scaled} − q) normalised,{u}"
