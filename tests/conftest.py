@@ -85,12 +85,15 @@ def pytest_testnodedown(node, error) -> None:
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Print how many cases were left out."""
+    """Print how many cases were left out, and last whether the browser was."""
     if count := terminalreporter.config.stash.get(LEFT_OUT, 0):
         terminalreporter.write_line(
             f"{count} combinations of parameters left out: every two values meet in another one; --whole runs all."
         )
+    if os.environ.get("BROWSER") == "skip":
+        terminalreporter.write_line("BROWSER=skip: the explorer's page was not tested in a browser.")
 
 
 def _values(item) -> list[tuple[str, int]]:

@@ -198,7 +198,7 @@ class Explorer {
   describeRun() {
     const { config, num_rounds: total } = this.data;
     const setting = config.num_steps === 0 ? "no drafts" : `topk ${config.topk}, num_steps ${config.num_steps}, num_draft_tokens ${config.num_draft_tokens}`;
-    const kept = this.data.rounds.length < total ? `; the first ${this.data.rounds.length} of ${total} rounds` : "";
+    const kept = this.data.rounds.length < total ? ` · ${this.data.rounds.length} of ${total} rounds` : "";
     return `${this.data.pair} · drafter ${this.data.drafter} · ${setting} · verifier ${this.data.verifier} · ${this.data.impl}${kept}`;
   }
 
