@@ -1,5 +1,6 @@
 """specsim generate: continue a text."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +75,7 @@ def generate(
     rule: options.Rule = None,
     engine: EngineGroup,
     json_file: options.JsonFile = None,
+    html_file: options.HtmlFile = None,
 ) -> None:
     """Continue a text with speculative decoding.
 
@@ -84,6 +86,7 @@ def generate(
     Examples:
       specsim generate --prompt "def add(a, b):" --max-new-tokens 32
       specsim generate --temperature 0.8 --verifier rejection --topk 1
+      specsim generate --html rounds.html
     """
     given = flat(locals())
     config = pair.config(tree)
@@ -98,11 +101,10 @@ def generate(
     from specsim.core.files import check_files
     from specsim.core.provenance import now
     from specsim.models.shapes import random_prompts
-    from specsim.serving.generation import generate as continue_texts
 
-    check_files({"prompt_file": prompt_file, "json_schema": json_schema}, json=json_file)
+    check_files({"prompt_file": prompt_file, "json_schema": json_schema}, json=json_file, html=html_file)
     made = {
-        "command": options.command(generate, given),
+        "command": options.command(generate, given, ("json_file", "html_file")),
         "date": now(),
         "impl": engine.impl,
         "dtype": engine.dtype,
@@ -112,18 +114,30 @@ def generate(
     loaded = pair.load(config, engine_options)
     prompts = random_prompts(1, length, loaded.target.config.vocab_size) if text is None else text
     grammar = None if constraint is None else _grammar(*constraint, loaded)
-    generation = continue_texts(
-        loaded,
-        prompts,
-        config,
-        sampling,
-        grammars=grammar,
-        engine=engine_options,
-        acceptance=acceptance,
-        verifier=verifier,
-        progress=True,
-    )
-    _report(loaded.name, generation, json_file, made)
+    settings: dict[str, Any] = {
+        "grammars": grammar,
+        "engine": engine_options,
+        "acceptance": acceptance,
+        "verifier": verifier,
+        "progress": True,
+    }
+    with ExitStack() as after:  # no output that fails costs the others their result
+        generation = _run(after, html_file, (loaded, prompts, config, sampling), settings)
+        _report(loaded.name, generation, json_file, made)
+
+
+def _run(after: ExitStack, html_file: Path | None, request: tuple[Any, ...], settings: dict[str, Any]) -> "Generation":
+    """Generate, and record the rounds where they go to a page, which is written after the other outputs."""
+    if html_file is None:
+        from specsim.serving.generation import generate as continue_texts
+
+        return continue_texts(*request, **settings)
+    from specsim.cli.page import MOST_ROUNDS, write_rounds
+    from specsim.explorer.rounds import trace
+
+    rounds = trace(*request, **settings, most_rounds=MOST_ROUNDS)
+    after.callback(write_rounds, html_file, rounds)
+    return rounds.generation
 
 
 def _load_rule(place: str, config: SpecConfig) -> "AcceptanceRule":

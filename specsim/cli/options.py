@@ -227,6 +227,15 @@ JsonFile = Annotated[
         metavar="FILE",
     ),
 ]
+HtmlFile = Annotated[
+    Path | None,
+    option(
+        "Output",
+        "Write the first 64 rounds to this HTML file, a page to click through.",
+        "--html",
+        metavar="FILE",
+    ),
+]
 
 
 def pick(settings: type[_Settings], options: dict[str, Any]) -> _Settings:

@@ -72,6 +72,7 @@ def run(
     trace: Annotated[
         Path | None, option("Output", "Write the scheduler's steps to this Parquet file.", metavar="FILE")
     ] = None,
+    html_file: options.HtmlFile = None,
 ) -> None:
     """Serve a file of requests with continuous batching.
 
@@ -83,7 +84,7 @@ def run(
     """
     given = flat(locals())
     config = pair.config(tree)
-    with options.told_as(num_slots="slots"):
+    with options.told_as(num_slots="slots", html_file="html"):
         serving = options.pick(ServingConfig, given | {"num_slots": slots})
         if engine.bucket is not None and engine.bucket < serving.max_running:
             raise InputError("bucket", engine.bucket, f"at least max_running, {serving.max_running}")
@@ -105,10 +106,12 @@ def run(
 
 def _serve(given: dict[str, Any], text: str, pair: "Pair", engine: "Engine", serving: ServingConfig) -> bool:
     """Serve the requests, and write and show the result; False if a comparison found a difference."""
+    from specsim.cli.page import MOST_ROUNDS, served_rounds, write_rounds
     from specsim.core.display import stdout_console
     from specsim.core.files import write_json
     from specsim.core.provenance import now, versions
     from specsim.correctness.invariance.modes import compare
+    from specsim.explorer.recorder import Recorder
     from specsim.serving.serve import serve
     from specsim.serving.workload import parse_requests
 
@@ -116,7 +119,7 @@ def _serve(given: dict[str, Any], text: str, pair: "Pair", engine: "Engine", ser
     output = "run-compare" if given["compare"] else "run"
     made = {
         "schema": schema_name(output),
-        "command": options.command(run, given, ("json_file", "trace", "preset")),
+        "command": options.command(run, given, ("json_file", "trace", "html_file", "preset")),
         "file": str(file),
         "date": now(),
         "versions": versions(engine.device.type),
@@ -132,10 +135,14 @@ def _serve(given: dict[str, Any], text: str, pair: "Pair", engine: "Engine", ser
             is_equal = result.is_equal
         else:
             workload = read()
-            result = serve(engine, workload.requests, serving, skipped=workload.skipped, progress=True)
+            page: Path | None = given["html_file"]
+            recorder = None if page is None else Recorder(engine, MOST_ROUNDS)
+            result = serve(recorder or engine, workload.requests, serving, skipped=workload.skipped, progress=True)
             is_equal = True
             if given["trace"] is not None:
                 after.callback(result.trace.write_parquet, given["trace"])
+            if page is not None and recorder is not None:
+                after.callback(write_rounds, page, served_rounds(pair, recorder, result))
         after.callback(write_json, given["json_file"], made | result.to_json())
         result.show(stdout_console())
     return is_equal
@@ -148,12 +155,12 @@ def _check_run(given: dict[str, Any]) -> None:
 
     trace = given["trace"]
     source = given["requests"]
-    check_files({"requests": source}, json=given["json_file"], trace=trace)
+    check_files({"requests": source}, json=given["json_file"], trace=trace, html=given["html_file"])
     if given["shape"] is not None and source is None:
         raise InputError("requests", "the shipped texts", "a file with prompt_ids, as --shape has no tokenizer")
     if given["compare"]:
         defaults = {"schedule": _SERVING.schedule, "prefix_cache": _SERVING.prefix_cache}
-        for name, only in (defaults | {"trace": None, "accept_rates": None}).items():
+        for name, only in (defaults | {"trace": None, "html_file": None, "accept_rates": None}).items():
             require(given[name] == only, name, str(given[name]), f"only {only}, the default, with --compare")
     if trace is not None:
         with options.told_as(table="trace"):

@@ -9,6 +9,7 @@ from specsim.core.errors import InputError
 from specsim.explorer.document import document
 from specsim.explorer.html import page_html, write_page
 from specsim.explorer.rounds import Rounds
+from specsim.explorer.widget import make_widget
 
 if TYPE_CHECKING:
     from specsim.plots.sheet import Picture
@@ -46,10 +47,9 @@ class Exploration:
         with suppress(ImportError):  # no matplotlib
             shown["image/png"] = b64encode(self.picture()._repr_png_()).decode()
         try:
-            from specsim.explorer.widget import make_widget
+            own = make_widget(self.document)._repr_mimebundle_()
         except ImportError:  # no anywidget
             return shown, {}
-        own = make_widget(self.document)._repr_mimebundle_()
         widget, metadata = own if isinstance(own, tuple) else (own or {}, {})
         return {**widget, **shown}, dict(metadata)
 

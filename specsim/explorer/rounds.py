@@ -107,6 +107,7 @@ def trace(
     drafter: AnyDrafter | None = None,
     verifier: AcceptanceRule | None = None,
     most_rounds: int | None = None,
+    progress: bool = False,
 ) -> Rounds:
     """Generate as specsim.generate does, with the same arguments and tokens, and keep every round.
 
@@ -134,6 +135,7 @@ def trace(
         acceptance=acceptance,
         drafter=drafter,
         verifier=verifier,
+        progress=progress,
         watch=watch,
     )
     (recorder,) = recorders

@@ -2,20 +2,20 @@
 
 from typing import Any
 
-import anywidget
-import traitlets
-
 from specsim.explorer.html import PROGRAM, STYLE
 
 
-class ExplorerWidget(anywidget.AnyWidget):
-    """A widget that draws a document of recorded rounds."""
+def make_widget(document: dict[str, Any]) -> Any:
+    """Make the widget that draws a document of recorded rounds.
 
-    _esm = PROGRAM
-    _css = STYLE
-    exploration = traitlets.Dict().tag(sync=True)
+    Raises ImportError without anywidget.
+    """
+    import anywidget
+    import traitlets
 
+    class ExplorerWidget(anywidget.AnyWidget):
+        _esm = PROGRAM
+        _css = STYLE
+        exploration = traitlets.Dict().tag(sync=True)
 
-def make_widget(document: dict[str, Any]) -> ExplorerWidget:
-    """Make the widget of a document."""
     return ExplorerWidget(exploration=document)

@@ -195,7 +195,7 @@ def generate(
         run_together(running, requests, progress)
     seconds = time.perf_counter() - start
     decode = pair.tokenizer and pair.tokenizer.decode
-    return Generation(tuple(map(_output, requests)), config, seconds, acceptance, verifier, decode)
+    return Generation(tuple(map(output_of, requests)), config, seconds, acceptance, verifier, decode)
 
 
 def _default_config(pair: Pair, verifier: AcceptanceRule | None) -> SpecConfig:
@@ -234,7 +234,8 @@ def run_together(engine: Engine, requests: list[Request], progress: bool = False
     scheduler.close()
 
 
-def _output(request: Request) -> Output:
+def output_of(request: Request) -> Output:
+    """Make the output of a finished request."""
     return Output(
         text=request.text,
         token_ids=tuple(request.token_ids),
