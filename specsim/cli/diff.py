@@ -14,7 +14,10 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from specsim.correctness.differential.cell import Cell
+    from specsim.correctness.differential.result import GridResult
 
 _GREEDY = SamplingParams()
 
@@ -111,6 +114,15 @@ def diff(
             metavar="FILE",
         ),
     ] = None,
+    html_file: Annotated[
+        Path | None,
+        option(
+            "Output",
+            "Write the first mismatch to this HTML file, a page with both sides of its round.",
+            "--html",
+            metavar="FILE",
+        ),
+    ] = None,
 ) -> None:
     """Compare the fast implementation with the reference.
 
@@ -128,7 +140,7 @@ def diff(
 def _diff(given: dict[str, Any]) -> None:
     """Run a grid, which takes no option of a cell, or the one cell of the options."""
     from specsim.core.display import stdout_console
-    from specsim.core.files import check_writable
+    from specsim.core.files import check_files
     from specsim.correctness import differential
     from specsim.correctness.differential.pairs import FAMILIES, KINDS
     from specsim.correctness.differential.report import show
@@ -139,7 +151,7 @@ def _diff(given: dict[str, Any]) -> None:
     run = {key: given[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
     if name is not None:
         for key, parameter in signature(diff).parameters.items():
-            if key not in (*run, "grid", "cell") and given[key] != parameter.default:
+            if key not in (*run, "grid", "cell", "html_file") and given[key] != parameter.default:
                 raise InputError(key, given[key], f"only {parameter.default}, the default, with --grid")
         cells = differential.grid(name, given["dtype"])
         if given["cell"] is not None:
@@ -158,11 +170,28 @@ def _diff(given: dict[str, Any]) -> None:
         cell = one_cell(config, given["temperature"], pair, given["batch"], mode, given["graph"])
         cell = cell if given["regex"] is None else _constrained(cell, given["regex"])
         cells = (cell if given["rule"] is None else _with_rule(cell, given["rule"]),)
-    check_writable(given["json_file"])
+    check_files({}, json=given["json_file"], html=given["html_file"])
     result = differential.run_grid(name or "one cell", cells, progress=True, **run)
     show(result, stdout_console())
+    if given["html_file"] is not None:
+        _write_mismatch(given["html_file"], result, cells)
     if result.failures():
         raise typer.Exit(1)
+
+
+def _write_mismatch(path: Path, result: "GridResult", cells: "Sequence[Cell]") -> None:
+    """Write the first mismatch as a page; nothing where there is none."""
+    from specsim.core.display import paragraph, stdout_console
+    from specsim.explorer.html import write_page
+    from specsim.explorer.mismatch import mismatch_document
+
+    first = result.first_divergence
+    if first is None:
+        paragraph(stdout_console(), f"There is no mismatch to draw: {path} is not written.")
+        return
+    cell = next(each for each in cells if each.id == first.cell)
+    document = mismatch_document(cell, first, result.impl, result.dtype, result.device)
+    write_page(path, document, f"First difference of {result.impl} and the reference")
 
 
 def _constrained(cell: "Cell", pattern: str) -> "Cell":

@@ -1,16 +1,17 @@
 """Document of an exploration: everything that the page draws of recorded rounds, as a JSON value."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from specsim.core.config import SpecConfig
 from specsim.core.display import token_texts
 from specsim.core.files import without_nan
 from specsim.core.json_schema import schema_name
 from specsim.explorer.phases import request_round
 from specsim.explorer.round import Round
-from specsim.explorer.rounds import Rounds
+from specsim.explorer.rounds import Rounds, Source
 
 if TYPE_CHECKING:
     from specsim.plots.sheet import Decode
@@ -21,31 +22,43 @@ MOST_BYTES = 1_900_000  # of a document; a page with its program stays below 2 M
 def document(rounds: Rounds) -> dict[str, Any]:
     """Make the document of recorded rounds, of the first ones if all would exceed MOST_BYTES."""
     generation = rounds.generation
-    config = generation.config
     other = deciding(rounds)
     requests = [
-        {
-            "id": request,
-            "prompt": rounds.decode(output.prompt_token_ids),
-            "prompt_len": len(output.prompt_token_ids),
-            "output": list(output.token_ids),
-            "pieces": token_texts(rounds.decode, output.prompt_token_ids, output.token_ids),
-            "temperature": output.temperature,
-            "finish_reason": output.finish_reason,
-        }
+        (request, output.prompt_token_ids, output.token_ids, output.temperature, output.finish_reason)
         for request, output in zip(rounds.request_ids, generation.outputs, strict=True)
     ]
-    head = {
-        "schema": schema_name("exploration"),
-        **asdict(rounds.source),
-        "config": asdict(config),
-        "verifier": other or config.verifier,
-        "requests": requests,
-        "mismatch": None,
-    }
+    verifier = other or generation.config.verifier
+    head = head_of(rounds.source, generation.config, verifier, requests, rounds.decode)
     places = {request: place for place, request in enumerate(rounds.request_ids)}
     made = (_round(each, places, other) for each in rounds)
     return finished(head, made, rounds.decode)
+
+
+def head_of(
+    source: Source,
+    config: SpecConfig,
+    verifier: str,
+    requests: Iterable[tuple[int, Sequence[int], Sequence[int], float, str]],
+    decode: "Decode",
+) -> dict[str, Any]:
+    """Make what a document says of the whole run.
+
+    requests: id, prompt's tokens, output's tokens, temperature and finish reason of each.
+    """
+    described = [
+        {
+            "id": request,
+            "prompt": decode(prompt),
+            "prompt_len": len(prompt),
+            "output": list(output),
+            "pieces": token_texts(decode, prompt, output),
+            "temperature": temperature,
+            "finish_reason": reason,
+        }
+        for request, prompt, output, temperature, reason in requests
+    ]
+    made = {"config": asdict(config), "verifier": verifier, "requests": described, "mismatch": None}
+    return {"schema": schema_name("exploration"), **asdict(source), **made}
 
 
 def deciding(rounds: Rounds) -> str:
@@ -57,8 +70,8 @@ def deciding(rounds: Rounds) -> str:
 def finished(head: dict[str, Any], rounds: Iterable[dict[str, Any]], decode: "Decode") -> dict[str, Any]:
     """Add the rounds that fit, and the text of every token that they name."""
     kept: list[dict[str, Any]] = []
-    size = len(encoded(head))
-    tokens: dict[str, str] = {}
+    tokens = {str(token): decode([token]) for each in head.get("other", ()) for token in set(_tokens(each))}
+    size = len(encoded(head)) + len(encoded(tokens))
     for each in rounds:
         texts = {str(token): decode([token]) for token in set(_tokens(each)) if str(token) not in tokens}
         size += len(encoded(each)) + len(encoded(texts))

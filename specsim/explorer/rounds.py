@@ -145,10 +145,15 @@ def trace(
 
 def recorded_rounds(pair: Pair, generation: Generation, request_ids: Iterable[int], recorder: Recorder) -> Rounds:
     """Join a recorder's rounds with the generation that they made."""
-    decode = _ids if pair.tokenizer is None else pair.tokenizer.decode
+    decode = decoder(pair)
     rounds = [Round(index, generation.config, decode, states) for index, states in enumerate(recorder.rounds)]
     source = Source(pair.name, pair.kind, recorder.options.impl, recorder.num_rounds)
     return Rounds(generation, tuple(request_ids), decode, tuple(rounds), source)
+
+
+def decoder(pair: Pair) -> "Decode":
+    """Give the function that makes text of the pair's tokens, or names them where there is no tokenizer."""
+    return _ids if pair.tokenizer is None else pair.tokenizer.decode
 
 
 def _ids(token_ids: Sequence[int]) -> str:

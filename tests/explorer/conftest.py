@@ -61,7 +61,7 @@ def open_page(browser, tmp_path):
     """Open pages; each must load nothing but itself and print nothing to the console."""
     opened: list[tuple[Any, Opened]] = []
 
-    def open_one(source: Any, width: int = 1280, scheme: str = "light") -> Opened:
+    def open_one(source: Any, width: int = 1280, scheme: str = "light", settled: str = "[aria-current]") -> Opened:
         path = tmp_path / f"page{len(opened)}.html"
         if isinstance(source, Path):
             path = source
@@ -76,7 +76,7 @@ def open_page(browser, tmp_path):
         page.on("dialog", lambda dialog: (found.complaints.append(dialog.message), dialog.dismiss()))
         page.on("request", lambda request: request.url == path.as_uri() or found.complaints.append(request.url))
         page.goto(path.as_uri())
-        page.wait_for_selector(".specsim-explorer [aria-current]")
+        page.wait_for_selector(f".specsim-explorer {settled}")
         opened.append((context, found))
         return found
 

@@ -170,7 +170,6 @@ class Explorer {
     this.nav = make("ol", { class: "steps", "aria-label": "Steps of the round" });
     this.status = make("p", { class: "status", "aria-live": "polite" });
     this.stage = make("div", { class: "stage" });
-    this.panel = make("div", { class: "panel", "aria-live": "polite" });
     const rounds = make(
       "div",
       { class: "controls" },
@@ -189,7 +188,7 @@ class Explorer {
     this.root = make(
       "section",
       { class: "specsim-explorer", "aria-label": "Explorer of speculative decoding rounds", tabindex: -1 },
-      this.caption, this.mismatch(), this.text, rounds, this.nav, this.status, this.stage, this.panel, keys,
+      this.caption, this.mismatch(), this.text, rounds, this.nav, this.status, this.stage, keys,
     );
     this.root.addEventListener("keydown", (event) => this.onKey(event));
     el.replaceChildren(this.root);
@@ -205,7 +204,7 @@ class Explorer {
   mismatch() {
     const found = this.data.mismatch;
     if (!found) return null;
-    const entry = found.node === null ? "" : `, entry ${found.node}`;
+    const entry = found.entry === null ? "" : `, entry ${found.entry}`;
     const request = found.request === null ? "" : `, request ${found.request}`;
     return make(
       "div",
@@ -257,14 +256,13 @@ class Explorer {
     this.setDisabled("previous-round", own.indexOf(this.round) <= 0);
     this.setDisabled("next-round", own.indexOf(this.round) >= own.length - 1);
     this.showText();
-    this.panel.replaceChildren();
     if (!this.now) {
       this.status.textContent = "No round was recorded.";
       return;
     }
-    const sides = this.data.other ? [["reference", this.data.rounds], [this.data.mismatch.impl, this.data.other]] : [["", this.data.rounds]];
+    const sides = this.data.other?.length ? [["reference", "rounds"], [this.data.mismatch.impl, "other"]] : [["", "rounds"]];
     const step = this.steps[this.step];
-    this.stage.replaceChildren(...sides.map(([name, rounds]) => this.side(name, this.of(rounds), step)));
+    this.stage.replaceChildren(...sides.map(([name, source]) => this.side(name, source, step)));
     this.stage.classList.toggle("both", sides.length > 1);
     this.status.textContent = `Round ${this.rounds[this.round]}, step ${this.step + 1} of ${this.steps.length}: ${this.says(step)}`;
     this.point(this.node ?? this.startNode(step.key), false);
@@ -281,11 +279,12 @@ class Explorer {
     return make("button", { type: "button", "aria-current": isNow ? "step" : null, "data-step": step.key, onclick: () => this.goTo(place) }, step.title);
   }
 
-  side(name, recorded, step) {
+  side(name, source, step) {
+    const recorded = this.of(this.data[source]);
     const body = !recorded
       ? [make("p", { class: "hint" }, "This implementation recorded nothing here.")]
       : step.level ? this.draft(recorded, step.level) : this[step.key](recorded);
-    return make("div", { class: "side", "data-side": name || "only" }, name ? make("h4", {}, name) : null, body);
+    return make("div", { class: "side", "data-source": source }, name ? make("h4", {}, name) : null, body);
   }
 
   startNode(key) {
@@ -410,7 +409,7 @@ class Explorer {
       rows(left.slice(0, 8)),
       left.length > 8 ? make("p", { class: "hint" }, `and ${left.length - 8} more with lower scores`) : null,
     );
-    return [make("div", { class: "halves" }, this.tree(recorded, false), candidates.tokens.length ? list : null)];
+    return [this.panel(), make("div", { class: "halves" }, this.tree(recorded, false), candidates.tokens.length ? list : null)];
   }
 
   // Tree: buttons for nodes over lines for edges
@@ -454,8 +453,8 @@ class Explorer {
 
   room() {
     const width = this.stage.clientWidth || 600;
-    const sides = this.data.other && width >= 700 ? 2 : 1;
-    const half = width >= 700 && ["select", "mask"].includes(this.key) ? 0.58 : 1;
+    const sides = this.data.other?.length && width >= 700 ? 2 : 1;
+    const half = width >= 700 && sides === 1 && ["select", "mask", "verify"].includes(this.key) ? 0.58 : 1;
     return (width / sides) * half - 16;
   }
 
@@ -476,7 +475,9 @@ class Explorer {
   }
 
   bonusBox(recorded, bonus) {
-    return make("div", { class: "node bonus", title: "bonus token", role: "note", "aria-label": `bonus token, ${this.token(bonus)}` }, make("span", { class: "index" }, "+"), make("bdi", { class: "token" }, this.token(bonus)));
+    const other = this.data.other && this.of(this.data.other);
+    const differs = other && other.bonus !== this.now.bonus;
+    return make("div", { class: differs ? "node bonus differs" : "node bonus", title: "bonus token", role: "note", "aria-label": `bonus token, ${this.token(bonus)}` }, make("span", { class: "index" }, differs ? "≠+" : "+"), make("bdi", { class: "token" }, this.token(bonus)));
   }
 
   describeTree(recorded, isVerified) {
@@ -515,7 +516,7 @@ class Explorer {
       grid.append(line);
     }
     const legend = make("p", { class: "hint" }, "row: the node that reads; column: the node that it sees. Filled: an ancestor. Dot: itself. Every node also sees the whole prefix.");
-    return [make("div", { class: "halves" }, this.tree(recorded, false), make("div", { class: "scroll" }, grid)), legend];
+    return [this.panel(), make("div", { class: "halves" }, this.tree(recorded, false), make("div", { class: "scroll" }, grid)), legend];
   }
 
   // Verify
@@ -528,23 +529,31 @@ class Explorer {
     const none = make("p", { class: "hint" }, nodes.tokens.length > 1 ? `${recorded.decided_by} decided; its comparisons are not recorded.` : "There was no draft to verify.");
     const rule = { block: " The longest prefix that passes is accepted.", typical: " The deepest node that passes is accepted, of several the most probable." }[recorded.decided_by] ?? "";
     const list = make("div", { class: "decisions" }, make("h5", {}, `Decisions (${recorded.decided_by}).${rule}`), rows.length ? make("ol", {}, rows) : none);
-    return [this.tree(recorded, true), list];
+    return [make("div", { class: "verified" }, this.tree(recorded, true), this.panel(), list)];
   }
 
-  // Panel of the node that is pointed at
+  panel() {
+    return make("div", { class: "panel", "aria-live": "polite" });
+  }
+
+  // Panels of the node that is pointed at, one for each side
 
   point(node, isKept) {
     if (isKept) this.node = node;
-    const { now, key } = this;
-    this.stage.querySelectorAll(".node").forEach((each) => {
-      const own = each.dataset.node === undefined ? -1 : Number(each.dataset.node);
-      each.classList.toggle("pointed", own === node);
-      each.classList.toggle("seen", key === "mask" && node !== null && own >= 0 && own !== node && now.sees[node].includes(own));
-      if (own >= 0) each.tabIndex = own === (node ?? 0) ? 0 : -1;
-    });
-    this.stage.querySelectorAll("[data-row]").forEach((each) => each.classList.toggle("pointed", Number(each.dataset.row) === node));
-    if (node === null || !now || !["mask", "verify", "select"].includes(key)) return;
-    this.panel.replaceChildren(...(key === "mask" ? this.seesPanel(now, node) : this.nodePanel(now, node)));
+    const { key } = this;
+    for (const side of this.stage.querySelectorAll(".side")) {
+      const recorded = this.of(this.data[side.dataset.source]);
+      const panel = side.querySelector(".panel");
+      const isKnown = recorded && node !== null && node < recorded.nodes.tokens.length;
+      side.querySelectorAll(".node").forEach((each) => {
+        const own = each.dataset.node === undefined ? -1 : Number(each.dataset.node);
+        each.classList.toggle("pointed", own === node);
+        each.classList.toggle("seen", key === "mask" && isKnown && own >= 0 && own !== node && recorded.sees[node].includes(own));
+        if (own >= 0) each.tabIndex = own === (node ?? 0) ? 0 : -1;
+      });
+      side.querySelectorAll("[data-row]").forEach((each) => each.classList.toggle("pointed", Number(each.dataset.row) === node));
+      if (panel) panel.replaceChildren(...(!isKnown ? [] : key === "mask" ? this.seesPanel(recorded, node) : this.nodePanel(recorded, node)));
+    }
   }
 
   seesPanel(now, node) {
@@ -643,8 +652,7 @@ class Explorer {
   drawMoves() {
     for (const kv of this.stage.querySelectorAll(".kv")) {
       kv.querySelector("svg.arrows")?.remove();
-      const side = kv.closest(".side").dataset.side;
-      const recorded = this.of(side === this.data.mismatch?.impl ? this.data.other : this.data.rounds);
+      const recorded = this.of(this.data[kv.closest(".side").dataset.source]);
       const frame = kv.getBoundingClientRect();
       const lines = draw("svg", { class: "arrows", width: frame.width, height: frame.height, "aria-hidden": "true" });
       for (const [, from, to] of recorded.kv.moves.filter((move) => move[1] !== move[2])) {

@@ -39,7 +39,7 @@ def exploration() -> Schema:
             "mismatch": nullable(_mismatch()),
             "tokens": table("Text of each token that a round names, by id.", text("Text of the token by itself.")),
             "rounds": rounds,
-            "other": array("The same rounds of the implementation that was compared; diff only.", _round()),
+            "other": array("The same rounds of the implementation that was compared; of diff only.", _round()),
         },
         optional=("other",),
     )
@@ -69,7 +69,8 @@ def _mismatch() -> Schema:
             "phase": text("Phase: prefill, draft, verify or draft_extend."),
             "step": text("Step of the page at which it opens."),
             "request": nullable(whole("Place of the request in the batch; null where a whole state is wrong.")),
-            "node": nullable(whole("First wrong entry of the field; null for none.")),
+            "entry": nullable(whole("First wrong entry of the field; null for none.")),
+            "node": nullable(whole("The entry where it is a node of the tree; null elsewhere.")),
             "field": text("Name of the wrong field."),
             "reference": text("Value of the reference."),
             "other": text("Value of the implementation that was compared."),
@@ -83,7 +84,7 @@ def _round() -> Schema:
     return record(
         "One round of the batch.",
         {
-            "index": whole("Number of the round, 0 for the first one after the prefill."),
+            "index": whole("Number of the round, from 0 after the prefill; of diff from 1."),
             "requests": array("Requests that take part.", _request_round()),
         },
     )

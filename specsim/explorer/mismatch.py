@@ -1,0 +1,207 @@
+"""A mismatch of two implementations as a document: both sides of the round in which they first differ."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from specsim.core.errors import InputError
+from specsim.core.grammar import allowed_trees, stacked
+from specsim.core.pair import Pair
+from specsim.core.phases import Batch, DraftInput, VerifyInput, VerifyOutput
+from specsim.core.pool import KVPool
+from specsim.correctness.differential.cell import Cell
+from specsim.correctness.differential.comparison import Tally, Trio, present
+from specsim.correctness.differential.grid_run import perturbation_budgets
+from specsim.correctness.differential.implementation import Implementation, load_implementations
+from specsim.correctness.differential.lockstep import PHASES, Lockstep
+from specsim.correctness.differential.pairs import make_pair, rounded
+from specsim.correctness.differential.result import Divergence
+from specsim.explorer.document import finished, head_of
+from specsim.explorer.phases import request_round
+from specsim.explorer.recorder import Recorded, tables, writes_lanes
+from specsim.explorer.round import Round
+from specsim.explorer.rounds import Source, decoder
+
+MOST_LETTERS = 300  # of a value
+_OF_NODES = frozenset(
+    "draft_tokens parents scores positions mask retrieve_index retrieve_next_token retrieve_next_sibling "
+    "cache_locations predict".split()
+)
+
+
+@dataclass(slots=True)
+class Notes:
+    """States of an implementation's latest round, on the CPU; None: the phase has not ended."""
+
+    batch: Batch
+    draft_input: DraftInput
+    verify_input: VerifyInput | None = None
+    verify_output: VerifyOutput | None = None
+    next_draft_input: DraftInput | None = None
+    drafted_pools: KVPool | None = None
+    committed_pools: KVPool | None = None
+
+
+@dataclass(slots=True)
+class Noted(Implementation):
+    """An implementation that keeps the states of its latest round."""
+
+    notes: Notes | None = field(default=None)
+
+    @classmethod
+    def of(cls, each: Implementation) -> "Noted":
+        """Make the same implementation with notes."""
+        return cls(each.engine, each.pools, each.dtype, each.device, each.pads, each.state)
+
+    def advance(self, phase: str, batch: Batch) -> Any:
+        """Run a phase, or a whole round, and note its states."""
+        if phase in ("draft", "round"):
+            self.notes = Notes(batch.to("cpu"), self.state.to("cpu"))
+        output = Implementation.advance(self, phase, batch)
+        notes = self.notes
+        if notes is None:
+            return output
+        made = output if phase == "round" else None
+        if phase in ("draft", "round"):
+            notes.verify_input = (made.verify_input if made else output).to("cpu")
+            notes.drafted_pools = tables(self.pools)
+        if phase in ("verify", "round"):
+            notes.verify_output = (made.verify_output if made else output).to("cpu")
+            notes.committed_pools = tables(self.pools)
+        if phase in ("draft_extend", "round"):
+            notes.next_draft_input = (made.draft_input if made else output).to("cpu")
+        return output
+
+    def complete(self) -> Recorded:
+        """Run the phases that are missing of the noted round; raises what the implementation raises."""
+        if self.notes is None:
+            raise InputError("round", "none", "a round after the prefill")
+        done = (self.notes.verify_input, self.notes.verify_output, self.notes.next_draft_input)
+        for phase, state in zip(PHASES, done, strict=True):
+            if state is None:
+                self.advance(phase, self.notes.batch)
+        notes = self.notes
+        trees = present("verify_input", notes.verify_input)
+        drafted = present("drafted_pools", notes.drafted_pools)
+        allowed = allowed_trees(notes.batch, trees, drafted, self.engine.grammars)
+        return Recorded(
+            notes.batch,
+            notes.draft_input,
+            trees,
+            present("verify_output", notes.verify_output),
+            present("next_draft_input", notes.next_draft_input),
+            drafted,
+            present("committed_pools", notes.committed_pools),
+            stacked(allowed, notes.batch.size),
+            self.engine.drafter.lead,
+            writes_lanes(self.engine.drafter, notes.draft_input),
+        )
+
+
+@torch.inference_mode()
+def mismatch_document(
+    cell: Cell,
+    divergence: Divergence,
+    impl: str = "fast",
+    dtype: str = "float32",
+    device: str | None = None,
+    wrap: Callable[[Implementation], Implementation] = lambda implementation: implementation,
+    pair: Pair | None = None,
+) -> dict[str, Any]:
+    """Run a cell again up to a divergence that `check` found, and make the document of both sides of its round.
+
+    The other arguments are those of specsim.correctness.differential.check.
+    """
+    precision = getattr(torch, dtype)
+    pair = make_pair(cell.pair, precision) if pair is None else rounded(pair, precision)
+    loaded = load_implementations(cell, pair, impl, dtype, device)
+    reference = Noted.of(loaded.reference)
+    fast = Noted.of(wrap(loaded.fast))
+    tally = Tally(budgets=perturbation_budgets(cell, pair, dtype))
+    lockstep = Lockstep(cell, pair, Trio(reference, loaded.exact, fast), tally)
+    lockstep.run()
+    notes: list[str] = []
+    name = impl if impl != "reference" else "reference under test"
+    rounds = [_drawn(reference, "reference", lockstep, notes)]
+    other = [_drawn(fast, name, lockstep, notes)]
+    place = divergence.request
+    if place is not None and reference.notes is not None:  # of the batch, which finished requests have left
+        place = _ids(cell).index(int(reference.notes.batch.request_ids[place]))
+    head = _head(cell, pair, reference, impl, lockstep) | {
+        "mismatch": _mismatch(divergence, name, place, " ".join(notes)),
+        "other": [each for each in other if each],
+    }
+    return finished(head, [each for each in rounds if each], decoder(pair))
+
+
+def _ids(cell: Cell) -> tuple[int, ...]:
+    return cell.request_ids or tuple(range(len(cell.prompts)))
+
+
+def _drawn(side: Noted, name: str, lockstep: Lockstep, notes: list[str]) -> dict[str, Any] | None:
+    """Make the value of a side's round; None with a note where its states cannot be drawn."""
+    if side.notes is None:
+        notes.append(f"The difference is before the first round of {name}.")
+        return None
+    try:
+        each = Round(lockstep.round, side.engine.config, decoder(lockstep.pair), side.complete())
+        other = str(lockstep.cell.rule or "")
+        places = {request: place for place, request in enumerate(_ids(lockstep.cell))}
+        own = [
+            {"request": places[request]} | request_round(each, row, other)
+            for row, request in enumerate(each.request_ids)
+        ]
+    except Exception as error:  # states of a wrong implementation may be of any kind
+        notes.append(f"The round of {name} is not drawn ({type(error).__name__}: {error}).")
+        return None
+    return {"index": each.index, "requests": own}
+
+
+def _head(cell: Cell, pair: Pair, reference: Noted, impl: str, lockstep: Lockstep) -> dict[str, Any]:
+    decode = decoder(pair)
+    rows: dict[int, list[int]] = {}  # by request id, the tokens before the round, and those of the round
+    if reference.notes is not None and reference.notes.drafted_pools is not None:
+        batch = reference.notes.batch
+        token_ids = reference.notes.drafted_pools.token_ids
+        output = reference.notes.verify_output
+        made = [[]] * batch.size if output is None else output.verdict.accepted_tokens()
+        for request, (row, length), own in zip(batch.request_ids.tolist(), batch.rows_and_lens, made, strict=True):
+            rows[request] = token_ids[row, : length + 1].tolist() + own
+    requests = []
+    for request, prompt, params in zip(_ids(cell), cell.prompts, cell.sampling, strict=True):
+        requests.append((request, prompt, rows.get(request, [])[len(prompt) :], params.temperature, ""))
+    source = Source(cell.pair, pair.kind, impl, lockstep.round)
+    verifier = str(cell.rule or reference.engine.config.verifier)
+    return head_of(source, reference.engine.config, verifier, requests, decode)
+
+
+def _mismatch(found: Divergence, impl: str, place: int | None, note: str) -> dict[str, Any]:
+    is_node = found.field in _OF_NODES
+    return {
+        "cell": found.cell,
+        "round": found.round,
+        "phase": found.phase,
+        "step": _step(found),
+        "request": place,
+        "entry": found.node,
+        "node": found.node if is_node else None,
+        "field": found.field,
+        "reference": str(found.reference)[:MOST_LETTERS],
+        "other": str(found.fast)[:MOST_LETTERS],
+        "impl": impl,
+        "note": note,
+    }
+
+
+def _step(found: Divergence) -> str:
+    """Choose the step of the page that shows a field."""
+    name = found.field
+    if name == "mask":
+        return "mask"
+    if any(
+        part in name for part in ("keys", "values", "stray", "req_to_token", "token_ids", "page", "cache_locations")
+    ):
+        return "commit"
+    return {"draft": "select", "verify": "verify", "draft_extend": "extend"}.get(found.phase, "verify")
