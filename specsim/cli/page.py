@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specsim.core.errors import InputError
-
 if TYPE_CHECKING:
     from specsim.core.pair import Pair
     from specsim.explorer.recorder import Recorder
@@ -20,8 +18,6 @@ def write_rounds(path: Path, rounds: "Rounds") -> None:
     from specsim.explorer.explore import TITLE
     from specsim.explorer.html import write_page
 
-    if not rounds.rounds:
-        raise InputError("html", str(path), "nothing for a run without rounds; raise --max-new-tokens")
     write_page(path, document(rounds), TITLE)
 
 
