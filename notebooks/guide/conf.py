@@ -8,6 +8,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import specsim
+from specsim.maintain.site.exploration import write_exploration
 from specsim.maintain.site.links import SOURCE
 from specsim.maintain.site.sources import source_html, source_page
 from specsim.maintain.site.stage import stage, write_changed
@@ -85,9 +86,16 @@ def write_source_pages(app: Sphinx, error: Exception | None) -> None:
             write_changed(Path(app.outdir) / f"{source_page(file)}.html", source_html(ROOT, file, REPOSITORY))
 
 
+def write_front_page(app: Sphinx, error: Exception | None) -> None:
+    """Record the rounds that the front page shows."""
+    if error is None and app.builder.format == "html":
+        write_exploration(Path(app.outdir))
+
+
 def setup(app: Sphinx) -> None:
     """Register the parts of the build that are ours."""
     app.connect("builder-inited", write_source)
     app.connect("doctree-resolved", link_sources)
     app.connect("doctree-resolved", describe_pictures)
     app.connect("build-finished", write_source_pages)
+    app.connect("build-finished", write_front_page)

@@ -247,6 +247,8 @@ class Explorer {
   // One step: drawn after every move
 
   show() {
+    const width = this.el.clientWidth;
+    for (const [name, isSo] of [["narrow", width < 480], ["wide", width >= 680], ["wider", width >= 900]]) this.root.classList.toggle(name, isSo);
     const hadFocus = this.stage.contains(document.activeElement) || this.nav.contains(document.activeElement);
     this.roundBox.replaceChildren(...this.roundsOf(this.request).map((place) => make("option", { value: place }, `round ${this.rounds[place]}`)));
     this.roundBox.value = String(this.round);
@@ -453,8 +455,10 @@ class Explorer {
 
   room() {
     const width = this.stage.clientWidth || 600;
-    const sides = this.data.other?.length && width >= 700 ? 2 : 1;
-    const half = width >= 700 && sides === 1 && ["select", "mask", "verify"].includes(this.key) ? 0.58 : 1;
+    const isWide = this.root.classList.contains("wide");
+    const sides = this.data.other?.length && isWide ? 2 : 1;
+    const isHalf = this.key === "verify" ? this.root.classList.contains("wider") : isWide && ["select", "mask"].includes(this.key);
+    const half = isHalf && sides === 1 ? 0.58 : 1;
     return (width / sides) * half - 16;
   }
 
@@ -499,7 +503,7 @@ class Explorer {
 
   mask(recorded) {
     const count = recorded.nodes.tokens.length;
-    const size = Math.max(5, Math.min(22, Math.floor((this.room() * (this.stage.clientWidth >= 700 ? 0.6 : 0.92)) / (count + 1))));
+    const size = Math.max(5, Math.min(22, Math.floor((this.room() * (this.root.classList.contains("wide") ? 0.6 : 0.92)) / (count + 1))));
     const grid = draw("svg", { class: size < 9 ? "matrix fine" : "matrix", width: (count + 1) * size, height: (count + 1) * size, role: "img", "aria-label": `Attention mask: for each of ${plural(count, "node")}, the nodes that it sees` });
     for (let row = 0; row < count; row += 1) {
       if (size >= 11) {
