@@ -17,7 +17,9 @@ const data = JSON.parse(document.getElementById("exploration").textContent);
 render({ model: { get: () => data }, el: document.getElementById("explorer") });
 if (window.top === window) document.querySelector(".specsim-explorer").focus({ preventScroll: true });
 """
-_PAGE_STYLE = "\n:root { color-scheme: light dark; }\nbody { margin: 0 auto; max-width: 1240px; }\n"
+_PAGE_STYLE = (
+    "\n:root { color-scheme: light dark; scrollbar-gutter: stable; }\nbody { margin: 0 auto; max-width: 1240px; }\n"
+)
 
 
 def page_html(document: dict[str, Any], title: str) -> str:

@@ -28,6 +28,14 @@ def browser():
         running.close()
 
 
+@pytest.fixture(scope="session")
+def context(browser):
+    """Share what pages are opened in, without a network."""
+    made = browser.new_context(offline=True)
+    yield made
+    made.close()
+
+
 @dataclass
 class Opened:
     """A page, and everything that it complained about or tried to load."""
@@ -57,9 +65,9 @@ class Opened:
 
 
 @pytest.fixture
-def open_page(browser, tmp_path):
+def open_page(context, tmp_path):
     """Open pages; each must load nothing but itself and print nothing to the console."""
-    opened: list[tuple[Any, Opened]] = []
+    opened: list[Opened] = []
 
     def open_one(source: Any, width: int = 1280, scheme: str = "light", settled: str = "[aria-current]") -> Opened:
         path = tmp_path / f"page{len(opened)}.html"
@@ -67,9 +75,10 @@ def open_page(browser, tmp_path):
             path = source
         else:
             source.write_html(path)
-        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
         page = context.new_page()
         page.set_default_timeout(20_000)
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
         found = Opened(page)
         page.on("console", lambda message: found.complaints.append(message.text))
         page.on("pageerror", lambda error: found.complaints.append(str(error)))
@@ -77,10 +86,10 @@ def open_page(browser, tmp_path):
         page.on("request", lambda request: request.url == path.as_uri() or found.complaints.append(request.url))
         page.goto(path.as_uri())
         page.wait_for_selector(f".specsim-explorer {settled}")
-        opened.append((context, found))
+        opened.append(found)
         return found
 
     yield open_one
-    for context, found in opened:
-        context.close()
+    for found in opened:
+        found.page.close()
         assert found.complaints == []

@@ -50,6 +50,15 @@ WALK = """
   return found;
 }
 """
+IMAGE = """
+() => new Promise((done) => {
+  const image = new Image();
+  image.setAttribute("onerror", "window.harmed = 1");
+  image.addEventListener("error", () => done());
+  document.body.append(image);
+  image.src = "x";
+})
+"""
 OVERLAPS = """
 () => {
   const nodes = [...document.querySelectorAll(".side:first-child .tree .node")];
@@ -316,7 +325,8 @@ def test_the_page_follows_a_new_width(open_page, exploration):
     opened.go("verify")
     wide = opened.page.evaluate("document.querySelector('.tree').offsetWidth")
     opened.page.set_viewport_size({"width": 400, "height": 800})
-    opened.page.wait_for_function(f"document.querySelector('.tree').offsetWidth < {wide}")
+    opened.page.wait_for_selector(".specsim-explorer.narrow")
+    assert opened.page.evaluate("document.querySelector('.tree').offsetWidth") < wide
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
@@ -376,8 +386,7 @@ def test_only_the_program_of_the_page_may_run(open_page, exploration):
     opened.page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.harmed = 1'}))"
     )
-    opened.page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.harmed = 1\">')")
-    opened.page.wait_for_function("() => document.images[0].complete")
+    opened.page.evaluate(IMAGE)
     assert opened.page.evaluate("window.harmed") is None
     blocked = [complaint for complaint in opened.complaints if "Content Security Policy" in complaint]
     assert any("inline script" in complaint for complaint in blocked)

@@ -249,7 +249,8 @@ class Explorer {
   show() {
     const width = this.el.clientWidth;
     for (const [name, isSo] of [["narrow", width < 480], ["wide", width >= 680], ["wider", width >= 900]]) this.root.classList.toggle(name, isSo);
-    const hadFocus = this.stage.contains(document.activeElement) || this.nav.contains(document.activeElement);
+    const focused = this.root.getRootNode().activeElement;
+    const hadFocus = this.stage.contains(focused) || this.nav.contains(focused);
     this.roundBox.replaceChildren(...this.roundsOf(this.request).map((place) => make("option", { value: place }, `round ${this.rounds[place]}`)));
     this.roundBox.value = String(this.round);
     this.requestBox.value = String(this.request);
@@ -269,7 +270,9 @@ class Explorer {
     this.status.textContent = `Round ${this.rounds[this.round]}, step ${this.step + 1} of ${this.steps.length}: ${this.says(step)}`;
     this.point(this.node ?? this.startNode(step.key), false);
     this.drawMoves();
-    if (hadFocus) this.nav.querySelector("[aria-current]")?.focus({ preventScroll: true });
+    if (!hadFocus) return;
+    const again = focused.dataset.node !== undefined && this.node !== null ? this.stage.querySelector(".node.pointed") : null;
+    (again ?? this.nav.querySelector("[aria-current]"))?.focus({ preventScroll: true });
   }
 
   setDisabled(name, isDisabled) {
@@ -720,7 +723,7 @@ function placeRows(parents) {
 
 function render({ model, el }) {
   const explorer = new Explorer(model.get("exploration"), el);
-  let width = 0;
+  let width = el.clientWidth; // 0 where a notebook attaches the element later
   const observer = new ResizeObserver(() => {
     if (el.clientWidth === width) return;
     width = el.clientWidth;
