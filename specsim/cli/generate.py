@@ -104,7 +104,7 @@ def generate(
 
     check_files({"prompt_file": prompt_file, "json_schema": json_schema}, json=json_file, html=html_file)
     made = {
-        "command": options.command(generate, given, ("json_file", "html_file")),
+        "command": options.command(generate, given),
         "date": now(),
         "impl": engine.impl,
         "dtype": engine.dtype,

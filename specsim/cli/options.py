@@ -276,7 +276,9 @@ def shipped_texts(count: int | None, name: str = "prompts") -> list[str]:
     return texts[:count]
 
 
-def command(function: Callable, given: dict[str, Any], without: Collection[str] = ("json_file", "preset")) -> str:
+def command(
+    function: Callable, given: dict[str, Any], without: Collection[str] = ("json_file", "html_file", "preset")
+) -> str:
     """Write the command line that gives a command these options, without some of them."""
     words = ["specsim", function.__name__.replace("_", "-")]
     for key, parameter in signature(function).parameters.items():

@@ -44,14 +44,16 @@ class Exploration:
         from base64 import b64encode
 
         shown: dict[str, Any] = {"text/plain": repr(self)}
+        described: dict[str, Any] = {}
         with suppress(ImportError):  # no matplotlib
-            shown["image/png"] = b64encode(self.picture()._repr_png_()).decode()
+            picture, described["image/png"] = self.picture()._repr_png_()
+            shown["image/png"] = b64encode(picture).decode()
         try:
             own = make_widget(self.document)._repr_mimebundle_()
         except ImportError:  # no anywidget
-            return shown, {}
+            return shown, described
         widget, metadata = own if isinstance(own, tuple) else (own or {}, {})
-        return {**widget, **shown}, dict(metadata)
+        return {**widget, **shown}, {**metadata, **described}
 
 
 def explore(result: Rounds) -> Exploration:

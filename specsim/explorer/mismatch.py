@@ -110,9 +110,9 @@ def mismatch_document(
     wrap: Callable[[Implementation], Implementation] = lambda implementation: implementation,
     pair: Pair | None = None,
 ) -> dict[str, Any]:
-    """Run a cell again up to a divergence that `check` found, and make the document of both sides of its round.
+    """Run a cell again up to its divergence, and make the document of both sides of that round.
 
-    The other arguments are those of specsim.correctness.differential.check.
+    divergence: as `check` found it. The other arguments are those of specsim.correctness.differential.check.
     """
     precision = getattr(torch, dtype)
     pair = make_pair(cell.pair, precision) if pair is None else rounded(pair, precision)
