@@ -154,16 +154,20 @@ def _multi_round(walk: Walk) -> Iterator[Decision]:
     assert walk.draft_probs_MV is not None
     draft_probs_MV = walk.draft_probs_MV
     left = dict(enumerate(walk.probs_NV))  # by parent, p after the rejections so far
+    rejected: set[int] = set()
 
     def try_child(child: int) -> Decision:
         parent = walk.tree.parents[child]
         p = float(left[parent][walk.tree.tokens[child]])
         u = walk.uniforms[child]
         passes = u * walk.q(child) < p
+        is_residual = parent in rejected
         if not passes:
+            rejected.add(parent)
             rest_V = residual(left[parent], draft_probs_MV[parent])
             left[parent] = rest_V / rest_V.sum()
-        return Decision(child, passes, _ratio(u, walk.q(child), p, passes))
+        text = _ratio(u, walk.q(child), p, passes)
+        return Decision(child, passes, f"{text}, the residual probability" if is_residual else text)
 
     return _down(walk, try_child)
 
