@@ -323,7 +323,7 @@ class Explorer {
     if (now.draft_kind === "modules") return `module ${level} made these drafts in ${first}.`;
     if (level === 1) return `${first} left ${plural(topk, "first draft")}, children of the root.`;
     const lanes = topk === 1 ? "one lane, which" : `${topk} lanes; each`;
-    return `forward ${level - 1} of the drafter runs ${lanes} ${verb}${topk > 1 && verb.startsWith("proposes") ? `, and the ${topk} best paths go on` : ""}.`;
+    return `forward ${level - 1} of the drafter runs ${lanes} ${verb}${now.lanes[level - 1] && topk > 1 && verb.startsWith("proposes") ? `, and the ${topk} best paths go on` : ""}.`;
   }
 
   showText() {
