@@ -12,15 +12,6 @@ from specsim.plots.serving import timeline
 from specsim.plots.speedup import speedup
 from specsim.plots.token_tree import mask, tree
 
-__all__ = [
-    "Slot",
-    "acceptance",
-    "acceptance_rates",
-    "batch",
-    "distributions",
-    "divergence",
-    "kv_move",
-    "kv_pages",
-    "mask",
-]
-__all__ += ["pareto", "positions", "rejection", "roofline", "slots", "speedup", "timeline", "tree"]
+__all__ = ["Slot", "acceptance", "acceptance_rates", "batch", "distributions", "divergence", "kv_move"]
+__all__ += ["kv_pages", "mask", "pareto", "positions", "rejection", "roofline"]
+__all__ += ["slots", "speedup", "timeline", "tree"]
