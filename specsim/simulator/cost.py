@@ -1,7 +1,7 @@
 """Seconds of forwards and rounds: bytes over bandwidth, operations over rate, launches, exchanges, the host."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -204,6 +204,7 @@ class CostModel:
         forwards = self.drafter.forwards(config.num_steps)
         lanes = config.topk
         draft = self._part(drafting, rows, lanes, lanes, lanes * forwards / 2, forwards) if forwards else none
+        draft = replace(draft, seconds=draft.seconds + config.num_steps * self.efficiency.draft_step)
         if not self.drafter.is_feature:
             return RoundParts(draft, verify, none)
         extend = self._part(drafting, rows, config.num_steps + 1, 1, config.num_steps / 2, entry=True)

@@ -24,15 +24,15 @@ FITTED_LENGTHS = (1024, 4096)
 MOST_ERROR = 0.10
 TAKEN = {"host": 0.0, "host_request": 0.0}  # the device only: it replays a graph for every round
 DRAFT_VOCAB = 32000
-_TREES = {"plain": SpecConfig.plain(), "(4, 3, 8)": SpecConfig(4, 3, 8)}  # as specsim bench writes them
+TREES = {"plain": SpecConfig.plain(), "(4, 3, 8)": SpecConfig(4, 3, 8)}  # as specsim bench writes them
 
 
 def reproduce() -> Reproduction:
     """Fit four parameters to the corners of the grid, and predict the other points."""
-    path = _kept()
+    path = kept_file()
     value = json.loads(path.read_bytes())
     rows = [row for row in value["rows"] if row["name"] == "growth" and "ours" in row["timings"]]
-    cost = _cost(value["shape"], _gpu(value))
+    cost = cost_of(value)
     _, calibration = calibrate(cost, [_timed(row) for row in rows], FREE)
     errors = calibration.errors(held_out=True)
     target = Target(
@@ -49,7 +49,7 @@ def reproduce() -> Reproduction:
     )
 
 
-def _kept() -> Path:
+def kept_file() -> Path:
     """Find the kept result in a checkout or in an installed package."""
     package = Path(__file__).parents[2]
     for path in (package.parent / KEPT, package / KEPT):
@@ -67,16 +67,17 @@ def _gpu(value: Mapping[str, Any]) -> Hardware:
     raise InputError("gpu", reported, ", ".join(names()))
 
 
-def _cost(shape: str, gpu: Hardware) -> CostModel:
-    target = model(shape)
-    return CostModel(gpu, target, drafter("eagle3", target, DRAFT_VOCAB), Efficiency(**TAKEN))
+def cost_of(value: Mapping[str, Any]) -> CostModel:
+    """Make the cost model of a kept result."""
+    target = model(value["shape"])
+    return CostModel(_gpu(value), target, drafter("eagle3", target, DRAFT_VOCAB), Efficiency(**TAKEN))
 
 
 def _timed(row: Mapping[str, Any]) -> Timed:
     requests, length, tree = (row["setting"][name] for name in ("requests", "L", "tree"))
-    require_choice("tree", tree, _TREES)
+    require_choice("tree", tree, TREES)
     contexts = np.full(requests, length)
-    config = _TREES[tree]
+    config = TREES[tree]
     is_fitted = requests in FITTED_REQUESTS and length in FITTED_LENGTHS
     return Timed(
         f"{tree}, {requests} requests, L {length}",

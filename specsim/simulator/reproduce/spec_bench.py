@@ -101,6 +101,16 @@ def speedup(row: Row, values: Values) -> float:
     return length * plain.round(CONTEXT, PLAIN) / round_
 
 
+def round_of(row: Row) -> tuple[SpecConfig, str | None] | None:
+    """Describe a method's round by its setting and drafter: `eagle`, a model's name, or None; None for other methods."""
+    method = row["method"]
+    if method in NODES:
+        return _chain_of(NODES[method]), None
+    if method == DRAFTED:
+        return _chain_of(max(1, round(_mean_drafts(float(row["mean_accepted_tokens"]))))), "vicuna-68m"
+    return (TREES[method], "eagle") if method in ("EAGLE", "EAGLE-2") else None
+
+
 def _round(cost: CostModel, nodes: int) -> float:
     return cost.round(CONTEXT, _chain_of(nodes))
 

@@ -1,0 +1,1 @@
+"""Calibration of the cost model from benchmark files, and profiles that keep the result."""

@@ -1,0 +1,134 @@
+"""Measured figures of a server at one load and setting, and the same figures under a cost model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError, require
+from specsim.simulator.acceptance import iid_of_length
+from specsim.simulator.bounds import number, positive, whole
+from specsim.simulator.cost import CostModel
+from specsim.simulator.option import Option
+from specsim.simulator.steady import mean_rounds
+
+Quantity = Literal["tokens_per_s", "decode_tokens_per_s", "tpot_s", "ttft_s", "itl_s", "round_s", "speedup"]
+MOST_ROUNDS = 4096  # outputs beyond are taken as long ones, whose last round does not count
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """Seconds that a request spends outside the engine's steps."""
+
+    intake: float = 0.0  # of one request after the other
+    latency: float = 0.0  # of all requests side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Acceptance of chains whose accept lengths were not measured."""
+
+    rate: float = 0.7  # of the first draft
+    decay: float = 1.0  # of a draft's rate, after an accepted one, over that of the draft before
+
+    def length(self, num_steps: int) -> float:
+        """Compute the accept length of a chain, bonus included."""
+        return 1.0 + float(np.cumprod(self.rate * self.decay ** np.arange(num_steps)).sum())
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Measured figures at one load and setting."""
+
+    label: str
+    config: SpecConfig
+    batch: int  # requests in flight
+    accept_length: float | None  # bonus included; 1 without drafts; None: not measured
+    prompt_tokens: int
+    output_tokens: int
+    figures: Mapping[str, float] = field(hash=False)  # by Quantity; seconds, tokens a second over all requests, ratios
+    filters: bool = False  # whether requests use top-k or top-p
+    source: str = ""  # server of the table, where it has several
+
+    def __post_init__(self) -> None:
+        whole("batch", self.batch)
+        whole("prompt_tokens", self.prompt_tokens)
+        whole("output_tokens", self.output_tokens)
+        most = self.config.num_steps + 1 if self.config.num_steps else 1
+        if self.accept_length is not None:
+            number("accept_length", self.accept_length, 1, most)
+        require(self.figures, "figures", self.label, "at least one measured figure")
+        for name, value in self.figures.items():
+            positive(f"{name} of {self.label}", value)
+
+    @cached_property
+    def rounds(self) -> float | None:
+        """Mean rounds of a request after its first token, which the prefill gives; None without an accept length."""
+        tokens = self.output_tokens - 1
+        if self.accept_length is None:
+            return None
+        if self.config.is_plain or not 0 < tokens <= MOST_ROUNDS:
+            return tokens / self.accept_length
+        acceptance = iid_of_length(self.accept_length, self.config.num_steps)
+        return mean_rounds(Option(self.config, acceptance), tokens)
+
+    @property
+    def context(self) -> int:
+        """Mean committed tokens of a running request."""
+        return self.prompt_tokens + self.output_tokens // 2
+
+    @property
+    def is_round_only(self) -> bool:
+        """Whether the figures follow from a round alone, without prompts."""
+        return not {"tokens_per_s", "tpot_s", "ttft_s", "itl_s"}.intersection(self.figures)
+
+    def predict(self, cost: CostModel, front: FrontEnd, acceptance: "Acceptance") -> dict[str, float]:
+        """Compute the same figures of a server that always holds `batch` requests of equal lengths."""
+        length = self.accept_length or acceptance.length(self.config.num_steps)
+        rounds = self.rounds or (self.output_tokens - 1) / length
+        contexts = np.full(self.batch, self.context)
+        round_s = cost.round(contexts, self.config)
+        found = {"round_s": round_s, "decode_tokens_per_s": self.batch * length / round_s}
+        if "speedup" in self.figures:
+            found["speedup"] = length * plain(cost).round(contexts, SpecConfig.plain()) / round_s
+        if not self.is_round_only:
+            found |= self._served(cost, front, round_s, rounds)
+        return {name: found[name] for name in self.figures}
+
+    def _served(self, cost: CostModel, front: FrontEnd, round_s: float, rounds: float) -> dict[str, float]:
+        """Compute the latencies of a request and the throughput, prompts of other requests included.
+
+        A request waits for half a round, then its prompt is prefilled beside the rounds of the others. While it
+        decodes, every other request starts once.
+        """
+        size = self.batch
+        together = max(1.0, size / (rounds + 1))  # prompts that come in one round
+        new = np.full(max(1, round(together)), self.prompt_tokens)
+        others = np.full(max(0, size - len(new)), self.context)
+        mixed = cost.mixed(new, np.zeros(len(new)), others, self.config)
+        wait = round_s / 2 if len(others) else 0.0
+        ttft = front.latency + front.intake * (1 + size) / 2 + wait + mixed
+        starts = min((size - together) / together, rounds) if size > together else 0.0
+        decoding = rounds * round_s + starts * max(0.0, mixed - round_s)
+        tokens = max(self.output_tokens - 1, 1)
+        return {
+            "ttft_s": ttft,
+            "tpot_s": decoding / tokens,
+            "itl_s": decoding / max(rounds, 1.0),
+            "tokens_per_s": size * self.output_tokens / (ttft + decoding),
+        }
+
+
+def plain(cost: CostModel) -> CostModel:
+    """Make the cost model of the same server without a drafter."""
+    return replace(cost, drafter=None)
+
+
+def batches(observations: list[Observation]) -> list[int]:
+    """List the different batch sizes, ascending."""
+    if not observations:
+        raise InputError("observations", 0, "at least one")
+    return sorted({each.batch for each in observations})

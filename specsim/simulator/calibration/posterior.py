@@ -1,0 +1,145 @@
+"""Fit of all parameters at once, each held near its prior as far as the measurements do not say otherwise.
+
+Measured figures have independent relative errors. So the fit minimises, on logarithms, the squares of residuals over
+NOISES plus the squares of the distances from the priors over their spreads. A parameter that the figures do not
+determine stays at its prior instead of taking any value.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.stats import norm
+
+from specsim.core.errors import require
+from specsim.simulator.calibration.observation import Observation
+from specsim.simulator.calibration.parameters import PRIORS, Costs, Parameters, candidates
+
+NOISE = 0.03  # relative error of a figure: between two runs of a cell of vllm_41162 it is 1 % on average
+NOISES = {"ttft_s": 0.2}  # waiting for a first token varies more
+CONFIDENCE = 0.90
+SIDE = float(norm.ppf((1 + CONFIDENCE) / 2))
+DETERMINED = 0.5  # most of a prior's spread that is left of a parameter that the figures determine
+_EDGE = 0.02  # distance from a bound, on a logarithmic scale, that counts as on it
+# Distances of starts from the priors: maxima in a cost make local optima.
+STARTS: tuple[Mapping[str, float], ...] = ({}, {"compute": -0.7, "overlap": 0.4, "gap": 0.4})
+STEP = 0.02  # of derivatives, on a logarithmic scale
+_FARTHEST = 6.0  # spreads from the prior to the bounds of the fit
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """Parameters after a fit: logarithms, normal about the optimum."""
+
+    names: tuple[str, ...]
+    logs: np.ndarray  # [P]
+    covariance: np.ndarray  # [P, P]
+    discrepancy: float  # relative error of a prediction besides that of the parameters
+
+    @property
+    def values(self) -> dict[str, float]:
+        return dict(zip(self.names, np.exp(self.logs).tolist(), strict=True))
+
+    @property
+    def deviations(self) -> dict[str, float]:
+        """Standard deviations of the logarithms."""
+        return dict(zip(self.names, np.sqrt(self.covariance.diagonal()).tolist(), strict=True))
+
+    @property
+    def determined(self) -> tuple[str, ...]:
+        """Parameters whose uncertainty the figures at least halve, and that are not at a bound of the fit."""
+        found = self.deviations
+        return tuple(
+            name
+            for name in self.names
+            if found[name] <= DETERMINED * PRIORS[name].spread and name not in self.at_bounds
+        )
+
+    @property
+    def at_bounds(self) -> tuple[str, ...]:
+        """Parameters that the fit would move beyond their bounds."""
+        bounds = {name: np.log((PRIORS[name].least, PRIORS[name].most)) for name in self.names}
+        logs = zip(self.names, self.logs, strict=True)
+        return tuple(name for name, log in logs if np.abs(bounds[name] - log).min() < _EDGE and not _is_usual(name, log))
+
+    def interval(self, name: str) -> tuple[float, float]:
+        """Compute the CONFIDENCE interval of a parameter, within its bounds."""
+        half = SIDE * self.deviations[name]
+        log = self.logs[self.names.index(name)]
+        prior = PRIORS[name]
+        return max(prior.least, float(np.exp(log - half))), min(prior.most, float(np.exp(log + half)))
+
+
+def _is_usual(name: str, log: float) -> bool:
+    """Whether the bound is one that a good server reaches: all of the overlap, experts as quick as other products."""
+    return log > -_EDGE and name in ("overlap", "experts", "mxfp4_experts", "accept_decay")
+
+
+def predict(costs: Costs, observations: Sequence[Observation], values: Mapping[str, float]) -> np.ndarray:
+    """Compute all figures of all observations, in order, with these parameters."""
+    parameters = Parameters.of(values)
+    made = {}
+    figures: list[float] = []
+    for each in observations:
+        key = (each.source, each.filters, each.config.is_plain)
+        if key not in made:
+            cost = parameters.cost(costs[each.source], each.filters)
+            made[key] = replace(cost, drafter=None) if each.config.is_plain else cost
+        figures += each.predict(made[key], parameters.front, parameters.acceptance).values()
+    return np.array(figures)
+
+
+def measured(observations: Sequence[Observation]) -> np.ndarray:
+    """List all measured figures, in the order of `predict`."""
+    return np.array([value for each in observations for value in each.figures.values()])
+
+
+def noises(observations: Sequence[Observation]) -> np.ndarray:
+    """List the assumed relative errors of the figures."""
+    return np.array([NOISES.get(name, NOISE) for each in observations for name in each.figures])
+
+
+def fit(costs: Costs, observations: Sequence[Observation], names: Sequence[str] | None = None) -> Posterior:
+    """Fit the parameters of these names, or all that the observations can depend on."""
+    require(observations, "observations", 0, "at least one measured cell")
+    names = candidates(costs, observations) if names is None else tuple(names)
+    logs = np.log(measured(observations))
+    noise = noises(observations)
+    prior = np.log([PRIORS[name].value for name in names])
+    spread = np.array([PRIORS[name].spread for name in names])
+    low = np.maximum(np.log([PRIORS[name].least for name in names]), prior - _FARTHEST * spread)
+    high = np.minimum(np.log([PRIORS[name].most for name in names]), prior + _FARTHEST * spread)
+
+    def residuals(place: np.ndarray) -> np.ndarray:
+        found = np.log(predict(costs, observations, dict(zip(names, np.exp(place), strict=True))))
+        return np.concatenate([(found - logs) / noise, (place - prior) / spread])
+
+    def jacobian(place: np.ndarray) -> np.ndarray:
+        """Differences whose steps cross the kinks of a maximum, inwards at a bound."""
+        here = residuals(place)
+        steps = np.where(place + STEP <= high, STEP, -STEP)
+        return np.stack([(residuals(place + step) - here) / step.sum() for step in np.diag(steps)], axis=1)
+
+    inside = [np.clip(prior + _moved(names, start), low + 1e-3, high - 1e-3) for start in STARTS]
+    tried = [least_squares(residuals, each, jacobian, (low, high), ftol=1e-5, xtol=1e-5) for each in inside]
+    best = min(tried, key=lambda found: found.cost)
+    precision = best.jac.T @ best.jac
+    covariance = np.linalg.inv(precision)
+    return Posterior(names, best.x, covariance, _discrepancy(best.jac, best.fun, covariance, noise))
+
+
+def _discrepancy(jacobian: np.ndarray, residuals: np.ndarray, covariance: np.ndarray, noise: np.ndarray) -> float:
+    """Estimate the error of a prediction from the error of each figure when the others are fitted (linear theory).
+
+    Figures with a noise of their own, such as TTFT, are left out; it is at least NOISE.
+    """
+    count = len(noise)
+    leverage = np.einsum("ij,jk,ik->i", jacobian[:count], covariance, jacobian[:count])
+    left_out = residuals[:count] / np.maximum(1 - leverage, 0.1)
+    used = left_out[noise == NOISE]
+    return float(NOISE * max(1.0, np.sqrt(np.mean(used**2)))) if len(used) else NOISE
+
+
+def _moved(names: Sequence[str], start: Mapping[str, float]) -> np.ndarray:
+    return np.array([start.get(name, 0.0) for name in names])

@@ -1,0 +1,95 @@
+"""Structures of a server: which launches its host waits for, and the choice among them for measured figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from specsim.simulator.calibration.observation import Observation
+from specsim.simulator.calibration.parameters import PRIORS, Costs
+from specsim.simulator.calibration.posterior import Posterior, fit, measured, noises, predict
+from specsim.simulator.cost import CostModel
+from specsim.simulator.fitted import Graphs
+from specsim.simulator.layers import Layers
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Parts of a server that are no numbers."""
+
+    schedule: Literal["sync", "overlap"] = "overlap"
+    graphs: Graphs = "all"  # forwards in graphs: all, only the target's, or none
+
+    def cost(self, cost: CostModel) -> CostModel:
+        """Make the cost model of a server with this structure."""
+        buckets = () if self.graphs == "none" else None
+        model = replace(cost.model, layers=merged(cost.model.layers))
+        draft_graph = self.graphs == "all"
+        return replace(cost, model=model, schedule=self.schedule, buckets=buckets, draft_graph=draft_graph)
+
+    def __str__(self) -> str:
+        graphs = {"all": "all forwards in graphs", "target": "drafts outside graphs", "none": "no graphs"}
+        return f"schedule {self.schedule}, {graphs[self.graphs]}"
+
+
+MARGIN = 20.0
+STRUCTURES = (Structure(), Structure("sync"), Structure("sync", "target"), Structure("sync", "none"))
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """The posterior of the structure that explains the figures best."""
+
+    costs: Mapping[str, CostModel]  # with the structure
+    structure: Structure
+    posterior: Posterior
+    tried: Mapping[Structure, float]  # structures with the objective of their fits; lower is better
+
+    def predict(self, observations: Sequence[Observation]) -> np.ndarray:
+        """Compute all figures of all observations, in order."""
+        return predict(self.costs, observations, self.posterior.values)
+
+
+def calibrate(
+    costs: Costs, observations: Sequence[Observation], structures: Sequence[Structure] = STRUCTURES
+) -> Calibrated:
+    """Fit every structure; take the first one, unless figures are MARGIN times as likely under another."""
+    made = []
+    for structure in structures:
+        own = {name: structure.cost(cost) for name, cost in costs.items()}
+        posterior = fit(own, observations)
+        made.append((objective(own, observations, posterior), structure, own, posterior))
+    handicap = [0.0] + [np.log(MARGIN)] * (len(made) - 1)
+    best = int(np.argmin([each[0] + add for each, add in zip(made, handicap, strict=True)]))
+    _, structure, own, posterior = made[best]
+    return Calibrated(own, structure, posterior, {each[1]: each[0] for each in made})
+
+
+def merged(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
+    """Join equal layers wherever they are: the time of a forward does not depend on their order."""
+    counts: dict[Layers, int] = {}
+    for group in layers:
+        alone = replace(group, count=1)
+        counts[alone] = counts.get(alone, 0) + group.count
+    return tuple(replace(group, count=count) for group, count in counts.items())
+
+
+def objective(costs: Costs, observations: Sequence[Observation], posterior: Posterior) -> float:
+    """Compute half the sum of squares that a fit minimises: residuals over noises, and distances from the priors."""
+    found = np.log(predict(costs, observations, posterior.values) / measured(observations)) / noises(observations)
+    priors = [PRIORS[name] for name in posterior.names]
+    moved = (posterior.logs - np.log([each.value for each in priors])) / np.array([each.spread for each in priors])
+    return float(found @ found + moved @ moved) / 2
+
+
+def left_out(costs: Costs, observations: Sequence[Observation]) -> dict[int, np.ndarray]:
+    """Compute the errors of the figures of every batch size under a fit to the other batch sizes; none if only one."""
+    sizes = sorted({each.batch for each in observations})
+    errors = {}
+    for size in sizes if len(sizes) > 1 else ():
+        seen = [each for each in observations if each.batch != size]
+        rest = [each for each in observations if each.batch == size]
+        found = predict(costs, rest, fit(costs, seen).values)
+        errors[size] = found / measured(rest) - 1
+    return errors
