@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.linalg import block_diag
 from scipy.optimize import least_squares
 from scipy.stats import norm
 
@@ -25,6 +26,7 @@ _EDGE = 0.02  # distance from a bound, on a logarithmic scale, that counts as on
 # Distances of starts from the priors: maxima in a cost make local optima.
 STARTS: tuple[Mapping[str, float], ...] = ({}, {"compute": -0.7, "overlap": 0.4, "gap": 0.4})
 STEP = 0.02  # of derivatives, on a logarithmic scale
+_UNUSED = ("intake", "latency", "accept_rate", "accept_decay")  # of servers and drafts that measurements did not include
 _FARTHEST = 6.0  # spreads from the prior to the bounds of the fit
 
 
@@ -45,6 +47,14 @@ class Posterior:
     def deviations(self) -> dict[str, float]:
         """Standard deviations of the logarithms."""
         return dict(zip(self.names, np.sqrt(self.covariance.diagonal()).tolist(), strict=True))
+
+    def with_priors(self) -> "Posterior":
+        """Add the parameters that the figures did not depend on, as uncertain as their priors."""
+        missing = tuple(name for name in PRIORS if name not in (*self.names, *_UNUSED))
+        logs = np.log([PRIORS[name].value for name in missing])
+        covariance = np.diag([PRIORS[name].spread ** 2 for name in missing])
+        names = (*self.names, *missing)
+        return Posterior(names, np.concatenate([self.logs, logs]), block_diag(self.covariance, covariance), self.discrepancy)
 
     @property
     def determined(self) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """Tables of the package as measured cells, and the six cells of each that a calibration may see."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +29,11 @@ class Measured:
     cells: Sequence[Observation]
     structures: Sequence[Structure] = STRUCTURES  # that the server may have
     note: str = ""  # what the table does not say, and is assumed
+    others: int = 0  # cells of the same table that other servers gave
+
+    @property
+    def published_cells(self) -> int:
+        return len(self.cells) + self.others
 
     @property
     def seen(self) -> tuple[int, ...]:
@@ -183,4 +189,8 @@ def tables() -> list[Measured]:
     found = [_vllm_41162(name) for name in served.PAIRS]
     found += [_vllm_20780(method) for method in vllm_20780.METHODS]
     found += [_fast_rounds(), *(_spec_bench(gpu) for gpu in spec_bench.GPUS)]
-    return [*found, _sglang_22246(), _angelslim_163()]
+    found += [_sglang_22246(), _angelslim_163()]
+    total = Counter()
+    for each in found:
+        total[each.name.partition(",")[0]] += len(each.cells)
+    return [replace(each, others=total[each.name.partition(",")[0]] - len(each.cells)) for each in found]

@@ -1,0 +1,147 @@
+"""Errors of calibrated servers on cells that the calibration has not seen, beside the closed formula."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from specsim.simulator.calibration.band import half_widths
+from specsim.simulator.calibration.observation import Acceptance, Observation
+from specsim.simulator.calibration.parameters import Costs
+from specsim.simulator.calibration.posterior import measured, predict
+from specsim.simulator.calibration.published import Measured
+from specsim.simulator.calibration.structure import Calibrated, Structure, calibrate
+from specsim.simulator.cost import CostModel
+
+LEAST_CELLS = 15  # of a published table with a target
+MEAN_ERROR = 0.04
+MOST_ERROR = 0.12
+SPEEDS = ("tokens_per_s", "decode_tokens_per_s", "tpot_s", "round_s", "speedup")
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Predictions of held-out figures: throughput, time per token, speed-up or time of a round."""
+
+    table: str
+    cells: int  # of the published table, all of its servers
+    seen: tuple[str, ...]  # labels of the fitted cells
+    labels: tuple[str, ...]  # of the figures
+    measured: np.ndarray
+    predicted: np.ndarray
+    widths: np.ndarray  # half-widths of the bands, on a logarithmic scale
+    formula: np.ndarray  # predictions of the closed formula with a scale fitted to the same cells
+
+    @property
+    def errors(self) -> np.ndarray:
+        """Absolute relative errors."""
+        return np.abs(self.predicted / self.measured - 1)
+
+    @property
+    def formula_errors(self) -> np.ndarray:
+        """Absolute relative errors of the closed formula."""
+        return np.abs(self.formula / self.measured - 1)
+
+    @property
+    def covered(self) -> np.ndarray:
+        """Whether each figure is within its band."""
+        return np.abs(np.log(self.predicted / self.measured)) <= self.widths
+
+    @property
+    def is_within_target(self) -> bool | None:
+        """Whether mean and worst error are within their limits; None for tables of fewer than LEAST_CELLS cells."""
+        if self.cells < LEAST_CELLS:
+            return None
+        return bool(self.errors.mean() <= MEAN_ERROR and self.errors.max() <= MOST_ERROR)
+
+
+def six_cells(table: Measured) -> HeldOut:
+    """Calibrate on the cells that the rule selects, and predict the others."""
+    seen = [table.cells[at] for at in table.seen]
+    rest = [cell for at, cell in enumerate(table.cells) if at not in table.seen]
+    return _held_out(table, calibrate(table.costs, seen, table.structures), seen, rest)
+
+
+def _held_out(
+    table: Measured, found: Calibrated, seen: Sequence[Observation], rest: Sequence[Observation]
+) -> HeldOut:
+    counted = speeds(rest)
+    formula = closed_formula({**table.costs, **found.costs}, found.posterior.values, speeds(seen), counted)
+    return HeldOut(
+        table.name,
+        table.published_cells,
+        tuple(cell.label for cell in seen),
+        tuple(f"{cell.label}, {name}" for cell in counted for name in cell.figures),
+        measured(counted),
+        found.predict(counted),
+        half_widths(found.costs, counted, found.posterior),
+        formula,
+    )
+
+
+def speeds(cells: Sequence[Observation]) -> list[Observation]:
+    """Keep the figures of speed of each cell."""
+    kept = [{name: value for name, value in cell.figures.items() if name in SPEEDS} for cell in cells]
+    return [replace(cell, figures=figures) for cell, figures in zip(cells, kept, strict=True)]
+
+
+def cost_ratio(cost: CostModel) -> float:
+    """Compute the bytes of a drafter's forward over those of the target's: the c of the closed formula."""
+    if cost.drafter is None:
+        return 0.0
+    drafter, target = (model.active_parameters for model in (cost.drafter.model, cost.model))
+    return drafter / target
+
+
+def closed_formula(
+    costs: Costs, values: Mapping[str, float], seen: Sequence[Observation], rest: Sequence[Observation]
+) -> np.ndarray:
+    """Predict with accept length / (1 + K c) alone, as if verifying were free, times one scale for each quantity.
+
+    The scale is the geometric mean over the seen cells; throughput grows with the batch, times of rounds do not.
+    """
+
+    def raw(cell: Observation, name: str) -> float:
+        steps = cell.config.num_steps
+        ratio = cost_ratio(costs[cell.source]) if steps else 0.0
+        acceptance = Acceptance(values.get("accept_rate", 0.7), values.get("accept_decay", 1.0))
+        round_ = 1 + steps * ratio
+        gain = (cell.accept_length or acceptance.length(steps)) / round_
+        speed = {"tpot_s": 1 / gain, "round_s": round_, "speedup": gain}
+        return speed.get(name, cell.batch * gain)
+
+    logs: dict[str, list[float]] = {}
+    for cell in seen:
+        for name, value in cell.figures.items():
+            logs.setdefault(name, []).append(np.log(value / raw(cell, name)))
+    scales = {name: float(np.exp(np.mean(each))) for name, each in logs.items()} | {"speedup": 1.0}
+    return np.array([scales[name] * raw(cell, name) for cell in rest for name in cell.figures])
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """Predictions of a table by a profile that was fitted to the other tables of its engine."""
+
+    table: str
+    engine: str
+    others: tuple[str, ...]
+    result: HeldOut
+
+
+def leave_one_table_out(tables: Sequence[Measured]) -> list[LeftOut]:
+    """Predict every table from the others of its engine; engines with a single table are left out."""
+    found = []
+    for table in tables:
+        others = [each for each in tables if each.engine == table.engine and each is not table]
+        if not others:
+            continue
+        together = calibrate(
+            {name: cost for each in others for name, cost in each.costs.items()},
+            [cell for each in others for cell in each.cells],
+            others[0].structures,
+        )
+        costs = {name: together.structure.cost(cost) for name, cost in table.costs.items()}
+        moved = replace(together, costs=costs | together.costs, posterior=together.posterior.with_priors())
+        result = _held_out(table, moved, [cell for each in others for cell in each.cells], table.cells)
+        found.append(LeftOut(table.name, table.engine, tuple(each.name for each in others), result))
+    return found

@@ -1,0 +1,123 @@
+"""Profiles: calibrated servers in files, those of the package and a user's own."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.core.errors import InputError, require, require_choice
+from specsim.core.files import read_json
+from specsim.simulator.bounds import is_number
+from specsim.simulator.calibration.parameters import PRIORS
+from specsim.simulator.calibration.posterior import CONFIDENCE, Posterior
+from specsim.simulator.calibration.structure import Structure
+from specsim.simulator.fitted import FittedServer
+from specsim.simulator.model import Model
+
+SCHEMA = "specsim.profile/1"
+SHIPPED = Path(__file__).parents[1] / "profiles"
+DEFAULT = {False: "vllm-2026-dense", True: "vllm-2026-experts"}  # by whether the model has experts
+_ALLOWED = "the name of a shipped profile or a file that specsim calibrate wrote"
+_OTHERS = ("skew", "intake", "latency", "accept_rate", "accept_decay")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """A calibrated server."""
+
+    name: str
+    posterior: Posterior
+    structure: Structure
+    provenance: Mapping[str, Any]  # tool, version, date, files with their hashes, model, hardware, cells
+
+    @property
+    def server(self) -> FittedServer:
+        """The server, as cost models take it."""
+        return self.at(self.posterior.logs)
+
+    def at(self, logs: np.ndarray) -> FittedServer:
+        """Describe the server with other values of its parameters."""
+        priors = {name: prior.value for name, prior in PRIORS.items() if name not in _OTHERS}
+        values = dict(zip(self.posterior.names, np.exp(logs).tolist(), strict=True))
+        found = {name: value for name, value in values.items() if name not in _OTHERS}
+        taken = {name: value for name, value in priors.items() if name not in found and name != "filters"}
+        structure = self.structure
+        return FittedServer(
+            self.name, "", found, taken, structure.schedule, structure.graphs, values.get("skew")
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Make a value that json can write, and `of` can read."""
+        posterior = self.posterior
+        parameters = {}
+        for name, value in posterior.values.items():
+            low, high = posterior.interval(name)
+            parameters[name] = {
+                "value": _rounded(value),
+                "low": _rounded(low),
+                "high": _rounded(high),
+                "unit": PRIORS[name].unit,
+                "is_determined": name in posterior.determined,
+            }
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "schedule": self.structure.schedule,
+            "graphs": self.structure.graphs,
+            "confidence": CONFIDENCE,
+            "parameters": parameters,
+            "covariance": [[_rounded(value) for value in row] for row in posterior.covariance.tolist()],
+            "discrepancy": _rounded(posterior.discrepancy),
+            "provenance": dict(self.provenance),
+        }
+
+    @classmethod
+    def of(cls, value: Any, place: str) -> "Profile":
+        """Read a value that `to_json` made; InputError names `place`."""
+        require(isinstance(value, Mapping) and value.get("schema") == SCHEMA, "profile", place, _ALLOWED)
+        try:
+            parameters = value["parameters"]
+            names = tuple(parameters)
+            for name in names:
+                require_choice("parameters", name, list(PRIORS))
+            figures = [parameters[name]["value"] for name in names]
+            covariance = np.array(value["covariance"], dtype=float)
+            sound = all(is_number(each) and each > 0 for each in (*figures, value["discrepancy"]))
+            sound = sound and covariance.shape == (len(names), len(names)) and bool(np.isfinite(covariance).all())
+            structure = Structure(value["schedule"], value["graphs"])
+            require(sound, "profile", place, "a profile of positive figures, with a covariance of as many rows")
+            posterior = Posterior(names, np.log(figures), covariance, float(value["discrepancy"]))
+            return cls(str(value["name"]), posterior, structure, dict(value["provenance"]))
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError("profile", place, f"{_ALLOWED} ({error})") from error
+
+
+def _rounded(value: float) -> float:
+    """Round to the digits that do not depend on the machine that fitted."""
+    return float(f"{value:.4g}")
+
+
+def names() -> tuple[str, ...]:
+    """List the shipped profiles."""
+    return tuple(sorted(path.stem for path in SHIPPED.glob("*.json")))
+
+
+@cache
+def profile(source: str) -> Profile:
+    """Load a shipped profile by its name, or one from a file."""
+    path = SHIPPED / f"{source}.json" if source in names() else Path(source)
+    require(path.is_file(), "profile", source, f"{', '.join(names())}, or a file that specsim calibrate wrote")
+    return Profile.of(read_json(path, "profile", _ALLOWED), source)
+
+
+def default_name(model: Model) -> str:
+    """Name the profile that is used unless another one is given: the newest engine's for such a model."""
+    return DEFAULT[any(group.experts for group in model.layers)]
+
+
