@@ -13,6 +13,7 @@ import typer
 from specsim import __version__
 from specsim.cli.accept import accept
 from specsim.cli.bench import bench
+from specsim.cli.calibrate import calibrate
 from specsim.cli.certify import certify
 from specsim.cli.conformance import conformance
 from specsim.cli.demo import demo
@@ -141,7 +142,7 @@ COMMANDS = {
     "Run": (generate, run),
     "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, lint_report),
     "Measure": (bench, accept, predict),
-    "Simulate": (simulate, plan, sweep),
+    "Simulate": (simulate, plan, sweep, calibrate),
     "Learn": (demo, schema),
 }
 for group, commands in COMMANDS.items():

@@ -7,6 +7,8 @@ VERSIONS = {
     "accept": 1,
     "acceptance": 1,  # acceptance record: of accept --target
     "bench": 1,
+    "calibrate": 1,
+    "calibrate-published": 1,  # of calibrate --published
     "certify": 1,
     "conformance": 1,
     "diff": 1,

@@ -140,8 +140,8 @@ def leave_one_table_out(tables: Sequence[Measured]) -> list[LeftOut]:
             [cell for each in others for cell in each.cells],
             others[0].structures,
         )
-        costs = {name: together.structure.cost(cost) for name, cost in table.costs.items()}
-        moved = replace(together, costs=costs | together.costs, posterior=together.posterior.with_priors())
+        costs = together.structure.costs(table.costs)
+        moved = replace(together, costs={**costs, **together.costs}, posterior=together.posterior.with_priors())
         result = _held_out(table, moved, [cell for each in others for cell in each.cells], table.cells)
         found.append(LeftOut(table.name, table.engine, tuple(each.name for each in others), result))
     return found

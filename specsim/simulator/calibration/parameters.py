@@ -96,3 +96,8 @@ def candidates(costs: Costs, observations: Iterable[Observation]) -> tuple[str, 
         "accept_decay": any(each.accept_length is None for each in seen),
     }
     return tuple(name for name in PRIORS if applies.get(name, True))
+
+
+def plain_name(source: str) -> str:
+    """Name the server of plain decoding, where it differs from that of speculation."""
+    return f"{source} without drafts"

@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from specsim.core.errors import require
 from specsim.simulator.calibration.observation import Observation
-from specsim.simulator.calibration.parameters import PRIORS, Costs, Parameters, candidates
+from specsim.simulator.calibration.parameters import PRIORS, Costs, Parameters, candidates, plain_name
 
 NOISE = 0.03  # relative error of a figure: between two runs of a cell of vllm_41162 it is 1 % on average
 NOISES = {"ttft_s": 0.2}  # waiting for a first token varies more
@@ -94,7 +94,8 @@ def predict(costs: Costs, observations: Sequence[Observation], values: Mapping[s
     for each in observations:
         key = (each.source, each.filters, each.config.is_plain)
         if key not in made:
-            cost = parameters.cost(costs[each.source], each.filters)
+            own = costs.get(plain_name(each.source)) if each.config.is_plain else None
+            cost = parameters.cost(own or costs[each.source], each.filters)
             made[key] = replace(cost, drafter=None) if each.config.is_plain else cost
         figures += each.predict(made[key], parameters.front, parameters.acceptance).values()
     return np.array(figures)

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from specsim.simulator.calibration.observation import Observation
-from specsim.simulator.calibration.parameters import PRIORS, Costs
+from specsim.simulator.calibration.parameters import PRIORS, Costs, plain_name
 from specsim.simulator.calibration.posterior import Posterior, fit, measured, noises, predict
 from specsim.simulator.cost import CostModel
 from specsim.simulator.fitted import Graphs
@@ -20,6 +20,14 @@ class Structure:
 
     schedule: Literal["sync", "overlap"] = "overlap"
     graphs: Graphs = "all"  # forwards in graphs: all, only the target's, or none
+    plain_schedule: Literal["sync", "overlap"] | None = None  # of plain decoding, None for `schedule`
+
+    def costs(self, costs: Costs) -> dict[str, CostModel]:
+        """Make the cost models of servers with this structure, those of plain decoding under names of their own."""
+        own = {name: self.cost(cost) for name, cost in costs.items()}
+        if self.plain_schedule is None:
+            return own
+        return own | {plain_name(name): replace(cost, schedule=self.plain_schedule) for name, cost in own.items()}
 
     def cost(self, cost: CostModel) -> CostModel:
         """Make the cost model of a server with this structure."""
@@ -30,11 +38,18 @@ class Structure:
 
     def __str__(self) -> str:
         graphs = {"all": "all forwards in graphs", "target": "drafts outside graphs", "none": "no graphs"}
-        return f"schedule {self.schedule}, {graphs[self.graphs]}"
+        plain = f", plain decoding {self.plain_schedule}" if self.plain_schedule else ""
+        return f"schedule {self.schedule}{plain}, {graphs[self.graphs]}"
 
 
 MARGIN = 20.0
-STRUCTURES = (Structure(), Structure("sync"), Structure("sync", "target"), Structure("sync", "none"))
+STRUCTURES = (
+    Structure(),
+    Structure("sync"),
+    Structure("sync", plain_schedule="overlap"),  # engines that do not overlap speculation
+    Structure("sync", "target"),
+    Structure("sync", "none"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +72,7 @@ def calibrate(
     """Fit every structure; take the first one, unless figures are MARGIN times as likely under another."""
     made = []
     for structure in structures:
-        own = {name: structure.cost(cost) for name, cost in costs.items()}
+        own = structure.costs(costs)
         posterior = fit(own, observations)
         made.append((objective(own, observations, posterior), structure, own, posterior))
     handicap = [0.0] + [np.log(MARGIN)] * (len(made) - 1)

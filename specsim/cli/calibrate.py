@@ -1,0 +1,109 @@
+"""specsim calibrate: a server's profile from the files of its benchmarks."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specsim.cli import options
+from specsim.cli import server_options as server
+from specsim.cli.options import option
+from specsim.core.errors import InputError, require_choice
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DRAFTERS = ("eagle", "eagle3", "mtp")
+
+
+def calibrate(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Results of vLLM's or SGLang's benchmarks in JSON, or tables in CSV.",
+            metavar="FILE...",
+            rich_help_panel="Report",
+            show_default=False,
+        ),
+    ] = None,
+    published: Annotated[
+        bool,
+        option("Published table", "Calibrate on six cells of every published table instead.", "--published"),
+    ] = False,
+    model: server.Model = "llama-3.1-8b",
+    hardware: server.Hardware = "H100-SXM",
+    tensor_parallel: server.TensorParallel = 1,
+    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3|mtp")] = "eagle3",
+    draft_vocab: server.DraftVocab = 32000,
+    topk: options.Topk = 1,
+    num_steps: Annotated[
+        int | None,
+        option("Draft tree", "Draft steps of files that do not contain them; 0 without drafts.", show_default="none"),
+    ] = None,
+    num_draft_tokens: options.NumDraftTokens = None,
+    batch: Annotated[
+        int | None,
+        option("Load", "Requests in flight, of files that do not contain them. [at least 1]", show_default="none"),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, option("Load", "Mean prompt length of such files. [at least 1]", show_default="none")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, option("Load", "Mean output length of such files. [at least 1]", show_default="none")
+    ] = None,
+    name: Annotated[str, option("Output", "Name of the profile.", metavar="NAME")] = "calibrated",
+    out: Annotated[
+        Path | None, option("Output", "Write the profile to this file.", metavar="FILE", show_default=False)
+    ] = None,
+    json_file: options.JsonFile = None,
+) -> None:
+    """Calibrate the simulator on your benchmark files.
+
+    Fits what the measured cells determine and writes a profile for simulate, plan and sweep.
+
+    Exit status: 0 when done, 2 for bad input.
+
+    Examples:
+      specsim calibrate serve-*.json --hardware H200 --out server.json
+      specsim calibrate table.csv --prompt-tokens 512 --output-tokens 256
+      specsim calibrate --published
+    """
+    from specsim.core.files import check_files, write_json
+
+    paths = list(files or ())
+    if published == bool(paths):
+        raise InputError("file", ", ".join(map(str, paths)) or "none", "benchmark files, or --published without any")
+    if published:
+        _published(json_file)
+        return
+    require_choice("drafter", drafter, DRAFTERS)
+    check_files({f"file {at}": path for at, path in enumerate(paths, 1)}, out=out, json=json_file)
+    from specsim.simulator import hardware as gpus
+    from specsim.simulator import model as models
+    from specsim.simulator.calibration.context import Context
+    from specsim.simulator.calibration.server_fit import fit_server, read_files
+    from specsim.simulator.calibration.show import show
+    from specsim.simulator.cost import CostModel
+    from specsim.simulator.model import drafter as drafters
+
+    target = models(model)
+    head = drafters(drafter, target, draft_vocab if drafter == "eagle3" else None)
+    cost = CostModel(gpus(hardware), target, head, tensor_parallel=tensor_parallel)
+    context = Context(num_steps, topk, num_draft_tokens, batch, prompt_tokens, output_tokens)
+    sources, cells = read_files(paths, context)
+    fit = fit_server(cost, cells, sources, name)
+    write_json(out, fit.profile.to_json())
+
+    def print_all(console: "Console") -> None:
+        show(fit, console)
+        if out is not None:
+            console.print(f"\nThe profile is in {out}: specsim plan --profile {out}", soft_wrap=True)
+
+    options.report("calibrate", print_all, fit.to_json(), json_file)
+
+
+def _published(json_file: Path | None) -> None:
+    from specsim.simulator.calibration.published_report import report, show
+
+    found = report()
+    options.report("calibrate-published", lambda console: show(found, console), found.to_json(), json_file)

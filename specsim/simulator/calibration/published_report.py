@@ -1,0 +1,185 @@
+"""Held-out errors of all published tables: six cells, a left-out table, bands, and the choice of steps by batch."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from specsim.core.display import heading, paragraph, print_table
+from specsim.simulator.calibration.held_out import (
+    LEAST_CELLS,
+    MEAN_ERROR,
+    MOST_ERROR,
+    HeldOut,
+    LeftOut,
+    leave_one_table_out,
+    six_cells,
+)
+from specsim.simulator.calibration.posterior import CONFIDENCE
+from specsim.simulator.calibration.published import CELLS, Measured, tables
+from specsim.simulator.calibration.steps_choice import MEAN_REGRET, MOST_REGRET, Regret, has_choice, regrets
+
+TABLE_MEAN = 0.12  # of a table that is left out
+TABLE_MOST = 0.30
+COVERAGE = (0.80, 0.98)
+MOST_WIDTH = 0.15
+SIX = ("table", "held out", "mean", "worst", "target", "formula", "formula, worst", "in band", "half-width")
+LEFT = ("table", "from", "mean", "worst", "target", "formula", "formula, worst", "in band", "half-width")
+CHOICE = ("table", "batch", "settings", "best measured", "chosen", "regret", "always 3", "formula")
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedReport:
+    """Errors on cells that no fit has seen."""
+
+    tables: Sequence[Measured]
+    six: Sequence[HeldOut]
+    left: Sequence[LeftOut]
+    choices: Sequence[Regret]
+
+    @property
+    def bands(self) -> tuple[float, float]:
+        """Share of all held-out figures within their bands, and the median half-width as a factor less 1."""
+        every = [*self.six, *(each.result for each in self.left)]
+        covered = np.concatenate([each.covered for each in every])
+        widths = np.concatenate([each.widths for each in every])
+        return float(covered.mean()), float(np.expm1(np.median(widths)))
+
+    @property
+    def mean_regrets(self) -> dict[str, tuple[float, float]]:
+        """Mean and worst regret of the simulated choice, of always 3 steps where measured, and of the formula."""
+        always = [each.always for each in self.choices if each.always is not None]
+        named = {
+            "simulated": [each.simulated for each in self.choices],
+            "always 3 steps": always,
+            "closed formula": [each.formula for each in self.choices],
+        }
+        return {name: (float(np.mean(values)), float(np.max(values))) for name, values in named.items() if values}
+
+    def to_json(self) -> dict[str, Any]:
+        """Make a value that json can write."""
+        covered, width = self.bands
+        return {
+            "six_cells": [_json(each) for each in self.six],
+            "left_out_tables": [
+                _json(each.result) | {"engine": each.engine, "others": list(each.others)} for each in self.left
+            ],
+            "bands": {"confidence": CONFIDENCE, "coverage": covered, "median_half_width": width},
+            "choices": [asdict(each) for each in self.choices],
+            "regrets": {name: {"mean": mean, "worst": worst} for name, (mean, worst) in self.mean_regrets.items()},
+        }
+
+
+def report(found: Sequence[Measured] | None = None) -> PublishedReport:
+    """Calibrate, hold out and choose on all tables of the package, or on these."""
+    found = tables() if found is None else found
+    six = [each for each in map(six_cells, found) if len(each.measured)]
+    choices = [each for table in found if has_choice(table) for each in regrets(table)]
+    return PublishedReport(found, six, leave_one_table_out(found), choices)
+
+
+def six_rows(found: PublishedReport) -> list[tuple[str, ...]]:
+    """Make the rows of SIX."""
+    return [(each.table, str(len(each.measured)), *_errors(each, each.is_within_target)) for each in found.six]
+
+
+def left_rows(found: PublishedReport) -> list[tuple[str, ...]]:
+    """Make the rows of LEFT."""
+    rows = []
+    for each in found.left:
+        errors = each.result.errors
+        reached = bool(errors.mean() <= TABLE_MEAN and errors.max() <= TABLE_MOST)
+        rows.append((each.table, "; ".join(each.others), *_errors(each.result, reached)))
+    return rows
+
+
+def choice_rows(found: PublishedReport) -> list[tuple[str, ...]]:
+    """Make the rows of CHOICE."""
+    return [
+        (
+            each.table,
+            str(each.batch),
+            str(each.settings),
+            each.best,
+            each.chosen,
+            f"{each.simulated:.1%}",
+            "-" if each.always is None else f"{each.always:.1%}",
+            f"{each.formula:.1%}",
+        )
+        for each in found.choices
+    ]
+
+
+def sentences(found: PublishedReport) -> list[str]:
+    """Say the rules and the figures over all tables."""
+    covered, width = found.bands
+    regret = "; ".join(
+        f"{name} {mean:.1%} on average, {worst:.1%} at worst" for name, (mean, worst) in found.mean_regrets.items()
+    )
+    return [
+        f"Calibrated on {CELLS} cells, selected by their settings alone: fewest and most draft tokens at the smallest, "
+        f"the middle and the largest batch size. Errors are those of throughput, time per token, speed-up or round of "
+        f"the other cells. Target, for published tables of at least {LEAST_CELLS} cells: {MEAN_ERROR:.0%} on average, "
+        f"{MOST_ERROR:.0%} at worst. Formula: accept length / (1 + K c) with a scale fitted to the same cells.",
+        f"A table predicted from the others of its engine: target {TABLE_MEAN:.0%} on average, {TABLE_MOST:.0%} at "
+        "worst.",
+        f"{CONFIDENCE:.0%} bands hold {covered:.0%} of all held-out figures above (target {COVERAGE[0]:.0%} to "
+        f"{COVERAGE[1]:.0%}); their median half-width is {width:.0%} (target {MOST_WIDTH:.0%}).",
+        f"Regret of the choice by batch size, after a calibration on {CELLS} cells: {regret} (target "
+        f"{MEAN_REGRET:.1%} and {MOST_REGRET:.0%}).",
+    ]
+
+
+def show(found: PublishedReport, console: Console) -> None:
+    """Print all tables of errors, and the cells that were fitted."""
+    six, left, bands, choice = sentences(found)
+    heading(console, f"calibrated on {CELLS} cells")
+    print_table(console, SIX, six_rows(found))
+    paragraph(console, six)
+    heading(console, "fitted cells")
+    for each in found.six:
+        paragraph(console, f"{each.table}: {'; '.join(each.seen)}")
+    heading(console, "a table left out")
+    print_table(console, LEFT, left_rows(found))
+    for text in (left, bands):
+        paragraph(console, text)
+    heading(console, "choice by batch size")
+    print_table(console, CHOICE, choice_rows(found))
+    paragraph(console, choice)
+    for each in found.tables:
+        if each.note:
+            paragraph(console, f"{each.name}: {each.note}")
+
+
+def _errors(result: HeldOut, reached: bool | None) -> tuple[str, ...]:
+    target = "no target" if reached is None else "reached" if reached else "not reached"
+    formula = result.formula_errors
+    return (
+        f"{result.errors.mean():.1%}",
+        f"{result.errors.max():.1%}",
+        target,
+        f"{formula.mean():.1%}",
+        f"{formula.max():.1%}",
+        f"{result.covered.mean():.0%}",
+        f"{np.expm1(np.median(result.widths)):.0%}",
+    )
+
+
+def _json(result: HeldOut) -> dict[str, Any]:
+    cells = zip(result.labels, result.measured.tolist(), result.predicted.tolist(), result.widths.tolist(), strict=True)
+    return {
+        "table": result.table,
+        "fitted_cells": list(result.seen),
+        "mean_error": float(result.errors.mean()),
+        "worst_error": float(result.errors.max()),
+        "is_within_target": result.is_within_target,
+        "formula_mean_error": float(result.formula_errors.mean()),
+        "formula_worst_error": float(result.formula_errors.max()),
+        "coverage": float(result.covered.mean()),
+        "figures": [
+            {"figure": label, "measured": value, "predicted": predicted, "half_width": float(np.expm1(width))}
+            for label, value, predicted, width in cells
+        ],
+    }
