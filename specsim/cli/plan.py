@@ -16,7 +16,7 @@ from specsim.core.errors import require_int
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specsim.simulator.plan import Plan
+    from specsim.simulator.plan import Candidate, Plan
 
 SHOWN = 12
 
@@ -137,21 +137,31 @@ def show_candidates(found: "Plan", console: "Console") -> None:
     names = ("Mean TTFT (ms)", "Mean TPOT (ms)", "P99 ITL (ms)")
     rows = []
     for each in found.candidates[:SHOWN]:
-        speedup = found.over_plain(each) if found.plain else math.inf
         rows.append(
             (
                 short_setting(each.config),
                 figure(each.accept_length),
                 *(figure(each.metrics[name], digits) for name, digits in figures.values()),
-                f"{speedup:.2f} ×" if speedup < math.inf else "-",
+                *_over_plain(found, each),
                 *(figure(each.metrics[name]) for name in names),
                 f"{each.regret:.1%}" + ("" if each.spread is None else f" ± {each.spread:.1%}"),
             )
         )
-    headings = ("setting", "accepts", *figures, "over plain", "TTFT ms", "TPOT ms", "P99 ITL ms", "regret")
+    headings = ("setting", "accepts", *figures, "over plain", "90% band", "TTFT ms", "TPOT ms", "P99 ITL ms", "regret")
     print_table(console, headings, rows)
     if len(found.candidates) > SHOWN:
         paragraph(console, f"and {len(found.candidates) - SHOWN} more, none of them better.")
+
+
+def _over_plain(found: "Plan", row: "Candidate") -> tuple[str, str]:
+    """Make the cells of a speed-up and its band."""
+    if found.plain is None or row.config.is_plain:
+        return ("1.00 ×" if found.plain else "-", "-")
+    speedup = found.over_plain(row)
+    if not 0 < speedup < math.inf:
+        return "-", "-"
+    low, high = found.band(row)
+    return f"{speedup:.2f} ×", f"{low:.2f} to {high:.2f}"
 
 
 def _method(found: "Plan") -> str:
@@ -204,7 +214,6 @@ def show_limits(found: "Plan", console: "Console") -> None:
 def show_batches(found: "Plan", console: "Console") -> None:
     """Print the best setting for servers that always hold equally many requests."""
     from specsim.core.display import figure, paragraph, print_table, short_setting
-    from specsim.simulator.fitted import fitted_servers
 
     rows = [
         (
@@ -217,14 +226,13 @@ def show_batches(found: "Plan", console: "Console") -> None:
         )
         for each in found.by_batch
     ]
-    print_table(console, ("requests", "setting", "tok/s", "over plain", "range", ""), rows)
-    tables = ", ".join(dict.fromkeys(server.table for server in fitted_servers()))
+    print_table(console, ("requests", "setting", "tok/s", "over plain", "90% band", ""), rows)
     console.print()
     paragraph(
         console,
         "Computed: a server that always holds this number of requests of mean length; each finished request is "
-        "replaced. Prompts are included, the run's beginning and end are not. Range: with the parameters of the "
-        f"{len(fitted_servers())} servers that published tables determine ({tables}).",
+        "replaced. Prompts are included, the run's beginning and end are not. Band: it holds 90% of speed-ups, by the "
+        "uncertainty of the profile and of the model.",
     )
 
 

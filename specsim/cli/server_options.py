@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from specsim.cli import options
 from specsim.cli.acceptance_options import assumed
 from specsim.cli.options import option
+from specsim.cli.profile_options import Profile, profile_name
 from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class ServerGroup:
     drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3|mtp")] = "eagle3"
     draft_vocab: DraftVocab = 32000
     kv_cache_dtype: KvCacheDtype = "auto"
+    profile: Profile = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ def cell(given: dict[str, Any]) -> "Cell":
 
     values = {field.name: given[field.name] for field in fields(Cell) if given.get(field.name) is not None}
     values["efficiency"] = efficiency(given["efficiency"] or [])
+    values["profile"] = profile_name(given)
     check_one_load(given | {"workload": None})
     for name in ("prompt_tokens", "output_tokens"):
         values[name] = length(name, values[name])

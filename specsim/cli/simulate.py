@@ -18,6 +18,7 @@ from specsim.cli.acceptance_options import (
 )
 from specsim.cli.options import option
 from specsim.cli.picture import check_png, png
+from specsim.cli.profile_options import Profile, profile_name
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 
@@ -85,6 +86,7 @@ def simulate(
     max_running: cell.MaxRunning = 256,
     chunk_tokens: cell.ChunkTokens = 8192,
     memory_share: cell.MemoryShare = 0.9,
+    profile: Profile = None,
     efficiency: cell.Efficiency = None,
     seed: cell.Seed = 0,
     json_file: options.JsonFile = None,
@@ -157,6 +159,7 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
         _check_default(("requests", "prompt_tokens", "output_tokens"), given, "with a workload")
     values = {field.name: given[field.name] for field in fields(Cell) if field.name in given}
     values["efficiency"] = cell.efficiency(given["efficiency"] or [])
+    values["profile"] = profile_name(given)
     for name in ("prompt_tokens", "output_tokens"):
         values[name] = cell.length(name, values[name])
     if given["concurrency"] is None:
@@ -172,7 +175,7 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
     if given["workload"] is not None:
         file = read_requests(given["workload"])
         work = replay(file, Replay(len(file), concurrency=CLIENTS, page_size=given["page_size"], seed=given["seed"]))
-    return replace(scenario, workload=work, plain_schedule=given["plain_schedule"])
+    return replace(scenario, workload=work, plain_schedule=given["plain_schedule"] or scenario.plain_schedule)
 
 
 def _acceptance(given: dict[str, Any]) -> "PerPosition":

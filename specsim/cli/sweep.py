@@ -14,6 +14,7 @@ from specsim.cli.acceptance_options import AcceptanceGroup, acceptance_file
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.picture import check_png, png
+from specsim.cli.profile_options import sentence
 from specsim.cli.server_options import (
     LoadGroup,
     Seed,
@@ -124,7 +125,11 @@ def sweep(
             print(f"specsim: interrupted; {written:,} of {len(names):,} cells are in {out}", file=sys.stderr)
             sys.exit(130)  # as after every interrupt, which `main` tells in fewer words
     rows = results.rows(names)
-    assumed = "" if "shares" in varied else describe_acceptance(given, base)
+    said = [
+        "" if "shares" in varied else describe_acceptance(given, base),
+        "" if "profile" in varied else sentence(base.profile),
+    ]
+    assumed = " ".join(filter(None, said))
     value = {"cells": rows, "best": [ranking[0] for ranking in rank_by_load(rows)]}
     options.report("sweep", lambda console: show(rows, list(varied), counts, out, assumed, console), value, json_file)
     if plot is not None:

@@ -7,6 +7,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
 from specsim.simulator.arrivals import DAY, Arrivals
 from specsim.simulator.bounds import count, is_number
+from specsim.simulator.calibration.profile import profile
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import drafter, model
@@ -19,6 +20,7 @@ from specsim.simulator.request_formats import CHARACTERS, read_requests
 from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.shares import Shares, checked_shares
+from specsim.simulator.speedup_range import with_profile
 from specsim.simulator.token_lengths import Length
 from specsim.simulator.workload import Workload, closed_loop, open_loop
 
@@ -61,6 +63,7 @@ class Cell:
     memory_share: float = 0.9
     kv_cache_dtype: str = "auto"  # auto: as the checkpoint says
     efficiency: Efficiency = field(default_factory=Efficiency)
+    profile: str | None = None  # a shipped profile or a file, whose parameters count unless efficiency gives others
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -114,7 +117,8 @@ class Cell:
         same = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "efficiency", "seed")
         settings: dict[str, Any] = {name: getattr(self, name) for name in same}
         settings["schedule"] = self._schedule(option)
-        scenario = Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
+        made = Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
+        scenario = made if self.profile is None else with_profile(made, profile(self.profile))
         if self.trace is None or not scenario.workload.cached_columns.any():
             return scenario
         arrivals = Arrivals(self.burstiness, self.swing, self.period)

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
 from specsim.simulator.candidates import candidates, limits_reached
 from specsim.simulator.cell import Cell
-from specsim.simulator.fitted import fitted_servers
 from specsim.simulator.flags import sglang_flags, vllm_flags
 from specsim.simulator.option import Option
 from specsim.simulator.policy import compare
@@ -18,7 +17,7 @@ from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.schedule import Range, schedule
 from specsim.simulator.slo import GOODPUT, Slo
-from specsim.simulator.speedup_range import with_parameters
+from specsim.simulator.speedup_range import USUAL_REQUESTS, range_of, speedup_range
 from specsim.simulator.steady import SteadyBatch
 
 THROUGHPUT = "Output Throughput (tok/s)"
@@ -55,7 +54,7 @@ class BatchChoice:
     config: SpecConfig
     tokens_per_s: float  # prompts included
     plain_tokens_per_s: float  # of plain decoding
-    speedups: tuple[float, ...]  # over plain decoding, computed under the parameters of every fitted server
+    computed_band: tuple[float, float]  # of the computed speed-up over plain decoding
     is_simulated: bool  # whether it is the plan's own load
 
     @property
@@ -64,8 +63,10 @@ class BatchChoice:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Lowest and highest speed-up, over its own parameters and those of fitted servers."""
-        return min(self.speedup, *self.speedups), max(self.speedup, *self.speedups)
+        """Ends of the speed-up's 90 % band, as wide as that of the computed speed-up."""
+        low, high = self.computed_band
+        half = math.sqrt(high / low)
+        return self.speedup / half, self.speedup * half
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,16 @@ class Plan:
         cost = _cost(self.objective)
         return cost(self.plain.metrics) / cost(row.metrics)
 
+    def band(self, row: Candidate) -> tuple[float, float]:
+        """Compute the ends of the 90 % band of `over_plain`, as wide as that of decoding as many requests."""
+        requests = min(self.cell.concurrency if self.cell.rate is None else USUAL_REQUESTS, self.cell.max_running)
+        found = speedup_range(self.cell.serving(self.cell.option(row.config)), requests)
+        value = self.over_plain(row)
+        return value * found.lowest / found.value, value * found.highest / found.value
+
+    def _over_plain(self, row: Candidate) -> dict[str, Any]:
+        return {"over_plain": self.over_plain(row), "band": self.band(row)} if self.plain else {}
+
     @property
     def limits(self) -> dict[str, int]:
         """Fields of the best setting that no candidate exceeds, so that more of them might be better."""
@@ -129,7 +140,7 @@ class Plan:
             "cell": self.cell.to_json(),
             "objective": self.objective,
             "replicates": self.replicates,
-            "candidates": [asdict(each) for each in self.candidates],
+            "candidates": [asdict(each) | self._over_plain(each) for each in self.candidates],
             "by_batch": [asdict(each) | {"speedup": each.speedup, "span": each.span} for each in self.by_batch],
             "chains": [asdict(each) for each in self.chains],
             "schedule": [asdict(each) for each in self.schedule],
@@ -224,15 +235,17 @@ def _by_batch(cell: Cell, options: Sequence[Option], rows: Sequence[Candidate]) 
             option = min(equal, key=lambda option: cheapness(option.config))
             speed = speeds[option]
             plain_speed = batches[plain].tokens_per_s(plain, size)
-        others = _fitted_speedups(batches[option].scenario, batches[plain].scenario, size)
-        yield BatchChoice(size, option.config, speed, plain_speed, others, size == own and plain_row is not None)
+        band = _band(batches[option].scenario, batches[plain].scenario, size)
+        yield BatchChoice(size, option.config, speed, plain_speed, band, size == own and plain_row is not None)
 
 
-def _fitted_speedups(drafts: Scenario, plain: Scenario, requests: int) -> tuple[float, ...]:
-    """Compute a steady batch's speed-ups over plain decoding under the parameters of every fitted server."""
-    speedups = []
-    for server in fitted_servers():
-        pair = (with_parameters(drafts, server), with_parameters(plain, server))
-        speed, plain_speed = (SteadyBatch.of(each).tokens_per_s(each.option, requests) for each in pair)
-        speedups.append(speed / plain_speed)
-    return tuple(speedups)
+def _band(drafts: Scenario, plain: Scenario, requests: int) -> tuple[float, float]:
+    """Compute the ends of the band of a steady batch's speed-up over plain decoding."""
+
+    def speedup(server: Scenario) -> float:
+        own = replace(plain, model=server.model, efficiency=server.efficiency)
+        speed, plain_speed = (SteadyBatch.of(each).tokens_per_s(each.option, requests) for each in (server, own))
+        return speed / plain_speed
+
+    found = range_of(speedup, drafts)
+    return found.lowest, found.highest

@@ -1,7 +1,7 @@
 """A server under a load, simulated with and without speculation."""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from specsim.simulator.option import Option
 from specsim.simulator.results import Run
 from specsim.simulator.timeline import check, simulate
 from specsim.simulator.workload import Workload
+
+if TYPE_CHECKING:
+    from specsim.simulator.calibration.profile import Profile
 
 MOST_SLOTS = 2**31 - 1
 MOST_REQUESTS = 512
@@ -41,6 +44,7 @@ class Scenario:
     efficiency: Efficiency = field(default_factory=Efficiency)
     seed: int = 0
     plain_schedule: Literal["sync", "overlap"] | None = None  # schedule of plain decoding, None for `schedule`
+    profile: "Profile | None" = None  # origin of the parameters (speedup_range.with_profile); None: uncalibrated
 
     def __post_init__(self) -> None:
         splits = self.model.splits

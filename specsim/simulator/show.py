@@ -8,11 +8,18 @@ from typing import Any
 from rich.console import Console
 
 from specsim.core.display import heading, paragraph, print_table, setting
-from specsim.simulator.fitted import fitted_servers
+from specsim.simulator.calibration.posterior import CONFIDENCE
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
-from specsim.simulator.speedup_range import MOST_REQUESTS, SpeedupRange, calibration, ratio_ranges, speedup_range
+from specsim.simulator.speedup_range import (
+    MOST_REQUESTS,
+    SpeedupRange,
+    calibration,
+    ratio_ranges,
+    speedup_range,
+    used_profile,
+)
 
 _MOST_BATCH = 256
 
@@ -50,14 +57,14 @@ class Comparison:
                 name: {"value": each.value, "lowest": each.lowest, "highest": each.highest}
                 for name, each in self.ratios.items()
             },
-            "ranges_over": [server.name for server in fitted_servers()],
+            "profile": scenario.profile and scenario.profile.name,
         }
 
 
 def compare(scenario: Scenario) -> Comparison:
     """Serve the workload with and without drafts.
 
-    Every fitted server serves a part of it, for the ranges of the ratios.
+    Parts of it are served again with other parameters, for the bands of the ratios.
     """
     options = {"no drafts": scenario.plain}
     if not scenario.option.config.is_plain:
@@ -81,14 +88,14 @@ def show(comparison: Comparison, console: Console) -> None:
     words = calibration(scenario)
     paragraph(console, f"{scenario.model.name} on {gpus}; {setting(scenario.option.config)}; {words}")
     heading(console, "the workload")
-    headings = ("", *runs, *(["ratio", "range"] if comparison.ratios else []))
+    headings = ("", *runs, *(["ratio", "90% band"] if comparison.ratios else []))
     print_table(console, headings, _metrics(comparison))
     if comparison.ratios:
         heading(console, "a round, in ms")
-        columns = ("requests", "no drafts", *_PHASES, "break-even", "speed-up", "range")
+        columns = ("requests", "no drafts", *_PHASES, "break-even", "speed-up", "90% band")
         print_table(console, columns, _rounds(scenario))
         console.print()
-        paragraph(console, f"Ratios and speed-ups are {words}; {_ranges(scenario)}")
+        paragraph(console, f"Ratios and speed-ups are {words}; {_bands(scenario)}")
     took = ", ".join(
         f"{each.seconds:.1f} s, {each.core_seconds:.1f} s of a core ({name})" for name, each in comparison.took.items()
     )
@@ -99,13 +106,16 @@ def show(comparison: Comparison, console: Console) -> None:
 _PHASES = ("draft", "verify", "extend", "host")
 
 
-def _ranges(scenario: Scenario) -> str:
-    """Name the servers behind the ranges."""
-    tables = ", ".join(dict.fromkeys(server.table for server in fitted_servers()))
-    served = f", ratios over the first {MOST_REQUESTS:,} requests" if len(scenario.workload) > MOST_REQUESTS else ""
+def _bands(scenario: Scenario) -> str:
+    """Say what the bands hold."""
+    found = used_profile(scenario)
+    served = (
+        f" (of ratios, over the first {MOST_REQUESTS:,} requests)" if len(scenario.workload) > MOST_REQUESTS else ""
+    )
+    whose = "" if scenario.profile else ", the default for this model,"
     return (
-        f"ranges are those under the parameters of {len(fitted_servers())} servers that published tables determine "
-        f"({tables}){served}."
+        f"bands hold {CONFIDENCE:.0%}, by the uncertainty of profile {found.name}{whose} and "
+        f"{found.posterior.discrepancy:.0%} of the model{served}."
     )
 
 

@@ -1,20 +1,27 @@
-"""Range of a simulated speed-up under the parameters of all servers that published tables determine."""
+"""90 % band of a simulated speed-up: uncertainty of the profile's parameters, and of the model itself."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from specsim.simulator.fitted import FittedServer, fitted_servers
+import numpy as np
+
+from specsim.simulator.calibration.band import gradient, half_width
+from specsim.simulator.calibration.posterior import SIDE, Posterior
+from specsim.simulator.calibration.profile import Profile, default_name, profile
+from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.fitted import FittedServer
 from specsim.simulator.model import SKEW
 from specsim.simulator.results import Run
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.workload import Workload
 
-MOST_REQUESTS = 1000  # requests of a workload that are served again for a range
+MOST_REQUESTS = 1000  # requests of a workload that are served again for a band
+USUAL_REQUESTS = 16  # at which the parameters that matter most are found, where requests arrive at a rate
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedupRange:
-    """A simulated speed-up with its lowest and highest value under any parameters, its own included."""
+    """A simulated speed-up with the ends of its 90 % band."""
 
     value: float
     lowest: float
@@ -30,30 +37,49 @@ class SpeedupRange:
 
 
 def speedup_range(scenario: Scenario, requests: int) -> SpeedupRange:
-    """Compute the speed-up of decoding with this number of running requests, and its range."""
+    """Compute the speed-up of decoding with this number of running requests, and its band."""
     return range_of(lambda server: server.speedup(requests), scenario)
 
 
 def range_of(speedup: Callable[[Scenario], float], scenario: Scenario) -> SpeedupRange:
-    """Compute any speed-up of a scenario, and its range."""
-    value = speedup(scenario)
-    known = [value, *(speedup(with_parameters(scenario, server)) for server in fitted_servers())]
-    return SpeedupRange(value, min(known), max(known), calibration(scenario))
+    """Compute any speed-up of a scenario, and its band."""
+    posterior = used_profile(scenario).posterior.with_priors()
+    moved = _mover(scenario)
+    half = float(half_width(lambda place: np.log(speedup(moved(place))), posterior)[0])
+    return _band(speedup(scenario), half, calibration(scenario))
 
 
 def ratio_ranges(scenario: Scenario, plain: Run, drafts: Run) -> dict[str, SpeedupRange]:
     """Ratio of two runs of the workload in each metric that both have, drafts over plain decoding.
 
-    For the range the first MOST_REQUESTS requests are served again, by every fitted server.
+    For the band the first MOST_REQUESTS requests are served again at both ends of the direction in which the
+    parameters' uncertainty moves the speed-up most.
     """
     values = _ratios(plain.metrics(), drafts.metrics())
     shorter = replace(scenario, workload=_first(scenario.workload, MOST_REQUESTS))
-    under = [_served_ratios(with_parameters(shorter, server)) for server in fitted_servers()]
-    ranges = {}
+    posterior = used_profile(scenario).posterior.with_priors()
+    moved = _mover(shorter)
+    here = values if len(scenario.workload) <= MOST_REQUESTS else _served_ratios(shorter)
+    ends = [_served_ratios(moved(posterior.logs + side)) for side in _extremes(shorter, posterior)]
+    found = {}
     for name, value in values.items():
-        known = [value, *(ratios[name] for ratios in under if name in ratios)]
-        ranges[name] = SpeedupRange(value, min(known), max(known), calibration(scenario))
-    return ranges
+        known = [each[name] for each in ends if each.get(name)]
+        far = max((abs(float(np.log(each / here[name]))) for each in known if here.get(name)), default=0.0)
+        half = float(np.hypot(far, SIDE * posterior.discrepancy))
+        found[name] = _band(value, half, calibration(scenario))
+    return found
+
+
+def used_profile(scenario: Scenario) -> Profile:
+    """Give the scenario's profile, or the default one of its model, whose uncertainty it shares."""
+    return scenario.profile or profile(default_name(scenario.model)).on(scenario.hardware.name)
+
+
+def with_profile(scenario: Scenario, found: Profile) -> Scenario:
+    """Replace a scenario's parameters by a profile's, except those that the user gave."""
+    found = found.on(scenario.hardware.name)
+    moved = with_parameters(scenario, found.server)
+    return replace(moved, profile=found, plain_schedule=moved.plain_schedule or found.structure.plain_schedule)
 
 
 def with_parameters(scenario: Scenario, server: FittedServer) -> Scenario:
@@ -78,11 +104,51 @@ def with_parameters(scenario: Scenario, server: FittedServer) -> Scenario:
 
 def calibration(scenario: Scenario) -> str:
     """Name the origin of a scenario's parameters, to be printed with its speed-ups."""
-    given = scenario.efficiency.given
-    if not given:
-        return "uncalibrated, simulated"
+    given = _given(scenario)
     values = ", ".join(f"{name} {value:g}" for name, value in given.items())
-    return f"simulated with {values} as given, uncalibrated otherwise"
+    if scenario.profile is not None:
+        also = f" and {values} as given" if given else ""
+        return f"simulated with profile {scenario.profile.name}{also}"
+    return f"simulated with {values} as given, uncalibrated otherwise" if given else "uncalibrated, simulated"
+
+
+def _given(scenario: Scenario) -> dict[str, float]:
+    """Select the parameters that are not the profile's, or without a profile not the defaults."""
+    if scenario.profile is None:
+        return scenario.efficiency.given
+    own = scenario.profile.server.efficiency
+    values = {field.name: getattr(scenario.efficiency, field.name) for field in fields(Efficiency)}
+    return {name: value for name, value in values.items() if value != getattr(own, name)}
+
+
+def _mover(scenario: Scenario) -> Callable[[np.ndarray], Scenario]:
+    """Make a function that gives the scenario other values of the profile's parameters: logarithms [P]."""
+    found = used_profile(scenario)
+    posterior = found.posterior.with_priors()
+    own = scenario if scenario.profile is not None else with_profile(scenario, found)
+    given = _given(own)
+
+    def moved(place: np.ndarray) -> Scenario:
+        server = replace(found, posterior=replace(posterior, logs=place)).server
+        skew = own.model.skew if server.skew is None else server.skew
+        model = replace(own.model, skew=skew)
+        return replace(own, model=model, efficiency=replace(server.efficiency, **given))
+
+    return moved
+
+
+def _extremes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.ndarray]:
+    """Find the parameters' likeliest distances at both ends of the band of the speed-up, as logarithms."""
+    requests = min(scenario.workload.concurrency or USUAL_REQUESTS, scenario.max_running)
+    moved = _mover(scenario)
+    slopes = gradient(lambda place: np.array([np.log(moved(place).speedup(requests))]), posterior)[0]
+    variance = float(slopes @ posterior.covariance @ slopes)
+    direction = SIDE * posterior.covariance @ slopes / np.sqrt(variance) if variance > 0 else np.zeros(len(slopes))
+    return direction, -direction
+
+
+def _band(value: float, half: float, words: str) -> SpeedupRange:
+    return SpeedupRange(value, float(value * np.exp(-half)), float(value * np.exp(half)), words)
 
 
 def _served_ratios(scenario: Scenario) -> dict[str, float]:

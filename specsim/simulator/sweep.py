@@ -33,6 +33,7 @@ LATER = {  # fields that the first sweeps did not have; their defaults leave key
         "swing",
         "period",
         "kv_cache_dtype",
+        "profile",
     )
 }
 VERSION = 1  # of the SQLite file; it grows when a column changes its meaning

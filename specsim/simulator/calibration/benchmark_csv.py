@@ -45,7 +45,9 @@ def read_csv(text: str, place: str, context: Context) -> list[Observation]:
     headings = [_ALIASES.get(name.strip().lower(), name.strip().lower()) for name in reader.fieldnames or ()]
     allowed = f"a CSV file with columns of {', '.join(COLUMNS)}"
     require(any(name in headings for name in LOADS), "file", place, f"{allowed} (batch or concurrency is missing)")
-    require(any(name in headings for name in SPEEDS), "file", place, f"{allowed} (tokens_per_s and tpot_ms are missing)")
+    require(
+        any(name in headings for name in SPEEDS), "file", place, f"{allowed} (tokens_per_s and tpot_ms are missing)"
+    )
     reader.fieldnames = headings
     found = [_row(row, f"{place}, row {number}", context) for number, row in enumerate(reader, start=1)]
     require(found, "file", place, "at least one row of figures")

@@ -159,5 +159,3 @@ _READERS = {
     "vllm bench latency": _latency,
     "vllm bench throughput": _throughput,
 }
-
-

@@ -8,9 +8,10 @@ import numpy as np
 from specsim.simulator.calibration.band import half_widths
 from specsim.simulator.calibration.observation import Acceptance, Observation
 from specsim.simulator.calibration.parameters import Costs
-from specsim.simulator.calibration.posterior import measured, predict
+from specsim.simulator.calibration.plausible import doubts
+from specsim.simulator.calibration.posterior import measured
 from specsim.simulator.calibration.published import Measured
-from specsim.simulator.calibration.structure import Calibrated, Structure, calibrate
+from specsim.simulator.calibration.structure import Calibrated, calibrate
 from specsim.simulator.cost import CostModel
 
 LEAST_CELLS = 15  # of a published table with a target
@@ -30,6 +31,7 @@ class HeldOut:
     measured: np.ndarray
     predicted: np.ndarray
     widths: np.ndarray  # half-widths of the bands, on a logarithmic scale
+    is_doubted: bool  # whether the calibration itself doubts its cells (plausible.doubts)
     formula: np.ndarray  # predictions of the closed formula with a scale fitted to the same cells
 
     @property
@@ -62,9 +64,7 @@ def six_cells(table: Measured) -> HeldOut:
     return _held_out(table, calibrate(table.costs, seen, table.structures), seen, rest)
 
 
-def _held_out(
-    table: Measured, found: Calibrated, seen: Sequence[Observation], rest: Sequence[Observation]
-) -> HeldOut:
+def _held_out(table: Measured, found: Calibrated, seen: Sequence[Observation], rest: Sequence[Observation]) -> HeldOut:
     counted = speeds(rest)
     formula = closed_formula({**table.costs, **found.costs}, found.posterior.values, speeds(seen), counted)
     return HeldOut(
@@ -75,8 +75,15 @@ def _held_out(
         measured(counted),
         found.predict(counted),
         half_widths(found.costs, counted, found.posterior),
+        is_doubted(found, seen),
         formula,
     )
+
+
+def is_doubted(found: Calibrated, seen: Sequence[Observation]) -> bool:
+    """Whether a calibration doubts the cells it was fitted to."""
+    own = speeds(seen)
+    return bool(doubts(found.posterior, found.predict(own) / measured(own) - 1, {}))
 
 
 def speeds(cells: Sequence[Observation]) -> list[Observation]:

@@ -24,7 +24,7 @@ class Prior:
 
 _PEAK = "of the peak"
 PRIORS = {
-    "bandwidth": Prior(0.8, 0.25, 0.02, 1.0, _PEAK),
+    "bandwidth": Prior(0.8, 0.12, 0.02, 1.0, _PEAK),
     "compute": Prior(0.5, 0.6, 0.005, 1.0, _PEAK),
     "overlap": Prior(0.5, 0.7, 0.01, 1.0, "of the shorter"),
     "experts": Prior(0.7, 0.5, 0.01, 1.0, "of other products"),

@@ -26,7 +26,12 @@ _EDGE = 0.02  # distance from a bound, on a logarithmic scale, that counts as on
 # Distances of starts from the priors: maxima in a cost make local optima.
 STARTS: tuple[Mapping[str, float], ...] = ({}, {"compute": -0.7, "overlap": 0.4, "gap": 0.4})
 STEP = 0.02  # of derivatives, on a logarithmic scale
-_UNUSED = ("intake", "latency", "accept_rate", "accept_decay")  # of servers and drafts that measurements did not include
+_UNUSED = (
+    "intake",
+    "latency",
+    "accept_rate",
+    "accept_decay",
+)  # of servers and drafts that measurements did not include
 _FARTHEST = 6.0  # spreads from the prior to the bounds of the fit
 
 
@@ -54,7 +59,9 @@ class Posterior:
         logs = np.log([PRIORS[name].value for name in missing])
         covariance = np.diag([PRIORS[name].spread ** 2 for name in missing])
         names = (*self.names, *missing)
-        return Posterior(names, np.concatenate([self.logs, logs]), block_diag(self.covariance, covariance), self.discrepancy)
+        return Posterior(
+            names, np.concatenate([self.logs, logs]), block_diag(self.covariance, covariance), self.discrepancy
+        )
 
     @property
     def determined(self) -> tuple[str, ...]:
@@ -71,7 +78,9 @@ class Posterior:
         """Parameters that the fit would move beyond their bounds."""
         bounds = {name: np.log((PRIORS[name].least, PRIORS[name].most)) for name in self.names}
         logs = zip(self.names, self.logs, strict=True)
-        return tuple(name for name, log in logs if np.abs(bounds[name] - log).min() < _EDGE and not _is_usual(name, log))
+        return tuple(
+            name for name, log in logs if np.abs(bounds[name] - log).min() < _EDGE and not _is_usual(name, log)
+        )
 
     def interval(self, name: str) -> tuple[float, float]:
         """Compute the CONFIDENCE interval of a parameter, within its bounds."""

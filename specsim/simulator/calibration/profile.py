@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,29 @@ class Profile:
     def at(self, logs: np.ndarray) -> FittedServer:
         """Describe the server with other values of its parameters."""
         priors = {name: prior.value for name, prior in PRIORS.items() if name not in _OTHERS}
-        values = dict(zip(self.posterior.names, np.exp(logs).tolist(), strict=True))
+        pairs = zip(self.posterior.names, np.exp(logs).tolist(), strict=True)
+        values = {name: float(np.clip(value, PRIORS[name].least, PRIORS[name].most)) for name, value in pairs}
         found = {name: value for name, value in values.items() if name not in _OTHERS}
-        taken = {name: value for name, value in priors.items() if name not in found and name != "filters"}
+        taken = {name: value for name, value in priors.items() if name not in found} | {"filters": 0.0}
+        found.pop("filters", None)
         structure = self.structure
-        return FittedServer(
-            self.name, "", found, taken, structure.schedule, structure.graphs, values.get("skew")
-        )
+        return FittedServer(self.name, "", found, taken, structure.schedule, structure.graphs, values.get("skew"))
+
+    def on(self, gpu: str) -> "Profile":
+        """Move the profile to another GPU: its shares are taken to be half the engine's and half the GPU's.
+
+        So a share keeps half of its distance from its prior, and half of the prior's variance is added.
+        """
+        if gpu in str(self.provenance.get("hardware", "")).split(", "):
+            return self
+        posterior = self.posterior
+        is_share = np.array([name in ("bandwidth", "compute", "overlap") for name in posterior.names])
+        priors = np.log([PRIORS[name].value for name in posterior.names])
+        spreads = np.array([PRIORS[name].spread for name in posterior.names])
+        kept = np.where(is_share, 0.5, 1.0)
+        logs = priors + kept * (posterior.logs - priors)
+        covariance = posterior.covariance * np.outer(kept, kept) + np.diag((1 - kept) * spreads**2)
+        return replace(self, posterior=replace(posterior, logs=logs, covariance=covariance))
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write, and `of` can read."""
@@ -68,6 +84,7 @@ class Profile:
             "name": self.name,
             "schedule": self.structure.schedule,
             "graphs": self.structure.graphs,
+            "plain_schedule": self.structure.plain_schedule,
             "confidence": CONFIDENCE,
             "parameters": parameters,
             "covariance": [[_rounded(value) for value in row] for row in posterior.covariance.tolist()],
@@ -88,7 +105,7 @@ class Profile:
             covariance = np.array(value["covariance"], dtype=float)
             sound = all(is_number(each) and each > 0 for each in (*figures, value["discrepancy"]))
             sound = sound and covariance.shape == (len(names), len(names)) and bool(np.isfinite(covariance).all())
-            structure = Structure(value["schedule"], value["graphs"])
+            structure = Structure(value["schedule"], value["graphs"], value["plain_schedule"])
             require(sound, "profile", place, "a profile of positive figures, with a covariance of as many rows")
             posterior = Posterior(names, np.log(figures), covariance, float(value["discrepancy"]))
             return cls(str(value["name"]), posterior, structure, dict(value["provenance"]))
@@ -119,5 +136,3 @@ def profile(source: str) -> Profile:
 def default_name(model: Model) -> str:
     """Name the profile that is used unless another one is given: the newest engine's for such a model."""
     return DEFAULT[any(group.experts for group in model.layers)]
-
-

@@ -121,7 +121,9 @@ def _fast_rounds() -> Measured:
             requests, length, tree = (row["setting"][name] for name in ("requests", "L", "tree"))
             seconds = {"round_s": row["timings"]["ours"]["median_us"] * 1e-6}
             config = fast_rounds.TREES[tree]
-            cells.append(Observation(f"{tree}, {requests} requests, L {length}", config, requests, 1.0, length, 1, seconds))
+            cells.append(
+                Observation(f"{tree}, {requests} requests, L {length}", config, requests, 1.0, length, 1, seconds)
+            )
     cost = fast_rounds.cost_of(value)
     return Measured("fast_rounds", "specsim-fast", {"": cost}, cells, (Structure(),))
 
@@ -180,7 +182,9 @@ def _angelslim_163() -> Measured:
         figures = {"decode_tokens_per_s": float(row["tokens_per_s"])}
         length = float(row["accept_length"])
         cells.append(Observation(label, config, int(row["batch"]), length, 100, 1000, figures))
-    note = "Contexts of 600 tokens are assumed. The number of prompts is not stated: batches of 32 and 64 may not be full."
+    note = (
+        "Contexts of 600 tokens are assumed. The number of prompts is not stated: batches of 32 and 64 may not be full."
+    )
     return Measured("angelslim_163", "sglang-2025-experts", {"": cost}, cells, note=note)
 
 

@@ -49,12 +49,16 @@ class PublishedReport:
 
     @property
     def mean_regrets(self) -> dict[str, tuple[float, float]]:
-        """Mean and worst regret of the simulated choice, of always 3 steps where measured, and of the formula."""
-        always = [each.always for each in self.choices if each.always is not None]
+        """Mean and worst regret of the simulated choice, of always 3 steps where measured, and of the formula.
+
+        Tables whose calibration doubts its cells do not count.
+        """
+        counted = [each for each in self.choices if not each.is_doubted]
+        always = [each.always for each in counted if each.always is not None]
         named = {
-            "simulated": [each.simulated for each in self.choices],
+            "simulated": [each.simulated for each in counted],
             "always 3 steps": always,
-            "closed formula": [each.formula for each in self.choices],
+            "closed formula": [each.formula for each in counted],
         }
         return {name: (float(np.mean(values)), float(np.max(values))) for name, values in named.items() if values}
 
@@ -115,6 +119,7 @@ def choice_rows(found: PublishedReport) -> list[tuple[str, ...]]:
 def sentences(found: PublishedReport) -> list[str]:
     """Say the rules and the figures over all tables."""
     covered, width = found.bands
+    doubted = ", ".join(dict.fromkeys(each.table for each in found.choices if each.is_doubted)) or "no table"
     regret = "; ".join(
         f"{name} {mean:.1%} on average, {worst:.1%} at worst" for name, (mean, worst) in found.mean_regrets.items()
     )
@@ -128,7 +133,8 @@ def sentences(found: PublishedReport) -> list[str]:
         f"{CONFIDENCE:.0%} bands hold {covered:.0%} of all held-out figures above (target {COVERAGE[0]:.0%} to "
         f"{COVERAGE[1]:.0%}); their median half-width is {width:.0%} (target {MOST_WIDTH:.0%}).",
         f"Regret of the choice by batch size, after a calibration on {CELLS} cells: {regret} (target "
-        f"{MEAN_REGRET:.1%} and {MOST_REGRET:.0%}).",
+        f"{MEAN_REGRET:.1%} and {MOST_REGRET:.0%}). Not counted: {doubted}, whose calibration says that no server explains "
+        "its fitted cells.",
     ]
 
 
@@ -155,6 +161,7 @@ def show(found: PublishedReport, console: Console) -> None:
 
 def _errors(result: HeldOut, reached: bool | None) -> tuple[str, ...]:
     target = "no target" if reached is None else "reached" if reached else "not reached"
+    target += ", doubted" if result.is_doubted else ""
     formula = result.formula_errors
     return (
         f"{result.errors.mean():.1%}",

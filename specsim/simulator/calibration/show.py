@@ -27,7 +27,9 @@ def show(fit: ServerFit, console: Console) -> None:
     paragraph(console, _explained(fit))
     if fit.left_out:
         heading(console, "each batch size predicted from the others")
-        print_table(console, ("batch", "worst error"), [(str(at), f"{error:.1%}") for at, error in fit.left_out.items()])
+        print_table(
+            console, ("batch", "worst error"), [(str(at), f"{error:.1%}") for at, error in fit.left_out.items()]
+        )
         console.print()
         paragraph(console, f"Mean error of these predictions: {fit.left_out_mean:.1%}.")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specsim.simulator.calibration.held_out import closed_formula, speeds
+from specsim.simulator.calibration.held_out import closed_formula, is_doubted, speeds
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.calibration.posterior import measured
 from specsim.simulator.calibration.published import Measured
@@ -28,6 +28,7 @@ class Regret:
     simulated: float
     always: float | None  # with ALWAYS steps, None where they were not measured
     formula: float
+    is_doubted: bool  # whether the calibration itself doubts its cells
 
 
 def regrets(table: Measured) -> list[Regret]:
@@ -54,6 +55,7 @@ def regrets(table: Measured) -> list[Regret]:
                 loss(chosen),
                 None if always is None else loss(always),
                 loss(cells[int(np.argmax(formula))]),
+                is_doubted(found, seen),
             )
         )
     return made

@@ -1,0 +1,35 @@
+"""The option that chooses a calibrated server for simulate, plan and sweep."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from specsim.cli.options import option
+
+Profile = Annotated[
+    str | None,
+    option(
+        "Hardware",
+        "Calibrated server: a shipped profile (specsim-fast, vllm-2025-dense, vllm-2026-dense, vllm-2026-experts, "
+        "sglang-2026-experts, transformers-dense) or a file that calibrate wrote.",
+        metavar="NAME|FILE",
+        show_default="vllm-2026-dense; -experts for models with experts",
+    ),
+]
+
+
+def profile_name(given: Mapping[str, Any]) -> str:
+    """Name the profile of these options: the one that was given, or the default for the model."""
+    from specsim.simulator.calibration.profile import default_name, profile
+    from specsim.simulator.model import model
+
+    name = given["profile"] or default_name(model(given["model"]))
+    profile(name)
+    return name
+
+
+def sentence(name: str) -> str:
+    """Say which profile simulated figures rest on."""
+    from specsim.simulator.calibration.profile import profile
+
+    made_of = profile(name).provenance
+    return f"Parameters of profile {name}, fitted to {made_of['model']} on {made_of['hardware']}."

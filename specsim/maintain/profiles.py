@@ -1,0 +1,72 @@
+"""Shipped profiles: fits to all cells of an engine's published tables.
+
+python -m specsim.maintain.profiles writes specsim/simulator/profiles again.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.simulator.calibration.plausible import doubts
+from specsim.simulator.calibration.posterior import measured
+from specsim.simulator.calibration.profile import SHIPPED, Profile
+from specsim.simulator.calibration.published import Measured, tables
+from specsim.simulator.calibration.structure import calibrate
+
+MOST_DISCREPANCY = 0.20  # of a profile that ships
+
+
+def engines(found: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """Sort tables by engine."""
+    by_engine: dict[str, list[Measured]] = {}
+    for table in found:
+        by_engine.setdefault(table.engine, []).append(table)
+    return by_engine
+
+
+def shipped(name: str, found: Sequence[Measured]) -> Profile:
+    """Fit one engine to all cells of its tables."""
+    costs = {source: cost for each in found for source, cost in each.costs.items()}
+    cells = [cell for each in found for cell in each.cells]
+    fitted = calibrate(costs, cells, found[0].structures)
+    errors = fitted.predict(cells) / measured(cells) - 1
+    figures = [figure for cell in cells for figure in cell.figures]
+    speeds = [error for error, figure in zip(errors, figures, strict=True) if figure != "ttft_s"]
+    return Profile(
+        name,
+        fitted.posterior,
+        fitted.structure,
+        _provenance(found, cells, doubts(fitted.posterior, np.array(speeds), {})),
+    )
+
+
+def _provenance(found: Sequence[Measured], cells: Sequence[Any], doubted: Sequence[str]) -> Mapping[str, Any]:
+    notes = [each.note for each in found if each.note]
+    gpus = sorted({cost.hardware.name for each in found for cost in each.costs.values()})
+    return {
+        "tool": "python -m specsim.maintain.profiles",
+        "tables": [each.name for each in found],
+        "model": ", ".join(sorted({cost.model.name for each in found for cost in each.costs.values()})),
+        "hardware": ", ".join(gpus),
+        "cells": len(cells),
+        "notes": notes,
+        "doubts": list(doubted),
+    }
+
+
+def write(folder: Path = SHIPPED) -> None:
+    """Write every profile."""
+    folder.mkdir(exist_ok=True)
+    for name, found in engines(tables()).items():
+        made = shipped(name, found)
+        if made.posterior.discrepancy > MOST_DISCREPANCY:
+            continue  # no server explains its tables
+        value = made.to_json()
+        (folder / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
