@@ -1,9 +1,12 @@
 """The option that chooses a calibrated server for simulate, plan and sweep."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli.options import option
+
+if TYPE_CHECKING:
+    from specsim.simulator.cell import Cell
 
 Profile = Annotated[
     str | None,
@@ -27,9 +30,12 @@ def profile_name(given: Mapping[str, Any]) -> str:
     return name
 
 
-def sentence(name: str) -> str:
-    """Say which profile simulated figures rest on."""
+def sentence(cell: "Cell") -> str:
+    """Say which profile a cell's simulated figures rest on."""
     from specsim.simulator.calibration.profile import profile
 
+    name = cell.profile
+    if name is None:
+        return "Parameters are uncalibrated."
     made_of = profile(name).provenance
     return f"Parameters of profile {name}, fitted to {made_of['model']} on {made_of['hardware']}."

@@ -127,7 +127,7 @@ def sweep(
     rows = results.rows(names)
     said = [
         "" if "shares" in varied else describe_acceptance(given, base),
-        "" if "profile" in varied else sentence(base.profile),
+        "" if "profile" in varied else sentence(base),
     ]
     assumed = " ".join(filter(None, said))
     value = {"cells": rows, "best": [ranking[0] for ranking in rank_by_load(rows)]}

@@ -17,13 +17,13 @@ VERSIONS = {
     "faults": 1,
     "generate": 1,
     "lint-report": 1,
-    "plan": 1,
+    "plan": 2,
     "predict": 1,
     "predict-record": 1,  # of predict --acceptance
     "run": 1,
     "run-compare": 1,  # of run --compare
     "sampling-test": 1,
-    "simulate": 1,
+    "simulate": 2,
     "simulate-table": 1,  # of simulate --table
     "soak": 1,
     "sweep": 1,

@@ -15,6 +15,8 @@ from time import perf_counter
 from typing import Any
 
 from specsim.core.errors import InputError, require
+from specsim.simulator.calibration.profile import names as profile_names
+from specsim.simulator.calibration.profile import profile
 from specsim.simulator.cell import Cell
 from specsim.simulator.measurement import METRICS
 from specsim.simulator.model import names, read_config
@@ -62,7 +64,8 @@ def check(wanted: Sequence[Cell]) -> None:
 def key(cell: Cell) -> str:
     """Name a cell in a file: equal for equal cells.
 
-    A model that is not shipped counts by its config, and files of GPUs and requests by their text.
+    A model that is not shipped counts by its config, and files of GPUs and requests by their text, and
+    a profile by its content.
     """
     value = cell.to_json()
     value = {name: value[name] for name in value if name not in LATER or value[name] != LATER[name]}
@@ -72,6 +75,9 @@ def key(cell: Cell) -> str:
     if cell.model not in names():
         with suppress(InputError):  # the cell is impossible until there is such a file
             value["config"] = read_config(cell.model)[1]
+    if cell.profile is not None and cell.profile not in profile_names():
+        with suppress(InputError):
+            value["parameters"] = profile(cell.profile).to_json()
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -21,7 +21,7 @@ from specsim.simulator.shares import chain_shares
 @pytest.mark.parametrize("command", [plan, sweep])
 def test_defaults_of_commands_are_those_of_a_cell(command):
     given = {name: each.default for name, each in signature(command).parameters.items()}
-    assert server_options.cell(given) == Cell()
+    assert server_options.cell(given) == Cell(profile="vllm-2026-dense")
 
 
 @pytest.mark.parametrize(("command", "means"), [(plan, (512, 256)), (sweep, (512, 256)), (simulate, (512, 128))])

@@ -13,12 +13,10 @@ from specsim.core.errors import InputError
 from specsim.simulator.acceptance import iid
 from specsim.simulator.candidates import candidates
 from specsim.simulator.cell import Cell
-from specsim.simulator.fitted import fitted_servers
 from specsim.simulator.option import Option
 from specsim.simulator.plan import OBJECTIVES, plan, policies
 from specsim.simulator.replicates import Replicated
 from specsim.simulator.slo import Slo
-from specsim.simulator.speedup_range import with_parameters
 from specsim.simulator.steady import SteadyBatch
 
 SHARES = ((0.6, 0.15, 0.05), (0.55, 0.15, 0.05), (0.5, 0.15, 0.05))
@@ -118,18 +116,19 @@ def test_the_load_has_its_row_among_the_batches():
     assert not any(each.is_simulated for each in rate.by_batch)
 
 
-def test_speed_ups_have_the_range_of_fitted_servers():
+def test_speed_ups_have_bands_about_them():
     found = plan(CELL, configs=[SpecConfig.plain(), SpecConfig(1, 2, 3)], replicates=1)
-    servers = fitted_servers()
     for choice in found.by_batch:
-        scenarios = [CELL.serving(CELL.option(config)) for config in (choice.config, SpecConfig.plain())]
-        for server, speedup in zip(servers, choice.speedups, strict=True):
-            on_server = [with_parameters(scenario, server) for scenario in scenarios]
-            speeds = [SteadyBatch.of(each).tokens_per_s(each.option, choice.batch) for each in on_server]
-            assert speedup == pytest.approx(speeds[0] / speeds[1])
-        known = (choice.speedup, *choice.speedups)
-        assert choice.span == (min(known), max(known))
-    assert found.by_batch[0].span[0] < 0.9 * found.by_batch[0].span[1]
+        low, high = choice.span
+        assert low < choice.speedup < high
+        assert high / low == pytest.approx(choice.computed_band[1] / choice.computed_band[0])
+    assert found.by_batch[0].span[1] < 1.5 * found.by_batch[0].span[0]
+    drafts = next(each for each in found.candidates if each.config.num_steps)
+    low, high = found.band(drafts)
+    assert low < found.over_plain(drafts) < high
+    sure = next(each for each in found.candidates if each.config.is_plain)
+    assert found.band(sure)[1] / found.band(sure)[0] < high / low
+
 
 
 def test_batches_that_do_not_fit_are_not_listed():

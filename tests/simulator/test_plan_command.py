@@ -49,7 +49,7 @@ def test_the_off_switch_is_off_from_the_crossover_on(command, tmp_path):
 
 def test_plan_prints_its_assumptions_and_defines_regret(command):
     said = text(command("plan", *QUICK))
-    assert "Uncalibrated, simulated: means of 1 × 12 requests" in said
+    assert "Simulated with profile vllm-2026-dense: means of 1 × 12 requests" in said
     assert "Regret: additional time for the same tokens over that of the quickest setting." in said
     assert "Acceptance of the best draft at depth 1, 2, ...: 0.73 0.71 0.67 0.67 0.67 0.67 0.67 0.67, assumed" in said
     assert "published for Llama-3.1-8B with EAGLE-3 (vllm#32030, MT-Bench, T = 0; those beyond 3 go on" in said

@@ -79,17 +79,16 @@ def test_a_table_with_a_wrong_figure_is_not_reproduced(monkeypatch):
 
 def kept(folder, rng):
     """A result of `specsim bench --suite scale` from a GPU with known parameters and 2 % noise."""
-    gpu = hardware("H200")
-    cost = fast_rounds._cost("llama-3-8b", gpu)
+    runs = [{"versions": {"gpu": "NVIDIA H200"}}]
+    cost = fast_rounds.cost_of({"shape": "llama-3-8b", "runs": runs})
     cost = replace(cost, efficiency=replace(cost.efficiency, bandwidth=0.9, compute=0.6, overlap=0.7, gap=2e-6))
     rows = []
-    for tree, config in fast_rounds._TREES.items():
+    for tree, config in fast_rounds.TREES.items():
         for requests, length in ((1, 1024), (1, 65536), (4, 4096), (16, 1024), (64, 1024), (64, 4096), (256, 2048)):
             seconds = cost.round(np.full(requests, length), config) * np.exp(0.02 * rng.standard_normal())
             setting = {"requests": requests, "L": length, "tree": tree}
             timings = {"ours": {"median_us": 1e6 * seconds}}
             rows.append({"name": "growth", "setting": setting, "timings": timings})
-    runs = [{"versions": {"gpu": "NVIDIA H200"}}]
     path = folder / "bench-scale.json"
     path.write_text(json.dumps({"shape": "llama-3-8b", "runs": runs, "rows": rows}))
     return path
@@ -97,7 +96,7 @@ def kept(folder, rng):
 
 def test_measured_rounds_are_predicted_from_corners_of_the_grid(tmp_path, monkeypatch):
     path = kept(tmp_path, np.random.default_rng(0))
-    monkeypatch.setattr(fast_rounds, "_kept", lambda: path)
+    monkeypatch.setattr(fast_rounds, "kept_file", lambda: path)
     result = fast_rounds.reproduce()
     assert (len(result.errors("fitted")), len(result.errors("held out"))) == (6, 8)
     assert "fitted to 6 cells" in result.method
@@ -109,7 +108,7 @@ def test_measured_rounds_are_predicted_from_corners_of_the_grid(tmp_path, monkey
 def test_rounds_on_a_gpu_that_has_no_figures_are_refused(tmp_path, monkeypatch):
     path = kept(tmp_path, np.random.default_rng(0))
     path.write_text(path.read_text().replace("NVIDIA H200", "Radeon"))
-    monkeypatch.setattr(fast_rounds, "_kept", lambda: path)
+    monkeypatch.setattr(fast_rounds, "kept_file", lambda: path)
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("gpu", "Radeon")):
         fast_rounds.reproduce()
 

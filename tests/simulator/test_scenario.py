@@ -28,7 +28,7 @@ def test_a_workload_is_served_with_and_without_drafts(made):
         known = Report("simulated", {name: value for name, value in metrics.items() if value is not None}, *_of(report))
         assert [finding for finding in lint(known) if finding.verdict == "cannot be true"] == []
         assert metrics["Output Throughput (tok/s)"] * seconds == pytest.approx(40 * 30)
-    assert "uncalibrated, simulated" in result["printed"]
+    assert "simulated with profile vllm-2026-dense" in " ".join(result["printed"].split())
     assert "break-even" in result["printed"]
 
 

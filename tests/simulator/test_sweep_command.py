@@ -36,7 +36,7 @@ def test_killed_and_resumed(tmp_path):
 
     The fourth cell takes minutes, so the program is always in it when it is killed.
     """
-    path, base = tmp_path / "out.sqlite", Cell(output_tokens=100, prompt_tokens=(10, 40))
+    path, base = tmp_path / "out.sqlite", Cell(output_tokens=100, prompt_tokens=(10, 40), profile="vllm-2026-dense")
     words = ["sweep", "--out", str(path), "--vary", "requests=60,61,62,10000000,63,64", "--output-tokens", "100"]
     words += ["--prompt-tokens", "10-40", "--jobs", "1"]
     process = subprocess.Popen([sys.executable, "-m", "specsim", *words], stdout=subprocess.DEVNULL)

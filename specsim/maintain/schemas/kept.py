@@ -8,6 +8,7 @@ import specsim
 from specsim.core.json_schema import VERSIONS, schema_name
 from specsim.maintain.schemas import (
     acceptance_records,
+    calibration,
     correctness,
     exploration,
     measuring,
@@ -22,6 +23,8 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
     "accept": measuring.accept,
     "acceptance": acceptance_records.acceptance_record,
     "bench": measuring.bench,
+    "calibrate": calibration.calibrate,
+    "calibrate-published": calibration.calibrate_published,
     "certify": correctness.certify,
     "conformance": correctness.conformance,
     "diff": correctness.diff,

@@ -79,6 +79,7 @@ _CELL_TEXTS: dict[str, Any] = {
     "max_running": "Largest number of running requests.",
     "memory_share": "Fraction of GPU memory for weights and KV.",
     "kv_cache_dtype": "Numbers in the KV cache; auto: as the checkpoint says.",
+    "profile": "Profile of the parameters: a shipped name or a file; null: uncalibrated.",
     "seed": "Seed of all random draws.",
 }
 
@@ -96,6 +97,7 @@ def _efficiency() -> Schema:
         launch="Seconds in which the host launches a kernel without a graph.",
         host="Seconds of the host per step.",
         host_request="Seconds of the host per request of a step.",
+        draft_step="Seconds of a forward of the drafter beside its kernels.",
         collective="Seconds that an exchange between GPUs waits.",
         filters="Seconds per step in which the device applies top-k and top-p.",
     )
@@ -108,8 +110,8 @@ def simulate() -> Schema:
         "A ratio, drafts over no drafts.",
         {
             "value": number("The ratio."),
-            "lowest": number("Lowest ratio under the parameters of any server of ranges_over."),
-            "highest": number("Highest ratio under the parameters of any server of ranges_over."),
+            "lowest": number("Lower end of the ratio's 90 % band."),
+            "highest": number("Upper end of the ratio's 90 % band."),
         },
     )
     return record(
@@ -129,7 +131,7 @@ def simulate() -> Schema:
                 "Metrics by run: no drafts and, with a drafter, drafts.", record("A run.", _METRICS | seconds)
             ),
             "ratios": table("Ratios by metric; empty without a drafter.", ratio),
-            "ranges_over": array("Servers whose fitted parameters give the ranges.", text("Table and server.")),
+            "profile": nullable(text("Profile whose parameters are used; null: uncalibrated.")),
         },
     )
 
@@ -196,6 +198,10 @@ def plan() -> Schema:
         spread="Half the width of the regret's 95 % confidence interval; null with one replicate.",
         is_equal="Whether it is as good as the best within spread and tolerance.",
     )
+    candidate["properties"] |= {
+        "over_plain": number("Speed-up over plain decoding, by the objective; absent if that was not tried."),
+        "band": array("Ends of its 90 % band.", number("A speed-up."), 2),
+    }
     choice = described(
         BatchChoice,
         "The best setting for one batch size.",
@@ -203,12 +209,12 @@ def plan() -> Schema:
         config=config("Setting of speculation."),
         tokens_per_s="Tokens per second, with prefill of prompts.",
         plain_tokens_per_s="Tokens per second of plain decoding.",
-        speedups=array("Speed-ups under the parameters of each fitted server.", number("A speed-up.")),
+        computed_band=array("Ends of the 90 % band of the computed speed-up.", number("A speed-up."), 2),
         is_simulated="Whether it is the load of the plan, which was simulated; others are computed.",
     )
     choice["properties"] |= {
         "speedup": number("Speed-up over plain decoding."),
-        "span": array("Lowest and highest speed-up.", number("A speed-up."), 2),
+        "span": array("Ends of the speed-up's 90 % band.", number("A speed-up."), 2),
     }
     choice["required"] += ["speedup", "span"]
     chain = described(

@@ -131,7 +131,7 @@ def _one_batch(value: Mapping[str, Any], place: str, context: Context) -> Observ
         figures = {"decode_tokens_per_s": size * (output - 1) / (latency - ttft)}
     else:
         figures = {"tokens_per_s": size * output / latency}
-    own = 1.0 if is_plain else min(float(length), config.num_steps + 1.0)
+    own = min(float(length), config.num_steps + 1.0) if is_number(length) and not is_plain else 1.0
     return Observation(f"{named(config)}, batch {size}", config, size, own, prompt, output, figures)
 
 

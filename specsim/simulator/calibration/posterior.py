@@ -7,6 +7,7 @@ determine stays at its prior instead of taking any value.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -57,11 +58,9 @@ class Posterior:
         """Add the parameters that the figures did not depend on, as uncertain as their priors."""
         missing = tuple(name for name in PRIORS if name not in (*self.names, *_UNUSED))
         logs = np.log([PRIORS[name].value for name in missing])
-        covariance = np.diag([PRIORS[name].spread ** 2 for name in missing])
-        names = (*self.names, *missing)
-        return Posterior(
-            names, np.concatenate([self.logs, logs]), block_diag(self.covariance, covariance), self.discrepancy
-        )
+        added = np.diag([PRIORS[name].spread ** 2 for name in missing])
+        covariance = np.array(block_diag(self.covariance, added))
+        return Posterior((*self.names, *missing), np.concatenate([self.logs, logs]), covariance, self.discrepancy)
 
     @property
     def determined(self) -> tuple[str, ...]:
@@ -141,8 +140,9 @@ def fit(costs: Costs, observations: Sequence[Observation], names: Sequence[str] 
         steps = np.where(place + STEP <= high, STEP, -STEP)
         return np.stack([(residuals(place + step) - here) / step.sum() for step in np.diag(steps)], axis=1)
 
+    jac: Any = jacobian  # whose type scipy's stubs lack
     inside = [np.clip(prior + _moved(names, start), low + 1e-3, high - 1e-3) for start in STARTS]
-    tried = [least_squares(residuals, each, jacobian, (low, high), ftol=1e-5, xtol=1e-5) for each in inside]
+    tried = [least_squares(residuals, each, jac, (low, high), ftol=1e-5, xtol=1e-5) for each in inside]
     best = min(tried, key=lambda found: found.cost)
     precision = best.jac.T @ best.jac
     covariance = np.linalg.inv(precision)

@@ -1,6 +1,5 @@
 """Profiles: calibrated servers in files, those of the package and a user's own."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache

@@ -133,8 +133,8 @@ def sentences(found: PublishedReport) -> list[str]:
         f"{CONFIDENCE:.0%} bands hold {covered:.0%} of all held-out figures above (target {COVERAGE[0]:.0%} to "
         f"{COVERAGE[1]:.0%}); their median half-width is {width:.0%} (target {MOST_WIDTH:.0%}).",
         f"Regret of the choice by batch size, after a calibration on {CELLS} cells: {regret} (target "
-        f"{MEAN_REGRET:.1%} and {MOST_REGRET:.0%}). Not counted: {doubted}, whose calibration says that no server explains "
-        "its fitted cells.",
+        f"{MEAN_REGRET:.1%} and {MOST_REGRET:.0%}). Not counted: {doubted}, whose calibration says that no "
+        "server explains its fitted cells.",
     ]
 
 
@@ -182,6 +182,7 @@ def _json(result: HeldOut) -> dict[str, Any]:
         "mean_error": float(result.errors.mean()),
         "worst_error": float(result.errors.max()),
         "is_within_target": result.is_within_target,
+        "is_doubted": result.is_doubted,
         "formula_mean_error": float(result.formula_errors.mean()),
         "formula_worst_error": float(result.formula_errors.max()),
         "coverage": float(result.covered.mean()),

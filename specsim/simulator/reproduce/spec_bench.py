@@ -102,7 +102,7 @@ def speedup(row: Row, values: Values) -> float:
 
 
 def round_of(row: Row) -> tuple[SpecConfig, str | None] | None:
-    """Describe a method's round by its setting and drafter: `eagle`, a model's name, or None; None for other methods."""
+    """Describe a method's round by its setting and drafter (`eagle`, a model's name, None); None for other methods."""
     method = row["method"]
     if method in NODES:
         return _chain_of(NODES[method]), None
