@@ -130,7 +130,6 @@ def test_speed_ups_have_bands_about_them():
     assert found.band(sure)[1] / found.band(sure)[0] < high / low
 
 
-
 def test_batches_that_do_not_fit_are_not_listed():
     tight = Cell(hardware="RTX-4090", requests=4, concurrency=2, prompt_tokens=3000, output_tokens=40)
     found = plan(tight, configs=[SpecConfig.plain(), SpecConfig(1, 2, 3)], replicates=1)

@@ -116,7 +116,7 @@ def test_efficiency_and_schedules_are_taken(command, tmp_path):
     assert (cell.efficiency.bandwidth, cell.efficiency.host) == (0.5, 0.001)
     assert (cell.schedule, cell.plain_schedule) == ("sync", "overlap")
     assert "Plain decoding runs under schedule overlap." in said
-    assert "Simulated with bandwidth 0.5, host 0.001 as given, uncalibrated otherwise: means of" in said
+    assert "Simulated with profile vllm-2026-dense and bandwidth 0.5, host 0.001 as given: means of" in said
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,22 @@ from specsim.core.errors import InputError
 from specsim.maintain.tables import write_fitted
 from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
 from specsim.simulator.acceptance import PerPosition
-from specsim.simulator.fitted import KEPT, FittedServer, fitted_servers
+from specsim.simulator.calibration.profile import profile
+from specsim.simulator.fitted import KEPT, fitted_servers
 from specsim.simulator.model import SKEW
 from specsim.simulator.option import Option
 from specsim.simulator.reproduce import reproduction
 from specsim.simulator.reproduce.published import rows
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.show import compare
-from specsim.simulator.speedup_range import MOST_REQUESTS, calibration, ratio_ranges, speedup_range, with_parameters
+from specsim.simulator.speedup_range import (
+    MOST_REQUESTS,
+    calibration,
+    ratio_ranges,
+    speedup_range,
+    with_parameters,
+    with_profile,
+)
 from specsim.simulator.workload import closed_loop, poisson
 
 CHAIN = Option(SpecConfig(1, 3, 4), PerPosition((0.68, 0.40, 0.21)))
@@ -80,62 +88,63 @@ def test_defaults_are_near_a_step_that_was_measured():
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b"])
-def test_a_range_spans_the_speed_ups_of_every_fitted_server(name):
-    own = scenario(name)
-    speedups = [own.speedup(32)]
-    for server in fitted_servers():
-        cost = CostModel(
-            H100,
-            own.model,
-            own.drafter,
-            Efficiency(**server.taken, **server.found),
-            schedule=server.schedule,
-            buckets=() if server.graphs == "none" else None,
-            draft_graph=server.graphs == "all",
-        )
-        plain, drafts = (cost.round(np.full(32, 120), option.config) for option in (own.plain, CHAIN))
-        speedups.append(2.29 * plain / drafts)
-    found = speedup_range(own, 32)
-    assert (found.value, found.lowest, found.highest) == pytest.approx((speedups[0], min(speedups), max(speedups)))
-    assert min(speedups) < 0.9 * max(speedups)
-    said = f"{speedups[0]:.2f} ({min(speedups):.2f} to {max(speedups):.2f}), uncalibrated, simulated"
-    assert str(found) == said
+def test_a_band_follows_from_draws_of_the_profile(name):
+    """Linear theory gives the spread of speed-ups under draws of the parameters, with the model's own error."""
+    found = sharp(profile("vllm-2026-dense" if name == "llama-3.1-8b" else "vllm-2026-experts"))
+    own = with_profile(scenario(name), found)
+    band = speedup_range(own, 32)
+    posterior = found.posterior.with_priors()
+    draws = np.random.default_rng(0).multivariate_normal(posterior.logs, posterior.covariance, 400)
+    logs = []
+    for draw in draws:
+        server = replace(found, posterior=replace(posterior, logs=draw)).server
+        there = replace(own, efficiency=server.efficiency)
+        there = replace(there, model=replace(own.model, skew=server.skew or own.model.skew))
+        logs.append(np.log(there.speedup(32)))
+    half = 1.645 * np.hypot(np.std(logs), posterior.discrepancy)
+    assert np.log(band.highest / band.value) == pytest.approx(half, rel=0.15)
+    assert band.lowest * band.highest == pytest.approx(band.value**2)
+    assert str(band).endswith(f"simulated with profile {found.name}")
 
 
-def test_a_range_holds_its_own_value(monkeypatch):
-    own, slow = scenario(), FittedServer("one", "server", {"host": 1.0}, {}, "sync")
-    monkeypatch.setattr("specsim.simulator.speedup_range.fitted_servers", lambda: (slow,))
-    found = speedup_range(own, 1)
-    assert (found.lowest, found.highest) == (own.speedup(1), with_parameters(own, slow).speedup(1))
-    assert found.lowest < found.highest == pytest.approx(2.29, rel=0.01)
-    ratio = ratio_ranges(own, own.run(own.plain), own.run(CHAIN))[THROUGHPUT]
-    assert ratio.lowest == ratio.value < ratio.highest
+def sharp(found):
+    """A profile of the scenario's GPU with a tenth of the uncertainty, where linear theory holds."""
+    posterior = found.posterior.with_priors()
+    provenance = dict(found.provenance) | {"hardware": H100.name}
+    return replace(found, posterior=replace(posterior, covariance=posterior.covariance / 100), provenance=provenance)
 
 
-def test_ratios_of_a_workload_have_the_range_of_its_ratios():
-    own = scenario()
+def test_another_gpu_keeps_half_of_what_shares_say():
+    found = profile("vllm-2026-dense")
+    there = found.on("H100-SXM")
+    assert found.on("B200") is found
+    values, own = there.posterior.values, found.posterior.values
+    assert values["bandwidth"] == pytest.approx(np.sqrt(0.8 * own["bandwidth"]))
+    assert values["gap"] == own["gap"]
+    assert there.posterior.deviations["compute"] > 2 * found.posterior.deviations["compute"]
+    assert there.posterior.deviations["gap"] == found.posterior.deviations["gap"]
+
+
+def test_ratios_of_a_workload_have_bands():
+    own = with_profile(scenario(), profile("vllm-2026-dense"))
     plain, drafts = own.run(own.plain), own.run(CHAIN)
     found = ratio_ranges(own, plain, drafts)
-    under = []
-    for server in fitted_servers():
-        there = with_parameters(own, server)
-        runs = [there.run(option).metrics()[THROUGHPUT] for option in (own.plain, CHAIN)]
-        under.append(runs[1] / runs[0])
     own_ratio = drafts.metrics()[THROUGHPUT] / plain.metrics()[THROUGHPUT]
-    expected = (own_ratio, min(own_ratio, *under), max(own_ratio, *under))
-    assert (found[THROUGHPUT].value, found[THROUGHPUT].lowest, found[THROUGHPUT].highest) == expected
+    band = found[THROUGHPUT]
+    assert band.lowest < band.value == own_ratio < band.highest
+    assert np.log(band.highest / band.value) > 1.645 * own.profile.posterior.discrepancy
     assert "Spec Decode Accept Rate (%)" not in found  # plain decoding has none
     assert compare(own).ratios == found
 
 
-def test_a_range_serves_the_first_requests_of_a_long_workload(monkeypatch):
+def test_a_band_serves_the_first_requests_of_a_long_workload(monkeypatch):
     sizes = []
     serve = Scenario.run
     monkeypatch.setattr(Scenario, "run", lambda self, option: sizes.append(len(self.workload)) or serve(self, option))
     own = scenario(work=poisson(MOST_REQUESTS + 5, 1000.0, 20, 2))
     runs = own.run(own.plain), own.run(CHAIN)
     ratio_ranges(own, *runs)
-    assert sizes == [MOST_REQUESTS + 5] * 2 + [MOST_REQUESTS] * 2 * len(fitted_servers())
+    assert sizes == [MOST_REQUESTS + 5] * 2 + [MOST_REQUESTS] * 6  # at the value, and at both ends of the band
 
 
 def test_parameters_that_were_given_stay():
@@ -149,6 +158,9 @@ def test_parameters_that_were_given_stay():
         assert there.graphs == ("none" if server.graphs == "none" else "target")
     assert calibration(given) == "simulated with bandwidth 0.5, launch 1e-06 as given, uncalibrated otherwise"
     assert calibration(scenario()) == "uncalibrated, simulated"
+    made = with_profile(given, profile("vllm-2025-dense"))
+    assert (made.efficiency.bandwidth, made.graphs) == (0.5, "target")
+    assert calibration(made) == "simulated with profile vllm-2025-dense and bandwidth 0.5, launch 1e-06 as given"
 
 
 def test_a_speed_up_of_one_is_no_loss():
@@ -174,7 +186,7 @@ def test_every_field_of_efficiency_names_its_source():
     """Every default comes from a kept fit, or a comment says that it does not."""
     fitted = {name for each in fitted_servers() for name in each.found}
     others = {field.name for field in fields(Efficiency)} - fitted
-    assert others == {"host_request", "collective", "filters"}
+    assert others == {"host_request", "draft_step", "collective", "filters"}
 
 
 SMALL = ["simulate", "--requests", "20", "--prompt-tokens", "60", "--output-tokens", "10", "--concurrency", "8"]
@@ -184,15 +196,17 @@ def test_the_command_names_the_parameters_and_their_range(command, tmp_path):
     path = tmp_path / "result.json"
     ended = command(*SMALL, "--json", str(path))
     result = json.loads(path.read_text())
-    assert result["calibration"] == "uncalibrated, simulated"
-    assert result["ranges_over"] == [server.name for server in fitted_servers()]
+    assert result["calibration"] == "simulated with profile vllm-2026-dense"
+    assert result["profile"] == "vllm-2026-dense"
     ratio = result["ratios"][THROUGHPUT]
     span = f"{ratio['lowest']:.2f} to {ratio['highest']:.2f}"
     (line,) = [line for line in ended.out.splitlines() if line.startswith(THROUGHPUT)]
     assert line.endswith(f"{ratio['value']:.2f}  {span}")
-    assert "Ratios and speed-ups are uncalibrated, simulated" in ended.out
+    assert "Ratios and speed-ups are simulated with profile vllm-2026-dense; bands hold 90%" in ended.out
     given = command(*SMALL, "--efficiency", "bandwidth=0.4", "--json", str(path)).out
-    assert "Ratios and speed-ups are simulated with bandwidth 0.4 as given, uncalibrated otherwise" in given
-    assert "uncalibrated, simulated" not in given
+    assert "simulated with profile vllm-2026-dense and bandwidth 0.4 as given" in " ".join(given.split())
+    experts = command(*SMALL, "--model", "gpt-oss-20b").out
+    assert "simulated with profile vllm-2026-experts" in " ".join(experts.split())
+    assert command(*SMALL, "--profile", "nothing").refuses("profile", "nothing")
     plain = command(*SMALL, "--drafter", "none").out
-    assert "range" not in plain
+    assert "band" not in plain
