@@ -20,6 +20,7 @@ VERSIONS = {
     "plan": 2,
     "predict": 1,
     "predict-record": 1,  # of predict --acceptance
+    "profile": 1,  # of calibrate --out
     "run": 1,
     "run-compare": 1,  # of run --compare
     "sampling-test": 1,

@@ -11,7 +11,8 @@ _SCHEDULE = choice("The host's part: sync or overlap.", "sync", "overlap")
 _GRAPHS = choice("Forwards in CUDA graphs.", "all", "target", "none")
 
 
-def _profile() -> Schema:
+def profile() -> Schema:
+    """Describe a profile's file."""
     parameter = record(
         "A parameter.",
         {
@@ -39,11 +40,14 @@ def _profile() -> Schema:
         "files": array("Files of the cells.", source),
         "cells": whole("Number of cells."),
         "determined": array("Determined parameters.", text("A parameter.")),
+        "tables": array("Published tables of a shipped profile.", text("A table.")),
+        "notes": array("What the tables do not say and is assumed.", text("A note.")),
+        "doubts": array("Reasons to doubt the fit.", text("A sentence.")),
     }
+    optional = [name for name in made if name not in ("tool", "model", "hardware", "cells")]
     return record(
         "A calibrated server.",
         {
-            "schema": text("Name and version of the profile's format."),
             "name": text("Name of the profile."),
             "schedule": _SCHEDULE,
             "graphs": _GRAPHS,
@@ -52,7 +56,7 @@ def _profile() -> Schema:
             "parameters": table("Parameters by name.", parameter),
             "covariance": array("Covariance of the parameters' logarithms.", array("A row.", number("A covariance."))),
             "discrepancy": number("Relative error of the model itself."),
-            "provenance": record("Origin of the profile.", made),
+            "provenance": record("Origin of the profile.", made, optional),
         },
     )
 
@@ -69,12 +73,15 @@ def calibrate() -> Schema:
     )
     cell["properties"]["error"] = number("Fitted over measured, minus 1.")
     cell["required"].append("error")
+    own = profile()
+    own["properties"] = {"schema": text("Name and version of the profile's format.")} | own["properties"]
+    inner = own | {"required": ["schema", *own["required"]]}
     outside = {"batch": whole("Batch size that was left out."), "worst_error": number("Largest relative error.")}
     tried = {"schedule": _SCHEDULE, "graphs": _GRAPHS, "objective": number("Objective of its fit; lower is better.")}
     return record(
         "Output of specsim calibrate --json.",
         {
-            "profile": _profile(),
+            "profile": inner,
             "cells": array("Fitted figures.", cell),
             "left_out": array("Errors of each batch size under a fit to the others.", record("A batch.", outside)),
             "left_out_mean_error": nullable(number("Mean of these errors; null with a single batch size.")),

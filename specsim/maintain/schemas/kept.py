@@ -36,6 +36,7 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
     "plan": simulation.plan,
     "predict": measuring.predict,
     "predict-record": acceptance_records.predict_record,
+    "profile": calibration.profile,
     "run": serving.run,
     "run-compare": serving.run_compare,
     "sampling-test": correctness.sampling_test,

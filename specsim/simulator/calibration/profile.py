@@ -10,6 +10,7 @@ import numpy as np
 
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.files import read_json
+from specsim.core.json_schema import schema_name
 from specsim.simulator.bounds import is_number
 from specsim.simulator.calibration.parameters import PRIORS
 from specsim.simulator.calibration.posterior import CONFIDENCE, Posterior
@@ -17,7 +18,7 @@ from specsim.simulator.calibration.structure import Structure
 from specsim.simulator.fitted import FittedServer
 from specsim.simulator.model import Model
 
-SCHEMA = "specsim.profile/1"
+SCHEMA = schema_name("profile")
 SHIPPED = Path(__file__).parents[1] / "profiles"
 DEFAULT = {False: "vllm-2026-dense", True: "vllm-2026-experts"}  # by whether the model has experts
 _ALLOWED = "the name of a shipped profile or a file that specsim calibrate wrote"

@@ -1,0 +1,178 @@
+"""Formats of vLLM's and SGLang's benchmarks, and CSV: small files as the tools write them."""
+
+import json
+
+import pytest
+
+from specsim.core.errors import InputError
+from specsim.simulator.calibration.benchmark_file import read
+from specsim.simulator.calibration.context import Context
+
+NOTHING = Context()
+LOADS = Context(num_steps=3, batch=8, prompt_tokens=512, output_tokens=128)
+VLLM = {  # vllm bench serve --save-result, 0.11
+    "date": "20260101-000000",
+    "endpoint_type": "vllm",
+    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+    "num_prompts": 80,
+    "request_rate": "inf",
+    "max_concurrency": 16,
+    "duration": 12.5,
+    "completed": 80,
+    "total_input_tokens": 80 * 300,
+    "total_output_tokens": 80 * 200,
+    "request_throughput": 6.4,
+    "output_throughput": 1280.0,
+    "total_token_throughput": 3200.0,
+    "mean_ttft_ms": 40.0,
+    "median_ttft_ms": 38.0,
+    "p99_ttft_ms": 80.0,
+    "mean_tpot_ms": 12.0,
+    "median_tpot_ms": 12.0,
+    "p99_tpot_ms": 14.0,
+    "mean_itl_ms": 28.0,
+    "median_itl_ms": 28.0,
+    "p99_itl_ms": 33.0,
+}
+SPEC = {
+    "spec_decode_acceptance_rate": 50.0,
+    "spec_decode_acceptance_length": 2.5,
+    "spec_decode_num_drafts": 6400,
+    "spec_decode_draft_tokens": 19200,
+    "spec_decode_accepted_tokens": 9600,
+    "spec_decode_per_position_acceptance_rates": [0.7, 0.5, 0.3],
+}
+SGLANG = {  # sglang.bench_serving --output-file, 0.5
+    "backend": "sglang",
+    "dataset_name": "random",
+    "request_rate": "inf",
+    "max_concurrency": 4,
+    "duration": 10.0,
+    "completed": 20,
+    "total_input_tokens": 20 * 1024,
+    "total_output_tokens": 20 * 256,
+    "request_throughput": 2.0,
+    "output_throughput": 512.0,
+    "mean_e2e_latency_ms": 1990.0,
+    "median_e2e_latency_ms": 1990.0,
+    "mean_ttft_ms": 60.0,
+    "median_ttft_ms": 60.0,
+    "p99_ttft_ms": 90.0,
+    "mean_tpot_ms": 7.5,
+    "median_tpot_ms": 7.5,
+    "p99_tpot_ms": 8.0,
+    "mean_itl_ms": 20.0,
+    "median_itl_ms": 20.0,
+    "p99_itl_ms": 25.0,
+    "concurrency": 3.9,
+    "accept_length": 2.8,
+}
+BATCH = {  # sglang.bench_one_batch_server --result-filename, 0.5
+    "run_name": "default",
+    "batch_size": 8,
+    "input_len": 1024,
+    "output_len": 101,
+    "latency": 2.5,
+    "input_throughput": 16384.0,
+    "output_throughput": 404.0,
+    "overall_throughput": 3600.0,
+    "last_ttft": 0.5,
+    "last_gen_throughput": 410.0,
+    "acc_length": 2.2,
+}
+
+
+@pytest.fixture
+def made(tmp_path):
+    def write(value, context=NOTHING, name="result.json"):
+        path = tmp_path / name
+        path.write_text(value if isinstance(value, str) else json.dumps(value))
+        return read(path, context)
+
+    return write
+
+
+def test_a_vllm_result_contains_its_setting(made):
+    source, (cell,) = made(VLLM | SPEC)
+    assert source.tool == "vllm bench serve"
+    assert len(source.sha256) == 64
+    assert (cell.config.num_steps, cell.batch, cell.accept_length) == (3, 16, 2.5)
+    assert (cell.prompt_tokens, cell.output_tokens) == (300, 200)
+    assert cell.figures == {"tokens_per_s": 1280.0, "tpot_s": 0.012, "ttft_s": 0.04}
+    _, (plain,) = made(VLLM)
+    assert plain.config.is_plain
+    assert plain.accept_length == 1
+
+
+def test_an_sglang_result_needs_its_steps_or_has_them(made):
+    with pytest.raises(InputError, check=lambda error: error.name == "num_steps"):
+        made(SGLANG)
+    source, (cell,) = made(SGLANG, LOADS)
+    assert source.tool == "sglang bench_serving"
+    assert (cell.config.num_steps, cell.batch, cell.accept_length) == (3, 4, 2.8)
+    info = {"speculative_num_steps": 4, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 8}
+    _, (told,) = made(SGLANG | {"server_info": info}, LOADS)
+    assert (told.config.topk, told.config.num_steps, told.config.num_draft_tokens) == (2, 4, 8)
+    _, (plain,) = made(SGLANG | {"accept_length": None})
+    assert plain.config.is_plain
+
+
+def test_lines_of_one_batch_are_cells_of_decoding(made):
+    plain = BATCH | {"acc_length": -1.0, "batch_size": 1}
+    source, cells = made("\n".join(map(json.dumps, (BATCH, plain))), LOADS, "result.jsonl")
+    assert source.tool == "sglang bench_one_batch_server"
+    assert [cell.config.num_steps for cell in cells] == [3, 0]
+    assert cells[0].figures == {"decode_tokens_per_s": 8 * 100 / 2.0}
+    older = {name: value for name, value in BATCH.items() if name not in ("last_ttft", "acc_length")}
+    _, (whole,) = made(older)
+    assert whole.figures == {"tokens_per_s": 8 * 101 / 2.5}
+
+
+def test_latency_and_throughput_need_what_they_lack(made):
+    latency = {"avg_latency": 2.0, "latencies": [2.0], "percentiles": {"50": 2.0}}
+    with pytest.raises(InputError, check=lambda error: error.name == "batch"):
+        made(latency)
+    source, (cell,) = made(latency, LOADS)
+    assert (source.tool, cell.figures) == ("vllm bench latency", {"tokens_per_s": 8 * 128 / 2.0})
+    assert cell.accept_length is None
+    throughput = {"elapsed_time": 10.0, "num_requests": 100, "total_num_tokens": 64000, "requests_per_second": 10.0}
+    source, (cell,) = made(throughput | {"tokens_per_second": 6400.0}, LOADS)
+    assert (source.tool, cell.figures) == ("vllm bench throughput", {"tokens_per_s": 1280.0})
+
+
+def test_a_table_has_a_cell_for_each_row(made):
+    text = 'Batch_size,steps,topk,num_draft,throughput,acc_length\n1,plain,,,158.3,\n4,3,4,8,"1,447.9",2.86\n'
+    source, cells = made(text, LOADS, "table.csv")
+    assert (source.tool, source.cells) == ("CSV", 2)
+    assert cells[0].config.is_plain
+    assert (cells[1].config.topk, cells[1].config.num_draft_tokens, cells[1].accept_length) == (4, 8, 2.86)
+    assert cells[1].figures == {"decode_tokens_per_s": 1447.9}
+
+
+def test_clients_and_batches_are_different_loads(made):
+    text = "{},num_steps,accept_length,tpot_ms,prompt_tokens,output_tokens\n16,2,2.1,8.0,100,50\n"
+    _, (batch,) = made(text.format("batch"), name="a.csv")
+    _, (clients,) = made(text.format("concurrency"), name="b.csv")
+    assert batch.figures == {"decode_tokens_per_s": 2000.0}
+    assert clients.figures == {"tpot_s": 0.008}
+    assert (clients.prompt_tokens, clients.output_tokens) == (100, 50)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("steps,tokens_per_s\n1,2\n", "file"),
+        ("batch,steps\n1,2\n", "file"),
+        ("batch,num_steps,tokens_per_s\n", "file"),
+        ("batch,num_steps,tokens_per_s\n4,1,fast\n", "tokens_per_s"),
+        ("batch,num_steps,tokens_per_s\n,1,30\n", "batch"),
+        ("batch,num_steps,tokens_per_s\n4,1,\n", "tokens_per_s"),
+        ("batch,num_steps,accept_length,tokens_per_s\n4,1,2.5,30\n", "accept_length"),
+        ("[1, 2]", "file"),
+        ('{"a": 1}', "file"),
+        ("{", "file"),
+    ],
+)
+def test_what_is_no_benchmark_is_refused(made, text, name):
+    with pytest.raises(InputError, check=lambda error: error.name == name):
+        made(text, LOADS)

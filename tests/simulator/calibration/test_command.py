@@ -1,0 +1,59 @@
+"""specsim calibrate: from a benchmark file to a profile, and from there to a plan."""
+
+import json
+
+import pytest
+
+from .conftest import cell_of, measured
+
+
+@pytest.fixture
+def table(cost, tmp_path):
+    import numpy as np
+
+    rng = np.random.default_rng(2)
+    path = tmp_path / "table.csv"
+    lines = ["batch,num_steps,accept_length,tokens_per_s"]
+    for batch in (1, 16, 64):
+        for steps in (0, 3):
+            cell = measured(cost, cell_of(batch, steps), "decode_tokens_per_s", rng)
+            lines.append(f"{batch},{steps},{cell.accept_length},{cell.figures['decode_tokens_per_s']:.1f}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_benchmark_file_becomes_a_plan(command, table, tmp_path):
+    out, result, planned = (tmp_path / name for name in ("server.json", "fit.json", "plan.json"))
+    lengths = ("--prompt-tokens", "512", "--output-tokens", "256")
+    ended = command("calibrate", str(table), *lengths, "--name", "mine", "--out", str(out), "--json", str(result))
+    assert ended.status == 0
+    assert "These cells do not determine" in " ".join(ended.out.split())
+    assert "each batch size predicted from the others" in ended.out
+    value = json.loads(result.read_text())
+    made_of = value["profile"]["provenance"]
+    assert (made_of["model"], made_of["hardware"], made_of["cells"]) == ("llama-3.1-8b", "H100-SXM", 6)
+    assert [each["path"] for each in made_of["files"]] == ["table.csv"]
+    assert [each["batch"] for each in value["left_out"]] == [1, 16, 64]
+    assert json.loads(out.read_text()) == value["profile"]
+    load = ("--requests", "12", "--concurrency", "4", "--prompt-tokens", "20-40", "--output-tokens", "30")
+    words = ("--replicates", "1", "--profile", str(out), "--json", str(planned))
+    ended = command("plan", *load, *words)
+    assert "Simulated with profile mine" in " ".join(ended.out.split())
+    plan = json.loads(planned.read_text())
+    assert plan["cell"]["profile"] == str(out)
+    best = plan["candidates"][0]
+    assert best["band"][0] < best["over_plain"] < best["band"][1]
+
+
+def test_files_and_published_exclude_each_other(command, table):
+    assert command("calibrate").refuses("file", "none")
+    assert command("calibrate", str(table), "--published").refuses("file", str(table))
+
+
+def test_bad_files_and_settings_are_refused(command, table, tmp_path):
+    assert command("calibrate", str(table)).refuses("prompt_tokens", "not given")
+    assert command("calibrate", str(tmp_path / "no.json")).refuses("file", str(tmp_path / "no.json"))
+    lengths = ("--prompt-tokens", "512", "--output-tokens", "256")
+    assert command("calibrate", str(table), *lengths, "--drafter", "medusa").refuses("drafter", "medusa")
+    missing = tmp_path / "missing" / "server.json"
+    assert command("calibrate", str(table), *lengths, "--out", str(missing)).status == 2

@@ -1,0 +1,66 @@
+"""Held-out errors of published tables, which no calibration has seen."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specsim.simulator.calibration.held_out import closed_formula, leave_one_table_out, six_cells
+from specsim.simulator.calibration.published import CELLS, tables
+from specsim.simulator.calibration.published_report import COVERAGE, MOST_WIDTH, PublishedReport
+from specsim.simulator.calibration.steps_choice import MEAN_REGRET, MOST_REGRET, regrets
+
+TABLES = {table.name: table for table in tables()}
+QUICK = ("vllm_41162, Llama3 8B", "vllm_41162, Qwen3 8B", "fast_rounds", "sglang_22246")
+
+
+@pytest.fixture(scope="module")
+def six():
+    return {name: six_cells(TABLES[name]) for name in QUICK}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_six_cells_predict_the_rest_of_a_table(six, name):
+    found = six[name]
+    assert len(found.seen) == CELLS
+    assert found.is_within_target is True
+    assert not found.is_doubted
+    assert found.formula_errors.mean() > 3 * found.errors.mean()
+
+
+def test_bands_hold_the_promised_share(six):
+    left = leave_one_table_out([TABLES[name] for name in QUICK[:2]])
+    assert [each.result.errors.mean() < 0.12 for each in left] == [True, True]
+    covered, width = PublishedReport([], list(six.values()), left, []).bands
+    assert COVERAGE[0] <= covered <= COVERAGE[1]
+    assert width <= MOST_WIDTH
+
+
+def test_cells_are_selected_by_their_settings_alone():
+    for table in TABLES.values():
+        other = [replace(cell, figures=dict.fromkeys(cell.figures, 1.0)) for cell in table.cells]
+        assert replace(table, cells=other).seen == table.seen
+    seen = [TABLES["sglang_22246"].cells[at] for at in TABLES["sglang_22246"].seen]
+    places = {(cell.batch, cell.config.num_steps) for cell in seen}
+    assert places == {(batch, steps) for batch in (1, 8, 64) for steps in (1, 6)}
+
+
+def test_the_choice_of_steps_follows_the_batch():
+    found = regrets(TABLES["sglang_22246"])
+    losses = np.array([each.simulated for each in found])
+    assert len(losses) == 7
+    assert losses.mean() <= MEAN_REGRET
+    assert losses.max() <= MOST_REGRET
+    assert losses.mean() < np.mean([each.always for each in found]) < np.mean([each.formula for each in found])
+
+
+def test_the_closed_formula_ignores_the_batch():
+    table = TABLES["sglang_22246"]
+    cells = [cell for cell in table.cells if cell.config.num_steps == 3]
+    found = closed_formula(table.costs, {"accept_rate": 0.7, "accept_decay": 1.0}, cells, cells)
+    per_request = found / [cell.batch for cell in cells]
+    assert np.ptp(per_request) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_table_of_no_server_is_doubted():
+    assert six_cells(TABLES["angelslim_163"]).is_doubted
