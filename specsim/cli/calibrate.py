@@ -38,7 +38,11 @@ def calibrate(
     topk: options.Topk = 1,
     num_steps: Annotated[
         int | None,
-        option("Draft tree", "Draft steps of files that do not contain them; 0 without drafts.", show_default="none"),
+        option(
+            "Draft tree",
+            "Draft steps of files that do not contain them; 0 without drafts. [at least 0]",
+            show_default="none",
+        ),
     ] = None,
     num_draft_tokens: options.NumDraftTokens = None,
     batch: Annotated[

@@ -87,7 +87,7 @@ Efficiency = Annotated[
     option(
         "Hardware",
         "Set a parameter of the cost model: bandwidth, compute, overlap, experts, mxfp4_experts, gap, launch, host, "
-        "host_request, collective or filters. May be repeated.",
+        "host_request, draft_step, collective or filters. May be repeated.",
         metavar="NAME=NUMBER",
     ),
 ]

@@ -36,8 +36,8 @@ class Efficiency:
     # Seconds of the host per step: vllm_20780; 1.1 ms in sglang#11398.
     host: float = 8.8e-4
     host_request: float = 5e-6  # seconds of the host per request of a step; assumed, not fitted
-    # Seconds per forward of the drafter beside its kernels: choice of drafts, metadata. 0 by default: the tables' other
-    # parameters include it.
+    # Seconds per forward of the drafter in addition to its kernels: choice of drafts, metadata. 0 by default: the other
+    # parameters of the tables include it.
     draft_step: float = 0.0
     collective: float = 8e-6  # seconds that an exchange between GPUs waits; assumed, not fitted
     # Seconds per step of the device for top-k and top-p filters: 0 by default; 0.31 ms in vllm#40376.

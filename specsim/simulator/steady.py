@@ -1,11 +1,11 @@
 """Steady batch: tokens a second of a server whose places are always taken, prompts included, in closed form."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from specsim.simulator.columns import round_pages
+from specsim.simulator.mean_rounds import mean_rounds
 from specsim.simulator.option import Option
 from specsim.simulator.scenario import Scenario
 
@@ -79,15 +79,3 @@ class SteadyBatch:
         starts = np.arange(min(self.cached_tokens, prompt - 1), prompt, most)
         sizes = np.minimum(starts + most, prompt) - starts
         return [(np.full(together, size), np.full(together, start)) for size, start in zip(sizes, starts, strict=True)]
-
-
-@lru_cache(maxsize=256)
-def mean_rounds(option: Option, tokens: int) -> float:
-    """Compute the mean rounds until a request has this many tokens; surplus tokens of the last round are dropped."""
-    rates = option.rates
-    exactly = -np.diff([1.0, *rates, 0.0])  # share of rounds that accept 0, 1, ... drafts
-    rounds = np.zeros(tokens + 1)
-    for known in range(1, tokens + 1):
-        before = np.maximum(known - 1 - np.arange(len(exactly)), 0)
-        rounds[known] = 1 + exactly @ rounds[before]
-    return float(rounds[tokens])

@@ -24,6 +24,8 @@ RUNS = {
     "accept": "accept --prompts 1 --max-new-tokens 4",
     "acceptance": "accept --target tiny --drafter eagle3 --prompts 2 --max-new-tokens 4",
     "bench": "bench --suite kernels",
+    "calibrate": "calibrate {table} --prompt-tokens 9 --output-tokens 9",
+    "calibrate-published": "calibrate --published",
     "certify": "certify --verifier greedy",
     "conformance": "conformance --module specsim.correctness.conformance.fast_adapter --ops shift_ids --device cpu",
     "diff": "diff --topk 1 --num-steps 1 --batch 1 --impl reference",
@@ -50,6 +52,7 @@ def files(tmp_path, call) -> dict[str, str]:
     requests = [{"prompt": "def f", "max_new_tokens": 3}, {"prompt": "import", "max_new_tokens": 2}]
     (tmp_path / "requests.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in requests))
     (tmp_path / "report.csv").write_text("metric,value\nMedian ITL (ms),5\nP99 ITL (ms),4\n")
+    (tmp_path / "table.csv").write_text("batch,num_steps,accept_length,tokens_per_s\n1,3,2,200\n8,3,2,1500\n")
     (tmp_path / "a.json").write_text(json.dumps({"outputs": [{"token_ids": [5], "logprobs": [-0.5]}]}))
     (tmp_path / "shares.json").write_text(json.dumps({"shares": [[0.7, 0.1], [0.6, 0.1]]}))
     return {
@@ -57,6 +60,7 @@ def files(tmp_path, call) -> dict[str, str]:
         "folder": str(tmp_path),
         "requests": str(tmp_path / "requests.jsonl"),
         "report": str(tmp_path / "report.csv"),
+        "table": str(tmp_path / "table.csv"),
         "a": str(tmp_path / "a.json"),
     }
 
@@ -81,8 +85,8 @@ def few(monkeypatch):
 
 
 def test_the_runs_are_those_of_all_outputs():
-    pages = {"exploration"}  # data of --html, in tests/explorer
-    assert set(RUNS) | pages == set(VERSIONS)
+    elsewhere = {"exploration", "profile"}  # data of --html, and calibrate --out, have tests of their own
+    assert {*RUNS, *elsewhere} == set(VERSIONS)
 
 
 @pytest.mark.parametrize("output", RUNS)

@@ -1,10 +1,14 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from specsim import SpecConfig
 from specsim.cli.main import main
+from specsim.simulator import CostModel, drafter, hardware, model
+from specsim.simulator.calibration.observation import Acceptance, FrontEnd, Observation
+from specsim.simulator.calibration.parameters import Parameters
 from specsim.simulator.measurement import LATENCIES, Report
 
 
@@ -169,3 +173,44 @@ def log():
 def served():
     """The report computed from such a log."""
     return lambda *arguments: _log(*arguments).report
+
+
+TRUE = {"bandwidth": 0.7, "compute": 0.35, "overlap": 0.6, "gap": 8e-6, "draft_step": 1.5e-4}
+ACCEPT_LENGTHS = {0: 1.0, 1: 1.7, 3: 2.5, 6: 3.1}  # by steps
+
+
+@dataclass(frozen=True)
+class KnownServer:
+    """A server whose parameters are known, and its cells as a benchmark would measure them."""
+
+    cost: CostModel
+    true: dict[str, float]
+
+    def cell(self, batch: int, steps: int, rng: np.random.Generator, noise: float = 0.01) -> Observation:
+        config = SpecConfig(1, steps, steps + 1) if steps else SpecConfig.plain()
+        quantity = "decode_tokens_per_s"
+        label = f"{steps} steps, batch {batch}"
+        made = Observation(label, config, batch, ACCEPT_LENGTHS[steps], 512, 256, {quantity: 1.0})
+        own = Parameters.of(self.true).cost(self.cost if steps else replace(self.cost, drafter=None), False)
+        figure = made.predict(own, FrontEnd(), Acceptance())[quantity]
+        return replace(made, figures={quantity: figure * float(np.exp(noise * rng.standard_normal()))})
+
+
+@pytest.fixture(scope="session")
+def calibrated_cost() -> CostModel:
+    target = model("llama-3.1-8b")
+    return CostModel(hardware("H100-SXM"), target, drafter("eagle3", target, 32000))
+
+
+@pytest.fixture(scope="session")
+def known_server(calibrated_cost):
+    """A function of changed parameters and of a cost model that makes a server."""
+    return lambda cost=calibrated_cost, **values: KnownServer(cost, TRUE | values)
+
+
+@pytest.fixture(scope="session")
+def grid(known_server):
+    """Cells of a grid of batch sizes and steps."""
+    rng = np.random.default_rng(0)
+    server = known_server()
+    return [server.cell(batch, steps, rng) for batch in (1, 4, 16, 64, 256) for steps in ACCEPT_LENGTHS]

@@ -7,8 +7,9 @@ import pytest
 from specsim import SpecConfig
 from specsim.simulator.acceptance import PerPosition, iid
 from specsim.simulator.cell import Cell
+from specsim.simulator.mean_rounds import mean_rounds
 from specsim.simulator.option import Option
-from specsim.simulator.steady import SteadyBatch, mean_rounds
+from specsim.simulator.steady import SteadyBatch
 
 CONFIGS = {"plain": SpecConfig.plain(), "chain": SpecConfig(1, 3, 4), "tree": SpecConfig(4, 5, 16)}
 

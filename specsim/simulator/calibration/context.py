@@ -1,9 +1,9 @@
-"""What a benchmark's file does not say of its runs, given by the user."""
+"""Settings and loads of runs, given by the user for files that do not contain them."""
 
 from dataclasses import dataclass, replace
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require_int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Context:
         """Make the setting of speculation; InputError names the file that needs it."""
         if self.num_steps is None:
             raise InputError("num_steps", "not given", f"a number, since {place} does not contain it; 0 without drafts")
+        require_int("num_steps", self.num_steps, 0)
         if not self.num_steps:
             return SpecConfig.plain()
         nodes = self.num_steps + 1 if self.num_draft_tokens is None else self.num_draft_tokens

@@ -1,4 +1,4 @@
-"""Errors of calibrated servers on cells that the calibration has not seen, beside the closed formula."""
+"""Errors of calibrated servers on cells that the calibration has not seen, with those of the closed formula."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -93,7 +93,7 @@ def speeds(cells: Sequence[Observation]) -> list[Observation]:
 
 
 def cost_ratio(cost: CostModel) -> float:
-    """Compute the bytes of a drafter's forward over those of the target's: the c of the closed formula."""
+    """Compute the weights of a drafter's forward over those of a target's forward: the formula's c."""
     if cost.drafter is None:
         return 0.0
     drafter, target = (model.active_parameters for model in (cost.drafter.model, cost.model))

@@ -12,8 +12,8 @@ from specsim.core.errors import InputError, require
 from specsim.simulator.acceptance import iid_of_length
 from specsim.simulator.bounds import number, positive, whole
 from specsim.simulator.cost import CostModel
+from specsim.simulator.mean_rounds import mean_rounds
 from specsim.simulator.option import Option
-from specsim.simulator.steady import mean_rounds
 
 Quantity = Literal["tokens_per_s", "decode_tokens_per_s", "tpot_s", "ttft_s", "itl_s", "round_s", "speedup"]
 MOST_ROUNDS = 4096  # outputs beyond are taken as long ones, whose last round does not count
@@ -101,7 +101,7 @@ class Observation:
     def _served(self, cost: CostModel, front: FrontEnd, round_s: float, rounds: float) -> dict[str, float]:
         """Compute the latencies of a request and the throughput, prompts of other requests included.
 
-        A request waits for half a round, then its prompt is prefilled beside the rounds of the others. While it
+        A request waits for half a round, then its prompt is prefilled together with a round of the others. While it
         decodes, every other request starts once.
         """
         size = self.batch

@@ -13,7 +13,7 @@ Costs = Mapping[str, CostModel]  # servers of a table, by the model that an obse
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is assumed of a parameter before any measurement."""
+    """Assumption about a parameter before any measurement."""
 
     value: float  # median; assumed, taken from no table
     spread: float  # standard deviation of its logarithm between servers

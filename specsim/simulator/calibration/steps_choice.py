@@ -1,4 +1,4 @@
-"""Choice of a setting by batch size on published tables: its regret, beside always 3 steps and the closed formula."""
+"""Regret of choosing a setting by batch size, with those of always 3 steps and of the closed formula."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

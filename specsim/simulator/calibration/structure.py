@@ -99,7 +99,7 @@ def objective(costs: Costs, observations: Sequence[Observation], posterior: Post
 
 
 def left_out(costs: Costs, observations: Sequence[Observation]) -> dict[int, np.ndarray]:
-    """Compute the errors of the figures of every batch size under a fit to the other batch sizes; none if only one."""
+    """Compute the errors of every batch size under a fit to the others; none if only one."""
     sizes = sorted({each.batch for each in observations})
     errors = {}
     for size in sizes if len(sizes) > 1 else ():

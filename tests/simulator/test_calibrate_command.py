@@ -2,21 +2,18 @@
 
 import json
 
+import numpy as np
 import pytest
-
-from .conftest import cell_of, measured
 
 
 @pytest.fixture
-def table(cost, tmp_path):
-    import numpy as np
-
+def table(known_server, tmp_path):
     rng = np.random.default_rng(2)
     path = tmp_path / "table.csv"
     lines = ["batch,num_steps,accept_length,tokens_per_s"]
     for batch in (1, 16, 64):
         for steps in (0, 3):
-            cell = measured(cost, cell_of(batch, steps), "decode_tokens_per_s", rng)
+            cell = known_server().cell(batch, steps, rng)
             lines.append(f"{batch},{steps},{cell.accept_length},{cell.figures['decode_tokens_per_s']:.1f}")
     path.write_text("\n".join(lines) + "\n")
     return path

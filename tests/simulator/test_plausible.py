@@ -18,8 +18,8 @@ def doubted(cost, cells, left_out=None):
     return doubts(found, errors, left_out or {})
 
 
-def test_a_sound_calibration_has_no_doubts(cost, grid):
-    assert doubted(cost, grid) == []
+def test_a_sound_calibration_has_no_doubts(calibrated_cost, grid):
+    assert doubted(calibrated_cost, grid) == []
 
 
 def test_the_wrong_gpu_is_noticed():
@@ -36,14 +36,14 @@ def test_the_wrong_gpu_is_noticed():
     assert not any("arithmetic" in each for each in doubts(right.posterior, errors, {}))
 
 
-def test_cells_of_no_server_are_noticed(cost, grid):
+def test_cells_of_no_server_are_noticed(calibrated_cost, grid):
     first = replace(grid[0], figures={name: 3 * value for name, value in grid[0].figures.items()})
-    assert any("no server explains all cells" in each for each in doubted(cost, [first, *grid[1:]]))
+    assert any("no server explains all cells" in each for each in doubted(calibrated_cost, [first, *grid[1:]]))
 
 
-def test_far_extrapolation_is_noticed(cost, grid):
-    assert any("do not extrapolate" in each for each in doubted(cost, grid, {64: np.array([0.1, -0.5])}))
-    assert doubted(cost, grid, {64: np.array([0.1])}) == []
+def test_far_extrapolation_is_noticed(calibrated_cost, grid):
+    assert any("do not extrapolate" in each for each in doubted(calibrated_cost, grid, {64: np.array([0.1, -0.5])}))
+    assert doubted(calibrated_cost, grid, {64: np.array([0.1])}) == []
 
 
 def test_a_context_keeps_what_a_file_does_not_say():

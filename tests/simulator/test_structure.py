@@ -8,8 +8,6 @@ import pytest
 from specsim.simulator import model
 from specsim.simulator.calibration.structure import STRUCTURES, Structure, calibrate, left_out, merged
 
-from .conftest import TRUE, cell_of, measured
-
 
 @pytest.mark.parametrize(
     ("true", "values"),
@@ -19,31 +17,31 @@ from .conftest import TRUE, cell_of, measured
         (Structure("sync", "target"), {"launch": 1.5e-4}),
     ],
 )
-def test_the_structure_that_made_the_cells_is_found(cost, true, values):
+def test_the_structure_that_made_the_cells_is_found(calibrated_cost, known_server, true, values):
     rng = np.random.default_rng(1)
-    own = true.costs({"": cost})
+    own = true.costs({"": calibrated_cost})
     cells = []
     for batch in (1, 8, 64):
         for steps in (0, 1, 3, 6):
             server = own.get(" without drafts", own[""]) if not steps else own[""]
-            cells.append(measured(server, cell_of(batch, steps), "decode_tokens_per_s", rng, 0.005, TRUE | values))
-    found = calibrate({"": cost}, cells)
+            cells.append(known_server(server, **values).cell(batch, steps, rng, 0.005))
+    found = calibrate({"": calibrated_cost}, cells)
     assert found.structure == true
     assert set(found.tried) == set(STRUCTURES)
 
 
-def test_without_evidence_the_first_structure_is_taken(cost, grid):
+def test_without_evidence_the_first_structure_is_taken(calibrated_cost, grid):
     one = [cell for cell in grid if cell.batch == 64][:2]
-    assert calibrate({"": cost}, one).structure == STRUCTURES[0]
+    assert calibrate({"": calibrated_cost}, one).structure == STRUCTURES[0]
 
 
-def test_each_batch_is_predicted_from_the_others(cost, grid):
-    errors = left_out({"": cost}, grid)
+def test_each_batch_is_predicted_from_the_others(calibrated_cost, grid):
+    errors = left_out({"": calibrated_cost}, grid)
     assert list(errors) == [1, 4, 16, 64, 256]
     assert max(np.abs(errors[size]).max() for size in (4, 16, 64)) < 0.10
     wrong = [replace(cell, figures={"decode_tokens_per_s": 1.0}) if cell.batch == 16 else cell for cell in grid]
-    assert np.abs(left_out({"": cost}, wrong)[16]).min() > 10
-    assert left_out({"": cost}, grid[:4]) == {}
+    assert np.abs(left_out({"": calibrated_cost}, wrong)[16]).min() > 10
+    assert left_out({"": calibrated_cost}, grid[:4]) == {}
 
 
 def test_equal_layers_are_joined_wherever_they_are():

@@ -1,0 +1,114 @@
+"""Generated tables of the page of held-out errors: published tables, profiles, and identities of queues."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from specsim.core.config import ServingConfig, SpecConfig
+from specsim.maintain.result_tables import markdown
+from specsim.simulator.acceptance import steady
+from specsim.simulator.calibration.parameters import PRIORS
+from specsim.simulator.calibration.profile import names, profile
+from specsim.simulator.calibration.published_report import (
+    CHOICE,
+    LEFT,
+    SIX,
+    PublishedReport,
+    choice_rows,
+    left_rows,
+    report,
+    sentences,
+    six_rows,
+)
+from specsim.simulator.option import Option
+from specsim.simulator.timeline import simulate
+from specsim.simulator.workload import closed_loop, poisson
+
+LOADS = (0.3, 0.5, 0.7, 0.9)  # arrivals a second at a server that takes one second for a request
+REQUESTS = 20_000
+
+
+@cache
+def published() -> PublishedReport:
+    """Hold out cells and tables, once for all of the page."""
+    return report()
+
+
+def six_cells(kept: Path) -> str:
+    """Write the errors after a calibration on six cells, and the rule."""
+    text, *_ = sentences(published())
+    seen = [f"- {each.table}: {'; '.join(each.seen)}" for each in published().six]
+    return _page([text, "", *markdown(SIX, six_rows(published())), "", "Fitted cells:", "", *seen])
+
+
+def left_out(kept: Path) -> str:
+    """Write the errors of tables that were left out, and the share of figures within bands."""
+    _, text, bands, _ = sentences(published())
+    return _page([text, "", *markdown(LEFT, left_rows(published())), "", bands])
+
+
+def choices(kept: Path) -> str:
+    """Write the choice of a setting by batch size, and its regret."""
+    *_, text = sentences(published())
+    notes = [f"- {each.name}: {each.note}" for each in published().tables if each.note]
+    return _page([text, "", *markdown(CHOICE, choice_rows(published())), "", *notes])
+
+
+def profiles(kept: Path) -> str:
+    """Write the parameters of every shipped profile with their intervals."""
+    rows = []
+    for name in names():
+        found = profile(name)
+        made_of = found.provenance
+        values = []
+        for parameter in found.posterior.determined:
+            scale, unit = (1e6, " µs") if PRIORS[parameter].unit == "s" else (1.0, "")
+            low, high = (scale * each for each in found.posterior.interval(parameter))
+            values.append(
+                f"{parameter} {scale * found.posterior.values[parameter]:.3g}{unit} ({low:.3g} to {high:.3g})"
+            )
+        rows.append((name, made_of["hardware"], str(made_of["cells"]), str(found.structure), "; ".join(values)))
+    return _page(markdown(("profile", "GPU", "cells", "structure", "determined parameters"), rows))
+
+
+class _OneSecondRounds:
+    """A server whose rounds take a second, and prompts nothing."""
+
+    def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
+        return 0.0
+
+    def round(self, contexts: np.ndarray, config: SpecConfig) -> float:
+        return 1.0
+
+    def mixed(self, new_tokens: np.ndarray, behind: np.ndarray, contexts: np.ndarray, config: SpecConfig) -> float:
+        return 1.0
+
+
+def identities(kept: Path) -> str:
+    """Write queueing identities of the simulated timeline: M/D/1, Little's law, saturation."""
+    option = Option(SpecConfig(1, 3, 4), steady(4, 3))  # every round accepts all 3 drafts: a request takes one round
+    one = ServingConfig("sync", 1, 10**6)
+    rows = []
+    for rate in LOADS:
+        run = simulate(_OneSecondRounds(), option, poisson(REQUESTS, rate, 10, 5), one, prefill="beside")
+        metrics = run.metrics()
+        formula = rate / (2 * (1 - rate))
+        rows.append(_row(f"M/D/1, load {rate}: mean wait, s", float(run.e2e.mean()) - 1, formula))
+        inside = metrics["Request Throughput (req/s)"] * metrics["Mean E2E Latency (ms)"] * 1e-3
+        rows.append(_row(f"Little's law, load {rate}: requests inside", float(run.e2e.sum()) / run.duration, inside))
+    for places in (1, 8):
+        load = closed_loop(REQUESTS, 4 * places, 10, 5)
+        run = simulate(_OneSecondRounds(), option, load, ServingConfig("sync", places, 10**6), prefill="beside")
+        rate = run.metrics()["Request Throughput (req/s)"]
+        rows.append(_row(f"saturation, {places} places: requests/s", rate, float(places)))
+    return _page(markdown(("identity", "simulated", "formula", "difference"), rows))
+
+
+def _row(name: str, simulated: float, formula: float) -> tuple[str, ...]:
+    return (name, f"{simulated:.3f}", f"{formula:.3f}", f"{simulated / formula - 1:+.1%}")
+
+
+def _page(lines: Sequence[str]) -> str:
+    return "\n".join(["", *lines, ""]) + "\n"
