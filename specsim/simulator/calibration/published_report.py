@@ -119,6 +119,8 @@ def choice_rows(found: PublishedReport) -> list[tuple[str, ...]]:
 def sentences(found: PublishedReport) -> list[str]:
     """Say the rules and the figures over all tables."""
     covered, width = found.bands
+    every = [each.simulated for each in found.choices]
+    all_regrets = f"{np.mean(every):.1%} and {np.max(every):.1%}" if every else "the same"
     doubted = ", ".join(dict.fromkeys(each.table for each in found.choices if each.is_doubted)) or "no table"
     regret = "; ".join(
         f"{name} {mean:.1%} on average, {worst:.1%} at worst" for name, (mean, worst) in found.mean_regrets.items()
@@ -133,8 +135,8 @@ def sentences(found: PublishedReport) -> list[str]:
         f"{CONFIDENCE:.0%} bands hold {covered:.0%} of all held-out figures above (target {COVERAGE[0]:.0%} to "
         f"{COVERAGE[1]:.0%}); their median half-width is {width:.0%} (target {MOST_WIDTH:.0%}).",
         f"Regret of the choice by batch size, after a calibration on {CELLS} cells: {regret} (target "
-        f"{MEAN_REGRET:.1%} and {MOST_REGRET:.0%}). Not counted: {doubted}, whose calibration says that no "
-        "server explains its fitted cells.",
+        f"{MEAN_REGRET:.1%} and {MOST_REGRET:.0%}). Not counted: {doubted}, whose calibration has doubts; "
+        f"with all tables {all_regrets}.",
     ]
 
 

@@ -1,5 +1,6 @@
 """Printed form of a calibration."""
 
+import numpy as np
 from rich.console import Console
 
 from specsim.core.display import figure, heading, paragraph, print_table
@@ -7,6 +8,8 @@ from specsim.simulator.calibration.parameters import PRIORS
 from specsim.simulator.calibration.posterior import CONFIDENCE, DETERMINED
 from specsim.simulator.calibration.server_fit import UNITS, FittedCell, ServerFit
 from specsim.simulator.calibration.structure import MARGIN
+
+_STEPS = 6  # steps of fitted acceptance that are shown
 
 
 def show(fit: ServerFit, console: Console) -> None:
@@ -25,6 +28,11 @@ def show(fit: ServerFit, console: Console) -> None:
     print_table(console, ("parameter", "value", "from", "to", "unit", ""), _parameters(fit))
     console.print()
     paragraph(console, _explained(fit))
+    values = fit.profile.posterior.values
+    if "accept_rate" in values:
+        rates = np.cumprod(values["accept_rate"] * values["accept_decay"] ** np.arange(_STEPS))
+        shown = ",".join(f"{rate:.2f}" for rate in rates)
+        paragraph(console, f"Accept lengths that were not measured are fitted, as of --accept-rates {shown}.")
     if fit.left_out:
         heading(console, "each batch size predicted from the others")
         print_table(

@@ -1,0 +1,22 @@
+"""The page of held-out errors is what its tables give today."""
+
+import re
+
+import pytest
+
+from specsim.maintain.tables import ROOT, TABLES
+
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+PAGE = (ROOT / "notebooks" / "guide" / "held-out.md").read_text(encoding="utf-8")
+
+
+def numbers(text: str) -> list[float]:
+    return [float(each) for each in NUMBER.findall(text)]
+
+
+@pytest.mark.parametrize("name", ["six-cells", "left-out", "choices", "profiles", "identities"])
+def test_a_table_is_that_of_its_figures(name):
+    kept = PAGE.split(f"<!-- {name} -->\n")[1].split(f"<!-- /{name} -->")[0]
+    made = TABLES[name](ROOT / "fast" / "measurements")
+    assert NUMBER.sub("#", kept) == NUMBER.sub("#", made)
+    assert numbers(kept) == pytest.approx(numbers(made), rel=0.05, abs=2)
