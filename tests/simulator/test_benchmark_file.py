@@ -104,6 +104,16 @@ def test_a_vllm_result_contains_its_setting(made):
     assert plain.accept_length == 1
 
 
+def test_requests_in_flight_are_a_limit_or_a_mean(made):
+    free = {name: value for name, value in SGLANG.items() if name != "max_concurrency"} | {"request_rate": 2.0}
+    _, (cell,) = made(free, LOADS)
+    assert cell.batch == 8  # as given
+    _, (cell,) = made(free, Context(num_steps=3))
+    assert cell.batch == 4  # the mean that the client measured
+    with pytest.raises(InputError, check=lambda error: error.name == "batch"):
+        made({name: value for name, value in VLLM.items() if name != "max_concurrency"})
+
+
 def test_an_sglang_result_needs_its_steps_or_has_them(made):
     with pytest.raises(InputError, check=lambda error: error.name == "num_steps"):
         made(SGLANG)

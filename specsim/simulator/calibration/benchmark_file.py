@@ -78,7 +78,7 @@ def _served(report: Report, value: Mapping[str, Any], place: str, context: Conte
     length = report.figures.get("Spec Decode Accept Length") or 1.0
     config = _setting(report, value, length, context, place)
     size = report.concurrency or context.batch or round(report.mean_in_flight or 0)
-    if not size or (report.rate is not None and report.concurrency is None):
+    if not size:
         allowed = f"a number, since {place} has no max_concurrency: cells need a number of requests in flight"
         raise InputError("batch", "not given", allowed)
     figures = {

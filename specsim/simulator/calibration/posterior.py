@@ -7,12 +7,12 @@ determine stays at its prior instead of taking any value.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from scipy.linalg import block_diag
 from scipy.optimize import least_squares
-from scipy.stats import norm
 
 from specsim.core.errors import require
 from specsim.simulator.calibration.observation import Observation
@@ -21,7 +21,7 @@ from specsim.simulator.calibration.parameters import PRIORS, Costs, Parameters, 
 NOISE = 0.03  # relative error of a figure: between two runs of a cell of vllm_41162 it is 1 % on average
 NOISES = {"ttft_s": 0.2}  # waiting for a first token varies more
 CONFIDENCE = 0.90
-SIDE = float(norm.ppf((1 + CONFIDENCE) / 2))
+SIDE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 DETERMINED = 0.5  # most of a prior's spread that is left of a parameter that the figures determine
 _EDGE = 0.02  # distance from a bound, on a logarithmic scale, that counts as on it
 # Distances of starts from the priors: maxima in a cost make local optima.
