@@ -135,18 +135,17 @@ def show_candidates(found: "Plan", console: "Console") -> None:
     if found.slo is not None:
         figures = {"good/s": (GOODPUT, 2), "good %": (ATTAINMENT, 1)}
     names = ("Mean TTFT (ms)", "Mean TPOT (ms)", "P99 ITL (ms)")
-    rows = []
-    for each in found.candidates[:SHOWN]:
-        rows.append(
-            (
-                short_setting(each.config),
-                figure(each.accept_length),
-                *(figure(each.metrics[name], digits) for name, digits in figures.values()),
-                *_over_plain(found, each),
-                *(figure(each.metrics[name]) for name in names),
-                f"{each.regret:.1%}" + ("" if each.spread is None else f" ± {each.spread:.1%}"),
-            )
+    rows = [
+        (
+            short_setting(each.config),
+            figure(each.accept_length),
+            *(figure(each.metrics[name], digits) for name, digits in figures.values()),
+            *_over_plain(found, each),
+            *(figure(each.metrics[name]) for name in names),
+            f"{each.regret:.1%}" + ("" if each.spread is None else f" ± {each.spread:.1%}"),
         )
+        for each in found.candidates[:SHOWN]
+    ]
     headings = ("setting", "accepts", *figures, "over plain", "90% band", "TTFT ms", "TPOT ms", "P99 ITL ms", "regret")
     print_table(console, headings, rows)
     if len(found.candidates) > SHOWN:

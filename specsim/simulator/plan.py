@@ -120,7 +120,8 @@ class Plan:
         return value * found.lowest / found.value, value * found.highest / found.value
 
     def _over_plain(self, row: Candidate) -> dict[str, Any]:
-        return {"over_plain": self.over_plain(row), "band": self.band(row)} if self.plain else {}
+        value = self.over_plain(row) if self.plain else math.nan
+        return {"over_plain": value, "band": self.band(row)} if 0 < value < math.inf else {}
 
     @property
     def limits(self) -> dict[str, int]:

@@ -93,7 +93,6 @@ def test_a_key_is_the_digest_of_all_fields():
     fields |= {"shares": [[0.5, 0.25], [0.5, 0.1]], "requests": 256, "concurrency": 16, "rate": 2.5}
     fields |= {"prompt_tokens": [256, 768], "output_tokens": [128, 384], "schedule": "overlap", "plain_schedule": None}
     fields |= {"prefill": "mixed", "chunk_tokens": 8192, "max_running": 256, "memory_share": 0.9, "seed": 0}
-    fields |= {"profile": None}
     fields |= {"efficiency": asdict(Efficiency(bandwidth=0.6))}
     cell = Cell(rate=2.5, num_steps=0, shares=((0.5, 0.25), (0.5, 0.1)), efficiency=Efficiency(bandwidth=0.6))
     assert key(cell) == sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]

@@ -199,7 +199,7 @@ def plan() -> Schema:
         is_equal="Whether it is as good as the best within spread and tolerance.",
     )
     candidate["properties"] |= {
-        "over_plain": number("Speed-up over plain decoding, by the objective; absent if that was not tried."),
+        "over_plain": number("Speed-up over plain decoding; absent if that was not tried or has no goodput."),
         "band": array("Ends of its 90 % band.", number("A speed-up."), 2),
     }
     choice = described(
