@@ -8,7 +8,7 @@ from typing import Any
 
 from specsim.bench.row import OURS
 from specsim.bench.suites import Options
-from specsim.core.code_digest import code_digests
+from specsim.core.code_digest import PRINTING, code_digests
 
 Result = Mapping[str, Any]  # as a command wrote it with --json
 GRID_HEADINGS = (
@@ -80,7 +80,7 @@ def changed_modules(result: Result) -> list[str]:
     names: set[str] = set()
     for run in result.get("runs", [result]):
         then = run["versions"].get("code", {})
-        names |= {name for name in {*now, *then} if now.get(name) != then.get(name)}
+        names |= {name for name in {*now, *then} - PRINTING if now.get(name) != then.get(name)}
     return sorted(names)
 
 

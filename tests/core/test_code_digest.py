@@ -55,6 +55,11 @@ def test_imported_modules_are_followed(digest):
     assert set(digest("import os\n")) == {"specsim.engine"}
 
 
+def test_modules_that_print_are_left_out(digest, monkeypatch):
+    monkeypatch.setattr(module, "PRINTING", {"specsim.other"})
+    assert set(digest(SOURCE)) == {"specsim.engine"}
+
+
 def test_the_fast_engine_has_all_its_kernels():
     code = set(code_digests())
     files = (module.PACKAGE / "fast").rglob("*.py")
