@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammaincinv
 
 from specsim.simulator.bounds import number, positive
 
@@ -26,6 +25,9 @@ class Arrivals:
 
     def at_unit_rate(self, uniforms: np.ndarray) -> np.ndarray:
         """Compute times f64 [R] at a mean rate of one a second, without the swing, from uniforms in [0, 1)."""
+
+        from scipy.special import gammaincinv  # slow to load
+
         if self.burstiness == 1:
             return np.cumsum(-np.log1p(-uniforms))
         return np.cumsum(gammaincinv(self.burstiness, uniforms) / self.burstiness)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import brentq, isotonic_regression
 
 from specsim.core.errors import InputError
 from specsim.simulator.bounds import number, whole
@@ -22,6 +21,9 @@ def rates_of_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
     k. Measured gains that rise are replaced by their monotone regression. Steps between two lengths share one
     conditional rate.
     """
+
+    from scipy.optimize import isotonic_regression  # slow to load
+
     rates: list[float] = []
     length = 1.0
     for steps, given in sorted(lengths.items()):
@@ -100,6 +102,9 @@ def _line(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray, shr
 
 def _equal_conditional(before: float, gain: float, steps: int) -> list[float]:
     """Split a gain in accept length over some steps of one conditional rate."""
+
+    from scipy.optimize import brentq  # slow to load
+
     if steps == 1:
         return [gain]
     excess = lambda rate: before * sum(rate**step for step in range(1, steps + 1)) - gain  # noqa: E731

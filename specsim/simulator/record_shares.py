@@ -6,7 +6,6 @@ from itertools import accumulate, takewhile
 from operator import mul
 
 import numpy as np
-from scipy.optimize import brentq
 
 from specsim.core.config import SpecConfig
 from specsim.core.display import short_setting
@@ -129,6 +128,8 @@ def _of_tree(record: AcceptanceRecord, depth: int) -> RecordShares:
     low, high = missing(equal) + record.accept_length, missing(1.0) + record.accept_length
     if not low <= record.accept_length <= high:
         raise InputError("accept_length", record.accept_length, f"{low:.2f} to {high:.2f} for {short_setting(config)}")
+    from scipy.optimize import brentq  # slow to load
+
     best = float(brentq(missing, equal, 1.0, xtol=1e-9))  # pyright: ignore[reportArgumentType]
     assumed = (
         "one probability of the best draft for all depths, which gives the tree's accept length",

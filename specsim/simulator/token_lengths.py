@@ -1,7 +1,6 @@
 """Lengths of prompts and outputs: constant, uniform or lognormal, drawn from uniforms."""
 
 import numpy as np
-from scipy.special import ndtri
 
 from specsim.core.errors import InputError
 from specsim.simulator.bounds import LARGEST_COUNT, count, positive
@@ -15,6 +14,9 @@ def draw(name: str, length: Length, uniforms: np.ndarray) -> np.ndarray:
 
     lognormal:MEAN:CV has this mean and this standard deviation over the mean before it is rounded, and at least 1.
     """
+
+    from scipy.special import ndtri  # slow to load
+
     if isinstance(length, str):
         mean, variation = lognormal(name, length)
         sigma = np.sqrt(np.log1p(variation**2))

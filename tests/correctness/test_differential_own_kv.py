@@ -4,10 +4,8 @@ from functools import cache
 
 import pytest
 
-from specsim.core.errors import InputError
 from specsim.correctness.differential import CellResult, check, grid
 from specsim.correctness.differential.grids import DRAFTERS, OWN_KV
-from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.differential.setting import cell_of
 
 KINDS = ("standalone", "standalone.tli", "frozen-kv")
@@ -50,10 +48,3 @@ def test_the_grid_has_every_graph_family_and_mode():
     assert {each.get("page_size", 1) for each in settings} == {1, 4, 16}
     ids = {cell.id for cell in grid("drafters")}
     assert {cell_of(each).id for each in settings} <= ids
-
-
-def test_16_bits_are_for_eagle_heads_only():
-    assert all(cell.pair.startswith("eagle") for cell in grid("pairwise", "bfloat16"))
-    with pytest.raises(InputError) as error:
-        make_pair("standalone-wide")
-    assert error.value.name == "pair"

@@ -11,8 +11,6 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from scipy.linalg import block_diag
-from scipy.optimize import least_squares
 
 from specsim.core.errors import require
 from specsim.simulator.calibration.observation import Observation
@@ -56,6 +54,9 @@ class Posterior:
 
     def with_priors(self) -> "Posterior":
         """Add the parameters that the figures did not depend on, as uncertain as their priors."""
+
+        from scipy.linalg import block_diag  # slow to load
+
         missing = tuple(name for name in PRIORS if name not in (*self.names, *_UNUSED))
         logs = np.log([PRIORS[name].value for name in missing])
         added = np.diag([PRIORS[name].spread ** 2 for name in missing])
@@ -139,6 +140,8 @@ def fit(costs: Costs, observations: Sequence[Observation], names: Sequence[str] 
         here = residuals(place)
         steps = np.where(place + STEP <= high, STEP, -STEP)
         return np.stack([(residuals(place + step) - here) / step.sum() for step in np.diag(steps)], axis=1)
+
+    from scipy.optimize import least_squares  # slow to load
 
     jac: Any = jacobian  # whose type scipy's stubs lack
     inside = [np.clip(prior + _moved(names, start), low + 1e-3, high - 1e-3) for start in STARTS]
