@@ -14,10 +14,9 @@ def draw(name: str, length: Length, uniforms: np.ndarray) -> np.ndarray:
 
     lognormal:MEAN:CV has this mean and this standard deviation over the mean before it is rounded, and at least 1.
     """
-
-    from scipy.special import ndtri  # slow to load
-
     if isinstance(length, str):
+        from scipy.special import ndtri  # slow to load
+
         mean, variation = lognormal(name, length)
         sigma = np.sqrt(np.log1p(variation**2))
         uniforms = np.maximum(uniforms, 2.0**-54)  # the quantile of 0 is minus infinity

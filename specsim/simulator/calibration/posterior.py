@@ -54,13 +54,12 @@ class Posterior:
 
     def with_priors(self) -> "Posterior":
         """Add the parameters that the figures did not depend on, as uncertain as their priors."""
-
-        from scipy.linalg import block_diag  # slow to load
-
         missing = tuple(name for name in PRIORS if name not in (*self.names, *_UNUSED))
         logs = np.log([PRIORS[name].value for name in missing])
         added = np.diag([PRIORS[name].spread ** 2 for name in missing])
-        covariance = np.array(block_diag(self.covariance, added))
+        known = self.covariance
+        between = np.zeros((len(known), len(added)))
+        covariance = np.block([[known, between], [between.T, added]])
         return Posterior((*self.names, *missing), np.concatenate([self.logs, logs]), covariance, self.discrepancy)
 
     @property
