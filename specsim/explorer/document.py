@@ -27,7 +27,8 @@ def document(rounds: Rounds) -> dict[str, Any]:
         (request, output.prompt_token_ids, output.token_ids, output.temperature, output.finish_reason)
         for request, output in zip(rounds.request_ids, generation.outputs, strict=True)
     ]
-    verifier = other or generation.config.verifier
+    is_greedy = all(output.temperature == 0 for output in generation.outputs)
+    verifier = other or ("greedy at temperature 0" if is_greedy else generation.config.verifier)
     head = head_of(rounds.source, generation.config, verifier, requests, rounds.decode)
     places = {request: place for place, request in enumerate(rounds.request_ids)}
     made = (_round(each, places, other) for each in rounds)

@@ -23,7 +23,7 @@ from specsim.serving.generation import Generation, generate
 if TYPE_CHECKING:
     import pandas
 
-    from specsim.plots.sheet import Decode
+    from specsim.plots.sheet import Decode, Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,10 @@ class Rounds(Sequence[Round]):
         if request not in self.request_ids:
             raise InputError("request", request, f"one of {', '.join(map(str, self.request_ids))}")
         return [each for each in self.rounds if request in each.request_ids]
+
+    def tree(self, round: int = 0, request: int | None = None) -> "Picture":
+        """Draw the token tree of a round; request: an id, needed where the round has several."""
+        return self[round].tree(request)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Make one table of all nodes: Round.verify, with the round and the request before its columns."""

@@ -28,7 +28,8 @@ MOST_ROUNDS = 12  # drawn, the last ones
 def divergence(found: Divergence) -> Picture:
     """Draw rounds down and phases across up to the first difference, and both implementations' values below.
 
-    found: GridResult.first_divergence of a differential. Rounds long before the difference are left out.
+    found: GridResult.first_divergence of a differential, whose rounds count from 1. Rounds long before the difference
+    are left out.
     """
     require_type("found", found, Divergence, "a Divergence, as GridResult.first_divergence")
     first = max(0, found.round - MOST_ROUNDS + 1)
@@ -44,9 +45,9 @@ def divergence(found: Divergence) -> Picture:
         draw_text(axes, 1.2 + 2.1 * column, 0.62, phase.replace("_", "-"), 7.5)
     for row, number in enumerate(rounds):
         y = top + row * height
-        draw_text(axes, 0.2, y + height / 2, f"round {number}", 7.5)
+        draw_text(axes, 0.2, y + height / 2, f"round {number}" if number else "start", 7.5)
         for column, phase in enumerate(PHASES):
-            if phase == "prefill" and number:
+            if (phase == "prefill") != (number == 0):
                 continue
             look = _look(found, number, phase)
             draw_cell(axes, 1.2 + 2.1 * column, y + 0.03, 1.95, height - 0.06, look, f"{phase}:{number}")

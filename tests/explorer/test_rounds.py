@@ -169,6 +169,11 @@ def test_pictures_are_of_the_named_request(rounds, draw):
     assert texts(getattr(rounds[0], draw)(4)) != texts(getattr(rounds[0], draw)(7))
 
 
+def test_the_tree_of_a_round_is_drawn_by_its_number(rounds):
+    request = rounds[1].request_ids[0]
+    assert rounds.tree(round=1, request=request).alternative == rounds[1].tree(request).alternative
+
+
 def test_slots_are_shown_phase_by_phase(rounds):
     pytest.importorskip("matplotlib")
     shown = {phase: texts(rounds[1].kv(phase)) for phase in ("draft", "verify", "commit")}
