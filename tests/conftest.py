@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from itertools import combinations
@@ -170,6 +170,27 @@ def program_order(request, monkeypatch) -> str:
 
         monkeypatch.setattr(InterpreterBuilder, "set_grid_idx", reversed_order)
     return request.param
+
+
+@pytest.fixture(scope="session")
+def llama_of() -> Callable[..., Any]:
+    """Make transformers' Llama of a shape and its tensors in float64; further fields go into its config."""
+    return _llama
+
+
+def _llama(model: Any, tensors: Mapping[str, torch.Tensor], **fields: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_layers, head_dim=model.head_dim, rms_norm_eps=model.rms_norm_eps,
+        num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads,
+        max_position_embeddings=model.max_position_embeddings,
+        rope_parameters={"rope_theta": model.rope_theta, "rope_type": "default"}, **fields,
+    )  # fmt: skip
+    theirs = LlamaForCausalLM(config).double().eval()
+    theirs.load_state_dict({name: tensor.double() for name, tensor in tensors.items()})
+    return theirs
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from specsim.maintain.rewriting import rewrite
+
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "notebooks" / "guide"
 BLOCK = re.compile(
@@ -69,12 +71,7 @@ def with_outputs(page: str, print_of: Callable[[str, Path], str] = run) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Write the outputs of these pages, or of all pages of the guide."""
-    for path in map(Path, arguments) if arguments else sorted(GUIDE.glob("*.md")):
-        page = path.read_text(encoding="utf-8")
-        written = with_outputs(page)
-        if written != page:
-            path.write_text(written, encoding="utf-8")
-            print(path)
+    rewrite(map(Path, arguments) if arguments else sorted(GUIDE.glob("*.md")), with_outputs)
 
 
 if __name__ == "__main__":

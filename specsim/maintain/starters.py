@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import fill
 
 from specsim.course import exercise, starter
+from specsim.maintain.rewriting import rewrite
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 BLOCK = re.compile(
@@ -48,12 +49,7 @@ def sources() -> list[Path]:
 
 def main(arguments: Sequence[str]) -> None:
     """Write the exercises of these sources, or of all."""
-    for path in map(Path, arguments) if arguments else sources():
-        source = path.read_text(encoding="utf-8")
-        written = with_starters(source)
-        if written != source:
-            path.write_text(written, encoding="utf-8")
-            print(path)
+    rewrite(map(Path, arguments) if arguments else sources(), with_starters)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
 from specsim import SamplingParams, SpecConfig, load
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.pair import DrafterCheckpoint, Pair
+from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput
 from specsim.models.checkpoint.bridge import bridge, bridge_vocabularies
 from specsim.models.checkpoint.vocabulary import vocabulary_map
@@ -55,20 +55,6 @@ def words(folder: Path, *tokens: str) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
-def transformers_model(checkpoint: DrafterCheckpoint) -> LlamaForCausalLM:
-    model = checkpoint.config.model
-    config = LlamaConfig(
-        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers, head_dim=model.head_dim, rms_norm_eps=model.rms_norm_eps,
-        num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads,
-        max_position_embeddings=model.max_position_embeddings,
-        rope_parameters={"rope_theta": model.rope_theta, "rope_type": "default"},
-    )  # fmt: skip
-    theirs = LlamaForCausalLM(config).double().eval()
-    theirs.load_state_dict({name: tensor.double() for name, tensor in checkpoint.tensors.items()})
-    return theirs
-
-
 # The map
 
 
@@ -100,13 +86,14 @@ def first_draft_prob(pair: Pair, prompt: tuple[int, ...], options: EngineOptions
 
 @pytest.mark.parametrize("options", [EngineOptions(dtype=torch.float64), FAST], ids=["reference", "fast"])
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_drafts_have_transformers_masked_distribution(prompt, options, monkeypatch):
+def test_drafts_have_transformers_masked_distribution(prompt, options, monkeypatch, llama_of):
     """transformers runs the drafter with its own ids, and removes the other tokens' logits."""
     other = other_vocabulary(PAIR)
     text, draft_prob_V = first_draft_prob(_bridged(other), prompt, options)
     draft_ids = dict(other.pairs.tolist())
     own_ids = [draft_ids.get(token, other.stand_in) for token in text]
-    logits_V = transformers_model(other.drafter)(torch.tensor([own_ids])).logits[0, -1].detach()
+    theirs = llama_of(other.drafter.config.model, other.drafter.tensors)
+    logits_V = theirs(torch.tensor([own_ids])).logits[0, -1].detach()
     expected = _translator(other, monkeypatch).get_target_logits(logits_V[None].float())[0].div(0.8).softmax(-1)
     assert draft_prob_V.sum() == pytest.approx(1, abs=1e-6)
     assert ((draft_prob_V == 0) == (expected == 0)).all()

@@ -106,20 +106,6 @@ class Gemma4AssistantOfLlama(torch.nn.Module):
         return SimpleNamespace(logits=logits, last_hidden_state=x @ self.tensors["post_projection.weight"].T)
 
 
-def llama_of(pair: Pair) -> LlamaForCausalLM:
-    model = pair.target.config
-    config = LlamaConfig(
-        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers, head_dim=model.head_dim, rms_norm_eps=model.rms_norm_eps,
-        num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads,
-        max_position_embeddings=model.max_position_embeddings,
-        rope_parameters={"rope_theta": model.rope_theta, "rope_type": "default"},
-    )  # fmt: skip
-    theirs = LlamaForCausalLM(config).double().eval()
-    theirs.load_state_dict({name: tensor.double() for name, tensor in pair.target.tensors.items()})
-    return theirs
-
-
 def drafts_of_transformers(pair: Pair, theirs: LlamaForCausalLM, tokens: list[int], num_steps: int) -> list[int]:
     """List the drafts after these tokens; the last one is the root, which the target has not read."""
     assistant = Gemma4AssistantOfLlama(pair, theirs.config, num_steps)
@@ -147,10 +133,10 @@ def drafts_of_transformers(pair: Pair, theirs: LlamaForCausalLM, tokens: list[in
 @both
 @pytest.mark.parametrize("chunks", [(7,), (3, 7)], ids=str)
 @pytest.mark.parametrize("name", ["chain", "chain, round"])
-def test_drafts_are_those_of_transformers_generator(name, chunks, options):
+def test_drafts_are_those_of_transformers_generator(name, chunks, options, llama_of):
     """Chains of SinglePositionMultiTokenCandidateGenerator, whose position is that of the root."""
     pair = pair_of(position="next", noise=0.1)
-    theirs = llama_of(pair)
+    theirs = llama_of(pair.target.config, pair.target.tensors)
     for tokens, tree, _ in run(pair, SETTINGS[name], options, chunks):
         assert tree.draft_tokens[0, 1:].tolist() == drafts_of_transformers(pair, theirs, tokens, 3)
 

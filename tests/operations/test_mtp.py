@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 from transformers.modeling_layers import MtpModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -79,24 +79,15 @@ def test_bfloat16_runs_and_accepts_drafts(graph):
 # transformers.
 
 
-def transformers_model(pair: Pair, num_modules: int, monkeypatch) -> LlamaForCausalLM:
+def transformers_model(pair: Pair, num_modules: int, monkeypatch, llama_of) -> LlamaForCausalLM:
     """Make the target as a Llama of transformers whose MTP layers have the drafter's weights, in float64."""
-    model = pair.target.config
     monkeypatch.setattr(
         LlamaRMSNorm,
         "forward",
         lambda self, x: self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon),
     )
-    config = LlamaConfig(
-        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers, head_dim=model.head_dim, rms_norm_eps=model.rms_norm_eps,
-        num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads,
-        max_position_embeddings=model.max_position_embeddings,
-        rope_parameters={"rope_theta": model.rope_theta, "rope_type": "default"},
-        attn_implementation="sdpa", num_mtp_layers=num_modules, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    main = LlamaForCausalLM(config).double().eval()
-    main.load_state_dict(pair.target.tensors)
+    fields = {"attn_implementation": "sdpa", "num_mtp_layers": num_modules, "bos_token_id": None, "eos_token_id": None}
+    main = llama_of(pair.target.config, pair.target.tensors, **fields)
     modules = MtpModel(main, num_modules).double().eval()
     names = {"layers": "modules", "post_norm": "norm"}
     state = {}
@@ -112,13 +103,13 @@ def transformers_model(pair: Pair, num_modules: int, monkeypatch) -> LlamaForCau
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.15])
-def test_drafts_equal_those_of_transformers(monkeypatch, noise):
+def test_drafts_equal_those_of_transformers(monkeypatch, llama_of, noise):
     """Independent oracle: transformers' MTPCandidateGenerator at batch 1, with Llama layers as modules.
 
     Its cache of the last S rows is cropped and filled again after every round with a rejection.
     """
     pair = pair_of(noise=noise)
-    main = transformers_model(pair, 3, monkeypatch)
+    main = transformers_model(pair, 3, monkeypatch, llama_of)
     proposed: list[list[int]] = []
     make = MTPCandidateGenerator.get_candidates
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specsim import SamplingParams, SpecConfig
 from specsim.core.config import ServingConfig
@@ -57,20 +56,6 @@ def its_own_drafter(family: str = "llama", **changes) -> Pair:
     model = pair.target.config
     config = replace(pair.checkpoint.config, model=model, draft_vocab_size=model.vocab_size)
     return replace(pair, drafter=DrafterCheckpoint(config, pair.target.tensors))
-
-
-def transformers_model(checkpoint: DrafterCheckpoint) -> LlamaForCausalLM:
-    model = checkpoint.config.model
-    config = LlamaConfig(
-        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers, head_dim=model.head_dim, rms_norm_eps=model.rms_norm_eps,
-        num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads,
-        max_position_embeddings=model.max_position_embeddings,
-        rope_parameters={"rope_theta": model.rope_theta, "rope_type": "default"},
-    )  # fmt: skip
-    theirs = LlamaForCausalLM(config).double().eval()
-    theirs.load_state_dict({name: tensor.double() for name, tensor in checkpoint.tensors.items()})
-    return theirs
 
 
 def prefill_of(prompts, chunk: int | None = None) -> PrefillInput:
@@ -138,10 +123,10 @@ def run(pair: Pair, config: SpecConfig, options: EngineOptions = EXACT, prompt=P
 
 @pytest.mark.parametrize("chunks", [(7,), (3, 7), (1, 2, 7)], ids=str)
 @pytest.mark.parametrize("name", ["chain", "chain, round"])
-def test_drafts_are_transformers_continuation(name, chunks):
+def test_drafts_are_transformers_continuation(name, chunks, llama_of):
     """A chain is LlamaForCausalLM's greedy continuation; it is given an attention_mask."""
     pair = pair_of(noise=0.1)
-    theirs = transformers_model(pair.checkpoint)
+    theirs = llama_of(pair.checkpoint.config.model, pair.checkpoint.tensors)
     for tokens, tree, _ in run(pair, SETTINGS[name], chunks=chunks):
         ids = torch.tensor([tokens])
         mask = torch.ones_like(ids)
@@ -152,13 +137,13 @@ def test_drafts_are_transformers_continuation(name, chunks):
 @pytest.mark.parametrize("options", [EXACT, FAST], ids=["reference", "fast"])
 @pytest.mark.parametrize("chunks", [(7,), (3, 7)], ids=str)
 @pytest.mark.parametrize("name", ["chain", "tree", "tree, round"])
-def test_slot_p_holds_the_key_of_token_p(name, chunks, options):
+def test_slot_p_holds_the_key_of_token_p(name, chunks, options, llama_of):
     """The root's column is written before its round, and keys equal those of transformers' cache.
 
     Its norms are computed in float32.
     """
     pair = pair_of(noise=0.1)
-    theirs = transformers_model(pair.checkpoint)
+    theirs = llama_of(pair.checkpoint.config.model, pair.checkpoint.tensors)
     allowed = 1e-5 if options.dtype == torch.float64 else 1e-4
     for tokens, _, keys in run(pair, SETTINGS[name], options, chunks=chunks):
         cache = theirs(torch.tensor([tokens]), use_cache=True).past_key_values
