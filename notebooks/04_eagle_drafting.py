@@ -285,8 +285,7 @@ print(f"a round: sum of the scores {forecast:.2f}, accepted drafts {accepted:.2f
 # Now the same at temperature 0. Look only at drafts with a score between 0.4 and 0.6.
 
 # %%
-question = "At temperature 0, how many of 100 drafts with scores from 0.4 to 0.6 are accepted?"
-guess = specsim.course.predict(question, 48)
+guess = specsim.course.predict("At temperature 0, how many of 100 drafts with scores near 0.5 are accepted?", 48)
 guess
 
 # %%
