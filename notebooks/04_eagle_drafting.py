@@ -320,7 +320,8 @@ guess.score(100 * shares[0.4])
 four = prompts[:4]
 batch = specsim.trace(pair, four, config, SamplingParams(max_new_tokens=24))
 verdict = batch[0].verdict
-print("predict:", verdict.predict.view(4, 8), sep="\n")
+num_nodes, width = config.num_draft_tokens, config.num_steps + 1
+print("predict:", verdict.predict.view(4, num_nodes), sep="\n")
 print("accept_index:", verdict.accept_index, sep="\n")
 print("num_accepted_drafts:", verdict.num_accepted_drafts.tolist())
 
@@ -342,7 +343,7 @@ outcomes = Counter()
 for each in batch:
     table, counts = each.verdict.accept_index.flatten().tolist(), each.verdict.num_accepted_drafts.tolist()
     for request, count in enumerate(counts if len(counts) == 4 else []):
-        entry, wrong = request * 4 + count, request * 8 + count  # S + 1 = 4, N = 8
+        entry, wrong = request * width + count, request * num_nodes + count
         found = "right" if wrong < len(table) and table[wrong] == table[entry] else "another entry"
         outcomes[request, found if wrong < len(table) else "outside the table"] += 1
 for (request, found), times in sorted(outcomes.items()):
@@ -353,7 +354,7 @@ guess.score(100 * is_right / outcomes.total())
 # %% [markdown]
 # * Why is request 0 always right?
 # * Which request does request 1 read instead of its own row?
-# * With `topk=1` a chain has N = S + 1 nodes. What does the same cell find then?
+# * **Try** a chain, `config = SpecConfig(topk=1, num_steps=3)`, in the cell that prints the tables. What is found then?
 #
 # So a test with one request finds nothing, and a test with chains finds nothing. The requests that are wrong go on from
 # a token that the target did not choose, or from whatever memory follows the table. The same pull request repaired a

@@ -53,6 +53,7 @@ plots.tree(verify_input, None, decode)
 
 # %%
 (tree,) = trees(round_0.batch, verify_input, pair.target.config.max_position_embeddings)
+num_nodes = len(tree.tokens)
 print("parents:", tree.parents)
 for node in (1, 2, 6, 12, 13):
     print(f"node {node:2}: path {tree.path(node)!s:14} {decode(tree.path_tokens(node)[1:])!r}")
@@ -136,13 +137,13 @@ prompt_ids = pair.tokenizer.encode(prompt)
 in_tree = round_0.verify_output.target_logits
 num_rows = 0
 worst = 0.0
-for node in range(16):
+for node in range(num_nodes):
     branch = [*prompt_ids, *tree.path_tokens(node)]
     logits, _ = target_forward(target.config, target.tensors, branch, ())
     assert int(logits[-1].argmax()) == int(in_tree[node].argmax())
     worst = max(worst, float((logits[-1] - in_tree[node]).abs().max()))
     num_rows += len(branch)
-print(f"16 passes, {num_rows} rows; in the tree: 1 pass, 16 rows")
+print(f"{num_nodes} passes, {num_rows} rows; in the tree: 1 pass, {num_nodes} rows")
 print(
     f"logits of size {in_tree.abs().max():.0f}; all next tokens are equal, and all logits within 1e-3: {worst < 1e-3}"
 )
@@ -164,19 +165,20 @@ guess
 
 # %%
 engine = specsim.load_engine(pair, config)
+replaced = 2
 other = verify_input.draft_tokens.clone()
-other[0, 2] = pair.tokenizer.encode(" while")[0]
+other[0, replaced] = pair.tokenizer.encode(" while")[0]
 pools = deepcopy(round_0.states.drafted_pools)
 metadata = tree_metadata(round_0.batch, replace(verify_input, draft_tokens=other), pools)
 hidden, _ = engine.target.forward(other.flatten(), metadata, pools.target, ())
 changed = ((engine.target.logits(hidden) - in_tree).abs().amax(1) > 1e-3).nonzero().flatten().tolist()
 print("nodes whose logits change:", changed)
-assert changed == mask[:, 2].nonzero().flatten().tolist()
+assert changed == mask[:, replaced].nonzero().flatten().tolist()
 guess.score(len(changed))
 
 # %% [markdown]
 # * Find these nodes in the picture of the mask: they are the entries of column 2.
-# * **Try** node 0, the root, and node 15. How many predictions change then?
+# * **Try** `replaced = 0`, the root, and `replaced = 15`. How many predictions change then?
 #
 # ## Two ways to get it wrong
 #
@@ -187,20 +189,21 @@ guess.score(len(changed))
 first = int(verify_input.positions[0])
 variants = {
     "as it should be": verify_input,
-    "causal mask": replace(verify_input, mask=torch.ones(1, 16, 16, dtype=torch.bool).tril()),
-    "positions by number": replace(verify_input, positions=first + torch.arange(16)),
+    "causal mask": replace(verify_input, mask=torch.ones(1, num_nodes, num_nodes, dtype=torch.bool).tril()),
+    "positions by number": replace(verify_input, positions=first + torch.arange(num_nodes)),
 }
 for name, variant in variants.items():
     pools = deepcopy(round_0.states.drafted_pools)
     metadata = tree_metadata(round_0.batch, variant, pools)
     hidden, _ = engine.target.forward(variant.draft_tokens.flatten(), metadata, pools.target, ())
     differs = engine.target.logits(hidden).argmax(-1) != in_tree.argmax(-1)
-    print(f"{name:20} {int(differs.sum()):2} of 16 next tokens differ, at nodes {differs.nonzero().flatten().tolist()}")
+    wrong = differs.nonzero().flatten().tolist()
+    print(f"{name:20} {len(wrong):2} of {num_nodes} next tokens differ, at nodes {wrong}")
 print("positions:", [int(position) - first for position in verify_input.positions], "after the root's")
 
 # %% [markdown]
 # * Nodes 0 and 1 are right in every line. Why? (Some others are right by luck: their logits change, but not enough.)
-# * With a chain, `topk=1`, both errors vanish. Why?
+# * With a chain both errors vanish. Why?
 # * The next tokens decide what is accepted. So these errors are worse than a bad draft: the *output* is wrong.
 #
 # Siblings have the same position. But each needs a place of its own for its KV: node j of a request with L committed

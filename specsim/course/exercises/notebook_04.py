@@ -20,8 +20,8 @@ def head_rows(tokens: list[int], drafted: list[int]) -> list[tuple[str, int, int
 
 def _not_shifted(tokens: list[int], drafted: list[int]) -> list[Row]:
     num_read = len(tokens) - 1
-    of_target = [("target", position, tokens[position]) for position in range(num_read)]
-    return of_target + [("drafter", num_read + place, token) for place, token in enumerate([*tokens[-1:], *drafted])]
+    text = [*tokens, *drafted]
+    return [("target" if place < num_read else "drafter", place, token) for place, token in enumerate(text[:-1])]
 
 
 def _root_has_features(tokens: list[int], drafted: list[int]) -> list[Row]:

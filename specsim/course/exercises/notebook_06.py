@@ -58,7 +58,7 @@ SAMPLE_WITH_DRAFTS = Exercise(
     "The check enumerates your rule exactly. It passes exact numbers in place of floats, so do not write `float(...)` "
     "or `torch.tensor(...)`.",
     sample_with_drafts,
-    (((5, 2, 1), [1, 2]), ((1, 1, 6), [0]), ((2, 3, 2, 1), [3, 0, 1]), ((4, 4), [1, 0]), ((5, 2, 1), [])),
+    (((5, 2, 1), [1, 2]), ((1, 1, 6), [0]), ((2, 3, 2, 1), [3, 0, 1]), ((4, 4), [1, 0]), ((5, 2, 1), [2])),
     (
         Mistake(
             _from_whole_target,
@@ -76,7 +76,8 @@ SAMPLE_WITH_DRAFTS = Exercise(
         ),
     ),
     "A draft is accepted if uniform lies between the sum before it and the sum with it, an interval of length p. The "
-    "rest of the line has length 1 minus all drafts' p, and is divided like p without them.",
+    "rest of the line has length 1 minus all drafts' p, and is divided like p without them. So this is one draw from "
+    "the target, with the drafts at the front of the line.",
     with_given_drafts,
 )
 
