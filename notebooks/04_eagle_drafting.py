@@ -68,7 +68,7 @@ for place in range(3, 12):
 
 # %% [markdown]
 # * In which lines do draft and target agree?
-# * The last token of a row is one position ahead of its features. Read down a column to see it.
+# * Compare a line with the next one: the token whose id was read becomes the token of the features.
 #
 # Why does the head need the token as well? Because the features do not know it. Here the same features are followed by
 # three different tokens:
