@@ -27,3 +27,23 @@ def at_least(
         if prob_V[token] < draft_prob_V[token]:
             return tree.path(node - 1), sampling.inverse_cdf(acceptance.residual(prob_V, draft_prob_V), final)
     return tree.path(last), sampling.inverse_cdf(prob_NV[last], final)
+
+
+def shared_uniform(
+    tree: "Tree", prob_NV: torch.Tensor, draft_prob_NV: torch.Tensor, uniforms: Sequence[float], final: float
+) -> tuple[list[int], int]:
+    """Apply chain rejection, but decide every draft of a chain with the first uniform.
+
+    One draft is decided correctly. In a longer chain, a small uniform that accepts the first draft accepts the later
+    ones too. Arguments and result are those of at_least.
+    """
+    from specsim.reference import acceptance, sampling
+
+    last = len(tree.chain())
+    for node in tree.chain():
+        token = tree.tokens[node]
+        prob_V = prob_NV[node - 1]
+        draft_prob_V = draft_prob_NV[node - 1]
+        if uniforms[0] * draft_prob_V[token] >= prob_V[token]:
+            return tree.path(node - 1), sampling.inverse_cdf(acceptance.residual(prob_V, draft_prob_V), final)
+    return tree.path(last), sampling.inverse_cdf(prob_NV[last], final)

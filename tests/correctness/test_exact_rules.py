@@ -11,8 +11,9 @@ import torch
 from specsim import AcceptanceRule, Accepted, InputError
 from specsim.cli.main import main
 from specsim.core.uniforms import lane_accept_uniforms
+from specsim.correctness import wrong_rules
 from specsim.correctness.exact import certify_rules, load_rules
-from specsim.correctness.exact.cases import CASES, RULE_CASES
+from specsim.correctness.exact.cases import CASES, PAPER, RULE_CASES
 from specsim.correctness.exact.distribution import exact_distribution
 from specsim.correctness.exact.exact_number import ExactNumber, NotExact
 from specsim.correctness.exact.exact_tensor import ExactTensor
@@ -164,7 +165,8 @@ def test_derived_and_explored_breakpoints_give_one_distribution(verifier, case):
         (accept_always, ONE_DRAFT, HALF),
         (with_bonus(from_target), ONE_DRAFT, Fraction(1, 8)),
         (with_uniforms(lambda us, final: (us, us[0])), ONE_DRAFT, None),
-        (with_uniforms(lambda us, final: ([us[0]] * len(us), final)), CHAIN, None),
+        (wrong_rules.shared_uniform, CHAIN, None),
+        (wrong_rules.shared_uniform, PAPER, Fraction(1, 9)),
         (with_bonus(unnormalised), RULE_CASES["sampled"][3], None),
         (with_bonus(of_next_node), CASES["chain"][1], None),
         (with_uniforms(lambda us, final: ([each * (1 - 2**-30) for each in us], final)), ONE_DRAFT, None),
@@ -175,6 +177,13 @@ def test_wrong_rules_are_refuted(accept, case, distance):
     wrong = found.exact.total_variation(case)
     assert wrong > 0 if distance is None else wrong == distance
     assert found.counterexample is not None
+
+
+def test_one_draft_does_not_show_a_shared_uniform():
+    rows = certify_rules([rule(wrong_rules.shared_uniform)]).rows
+    is_one = {case.name: len(case.parents) == 2 or case.depth_limit in (0, 1) for case in RULE_CASES["sampled"]}
+    assert {row.total_variation for row in rows if is_one[row.case]} == {0}
+    assert sum(row.total_variation > 0 for row in rows) == 5
 
 
 def test_a_counterexample_names_the_smallest_case_and_its_region():
