@@ -15,16 +15,17 @@ _LEAST_SIDE = 0.055  # of a rectangle with a text, as a share of the square
 _SUM = 1e-6
 
 
-def distributions(probs: Mapping[str, Sequence[float]], tokens: Sequence[str]) -> Picture:
+def distributions(probs: Mapping[str, Sequence[float]], tokens: Sequence[str], kind: str = "token") -> Picture:
     """Draw the probability of every token under each distribution, as bars next to each other.
 
     probs: probabilities by the distribution's name, in the order of the tokens. They need not sum to 1, so that a part
-    of a distribution can be drawn too. InputError for more than five distributions or twelve tokens.
+    of a distribution can be drawn too. kind: the noun for what is drawn, such as text. InputError for more than five
+    distributions or twelve tokens.
     """
     require_type("probs", probs, Mapping, "probabilities by a name")
     require(1 <= len(probs) <= len(LINES), "probs", len(probs), f"1 to {len(LINES)} distributions")
     values = {name: _checked(name, row, tokens) for name, row in probs.items()}
-    figure, axes = new_chart("probability of each token", "token", "probability", height=3.2)
+    figure, axes = new_chart(f"probability of each {kind}", kind, "probability", height=3.2)
     width = 0.8 / len(values)
     for place, (name, row) in enumerate(values.items()):
         left = np.arange(len(tokens)) - 0.4 + width * place
@@ -39,7 +40,7 @@ def distributions(probs: Mapping[str, Sequence[float]], tokens: Sequence[str]) -
     axes.set_xticks(range(len(tokens)), [shown(token) for token in tokens])
     axes.set_ylim(0, 1.12 * max(max(row) for row in values.values()) or 1)
     axes.legend(frameon=False, prop={"family": FONT, "size": SIZE})
-    figure.description = "Probability of each token. " + " ".join(
+    figure.description = f"Probability of each {kind}. " + " ".join(
         f"{name}: {', '.join(f'{token} {prob:.3g}' for token, prob in zip(tokens, row, strict=True))}."
         for name, row in values.items()
     )

@@ -27,6 +27,12 @@ def test_bars_are_as_high_as_the_probabilities():
     assert "draft: owl 0.375, cat 0.125, dog 0.5." in figure.alternative
 
 
+def test_the_kind_names_what_is_drawn():
+    figure = plots.distributions({"target": (0.25, 0.75)}, ("aa", "ab"), kind="text")
+    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_title("left")) == ("text", "probability of each text")
+    assert figure.alternative.startswith("Probability of each text.")
+
+
 @pytest.mark.parametrize(
     ("target", "draft"),
     [(TARGET, DRAFT), (DRAFT, TARGET), (TARGET, TARGET), ((0, 0, 1), (0.5, 0.5, 0)), ((1, 0, 0), (0, 0, 1))],
