@@ -10,6 +10,7 @@ _TOTAL = "Total Token Throughput (tok/s)"
 _E2E = "Mean E2E Latency (ms)"
 _TPOT = "Mean TPOT (ms)"
 _SECOND = Rounded.of(1e3)  # ms
+LOOSE = 5 * EXACT  # of products of several means
 
 
 def output_tokens(report: Report) -> Rounded | None:
@@ -50,6 +51,26 @@ def in_flight(report: Report) -> Rounded | None:
     return requests * e2e / _SECOND if requests is not None and e2e is not None else None
 
 
+def _stated_tokens(report: Report, stated: Stated) -> Rounded | None:
+    """Give the output tokens of every request, if they are stated and the throughputs agree; None otherwise."""
+    by_rate = output_tokens(report)
+    if stated.output_tokens is None or by_rate is None:
+        return None
+    every = Rounded.of(stated.output_tokens)
+    return every if by_rate.equals(every, EXACT) else None
+
+
+def _stated_in_flight(report: Report, stated: Stated) -> Rounded | None:
+    """Derive the requests in flight without E2E latency, from TTFT and TPOT of outputs of a stated length."""
+    every = _stated_tokens(report, stated)
+    ttft = report.figure("Mean TTFT (ms)")
+    tpot = report.figure(_TPOT)
+    requests = report.figure(_REQUESTS)
+    if every is None or ttft is None or tpot is None or not tpot.value or requests is None:
+        return None
+    return requests * (ttft + (every - Rounded.of(1)) * tpot) / _SECOND
+
+
 def check_latency(report: Report, stated: Stated) -> Verdicts:
     """Compare tokens by rate and by time: equal if all outputs have the same length.
 
@@ -57,12 +78,15 @@ def check_latency(report: Report, stated: Stated) -> Verdicts:
     """
     by_rate = output_tokens(report)
     by_time = decoded_tokens(report)
+    every = _stated_tokens(report, stated)
     if by_time is not None and by_time.high < 1:
         yield "cannot be true", "E2E latency below TTFT"
     elif by_rate is not None and by_time is not None:
         if by_rate.equals(by_time, EXACT):
             found = f"{by_rate.value:.2f} by throughput, {by_time.value:.2f} by time"
             yield "holds", f"every request put out {by_rate.value:.0f} tokens: {found}"
+        elif every is not None and not every.equals(by_time, LOOSE):
+            yield "cannot be true", f"{every.value:.0f} output tokens as stated: {by_time.value:.1f} by mean times"
         else:
             found = f"{by_rate.value:.1f} tokens on average, {by_time.value:.1f} by mean times"
             yield "follows", f"outputs differ in length: {found}"
@@ -71,9 +95,9 @@ def check_latency(report: Report, stated: Stated) -> Verdicts:
         yield "cannot be true", f"{stated.output_tokens} output tokens as stated: {found}"
 
 
-def check_in_flight(report: Report, _: Stated) -> Verdicts:
+def check_in_flight(report: Report, stated: Stated) -> Verdicts:
     """Compare requests in flight with the client's limit, and with its own average."""
-    under_way = in_flight(report)
+    under_way = in_flight(report) or _stated_in_flight(report, stated)
     most = report.concurrency
     if under_way is None:
         return
@@ -82,7 +106,7 @@ def check_in_flight(report: Report, _: Stated) -> Verdicts:
         yield identity("requests/s · E2E", under_way, "requests under way as reported", printed)
     if most is None:
         yield "follows", f"{under_way.value:.1f} requests under way on average"
-    elif under_way.low > most * (1 + 5 * EXACT):
+    elif under_way.low > most * (1 + LOOSE):
         found = f"{under_way.value:.2f} requests under way on average"
         yield "cannot be true", f"{found}, at a concurrency of {most}"
     else:

@@ -84,6 +84,25 @@ def test_output_tokens_as_stated_are_compared_without_latencies():
     assert wrong(report, Stated(output_tokens=1536)) == {"E2E = TTFT + (L - 1) · TPOT"}
 
 
+@pytest.mark.parametrize("factor", [0.7, 0.99, 1.01, 1.3])
+def test_a_wrong_tpot_is_found_where_all_outputs_have_a_stated_length(factor):
+    (report,) = (each for each in read_reports(VLLM_41162) if each.label == "Llama3 8B · 0.0 · 16 · before")
+    changed = replace(report, figures=report.figures | {"Mean TPOT (ms)": factor * report.figures["Mean TPOT (ms)"]})
+    assert wrong(changed) == set()  # outputs could differ in length
+    assert wrong(changed, Stated(output_tokens=128)) == {"E2E = TTFT + (L - 1) · TPOT"}
+
+
+@pytest.mark.parametrize(("factor", "is_true"), [(1.0, True), (1.05, True), (1.07, False), (1.3, False)])
+def test_requests_under_way_follow_from_tpot_without_e2e_latency(factor, is_true):
+    """TTFT and 127 TPOT give 15.14 requests under way, of at most 16."""
+    (report,) = (each for each in read_reports(VLLM_41162) if each.label == "Llama3 8B · 0.0 · 16 · before")
+    figures = {name: value for name, value in report.figures.items() if "E2E" not in name}
+    changed = replace(report, figures=figures | {"Mean TPOT (ms)": factor * figures["Mean TPOT (ms)"]})
+    assert "requests/s · E2E ≤ concurrency" not in {finding.identity for finding in lint(changed)}
+    found = [each for each in lint(changed, Stated(output_tokens=128)) if each.identity.startswith("requests/s")]
+    assert [each.verdict for each in found] == ["holds" if is_true else "cannot be true"]
+
+
 def test_rates_by_position_that_increase_are_found(served):
     report = served(3, (128, 129))
     assert wrong(replace(report, rates_by_position=(0.4, 0.5, 0.1))) == {"accept length = 1 + Σ rates by position"}
