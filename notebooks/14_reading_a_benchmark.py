@@ -67,7 +67,7 @@ figures = report.figures
 guess.score(figures["Output Throughput (tok/s)"] / figures["Request Throughput (req/s)"])
 
 # %% [markdown]
-# So the benchmark was not run with this command. The prompts can be found in the same way: the total throughput counts
+# So the figures do not come from this command. The prompts can be found in the same way: the total throughput counts
 # prompt tokens too. The report prints neither number, and both are in it.
 #
 # A second way gives the same number. A request takes the time to its first token, and then one TPOT for each further

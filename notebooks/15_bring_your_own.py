@@ -18,7 +18,7 @@
 # right? For each of the three, the question means something else:
 #
 # * A **rule** must keep the target's distribution. An enumeration proves it.
-# * A **drafter** may propose anything. It can only be slow, but not wrong.
+# * A **drafter** of tokens may propose anything. It can only be slow, but not wrong.
 # * A **kernel** must do exactly what its callers expect, to the last tie and the last padded row. A contract has the
 #   cases.
 
@@ -248,7 +248,9 @@ tokens = zip(wrong.outputs[0].token_ids, plain.outputs[0].token_ids, strict=True
 guess.score(sum(one != other for one, other in tokens))
 
 # %% [markdown]
-# No test of the output can find this mistake: a drafter is never wrong, only slow. What shows it is acceptance.
+# No test of the output can find this mistake, since verification repairs it. What shows it is acceptance. (A drafter
+# that draws its drafts has one duty more: the distribution that it reports must be the one that it drew from, because
+# the rule computes with it.)
 
 # %%
 plots.acceptance({"prompt lookup": lookup.acceptance, "one place off": wrong.acceptance})
@@ -373,10 +375,10 @@ specsim.course.scores()
 # %% [markdown]
 # ## What to remember
 #
-# * Good text proves nothing, and neither does a test of single tokens. The rule with a shared uniform is right for one
-#   draft, and wrong for two.
+# * Good text proves nothing, and neither does a test of the first token. The rule with a shared uniform is right for
+#   one draft, and wrong for two.
 # * A rule that accepts more than the optimum of all lossless rules is not lossless.
-# * A drafter cannot change the output at temperature 0, so no test of the output finds its errors. Watch acceptance.
+# * A drafter of tokens cannot change the output, so no test of the output finds its errors. Watch acceptance.
 # * A kernel is right if it keeps the convention in every case: ties, padding, limits, empty batches, and what a counter
 #   counts.
 #
