@@ -29,6 +29,10 @@ EXAMPLES = {
     "mask": "plots.mask(states.verify_input, decode=decode)",
     "kv_pages": "plots.kv_pages(states.drafted_pools, states.batch, config)",
     "kv_move": "plots.kv_move(states.verify_input, verdict, decode)",
+    "keys_seen": """sees = {"rebuilt": [range(4, 9), range(5, 10)], "stale": [range(4, 9), range(4, 10)]}
+plots.keys_seen(sees, length=8)""",
+    "states": """following = states.next_draft_input
+plots.states(states.draft_input, states.verify_input, states.verify_output, following)""",
     "acceptance": """chain = specsim.generate(pair, prompt, specsim.SpecConfig(topk=1, num_steps=3), sampling)
 plots.acceptance({"tree of 8": rounds.acceptance, "chain of 3": chain.acceptance})""",
     "acceptance_rates": """from specsim.acceptance.measured_pair import record_of
