@@ -109,8 +109,8 @@ specsim.course.check("07-1", lane_column)
 #
 # ### Prediction
 #
-# Engines use pages of 16 slots or more. Take a request of 20 tokens, four lanes of three steps, and pages of 16. With
-# pages of one slot the last lane would end at column 20 + 4 · 3 = 32.
+# Many engines use larger pages. Take a request of 20 tokens, four lanes of three steps, and pages of 16. With pages of
+# one slot the last lane would end at column 20 + 4 · 3 = 32.
 
 # %%
 guess = specsim.course.predict("At which column do four lanes of three steps end, with pages of 16?", 32)
@@ -171,7 +171,8 @@ plots.acceptance({"copied": whole.acceptance, "not copied": no_tails.acceptance}
 # * **Try** `page_size=4` in `wide`. Why is the effect smaller?
 #
 # This is the first rule of the notebook. **A fault in the drafter's KV costs time. It never costs correctness.** A test
-# that compares texts cannot find it, and the accept length may hardly fall. So compare the drafter's KV itself.
+# that compares texts cannot find it, and the accept length may hardly fall. So compare the drafter's KV itself. (With
+# sampling, read "distribution" for "text".)
 #
 # ## The tree
 #
@@ -268,8 +269,7 @@ plots.acceptance({"with the commit": rounds.acceptance, "without it": stale.acce
 # * The target now continues a text that nobody wrote. Why do the drafts fit worse?
 # * Which of the two faults would a benchmark of tokens per second show first?
 #
-# Would the usual tests have found it? Many tests of speculative decoding use a chain, because chains are simple. So run
-# both faults with a chain.
+# Would a test have found it? The simplest test case is a chain. So run both faults with a chain.
 
 # %%
 chain = SpecConfig(topk=1, num_steps=3, page_size=4)
@@ -342,8 +342,8 @@ specsim.course.scores()
 # %% [markdown]
 # ## What to remember
 #
-# * A column is a place in a request's text, a slot a place in memory. Only the commit moves content, and only pages
-#   change owners.
+# * A column is a place in a request's text, a slot a place in memory. Pages change owners; the copies of the tail and
+#   the commit move content.
 # * With pages and several lanes, each lane has pages of its own, and a copy of the *content* of the prefix's last page.
 # * The KV of an accepted path must move to the front, in every layer, before the next round. So must everything else
 #   that has an entry for each node.
