@@ -219,7 +219,7 @@ def with_old_counter(
     """Observe the figures, and the arguments afterwards."""
     found = answer(seq_lens, num_accepted_drafts, num_steps)
     arguments = {"afterwards num_accepted_drafts": num_accepted_drafts, "afterwards the old seq_lens": seq_lens}
-    return {**dict(found), **arguments}
+    return {**(found if isinstance(found, dict) else {}), **arguments}
 
 
 ROUND_FIGURES = Exercise(
