@@ -18,6 +18,7 @@ from specsim.correctness.differential.grid_run import perturbation_budgets
 from specsim.correctness.differential.implementation import Implementation, load_implementations
 from specsim.correctness.differential.lockstep import Lockstep
 from specsim.correctness.differential.pairs import make_pair
+from specsim.correctness.differential.result import Divergence
 from specsim.correctness.faults.checks.cells import cell
 from specsim.correctness.faults.checks.hooks import Forward, HeadHook, hooked
 from specsim.correctness.faults.fault import Finding
@@ -127,9 +128,18 @@ def _content(buffer: Any, name: str, slots: torch.Tensor) -> torch.Tensor:
     return values[:, slots.to(values.device)].cpu()
 
 
-@torch.inference_mode()
 def check(setting: dict[str, Any], device: str) -> list[Finding]:
     """Compare a cell in lockstep; setting: see checks.cells. Fields are those of states and of Watched."""
+    return compared(setting, device)[0]
+
+
+@torch.inference_mode()
+def compared(setting: dict[str, Any], device: str) -> tuple[list[Finding], list[Divergence]]:
+    """Compare a cell in lockstep up to the first wrong phase.
+
+    Returns all wrong fields, those of the drafter's forwards too and the first cause first, and the lockstep's own
+    divergences.
+    """
     case = cell(setting)
     pair = make_pair(case.pair, torch.float32)
     tally = Tally(budgets=perturbation_budgets(replace(case, rounds=min(case.rounds, 2)), pair, "float32"))
@@ -137,8 +147,7 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
     with ExitStack() as stack:
         hooks = loaded.map(lambda each: stack.enter_context(hooked(each.engine)))
         watched = Watched(loaded, hooks)
-        compared = loaded._replace(fast=replace(loaded.fast, engine=watched))
-        lockstep = Lockstep(case, pair, compared, tally)
+        lockstep = Lockstep(case, pair, loaded._replace(fast=replace(loaded.fast, engine=watched)), tally)
         lockstep.run()
     found = dict(watched.findings)
     for each in lockstep.divergences:
@@ -146,4 +155,4 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
         place += "" if each.request is None else f", request {each.request}"
         place += "" if each.node is None else f", entry {each.node}"
         found.setdefault(each.field, Finding(each.field, place, each.reference, each.fast))
-    return list(found.values())
+    return list(found.values()), lockstep.divergences

@@ -1,0 +1,131 @@
+"""Examination of the package with an injected fault: its outputs from outside, and its phases from inside.
+
+Each fault is injected into a copy of the package, and a process imports the copy:
+python -m specsim.correctness.faults.examination.
+
+JSON in: {"root": folder of the copy, "prompt_ids": …, "config": …, "max_new_tokens": …, "settings": {name: setting}}.
+JSON out: {"output": …, "accept_length": …, "differences": …}.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.errors import require
+from specsim.correctness.differential.result import Divergence
+from specsim.correctness.explain.answers import Answer
+from specsim.correctness.faults.fault import Finding
+from specsim.correctness.faults.injection import changed, copied_package, environment, require_copy
+from specsim.models.load import load
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Differences between the reference and a fast implementation with a fault, in one setting."""
+
+    first: Divergence | None  # first field of a state or pool that is wrong, None where all are equal
+    inside: tuple[Finding, ...]  # wrong fields, the first cause first, forwards of the drafter included
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Results of one copy of the package."""
+
+    text: str  # of the fast implementation
+    answer: Answer  # the same output by token ids, with log probabilities
+    accept_length: float
+    differences: Mapping[str, Difference]  # by the setting's name
+
+
+def examine(
+    names: Sequence[str | None],
+    prompt: str,
+    config: SpecConfig,
+    settings: Mapping[str, Mapping[str, Any]],
+    *,
+    max_new_tokens: int = 12,
+    jobs: int = 2,
+) -> list[Examination]:
+    """Examine the package with each of these faults, on the CPU; None stands for the package as it is.
+
+    The shipped pair continues the prompt greedily. settings: of the differential, as in the catalogue. jobs: number of
+    processes at a time. InputError for the name of no fault.
+    """
+    from specsim.correctness.faults.catalogue import FAULTS
+
+    known = {fault.name: fault for fault in FAULTS}
+    for name in names:
+        require(name is None or name in known, "names", name, ", ".join(known))
+    tokenizer = load().tokenizer  # copies work without it, as it is slow to import
+    prompt_ids = tokenizer.encode(prompt)
+    request = {"prompt_ids": prompt_ids, "config": asdict(config), "max_new_tokens": max_new_tokens}
+    request |= {"settings": {name: dict(setting) for name, setting in settings.items()}}
+    texts = [changed(known[name].edits) if name else {} for name in names]
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(lambda each: _examined(each, request, tokenizer.decode), texts))
+
+
+def _examined(
+    texts: Mapping[str, str], request: Mapping[str, Any], decode: Callable[[Sequence[int]], str]
+) -> Examination:
+    """Run a process that imports a copy with these sources."""
+    with copied_package(texts) as root:
+        done = subprocess.run(
+            [sys.executable, "-m", "specsim.correctness.faults.examination"],
+            input=json.dumps({**request, "root": str(root)}), env=environment(root, "cpu"),
+            cwd=root, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"a copy of the package ended with exit status {done.returncode}: {done.stderr[-500:]}")
+    found = json.loads(done.stdout)
+    output = found["output"]
+    answer = Answer.of(
+        list(zip(output["token_ids"], output["logprobs"], strict=True)), prompt=output["prompt_token_ids"]
+    )
+    differences = {
+        name: Difference(each["first"] and Divergence(**each["first"]), tuple(Finding(**one) for one in each["inside"]))
+        for name, each in found["differences"].items()
+    }
+    return Examination(decode(output["token_ids"]), answer, found["accept_length"], differences)
+
+
+def _outside(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Generate with the fast implementation."""
+    from specsim.core.engine_options import EngineOptions
+    from specsim.serving.generation import generate
+
+    sampling = SamplingParams(max_new_tokens=request["max_new_tokens"])
+    engine = EngineOptions("fast", device="cpu", graph="eager")
+    pair = replace(load(), tokenizer=None)
+    made = generate(pair, [request["prompt_ids"]], SpecConfig(**request["config"]), sampling, engine=engine)
+    return {"output": asdict(made.outputs[0]), "accept_length": made.acceptance.accept_length}
+
+
+def _inside(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare the fast implementation with the reference, inside of the drafter too."""
+    from specsim.correctness.faults.checks.differential import compared
+
+    findings, divergences = compared(dict(setting), "cpu")
+    return {"first": asdict(divergences[0]) if divergences else None, "inside": [asdict(each) for each in findings]}
+
+
+def main() -> None:
+    """Read a request, examine the imported package, write the result."""
+    import torch
+
+    torch.set_num_threads(1)
+    request = json.load(sys.stdin)
+    made = _outside(request)
+    made["differences"] = {name: _inside(setting) for name, setting in request["settings"].items()}
+    require_copy(Path(request["root"]))
+    json.dump(made, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
