@@ -1,0 +1,185 @@
+"""Exercises of notebook 11: serving."""
+
+from math import ceil
+from typing import Any
+
+from specsim.course.exercise import Exercise, Mistake
+
+
+def time_per_token(deliveries: list[tuple[int, int]]) -> float:
+    """Compute the mean number of steps that a token takes after the first delivery.
+
+    deliveries: pairs of the step and the number of tokens that arrived in it, in order.
+    """
+    # begin answer
+    steps = deliveries[-1][0] - deliveries[0][0]
+    tokens = sum(number for _, number in deliveries) - 1
+    return steps / tokens if tokens else 0.0
+    # end answer
+
+
+def _per_delivery(deliveries: list[tuple[int, int]]) -> float:
+    steps = deliveries[-1][0] - deliveries[0][0]
+    return steps / (len(deliveries) - 1) if len(deliveries) > 1 else 0.0
+
+
+def _all_tokens(deliveries: list[tuple[int, int]]) -> float:
+    steps = deliveries[-1][0] - deliveries[0][0]
+    return steps / sum(number for _, number in deliveries)
+
+
+def _rounds_counted(deliveries: list[tuple[int, int]]) -> float:
+    tokens = sum(number for _, number in deliveries) - 1
+    return (len(deliveries) - 1) / tokens if tokens else 0.0
+
+
+TIME_PER_TOKEN = Exercise(
+    "11-1",
+    "Write `time_per_token`, the TPOT of a request in steps. It receives the deliveries of the request: pairs of the "
+    "step and the number of tokens that arrived in it. Return the number of steps from the first delivery to the last, "
+    "divided by the number of tokens after the first *token*. Return 0 for a request with one token.\n\n"
+    "A request may miss steps, for instance while it is preempted. These steps count.",
+    time_per_token,
+    (
+        ([(0, 1), (1, 1), (2, 4), (3, 1)],),
+        ([(5, 4), (10, 1), (11, 3)],),
+        ([(7, 1)],),
+        ([(3, 4), (4, 4), (5, 4)],),
+        ([(2, 3)],),
+    ),
+    (
+        Mistake(
+            _per_delivery,
+            "That is the time between two deliveries (ITL). A round delivers several tokens at once, so a token takes "
+            "less than the time between deliveries.",
+        ),
+        Mistake(
+            _all_tokens,
+            "The first token is the start of the measurement: it took the time to the first token (TTFT). Divide by "
+            "the number of the other tokens.",
+        ),
+        Mistake(
+            _rounds_counted,
+            "The number of deliveries is not the number of steps. A request that waits in between has steps without a "
+            "delivery.",
+        ),
+    ),
+    "With speculation TPOT falls below 1: tokens of one round arrive in the same step. The gap between deliveries does "
+    "not fall. Users of a chat see the second, totals show the first.",
+)
+
+
+def slots_of_chain(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
+    """Compute the number of KV slots that a request with chains of drafts reserves: two rounds, in whole pages."""
+    # begin answer
+    columns = seq_len + 2 * num_draft_tokens
+    return ceil(columns / page_size) * page_size
+    # end answer
+
+
+def _one_round(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
+    return ceil((seq_len + num_draft_tokens) / page_size) * page_size
+
+
+def _whole_pages_only(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
+    return (seq_len + 2 * num_draft_tokens) // page_size * page_size
+
+
+def _rounded_parts(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
+    return (ceil(seq_len / page_size) + ceil(2 * num_draft_tokens / page_size)) * page_size
+
+
+def _no_pages(seq_len: int, num_draft_tokens: int, _page_size: int) -> int:
+    return seq_len + 2 * num_draft_tokens
+
+
+SLOTS = Exercise(
+    "11-2",
+    "Write `slots_of_chain`. A request has `seq_len` committed tokens. A round needs a column for each of its "
+    "`num_draft_tokens` nodes. The next round may begin before the host knows how many drafts this one accepted, so "
+    "the request needs room for *two* rounds. Slots come in pages of `page_size`. Return the number of slots.",
+    slots_of_chain,
+    ((5, 4, 4), (8, 4, 16), (24, 4, 16), (3, 4, 1), (9, 6, 8), (9, 4, 8)),
+    (
+        Mistake(
+            _one_round,
+            "That is enough for one round. Under `overlap` a second round begins before the lengths are read, and it "
+            "would write into another request's pages.",
+        ),
+        Mistake(
+            _whole_pages_only,
+            "The last page must be reserved also if only a part of it is needed: round up.",
+        ),
+        Mistake(
+            _rounded_parts,
+            "Drafts follow the committed tokens in the same page. Add first, then round up once.",
+        ),
+        Mistake(_no_pages, "A pool hands out whole pages. Round up to a multiple of the page size."),
+    ),
+    "L + 2N columns, rounded up to whole pages. For a tree, N is replaced by what its lanes need, which is more: see "
+    "`SpecConfig.reserved_columns`.",
+)
+
+
+def victim(requests: list[tuple[int, int, int]]) -> int:
+    """Choose the request that loses its slots: of the lowest priority, the one that arrived last.
+
+    requests: tuples of id, priority (higher is more important) and step of arrival. Of two that arrived in the same
+    step, the later one in the list is the victim.
+    """
+    # begin answer
+    lowest = min(priority for _, priority, _ in requests)
+    last = max(arrival for _, priority, arrival in requests if priority == lowest)
+    return [number for number, priority, arrival in requests if (priority, arrival) == (lowest, last)][-1]
+    # end answer
+
+
+def _chosen(requests: list[tuple[int, int, int]], key: Any) -> int:
+    return max(reversed(requests), key=key)[0]
+
+
+def _latest_of_all(requests: list[tuple[int, int, int]]) -> int:
+    return _chosen(requests, lambda each: each[2])
+
+
+def _earliest(requests: list[tuple[int, int, int]]) -> int:
+    return _chosen(requests, lambda each: (-each[1], -each[2]))
+
+
+def _highest_number(requests: list[tuple[int, int, int]]) -> int:
+    return _chosen(requests, lambda each: (each[1], each[2]))
+
+
+VICTIM = Exercise(
+    "11-3",
+    "Write `victim`. When slots run out, one of the running requests must give its slots back and wait. Each is a "
+    "tuple of its id, its priority and its step of arrival. A higher priority is more important. Return the id of the "
+    "request that arrived last among those of the lowest priority. If two arrived in the same step, take the later one "
+    "in the list.",
+    victim,
+    (
+        ([(0, 0, 0), (1, 0, 1), (2, 0, 3), (3, 0, 3)],),
+        ([(0, 0, 0), (1, 1, 1), (2, 0, 2), (3, 1, 3)],),
+        ([(4, 5, 9)],),
+        ([(7, 2, 4), (8, -1, 4), (9, -1, 2)],),
+    ),
+    (
+        Mistake(
+            _latest_of_all,
+            "A request of high priority was preempted although one of lower priority was running. Compare priorities "
+            "first.",
+        ),
+        Mistake(
+            _earliest,
+            "The request that has waited longest was preempted. It has the most tokens, so most is computed again, and "
+            "under load it may never end.",
+        ),
+        Mistake(
+            _highest_number,
+            "A higher number is a higher priority. The victim is one of the lowest.",
+        ),
+    ),
+    "The latest arrival has the least KV to lose in most cases, and no request waits for ever: the oldest always runs.",
+)
+
+EXERCISES = (TIME_PER_TOKEN, SLOTS, VICTIM)
