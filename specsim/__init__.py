@@ -5,7 +5,7 @@ from importlib import import_module
 from specsim.core.public_names import HOMES
 
 __version__ = "0.1.0"
-__all__ = sorted(HOMES.keys() - {"course", "plots", "simulator"})  # what a star imports: plots needs matplotlib
+__all__ = sorted(name for name, home in HOMES.items() if name != home)  # no folder: plots needs matplotlib
 __dir__ = __all__.copy
 
 

@@ -2,6 +2,7 @@
 from specsim import course as course
 from specsim import plots as plots
 from specsim import simulator as simulator
+from specsim import training as training
 from specsim.core.config import SamplingParams as SamplingParams
 from specsim.core.config import ServingConfig as ServingConfig
 from specsim.core.config import SpecConfig as SpecConfig

@@ -1,7 +1,7 @@
 """The names that specsim exports, each with the module that defines it."""
 
 HOMES = {
-    **dict(course="course", plots="plots", simulator="simulator"),
+    **dict(course="course", plots="plots", simulator="simulator", training="training"),
     **dict(explore="explorer.explore", trace="explorer.rounds"),
     **dict.fromkeys(("SamplingParams", "ServingConfig", "SpecConfig"), "core.config"),
     **dict.fromkeys(("AcceptanceRule", "Accepted"), "core.rule"),

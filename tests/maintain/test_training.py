@@ -1,4 +1,4 @@
-"""The shipped pair has the published formats, its prompts are held out, and its training imitates inference."""
+"""The shipped pair has the published formats, and its prompts are held out."""
 
 import hashlib
 import json
@@ -14,11 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
-from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specsim.acceptance.settings import Setting, chain
 from specsim.acceptance.study import Measurement, Study, measure
@@ -27,16 +24,10 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.metrics import acceptance
 from specsim.maintain.training.card import write_card
 from specsim.maintain.training.corpus import Source, build_corpus, read_documents, write_documents
-from specsim.maintain.training.drafter import build_head
 from specsim.maintain.training.duplicates import near_duplicates, resemblance, sketch
-from specsim.maintain.training.estimate import chain_rounds
-from specsim.maintain.training.heads import EagleHead, rope_at
 from specsim.maintain.training.licences import declared_licence, is_permissive
 from specsim.maintain.training.manifest import compare_selection, follow_manifest, make_manifest
-from specsim.maintain.training.minimise import learning_rate
-from specsim.maintain.training.recipe import SHIPPED, SMOKE
-from specsim.maintain.training.target import target_config
-from specsim.maintain.training.unroll import read_features, unroll
+from specsim.maintain.training.recipe import SHIPPED
 from specsim.models.load import load, load_shipped
 from specsim.models.shipped import TINY, load_prompts
 from specsim.serving.generation import generate
@@ -140,6 +131,21 @@ def test_shipped_prompts_are_of_held_out_files():
     assert manifest["heldout"] == {**manifest["heldout"], "files": len(heldout), "sha256": digests}
 
 
+def test_shipped_text_is_small_and_of_no_held_out_file():
+    excerpts = load_prompts(name="text")
+    heldout = json.loads((TINY / "manifest.json").read_text(encoding="utf-8"))["heldout_files"]
+    assert sum(len(excerpt["text"].encode()) for excerpt in excerpts) < 1_000_000
+    assert len({excerpt["file_sha256"] for excerpt in excerpts}) == len(excerpts)
+    assert not heldout.keys() & {excerpt["file_sha256"] for excerpt in excerpts}
+
+    def file(source: str) -> tuple[str, str]:
+        distribution, path = source.split(": ", 1)
+        return distribution.split()[0], path
+
+    assert not set(map(file, heldout.values())) & {file(excerpt["source"]) for excerpt in excerpts}
+    assert all(is_permissive(excerpt["licence"]) for excerpt in excerpts)
+
+
 def test_shipped_distributions_are_permissive():
     manifest = json.loads((TINY / "manifest.json").read_text(encoding="utf-8"))
     assert all(is_permissive(distribution["licence"]) for distribution in manifest["distributions"])
@@ -222,73 +228,6 @@ def test_manifest_is_followed_and_differences_are_reported(sources):
     assert compare_selection(again, manifest)
 
 
-def _draft_by_hand(head: nn.Module, features, tokens_C: torch.Tensor, root: int, steps: int) -> list[torch.Tensor]:
-    """Compute the hidden state of each draft of a chain from `root`, one row at a time."""
-    hidden = list(head.first_hidden(features)[0, :root])
-    fed = []
-    outputs = []
-    for step in range(steps):
-        token = tokens_C[1 : root + step + 1]
-        previous = torch.stack([*hidden[:root], *outputs][: len(token)])
-        if isinstance(head, EagleHead):
-            residual = x = head.fc(torch.cat([head.embed_tokens(token), previous], -1))
-            layer = head.layers[0]
-        else:
-            layer = head.midlayer
-            residual = previous
-            embedding = head.borrowed["embed_tokens"](token)
-            x = torch.cat([layer.input_layernorm(embedding), layer.hidden_norm(previous)], -1)
-        fed.append(x)
-        attention = layer.self_attn
-        query, key, value = (
-            projection(x[None]).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        query, key = apply_rotary_pos_emb(query, key, *rope_at(head.rotary, x[None], 0))
-        key, value = (repeat_kv(tensor, attention.groups) for tensor in (key, value))
-        seen = F.scaled_dot_product_attention(query[:, :, -1:], key, value)
-        mixed = residual[-1] + attention.o_proj(seen.transpose(1, 2).flatten(2))[0, 0]
-        outputs.append(mixed + layer.mlp(layer.post_attention_layernorm(mixed)))
-    return outputs
-
-
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
-def test_unrolled_head_equals_drafting_one_row_at_a_time(name):
-    steps = 4
-    target = LlamaForCausalLM(target_config(SMOKE)).eval().requires_grad_(False)
-    tokens_BC = torch.randint(SMOKE.vocab_size, (1, 17))
-    head, _ = build_head(name, target, tokens_BC[0], SMOKE)
-    features = read_features(target, tokens_BC, SMOKE.feature_layers)
-    with torch.no_grad():
-        hidden_SRH = torch.cat([hidden_BRH for hidden_BRH, _ in unroll(head, features, tokens_BC, steps)])
-        for root in (1, 2, 7, 13):
-            by_hand = torch.stack(_draft_by_hand(head, features, tokens_BC[0], root, steps))
-            torch.testing.assert_close(hidden_SRH[:, root - 1], by_hand)
-
-
-def test_features_are_those_that_transformers_names():
-    target = LlamaForCausalLM(target_config(SMOKE)).eval()
-    tokens_BC = torch.randint(SMOKE.vocab_size, (2, 9))
-    features = read_features(target, tokens_BC, (1, 2, 3))
-    output = target(tokens_BC, output_hidden_states=True)
-    assert torch.equal(features.logits_BCV, output.logits)
-    assert torch.equal(features.last_BCH, output.hidden_states[-1])
-    assert torch.equal(features.aux_BCF, torch.cat(output.hidden_states[1:4], -1))
-
-
-def test_chain_rounds_jump_over_what_they_accept():
-    agrees = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 0], [1, 1, 1]], dtype=torch.bool)
-    rounds = chain_rounds(agrees, first_root=2, num_drafts=3)
-    assert rounds == [2, 0, 3]
-
-
-def test_learning_rate_rises_holds_and_ends_at_zero():
-    assert 0 < learning_rate(0, 0) <= 0.01
-    assert learning_rate(0.02, 99) == learning_rate(0.3, 500) == 1
-    assert learning_rate(2 / 3, 500) == pytest.approx(0.5)
-    assert learning_rate(1, 500) == 0
-
-
 def test_smoke_trains_a_loadable_pair(tmp_path):
     command = [sys.executable, "-m", "specsim.maintain.training.train", "--smoke", "--out", "tiny", "--work", "work"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
@@ -299,6 +238,7 @@ def test_smoke_trains_a_loadable_pair(tmp_path):
     assert trained["mtp"]["corpus"]["tokens"] == trained["target"]["tokens"]
     assert (tmp_path / "tiny" / "MODEL_CARD.md").exists()
     assert (tmp_path / "tiny" / "prompts.jsonl").read_text().count("\n") >= 1
+    assert (tmp_path / "tiny" / "text.jsonl").read_text().count("\n") >= 1
 
 
 def test_the_shipped_pair_speculates_as_transformers_decodes():

@@ -19,14 +19,16 @@ PACKAGE_FOLDERS = {"specsim": ROOT / "specsim"} | {f"specsim.{name}": ROOT / nam
 TOP_FOLDERS = {"specsim", "reference", "fast", "notebooks", "tests", "papers"}
 TEST_FOLDERS = set(
     "acceptance bench cli core correctness course explorer fast maintain models operations plots project serving "
-    "simulator".split()
+    "simulator training".split()
 )
 VAGUE_NAMES = {"utils", "common", "helpers", "base", "manager", "factory", "registry"}
 # In two parts each, since this file is read as well.
 FORBIDDEN_TEXT = re.compile(r"\bTO" + r"DO\b|\.\./sha" + "red")
 # Modules that import by a name put together at run time, and the modules they can reach that way.
 DYNAMIC_IMPORTS = {
-    "specsim": {f"specsim.{name}" for name in ("core", "course", "models", "plots", "serving", "simulator")},
+    "specsim": {
+        f"specsim.{name}" for name in ("core", "course", "models", "plots", "serving", "simulator", "training")
+    },
     "specsim.course.exercises": {"specsim.course.exercises"},
     "specsim.correctness.faults.checks": {"specsim.correctness.faults.checks"},
     "specsim.correctness.faults.checks.distribution": {"specsim.reference.verify", "specsim.fast.verify"},

@@ -8,7 +8,7 @@ from specsim.maintain.site.links import SOURCE
 from specsim.maintain.site.members import Class, Field, Function, Module, read_module
 
 IMPLEMENTATIONS = ("reference", "fast")
-FOLDERS = ("core", "models", "serving", "correctness", "simulator", "plots", "explorer", "course")
+FOLDERS = ("core", "models", "serving", "correctness", "simulator", "plots", "explorer", "training", "course")
 _MOST_VALUE = 60  # characters of a default or constant that a table shows
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from specsim.core.metrics import LOOP_SHARE
 from specsim.maintain.result_tables import markdown, prompts_of
-from specsim.maintain.training.estimate import NEW_TOKENS
 from specsim.maintain.training.prompts import RULE
 from specsim.maintain.training.recipe import Recipe
+from specsim.training.continuation import NEW_TOKENS
 
 CARD = """# The tiny pair: a target and its drafters
 
@@ -40,6 +40,8 @@ lists the distributions with their versions and licences, the hash of the select
 {licences}
 
 `prompts.jsonl` holds excerpts of held-out files, each under the licence it names. {prompt_rule}
+
+`text.jsonl` holds excerpts, chosen in the same way, of files that are not held out. Notebook 16 trains a head on them.
 
 ## Losses
 

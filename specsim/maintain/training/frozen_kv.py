@@ -17,9 +17,9 @@ from transformers.models.llama.modeling_llama import (
     repeat_kv,
 )
 
-from specsim.maintain.training.heads import Rope, rope_at
 from specsim.maintain.training.recipe import Recipe
 from specsim.maintain.training.student import Reading, Student
+from specsim.training.heads import Rope, rope_at
 
 
 class FrozenAttention(nn.Module):

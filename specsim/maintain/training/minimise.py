@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-WARM_UP_STEPS = 100
+from specsim.training.optimiser import learning_rate, make_optimizers, take_step
+
 STEPS_A_REPORT = 10
 SECONDS_A_CHECKPOINT = 60.0
 
@@ -31,19 +32,11 @@ class Spent(NamedTuple):
     seconds: float
 
 
-def learning_rate(progress: float, num_steps: int) -> float:
-    """Compute the share of the peak learning rate at `progress` (0 to 1), after `num_steps` steps.
-
-    It warms up, stays constant, and from one third on falls linearly to 0.
-    """
-    return min(1.0, (num_steps + 1) / WARM_UP_STEPS, 1.5 * max(0.0, 1 - progress))
-
-
 def minimise(
     loss_of_a_batch: Callable[[], torch.Tensor], module: nn.Module, peak: float, budget: Budget, label: str
 ) -> Spent:
     """Train `module` in place, from the budget's checkpoint if it fits, until the budget or its slice is used up."""
-    optimizers = _optimizers(module, peak)
+    optimizers = make_optimizers(module, peak)
     before = _resume(module, optimizers, budget.checkpoint)
     left = budget.seconds - before.seconds
     limit = left if budget.slice_seconds is None else min(left, budget.slice_seconds)
@@ -53,7 +46,7 @@ def minimise(
     with tqdm(total=round(max(limit, 0)), desc=label, unit="s") as bar:
         while elapsed < limit:
             rate = peak * learning_rate((before.seconds + elapsed) / budget.seconds, steps)
-            loss = _step(loss_of_a_batch, module, optimizers, rate)
+            loss = take_step(loss_of_a_batch, module, optimizers, rate)
             steps += 1
             if steps % STEPS_A_REPORT == 0:
                 bar.set_postfix(loss=f"{loss.item():.3f}", step=steps)
@@ -65,23 +58,6 @@ def minimise(
     spent = Spent(steps, before.seconds + elapsed)
     _save(module, optimizers, spent, budget.checkpoint)
     return spent
-
-
-def _step(
-    loss_of_a_batch: Callable[[], torch.Tensor],
-    module: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    rate: float,
-) -> torch.Tensor:
-    loss = loss_of_a_batch()
-    loss.backward()
-    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return loss
 
 
 def _save(module: nn.Module, optimizers: list[torch.optim.Optimizer], spent: Spent, path: Path) -> None:
@@ -111,16 +87,3 @@ def _resume(module: nn.Module, optimizers: list[torch.optim.Optimizer], path: Pa
 
 def _shapes(state: dict[str, Any]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in state.items()}
-
-
-def _optimizers(module: nn.Module, peak: float) -> list[torch.optim.Optimizer]:
-    """Choose Muon for the matrices in layers, AdamW for the rest."""
-    inside = []
-    rest = []
-    for name, parameter in module.named_parameters():
-        is_inside = parameter.ndim == 2 and not name.endswith(("embed_tokens.weight", "lm_head.weight"))
-        (inside if is_inside else rest).append(parameter)
-    return [
-        torch.optim.Muon(inside, lr=peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=peak, weight_decay=0.1, betas=(0.9, 0.95)),
-    ]

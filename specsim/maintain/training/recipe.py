@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from specsim.training.building import HeadSizes
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -13,6 +15,8 @@ class Recipe:
     tokenizer_one_in: int = 4
     num_prompts: int = 64
     prompts_a_distribution: int = 3
+    num_texts: int = 1024  # excerpts of the training part that are shipped
+    texts_a_distribution: int = 40
 
     vocab_size: int = 4096
     hidden_size: int = 256
@@ -51,6 +55,11 @@ class Recipe:
     standalone_seconds: float = 330
 
     @property
+    def head(self) -> HeadSizes:
+        """Sizes of an EAGLE head."""
+        return HeadSizes(self.draft_vocab_size, self.head_intermediate_size, self.feature_layers)
+
+    @property
     def rollout_rows(self) -> int:
         """Rows of a rollout that a drafter learns from."""
         return self.rollout_window - self.num_unrolled
@@ -63,6 +72,7 @@ SMOKE = Recipe(
     heldout_one_in=8,
     tokenizer_one_in=1,
     num_prompts=4,
+    num_texts=8,
     vocab_size=512,
     hidden_size=64,
     num_heads=4,

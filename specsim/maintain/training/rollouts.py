@@ -8,22 +8,7 @@ from transformers import LlamaForCausalLM
 
 from specsim.maintain.training.recipe import Recipe
 from specsim.maintain.training.target import sample_windows
-
-
-@torch.no_grad()
-def continue_prompts(
-    target: LlamaForCausalLM, prompts_BC: torch.Tensor, mask_BC: torch.Tensor, num_tokens: int, temperature: int
-) -> torch.Tensor:
-    """Append `num_tokens` tokens to left-padded prompts, greedily (temperature 0) or by sampling (1)."""
-    return target.generate(  # pyright: ignore[reportAttributeAccessIssue]  # hidden by transformers' own protocol
-        prompts_BC,
-        attention_mask=mask_BC,
-        do_sample=temperature == 1,
-        **({"top_k": 0} if temperature else {}),
-        min_new_tokens=num_tokens,
-        max_new_tokens=num_tokens,
-        pad_token_id=0,
-    )
+from specsim.training.continuation import continue_prompts
 
 
 def make_rollouts(target: LlamaForCausalLM, tokens: torch.Tensor, recipe: Recipe) -> torch.Tensor:

@@ -68,13 +68,6 @@ def train_target(tokens: torch.Tensor, recipe: Recipe, budget: Budget, folder: P
     return {"parameters": model.num_parameters(), **spent._asdict(), "tokens_seen": seen, "tokens": len(tokens)}
 
 
-def load_target(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    """Load a frozen target; in float32 it has the values that its bfloat16 file holds."""
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
-    nn.Module.to(model, device)
-    return model.eval().requires_grad_(False)
-
-
 @torch.no_grad()
 def validation_loss(model: PreTrainedModel, tokens: torch.Tensor, length: int) -> float:
     """Mean loss in nats a token over up to `VALIDATION_WINDOWS` evenly spaced windows."""

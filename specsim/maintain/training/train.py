@@ -27,6 +27,9 @@ from specsim.maintain.training.prompts import choose_prompts
 from specsim.maintain.training.recipe import SHIPPED, SMOKE, Recipe
 from specsim.maintain.training.tokenizer import encode_documents, save_tokenizer, train_tokenizer
 from specsim.models.shipped import load_prompts
+from specsim.training.continuation import NUM_DRAFTS
+from specsim.training.estimate import head_drafts
+from specsim.training.target import load_target
 
 TIMES = [f"{model}_seconds" for model in ("target", "eagle3", "eagle", "mtp", "frozen_kv", "standalone")]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -78,11 +81,15 @@ class Run:
         return torch.from_numpy(np.load(self.work / f"{part}.npy").astype(np.int32)).to(self.device)
 
     def target(self, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-        return target.load_target(self.out / "target", self.device, dtype)
+        return load_target(self.out / "target", self.device, dtype)
 
 
 def _write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_lines(path: Path, rows: list[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def select_corpus(run: Run) -> None:
@@ -107,15 +114,16 @@ def select_corpus(run: Run) -> None:
 
 
 def learn_tokenizer(run: Run) -> None:
-    """Write the tokenizer, the prompts and their edits."""
+    """Write the tokenizer, the prompts and their edits, and excerpts to train small heads on."""
     parts = {part: read_documents(run.work / f"{part}.jsonl") for part in ("train", "heldout")}
     texts = [document.text for document in parts["train"][:: run.recipe.tokenizer_one_in]]
     tokenizer = train_tokenizer(texts, run.recipe.vocab_size)
     save_tokenizer(tokenizer, run.out / "target", target.MAX_LENGTH)
     recipe = run.recipe
     prompts = choose_prompts(parts["heldout"], tokenizer, recipe.num_prompts, recipe.prompts_a_distribution)
-    lines = [json.dumps(prompt, ensure_ascii=False) + "\n" for prompt in prompts]
-    (run.out / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
+    _write_lines(run.out / "prompts.jsonl", prompts)
+    excerpts = choose_prompts(parts["train"], tokenizer, recipe.num_texts, recipe.texts_a_distribution)
+    _write_lines(run.out / "text.jsonl", excerpts)
     write_edits(run.out)
 
 
@@ -153,11 +161,10 @@ def write_rollouts(run: Run) -> None:
 def train_head(run: Run, stage: Stage) -> None:
     """Write one EAGLE head and estimate its acceptance."""
     model = run.target()
-    layers = run.recipe.feature_layers
     head, figures = drafter.train_head(
         stage, model, run.tokens("train"), run.tokens("rollouts"), run.recipe, run.budget(stage), run.out / stage
     )
-    _note_drafter(run, stage, figures, model, partial(acceptance.head_drafts, head, model, layers))
+    _note_drafter(run, stage, figures, model, partial(head_drafts, head, model))
 
 
 def train_student(run: Run, stage: Stage) -> None:
@@ -170,7 +177,7 @@ def train_student(run: Run, stage: Stage) -> None:
     )
     corpus = json.loads((run.work / "corpus.json").read_text(encoding="utf-8"))
     figures |= {"of_seconds": budget.seconds, "rollouts": len(rollouts), "corpus": corpus}
-    num_drafts = run.recipe.num_mtp_modules if stage == Stage.MTP else acceptance.NUM_DRAFTS
+    num_drafts = run.recipe.num_mtp_modules if stage == Stage.MTP else NUM_DRAFTS
     _note_drafter(run, stage, figures, model, partial(acceptance.student_drafts, student, model, num_drafts))
 
 

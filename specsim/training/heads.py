@@ -93,6 +93,13 @@ class EagleLayer(nn.Module):
 class Head(nn.Module, ABC):
     """An EAGLE head, called with tokens [B, R], hiddens [B, R, H], the first row's position, and the memory."""
 
+    config: LlamaConfig
+
+    @property
+    def feature_layers(self) -> list[int]:
+        """Target layers whose entering hidden states the head reads; none for EAGLE-1/2."""
+        return list(getattr(self.config, "eagle_aux_hidden_state_layer_ids", None) or ())
+
     @property
     @abstractmethod
     def vocabulary(self) -> torch.Tensor:
@@ -102,9 +109,10 @@ class Head(nn.Module, ABC):
     def first_hidden(self, features: Features) -> torch.Tensor:
         """Hidden [B, C, H] that the first step reads."""
 
+    @property
     @abstractmethod
-    def logits(self, hidden_BRH: torch.Tensor) -> torch.Tensor:
-        """Logits of the draft ids."""
+    def readout(self) -> tuple[nn.Module, nn.Module]:
+        """Norm and lm_head that turn a hidden into logits of the draft ids."""
 
 
 class EagleHead(Head):
@@ -112,6 +120,7 @@ class EagleHead(Head):
 
     def __init__(self, config: LlamaConfig, target_head: nn.Linear) -> None:
         super().__init__()
+        self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
         self.layers = nn.ModuleList([EagleLayer(config)])
@@ -132,8 +141,9 @@ class EagleHead(Head):
         x_BRH = self.fc(torch.cat([self.embed_tokens(token_BR), hidden_BRH], -1))
         return self.layers[0](x_BRH, rope_at(self.rotary, x_BRH, first_position), memory)
 
-    def logits(self, hidden_BRH: torch.Tensor) -> torch.Tensor:
-        return self.borrowed["lm_head"](hidden_BRH)
+    @property
+    def readout(self) -> tuple[nn.Module, nn.Module]:
+        return nn.Identity(), self.borrowed["lm_head"]
 
 
 class Eagle3Layer(nn.Module):
@@ -163,6 +173,7 @@ class Eagle3Head(Head):
 
     def __init__(self, config: LlamaConfig, target_embedding: nn.Embedding, draft_ids: torch.Tensor) -> None:
         super().__init__()
+        self.config = config
         num_features = len(config.eagle_aux_hidden_state_layer_ids)
         self.fc = nn.Linear(num_features * config.hidden_size, config.hidden_size, bias=False)
         self.midlayer = Eagle3Layer(config)
@@ -188,8 +199,9 @@ class Eagle3Head(Head):
         embedding_BRH = self.borrowed["embed_tokens"](token_BR)
         return self.midlayer(embedding_BRH, hidden_BRH, rope_at(self.rotary, hidden_BRH, first_position), memory)
 
-    def logits(self, hidden_BRH: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(self.norm(hidden_BRH))
+    @property
+    def readout(self) -> tuple[nn.Module, nn.Module]:
+        return self.norm, self.lm_head
 
 
 def rope_at(rotary: LlamaRotaryEmbedding, x_BRH: torch.Tensor, first_position: int) -> Rope:
