@@ -6,6 +6,7 @@ from specsim.plots.distributions import distributions, rejection
 from specsim.plots.divergence import divergence
 from specsim.plots.keys_seen import keys_seen
 from specsim.plots.kv import Slot, kv_move, kv_pages, slots
+from specsim.plots.losses import losses
 from specsim.plots.pareto import pareto
 from specsim.plots.positions import acceptance, positions
 from specsim.plots.roofline import roofline
@@ -15,5 +16,5 @@ from specsim.plots.states import states
 from specsim.plots.token_tree import mask, tree
 
 __all__ = ["Slot", "acceptance", "acceptance_rates", "batch", "distributions", "divergence", "keys_seen"]
-__all__ += ["kv_move", "kv_pages", "mask", "pareto", "positions", "rejection", "roofline"]
+__all__ += ["kv_move", "kv_pages", "losses", "mask", "pareto", "positions", "rejection", "roofline"]
 __all__ += ["slots", "speedup", "states", "timeline", "tree"]

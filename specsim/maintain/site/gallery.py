@@ -44,6 +44,8 @@ plots.positions({"rate 0.8": iid(0.8, 5), "rate 0.6": iid(0.6, 5)})""",
     "distributions": """target, draft = (5 / 8, 2 / 8, 1 / 8), (3 / 8, 1 / 8, 4 / 8)
 plots.distributions({"target": target, "draft": draft}, ("owl", "cat", "dog"))""",
     "rejection": 'plots.rejection(target, draft, ("owl", "cat", "dog"))',
+    "losses": """steps = range(60)
+plots.losses({"run A": [6 / (1 + step / 8) for step in steps], "run B": [6 / (1 + step / 30) for step in steps]})""",
     "divergence": """from specsim.correctness.differential.result import Divergence
 
 plots.divergence(Divergence("a cell", 2, "verify", 0, 3, "num_accepted_drafts", 2, 1))""",
