@@ -19,7 +19,9 @@
 # generated itself. This notebook runs one such round step by step and shows its data: the tree, the attention mask and
 # the KV cache.
 #
-# To answer a question marked **Try**, change a cell and run it again.
+# To answer a question marked **Try**, change a cell and run it again. A *prediction* is a number that you guess before
+# you see the result. An *exercise* is a function that you write; the cell after it checks your answer and says what is
+# wrong.
 
 # %%
 from copy import deepcopy
@@ -110,6 +112,25 @@ plots.mask(verify_input, decode=decode)
 # %% [markdown]
 # * Two rows have the same token `:`. Why can their predictions differ?
 # * **Try** the chain again. Why is its mask a full triangle?
+
+# %% [markdown]
+# ### Exercise 01-1
+#
+# Write `visible_nodes`: the nodes of the tree that a node attends to, in ascending order. `parents[j]` is the parent of
+# node j. The root is node 0, and its parent is given as -1.
+
+
+# %%
+def visible_nodes(parents: list[int], node: int) -> list[int]:
+    """List the nodes that a node attends to, in ascending order; the parent of the root, node 0, is -1."""
+    raise NotImplementedError("your answer")
+
+
+# %%
+specsim.course.check("01-1", visible_nodes)
+
+# %% [markdown]
+# `specsim.course.solution("01-1")` shows a solution.
 #
 # ## The KV of drafts
 #
@@ -131,6 +152,14 @@ plots.kv_pages(pools, batch, config)
 # For verification, node j of a request is in column L+j. After its pass over the tree, the target has a next token for
 # every node. It walks down from the root as long as one of the children is this token. Where no child is, the target's
 # token is the *bonus token*. So a round gives at least one token, even if every draft is wrong.
+#
+# ### Prediction
+#
+# Each tree has 7 drafts, on paths of 3 at most. Replace the number by your guess.
+
+# %%
+guess = specsim.course.predict("How many tokens do the two requests get in their first round, together?", 4)
+guess
 
 # %%
 before = deepcopy(pools)
@@ -141,13 +170,37 @@ plots.tree(verify_input, verdict, decode)
 # %%
 for prompt, tokens in zip(prompts, verdict.accepted_tokens(), strict=True):
     print(repr(prompt), "→", [decode([token]) for token in tokens])
+guess.score(int(verdict.num_accepted_tokens.sum()))
 
 # %% [markdown]
 # * The accepted path is not the one with the best scores. How many tokens would the chain with `topk=1` have given in
 #   this round?
 # * `num_accepted_tokens` is `num_accepted_drafts` + 1. It does not count the root. Which round counted the root?
 # * **Try** `plots.tree(verify_input, verdict, decode, request=1)`.
+
+# %% [markdown]
+# ### Exercise 01-2
 #
+# Write `tokens_of_round`: the tokens that a round gives at temperature 0, in their order, with the bonus token at the
+# end. `tokens[j]` is the token of node j, `parents[j]` its parent, and `next_tokens[j]` the target's next token after
+# node j. Children of a node have different tokens.
+#
+# Hint: start at the root. The target's next token belongs to the text in any case. Has a child this token?
+
+
+# %%
+def tokens_of_round(tokens: list[int], parents: list[int], next_tokens: list[int]) -> list[int]:
+    """List the tokens that a round gives, bonus token last.
+
+    next_tokens: the target's next token after every node.
+    """
+    raise NotImplementedError("your answer")
+
+
+# %%
+specsim.course.check("01-2", tokens_of_round)
+
+# %% [markdown]
 # ## Commit
 #
 # The next round expects the KV of the accepted tokens in columns L, L+1, … But it is still in the columns of their
@@ -214,7 +267,14 @@ plots.tree(engine.draft(next_batch, next_draft_input, pools), None, decode)
 #
 # ## Is this the text that the target would generate?
 #
-# At temperature 0 a comparison gives the answer. Plain decoding, with one token per pass, must give the same text.
+# At temperature 0 a comparison gives the answer. Plain decoding, with one token per pass, must give the same text. It
+# needs 24 passes for 24 tokens.
+#
+# ### Prediction
+
+# %%
+guess = specsim.course.predict("How many passes of the target do 24 tokens of the first request take?", 12)
+guess
 
 # %%
 whole = SamplingParams(max_new_tokens=24)
@@ -224,9 +284,10 @@ assert [output.token_ids for output in speculative.outputs] == [output.token_ids
 for output in speculative.outputs:
     rounds = output.num_accepted_tokens_per_round
     print(f"{len(output.token_ids)} tokens in {len(rounds)} passes of the target, {rounds} per round")
-speculative
+guess.score(len(speculative.outputs[0].num_accepted_tokens_per_round))
 
 # %% [markdown]
+# * The second request has rounds with 2 and 3 tokens. How many of their drafts were right?
 # * **Try** `temperature=1.0` in `whole`. The assertion fails, although the code is correct. Why? What should be
 #   compared instead? (`papers/eagle1/notes.md` has the answer, and `tests/operations/test_verify.py` has the
 #   comparison.)
@@ -278,3 +339,18 @@ for name in sorted(expected):
 # %% [markdown]
 # * **Try** to make them differ: change a score in `draft_input.topk_scores` of one implementation before its round.
 #   Which field shows the difference first?
+#
+# ## Your predictions
+
+# %%
+specsim.course.scores()
+
+# %% [markdown]
+# ## What to remember
+#
+# * A round has three phases: draft, verify, draft-extend. States are all that they exchange.
+# * The target reads the whole tree in one pass, since the mask shows each node its own branch only.
+# * A round gives the accepted drafts and the bonus token. The next round begins with this token as its root.
+# * The KV of the accepted path moves to the front. Everything else of the round is thrown away.
+#
+# `specsim.trace` records rounds like this one of any prompt, and `specsim.explore` shows them on an interactive page.
