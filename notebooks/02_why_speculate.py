@@ -62,7 +62,8 @@ guess.score(1e3 * max(reading, 64 * arithmetic))
 # speculative decoding works. To *check* several drafts in one pass takes hardly longer than to *generate* one token.
 #
 # The picture shows the time over the number of tokens in a pass. The dashed line is the bound. The solid line is the
-# simulator's forecast for a real server, which reaches neither peak and has some fixed costs.
+# simulator's forecast for a real server, which reaches neither peak and has some fixed costs. A `Cell` holds the
+# settings of one forecast.
 
 # %%
 scenario = Cell(model="llama-3.1-8b", hardware="H100-SXM", num_steps=3).scenario
@@ -107,7 +108,8 @@ specsim.course.check("02-1", free_tokens)
 # accepted. The usual model has one number: α, the probability that a draft is accepted if all drafts before it are.
 # Drafts after a rejection are lost.
 #
-# The picture shows the share of rounds that accept at least 1, 2, … of 5 drafts, for two values of α.
+# The picture shows the share of rounds that accept at least 1, 2, … of 5 drafts, for two values of α. `iid(α, n)` is
+# this model with n drafts.
 
 # %%
 plots.positions({"α = 0.8": iid(0.8, 5), "α = 0.6": iid(0.6, 5)})
@@ -207,7 +209,8 @@ specsim.course.check("02-3", best_gamma)
 #
 # A server runs Llama 3.1 8B with an EAGLE-3 drafter whose acceptance is a published one. It proposes a tree of 16 nodes
 # for every request. With one request this is more than twice as fast as plain decoding. But in a batch every request
-# brings 16 tokens.
+# brings 16 tokens. How many requests does the flat part of the roofline hold? And is the whole speed-up lost where it
+# ends?
 
 # %%
 tree = Cell(topk=4, num_steps=5, num_draft_tokens=16).scenario

@@ -135,8 +135,9 @@ guess.score(1000 * best)
 # %% [markdown]
 # `parents` describes the tree: node 0 is the root, and node 1 is the only draft.
 #
-# The areas without hatching sum to the same number, so the rule reaches the optimum. With *one* draft, no lossless rule
-# can keep more. With several drafts in a row there are better rules, such as block verification.
+# The areas without hatching sum to the same number, so the rule reaches the optimum. With *one* draft, no rule that
+# keeps the target's distribution can keep more drafts. With several drafts in a row there are better rules, such as
+# block verification.
 
 # %% [markdown]
 # ### Exercise 03-2
@@ -190,7 +191,7 @@ assert first_token == target_prob
 
 # %% [markdown]
 # * Find the rows that begin with `draft dog` and say `kept`. What is the sum of their probabilities?
-# * Which rows together are the hatched area of `owl`?
+# * Which row is the hatched area of `owl`?
 #
 # The last line is p, to the last digit. There is no sample, no tolerance and no "almost".
 #

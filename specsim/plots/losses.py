@@ -12,7 +12,7 @@ _STEPS_A_MEAN = 10  # steps that the moving mean covers
 
 
 def losses(runs: Mapping[str, Sequence[float]]) -> Picture:
-    """Draw the loss of every training step as a faint line, and its moving mean over 10 steps as a bold one.
+    """Draw the loss of every training step faintly, and its moving mean over 10 steps in bold.
 
     runs: losses in nats by a name. InputError for no run, for more than five, or for one with a loss that is not a
     finite number.

@@ -50,9 +50,9 @@ def train_head(
     options: TrainingOptions | None = None,
     conventions: Conventions = ENGINE,
 ) -> Trained:
-    """Train an EAGLE-3 head for a target on a text, given as token ids; it starts from the target's last layer.
+    """Train an EAGLE-3 head for a target on a text, starting from the target's last layer.
 
-    The target is run on every window when the window is drawn, so that no features are stored. Equal arguments give
+    tokens: ids of the text. The target is run on every window when the window is drawn, so that no features are stored. Equal arguments give
     equal heads on one machine; another one sums floats in another order. InputError for a text that is too short, or
     for layers that the target does not have.
     """
