@@ -52,9 +52,9 @@ def train_head(
 ) -> Trained:
     """Train an EAGLE-3 head for a target on a text, starting from the target's last layer.
 
-    tokens: ids of the text. The target is run on every window when the window is drawn, so that no features are stored. Equal arguments give
-    equal heads on one machine; another one sums floats in another order. InputError for a text that is too short, or
-    for layers that the target does not have.
+    tokens: ids of the text. The target runs on every window when it is drawn, so that no features are stored. Equal
+    arguments give equal heads on one machine; another machine sums floats in another order. InputError for a text that
+    is too short, or for layers that the target does not have.
     """
     options = options or TrainingOptions()
     require(len(tokens) > options.window, "tokens", len(tokens), f"more than the window's {options.window} tokens")
