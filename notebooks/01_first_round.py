@@ -12,7 +12,7 @@
 # * **Goal:** You can follow the data of a round through its phases: the tree, the attention mask, the KV of drafts, the
 #   accepted path, and the state that begins the next round.
 # * **Before:** You know what a transformer's forward pass and its KV cache are.
-# * **Time:** 40 minutes to work through, 15 seconds to run. No GPU.
+# * **Time:** 50 minutes to work through, 15 seconds to run. No GPU.
 #
 # A language model generates one token per forward pass. In a round of speculative decoding, a small *drafter* proposes
 # a tree of tokens. The *target* model reads the whole tree in one forward pass. It keeps the path that it would have

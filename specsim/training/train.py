@@ -60,7 +60,8 @@ def train_head(
     require(len(tokens) > options.window, "tokens", len(tokens), f"more than the window's {options.window} tokens")
     layers = options.feature_layers
     highest = target.config.num_hidden_layers - 1
-    require(layers and all(0 <= layer <= highest for layer in layers), "feature_layers", layers, f"ids 0 to {highest}")
+    is_ascending = list(layers) == sorted({layer for layer in layers if 0 <= layer <= highest})
+    require(layers and is_ascending, "feature_layers", layers, f"ascending ids from 0 to {highest}")
     most = target.config.vocab_size
     require(options.draft_vocab_size <= most, "draft_vocab_size", options.draft_vocab_size, f"at most {most}")
     tokens = tokens.long().to(target.device)

@@ -81,7 +81,15 @@ def test_other_conventions_train_another_head(target, tokens, mistake):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_steps", 0), ("window", 3), ("draft_vocab_size", 33), ("feature_layers", (1, 3)), ("peak_rate", 2.0)],
+    [
+        ("num_steps", 0),
+        ("window", 3),
+        ("draft_vocab_size", 33),
+        ("feature_layers", (1, 3)),
+        ("feature_layers", (2, 1)),
+        ("feature_layers", ()),
+        ("peak_rate", 2.0),
+    ],
 )
 def test_bad_options_are_input_errors(target, tokens, field, value):
     with pytest.raises(InputError) as caught:
