@@ -38,13 +38,17 @@ def rank_by_depth(shares: Sequence[Sequence[float]], config: SpecConfig) -> PerP
     knows more than the rank, such as its current confidence, does better.
     """
     _check(shares, config)
-    rates = np.zeros(config.num_steps)
+    return PerPosition(tuple(rates_by_depth(best_tree(shares, config), shares, config.num_steps).tolist()))
+
+
+def rates_by_depth(tree: Tree, shares: Sequence[Sequence[float]], num_steps: int) -> np.ndarray:
+    """Compute the share of rounds that accept at least 1, 2, ... drafts of a tree, f64 [num_steps]."""
+    rates = np.zeros(num_steps)
     reach = [1.0]
-    tree = best_tree(shares, config)
     for parent, rank, depth in zip(tree.parents, tree.ranks, tree.depths, strict=True):
         reach.append(reach[parent] * shares[depth - 1][rank])
         rates[depth - 1] += reach[-1]
-    return PerPosition(tuple(np.minimum.accumulate(np.minimum(rates, 1.0)).tolist()))
+    return np.minimum.accumulate(np.minimum(rates, 1.0))
 
 
 def best_tree(shares: Sequence[Sequence[float]], config: SpecConfig) -> Tree:
