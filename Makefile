@@ -12,7 +12,7 @@ KERNELS := rows linear rotary attention metadata kv tree drafting topk penalties
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test newest soak bench sanitize lint types map format notebooks docs docs-links dist clean
+.PHONY: help demo test newest soak bench sanitize lint types map format notebooks papers docs docs-links dist clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -70,6 +70,9 @@ format: $(INSTALLED) ## apply ruff's rules and its format
 notebooks: $(INSTALLED) ## write the exercises into the notebooks, and run them again
 	$(BIN)/python -m specsim.maintain.starters
 	$(BIN)/python notebooks/execute.py $(ARGS)
+
+papers: $(INSTALLED) ## published figures beside ours, in papers/ledger.md
+	$(BIN)/python -m specsim.maintain.papers
 
 # All pages, every time: a page may link to a heading of another that has changed.
 docs: $(INSTALLED) ## the documentation, in build/docs/index.html

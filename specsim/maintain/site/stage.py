@@ -26,6 +26,7 @@ PAPERS = """
 :hidden:
 :glob:
 
+ledger
 leaderboard
 */notes
 log

@@ -1,0 +1,77 @@
+"""Exact figures of acceptance rules on the cases of the certificates."""
+
+from functools import cache
+from pathlib import Path
+
+from specsim.core.rule import AcceptanceRule
+from specsim.correctness.exact import implementations, load_rules
+from specsim.correctness.exact.cases import CASES, CUT_CHAIN, ONE, RULE_CASES
+from specsim.correctness.exact.distribution import ExactDistribution, exact_distribution
+from specsim.correctness.exact.model import Case
+from specsim.correctness.exact.optimum import optimum
+from specsim.correctness.exact.rule_distribution import rule_distribution
+from specsim.correctness.exact.verifier import VERIFIERS
+
+K_SEQ = Path(__file__).resolve().parents[3] / "notebooks" / "examples" / "my_rule.py"
+
+
+def distance(verifier: str) -> float:
+    """Compute the largest total variation of a verifier from the target's distribution, over its cases."""
+    found = [_distribution(verifier, case).total_variation(case) for case in _cases(verifier)]
+    return float(max(found))
+
+
+def accepted(verifier: str, case: str) -> float:
+    """Compute the expected accepted drafts of a verifier on a case."""
+    return float(_distribution(verifier, _case(verifier, case)).accepted)
+
+
+def share_of_optimum(verifier: str, case: str) -> float:
+    """Compute the accepted drafts of a verifier over the most that a lossless rule accepts on the case."""
+    own = _case(verifier, case)
+    return float(_distribution(verifier, own).accepted / optimum(own))
+
+
+def k_seq_share(siblings: int) -> float:
+    """Compute the smallest share of the optimum that K-SEQ accepts, over cases of this many siblings of the root."""
+    cases = [case for case in RULE_CASES["siblings"] if case.parents == (-1, *[0] * siblings)]
+    most = {case: optimum(case) for case in cases}
+    return min(float(rule_distribution(_k_seq(), case).exact.accepted / most[case]) for case in cases if most[case])
+
+
+def k_seq_distance() -> float:
+    """Compute the largest total variation of K-SEQ from the target's distribution, over the cases of siblings."""
+    cases = CASES["siblings"]
+    return float(max(rule_distribution(_k_seq(), case).exact.total_variation(case) for case in cases))
+
+
+def agreement_over_bound() -> float:
+    """Compute P(agree) of two samples with the same Gumbel noise over (1 - TV) / (1 + TV): the least of two cases."""
+    shares = []
+    for case in (ONE, CUT_CHAIN):
+        pairs = zip(case.target(()), case.draft(()), strict=True)
+        variation = sum(abs(target - draft) for target, draft in pairs) / 2
+        shares.append(_distribution("gumbel", case).accepted * (1 + variation) / (1 - variation))
+    return float(min(shares))
+
+
+@cache
+def _k_seq() -> AcceptanceRule:
+    (rule,) = load_rules(f"{K_SEQ}:rule")
+    return rule
+
+
+def _cases(verifier: str) -> tuple[Case, ...]:
+    (own,) = (each for each in VERIFIERS if each.name == verifier)
+    return CASES[own.drafts]
+
+
+def _case(verifier: str, name: str) -> Case:
+    (case,) = (each for each in _cases(verifier) if each.name == name)
+    return case
+
+
+@cache
+def _distribution(verifier: str, case: Case) -> ExactDistribution:
+    (own,) = (each for each in VERIFIERS if each.name == verifier)
+    return exact_distribution(own, case, implementations.reference(own))

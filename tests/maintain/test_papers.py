@@ -1,0 +1,143 @@
+"""Ledger of papers: the committed page is what the command computes, and wrong data are refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specsim.core.errors import InputError
+from specsim.maintain.papers import __main__ as command
+from specsim.maintain.papers import ledger, trees
+from specsim.maintain.papers.published import Published, papers, read
+from specsim.simulator.reproduce import TABLES
+
+PAGE = command.ROOT / "papers" / "ledger.md"
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+FIGURE = """[[figure]]
+claim = "a chain that never ends"
+where = "section 1"
+published = "1.00"
+by = "trees.endless_chain"
+"""
+
+
+@pytest.fixture(scope="module")
+def all_rows():
+    return [(paper, ledger.rows(paper, command.ROOT)) for paper in papers(command.ROOT)]
+
+
+def words_and_numbers(line):
+    return NUMBER.sub("#", line), [float(number) for number in NUMBER.findall(line)]
+
+
+def folder(path: Path, text: str) -> Path:
+    (path / "papers" / "one").mkdir(parents=True)
+    (path / "papers" / "one" / "published.toml").write_text(text)
+    return path / "papers" / "one"
+
+
+def test_the_committed_ledger_is_what_is_computed(all_rows):
+    """Words are equal, and numbers up to what a fit or another processor may change in the last digit."""
+    kept = PAGE.read_text(encoding="utf-8").splitlines()
+    made = ledger.page(all_rows).splitlines()
+    assert [NUMBER.sub("#", line) for line in kept] == [NUMBER.sub("#", line) for line in made]
+    for old, new in zip(kept, made, strict=True):
+        assert words_and_numbers(old)[1] == pytest.approx(words_and_numbers(new)[1], rel=0.02, abs=0.15), old
+
+
+def test_figures_that_need_no_fit_are_written_as_computed(all_rows):
+    kept = set(PAGE.read_text(encoding="utf-8").splitlines())
+    written = [row.cells() for paper, rows in all_rows if not paper.tables for row in rows]
+    assert len(written) > 90
+    assert [cells[0] for cells in written if "| " + " | ".join(cells) + " |" not in kept] == []
+
+
+def test_every_table_of_the_simulator_belongs_to_a_paper():
+    named = [table for paper in papers(command.ROOT) for table in paper.tables]
+    assert sorted(named) == sorted(TABLES)
+
+
+def test_every_limit_of_a_paper_is_kept(all_rows):
+    limits = {row.claim: row.is_kept for _, rows in all_rows for row in rows if row.is_kept is not None}
+    assert len(limits) > 15
+    assert [claim for claim, is_kept in limits.items() if not is_kept] == []
+
+
+def test_every_paper_has_a_figure_or_says_why_it_has_none(all_rows):
+    assert [paper.folder for paper, rows in all_rows if not rows] == []
+    for _, rows in all_rows:
+        assert all(row.by and row.where for row in rows)
+
+
+def test_long_results_are_read_from_the_notes(all_rows):
+    (rows,) = [rows for paper, rows in all_rows if paper.folder == "vllm-41162"]
+    assert len(rows) == 180
+    assert all(row.by.startswith("kept in the [notes]") for row in rows)
+
+
+def test_another_published_figure_changes_its_error(tmp_path):
+    for printed, error in (("1.00", "0.0%"), ("0.50", "+100.0%")):
+        place = folder(tmp_path / printed, FIGURE.replace("1.00", printed))
+        (row,) = ledger.rows(read(place), tmp_path)
+        assert row.cells()[2:5] == (printed, "1.00", error)
+
+
+@pytest.mark.parametrize(("bound", "printed", "said"), [("at least", "0.9", "kept"), ("at most", "0.9", "broken")])
+def test_a_limit_is_kept_or_broken(tmp_path, bound, printed, said):
+    place = folder(tmp_path, FIGURE.replace('"1.00"', f'"{printed}"\nbound = "{bound}"'))
+    (row,) = ledger.rows(read(place), tmp_path)
+    assert row.cells()[2:5] == (f"{bound} {printed}", "1.00", said)
+
+
+def test_rows_of_a_table_become_figures(tmp_path):
+    text = FIGURE.replace("[[figure]]", '[[rows]]\nfile = "t.csv"\nrole = "role"\nonly = { kind = ["a"] }\n')
+    text = text.replace('"1.00"', '"printed"').replace("a chain that never ends", "{count} sequences")
+    text = text.replace("trees.endless_chain", "trees.endless_sequences") + 'columns = { count = "count" }\n'
+    place = folder(tmp_path, text)
+    (place / "t.csv").write_text("kind,count,printed,role\na,2,0.30,held out\nb,9,1,fitted\na,1,0.5,chosen on\n")
+    first, second = read(place).figures
+    assert (first.claim, first.printed, first.role, first.arguments) == (
+        "2 sequences",
+        "0.30",
+        "held out",
+        {"count": 2},
+    )
+    assert (second.role, second.arguments) == ("fitted", {"count": 1})
+    assert ledger.rows(read(place), tmp_path)[0].reproduced == f"{trees.endless_sequences(2):.2f}"
+
+
+def test_a_fraction_is_published_as_printed():
+    figure = Published("x", "y", "10/9", "trees.endless_chain", {})
+    assert (figure.value, figure.digits) == (pytest.approx(10 / 9), 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (('by = "trees.endless_chain"', 'by = "trees.endless_branch"'), "by"),
+        (('by = "trees.endless_chain"', 'by = "trees._tokens"'), "by"),
+        (('by = "trees.endless_chain"', 'by = "trees.best_static_tree"'), "by"),
+        (('by = "trees.endless_chain"', 'by = "os.system"'), "by"),
+        (("claim =", "calim ="), "one figure"),
+        (("[[figure]]", "[[figures]]"), "one entry"),
+        (("where =", 'role = "guessed"\nwhere ='), "role"),
+        (("where =", 'bound = "about"\nwhere ='), "bound"),
+        (("where =", "values ="), "one figure"),
+        (('where = "section 1"\n', ""), "where"),
+    ],
+)
+def test_wrong_data_are_refused_by_their_field(tmp_path, change, name):
+    place = folder(tmp_path, FIGURE.replace(*change))
+    with pytest.raises(InputError, check=lambda error: error.name == name):
+        ledger.rows(read(place), tmp_path)
+
+
+def test_a_folder_without_published_figures_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "papers" / "one").mkdir(parents=True)
+    with pytest.raises(SystemExit) as exit_info:
+        command.main(tmp_path)
+    assert exit_info.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("specsim: file")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "papers" / "ledger.md").exists()
