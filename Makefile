@@ -71,7 +71,7 @@ notebooks: $(INSTALLED) ## write the exercises into the notebooks, and run them 
 	$(BIN)/python -m specsim.maintain.starters
 	$(BIN)/python notebooks/execute.py $(ARGS)
 
-papers: $(INSTALLED) ## published figures beside ours, in papers/ledger.md
+papers: $(INSTALLED) ## published figures and ours, in papers/ledger.md
 	$(BIN)/python -m specsim.maintain.papers
 
 # All pages, every time: a page may link to a heading of another that has changed.

@@ -72,7 +72,7 @@ def _leaves(size: int) -> _Table:
 
 
 def _level(row: np.ndarray, below: np.ndarray) -> _Table:
-    """Make the table of a depth from the best subtrees one level deeper: T[n, b] = max over m of the last child."""
+    """Make the table of a depth from the best subtrees one level deeper; m nodes are the last child's."""
     size = len(below) - 1
     tokens = np.full((size + 1, len(row) + 1), -np.inf)
     last = np.zeros(tokens.shape, dtype=np.int64)

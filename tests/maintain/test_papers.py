@@ -2,12 +2,13 @@
 
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from specsim.core.errors import InputError
 from specsim.maintain.papers import __main__ as command
-from specsim.maintain.papers import ledger, trees
+from specsim.maintain.papers import ledger, rounds, trees
 from specsim.maintain.papers.published import Published, papers, read
 from specsim.simulator.reproduce import TABLES
 
@@ -141,3 +142,46 @@ def test_a_folder_without_published_figures_is_one_sentence(tmp_path, capsys):
     assert said.startswith("specsim: file")
     assert said.count("\n") == 1
     assert not (tmp_path / "papers" / "ledger.md").exists()
+
+
+def errors_of(all_rows, folder, by):
+    (rows,) = [rows for paper, rows in all_rows if paper.folder == folder]
+    return [round(100 * row.error) for row in rows if row.error is not None and f"`{by}`" in row.by]
+
+
+def extremes(values):
+    return min(values), max(values)
+
+
+def test_errors_quoted_in_notes_are_those_of_the_ledger(all_rows):
+    """Percent, as the notes of magicdec, dflash, sequoia, opt-tree and chen2023 say."""
+    found = {by: errors_of(all_rows, "magicdec", by) for by in ("round_speedup", "sparse_draft_ms", "sparse_speedup")}
+    steps = errors_of(all_rows, "magicdec", "plain_ms") + errors_of(all_rows, "magicdec", "verify_ms")
+    assert extremes(steps) == (-4, 13)
+    assert extremes(found["round_speedup"]) == (1, 3)
+    assert extremes(found["sparse_draft_ms"]) == (-28, -7)
+    assert extremes(found["sparse_speedup"]) == (12, 26)
+    assert round(fmean(errors_of(all_rows, "dflash", "block_speedup"))) == 38
+    assert max(map(abs, errors_of(all_rows, "sequoia", "tree_speedup"))) <= 2
+    assert errors_of(all_rows, "opt-tree", "matching_speedups") == [-3, 0]
+    assert errors_of(all_rows, "chen2023", "ratio") == [-2, 0, 0]
+
+
+def test_times_quoted_in_notes_are_those_of_the_cost_model():
+    server = ("llama-3.1-8b", 8, "H100-SXM", 64000, 64)
+    assert rounds.verify_ms(*server, 6) / rounds.plain_ms(*server) == pytest.approx(1.11, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    "folder", ["chen2023", "dflash", "hass", "magicdec", "opt-tree", "p-eagle", "sequoia", "turbospec"]
+)
+def test_notes_hold_the_rows_of_the_ledger(all_rows, folder):
+    (rows,) = [rows for paper, rows in all_rows if paper.folder == folder]
+    notes = (command.ROOT / "papers" / folder / "notes.md").read_text(encoding="utf-8")
+    kept = notes.split("<!-- figures -->")[1].split("<!-- /figures -->")[0].splitlines()
+    made = ledger.with_figures("<!-- figures -->\n<!-- /figures -->", rows).splitlines()[1:-1]
+    assert [words_and_numbers(line) for line in kept if line] == [words_and_numbers(line) for line in made if line]
+
+
+def test_notes_without_marks_stay_as_they_are():
+    assert ledger.with_figures("# Notes\n", []) == "# Notes\n"

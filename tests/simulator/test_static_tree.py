@@ -18,7 +18,10 @@ def tokens_of(tree, shares):
 
 
 def trees(size, width, depth):
-    """All trees of a size as sets of paths; child r of a node comes with children 0 to r - 1."""
+    """List all trees of a size as sets of paths.
+
+    Child r of a node comes with children 0 to r - 1.
+    """
     paths = [()]
     for _ in range(depth):
         paths += [(*path, rank) for path in paths for rank in range(width) if (*path, rank) not in paths]

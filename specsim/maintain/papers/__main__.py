@@ -1,23 +1,27 @@
-"""Write papers/ledger.md; input that cannot be read is one sentence and exit status 2."""
+"""Write papers/ledger.md and the tables of notes; input that cannot be read is one sentence and exit status 2."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from specsim.core.errors import InputError
-from specsim.maintain.papers.ledger import page, rows
+from specsim.maintain.papers.ledger import page, rows, with_figures
 from specsim.maintain.papers.published import papers
+from specsim.maintain.rewriting import rewrite
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def main(root: Path = ROOT) -> None:
-    """Compute every figure, and write the page only after all of them."""
+    """Compute every figure, and write pages only after all of them."""
     try:
-        text = page([(paper, rows(paper, root)) for paper in papers(root)])
+        found = [(paper, rows(paper, root)) for paper in papers(root)]
     except InputError as error:
         print(f"specsim: {error}", file=sys.stderr)
         sys.exit(2)
-    (root / "papers" / "ledger.md").write_text(text, encoding="utf-8")
+    (root / "papers" / "ledger.md").write_text(page(found), encoding="utf-8")
+    for paper, own in found:
+        rewrite([root / "papers" / paper.folder / "notes.md"], partial(with_figures, own=own))
 
 
 if __name__ == "__main__":

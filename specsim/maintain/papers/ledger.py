@@ -1,4 +1,4 @@
-"""Rows of the ledger: published beside computed figures, with their errors, and those that are not reproduced."""
+"""Rows of the ledger: published and computed figures with their errors, and those that are not reproduced."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,6 +98,16 @@ def _kept(notes: Path, name: str) -> Iterator[Row]:
 
 def _command(name: str) -> str:
     return f"`specsim simulate --table {name}`"
+
+
+def with_figures(notes: str, own: Sequence[Row]) -> str:
+    """Write a paper's rows between the marks of its notes; notes without marks stay as they are."""
+    before, start, rest = notes.partition("<!-- figures -->\n")
+    if not start:
+        return notes
+    _, end, after = rest.partition("<!-- /figures -->")
+    table = [line.replace("](../", "](../../") for line in markdown(ROW, [row.cells() for row in own])]
+    return before + start + "\n".join(["", *table, "", ""]) + end + after
 
 
 def page(papers: Sequence[tuple[Paper, Sequence[Row]]]) -> str:

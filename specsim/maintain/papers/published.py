@@ -1,4 +1,4 @@
-"""Published figures of a paper's folder: papers/NAME/published.toml and the tables beside it.
+"""Published figures of a paper's folder: papers/NAME/published.toml and tables next to it.
 
 Without a key of its own a figure has the role "computed": no parameter was fitted. `bound` makes it a limit, which the
 computed figure has to keep. `columns` names the column of each argument, `only` the values of columns to keep.

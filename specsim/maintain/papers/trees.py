@@ -50,7 +50,7 @@ def best_over_bounds(nodes: int) -> float:
 
 
 def least_gain_of_a_level(nodes: int) -> float:
-    """Compute the least gain in expected tokens of the best tree of a size, as it may become one level deeper."""
+    """Compute the least gain in expected tokens of the best tree of a size from one more level."""
     depths = range(2, len(DEFAULT.shares) + 1)
     tokens = [
         accept_length(acceptance_of(best_static_tree(DEFAULT.shares[:depth], nodes), DEFAULT.shares))
