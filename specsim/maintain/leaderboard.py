@@ -1,6 +1,7 @@
 """Leaderboard of acceptance rules, written to papers/leaderboard.md: distance, acceptance against the optimum, cost.
 
-python -m specsim.maintain.leaderboard [FILE.py[:NAME] ...] adds rules of other modules to the package's own.
+python -m specsim.maintain.leaderboard [FILE.py[:NAME] ...] writes the package's own rules, those of every file
+notebooks/examples/*_rule.py, and those of other modules that are named.
 """
 
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from specsim.core.errors import InputError, require
 from specsim.core.rule import AcceptanceRule
 from specsim.correctness import exact
 from specsim.correctness.exact.cases import CASES
@@ -22,7 +24,9 @@ from specsim.maintain.result_tables import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "papers" / "leaderboard.md"
-EXAMPLES = "notebooks/examples/my_rule.py"
+EXAMPLES = "notebooks/examples"
+RULE_FILES = "*_rule.py"
+PROBES = (1 / 16, 5 / 16, 1 / 2, 11 / 16, 15 / 16)  # uniforms for which it is probed what a rule reads
 RULES = ("rule", "lossless", "largest distance", "accepted / optimum", "reads besides the target's distributions")
 CASE = ("rule", "distance", "accepted", "optimum", "accepted / optimum")
 KINDS = {"given": "any", "best": "any", "chain": "chain", "sampled": "chain", "siblings": "tree"}
@@ -43,11 +47,17 @@ The cases are small on purpose, 2 to 4 tokens, so that everything can be enumera
 """
 FOOT = """## Add your rule
 
-1. Write a function in a file of your own, as [the example](../notebooks/examples/my_rule.py) does.
-   [How to bring your own](../notebooks/guide/own-drafter.md) explains its arguments.
-2. `specsim certify --module my_rule.py:rule` proves that it is lossless, or shows the smallest case where it is not.
-3. `python -m specsim.maintain.leaderboard my_rule.py:rule` writes this page with your rule in it. Open a pull request
-   with the page and the file.
+1. Write a function in a file `notebooks/examples/NAME_rule.py`, as [my_rule.py](../notebooks/examples/my_rule.py) does,
+   and an `AcceptanceRule` with a name of its own. [How to bring your own](../notebooks/guide/own-drafter.md) explains
+   the arguments, which operations a proof can follow, and the kinds of drafts.
+2. `specsim certify --module notebooks/examples/NAME_rule.py` proves that the rule is lossless, or shows the smallest
+   case where it is not. A rule that is meant to change the distribution has `lossless=False`; its distance is reported.
+3. `python -m specsim.maintain.leaderboard` writes this page with the rules of all these files. To see a rule of a file
+   elsewhere, name it: `python -m specsim.maintain.leaderboard my_rule.py:rule`.
+4. Open a pull request with the file and the page. Its tests certify the rule again, and compare the page with what is
+   computed.
+
+A rule that cannot be certified is refused in one sentence, and the page stays as it was.
 """
 
 
@@ -75,8 +85,9 @@ class Entry:
 class _Counted(Sequence):
     """Uniforms that remember which of them were read."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, value: float) -> None:
         self.size = size
+        self.value = value
         self.read: set[int] = set()
 
     def __len__(self) -> int:
@@ -86,21 +97,21 @@ class _Counted(Sequence):
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(self.size))]
         self.read.add(index)
-        return 0.5
+        return self.value
 
 
-def reads(accept: Any, case: Case) -> str:
-    """Probe what a rule reads of the trees of a case: accept uniforms, and the drafter's distributions."""
+def reads(accept: Any, cases: Sequence[Case]) -> str:
+    """Probe what a rule reads of the trees of its cases: accept uniforms, and the drafter's distributions."""
     most = 0
     needs_draft = False
-    for draw in draws(case):
+    for draw in (draw for case in cases for draw in draws(case)):
         given = Given.of(draw)
-        uniforms = _Counted(len(draw.tokens))
-        outcome = accept(given, uniforms, 0.5)
-        other = given.draft_prob_NV.flip(-1).roll(1, 0)
-        changed = accept(Given(given.tree, given.prob_NV, other), _Counted(len(draw.tokens)), 0.5)
-        needs_draft |= changed != outcome
-        most = max(most, len(uniforms.read))
+        other = Given(given.tree, given.prob_NV, given.draft_prob_NV.flip(-1).roll(1, 0))
+        for value in PROBES:
+            uniforms = _Counted(len(draw.tokens), value)
+            outcome = accept(given, uniforms, 0.5)
+            most = max(most, len(uniforms.read))
+            needs_draft = needs_draft or accept(other, _Counted(len(draw.tokens), value), 0.5) != outcome
     names = ["the drafter's distributions"] if needs_draft else []
     names += ["a uniform for each draft"] if most > 0 else []
     return " and ".join(names) or "nothing more"
@@ -117,14 +128,18 @@ def built_in() -> Iterator[Entry]:
 def _built_in_reads(verifier: Verifier) -> str:
     if verifier.is_coupled:
         return "the noise that drew the drafts"
-    return reads(verifier.accept, CASES[verifier.drafts][-1])
+    return reads(verifier.accept, CASES[verifier.drafts])
 
 
 def of_users(places: Sequence[str]) -> Iterator[Entry]:
-    """Certify rules of modules."""
+    """Certify rules of modules; InputError for one that cannot be certified."""
     for place in places:
         for rule in exact.load_rules(place):
             found = exact.certify_rules([rule])
+            unknown = (*found.inconsistent, *found.not_certified)
+            require(
+                not unknown, "rule", rule.name, f"one that `specsim certify` proves or refutes: {'; '.join(unknown)}"
+            )
             shown = {case.name for cases in CASES.values() for case in cases}
             rows = tuple(row for row in found.rows if row.case in shown)
             if rows:
@@ -136,7 +151,7 @@ def _own_reads(rule: AcceptanceRule) -> str:
         accepted = rule.accept(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)
         return list(accepted.path), int(accepted.bonus)
 
-    return reads(accept, CASES[{"best": "given", "sampled": "chain"}.get(rule.drafts, rule.drafts)][-1])
+    return reads(accept, CASES[{"best": "given", "sampled": "chain"}.get(rule.drafts, rule.drafts)])
 
 
 def page(entries: Sequence[Entry]) -> str:
@@ -150,7 +165,7 @@ def page(entries: Sequence[Entry]) -> str:
         own = [_case_cells(each, row) for each in order for row in each.rows if row.case == case]
         if own:
             parts += [f"## {case}\n", *markdown(CASE, own), ""]
-    return "\n".join(parts) + FOOT
+    return "\n".join([*parts, FOOT])
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
@@ -165,6 +180,20 @@ def _case_cells(entry: Entry, row: Certificate) -> tuple[str, ...]:
     return (entry.name, as_text(row.total_variation), *accepted, share)
 
 
+def submitted(root: Path = ROOT) -> list[str]:
+    """List the files of rules that the page always has."""
+    return [str(path) for path in sorted((root / EXAMPLES).glob(RULE_FILES))]
+
+
+def main(arguments: Sequence[str], root: Path = ROOT) -> None:
+    """Write the page; a rule that cannot be certified is one sentence and exit status 2."""
+    try:
+        text = page([*built_in(), *of_users([*submitted(root), *arguments])])
+    except InputError as error:
+        print(f"specsim: {error}", file=sys.stderr)
+        sys.exit(2)
+    (root / "papers" / PAGE.name).write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    entries = [*built_in(), *of_users([EXAMPLES, *sys.argv[1:]])]
-    PAGE.write_text(page(entries), encoding="utf-8")
+    main(sys.argv[1:])
