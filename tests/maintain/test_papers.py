@@ -173,7 +173,7 @@ def test_times_quoted_in_notes_are_those_of_the_cost_model():
 
 
 @pytest.mark.parametrize(
-    "folder", ["chen2023", "dflash", "hass", "magicdec", "opt-tree", "p-eagle", "sequoia", "turbospec"]
+    "folder", ["chen2023", "dflash", "hass", "magicdec", "mtp", "opt-tree", "p-eagle", "sequoia", "spectr", "suffix-decoding", "turbospec"]
 )
 def test_notes_hold_the_rows_of_the_ledger(all_rows, folder):
     (rows,) = [rows for paper, rows in all_rows if paper.folder == folder]
