@@ -14,6 +14,7 @@ from specsim.simulator.reproduce import TABLES
 
 PAGE = command.ROOT / "papers" / "ledger.md"
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+MARKED = [path.parent.name for path in PAGE.parent.glob("*/notes.md") if "<!-- figures -->" in path.read_text()]
 FIGURE = """[[figure]]
 claim = "a chain that never ends"
 where = "section 1"
@@ -48,7 +49,8 @@ def test_the_committed_ledger_is_what_is_computed(all_rows):
 
 def test_figures_that_need_no_fit_are_written_as_computed(all_rows):
     kept = set(PAGE.read_text(encoding="utf-8").splitlines())
-    written = [row.cells() for paper, rows in all_rows if not paper.tables for row in rows]
+    exact = [row for paper, rows in all_rows if not paper.tables for row in rows if "pairs.py" not in row.by]
+    written = [row.cells() for row in exact]
     assert len(written) > 90
     assert [cells[0] for cells in written if "| " + " | ".join(cells) + " |" not in kept] == []
 
@@ -172,9 +174,7 @@ def test_times_quoted_in_notes_are_those_of_the_cost_model():
     assert rounds.verify_ms(*server, 6) / rounds.plain_ms(*server) == pytest.approx(1.11, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    "folder", ["chen2023", "dflash", "hass", "magicdec", "mtp", "opt-tree", "p-eagle", "sequoia", "spectr", "suffix-decoding", "turbospec"]
-)
+@pytest.mark.parametrize("folder", MARKED)
 def test_notes_hold_the_rows_of_the_ledger(all_rows, folder):
     (rows,) = [rows for paper, rows in all_rows if paper.folder == folder]
     notes = (command.ROOT / "papers" / folder / "notes.md").read_text(encoding="utf-8")

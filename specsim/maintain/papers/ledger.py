@@ -9,12 +9,18 @@ from types import ModuleType
 from typing import Any
 
 from specsim.core.errors import InputError, require
-from specsim.maintain.papers import arithmetic, rounds, rules, trees
+from specsim.maintain.papers import arithmetic, pairs, rounds, rules, trees
 from specsim.maintain.papers.published import Paper, Published
 from specsim.maintain.result_tables import markdown
 from specsim.simulator.reproduce import reproduction
 
-MODULES: Mapping[str, ModuleType] = {"arithmetic": arithmetic, "rounds": rounds, "rules": rules, "trees": trees}
+MODULES: Mapping[str, ModuleType] = {
+    "arithmetic": arithmetic,
+    "pairs": pairs,
+    "rounds": rounds,
+    "rules": rules,
+    "trees": trees,
+}
 KEPT = ("vllm_41162",)  # tables whose fit takes a minute: `python -m specsim.maintain.tables` computes and keeps them
 ROW = ("claim", "source", "published", "reproduced", "error", "role", "computed by, or why not")
 SUMMARY = ("paper or change", "reproduced", "mean error", "largest error", "limits kept", "not reproduced")
