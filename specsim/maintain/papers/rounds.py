@@ -43,9 +43,9 @@ def mtp_speedup(config: str, acceptance: float, gpu: str, gpus: int, requests: i
     return (1 + acceptance) * plain / cost.round(contexts, SpecConfig(1, 1, 2))
 
 
-def plain_tokens_per_s(name: str, gpu: str, context: int) -> float:
-    """Compute the tokens a second of one request without drafts."""
-    return 1 / CostModel(hardware(gpu), model(name)).round(np.array([context]), PLAIN)
+def plain_tokens_per_s(name: str, gpu: str, context: int, requests: int = 1) -> float:
+    """Compute the tokens a second of a batch without drafts."""
+    return requests / CostModel(hardware(gpu), model(name)).round(np.full(requests, context), PLAIN)
 
 
 def sparse_draft_ms(name: str, gpus: int, gpu: str, prefill: int, requests: int, drafts: int, budget: int) -> float:
