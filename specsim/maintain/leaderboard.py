@@ -47,10 +47,10 @@ The cases are small on purpose, 2 to 4 tokens, so that everything can be enumera
 """
 FOOT = """## Add your rule
 
-1. Write a function in a file `notebooks/examples/NAME_rule.py`, as [my_rule.py](../notebooks/examples/my_rule.py) does,
-   and an `AcceptanceRule` with a name of its own. [How to bring your own](../notebooks/guide/own-drafter.md) explains
-   the arguments, which operations a proof can follow, and the kinds of drafts.
-2. `specsim certify --module notebooks/examples/NAME_rule.py` proves that the rule is lossless, or shows the smallest
+1. Write a function in a file `notebooks/examples/<NAME>_rule.py`, as [my_rule.py](../notebooks/examples/my_rule.py)
+   does, and an `AcceptanceRule` with a name of its own. [How to bring your own](../notebooks/guide/own-drafter.md)
+   explains the arguments, which operations a proof can follow, and the kinds of drafts.
+2. `specsim certify --module notebooks/examples/<NAME>_rule.py` proves that the rule is lossless, or shows the smallest
    case where it is not. A rule that is meant to change the distribution has `lossless=False`; its distance is reported.
 3. `python -m specsim.maintain.leaderboard` writes this page with the rules of all these files. To see a rule of a file
    elsewhere, name it: `python -m specsim.maintain.leaderboard my_rule.py:rule`.

@@ -97,6 +97,6 @@ def test_a_rule_that_cannot_be_certified_leaves_the_page(tmp_path, monkeypatch, 
 
 def test_the_steps_of_the_page_name_what_exists():
     text = leaderboard.FOOT
-    assert f"{leaderboard.EXAMPLES}/NAME{leaderboard.RULE_FILES.removeprefix('*')}" in text
+    assert f"{leaderboard.EXAMPLES}/<NAME>{leaderboard.RULE_FILES.removeprefix('*')}" in text
     assert "python -m specsim.maintain.leaderboard" in text
     assert [Path(place).name for place in leaderboard.submitted()] == ["my_rule.py"]
