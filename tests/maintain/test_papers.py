@@ -81,14 +81,14 @@ def test_another_published_figure_changes_its_error(tmp_path):
     for printed, error in (("1.00", "0.0%"), ("0.50", "+100.0%")):
         place = folder(tmp_path / printed, FIGURE.replace("1.00", printed))
         (row,) = ledger.rows(read(place), tmp_path)
-        assert row.cells()[2:5] == (printed, "1.00", error)
+        assert row.cells()[1:4] == (printed, "1.00", error)
 
 
 @pytest.mark.parametrize(("bound", "printed", "said"), [("at least", "0.9", "kept"), ("at most", "0.9", "broken")])
 def test_a_limit_is_kept_or_broken(tmp_path, bound, printed, said):
     place = folder(tmp_path, FIGURE.replace('"1.00"', f'"{printed}"\nbound = "{bound}"'))
     (row,) = ledger.rows(read(place), tmp_path)
-    assert row.cells()[2:5] == (f"{bound} {printed}", "1.00", said)
+    assert row.cells()[1:4] == (f"{bound} {printed}", "1.00", said)
 
 
 def test_rows_of_a_table_become_figures(tmp_path):

@@ -22,7 +22,9 @@ MODULES: Mapping[str, ModuleType] = {
     "trees": trees,
 }
 KEPT = ("vllm_41162",)  # tables whose fit takes a minute: `python -m specsim.maintain.tables` computes and keeps them
-ROW = ("claim", "source", "published", "reproduced", "error", "role", "computed by, or why not")
+ROW = ("claim and source", "published", "reproduced", "error", "role", "computed by")
+MISSING = ("not reproduced", "source", "published", "reason")
+NOT = "not reproduced"
 SUMMARY = ("paper or change", "reproduced", "mean error", "largest error", "limits kept", "not reproduced")
 LEAST_DIGITS = 2  # of reproduced figures that are not whole
 FUNCTIONS = "../specsim/maintain/papers"
@@ -42,12 +44,14 @@ class Row:
     is_kept: bool | None = None  # of a limit: whether the computed figure keeps it
 
     def cells(self) -> tuple[str, ...]:
-        """Make the cells of the row."""
+        """Make the cells of the row, of another table where the figure is not reproduced."""
+        if self.role == NOT:
+            return (self.claim, self.where, self.published, self.by)
         if self.error is not None:
             error = "0.0%" if abs(self.error) < 5e-4 else f"{self.error:+.1%}"
         else:
             error = {True: "kept", False: "broken", None: "-"}[self.is_kept]
-        return (self.claim, self.where, self.published, self.reproduced, error, self.role, self.by)
+        return (f"{self.claim} ({self.where})", self.published, self.reproduced, error, self.role, self.by)
 
 
 def function(by: str) -> Callable[..., float]:
@@ -65,7 +69,7 @@ def rows(paper: Paper, root: Path) -> list[Row]:
     found = [_own(figure) for figure in paper.figures]
     for name in paper.tables:
         found += _kept(root / "papers" / paper.folder / "notes.md", name) if name in KEPT else _table(name)
-    found += [Row(each.claim, each.where, each.printed, "-", "not reproduced", each.because) for each in paper.missing]
+    found += [Row(each.claim, each.where, each.printed, "-", NOT, each.because) for each in paper.missing]
     return found
 
 
@@ -112,8 +116,16 @@ def with_figures(notes: str, own: Sequence[Row]) -> str:
     if not start:
         return notes
     _, end, after = rest.partition("<!-- /figures -->")
-    table = [line.replace("](../", "](../../") for line in markdown(ROW, [row.cells() for row in own])]
-    return before + start + "\n".join(["", *table, "", ""]) + end + after
+    lines = [line.replace("](../", "](../../") for line in _tables(own)]
+    return before + start + "\n".join(["", *lines, ""]) + end + after
+
+
+def _tables(own: Sequence[Row]) -> list[str]:
+    """Write the reproduced figures of a paper, then those that are not."""
+    found = [row.cells() for row in own if row.role != NOT]
+    missing = [row.cells() for row in own if row.role == NOT]
+    lines = [*markdown(ROW, found), ""] if found else []
+    return [*lines, *markdown(MISSING, missing), ""] if missing else lines
 
 
 def page(papers: Sequence[tuple[Paper, Sequence[Row]]]) -> str:
@@ -121,7 +133,7 @@ def page(papers: Sequence[tuple[Paper, Sequence[Row]]]) -> str:
     parts = [HEAD, *markdown(SUMMARY, [_summary(paper, own) for paper, own in papers]), ""]
     for paper, own in papers:
         parts += [f"## {paper.folder}", "", f"[Notes]({paper.folder}/notes.md)", ""]
-        parts += [*markdown(ROW, [row.cells() for row in own]), ""]
+        parts += _tables(own)
     return "\n".join(parts)
 
 
@@ -134,14 +146,14 @@ def _summary(paper: Paper, own: Sequence[Row]) -> tuple[Any, ...]:
         f"{fmean(errors):.1%}" if errors else "-",
         f"{max(errors):.1%}" if errors else "-",
         f"{sum(limits)} of {len(limits)}" if limits else "-",
-        sum(row.role == "not reproduced" for row in own),
+        sum(row.role == NOT for row in own),
     )
 
 
 HEAD = """# Ledger: published figures and ours
 
 `make papers` writes this page. Every figure in the column *reproduced* is computed by the function or command in the
-last column, or read from a kept result, where that says so. Published figures stand in `papers/NAME/published.toml`.
+last column, or read from a kept result where that says so. Published figures stand in `papers/NAME/published.toml`.
 What is not reproduced is listed with the reason.
 
 | heading | meaning |
