@@ -13,7 +13,7 @@ from specsim.simulator.reproduce import TABLES
 
 PAGE = command.ROOT / "papers" / "ledger.md"
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
-MARKED = [path.parent.name for path in PAGE.parent.glob("*/notes.md") if "<!-- figures -->" in path.read_text()]
+MARKED = [path.parent.name for path in PAGE.parent.glob("*/notes.md") if "<!-- reproduced -->" in path.read_text()]
 FIGURE = """[[figure]]
 claim = "a chain that never ends"
 where = "section 1"
@@ -179,8 +179,8 @@ def test_times_quoted_in_notes_are_those_of_the_cost_model():
 def test_notes_hold_the_rows_of_the_ledger(all_rows, folder):
     (rows,) = [rows for paper, rows in all_rows if paper.folder == folder]
     notes = (command.ROOT / "papers" / folder / "notes.md").read_text(encoding="utf-8")
-    kept = notes.split("<!-- figures -->")[1].split("<!-- /figures -->")[0].splitlines()
-    made = ledger.with_figures("<!-- figures -->\n<!-- /figures -->", rows).splitlines()[1:-1]
+    kept = notes.split("<!-- reproduced -->")[1].split("<!-- /reproduced -->")[0].splitlines()
+    made = ledger.with_figures("<!-- reproduced -->\n<!-- /reproduced -->", rows).splitlines()[1:-1]
     assert [words_and_numbers(line) for line in kept if line] == [words_and_numbers(line) for line in made if line]
 
 

@@ -112,10 +112,10 @@ def _command(name: str) -> str:
 
 def with_figures(notes: str, own: Sequence[Row]) -> str:
     """Write a paper's rows between the marks of its notes; notes without marks stay as they are."""
-    before, start, rest = notes.partition("<!-- figures -->\n")
+    before, start, rest = notes.partition("<!-- reproduced -->\n")
     if not start:
         return notes
-    _, end, after = rest.partition("<!-- /figures -->")
+    _, end, after = rest.partition("<!-- /reproduced -->")
     lines = [line.replace("](../", "](../../") for line in _tables(own)]
     return before + start + "\n".join(["", *lines, ""]) + end + after
 
