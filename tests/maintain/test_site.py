@@ -140,6 +140,17 @@ def test_links_that_lead_nowhere_are_found(target, fault):
     assert fault in found
 
 
+def test_links_of_a_notebook_are_in_its_markdown():
+    source = ["See [the guide](guide/serving.md).\n", "And [this](guide/nothing.md)."]
+    cells = [{"cell_type": "markdown", "source": source}, {"cell_type": "code", "source": ["rows[0](guide)"]}]
+    linker = Linker(ROOT, page_paths(ROOT))
+    text, faults = linker.linked_notebook(json.dumps({"cells": cells}), "notebooks/01_first_round.ipynb")
+    linked = json.loads(text)["cells"]
+    assert linked[0]["source"][0] == "See [the guide](../serving.md).\n"
+    assert linked[1] == cells[1]
+    assert faults == ["guide/nothing.md: no such file"]
+
+
 def test_source_pages_have_an_anchor_at_every_definition():
     page = source_html(ROOT, "reference/tree.py", "https://example.org/specsim")
     assert page.count('<span id="build"></span>') == 1

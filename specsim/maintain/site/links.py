@@ -1,5 +1,6 @@
 """Links of a page: links to pages of the site stay, and links to other files show their source."""
 
+import json
 import posixpath
 import re
 from collections.abc import Mapping
@@ -42,6 +43,17 @@ class Linker:
                 return target
 
         return _PARTS.sub(replaced, text), faults
+
+    def linked_notebook(self, text: str, path: str) -> tuple[str, list[str]]:
+        """Give a notebook with the links of its Markdown cells as the site needs them, and those that lead nowhere."""
+        notebook = json.loads(text)
+        faults: list[str] = []
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "markdown":
+                linked, broken = self.linked("".join(cell["source"]), path)
+                cell["source"] = linked.splitlines(keepends=True)
+                faults += broken
+        return json.dumps(notebook, ensure_ascii=False, indent=1) + "\n", faults
 
     def link(self, target: str, path: str) -> str:
         """Turn a link of a page into one of the site; ValueError if it leads nowhere."""

@@ -47,7 +47,8 @@ def stage(root: Path, source: Path) -> Iterator[tuple[str, str]]:
     linker = Linker(root, pages)
     texts: dict[str, str] = {}
     for file, page in pages.items():
-        texts[page], faults = linker.linked((root / file).read_text(encoding="utf-8"), file)
+        linked = linker.linked_notebook if file.endswith(".ipynb") else linker.linked
+        texts[page], faults = linked((root / file).read_text(encoding="utf-8"), file)
         yield from ((page, fault) for fault in faults)
     texts["papers/index.md"] += PAPERS
     texts |= api_pages(root) | command_pages() | schema_pages(root / "specsim" / "cli" / "schemas")
