@@ -10,6 +10,7 @@ from specsim.core.errors import InputError
 
 if TYPE_CHECKING:
     from specsim.simulator.acceptance_record import AcceptanceRecord
+    from specsim.simulator.calibration.chain_acceptance import ChainAcceptance
     from specsim.simulator.published_acceptance import PublishedAcceptance
     from specsim.simulator.shares import Shares
 
@@ -68,8 +69,8 @@ def check_one(given: Mapping[str, Any]) -> None:
 
 def assumed(given: Mapping[str, Any]) -> Assumed:
     """Read the acceptance that these options give, or look up the published one."""
-    from specsim.simulator.published_acceptance import RANKS_SOURCE
-    from specsim.simulator.record_shares import record_shares
+    from specsim.simulator.published_acceptance import DEPTH, RANKS_SOURCE
+    from specsim.simulator.record_shares import further, record_shares
     from specsim.simulator.shares import chain_shares
 
     check_one(given)
@@ -79,26 +80,28 @@ def assumed(given: Mapping[str, Any]) -> Assumed:
     record = given_record(given)
     if record is not None:
         found = record_shares(record)
-        named = f"{record.source} ({record.tool})" if given["acceptance"] is not None else "--accept-lengths"
         clauses = "".join(f"; {clause}" for clause in found.assumed)
-        return Assumed(found.shares, f"measured, from {named}, accept length {record.accept_length:.2f}{clauses}")
+        band = "" if record.interval is None else f" ({record.interval.low:.2f} to {record.interval.high:.2f})"
+        length = f"accept length {record.accept_length:.2f}{band} at {record.num_steps} steps"
+        return Assumed(found.shares, f"{_origin(given, record)}, {length}{clauses}")
     published = _published(given)
+    beyond = f"; {further(published.rates, DEPTH)}" if len(published.rates) < DEPTH else ""
     source = (
-        f"assumed, as published for {published.pair} ({published.source}; those beyond {len(published.rates)} go on as "
-        f"the last; second-best drafts as in {RANKS_SOURCE}); for another pair give --acceptance, --accept-lengths or "
-        "--accept-rates"
+        f"assumed, as published for {published.pair} ({published.source}{beyond}; second-best drafts as in "
+        f"{RANKS_SOURCE}); for another pair give --acceptance, --accept-lengths or --accept-rates"
     )
     return Assumed(published.shares, source)
 
 
 def given_record(given: Mapping[str, Any]) -> "AcceptanceRecord | None":
-    """Read the record of --acceptance, or make that of --accept-lengths; None without both."""
+    """Read the record of --acceptance, or make that of --accept-lengths; else that of the profile's chains, if any."""
     if given["acceptance"] is not None:
         from specsim.acceptance.files import read_record
 
         return read_record(given["acceptance"])
     if given["accept_lengths"] is None:
-        return None
+        found = None if given["accept_rates"] is not None else _of_profile(given)
+        return found and found.record(given["profile"])
     from specsim.simulator.acceptance_record import AcceptanceRecord
     from specsim.simulator.continuation import lengths_in_order, rates_of_lengths
 
@@ -106,6 +109,27 @@ def given_record(given: Mapping[str, Any]) -> "AcceptanceRecord | None":
     rates = rates_of_lengths(lengths_in_order(lengths))
     convention = "accept lengths include the bonus token; a longer chain accepts what a shorter one does."
     return AcceptanceRecord("--accept-lengths", "command line", convention, lengths[-1], 1, len(rates), rates=rates)
+
+
+def _of_profile(given: Mapping[str, Any]) -> "ChainAcceptance | None":
+    """Give the acceptance of the profile's chains, if they are of the same model and drafter."""
+    if given.get("profile") is None:
+        return None
+    from specsim.simulator.calibration.profile import profile
+    from specsim.simulator.model import read_config
+
+    found = profile(given["profile"]).acceptance
+    same = found and (found.model, found.drafter) == (read_config(given["model"])[0], given["drafter"])
+    return found if same else None
+
+
+def _origin(given: Mapping[str, Any], record: "AcceptanceRecord") -> str:
+    """Say in a few words where a record comes from."""
+    if given["acceptance"] is not None:
+        return f"measured, from {record.source} ({record.tool})"
+    if given["accept_lengths"] is not None:
+        return "measured, from --accept-lengths"
+    return f"of {record.source}: {record.convention.partition(';')[0]}"
 
 
 def acceptance_file(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def calibrate(
     cost = CostModel(gpus(hardware), target, head, tensor_parallel=tensor_parallel)
     context = Context(num_steps, topk, num_draft_tokens, batch, prompt_tokens, output_tokens)
     sources, cells = read_files(paths, context)
-    fit = fit_server(cost, cells, sources, name)
+    fit = fit_server(cost, cells, sources, name, drafter)
     write_json(out, fit.profile.to_json())
 
     def print_all(console: "Console") -> None:

@@ -10,6 +10,7 @@ from specsim.simulator.bounds import number, whole
 SHRINKAGE = 0.3  # weight of a slope of 0 in the smoothed rule
 _LEAST = 1e-3  # conditional rates are kept this far from 0 and 1 in logits
 _SMALLEST_GAIN = 1e-4  # tokens a round, where a longer chain was measured not to accept more
+_HALVINGS = 60  # of an interval of rates, beyond the digits of a double
 
 Rule = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -22,8 +23,6 @@ def rates_of_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
     conditional rate.
     """
 
-    from scipy.optimize import isotonic_regression  # slow to load
-
     rates: list[float] = []
     length = 1.0
     for steps, given in sorted(lengths.items()):
@@ -32,7 +31,21 @@ def rates_of_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
         number("accept_lengths", given, 1, steps + 1)
         rates += _equal_conditional(rates[-1] if rates else 1.0, max(given - length, _SMALLEST_GAIN), missing)
         length = given
-    return tuple(isotonic_regression(np.clip(rates, 0, 1), increasing=False).x.tolist())
+    return _never_rising(np.clip(rates, 0, 1))
+
+
+def _never_rising(values: np.ndarray) -> tuple[float, ...]:
+    """Compute the monotone regression: least squares among sequences that never rise, by pooling neighbours.
+
+    scipy has the same and takes half a second to load, which a plan does not have.
+    """
+    blocks: list[list[float]] = []
+    for value in values.tolist():
+        blocks.append([value])
+        while len(blocks) > 1 and np.mean(blocks[-1]) > np.mean(blocks[-2]):
+            last = blocks.pop()
+            blocks[-1] += last
+    return tuple(float(np.mean(block)) for block in blocks for _ in block)
 
 
 def lengths_in_order(lengths: Sequence[float]) -> dict[int, float]:
@@ -102,11 +115,12 @@ def _line(conditional: np.ndarray, reach: np.ndarray, positions: np.ndarray, shr
 
 def _equal_conditional(before: float, gain: float, steps: int) -> list[float]:
     """Split a gain in accept length over some steps of one conditional rate."""
-
-    from scipy.optimize import brentq  # slow to load
-
     if steps == 1:
         return [gain]
-    excess = lambda rate: before * sum(rate**step for step in range(1, steps + 1)) - gain  # noqa: E731
-    rate = float(brentq(excess, 0, 1)) if excess(1.0) > 0 else 1.0  # pyright: ignore[reportArgumentType]
-    return [before * rate**step for step in range(1, steps + 1)]
+    exponents = np.arange(1, steps + 1)
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        is_less = before * (middle**exponents).sum() < gain
+        low, high = (middle, high) if is_less else (low, middle)
+    return (before * high**exponents).tolist()

@@ -209,7 +209,7 @@ def policies(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
     runs = compare(
         scenario.cost(longest),
         options,
-        scenario.workload,
+        scenario.arriving,
         scenario.serving(longest),
         limit=limit,
         prefill=scenario.prefill,

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-DEPTH = 8  # depths of the shares; deeper drafts are accepted like the last published one
+from specsim.simulator.continuation import continued
+
+DEPTH = 8  # depths of the shares; those beyond the published ones follow the smoothed rule of continuations
 # Share of rounds in which the right token is among the 1, 2, ... best guesses of Medusa's first head, Vicuna-7B.
 _AMONG_BEST = (0.56, 0.672, 0.727, 0.76, 0.78)
 RANKS_SOURCE = "Medusa, arXiv 2401.10774"
@@ -20,8 +22,7 @@ class PublishedAcceptance:
     @property
     def conditional(self) -> tuple[float, ...]:
         """Compute the probability of the best draft after d accepted ones, for each of DEPTH depths."""
-        known = [rate / before for before, rate in pairwise((1.0, *self.rates))]
-        return tuple((known + [known[-1]] * DEPTH)[:DEPTH])
+        return tuple(rate / before for before, rate in pairwise((1.0, *continued(self.rates, DEPTH))))
 
     @property
     def shares(self) -> tuple[tuple[float, ...], ...]:

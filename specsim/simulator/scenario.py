@@ -1,6 +1,6 @@
 """A server under a load, simulated with and without speculation."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -10,6 +10,7 @@ from specsim.core.errors import InputError, require, require_choice
 from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.fitted import Graphs
+from specsim.simulator.front_end import FrontEnd
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.initial_state import Prefill
 from specsim.simulator.model import Drafter, Model
@@ -44,6 +45,7 @@ class Scenario:
     efficiency: Efficiency = field(default_factory=Efficiency)
     seed: int = 0
     plain_schedule: Literal["sync", "overlap"] | None = None  # schedule of plain decoding, None for `schedule`
+    front: FrontEnd | None = None  # of the profile; None: the workload's
     profile: "Profile | None" = None  # origin of the parameters (speedup_range.with_profile); None: uncalibrated
 
     def __post_init__(self) -> None:
@@ -76,7 +78,14 @@ class Scenario:
     def run(self, option: Option) -> Run:
         """Serve the workload with this option."""
         serving = self.serving(option)
-        return simulate(self.cost(option), option, self.workload, serving, prefill=self.prefill, seed=self.seed)
+        return simulate(self.cost(option), option, self.arriving, serving, prefill=self.prefill, seed=self.seed)
+
+    @property
+    def arriving(self) -> Workload:
+        """The workload, behind the front end."""
+        if self.front is None:
+            return self.workload
+        return replace(self.workload, intake=self.front.intake, latency=self.front.latency)
 
     def serving(self, option: Option) -> ServingConfig:
         """Make the settings of the server with this option; InputError if they cannot serve the workload."""

@@ -76,10 +76,13 @@ def used_profile(scenario: Scenario) -> Profile:
 
 
 def with_profile(scenario: Scenario, found: Profile) -> Scenario:
-    """Replace a scenario's parameters by a profile's, except those that the user gave."""
+    """Replace a scenario's parameters and front end by a profile's, except those that the user gave."""
     found = found.on(scenario.hardware.name)
     moved = with_parameters(scenario, found.server)
-    return replace(moved, profile=found, plain_schedule=moved.plain_schedule or found.structure.plain_schedule)
+    plain_schedule = moved.plain_schedule or found.structure.plain_schedule
+    work = scenario.workload
+    front = None if work.intake or work.latency else found.front
+    return replace(moved, profile=found, plain_schedule=plain_schedule, front=front)
 
 
 def with_parameters(scenario: Scenario, server: FittedServer) -> Scenario:
@@ -129,10 +132,12 @@ def _mover(scenario: Scenario) -> Callable[[np.ndarray], Scenario]:
     given = _given(own)
 
     def moved(place: np.ndarray) -> Scenario:
-        server = replace(found, posterior=replace(posterior, logs=place)).server
+        there = replace(found, posterior=replace(posterior, logs=place))
+        server = there.server
         skew = own.model.skew if server.skew is None else server.skew
         model = replace(own.model, skew=skew)
-        return replace(own, model=model, efficiency=replace(server.efficiency, **given))
+        front = own.front and there.front
+        return replace(own, model=model, efficiency=replace(server.efficiency, **given), front=front)
 
     return moved
 

@@ -37,9 +37,13 @@ class SteadyBatch:
         return max(1, min(self.scenario.max_running, self.scenario.slots(option) // (pages * config.page_size)))
 
     def tokens_per_s(self, option: Option, requests: int) -> float:
-        """Compute the output tokens a second with this setting; requests beyond the places wait."""
+        """Compute the output tokens a second with this setting; requests beyond the places wait.
+
+        The front end takes in one request after the other.
+        """
         requests = min(requests, self.most_requests(option))
-        return requests * self.output_tokens / self._seconds(option, requests)
+        intake = self.scenario.arriving.intake
+        return requests * self.output_tokens / max(self._seconds(option, requests), requests * intake)
 
     def _seconds(self, option: Option, requests: int) -> float:
         """Compute the seconds in which each place serves one request.

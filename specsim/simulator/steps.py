@@ -128,15 +128,11 @@ def preempt(state: State) -> None:
     sign = state.settings[0].victim_sign
     victim = -1
     most = 0
-    for place in range(server.num_running):
-        number = places[place].running
-        columns = sign * state.requests[number].length
-        if victim < 0 or columns > most or (columns == most and number > victim):
-            victim = number
-            most = columns
-    for place in range(server.num_prefilling):
-        number = places[place].prefilling
-        columns = sign * state.requests[number].filled
+    for place in range(server.num_running + server.num_prefilling):
+        is_running = place < server.num_running
+        number = places[place].running if is_running else places[place - server.num_running].prefilling
+        request = state.requests[number]
+        columns = sign * (request.length if is_running else request.filled)
         if victim < 0 or columns > most or (columns == most and number > victim):
             victim = number
             most = columns

@@ -7,8 +7,9 @@ import pytest
 from specsim import SpecConfig
 from specsim.cli.main import main
 from specsim.simulator import CostModel, drafter, hardware, model
-from specsim.simulator.calibration.observation import Acceptance, FrontEnd, Observation
+from specsim.simulator.calibration.observation import Acceptance, Observation
 from specsim.simulator.calibration.parameters import Parameters
+from specsim.simulator.front_end import FrontEnd
 from specsim.simulator.measurement import LATENCIES, Report
 
 

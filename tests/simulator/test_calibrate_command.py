@@ -38,6 +38,9 @@ def test_a_benchmark_file_becomes_a_plan(command, table, tmp_path):
     assert "Simulated with profile mine" in " ".join(ended.out.split())
     plan = json.loads(planned.read_text())
     assert plan["cell"]["profile"] == str(out)
+    assert "of profile" in ended.out
+    lengths = [1 + sum(np.cumprod([share for (share,) in plan["cell"]["shares"][:steps]])) for steps in (3,)]
+    assert lengths == pytest.approx([2.5], rel=1e-3)  # as in the file
     best = plan["candidates"][0]
     assert best["band"][0] < best["over_plain"] < best["band"][1]
 

@@ -1,10 +1,12 @@
 """Published acceptance rates are reproduced, and ranks give the published tree from the published chain."""
 
+import numpy as np
 import pytest
 from scipy.optimize import brentq
 
 from specsim import SpecConfig
 from specsim.simulator.cell import Cell
+from specsim.simulator.continuation import continued
 from specsim.simulator.published_acceptance import DEPTH, PublishedAcceptance, published_acceptance
 
 
@@ -37,9 +39,12 @@ def test_the_default_pair_is_the_default_of_cells():
     assert published_acceptance("no drafter", "no model").pair == "Llama-3.1-8B with EAGLE-3"
 
 
-def test_drafts_beyond_the_published_go_on_as_the_last():
-    found = PublishedAcceptance("a pair", (0.8, 0.4, 0.1), "a source")
-    assert found.conditional == pytest.approx((0.8, 0.5) + (0.25,) * (DEPTH - 2))
+def test_drafts_beyond_the_published_follow_the_smoothed_rule():
+    rates = (0.8, 0.4, 0.1)
+    found = PublishedAcceptance("a pair", rates, "a source").conditional
+    assert np.cumprod(found) == pytest.approx(continued(rates, DEPTH))
+    assert found[:3] == pytest.approx((0.8, 0.5, 0.25))
+    assert all(later < 0.25 for later in found[3:])
     assert len(PublishedAcceptance("a pair", (0.9,) * 12, "a source").conditional) == DEPTH
 
 

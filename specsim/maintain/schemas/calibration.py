@@ -3,6 +3,7 @@
 from specsim.maintain.schemas.dataclass_fields import described
 from specsim.maintain.schemas.document import Schema, array, choice, flag, nullable, number, record, table, text, whole
 from specsim.simulator.calibration.benchmark_file import Source
+from specsim.simulator.calibration.chain_acceptance import ChainAcceptance
 from specsim.simulator.calibration.posterior import CONFIDENCE
 from specsim.simulator.calibration.server_fit import FittedCell
 from specsim.simulator.calibration.steps_choice import Regret
@@ -44,6 +45,16 @@ def profile() -> Schema:
         "notes": array("What the tables do not say and is assumed.", text("A note.")),
         "doubts": array("Reasons to doubt the fit.", text("A sentence.")),
     }
+    acceptance = described(
+        ChainAcceptance,
+        "Acceptance of the cells' chains; null without chains.",
+        model="Name of the target.",
+        drafter="Architecture of the drafter.",
+        rates="Share of rounds that accept at least 1, 2, ... drafts.",
+        low="Lower end of the 90 % interval of the accept length of as many steps.",
+        high="Upper end of the interval.",
+        is_fitted="Whether throughputs were fitted; accept lengths of the cells otherwise.",
+    )
     optional = [name for name in made if name not in ("tool", "model", "hardware", "cells")]
     return record(
         "A calibrated server.",
@@ -56,6 +67,7 @@ def profile() -> Schema:
             "parameters": table("Parameters by name.", parameter),
             "covariance": array("Covariance of the parameters' logarithms.", array("A row.", number("A covariance."))),
             "discrepancy": number("Relative error of the model itself."),
+            "acceptance": nullable(acceptance),
             "provenance": record("Origin of the profile.", made, optional),
         },
     )

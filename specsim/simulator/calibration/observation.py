@@ -12,19 +12,12 @@ from specsim.core.errors import InputError, require
 from specsim.simulator.acceptance import iid_of_length
 from specsim.simulator.bounds import number, positive, whole
 from specsim.simulator.cost import CostModel
+from specsim.simulator.front_end import FrontEnd
 from specsim.simulator.mean_rounds import mean_rounds
 from specsim.simulator.option import Option
 
 Quantity = Literal["tokens_per_s", "decode_tokens_per_s", "tpot_s", "ttft_s", "itl_s", "round_s", "speedup"]
 MOST_ROUNDS = 4096  # outputs beyond are taken as long ones, whose last round does not count
-
-
-@dataclass(frozen=True, slots=True)
-class FrontEnd:
-    """Seconds that a request spends outside the engine's steps."""
-
-    intake: float = 0.0  # of one request after the other
-    latency: float = 0.0  # of all requests side by side
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from specsim.simulator.calibration.observation import Acceptance, FrontEnd, Observation
+from specsim.simulator.calibration.observation import Acceptance, Observation
 from specsim.simulator.cost import CostModel
 from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.front_end import FrontEnd
 from specsim.simulator.weight_format import MXFP4
 
 Costs = Mapping[str, CostModel]  # servers of a table, by the model that an observation names

@@ -12,10 +12,12 @@ from specsim.core.errors import InputError, require, require_choice
 from specsim.core.files import read_json
 from specsim.core.json_schema import schema_name
 from specsim.simulator.bounds import is_number
+from specsim.simulator.calibration.chain_acceptance import ChainAcceptance
 from specsim.simulator.calibration.parameters import PRIORS
 from specsim.simulator.calibration.posterior import CONFIDENCE, Posterior
 from specsim.simulator.calibration.structure import Structure
 from specsim.simulator.fitted import FittedServer
+from specsim.simulator.front_end import FrontEnd
 from specsim.simulator.model import Model
 
 SCHEMA = schema_name("profile")
@@ -33,11 +35,18 @@ class Profile:
     posterior: Posterior
     structure: Structure
     provenance: Mapping[str, Any]  # tool, version, date, files with their hashes, model, hardware, cells
+    acceptance: ChainAcceptance | None = None  # of the cells' chains
 
     @property
     def server(self) -> FittedServer:
         """The server, as cost models take it."""
         return self.at(self.posterior.logs)
+
+    @property
+    def front(self) -> FrontEnd:
+        """The front end, as far as the cells depended on one."""
+        known = self.posterior.values
+        return FrontEnd(**{name: known[name] for name in ("intake", "latency") if name in known})
 
     def at(self, logs: np.ndarray) -> FittedServer:
         """Describe the server with other values of its parameters."""
@@ -89,6 +98,7 @@ class Profile:
             "parameters": parameters,
             "covariance": [[_rounded(value) for value in row] for row in posterior.covariance.tolist()],
             "discrepancy": _rounded(posterior.discrepancy),
+            "acceptance": self.acceptance and self.acceptance.to_json(),
             "provenance": dict(self.provenance),
         }
 
@@ -108,7 +118,8 @@ class Profile:
             structure = Structure(value["schedule"], value["graphs"], value["plain_schedule"])
             require(sound, "profile", place, "a profile of positive figures, with a covariance of as many rows")
             posterior = Posterior(names, np.log(figures), covariance, float(value["discrepancy"]))
-            return cls(str(value["name"]), posterior, structure, dict(value["provenance"]))
+            acceptance = ChainAcceptance.of(value.get("acceptance"))
+            return cls(str(value["name"]), posterior, structure, dict(value["provenance"]), acceptance)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise

@@ -11,6 +11,7 @@ import numpy as np
 from specsim import __version__
 from specsim.core.errors import require
 from specsim.simulator.calibration.benchmark_file import Source, read
+from specsim.simulator.calibration.chain_acceptance import chain_acceptance
 from specsim.simulator.calibration.context import Context
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.calibration.plausible import doubts
@@ -75,8 +76,10 @@ def read_files(paths: Sequence[Path], context: Context) -> tuple[list[Source], l
     return sources, cells
 
 
-def fit_server(cost: CostModel, cells: Sequence[Observation], sources: Sequence[Source], name: str) -> ServerFit:
-    """Calibrate a server; `name` is the profile's."""
+def fit_server(
+    cost: CostModel, cells: Sequence[Observation], sources: Sequence[Source], name: str, drafter: str = "eagle3"
+) -> ServerFit:
+    """Calibrate a server; `name` is the profile's, `drafter` the drafter's architecture."""
     found = calibrate({"": cost}, cells)
     figures = [(cell.label, name) for cell in cells for name in cell.figures]
     pairs = zip(figures, measured(cells).tolist(), found.predict(cells).tolist(), strict=True)
@@ -85,8 +88,10 @@ def fit_server(cost: CostModel, cells: Sequence[Observation], sources: Sequence[
     speeds = np.array([each.error for each in fitted if each.quantity != "ttft_s"] or [0.0])
     worst = {size: float(np.abs(errors).max()) for size, errors in outside.items()}
     every = np.concatenate(list(outside.values())) if outside else None
+    acceptance = chain_acceptance(cost.model.name, drafter, cells, found.posterior)
+    made_of = provenance(cost, sources, len(cells), found)
     return ServerFit(
-        Profile(name, found.posterior, found.structure, provenance(cost, sources, len(cells), found)),
+        Profile(name, found.posterior, found.structure, made_of, acceptance),
         fitted,
         worst,
         None if every is None else float(np.abs(every).mean()),
