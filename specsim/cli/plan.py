@@ -10,7 +10,14 @@ from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell, describe_acceptance
 from specsim.cli.slo_options import SloGroup, highest_rates, plain_values, show_slo
-from specsim.cli.traffic_options import TrafficGroup, check_times, check_traffic, describe_load, show_workload
+from specsim.cli.traffic_options import (
+    TrafficGroup,
+    check_times,
+    check_traffic,
+    describe_load,
+    show_workload,
+    trace_fields,
+)
 from specsim.core.errors import require_int
 
 if TYPE_CHECKING:
@@ -77,8 +84,7 @@ def plan(
     inputs = acceptance_file(given) | {"workload": traffic.workload, "tokenizer": traffic.tokenizer}
     check_files(inputs, json=json_file, **files.paths)
     check_traffic(given)
-    trace = None if traffic.workload is None else str(traffic.workload)
-    planned = cell(given | {"trace": trace, "tokenizer": traffic.tokenizer and str(traffic.tokenizer)})
+    planned = cell(given | trace_fields(traffic))
     check_times(given, planned)
     goal = slos.goal(require_int("replicates", replicates))
     configs = candidates(planned)
@@ -132,21 +138,22 @@ def show_candidates(found: "Plan", console: "Console") -> None:
     from specsim.simulator.slo import ATTAINMENT, GOODPUT
 
     figures = {"tok/s": ("Output Throughput (tok/s)", 0)}
-    if found.slo is not None:
+    times = {"TTFT ms": ("Mean TTFT (ms)", 1), "TPOT ms": ("Mean TPOT (ms)", 2), "P99 ITL ms": ("P99 ITL (ms)", 1)}
+    if found.slo is not None:  # whose bounds are on the other times
         figures = {"good/s": (GOODPUT, 2), "good %": (ATTAINMENT, 1)}
-    names = ("Mean TTFT (ms)", "Mean TPOT (ms)", "P99 ITL (ms)")
+        del times["P99 ITL ms"]
     rows = [
         (
             short_setting(each.config),
             figure(each.accept_length),
             *(figure(each.metrics[name], digits) for name, digits in figures.values()),
             *_over_plain(found, each),
-            *(figure(each.metrics[name]) for name in names),
+            *(figure(each.metrics[name], digits) for name, digits in times.values()),
             f"{each.regret:.1%}" + ("" if each.spread is None else f" ± {each.spread:.1%}"),
         )
         for each in found.candidates[:SHOWN]
     ]
-    headings = ("setting", "accepts", *figures, "over plain", "90% band", "TTFT ms", "TPOT ms", "P99 ITL ms", "regret")
+    headings = ("setting", "accepts", *figures, "over plain", "90% band", *times, "regret")
     print_table(console, headings, rows)
     if len(found.candidates) > SHOWN:
         paragraph(console, f"and {len(found.candidates) - SHOWN} more, none of them better.")

@@ -11,7 +11,6 @@ from specsim.cli.profile_options import Profile, profile_name
 from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
-    from specsim.simulator import Efficiency as SimulatedEfficiency
     from specsim.simulator.cell import Cell
     from specsim.simulator.token_lengths import Length
 
@@ -86,9 +85,10 @@ Efficiency = Annotated[
     list[str] | None,
     option(
         "Hardware",
-        "Set a parameter of the cost model: bandwidth, compute, overlap, experts, mxfp4_experts, gap, launch, host, "
-        "host_request, draft_step, collective or filters. May be repeated.",
-        metavar="NAME=NUMBER",
+        "Set, whatever the profile says, a parameter of the cost model: bandwidth, compute, "
+        "overlap, experts, mxfp4_experts, gap, launch, host, host_request, draft_step, collective or filters. May be "
+        "repeated.",
+        metavar="NAME=NUMBER|default",
     ),
 ]
 Seed = Annotated[int, option("Load", "Seed of all random draws. [0 to 2^64 - 1]")]
@@ -132,7 +132,7 @@ def cell(given: dict[str, Any]) -> "Cell":
     from specsim.simulator.cell import Cell
 
     values = {field.name: given[field.name] for field in fields(Cell) if given.get(field.name) is not None}
-    values["efficiency"] = efficiency(given["efficiency"] or [])
+    values |= efficiency(given["efficiency"] or [])
     values["profile"] = profile_name(given)
     check_one_load(given | {"workload": None})
     for name in ("prompt_tokens", "output_tokens"):
@@ -147,20 +147,22 @@ def describe_acceptance(given: Mapping[str, Any], cell: "Cell") -> str:
     return f"Acceptance of the best draft at depth 1, 2, ...: {best}, {assumed(given).source}."
 
 
-def efficiency(assignments: Sequence[str]) -> "SimulatedEfficiency":
-    """Make the efficiency with these values of its fields, each NAME=NUMBER."""
+def efficiency(assignments: Sequence[str]) -> dict[str, Any]:
+    """Make the fields of a cell for these values of the efficiency, each NAME=NUMBER or NAME=default."""
     from specsim.simulator.efficiency import Efficiency
 
-    known = {field.name for field in fields(Efficiency)}
+    known = {field.name: field.default for field in fields(Efficiency)}
+    allowed = f"NAME=NUMBER or NAME=default with one of {', '.join(sorted(known))}"
     values = {}
     for assignment in assignments:
         name, _, number = assignment.partition("=")
+        require(name in known, "efficiency", assignment, allowed)
         try:
-            values[name] = float(number)
+            values[name] = known[name] if number == "default" else float(number)
         except ValueError:
-            name = ""
-        require(name in known, "efficiency", assignment, f"NAME=NUMBER with one of {', '.join(sorted(known))}")
-    return Efficiency(**values)
+            raise InputError("efficiency", assignment, allowed) from None
+    kept = sorted(name for name, value in values.items() if value == known[name])
+    return {"efficiency": Efficiency(**values), "kept": tuple(kept)}
 
 
 def check_one_load(given: Mapping[str, Any]) -> None:

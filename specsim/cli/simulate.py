@@ -16,9 +16,11 @@ from specsim.cli.acceptance_options import (
     check_one,
     given_record,
 )
+from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.picture import check_png, png
 from specsim.cli.profile_options import Profile, profile_name
+from specsim.cli.traffic_options import TrafficGroup, check_times, check_traffic, show_workload, trace_fields
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 
@@ -26,15 +28,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specsim.simulator.acceptance import PerPosition
-    from specsim.simulator.scenario import Scenario
+    from specsim.simulator.cell import Cell
+    from specsim.simulator.option import Option
 
 CLIENTS = 64
 DRAFTERS = ("eagle", "eagle3", "mtp", "none")
 RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
+_LENGTHS = ("prompt_tokens", "output_tokens")
 _DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", *NAMES)
 
 
+@with_groups
 def simulate(
+    *,
     table: Annotated[
         str | None,
         option(
@@ -76,10 +82,7 @@ def simulate(
         option("Load", "Clients in a closed loop, each with one request at a time. [at least 1]", show_default="64"),
     ] = None,
     rate: cell.Rate = None,
-    workload: Annotated[
-        Path | None,
-        option("Load", "File of requests as plan takes, in place of random ones.", metavar="FILE", show_default=False),
-    ] = None,
+    traffic: TrafficGroup,
     schedule: cell.Schedule = "overlap",
     plain_schedule: cell.PlainSchedule = None,
     prefill: cell.Prefill = "mixed",
@@ -107,20 +110,23 @@ def simulate(
       specsim simulate --hardware H200 --concurrency 32 --num-steps 2
       specsim simulate --table vllm_20780
     """
-    given = locals()
+    given = flat(locals())
     from specsim.core.display import paragraph
     from specsim.core.files import check_files, write_whole
     from specsim.simulator.reproduce import reproduction
     from specsim.simulator.show import compare, show, show_table
 
     check_png(plot)
-    check_files({"workload": workload} | acceptance_file(given), json=json_file, plot=plot)
+    inputs = {"workload": traffic.workload, "tokenizer": traffic.tokenizer}
+    check_files(inputs | acceptance_file(given), json=json_file, plot=plot)
     if table is not None:
         _check_default([name for name in given if name not in ("table", "json_file")], given, "with a table")
         result = reproduction(table)()
         options.report("simulate-table", lambda console: show_table(result, console), result.to_json(), json_file)
         return
-    scenario = _scenario(given)
+    served, option = _served(given, traffic)
+    scenario = served.serving(option)
+    scenario = replace(scenario, plain_schedule=plain_schedule or scenario.plain_schedule)
     if plot and scenario.option.config.is_plain:
         raise InputError("plot", str(plot), "nothing with --drafter none, which has no speed-up to draw")
     picture = png("speedup", {scenario.hardware.name: scenario}) if plot else b""
@@ -129,6 +135,7 @@ def simulate(
 
     def print_all(console: "Console") -> None:
         show(compared, console)
+        show_workload(served, console)
         if said:
             console.print()
             paragraph(console, said)
@@ -147,20 +154,22 @@ def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> Non
         require(given[name] == default, name, str(given[name]), f"only {default}, the default, {why}")
 
 
-def _scenario(given: dict[str, Any]) -> "Scenario":
+def _served(given: dict[str, Any], traffic: TrafficGroup) -> tuple["Cell", "Option"]:
+    """Make the server under its load, and the option that it serves with."""
     from specsim.simulator.cell import Cell
     from specsim.simulator.option import Option
-    from specsim.simulator.request_file import Replay, replay
     from specsim.simulator.request_formats import read_requests
 
     require_choice("drafter", given["drafter"], DRAFTERS)
-    cell.check_one_load(given)
-    if given["workload"] is not None:
-        _check_default(("requests", "prompt_tokens", "output_tokens"), given, "with a workload")
+    cell.check_one_load(given | {"workload": None})
     values = {field.name: given[field.name] for field in fields(Cell) if field.name in given}
-    values["efficiency"] = cell.efficiency(given["efficiency"] or [])
+    if traffic.workload is not None:
+        _check_default(("requests", *_LENGTHS), given, "with a workload")
+        values["requests"] = len(read_requests(traffic.workload, traffic.tokenizer, traffic.characters_per_token))
+    check_traffic(given, {name: signature(simulate).parameters[name].default for name in _LENGTHS})
+    values |= cell.efficiency(given["efficiency"] or []) | trace_fields(traffic)
     values["profile"] = profile_name(given)
-    for name in ("prompt_tokens", "output_tokens"):
+    for name in _LENGTHS:
         values[name] = cell.length(name, values[name])
     if given["concurrency"] is None:
         values["concurrency"] = CLIENTS
@@ -170,12 +179,9 @@ def _scenario(given: dict[str, Any]) -> "Scenario":
         values["drafter"] = "eagle3"  # plain decoding ignores it
     else:
         option = Option(options.pick(SpecConfig, given), _acceptance(given))
-    scenario = Cell(**values).serving(option)
-    work = scenario.workload
-    if given["workload"] is not None:
-        file = read_requests(given["workload"])
-        work = replay(file, Replay(len(file), concurrency=CLIENTS, page_size=given["page_size"], seed=given["seed"]))
-    return replace(scenario, workload=work, plain_schedule=given["plain_schedule"] or scenario.plain_schedule)
+    made = Cell(**values)
+    check_times(given, made)
+    return made, option
 
 
 def _acceptance(given: dict[str, Any]) -> "PerPosition":

@@ -24,21 +24,23 @@ from specsim.cli.server_options import (
     describe_acceptance,
     length,
 )
+from specsim.cli.traffic_options import TrafficGroup, check_times, check_traffic, show_workload, trace_fields
 from specsim.core.errors import InputError, require, require_int
 from specsim.core.workers import Workers
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specsim.simulator.cell import Cell
     from specsim.simulator.sweep import Counts
 
 SHOWN = 10
 _FIGURES = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)")
 _LENGTHS = ("prompt_tokens", "output_tokens")
-_FILES = ("trace", "tokenizer", "characters_per_token", "prefix_cache")  # of requests in files, which only plan reads
+_FILES = ("trace", "tokenizer")  # of requests, one for all cells
 _ORDER = (
-    "Simulated, not measured, means over seeds; by throughput, with a rate by mean latency, and within 1% the one of "
-    "fewest draft tokens."
+    "Simulated, not measured, means over seeds; by throughput, with times of arrival by mean latency, and within 1% "
+    "the one of fewest draft tokens."
 )
 
 
@@ -70,6 +72,7 @@ def sweep(
     page_size: options.PageSize = 16,
     acceptance: AcceptanceGroup,
     load: LoadGroup,
+    traffic: TrafficGroup,
     seed: Seed = 0,
     jobs: Annotated[
         int | None,
@@ -104,12 +107,13 @@ def sweep(
     from specsim.simulator.sweep import sweep as run
 
     varied = _varied(vary)
-    base = cell(given)
+    base = _base(given, varied, traffic)
     wanted = cells(base, varied)
     if all(each.rate is not None for each in wanted):
-        check_one_load(given | varied)
+        check_one_load(given | varied | {"workload": None})
     check_png(plot)
-    check_files(acceptance_file(given), out=out, json=json_file, plot=plot)
+    inputs = acceptance_file(given) | {"workload": traffic.workload, "tokenizer": traffic.tokenizer}
+    check_files(inputs, out=out, json=json_file, plot=plot)
     check(wanted)
     names = list(dict.fromkeys(map(key, wanted)))
     with _executor(jobs, cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
@@ -131,9 +135,22 @@ def sweep(
     ]
     assumed = " ".join(filter(None, said))
     value = {"cells": rows, "best": [ranking[0] for ranking in rank_by_load(rows)]}
-    options.report("sweep", lambda console: show(rows, list(varied), counts, out, assumed, console), value, json_file)
+
+    def print_all(console: "Console") -> None:
+        show(rows, list(varied), counts, out, assumed, console)
+        show_workload(base, console)
+
+    options.report("sweep", print_all, value, json_file)
     if plot is not None:
         write_whole(plot, png("pareto", rows))
+
+
+def _base(given: dict[str, Any], varied: dict[str, list[Any]], traffic: TrafficGroup) -> "Cell":
+    """Make the cell whose fields vary; InputError for options that would be ignored."""
+    check_traffic(given | {"rate": varied.get("rate", given["rate"]), "concurrency": None})
+    base = cell(given | trace_fields(traffic))
+    check_times(given | {name: varied[name] for name in ("concurrency",) if name in varied}, base)
+    return base
 
 
 def show(rows: list[dict], varied: list[str], counts: "Counts", out: Path, acceptance: str, console: "Console") -> None:
@@ -182,7 +199,7 @@ def _varied(assignments: list[str]) -> dict[str, list[Any]]:
     from specsim.simulator.bounds import is_number
     from specsim.simulator.sweep import FIELDS
 
-    allowed = ("accept_rate", *(each for each in FIELDS if each not in ("shares", "efficiency", *_FILES)))
+    allowed = ("accept_rate", *(each for each in FIELDS if each not in ("shares", "efficiency", "kept", *_FILES)))
     varied: dict[str, list[Any]] = {}
     for assignment in assignments:
         name, _, text = assignment.partition("=")

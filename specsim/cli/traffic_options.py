@@ -1,4 +1,4 @@
-"""Options of plan for requests from files and the shape of random arrivals."""
+"""Options of plan, simulate and sweep for requests from files and the shape of random arrivals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -57,15 +57,24 @@ class TrafficGroup:
     period: Annotated[float, option("Load", "Period of --swing in seconds. [above 0]")] = 86400.0
 
 
-def check_traffic(given: Mapping[str, Any]) -> None:
-    """InputError for options about requests that would be ignored, or that a file excludes."""
+def trace_fields(traffic: TrafficGroup) -> dict[str, str | None]:
+    """Make the fields of a cell for a file of requests."""
+    paths = {"trace": traffic.workload, "tokenizer": traffic.tokenizer}
+    return {name: None if path is None else str(path) for name, path in paths.items()}
+
+
+def check_traffic(given: Mapping[str, Any], lengths: Mapping[str, str] | None = None) -> None:
+    """InputError for options about requests that would be ignored, or that a file excludes.
+
+    lengths: defaults of the command's lengths, where they are not those of plan.
+    """
     path = given["workload"]
     if path is None:
         for name in ("tokenizer", "characters_per_token", "prefix_cache"):
             _check_default(name, given, "without --workload")
     else:
         for name in ("prompt_tokens", "output_tokens"):
-            _check_default(name, given, "with --workload")
+            _check_default(name, given, "with --workload", lengths)
     if given["rate"] is None:
         for name in ("burstiness", "swing", "period"):
             _check_default(name, given, "without --rate")
@@ -73,10 +82,11 @@ def check_traffic(given: Mapping[str, Any]) -> None:
         raise options.exclusive("rate", given["rate"], "--concurrency")
 
 
-def _check_default(name: str, given: Mapping[str, Any], why: str) -> None:
+def _check_default(name: str, given: Mapping[str, Any], why: str, others: Mapping[str, Any] | None = None) -> None:
     from specsim.cli.server_options import LoadGroup
 
     defaults = {field.name: field.default for group in (TrafficGroup, LoadGroup) for field in fields(group)}
+    defaults |= others or {}
     value = given[name]
     require(value == defaults[name], name, str(value), f"only {defaults[name]}, the default, {why}")
 

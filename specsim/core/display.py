@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH = 100
+NAME_WIDTH = 24  # of names in the first column that are never wrapped
 LEGEND = "A background is one round; its bonus token is underlined."
 _TINTS = ("rgba(0,114,178,.20)", "rgba(230,159,0,.28)")  # rounds in turn; told apart also without colour vision
 
@@ -47,8 +48,11 @@ def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequenc
     padding = (0, 2 if rule is None else 1, 0, 0)
     table = Table(box=rule, show_edge=False, pad_edge=False, padding=padding, show_header=bool(columns))
     for index in range(len(columns) or max(map(len, rows), default=0)):
-        numeric = all(is_number(str(row[index])) for row in rows)
-        table.add_column(columns[index] if columns else "", justify="right" if numeric else "left", overflow="fold")
+        cells = [str(row[index]) for row in rows]
+        justify = "right" if all(map(is_number, cells)) else "left"
+        is_whole = index == 0 and max(map(len, cells), default=0) <= NAME_WIDTH
+        name = columns[index] if columns else ""
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=is_whole)
     for row in rows:
         table.add_row(*row)
     with console.capture() as capture:

@@ -7,6 +7,7 @@ import numpy as np
 
 from specsim.simulator.measurement import METRICS
 from specsim.simulator.replicates import EQUAL
+from specsim.simulator.request_formats import read_requests
 from specsim.simulator.sweep import FIELDS
 
 CHOSEN = (  # fields that an operator chooses; the others, except the seed, are the load
@@ -30,8 +31,8 @@ def rank_by_load(rows: Iterable[Row]) -> list[list[dict[str, Any]]]:
     """Rank the settings of every load, best first.
 
     A setting has the means of its rows over seeds; rows with errors are dropped. The best has the highest throughput,
-    or the lowest mean latency where requests arrive at a rate. Settings within EQUAL of it count as equal: they come
-    first, the cheapest of them at the head.
+    or the lowest mean latency where requests arrive at a rate or at times of a file. Settings within EQUAL of it count
+    as equal: they come first, the cheapest of them at the head.
     """
     loads: dict[tuple, dict[tuple, list[Row]]] = {}
     for row in rows:
@@ -53,7 +54,14 @@ def _ranking(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cost(row: Row) -> float:
-    return 1 / row["Output Throughput (tok/s)"] if row["rate"] is None else row["Mean E2E Latency (ms)"]
+    return row["Mean E2E Latency (ms)"] if _has_times(row) else 1 / row["Output Throughput (tok/s)"]
+
+
+def _has_times(row: Row) -> bool:
+    """Whether requests arrive at a rate, or at the times of a file."""
+    if row["rate"] is not None or row.get("trace") is None:
+        return row["rate"] is not None
+    return read_requests(row["trace"], row["tokenizer"], row["characters_per_token"]).arrivals_s is not None
 
 
 def _rank(regret: float, row: Row) -> tuple[float, ...]:

@@ -63,12 +63,15 @@ class Cell:
     memory_share: float = 0.9
     kv_cache_dtype: str = "auto"  # auto: as the checkpoint says
     efficiency: Efficiency = field(default_factory=Efficiency)
-    profile: str | None = None  # a shipped profile or a file, whose parameters count unless efficiency gives others
+    kept: tuple[str, ...] = ()  # parameters of efficiency that keep their defaults whatever the profile says
+    profile: str | None = None  # a shipped profile or a file: parameters, unless efficiency or kept give others
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
             object.__setattr__(self, name, _checked(name, getattr(self, name), kinds))
+        for name in self.kept:
+            require_choice("kept", name, [each.name for each in fields(Efficiency)])
         object.__setattr__(self, "shares", checked_shares(self.shares))
 
     @property
@@ -114,8 +117,8 @@ class Cell:
         if self.kv_cache_dtype != "auto":
             target = replace(target, kv_bytes=KV_BYTES[self.kv_cache_dtype])
         head = drafter(self.drafter, target, self.draft_vocab if self.drafter == "eagle3" else None)
-        same = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "efficiency", "seed")
-        settings: dict[str, Any] = {name: getattr(self, name) for name in same}
+        same = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in (*same, "efficiency", "kept")}
         settings["schedule"] = self._schedule(option)
         made = Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
         scenario = made if self.profile is None else with_profile(made, profile(self.profile))
@@ -155,6 +158,7 @@ class Cell:
             for name in ("prompt_tokens", "output_tokens")
         }
         made["efficiency"] = Efficiency(**value["efficiency"])
+        made["kept"] = tuple(value.get("kept", ()))
         made["prefix_cache"] = bool(value.get("prefix_cache", True))  # SQLite has 1 for true
         return cls(**value | made)
 
@@ -169,7 +173,7 @@ _KINDS: dict[str, Any] = {
     each.name: get_args(each.type) or (each.type,)
     for each in fields(Cell)
     # These are checked by checked_shares, workloads and Efficiency itself.
-    if each.name not in ("shares", "prompt_tokens", "output_tokens", "efficiency")
+    if each.name not in ("shares", "prompt_tokens", "output_tokens", "efficiency", "kept")
 }
 
 

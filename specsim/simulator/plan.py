@@ -244,7 +244,7 @@ def _band(drafts: Scenario, plain: Scenario, requests: int) -> tuple[float, floa
     """Compute the ends of the band of a steady batch's speed-up over plain decoding."""
 
     def speedup(server: Scenario) -> float:
-        own = replace(plain, model=server.model, efficiency=server.efficiency)
+        own = replace(plain, model=server.model, efficiency=server.efficiency, front=server.front)
         speed, plain_speed = (SteadyBatch.of(each).tokens_per_s(each.option, requests) for each in (server, own))
         return speed / plain_speed
 

@@ -43,6 +43,7 @@ class Scenario:
     chunk_tokens: int | None = 8192  # most prompt tokens of a step, None for no limit
     memory_share: float = 0.9  # share of the GPUs' memory for weights and KV
     efficiency: Efficiency = field(default_factory=Efficiency)
+    kept: tuple[str, ...] = ()  # parameters of efficiency that keep their defaults whatever the profile says
     seed: int = 0
     plain_schedule: Literal["sync", "overlap"] | None = None  # schedule of plain decoding, None for `schedule`
     front: FrontEnd | None = None  # of the profile; None: the workload's

@@ -92,13 +92,14 @@ def with_parameters(scenario: Scenario, server: FittedServer) -> Scenario:
     include these times.
     """
     model = scenario.model
+    own = scenario.efficiency.given | {name: getattr(scenario.efficiency, name) for name in scenario.kept}
     if server.skew is not None and model.skew == SKEW:
         model = replace(model, skew=server.skew)
     plain = scenario.plain_schedule
     return replace(
         scenario,
         model=model,
-        efficiency=replace(server.efficiency, **scenario.efficiency.given),
+        efficiency=replace(server.efficiency, **own),
         schedule="sync" if "sync" in (scenario.schedule, server.schedule) else "overlap",
         plain_schedule=plain and ("sync" if "sync" in (plain, server.schedule) else "overlap"),
         graphs=min(scenario.graphs, server.graphs, key=("none", "target", "all").index),

@@ -35,6 +35,7 @@ LATER = {  # fields that the first sweeps did not have; their defaults leave key
         "swing",
         "period",
         "kv_cache_dtype",
+        "kept",
         "profile",
     )
 }
@@ -122,7 +123,7 @@ class Results:
         """Add the columns of later fields to a file of an earlier sweep, with their defaults."""
         missing = set(COLUMNS) - self._columns()
         for name in missing if missing <= set(LATER) else ():
-            default = "null" if LATER[name] is None else json.dumps(LATER[name]).replace('"', "'")
+            default = "null" if LATER[name] is None else "'[]'" if LATER[name] == () else repr(LATER[name])
             self._file.execute(f'alter table cells add column "{name}" default {default}')
 
     def _version(self) -> int:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from specsim.simulator.cell import Cell
+from specsim.simulator.efficiency import Efficiency
 
 SHARES = ((0.6, 0.15, 0.05), (0.55, 0.15, 0.05), (0.5, 0.15, 0.05))
 LOAD = ["--requests", "12", "--concurrency", "4", "--prompt-tokens", "20-40", "--output-tokens", "30"]
@@ -117,6 +118,27 @@ def test_efficiency_and_schedules_are_taken(command, tmp_path):
     assert (cell.schedule, cell.plain_schedule) == ("sync", "overlap")
     assert "Plain decoding runs under schedule overlap." in said
     assert "Simulated with profile vllm-2026-dense and bandwidth 0.5, host 0.001 as given: means of" in said
+
+
+@pytest.mark.parametrize("value", ["default", "5.7e-06"])
+def test_the_default_of_a_parameter_overrides_the_profile(command, tmp_path, value):
+    out = tmp_path / "out.json"
+    assert command("plan", *QUICK, "--efficiency", f"gap={value}", "--json", str(out)).status == 0
+    cell = Cell.from_json(json.loads(out.read_text())["cell"])
+    assert cell.kept == ("gap",)
+    assert cell.scenario.efficiency.gap == Efficiency().gap
+    own = cell.with_values(kept=()).scenario
+    assert own.efficiency.gap == own.profile.server.efficiency.gap != Efficiency().gap
+    assert "and gap 5.7e-06 as given" in text(command("plan", *QUICK, "--efficiency", f"gap={value}"))
+
+
+def test_names_of_settings_are_never_wrapped(command):
+    words = ["--slo", "ttft=1000ms,tpot=1000ms", "--attainment", "0.5", "--replicates", "2"]
+    lines = command("plan", *LOAD, *words).out.splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("setting"))
+    rows = lines[start + 1 : lines.index("", start)]
+    assert all(line.split()[0] in ("tree", "chain", "no", "and") for line in rows)
+    assert any(line.startswith("tree ") and "/" in line.split()[1] for line in rows)
 
 
 @pytest.mark.parametrize(

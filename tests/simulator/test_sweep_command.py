@@ -81,7 +81,7 @@ def test_a_cluster_gives_what_this_process_gives(command, tmp_path):
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in rows_of(path).values()]
     assert len({row["worker"] for row in rows}) == 2
     for row in rows[:2]:
-        written = {name: json.loads(row[name]) for name in ("shares", "efficiency")}
+        written = {name: json.loads(row[name]) for name in ("shares", "efficiency", "kept")}
         values = {name: row[name] for name in FIELDS} | written
         mine = run_cell(values)
         assert all(mine[name] == row[name] for name in mine if name not in ("seconds", "worker"))

@@ -79,6 +79,7 @@ _CELL_TEXTS: dict[str, Any] = {
     "max_running": "Largest number of running requests.",
     "memory_share": "Fraction of GPU memory for weights and KV.",
     "kv_cache_dtype": "Numbers in the KV cache; auto: as the checkpoint says.",
+    "kept": "Parameters of efficiency that keep their defaults whatever the profile says.",
     "profile": "Profile of the parameters: a shipped name or a file; null: uncalibrated.",
     "seed": "Seed of all random draws.",
 }
@@ -269,7 +270,9 @@ def plan() -> Schema:
 def sweep() -> Schema:
     """Describe the output of sweep."""
     known = described(Cell, "", efficiency=_efficiency(), **_CELL_TEXTS)["properties"]
-    as_json = {name: text(f"{known[name]['description']} Written as JSON text.") for name in ("shares", "efficiency")}
+    as_json = {
+        name: text(f"{known[name]['description']} Written as JSON text.") for name in ("shares", "efficiency", "kept")
+    }
     lengths = {
         name: {"type": ["integer", "string"], "description": f"{known[name]['description']} Two as JSON text."}
         for name in ("prompt_tokens", "output_tokens")
