@@ -15,12 +15,14 @@ from specsim.simulator.calibration.published_report import (
     CHOICE,
     LEFT,
     SIX,
+    SPEEDUPS,
     PublishedReport,
     choice_rows,
     left_rows,
     report,
     sentences,
     six_rows,
+    speedup_rows,
 )
 from specsim.simulator.option import Option
 from specsim.simulator.timeline import simulate
@@ -45,8 +47,14 @@ def six_cells(kept: Path) -> str:
 
 def left_out(kept: Path) -> str:
     """Write the errors of tables that were left out, and the share of figures within bands."""
-    _, text, bands, _ = sentences(published())
+    _, text, bands, *_ = sentences(published())
     return _page([text, "", *markdown(LEFT, left_rows(published())), "", bands])
+
+
+def measured_speedups(kept: Path) -> str:
+    """Write the errors of speed-ups, and the share of them within their bands."""
+    *_, text, _ = sentences(published())
+    return _page([text, "", *markdown(SPEEDUPS, speedup_rows(published()))])
 
 
 def choices(kept: Path) -> str:

@@ -33,6 +33,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "acceptance": drafter_tables.acceptance,
     "six-cells": held_out_tables.six_cells,
     "left-out": held_out_tables.left_out,
+    "speed-ups": held_out_tables.measured_speedups,
     "choices": held_out_tables.choices,
     "profiles": held_out_tables.profiles,
     "identities": held_out_tables.identities,

@@ -30,7 +30,7 @@ def test_measured_lengths_come_before_fitted_ones(known_server, cells):
     assert chain_acceptance("a model", "eagle3", plain, posterior) is None
 
 
-def test_fitted_lengths_have_an_interval_that_holds_the_true_ones(known_server, cells):
+def test_the_interval_of_fitted_lengths_holds_the_true_ones(known_server, cells):
     unknown = [cell if cell.config.is_plain else replace(cell, accept_length=None) for cell in cells]
     posterior = fit({"": known_server().cost}, unknown)
     found = chain_acceptance("a model", "eagle3", unknown, posterior)

@@ -50,7 +50,7 @@ def test_a_full_batch_is_no_quicker_than_the_front_end(uncalibrated):
 
 
 def test_bands_include_the_uncertainty_of_the_front_end(uncalibrated):
-    """A front end that takes nearly all of a request's time hides what drafts gain, as far as it is known."""
+    """The ratio of first tokens' times depends on a front end that is known within an interval."""
     there = with_profile(uncalibrated, OWN)
     runs = there.run(there.plain), there.run(CHAIN)
     ranges = ratio_ranges(there, *runs), ratio_ranges(replace(there, front=None), *runs)

@@ -9,8 +9,9 @@ from specsim.simulator.calibration.band import half_widths
 from specsim.simulator.calibration.observation import Acceptance, Observation
 from specsim.simulator.calibration.parameters import Costs
 from specsim.simulator.calibration.plausible import doubts
-from specsim.simulator.calibration.posterior import measured
+from specsim.simulator.calibration.posterior import measured, predict
 from specsim.simulator.calibration.published import Measured
+from specsim.simulator.calibration.speedups import Speedups, speedups
 from specsim.simulator.calibration.structure import Calibrated, calibrate
 from specsim.simulator.cost import CostModel
 
@@ -32,12 +33,19 @@ class HeldOut:
     predicted: np.ndarray
     widths: np.ndarray  # half-widths of the bands, on a logarithmic scale
     is_doubted: bool  # whether the calibration itself doubts its cells (plausible.doubts)
+    before: np.ndarray  # predictions with assumed parameters, without any calibration
     formula: np.ndarray  # predictions of the closed formula with a scale fitted to the same cells
+    speedups: Speedups  # of the table, with at least one held-out side
 
     @property
     def errors(self) -> np.ndarray:
         """Absolute relative errors."""
         return np.abs(self.predicted / self.measured - 1)
+
+    @property
+    def errors_before(self) -> np.ndarray:
+        """Absolute relative errors without a calibration."""
+        return np.abs(self.before / self.measured - 1)
 
     @property
     def formula_errors(self) -> np.ndarray:
@@ -76,7 +84,9 @@ def _held_out(table: Measured, found: Calibrated, seen: Sequence[Observation], r
         found.predict(counted),
         half_widths(found.costs, counted, found.posterior),
         is_doubted(found, seen),
+        predict(table.structures[0].costs(table.costs), counted, {}),
         formula,
+        speedups(found, table.cells, seen),
     )
 
 

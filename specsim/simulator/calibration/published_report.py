@@ -19,14 +19,40 @@ from specsim.simulator.calibration.held_out import (
 )
 from specsim.simulator.calibration.posterior import CONFIDENCE
 from specsim.simulator.calibration.published import CELLS, Measured, tables
+from specsim.simulator.calibration.speedups import Speedups
 from specsim.simulator.calibration.steps_choice import MEAN_REGRET, MOST_REGRET, Regret, has_choice, regrets
 
 TABLE_MEAN = 0.12  # of a table that is left out
 TABLE_MOST = 0.30
 COVERAGE = (0.80, 0.98)
 MOST_WIDTH = 0.15
-SIX = ("table", "held out", "mean", "worst", "target", "formula", "formula, worst", "in band", "half-width")
-LEFT = ("table", "from", "mean", "worst", "target", "formula", "formula, worst", "in band", "half-width")
+SIX = (
+    "table",
+    "held out",
+    "before",
+    "before, worst",
+    "mean",
+    "worst",
+    "target",
+    "formula",
+    "formula, worst",
+    "in band",
+    "half-width",
+)
+LEFT = (
+    "table",
+    "from",
+    "before",
+    "before, worst",
+    "mean",
+    "worst",
+    "target",
+    "formula",
+    "formula, worst",
+    "in band",
+    "half-width",
+)
+SPEEDUPS = ("table", "calibrated on", "speed-ups", "mean", "worst", "in band", "half-width")
 CHOICE = ("table", "batch", "settings", "best measured", "chosen", "regret", "always 3", "formula")
 
 
@@ -42,10 +68,12 @@ class PublishedReport:
     @property
     def bands(self) -> tuple[float, float]:
         """Share of all held-out figures within their bands, and the median half-width as a factor less 1."""
-        every = [*self.six, *(each.result for each in self.left)]
-        covered = np.concatenate([each.covered for each in every])
-        widths = np.concatenate([each.widths for each in every])
-        return float(covered.mean()), float(np.expm1(np.median(widths)))
+        return _coverage([*self.six, *(each.result for each in self.left)])
+
+    @property
+    def speedup_bands(self) -> tuple[float, float]:
+        """Share of all measured speed-ups within their bands, and the median half-width as a factor less 1."""
+        return _coverage([each.speedups for each in (*self.six, *(each.result for each in self.left))])
 
     @property
     def mean_regrets(self) -> dict[str, tuple[float, float]]:
@@ -65,12 +93,14 @@ class PublishedReport:
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write."""
         covered, width = self.bands
+        inside, wide = self.speedup_bands
         return {
             "six_cells": [_json(each) for each in self.six],
             "left_out_tables": [
                 _json(each.result) | {"engine": each.engine, "others": list(each.others)} for each in self.left
             ],
             "bands": {"confidence": CONFIDENCE, "coverage": covered, "median_half_width": width},
+            "speedup_bands": {"confidence": CONFIDENCE, "coverage": inside, "median_half_width": wide},
             "choices": [asdict(each) for each in self.choices],
             "regrets": {name: {"mean": mean, "worst": worst} for name, (mean, worst) in self.mean_regrets.items()},
         }
@@ -99,6 +129,25 @@ def left_rows(found: PublishedReport) -> list[tuple[str, ...]]:
     return rows
 
 
+def speedup_rows(found: PublishedReport) -> list[tuple[str, ...]]:
+    """Make the rows of SPEEDUPS."""
+    every = [(each, f"{CELLS} cells") for each in found.six]
+    every += [(each.result, "; ".join(each.others)) for each in found.left]
+    return [
+        (
+            each.table,
+            source,
+            str(len(each.speedups.measured)),
+            f"{each.speedups.errors.mean():.1%}",
+            f"{each.speedups.errors.max():.1%}",
+            f"{each.speedups.covered.mean():.0%}",
+            f"{np.expm1(np.median(each.speedups.widths)):.0%}",
+        )
+        for each, source in every
+        if len(each.speedups.measured)
+    ]
+
+
 def choice_rows(found: PublishedReport) -> list[tuple[str, ...]]:
     """Make the rows of CHOICE."""
     return [
@@ -119,6 +168,7 @@ def choice_rows(found: PublishedReport) -> list[tuple[str, ...]]:
 def sentences(found: PublishedReport) -> list[str]:
     """Say the rules and the figures over all tables."""
     covered, width = found.bands
+    inside, wide = found.speedup_bands
     every = [each.simulated for each in found.choices]
     all_regrets = f"{np.mean(every):.1%} and {np.max(every):.1%}" if every else "the same"
     doubted = ", ".join(dict.fromkeys(each.table for each in found.choices if each.is_doubted)) or "no table"
@@ -129,11 +179,16 @@ def sentences(found: PublishedReport) -> list[str]:
         f"Calibrated on {CELLS} cells, selected by their settings alone: fewest and most draft tokens at the smallest, "
         f"the middle and the largest batch size. Errors are those of throughput, time per token, speed-up or round of "
         f"the other cells. Target, for published tables of at least {LEAST_CELLS} cells: {MEAN_ERROR:.0%} on average, "
-        f"{MOST_ERROR:.0%} at worst. Formula: accept length / (1 + K c) with a scale fitted to the same cells.",
+        f"{MOST_ERROR:.0%} at worst. Before: with the assumed parameters that every fit begins with, uncalibrated. Formula: accept "
+        "length / (1 + K c) with a scale fitted to the same cells.",
         f"A table predicted from the others of its engine: target {TABLE_MEAN:.0%} on average, {TABLE_MOST:.0%} at "
         "worst.",
         f"{CONFIDENCE:.0%} bands hold {covered:.0%} of all held-out figures above (target {COVERAGE[0]:.0%} to "
         f"{COVERAGE[1]:.0%}); their median half-width is {width:.0%} (target {MOST_WIDTH:.0%}).",
+        "Speed-ups over plain decoding at the same load, or over the fewest draft tokens where it was not measured, "
+        "with at least one side that no fit has seen; parameters that both sides share move them together. "
+        f"{CONFIDENCE:.0%} bands hold {inside:.0%} of the speed-ups (target {COVERAGE[0]:.0%} to {COVERAGE[1]:.0%}); "
+        f"their median half-width is {wide:.0%} (target {MOST_WIDTH:.0%}).",
         f"Regret of the choice by batch size, after a calibration on {CELLS} cells: {regret} (target "
         f"{MEAN_REGRET:.1%} and {MOST_REGRET:.0%}). Not counted: {doubted}, whose calibration has doubts; "
         f"with all tables {all_regrets}.",
@@ -142,7 +197,7 @@ def sentences(found: PublishedReport) -> list[str]:
 
 def show(found: PublishedReport, console: Console) -> None:
     """Print all tables of errors, and the cells that were fitted."""
-    six, left, bands, choice = sentences(found)
+    six, left, bands, ratios, choice = sentences(found)
     heading(console, f"calibrated on {CELLS} cells")
     print_table(console, SIX, six_rows(found))
     paragraph(console, six)
@@ -153,6 +208,9 @@ def show(found: PublishedReport, console: Console) -> None:
     print_table(console, LEFT, left_rows(found))
     for text in (left, bands):
         paragraph(console, text)
+    heading(console, "speed-ups")
+    print_table(console, SPEEDUPS, speedup_rows(found))
+    paragraph(console, ratios)
     heading(console, "choice by batch size")
     print_table(console, CHOICE, choice_rows(found))
     paragraph(console, choice)
@@ -161,11 +219,20 @@ def show(found: PublishedReport, console: Console) -> None:
             paragraph(console, f"{each.name}: {each.note}")
 
 
+def _coverage(every: Sequence[HeldOut] | Sequence[Speedups]) -> tuple[float, float]:
+    """Compute the share of figures within bands, and the median half-width as a factor less 1."""
+    covered = np.concatenate([each.covered for each in every])
+    widths = np.concatenate([each.widths for each in every])
+    return float(covered.mean()), float(np.expm1(np.median(widths)))
+
+
 def _errors(result: HeldOut, reached: bool | None) -> tuple[str, ...]:
     target = "no target" if reached is None else "reached" if reached else "not reached"
     target += ", doubted" if result.is_doubted else ""
     formula = result.formula_errors
     return (
+        f"{result.errors_before.mean():.1%}",
+        f"{result.errors_before.max():.1%}",
         f"{result.errors.mean():.1%}",
         f"{result.errors.max():.1%}",
         target,
@@ -185,6 +252,8 @@ def _json(result: HeldOut) -> dict[str, Any]:
         "worst_error": float(result.errors.max()),
         "is_within_target": result.is_within_target,
         "is_doubted": result.is_doubted,
+        "uncalibrated_mean_error": float(result.errors_before.mean()),
+        "uncalibrated_worst_error": float(result.errors_before.max()),
         "formula_mean_error": float(result.formula_errors.mean()),
         "formula_worst_error": float(result.formula_errors.max()),
         "coverage": float(result.covered.mean()),
