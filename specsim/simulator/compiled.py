@@ -45,6 +45,6 @@ def compiled_steps() -> ModuleType | None:
 
 def _compile(njit: Any, function: FunctionType) -> Any:
     try:
-        return njit(cache=True)(function)
+        return njit(cache=True, forceinline=True)(function)
     except RuntimeError:  # no folder for the cache
-        return njit(function)
+        return njit(forceinline=True)(function)
