@@ -86,8 +86,8 @@ Efficiency = Annotated[
     option(
         "Hardware",
         "Set, whatever the profile says, a parameter of the cost model: bandwidth, compute, "
-        "overlap, experts, mxfp4_experts, gap, launch, host, host_request, draft_step, collective or filters. May be "
-        "repeated.",
+        "overlap, experts, mxfp4_experts, gap, launch, host, host_request, host_drafts, draft_step, collective or "
+        "filters. May be repeated.",
         metavar="NAME=NUMBER|default",
     ),
 ]

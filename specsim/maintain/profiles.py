@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from specsim.simulator.calibration.plausible import doubts
+from specsim.simulator.calibration.plausible import doubts, is_of_another_gpu
 from specsim.simulator.calibration.posterior import measured
 from specsim.simulator.calibration.profile import SHIPPED, Profile
 from specsim.simulator.calibration.published import Measured, tables
-from specsim.simulator.calibration.structure import calibrate
+from specsim.simulator.calibration.shares import together_with_shares
 
 MOST_DISCREPANCY = 0.20  # of a profile that ships
 
@@ -27,11 +27,10 @@ def engines(found: Sequence[Measured]) -> dict[str, list[Measured]]:
     return by_engine
 
 
-def shipped(name: str, found: Sequence[Measured]) -> Profile:
-    """Fit one engine to all cells of its tables."""
-    costs = {source: cost for each in found for source, cost in each.costs.items()}
+def shipped(name: str, found: Sequence[Measured], every: Sequence[Measured] = ()) -> Profile:
+    """Fit one engine to all cells of its tables; every: all tables, among them those of its shares of peaks."""
     cells = [cell for each in found for cell in each.cells]
-    fitted = calibrate(costs, cells, found[0].structures)
+    fitted = together_with_shares(found, every)
     errors = fitted.predict(cells) / measured(cells) - 1
     figures = [figure for cell in cells for figure in cell.figures]
     speeds = [error for error, figure in zip(errors, figures, strict=True) if figure != "ttft_s"]
@@ -49,6 +48,7 @@ def _provenance(found: Sequence[Measured], cells: Sequence[Any], doubted: Sequen
     return {
         "tool": "python -m specsim.maintain.profiles",
         "tables": [each.name for each in found],
+        "shares_of": found[0].shares_of or None,
         "model": ", ".join(sorted({cost.model.name for each in found for cost in each.costs.values()})),
         "hardware": ", ".join(gpus),
         "cells": len(cells),
@@ -60,9 +60,10 @@ def _provenance(found: Sequence[Measured], cells: Sequence[Any], doubted: Sequen
 def write(folder: Path = SHIPPED) -> None:
     """Write every profile."""
     folder.mkdir(exist_ok=True)
-    for name, found in engines(tables()).items():
-        made = shipped(name, found)
-        if made.posterior.discrepancy > MOST_DISCREPANCY:
+    every = tables()
+    for name, found in engines(every).items():
+        made = shipped(name, found, every)
+        if made.posterior.discrepancy > MOST_DISCREPANCY or is_of_another_gpu(made.posterior):
             continue  # no server explains its tables
         value = made.to_json()
         (folder / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

@@ -16,6 +16,7 @@ from specsim.simulator.model import Drafter, Model
 from specsim.simulator.steps import exposed_seconds
 
 MOST_PARTS = 2**14  # most cached results of a cost model
+_PLAIN = SpecConfig.plain()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class CostModel:
         draft = parts.draft.at(contexts, total)
         extend = parts.extend.at(contexts, total)
         verify = parts.verify.at(contexts, total) + self.efficiency.filters
-        return Phases(draft, verify, extend, self._exposed(size, draft + verify + extend))
+        return Phases(draft, verify, extend, self._exposed(size, draft + verify + extend, config))
 
     def parts(self, size: int, config: SpecConfig) -> RoundParts:
         """Compute the phases of a round of `size` requests, before their committed lengths are known."""
@@ -117,7 +118,7 @@ class CostModel:
 
     def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
         """Compute the seconds of a step that prefills new_tokens [B] after contexts [B], drafter and host included."""
-        return self.mixed(new_tokens, contexts, np.zeros(0), SpecConfig.plain())
+        return self.mixed(new_tokens, contexts, np.zeros(0), _PLAIN)
 
     def mixed(self, new_tokens: np.ndarray, behind: np.ndarray, contexts: np.ndarray, config: SpecConfig) -> float:
         """Compute the seconds of a round of requests [B] whose forwards include chunks of other requests' prompts.
@@ -140,7 +141,7 @@ class CostModel:
             device += self._taken_along(self.drafter.model, new, behind, contexts, rows, min(rows, 1))
         if size and self.drafter and not config.is_plain:
             device += self.phases(contexts, config).draft
-        return device + self._exposed(size + len(new), device)
+        return device + self._exposed(size + len(new), device, config if size else _PLAIN)
 
     @property
     def launches(self) -> int:
@@ -159,8 +160,12 @@ class CostModel:
             raise InputError("tensor_parallel", self.tensor_parallel, f"GPUs that hold {self.model.name} and some KV")
         return slots
 
-    def _exposed(self, size: int, device: float) -> float:
-        host = self.efficiency.host + size * self.efficiency.host_request
+    def host(self, config: SpecConfig) -> float:
+        """Compute the seconds of the host per step, without those of its requests."""
+        return self.efficiency.host + (0.0 if config.is_plain else self.efficiency.host_drafts)
+
+    def _exposed(self, size: int, device: float, config: SpecConfig) -> float:
+        host = self.host(config) + size * self.efficiency.host_request
         return exposed_seconds(host, device, self.schedule == "overlap")
 
     def _taken_along(

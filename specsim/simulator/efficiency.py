@@ -36,6 +36,9 @@ class Efficiency:
     # Seconds of the host per step: vllm_20780; 1.1 ms in sglang#11398.
     host: float = 8.8e-4
     host_request: float = 5e-6  # seconds of the host per request of a step; assumed, not fitted
+    # Seconds of the host per round with drafts in addition to those of any step: acceptance, KV of rejected drafts. 0
+    # by default, as the other parameters of the tables include it.
+    host_drafts: float = 0.0
     # Seconds per forward of the drafter in addition to its kernels: choice of drafts, metadata. 0 by default: the other
     # parameters of the tables include it.
     draft_step: float = 0.0
@@ -49,7 +52,7 @@ class Efficiency:
         number("overlap", self.overlap)
         if self.overlap:
             share("overlap", self.overlap)
-        for name in ("gap", "launch", "host", "host_request", "draft_step", "collective", "filters"):
+        for name in ("gap", "launch", "host", "host_request", "host_drafts", "draft_step", "collective", "filters"):
             number(name, getattr(self, name))
 
     @property

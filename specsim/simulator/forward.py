@@ -47,7 +47,7 @@ class Forward:
     @property
     def launching(self) -> float:
         """Seconds of the host for launching all kernels, the least of a forward; 0 in a graph."""
-        return 0.0 if self.graph else self.kernels * self.efficiency.launch
+        return 0.0 if self.graph else (self.kernels + self.model.eager_kernels) * self.efficiency.launch
 
     def products(self, rows: float, head_rows: float, entry: bool = False) -> float:
         """Compute the seconds of everything but reading KV, with gaps and exchanges; entry: through fc too."""

@@ -143,7 +143,8 @@ def _settings(simulation: Simulation) -> np.ndarray:
     }
     if isinstance(cost, CostModel):
         settings["filters"] = cost.efficiency.filters
-        settings["host"] = cost.efficiency.host
+        fixed = simulation.options[simulation.fixed or 0].config  # the only one whose rounds are looked up
+        settings["host"] = cost.host(fixed)
         settings["host_request"] = cost.efficiency.host_request
         settings["hides_host"] = cost.schedule == "overlap"
     return table_of(Settings, 1, **settings)

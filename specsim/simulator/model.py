@@ -18,6 +18,11 @@ from specsim.simulator.quantization import quantization_of
 from specsim.simulator.weight_format import HALF, WeightFormat
 
 SKEW = 1.0  # with it vllm_41162's two models of experts are off by 2 and 4 %, without skew by 7 %
+# As vLLM's llama_eagle.py and llama_eagle3.py launch them one by one; graphs are compiled, which fuses them. EAGLE-1:
+# concatenation, fc and sum, less two norms that it lacks, and the fc that the layer's weights include counts as one.
+EAGLE_KERNELS = 1
+# A second norm, concatenation, and four that write the logits of the draft vocabulary into those of the target's.
+EAGLE3_KERNELS = 6
 _FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "models" / "shapes" / "configs")
 _TRAINING = {"meta", "base", "instruct", "chat", "hf", "thinking", "2507"}  # words of hub ids that keep the shape
 _SAME_SHAPE = {
@@ -40,6 +45,7 @@ class Model:
     embedding_weights: int  # a separate table; 0 where the head is the table
     intermediate_size: int  # width of the config's feed-forward: dense in some, an expert's in others
     entry_weights: int = 0  # product on a drafter's input (fc)
+    eager_kernels: int = 0  # launches of a drafter's forward outside graphs in addition to those of its layers and head
     weight_format: WeightFormat = HALF  # of the layers; the head and the embedding always have 16 bits
     expert_format: WeightFormat = HALF  # of the experts
     kv_bytes: float = 2.0  # bytes per number in the KV cache
@@ -48,7 +54,7 @@ class Model:
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size", "head_weights", "intermediate_size"):
             whole(name, getattr(self, name))
-        for name in ("embedding_weights", "entry_weights"):
+        for name in ("embedding_weights", "entry_weights", "eager_kernels"):
             whole(name, getattr(self, name), least=0)
         positive("kv_bytes", self.kv_bytes)
         number("skew", self.skew)
@@ -221,9 +227,10 @@ def drafter(
     dense = replace(last, experts=0, experts_per_token=0, expert_weights=0, **feed_forward)
     alone = replace(alone, intermediate_size=width, weight_format=HALF, expert_format=HALF)
     if kind == "eagle":
-        return Drafter(replace(alone, layers=(replace(dense, dense_weights=dense.dense_weights + 2 * square),)))
+        entering = replace(dense, dense_weights=dense.dense_weights + 2 * square)
+        return Drafter(replace(alone, layers=(entering,), eager_kernels=EAGLE_KERNELS))
     vocab = target.vocab_size if draft_vocab_size is None else draft_vocab_size
     whole("draft_vocab_size", vocab)
     layer = replace(dense, attention_weights=dense.attention_weights + dense.input_weights)
     head = {"vocab_size": vocab, "head_weights": vocab * target.hidden_size}
-    return Drafter(replace(alone, layers=(layer,), entry_weights=3 * square, **head))
+    return Drafter(replace(alone, layers=(layer,), entry_weights=3 * square, eager_kernels=EAGLE3_KERNELS, **head))

@@ -26,7 +26,7 @@ from specsim.simulator.server import Server
 from specsim.simulator.state import with_objects
 from specsim.simulator.workload import Workload, bursts, closed_loop, poisson
 
-HOST = Efficiency(host=3e-4, host_request=2e-6, filters=1e-5)
+HOST = Efficiency(host=3e-4, host_request=2e-6, host_drafts=1e-4, filters=1e-5)
 FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -267,3 +267,24 @@ def test_few_rows_read_few_experts_and_many_all_of_them():
     assert one == pytest.approx(2 * (active + moe.head_weights) + 24 * 4 * 3 * 2880**2 * 17 / 32, rel=0.01)
     many = cost.round(np.zeros(256, int), PLAIN) * 3.35e12
     assert many > 12e9
+
+
+def test_rounds_with_drafts_have_host_work_of_their_own():
+    cost = replace(COST, schedule="sync")
+    slow = replace(cost, efficiency=replace(cost.efficiency, host_drafts=1e-3))
+    chain = SpecConfig(1, 3, 4)
+    contexts, chunk, none = np.array([100, 200]), np.array([50]), np.zeros(1)
+    for more, config in ((1e-3, chain), (0.0, SpecConfig.plain())):
+        assert slow.round(contexts, config) - cost.round(contexts, config) == pytest.approx(more)
+        mixed = [each.mixed(chunk, none, contexts, config) for each in (slow, cost)]
+        assert mixed[0] - mixed[1] == pytest.approx(more)
+    assert slow.mixed(chunk, none, np.zeros(0), chain) == cost.mixed(chunk, none, np.zeros(0), chain)
+
+
+def test_drafts_outside_graphs_launch_every_kernel_of_their_head():
+    """EAGLE-3 also maps its vocabulary, so that the host needs longer for it, though it reads fewer bytes."""
+    launches = {}
+    for kind, vocab in (("eagle", None), ("eagle3", 32000)):
+        cost = CostModel(H100, LLAMA, drafter(kind, LLAMA, vocab), Efficiency(launch=1e-3), draft_graph=False)
+        launches[kind] = cost.phases(np.array([100]), SpecConfig(1, 2, 3)).draft / 1e-3
+    assert launches == {"eagle": pytest.approx(14), "eagle3": pytest.approx(19)}

@@ -6,7 +6,7 @@ import numpy as np
 
 from specsim.simulator import hardware
 from specsim.simulator.calibration.context import Context
-from specsim.simulator.calibration.plausible import doubts
+from specsim.simulator.calibration.plausible import doubts, is_of_another_gpu
 from specsim.simulator.calibration.posterior import fit, measured, predict
 from specsim.simulator.calibration.published import tables
 from specsim.simulator.calibration.structure import calibrate
@@ -51,3 +51,12 @@ def test_a_context_keeps_what_a_file_does_not_say():
     assert given.with_setting(None) is given
     assert given.with_setting(2).config("file").num_draft_tokens == 3
     assert given.config("file").num_draft_tokens == 8
+
+
+def test_a_share_that_no_gpu_has_is_told_from_slow_hosts(known_server, grid):
+    posterior = fit({"": known_server().cost}, grid)
+    assert not is_of_another_gpu(posterior)
+    slow = replace(posterior, logs=posterior.logs + 5 * np.array([name == "host" for name in posterior.names]))
+    assert not is_of_another_gpu(slow)
+    wrong = replace(posterior, logs=posterior.logs - 3 * np.array([name == "compute" for name in posterior.names]))
+    assert is_of_another_gpu(wrong)

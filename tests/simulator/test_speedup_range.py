@@ -11,6 +11,7 @@ from specsim.core.errors import InputError
 from specsim.maintain.tables import write_fitted
 from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
 from specsim.simulator.acceptance import PerPosition
+from specsim.simulator.calibration.parameters import PRIORS
 from specsim.simulator.calibration.profile import profile
 from specsim.simulator.fitted import KEPT, fitted_servers
 from specsim.simulator.model import SKEW
@@ -121,6 +122,7 @@ def test_another_gpu_keeps_half_of_what_shares_say():
     values, own = there.posterior.values, found.posterior.values
     assert values["bandwidth"] == pytest.approx(np.sqrt(0.8 * own["bandwidth"]))
     assert values["gap"] == own["gap"]
+    assert values["launch"] == pytest.approx(np.sqrt(PRIORS["launch"].value * own["launch"]))
     assert there.posterior.deviations["compute"] > 2 * found.posterior.deviations["compute"]
     assert there.posterior.deviations["gap"] == found.posterior.deviations["gap"]
 
@@ -176,7 +178,7 @@ def test_graphs_reach_the_cost():
     kernels = alone["all"].cost(CHAIN).launches
     assert phases["none"].verify == pytest.approx(kernels * 1e-3)
     assert phases["target"].verify == phases["all"].verify < 0.1
-    assert phases["target"].draft == phases["none"].draft == pytest.approx(2 * 13 * 1e-3)
+    assert phases["target"].draft == phases["none"].draft == pytest.approx(2 * 19 * 1e-3)
     assert phases["all"].draft < 0.01
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("graphs", "some")):
         scenario(graphs="some")
@@ -186,7 +188,7 @@ def test_every_field_of_efficiency_names_its_source():
     """Every default comes from a kept fit, or a comment says that it does not."""
     fitted = {name for each in fitted_servers() for name in each.found}
     others = {field.name for field in fields(Efficiency)} - fitted
-    assert others == {"host_request", "draft_step", "collective", "filters"}
+    assert others == {"host_request", "host_drafts", "draft_step", "collective", "filters"}
 
 
 SMALL = ["simulate", "--requests", "20", "--prompt-tokens", "60", "--output-tokens", "10", "--concurrency", "8"]

@@ -42,6 +42,7 @@ def profile() -> Schema:
         "cells": whole("Number of cells."),
         "determined": array("Determined parameters.", text("A parameter.")),
         "tables": array("Published tables of a shipped profile.", text("A table.")),
+        "shares_of": nullable(text("Engine whose tables give the shares of peaks; null: the profile's own.")),
         "notes": array("What the tables do not say and is assumed.", text("A note.")),
         "doubts": array("Reasons to doubt the fit.", text("A sentence.")),
     }

@@ -98,6 +98,7 @@ def _efficiency() -> Schema:
         launch="Seconds in which the host launches a kernel without a graph.",
         host="Seconds of the host per step.",
         host_request="Seconds of the host per request of a step.",
+        host_drafts="Seconds of the host per round with drafts, in addition to host.",
         draft_step="Seconds of a forward of the drafter in addition to its kernels.",
         collective="Seconds that an exchange between GPUs waits.",
         filters="Seconds per step in which the device applies top-k and top-p.",

@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from specsim.simulator.calibration.another_gpu import moved
 from specsim.simulator.calibration.band import half_widths
 from specsim.simulator.calibration.observation import Acceptance, Observation
 from specsim.simulator.calibration.parameters import Costs
 from specsim.simulator.calibration.plausible import doubts
 from specsim.simulator.calibration.posterior import measured, predict
 from specsim.simulator.calibration.published import Measured
+from specsim.simulator.calibration.shares import together_with_shares
 from specsim.simulator.calibration.speedups import Speedups, speedups
 from specsim.simulator.calibration.structure import Calibrated, calibrate
 from specsim.simulator.cost import CostModel
@@ -135,13 +137,22 @@ def closed_formula(
     return np.array([scales[name] * raw(cell, name) for cell in rest for name in cell.figures])
 
 
+def _moved(found: Calibrated, table: Measured) -> Calibrated:
+    """Move a calibration to the servers of another table, and to their GPU."""
+    known = {cost.hardware.name for cost in found.costs.values()}
+    posterior = found.posterior.with_priors()
+    if not known.intersection(cost.hardware.name for cost in table.costs.values()):
+        posterior = moved(posterior)
+    return replace(found, costs={**found.structure.costs(table.costs), **found.costs}, posterior=posterior)
+
+
 @dataclass(frozen=True, eq=False)
 class LeftOut:
     """Predictions of a table by a profile that was fitted to the other tables of its engine."""
 
     table: str
     engine: str
-    others: tuple[str, ...]
+    others: tuple[str, ...]  # tables that were fitted, those of the shares of peaks included
     result: HeldOut
 
 
@@ -152,13 +163,10 @@ def leave_one_table_out(tables: Sequence[Measured]) -> list[LeftOut]:
         others = [each for each in tables if each.engine == table.engine and each is not table]
         if not others:
             continue
-        together = calibrate(
-            {name: cost for each in others for name, cost in each.costs.items()},
-            [cell for each in others for cell in each.cells],
-            others[0].structures,
+        together = together_with_shares(others, [each for each in tables if each is not table])
+        result = _held_out(
+            table, _moved(together, table), [cell for each in others for cell in each.cells], table.cells
         )
-        costs = together.structure.costs(table.costs)
-        moved = replace(together, costs={**costs, **together.costs}, posterior=together.posterior.with_priors())
-        result = _held_out(table, moved, [cell for each in others for cell in each.cells], table.cells)
-        found.append(LeftOut(table.name, table.engine, tuple(each.name for each in others), result))
+        shares = [each for each in tables if each.engine == table.shares_of]
+        found.append(LeftOut(table.name, table.engine, tuple(each.name for each in (*others, *shares)), result))
     return found

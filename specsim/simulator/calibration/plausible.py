@@ -20,7 +20,7 @@ def doubts(posterior: Posterior, errors: np.ndarray, left_out: Mapping[int, np.n
     found = []
     for name, log in zip(posterior.names, posterior.logs, strict=True):
         prior = PRIORS[name]
-        is_far = abs(log - np.log(prior.value)) > FAR * prior.spread
+        is_far = _is_far(name, log)
         value = f"{np.exp(log):.0%}" if name in _SHARES else f"{np.exp(log):.3g} {prior.unit}"
         if name in posterior.at_bounds:
             found.append(f"{name} is at a bound of the fit, {value}{_why(name)}.")
@@ -38,6 +38,16 @@ def doubts(posterior: Posterior, errors: np.ndarray, left_out: Mapping[int, np.n
     if outside > 3 * LARGE:
         found.append(f"A batch that is left out is {outside:.0%} off: do not extrapolate far beyond the measured ones.")
     return found
+
+
+def is_of_another_gpu(posterior: Posterior) -> bool:
+    """Whether a share of the GPU's peaks is one that no server is known to reach, or to stay below."""
+    pairs = zip(posterior.names, posterior.logs, strict=True)
+    return any(name in _SHARES and _is_far(name, log) for name, log in pairs)
+
+
+def _is_far(name: str, log: float) -> bool:
+    return bool(abs(log - np.log(PRIORS[name].value)) > FAR * PRIORS[name].spread)
 
 
 def _why(name: str) -> str:

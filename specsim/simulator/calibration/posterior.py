@@ -14,7 +14,7 @@ import numpy as np
 
 from specsim.core.errors import require
 from specsim.simulator.calibration.observation import Observation
-from specsim.simulator.calibration.parameters import PRIORS, Costs, Parameters, candidates, plain_name
+from specsim.simulator.calibration.parameters import PRIORS, Costs, Parameters, Prior, candidates, plain_name
 
 NOISE = 0.03  # relative error of a figure: between two runs of a cell of vllm_41162 it is 1 % on average
 NOISES = {"ttft_s": 0.2}  # waiting for a first token varies more
@@ -119,14 +119,19 @@ def noises(observations: Sequence[Observation]) -> np.ndarray:
     return np.array([NOISES.get(name, NOISE) for each in observations for name in each.figures])
 
 
-def fit(costs: Costs, observations: Sequence[Observation], names: Sequence[str] | None = None) -> Posterior:
+def fit(
+    costs: Costs,
+    observations: Sequence[Observation],
+    names: Sequence[str] | None = None,
+    priors: Mapping[str, Prior] = PRIORS,
+) -> Posterior:
     """Fit the parameters of these names, or all that the observations can depend on."""
     require(observations, "observations", 0, "at least one measured cell")
     names = candidates(costs, observations) if names is None else tuple(names)
     logs = np.log(measured(observations))
     noise = noises(observations)
-    prior = np.log([PRIORS[name].value for name in names])
-    spread = np.array([PRIORS[name].spread for name in names])
+    prior = np.log([priors[name].value for name in names])
+    spread = np.array([priors[name].spread for name in names])
     low = np.maximum(np.log([PRIORS[name].least for name in names]), prior - _FARTHEST * spread)
     high = np.minimum(np.log([PRIORS[name].most for name in names]), prior + _FARTHEST * spread)
 

@@ -12,6 +12,7 @@ from specsim.core.errors import InputError, require, require_choice
 from specsim.core.files import read_json
 from specsim.core.json_schema import schema_name
 from specsim.simulator.bounds import is_number
+from specsim.simulator.calibration.another_gpu import moved
 from specsim.simulator.calibration.chain_acceptance import ChainAcceptance
 from specsim.simulator.calibration.parameters import PRIORS
 from specsim.simulator.calibration.posterior import CONFIDENCE, Posterior
@@ -60,20 +61,9 @@ class Profile:
         return FittedServer(self.name, "", found, taken, structure.schedule, structure.graphs, values.get("skew"))
 
     def on(self, gpu: str) -> "Profile":
-        """Move the profile to another GPU: its shares are taken to be half the engine's and half the GPU's.
-
-        So a share keeps half of its distance from its prior, and half of the prior's variance is added.
-        """
-        if gpu in str(self.provenance.get("hardware", "")).split(", "):
-            return self
-        posterior = self.posterior
-        is_share = np.array([name in ("bandwidth", "compute", "overlap") for name in posterior.names])
-        priors = np.log([PRIORS[name].value for name in posterior.names])
-        spreads = np.array([PRIORS[name].spread for name in posterior.names])
-        kept = np.where(is_share, 0.5, 1.0)
-        logs = priors + kept * (posterior.logs - priors)
-        covariance = posterior.covariance * np.outer(kept, kept) + np.diag((1 - kept) * spreads**2)
-        return replace(self, posterior=replace(posterior, logs=logs, covariance=covariance))
+        """Move the profile to this GPU, if it is another one (another_gpu.moved)."""
+        is_same = gpu in str(self.provenance.get("hardware", "")).split(", ")
+        return self if is_same else replace(self, posterior=moved(self.posterior))
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write, and `of` can read."""

@@ -28,6 +28,7 @@ class Measured:
     costs: Mapping[str, CostModel]
     cells: Sequence[Observation]
     structures: Sequence[Structure] = STRUCTURES  # that the server may have
+    shares_of: str = ""  # engine whose tables, on the same GPU, give the shares of its peaks (calibration.shares)
     note: str = ""  # what the table does not say, and is assumed
     others: int = 0  # cells of the same table that other servers gave
 
@@ -88,7 +89,8 @@ def _vllm_41162(name: str) -> Measured:
             )
             cells.append(made)
     kind = "dense" if name.endswith("8B") else "experts"
-    return Measured(f"vllm_41162, {name}", f"vllm-2026-{kind}", {name: cost}, cells)
+    shares_of = "vllm-2026-dense" if kind == "experts" else ""
+    return Measured(f"vllm_41162, {name}", f"vllm-2026-{kind}", {name: cost}, cells, shares_of=shares_of)
 
 
 def _vllm_20780(method: str) -> Measured:

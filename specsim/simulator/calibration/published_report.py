@@ -179,8 +179,8 @@ def sentences(found: PublishedReport) -> list[str]:
         f"Calibrated on {CELLS} cells, selected by their settings alone: fewest and most draft tokens at the smallest, "
         f"the middle and the largest batch size. Errors are those of throughput, time per token, speed-up or round of "
         f"the other cells. Target, for published tables of at least {LEAST_CELLS} cells: {MEAN_ERROR:.0%} on average, "
-        f"{MOST_ERROR:.0%} at worst. Before: with the assumed parameters that every fit begins with, uncalibrated. Formula: accept "
-        "length / (1 + K c) with a scale fitted to the same cells.",
+        f"{MOST_ERROR:.0%} at worst. Before: with the assumed parameters that every fit begins with, uncalibrated. "
+        "Formula: accept length / (1 + K c) with a scale fitted to the same cells.",
         f"A table predicted from the others of its engine: target {TABLE_MEAN:.0%} on average, {TABLE_MOST:.0%} at "
         "worst.",
         f"{CONFIDENCE:.0%} bands hold {covered:.0%} of all held-out figures above (target {COVERAGE[0]:.0%} to "

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from specsim.simulator.calibration.observation import Observation
-from specsim.simulator.calibration.parameters import PRIORS, Costs, plain_name
+from specsim.simulator.calibration.parameters import PRIORS, Costs, Prior, plain_name
 from specsim.simulator.calibration.posterior import Posterior, fit, measured, noises, predict
 from specsim.simulator.cost import CostModel
 from specsim.simulator.fitted import Graphs
@@ -48,6 +48,7 @@ STRUCTURES = (
     Structure("sync"),
     Structure("sync", plain_schedule="overlap"),  # engines that do not overlap speculation
     Structure("sync", "target"),
+    Structure("sync", "target", "overlap"),
     Structure("sync", "none"),
 )
 
@@ -67,17 +68,19 @@ class Calibrated:
 
 
 def calibrate(
-    costs: Costs, observations: Sequence[Observation], structures: Sequence[Structure] = STRUCTURES
+    costs: Costs,
+    observations: Sequence[Observation],
+    structures: Sequence[Structure] = STRUCTURES,
+    priors: Mapping[str, Prior] = PRIORS,
 ) -> Calibrated:
-    """Fit every structure; take the first one, unless figures are MARGIN times as likely under another."""
+    """Fit every structure; take the first one for which figures are at most MARGIN times as likely under another."""
     made = []
     for structure in structures:
         own = structure.costs(costs)
-        posterior = fit(own, observations)
-        made.append((objective(own, observations, posterior), structure, own, posterior))
-    handicap = [0.0] + [np.log(MARGIN)] * (len(made) - 1)
-    best = int(np.argmin([each[0] + add for each, add in zip(made, handicap, strict=True)]))
-    _, structure, own, posterior = made[best]
+        posterior = fit(own, observations, priors=priors)
+        made.append((objective(own, observations, posterior, priors), structure, own, posterior))
+    least = min(each[0] for each in made)
+    _, structure, own, posterior = next(each for each in made if each[0] <= least + np.log(MARGIN))
     return Calibrated(own, structure, posterior, {each[1]: each[0] for each in made})
 
 
@@ -90,11 +93,13 @@ def merged(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
     return tuple(replace(group, count=count) for group, count in counts.items())
 
 
-def objective(costs: Costs, observations: Sequence[Observation], posterior: Posterior) -> float:
+def objective(
+    costs: Costs, observations: Sequence[Observation], posterior: Posterior, priors: Mapping[str, Prior] = PRIORS
+) -> float:
     """Compute half the sum of squares that a fit minimises: residuals over noises, and distances from the priors."""
     found = np.log(predict(costs, observations, posterior.values) / measured(observations)) / noises(observations)
-    priors = [PRIORS[name] for name in posterior.names]
-    moved = (posterior.logs - np.log([each.value for each in priors])) / np.array([each.spread for each in priors])
+    used = [priors[name] for name in posterior.names]
+    moved = (posterior.logs - np.log([each.value for each in used])) / np.array([each.spread for each in used])
     return float(found @ found + moved @ moved) / 2
 
 
