@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specsim.simulator.calibration.held_out import closed_formula, leave_one_table_out, six_cells
+from specsim.simulator.calibration.profile import profile
 from specsim.simulator.calibration.published import CELLS, tables
 from specsim.simulator.calibration.published_report import COVERAGE, MOST_WIDTH, PublishedReport
 from specsim.simulator.calibration.steps_choice import MEAN_REGRET, MOST_REGRET, regrets
@@ -34,6 +35,40 @@ def test_bands_hold_the_promised_share(six):
     covered, width = PublishedReport([], list(six.values()), left, []).bands
     assert COVERAGE[0] <= covered <= COVERAGE[1]
     assert width <= MOST_WIDTH
+
+
+def test_speedups_are_those_of_the_table_at_equal_batches(six):
+    """No two seen cells; over 1 step, as the table has no plain decoding."""
+    found = six["sglang_22246"].speedups
+    cells = {cell.label: cell.figures["decode_tokens_per_s"] for cell in TABLES["sglang_22246"].cells}
+    assert len(found.labels) == 7 * 5 - 3
+    for label, measured in zip(found.labels, found.measured, strict=True):
+        after, before = label.split(" over ")
+        assert before == f"1 steps, {after.split(', ')[1]}"
+        assert measured == pytest.approx(cells[after] / cells[before])
+    assert (found.covered == (np.abs(np.log(found.predicted / found.measured)) <= found.widths)).all()
+    rounds = six["fast_rounds"].speedups  # of seconds, so inverse
+    assert rounds.measured.max() < 1
+    assert rounds.errors.mean() < 0.04
+    assert len(six["vllm_41162, Llama3 8B"].speedups.labels) == 0
+
+
+def test_one_server_explains_both_heads():
+    """EAGLE-1's rounds follow from EAGLE-3's, as launches of their heads are counted."""
+    pair = [TABLES[f"vllm_20780, {head}"] for head in ("eagle1", "eagle3")]
+    first, _ = (each.result for each in leave_one_table_out(pair))
+    assert first.errors.mean() < 0.12
+    assert first.errors.max() < 0.30
+    assert first.speedups.covered.all()
+    kept = profile("vllm-2025-dense")
+    assert kept.structure.graphs == "target"
+    assert kept.provenance["doubts"] == []
+    assert kept.posterior.discrepancy < 0.05
+
+
+def test_errors_before_calibration_are_of_assumed_parameters(six):
+    for found in six.values():
+        assert found.errors_before.mean() > 3 * found.errors.mean()
 
 
 def test_cells_are_selected_by_their_settings_alone():
