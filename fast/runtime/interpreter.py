@@ -1,5 +1,7 @@
 """Caches for Triton's interpreter, which otherwise computes the same constants for every value."""
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +19,8 @@ def spare_the_interpreter() -> None:
     _remember_numpy_types(interpreter)
     _remember_block_types()
     _remember_shapes()
+    _remember_common_types(interpreter)
+    _remember_common_shapes(interpreter)
     _define_language_once(interpreter)
     _type_comparisons(interpreter)
 
@@ -41,10 +45,21 @@ def _define_language_once(interpreter: Any) -> None:
     """Patch triton.language once, instead of at every launch and every call of a device function."""
     import triton.language as tl
 
+    interpreter._patch_attr = functools.partial(_call_directly, interpreter.interpreter_semantic)
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     setattr(tl.core.tensor, "__index__", _index)  # noqa: B010  # numpy 2.4 refuses Triton 3.6's own
     kept = SimpleNamespace(restore=lambda: None)
     interpreter._patch_lang = lambda function: kept
+
+
+def _call_directly(semantic: Any, owner: Any, name: str, member: Any, _builder: Any, scope: Any) -> None:
+    """Replace a function of the language by its innermost one, without the checks made around it at each call."""
+    function = inspect.unwrap(member)
+
+    def call(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        return function(*args, **kwargs, _semantic=semantic)
+
+    scope.set_attr(owner, name, call)
 
 
 def _index(self: Any) -> int:
@@ -64,7 +79,9 @@ def _remember_block_types() -> None:
     from triton.language import core
 
     initialise = core.block_type.__init__
+    of_element = core.block_type.with_element_ty
     known = {}
+    siblings = {}
 
     def remembered(self: Any, element_ty: Any, shape: Any) -> None:
         key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
@@ -74,22 +91,75 @@ def _remember_block_types() -> None:
         self.element_ty = element_ty
         self.shape, self.numel, self.name = known[key]
 
+    def sibling(self: Any, scalar_ty: Any) -> Any:
+        key = self.name, scalar_ty.name
+        return siblings.get(key) or siblings.setdefault(key, of_element(self, scalar_ty))
+
     core.block_type.__init__ = remembered
+    core.block_type.with_element_ty = sibling
 
 
 def _remember_shapes() -> None:
-    """Cache a value's shape and size, as constants of the language."""
+    """Cache a value's shape and size, as constants of the language; equal shapes are one object."""
     from triton.language import core
 
+    by_sizes = {}
     known = {}
 
-    def remembered(self: Any, handle: Any, type: Any) -> None:
+    def constants(type: Any) -> tuple[Any, Any]:
         sizes = tuple(type.shape) if type.is_block() else ()
-        if sizes not in known:
-            known[sizes] = core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
+        if sizes not in by_sizes:
+            by_sizes[sizes] = core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
+        return by_sizes[sizes]
+
+    def remembered(self: Any, handle: Any, type: Any) -> None:
         self.handle = handle
         self.type = type
         self.dtype = type.scalar
-        self.shape, self.numel = known[sizes]
+        self.shape, self.numel = known.get(type.name) or known.setdefault(type.name, constants(type))
 
     core.tensor.__init__ = remembered
+
+
+def _remember_common_types(interpreter: Any) -> None:
+    """Cache the type in which an operation computes, and cast nothing to the type that it has."""
+    semantic = type(interpreter.interpreter_semantic)
+    computation_type, cast = semantic.computation_type_impl, semantic.cast
+    known = {}
+
+    def remembered(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, divides: bool) -> Any:
+        key = a.name, a_is_scalar, b.name, b_is_scalar, divides
+        return known.get(key) or known.setdefault(key, computation_type(self, a, a_is_scalar, b, b_is_scalar, divides))
+
+    def changed(self: Any, value: Any, dst_ty: Any, *rounding: Any, **options: Any) -> Any:
+        return value if value.dtype is dst_ty.scalar else cast(self, value, dst_ty, *rounding, **options)
+
+    semantic.computation_type_impl = remembered
+    semantic.cast = changed
+
+
+def _remember_common_shapes(interpreter: Any) -> None:
+    """Cache the shape to which two operands are broadcast, and leave operands of one shape as they are."""
+    semantic = type(interpreter.interpreter_semantic)
+    broadcast = semantic.broadcast_impl_value
+    known = {}
+
+    def fitted(self: Any, value: Any, shape: Any, block: Any, sizes: tuple[int, ...]) -> Any:
+        if value.shape is shape:
+            return value
+        kind = block.with_element_ty(value.dtype)
+        is_block = value.type.is_block()
+        create = self.builder.create_broadcast if is_block else self.builder.create_splat
+        handle = create(value.handle, sizes) if is_block else create(kind.to_ir(self.builder), value.handle)
+        return self.tensor(handle, kind)
+
+    def remembered(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        if lhs.shape is rhs.shape:
+            return lhs, rhs
+        key = id(lhs.shape), id(rhs.shape)  # of the cached shapes, which live on
+        if key not in known:
+            common, _ = broadcast(self, lhs, rhs)
+            known[key] = common.shape, common.type, tuple(size.value for size in common.shape)
+        return fitted(self, lhs, *known[key]), fitted(self, rhs, *known[key])
+
+    semantic.broadcast_impl_value = remembered
