@@ -19,8 +19,10 @@ def spare_the_interpreter() -> None:
     _remember_numpy_types(interpreter)
     _remember_block_types()
     _remember_shapes()
+    _remember_scalars(interpreter)
     _remember_common_types(interpreter)
     _remember_common_shapes(interpreter)
+    _unwrap_by_type()
     _define_language_once(interpreter)
     _type_comparisons(interpreter)
 
@@ -121,11 +123,50 @@ def _remember_shapes() -> None:
     core.tensor.__init__ = remembered
 
 
+def _remember_scalars(interpreter: Any) -> None:
+    """Cache the values of numbers in a kernel's source; nothing can write into them."""
+    semantic = type(interpreter.interpreter_semantic)
+    constant = semantic.scalar_constant
+    known = {}
+
+    def remembered(self: Any, value: Any, dtype: Any) -> Any:
+        if not isinstance(value, (int, float)):
+            return constant(self, value, dtype)
+        key = type(value), value, dtype.name
+        if key not in known:
+            known[key] = constant(self, value, dtype)
+            known[key].handle.data.flags.writeable = False
+        return known[key]
+
+    semantic.scalar_constant = remembered
+
+
+def _unwrap_by_type() -> None:
+    """Decide by a value's exact type whether it is a constant of the language, before all its base classes."""
+    from triton.language import core
+
+    unwrap = core._unwrap_if_constexpr
+    plain = {core.tensor, core.dtype, core.block_type, int, float, bool, str, type(None)}
+
+    def by_type(value: Any) -> Any:
+        kind = type(value)
+        return value if kind in plain else value.value if kind is core.constexpr else unwrap(value)
+
+    core._unwrap_if_constexpr = by_type
+
+
 def _remember_common_types(interpreter: Any) -> None:
-    """Cache the type in which an operation computes, and cast nothing to the type that it has."""
+    """Cache the type in which an operation computes; operands of one type and shape stay as they are."""
     semantic = type(interpreter.interpreter_semantic)
     computation_type, cast = semantic.computation_type_impl, semantic.cast
+    check = semantic.binary_op_type_checking_impl
+    tensor = interpreter.interpreter_semantic.tensor
+    kept = {"int1", "int8", "int32", "int64", "uint8", "uint32", "uint64", "fp32", "fp64"}  # in quotients too
     known = {}
+
+    def checked(self: Any, lhs: Any, rhs: Any, *options: Any, **more: Any) -> Any:
+        is_same = type(lhs) is type(rhs) is tensor and lhs.dtype is rhs.dtype and lhs.shape is rhs.shape
+        return (lhs, rhs) if is_same and lhs.dtype.name in kept else check(self, lhs, rhs, *options, **more)
 
     def remembered(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, divides: bool) -> Any:
         key = a.name, a_is_scalar, b.name, b_is_scalar, divides
@@ -136,6 +177,7 @@ def _remember_common_types(interpreter: Any) -> None:
 
     semantic.computation_type_impl = remembered
     semantic.cast = changed
+    semantic.binary_op_type_checking_impl = checked
 
 
 def _remember_common_shapes(interpreter: Any) -> None:
@@ -150,7 +192,7 @@ def _remember_common_shapes(interpreter: Any) -> None:
         kind = block.with_element_ty(value.dtype)
         is_block = value.type.is_block()
         create = self.builder.create_broadcast if is_block else self.builder.create_splat
-        handle = create(value.handle, sizes) if is_block else create(kind.to_ir(self.builder), value.handle)
+        handle = create(value.handle, sizes) if is_block else create(kind, value.handle)
         return self.tensor(handle, kind)
 
     def remembered(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:

@@ -65,6 +65,56 @@ def test_numpy_types_are_those_of_elements(element, expected):
             assert interpreter._get_np_dtype(kind) == np.dtype(np.uint64)
 
 
+def value(shape: list[int] | None, element: tl.dtype = tl.int32) -> tl.tensor:
+    """A value of ones, a scalar without a shape."""
+    ones = np.ones(shape or 1, interpreter._get_np_dtype(element))
+    return tl.tensor(interpreter.TensorHandle(ones, element), tl.block_type(element, shape) if shape else element)
+
+
+SEMANTIC = interpreter.interpreter_semantic
+
+
+@pytest.mark.parametrize("second", [None, [1], [4], [1, 4], [2, 1], [2, 4], [2, 2, 4]], ids=str)
+@pytest.mark.parametrize("first", [None, [1], [4], [1, 4], [2, 1], [2, 4], [2, 2, 4]], ids=str)
+def test_operands_are_broadcast_as_in_numpy(first, second):
+    for element in (tl.int32, tl.float32, tl.int32):
+        found = SEMANTIC.broadcast_impl_value(value(first), value(second, element))
+        shape = list(np.broadcast_shapes(first or (), second or ()))
+        assert [[size.value for size in each.shape] for each in found] == [shape, shape]
+        assert [list(each.handle.data.shape) for each in found] == [shape or [1]] * 2
+        assert [each.dtype for each in found] == [tl.int32, element]
+
+
+def test_shapes_that_do_not_fit_are_refused_each_time():
+    for _ in range(2):
+        with pytest.raises(ValueError, match="incompatible"):
+            SEMANTIC.broadcast_impl_value(value([2]), value([4]))
+
+
+@pytest.mark.parametrize("element", [tl.float16, tl.bfloat16])
+def test_quotients_of_16_bits_are_computed_in_32(element):
+    for divides, kind in ((True, tl.float32), (False, element), (True, tl.float32)):
+        assert SEMANTIC.computation_type_impl(element, False, element, False, divides) is kind
+    lhs, rhs = SEMANTIC.binary_op_type_checking_impl(value([4], element), value([4], element), div_or_mod=True)
+    assert lhs.dtype is rhs.dtype is tl.float32
+
+
+def test_pointers_are_no_operands_of_a_product():
+    pointer = value([4], tl.pointer_type(tl.float32))
+    for _ in range(2):
+        with pytest.raises(Exception, match="pointer"):
+            SEMANTIC.mul(pointer, pointer, sanitize_overflow=False)
+
+
+def test_equal_numbers_of_other_types_are_other_constants():
+    numbers = [(1, tl.int32), (1, tl.int64), (1.0, tl.float32), (True, tl.int1), (0, tl.int32), (1, tl.int32)]
+    found = [SEMANTIC.scalar_constant(number, element) for number, element in numbers]
+    assert [(each.handle.data.item(), each.dtype) for each in found] == numbers
+    assert found[0] is found[-1]
+    with pytest.raises(ValueError, match="read-only"):
+        found[0].handle.data[:] = 2
+
+
 @kernel
 def _multiply(out_ptr, factor):
     value = tl.load(out_ptr)
