@@ -59,14 +59,15 @@ def test_greedy_tokens_equal_plain_decoding(impl, fields, config):
     """The fast implementation accepts the same numbers of drafts as the reference, too."""
     setting = CONFIGS[config]
     pair = pair_of(fields)
-    plain = outputs(replace(pair, drafter=None), SpecConfig.plain(4, setting.max_len), REFERENCE)
+    sampling = SamplingParams(max_new_tokens=16 if impl == "reference" else 10)
+    plain = outputs(replace(pair, drafter=None), SpecConfig.plain(4, setting.max_len), REFERENCE, sampling)
     options = REFERENCE if impl == "reference" else EngineOptions("fast", torch.float32)
-    found = outputs(pair, setting, options)
+    found = outputs(pair, setting, options, sampling)
     assert [each.token_ids for each in found] == [each.token_ids for each in plain]
     counts = [each.num_accepted_tokens_per_round for each in found]
     assert max(map(max, counts)) > 1
     if impl == "fast":
-        expected = outputs(pair, setting, REFERENCE)
+        expected = outputs(pair, setting, REFERENCE, sampling)
         assert counts == [each.num_accepted_tokens_per_round for each in expected]
 
 
