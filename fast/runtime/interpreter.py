@@ -54,14 +54,14 @@ def _define_language_once(interpreter: Any) -> None:
     interpreter._patch_lang = lambda function: kept
 
 
-def _call_directly(semantic: Any, owner: Any, name: str, member: Any, _builder: Any, scope: Any) -> None:
+def _call_directly(semantic: Any, owner: Any, name: str, member: Any, *_: Any) -> None:
     """Replace a function of the language by its innermost one, without the checks made around it at each call."""
     function = inspect.unwrap(member)
 
     def call(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
         return function(*args, **kwargs, _semantic=semantic)
 
-    scope.set_attr(owner, name, call)
+    setattr(owner, name, call)
 
 
 def _index(self: Any) -> int:
