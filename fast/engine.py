@@ -49,7 +49,7 @@ from specsim.fast.runtime.sections import (
 )
 from specsim.fast.runtime.states import load, load_extend_input, unload, unload_extend_input
 from specsim.fast.synthetic import Schedule
-from specsim.fast.targets import FAMILIES
+from specsim.fast.targets import family_of
 from specsim.fast.vocabulary.penalties import Allowed
 
 MOST_CANDIDATES = 2**16  # that one program can rank
@@ -89,7 +89,7 @@ class Engine:
         check(self.grammars, config, target.vocab_size)
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
-        family = FAMILIES[target.family]
+        family = family_of(target)
         invariant = options.batch_invariant
         self.target: Target = family(target, pair.target.tensors, self.dtype, self.device, batch_invariant=invariant)
         self._drafter = drafters.make(
@@ -135,14 +135,12 @@ class Engine:
         """
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
-        hidden_RH, features_RF = self.target.forward(
-            prefill.input_ids, metadata, pools.target, self.drafter.feature_layers
-        )
-        logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
+        output = self.target.forward(prefill.input_ids, metadata, pools.target, self.drafter.feature_layers)
+        logits_BV = self.target.logits(output.hidden[prefill.last_rows])
         allowed = self._allowed_first(batch, pools, logits_BV.shape[-1])
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
-        draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
+        draft_input = self.drafter.seed(batch, prefill, next_tokens, output.features, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
     def _allowed_first(self, batch: Batch, pools: KVPool, vocab_size: int) -> Allowed | None:
@@ -341,13 +339,13 @@ class Engine:
 
     def _run_target(self, frame: Frame) -> None:
         verify_input = frame.verify_input
-        hidden_RH, features_RF = self.target.forward(
+        output = self.target.forward(
             verify_input.draft_tokens.view(-1),
             tree_metadata(frame.batch, verify_input, frame.pools),
             frame.pools.target,
             self._drafter.feature_layers,
         )
-        frame.target_output = TargetOutput(features_RF, self.target.logits(hidden_RH))
+        frame.target_output = TargetOutput(output.features, self.target.logits(output.hidden))
 
     def _check_trees(self, frame: Frame) -> None:
         batch = frame.batch

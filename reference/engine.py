@@ -84,12 +84,12 @@ class Engine:
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
         features = self.drafter.feature_layers
-        hidden_RH, features_RF = self.target.forward(prefill.input_ids, metadata, pools.target, features)
-        logits_BV = self.target.logits(hidden_RH[prefill.last_rows])
+        output = self.target.forward(prefill.input_ids, metadata, pools.target, features)
+        logits_BV = self.target.logits(output.hidden[prefill.last_rows])
         allowed_B1V = stacked(allowed_first(batch, pools, self.grammars), batch.size)
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed_B1V)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
-        draft_input = self.drafter.seed(batch, prefill, next_tokens, features_RF, pools)
+        draft_input = self.drafter.seed(batch, prefill, next_tokens, output.features, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
@@ -125,8 +125,8 @@ class Engine:
         metadata = tree_metadata(batch, verify_input, pools)
         tokens_BN = verify_input.draft_tokens
         features = self.drafter.feature_layers
-        hidden_RH, features_RF = self.target.forward(tokens_BN.flatten(), metadata, pools.target, features)
-        logits_RV = self.target.logits(hidden_RH)
+        output = self.target.forward(tokens_BN.flatten(), metadata, pools.target, features)
+        logits_RV = self.target.logits(output.hidden)
         allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, self.grammars), batch.size)
         verdict = verify.verify(
             batch,
@@ -143,7 +143,7 @@ class Engine:
         extend_input = draft_extend_input(
             batch,
             verdict,
-            features_RF,
+            output.features,
             pools.req_to_token,
             self.config.length_limit,
             self.config.extend,

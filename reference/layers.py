@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn.functional import linear, silu
 
+from specsim.core.layer_config import Rope
 from specsim.core.pool import KVBuffer
 from specsim.core.target import ModelConfig
 from specsim.reference.attention import AttentionMetadata, attention
@@ -40,13 +41,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
+def inverse_frequencies(rope: Rope) -> torch.Tensor:
     """Rotary frequencies θ^(-2i/D), f32 [D/2].
 
     Rope type llama3 stretches long wavelengths (Llama 3.1).
     """
-    inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
-    scaling = config.rope_scaling
+    inverse = 1.0 / rope.theta ** (torch.arange(0, rope.size, 2).float() / rope.size)
+    scaling = rope.scaling
     if scaling.get("rope_type", "default") == "default":
         return inverse
     factor = scaling["factor"]
@@ -76,9 +77,7 @@ def self_attention(
     metadata: AttentionMetadata,
 ) -> torch.Tensor:
     """Project, normalise each head where there is a norm, rotate, write KV, attend, project back: [R, H]."""
-    query = weights.project(x_RH, "q_proj").unflatten(-1, (-1, config.head_dim))
-    key = weights.project(x_RH, "k_proj").unflatten(-1, (-1, config.head_dim))
-    value = weights.project(x_RH, "v_proj").unflatten(-1, (-1, config.head_dim))
+    query, key, value = (weights.project(x_RH, f"{part}_proj").unflatten(-1, (-1, config.head_dim)) for part in "qkv")
     if weights.get("q_norm.weight") is not None:
         query = rms_norm(query, weights["q_norm.weight"], config.rms_norm_eps)
         key = rms_norm(key, weights["k_norm.weight"], config.rms_norm_eps)

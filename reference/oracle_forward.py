@@ -151,8 +151,8 @@ def _frequencies(config: Any) -> torch.Tensor:
 
     Rope type llama3 slows waves that are long against the original context.
     """
-    frequency = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
-    scaling = config.rope_scaling
+    frequency = 1.0 / config.rope.theta ** (torch.arange(0, config.rope.size, 2).float() / config.rope.size)
+    scaling = config.rope.scaling
     rope_type = scaling.get("rope_type", "default")
     if rope_type == "default":
         return frequency

@@ -186,7 +186,7 @@ def _llama(model: Any, tensors: Mapping[str, torch.Tensor], **fields: Any) -> An
         num_hidden_layers=model.num_layers, head_dim=model.head_dim, rms_norm_eps=model.rms_norm_eps,
         num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads,
         max_position_embeddings=model.max_position_embeddings,
-        rope_parameters={"rope_theta": model.rope_theta, "rope_type": "default"}, **fields,
+        rope_parameters={"rope_theta": model.rope.theta, "rope_type": "default"}, **fields,
     )  # fmt: skip
     theirs = LlamaForCausalLM(config).double().eval()
     theirs.load_state_dict({name: tensor.double() for name, tensor in tensors.items()})

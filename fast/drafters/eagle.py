@@ -32,7 +32,7 @@ class EagleHead:
         self._target = target
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         self._weights = Weights(moved, batch_invariant=batch_invariant)
-        self._inverse_D = inverse_frequencies(config.model).to(device)
+        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
         self.kv_layout = config.model.kv_layout
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size

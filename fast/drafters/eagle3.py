@@ -38,7 +38,7 @@ class Eagle3Head:
         self.d2t = None if d2t is None else d2t.to(device, torch.int64)
         own = self._weights.get("embed_tokens.weight")
         self._embedding = target.embedding if own is None else own
-        self._inverse_D = inverse_frequencies(config.model).to(device)
+        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
         self.kv_layout = config.model.kv_layout
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size

@@ -39,7 +39,7 @@ class FrozenKVHead:
         self._sources = source_layers(config, target.config)
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         self._weights = Weights(moved, batch_invariant=batch_invariant)
-        self._inverse_D = inverse_frequencies(config.model).to(device)
+        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
         self.position = config.position
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size

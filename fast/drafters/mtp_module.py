@@ -35,7 +35,7 @@ class MtpModule:
         prefix = f"modules.{index}."
         moved = {name.removeprefix(prefix): each.to(device, dtype) for name, each in tensors.items() if prefix in name}
         self._weights = Weights(moved, batch_invariant=batch_invariant)
-        self._inverse_D = inverse_frequencies(config.model).to(device)
+        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
         self._index = index
         self.kv_layout = replace(config.model.kv_layout, num_layers=1)
         self.feature_layers = config.feature_layers

@@ -8,7 +8,7 @@ from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.targets import FAMILIES
+from specsim.fast.targets import family_of
 
 
 class StandaloneHead:
@@ -26,7 +26,7 @@ class StandaloneHead:
         device: torch.device,
         batch_invariant: bool = False,
     ) -> None:
-        family = FAMILIES[config.model.family]
+        family = family_of(config.model)
         floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         self._model: Target = family(config.model, floating, dtype, device, batch_invariant=batch_invariant)
         d2t = tensors.get("d2t")
@@ -45,7 +45,7 @@ class StandaloneHead:
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
         """Run tokens through the model, and write their KV: what its head reads, [R, H]."""
-        return self._model.forward(input_ids_R, metadata, kv, ())[0]
+        return self._model.forward(input_ids_R, metadata, kv, ()).hidden
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._model.logits(hidden_RH)

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from specsim.core.layer_config import Rope
 from specsim.core.pool import KVBuffer
-from specsim.core.target import ModelConfig
 from specsim.fast.model.metadata import AttentionMetadata, KVTensors
 from specsim.fast.model.rows import normalised
 from specsim.fast.runtime.launch import (
@@ -23,13 +23,13 @@ from specsim.fast.runtime.launch import (
 )
 
 
-def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
+def inverse_frequencies(rope: Rope) -> torch.Tensor:
     """Rotary frequencies f32 [D/2].
 
     Rope type llama3 stretches long wavelengths (Llama 3.1).
     """
-    inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
-    scaling = config.rope_scaling
+    inverse = 1.0 / rope.theta ** (torch.arange(0, rope.size, 2).float() / rope.size)
+    scaling = rope.scaling
     if scaling.get("rope_type", "default") == "default":
         return inverse
     factor = scaling["factor"]

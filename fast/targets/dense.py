@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from specsim.core.pool import KVBuffer
-from specsim.core.target import ModelConfig
+from specsim.core.target import ForwardOutput, ModelConfig
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
@@ -27,12 +27,12 @@ class DenseTarget:
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         self._weights = Weights(moved, batch_invariant=batch_invariant)
         self.embedding = self._weights["model.embed_tokens.weight"]
-        self._inverse_D = inverse_frequencies(config).to(device)
+        self._inverse_D = inverse_frequencies(config.rope).to(device)
 
     def forward(
         self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer, feature_layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run rows through the model and write their KV: (hidden [R, H], features [R, F])."""
+    ) -> ForwardOutput:
+        """Run rows through the model and write their KV."""
         size = self.config.hidden_size
         num_rows = len(input_ids_R)
         features_RF = self.embedding.new_empty(num_rows, len(feature_layers) * size)
@@ -56,7 +56,7 @@ class DenseTarget:
             out = entering.get(layer + 1)
             hidden = gated_mlp_onto(hidden, weights.under("mlp"), following, out)
         normed_RH = hidden.applied()
-        return normed_RH, features_RF if feature_layers else normed_RH
+        return ForwardOutput(normed_RH, features_RF if feature_layers else normed_RH)
 
     def _norm(self, name: str) -> Norm:
         return Norm(self._weights[f"{name}.weight"], self.config.rms_norm_eps)

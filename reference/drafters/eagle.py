@@ -23,7 +23,7 @@ class EagleHead:
         self._model = config.model
         self._target = target
         self._weights = Weights({name: tensor.to(dtype) for name, tensor in tensors.items()})
-        self._inverse_D = inverse_frequencies(config.model)
+        self._inverse_D = inverse_frequencies(config.model.rope)
         self.kv_layout = config.model.kv_layout
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size

@@ -35,7 +35,7 @@ class Eagle3Head:
         self.d2t = tensors.get("d2t")
         own = self._weights.get("embed_tokens.weight")
         self._embedding = target.embedding if own is None else own
-        self._inverse_D = inverse_frequencies(config.model)
+        self._inverse_D = inverse_frequencies(config.model.rope)
         self.kv_layout = config.model.kv_layout
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size

@@ -33,7 +33,7 @@ class FrozenKVHead:
         self._embedding = target.embedding
         self._sources = source_layers(config, target.config)
         self._weights = Weights({name: tensor.to(dtype) for name, tensor in tensors.items()})
-        self._inverse_D = inverse_frequencies(config.model)
+        self._inverse_D = inverse_frequencies(config.model.rope)
         self.position = config.position
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size

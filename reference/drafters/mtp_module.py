@@ -32,7 +32,7 @@ class MtpModule:
         self._model = config.model
         self._target = target
         self._weights = Weights({name: tensor.to(dtype) for name, tensor in tensors.items()}).under(f"modules.{index}")
-        self._inverse_D = inverse_frequencies(config.model)
+        self._inverse_D = inverse_frequencies(config.model.rope)
         self._index = index
         self.kv_layout = replace(config.model.kv_layout, num_layers=1)
         self.feature_layers = config.feature_layers

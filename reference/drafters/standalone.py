@@ -41,7 +41,7 @@ class StandaloneHead:
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
         """Run tokens through the model, and write their KV: what its head reads, [R, H]."""
-        return self._model.forward(input_ids_R, metadata, kv, ())[0]
+        return self._model.forward(input_ids_R, metadata, kv, ()).hidden
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._model.logits(hidden_RH)

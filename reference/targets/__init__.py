@@ -2,4 +2,4 @@
 
 from specsim.reference.targets.dense import DenseTarget
 
-FAMILIES = {"llama": DenseTarget, "mistral": DenseTarget, "qwen3": DenseTarget}
+FAMILIES = {"llama": DenseTarget, "mistral": DenseTarget, "qwen2": DenseTarget, "qwen3": DenseTarget}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from specsim.core.pool import KVBuffer
-from specsim.core.target import ModelConfig
+from specsim.core.target import ForwardOutput, ModelConfig
 from specsim.reference.attention import AttentionMetadata
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
 
@@ -16,7 +16,7 @@ class DenseTarget:
     def __init__(self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         self.config = config
         self._weights = Weights({name: tensor.to(dtype) for name, tensor in tensors.items()})
-        self._inverse_D = inverse_frequencies(config)
+        self._inverse_D = inverse_frequencies(config.rope)
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -24,8 +24,8 @@ class DenseTarget:
 
     def forward(
         self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer, feature_layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run rows through the model and write their KV: (hidden [R, H], features [R, F])."""
+    ) -> ForwardOutput:
+        """Run rows through the model and write their KV."""
         hidden_RH = self.embedding[input_ids_R]
         entering = []
         for layer in range(self.config.num_layers):
@@ -33,7 +33,7 @@ class DenseTarget:
             hidden_RH = self._layer(hidden_RH, layer, metadata, kv)
         hidden_RH = rms_norm(hidden_RH, self._weights["model.norm.weight"], self.config.rms_norm_eps)
         features = torch.cat([entering[layer] for layer in feature_layers], dim=-1) if feature_layers else hidden_RH
-        return hidden_RH, features
+        return ForwardOutput(hidden_RH, features)
 
     def _layer(self, hidden_RH: torch.Tensor, layer: int, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
         weights = self._weights.under(f"model.layers.{layer}")

@@ -155,7 +155,7 @@ def _causal_model(pair: Pair, dtype: torch.dtype, device: str, layers: int | Non
         head_dim=model.head_dim,
         rms_norm_eps=model.rms_norm_eps,
         max_position_embeddings=model.max_position_embeddings,
-        rope_parameters={"rope_type": "default", **model.rope_scaling, "rope_theta": model.rope_theta},
+        rope_parameters={"rope_type": "default", **model.rope.scaling, "rope_theta": model.rope.theta},
         tie_word_embeddings=False,
         eos_token_id=None,
         bos_token_id=None,

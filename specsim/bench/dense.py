@@ -156,7 +156,7 @@ def _attention(
     if weights.get("q_norm.weight") is not None:
         query = rms_norm(query, weights["q_norm.weight"], model.rms_norm_eps)
         key = rms_norm(key, weights["k_norm.weight"], model.rms_norm_eps)
-    inverse = inverse_frequencies(model).to(normed.device)
+    inverse = inverse_frequencies(model.rope).to(normed.device)
     query = rotate(query, rows.positions, inverse)
     key = rotate(key, rows.positions, inverse)
     if past is not None:

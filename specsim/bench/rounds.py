@@ -153,8 +153,8 @@ def forward_row(pair: Pair, nodes: int, peaks: Peaks, limit: float) -> Row:
         metadata = tree_metadata(scene.batch, verify_input, scene.pools)
         ids = verify_input.draft_tokens.view(-1)
         features = engine.drafter.feature_layers
-        hidden, _ = engine.target.forward(ids, metadata, scene.pools.target, features)
-        return engine.target.logits(hidden)
+        output = engine.target.forward(ids, metadata, scene.pools.target, features)
+        return engine.target.logits(output.hidden)
 
     def check(found: torch.Tensor) -> Check:
         round_ = check_round(scene)

@@ -10,6 +10,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
+from specsim.core.layer_config import Attention, HeadAttention
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
 
@@ -126,12 +127,19 @@ def _facts(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str
     return {
         "layers": str(config.num_layers),
         "hidden": str(config.hidden_size),
-        "heads": f"{config.num_heads} of {config.head_dim}",
-        "KV heads": str(config.num_kv_heads),
+        "heads": _heads(config.layers[0].attention),
+        "KV heads": str(config.kv_layout.num_kv_heads),
         "vocabulary": f"{config.vocab_size:,}",
         "parameters": f"{sum(tensor.numel() for tensor in unique):,}",
         "dtype": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in unique})),
     }
+
+
+def _heads(attention: Attention) -> str:
+    """Describe the query heads, and the latent vector that their keys and values are made of."""
+    if isinstance(attention, HeadAttention):
+        return f"{attention.num_heads} of {attention.head_dim}"
+    return f"{attention.num_heads} of {attention.nope_dim + attention.rope_dim}, latent {attention.latent_rank}"
 
 
 def _one_line(checkpoint: TargetCheckpoint | DrafterCheckpoint) -> str:

@@ -16,6 +16,8 @@ from specsim.core.errors import require_choice
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
+from specsim.models.llama_layer import dense_layer
+from specsim.models.tiny_config import tiny_config
 
 Tensors = dict[str, torch.Tensor]
 # Llama 3.1's rotary scaling, for contexts as short as these pairs'.
@@ -28,21 +30,8 @@ LLAMA3 = {
 }
 
 
-def tiny_config(
-    family: str = "llama", num_layers: int = 2, vocab_size: int = 48, window: int | None = None, **changes: Any
-) -> ModelConfig:
-    """Make a decoder of hidden 32, with four query heads and two KV heads of 16.
-
-    changes: other fields of ModelConfig.
-    """
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
-    limits = {"rms_norm_eps": 1e-5, "max_position_embeddings": 512, "rope_theta": 10000.0}
-    sizes = {"vocab_size": vocab_size, "num_layers": num_layers, "sliding_windows": (window,) * num_layers}
-    return ModelConfig(**{"family": family, **shape, **limits, **sizes, **changes})
-
-
 def random_target(config: ModelConfig, seed: int = 0, context: float = 0.1, sharpness: float = 0.5) -> TargetCheckpoint:
-    """Make random weights of a dense family.
+    """Make random weights of any family.
 
     context: scale of the layers' weights, against embeddings whose entries are ±1. sharpness: scale of the head.
     """
@@ -81,20 +70,19 @@ def synthetic_pair(
 
 
 def _config(kind: str, target: ModelConfig) -> DrafterConfig:
-    """Make the shape of a drafter with layers as its target has them.
+    """Make the shape of a drafter with layers as its target has them, EAGLE heads with a Llama layer for others.
 
     A drafter with a head for the target's vocabulary is half as wide again, to tell the widths apart.
     """
-    windows = target.sliding_windows
-    model = replace(target, num_layers=1, sliding_windows=windows[-1:])
+    model = replace(target, layers=target.layers[-1:])
+    dense = replace(model, layers=(dense_layer(target.layers[-1]),))
     wide = replace(model, hidden_size=target.hidden_size * 3 // 2, tie_word_embeddings=False)
-    config = DrafterConfig(kind, model, target.vocab_size, target.hidden_size)
+    config = DrafterConfig(kind, dense, target.vocab_size, target.hidden_size)
     if kind == "mtp":
-        stacked = replace(model, num_layers=3, sliding_windows=windows[-1:] * 3)
-        return replace(config, model=stacked, num_modules=3)
+        return replace(config, model=replace(model, layers=3 * model.layers), num_modules=3)
     if kind == "frozen-kv":
-        num_layers = min(2, target.num_layers)
-        return replace(config, model=replace(wide, num_layers=num_layers, sliding_windows=windows[-num_layers:]))
+        layers = tuple(replace(layer, mlp=dense_layer(layer).mlp) for layer in target.layers[-2:])
+        return replace(config, model=replace(wide, layers=layers))
     if kind == "standalone":
         return replace(config, model=wide)
     if kind == "eagle":
@@ -186,7 +174,7 @@ def _attend_to_itself(tensors: Tensors, model: ModelConfig) -> None:
     identity = torch.eye(model.hidden_size, dtype=torch.float64)
     for name in ("q", "k"):
         tensors[f"{prefix}{name}_proj.weight"][:, 0] += 4.0
-        if model.family == "qwen3":  # its norm of every head would take the factor out again
+        if model.heads.has_head_norms:  # they would take the factor out again
             tensors[f"{prefix}{name}_norm.weight"] *= 4.0
     tensors[f"{prefix}v_proj.weight"] += torch.cat([identity, -identity], dim=1)
     first_of_group = tensors[f"{prefix}o_proj.weight"].unflatten(1, (model.num_kv_heads, -1, model.head_dim))[:, :, 0]

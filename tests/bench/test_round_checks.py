@@ -14,14 +14,15 @@ from specsim.bench.row import OURS, Timing
 from specsim.bench.scale import MOST_TOKENS, points
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
+from specsim.core.layer_config import Rope
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
-from specsim.core.target import ModelConfig
 from specsim.correctness.differential.pairs import rounded
 from specsim.models.synthetic_pair import synthetic_pair
+from specsim.models.tiny_config import tiny_config
 
-MODEL = ModelConfig(
-    family="llama", vocab_size=10, hidden_size=4, intermediate_size=6, num_layers=2, num_heads=2, num_kv_heads=1,
-    head_dim=2, rms_norm_eps=1e-5, max_position_embeddings=64, rope_theta=1e4,
+MODEL = tiny_config(
+    vocab_size=10, hidden_size=4, intermediate_size=6, num_heads=2, num_kv_heads=1, head_dim=2,
+    max_position_embeddings=64,
 )  # fmt: skip
 PEAKS = Peaks(read=1e12, copy=1e12, dense=1e12)
 TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
@@ -198,7 +199,7 @@ def test_pieces_of_a_round_equal_the_references(monkeypatch):
     monkeypatch.setattr(module, "REQUESTS", 2)
     monkeypatch.setattr(module, "SEQ_LEN", 24)
     monkeypatch.setattr(module, "CONFIG", SpecConfig(topk=4, num_steps=3, num_draft_tokens=12, max_len=96))
-    case = module.make_round(replace(MODEL, head_dim=16), 20, "cpu")
+    case = module.make_round(MODEL.with_heads(head_dim=16, rope=Rope(1e4, 16)), 20, "cpu")
     names = []
     for piece in module._pieces(case):
         check = piece.check(piece.run(0))

@@ -35,7 +35,7 @@ def config_fields(config: ModelConfig) -> dict:
         "intermediate_size": config.intermediate_size, "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim, "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position_embeddings, "rope_theta": config.rope_theta,
+        "max_position_embeddings": config.max_position_embeddings, "rope_theta": config.rope.theta,
     }  # fmt: skip
 
 

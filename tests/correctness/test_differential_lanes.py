@@ -26,7 +26,7 @@ def two_layers():
     drafter = pair.drafter
     tensors = {name.replace("layers.0.", "layers.1."): tensor for name, tensor in drafter.tensors.items()}
     tensors["layers.1.input_layernorm.weight"] = tensors["layers.1.post_attention_layernorm.weight"]
-    model = replace(drafter.config.model, num_layers=2, sliding_windows=(None, None))
+    model = replace(drafter.config.model, layers=2 * drafter.config.model.layers)
     config = replace(drafter.config, model=model)
     return replace(pair, drafter=replace(drafter, config=config, tensors=tensors | dict(drafter.tensors)))
 

@@ -93,10 +93,10 @@ def test_a_batch_that_is_read_wrongly_is_found(check_changed, change):
 
 
 MODELS = {
-    "a window one too wide": lambda config: dict(sliding_windows=tuple(w + 1 for w in config.sliding_windows)),
-    "no window": lambda config: dict(sliding_windows=()),
-    "an epsilon": lambda config: dict(rms_norm_eps=1e-2),
-    "a rotary base": lambda config: dict(rope_theta=10001.0),
+    "a window one too wide": lambda model: model.with_windows([window + 1 for window in model.sliding_windows]),
+    "no window": lambda model: model.with_windows([None] * model.num_layers),
+    "an epsilon": lambda model: replace(model, rms_norm_eps=1e-2),
+    "a rotary base": lambda model: model.with_heads(rope=replace(model.rope, theta=10001.0)),
 }
 
 
@@ -107,10 +107,9 @@ def test_another_model_is_found(change, part):
     cell = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, family="mistral"))
     pair = make_pair(cell.pair, torch.float32)
     if part == "target":
-        other = replace(pair.target, config=replace(pair.target.config, **change(pair.target.config)))
+        other = replace(pair.target, config=change(pair.target.config))
     else:
-        model = pair.drafter.config.model
-        config = replace(pair.drafter.config, model=replace(model, **change(model)))
+        config = replace(pair.drafter.config, model=change(pair.drafter.config.model))
         other = replace(pair.drafter, config=config)
     engine = load_engine(replace(pair, **{part: other}), cell.config)
     assert check(cell, "reference", wrap=lambda each: replace(each, engine=engine)).mismatches > 0

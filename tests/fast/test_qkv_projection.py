@@ -1,7 +1,6 @@
 """The fused projection equals projection, rotation and write."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from specsim.fast import layers
 from specsim.fast.model import rotary
 from specsim.fast.model.product_plan import Tiling
 from specsim.fast.model.rows import Norm, Rows
-from specsim.models.synthetic_pair import tiny_config
+from specsim.models.tiny_config import tiny_config
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"num_kv_heads": 1, "head_dim": 64}], ids=str)
@@ -22,17 +21,17 @@ def test_fused_projection_equals_projection_and_rotation(changes, dtype, device,
 
     No slot of another row or layer changes.
     """
-    config = replace(tiny_config(), **changes)
+    config = tiny_config(**changes)
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     width, norm = (heads + 2 * kv_heads) * dim, Norm(torch.randn(32).to(dtype).to(device), 1e-5)
     tensors = {"qkv_proj.weight": (torch.randn(width, 32) / 6).to(dtype).to(device)}
-    if config.attention_bias:
+    if config.heads.bias:
         tensors["qkv_proj.bias"] = torch.randn(width).to(dtype).to(device)
     x = torch.randn(5, 32).to(dtype).to(device)
     rows = Rows(x, norm, x * norm.weight, x.float().square().sum(1, keepdim=True))
     positions = torch.tensor([0, 3, 63, 500, 7], device=device)
     metadata = SimpleNamespace(slots=torch.tensor([4, 8, -1, 9, 3], device=device))
-    turns = rotary.rotations(positions, rotary.inverse_frequencies(config).to(device), dtype)
+    turns = rotary.rotations(positions, rotary.inverse_frequencies(config.rope).to(device), dtype)
     left = []
     for tiling in (Tiling(16, 32, 32, 2), None):
         monkeypatch.setattr("specsim.fast.model.product_plan.choose", lambda *_, tiling=tiling: tiling)

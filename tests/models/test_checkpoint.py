@@ -84,11 +84,11 @@ def test_llama_config(tmp_path: Path, published):
     folder, _ = published.write(tmp_path, TARGETS[0])
     config = load_target(folder).config
     factors = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    assert config.rope_theta == 500000.0
-    assert config.rope_scaling == {"rope_type": "llama3", "original_max_position_embeddings": 8192} | factors
+    assert config.rope.theta == 500000.0
+    assert config.rope.scaling == {"rope_type": "llama3", "original_max_position_embeddings": 8192} | factors
     assert config.eos_token_ids == (128001, 128008, 128009)
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (32, 4, 2, 6)
-    assert config.sliding_windows == ()
+    assert set(config.sliding_windows) == {None}
 
 
 def test_end_tokens_come_from_generation_config_first(tmp_path: Path, published):
@@ -110,7 +110,7 @@ def test_head_configs(tmp_path: Path, published):
     assert (speculators.kind, speculators.target_hidden_size) == ("eagle3", 24)
     assert not eagle3.norm_before_residual
     # The head was trained with RoPE's default base, though its target has another.
-    assert (eagle3.model.rope_theta, target.rope_theta) == (10000.0, 5e5)
+    assert (eagle3.model.rope.theta, target.rope.theta) == (10000.0, 5e5)
     # These heads have their own RMSNorm epsilon; other missing fields are the target's.
     assert (eagle.model.rms_norm_eps, eagle3.model.rms_norm_eps) == (1e-6, 1e-5)
 
@@ -127,7 +127,7 @@ def test_specforge_and_eagle3_1_heads_load(name: str, tmp_path: Path, published)
     )
     layers = (2, 46, 91, 93) if name == SPECULATORS_31 else (2, 47, 91)
     assert (head.config.feature_layers, head.config.kind) == (layers, "eagle3")
-    assert head.config.model.sliding_windows == ((2048,) if name == SPECULATORS_31 else ())
+    assert head.config.model.sliding_windows == ((2048,) if name == SPECULATORS_31 else (None,))
 
 
 # Variations of layout
@@ -256,8 +256,8 @@ def test_transformers_own_checkpoints(family: str, tied: bool, tmp_path: Path, p
     model.save_pretrained(tmp_path)
     target = load_target(tmp_path)
     assert_same(target.tensors, dict(model.state_dict()))
-    assert (target.config.rope_theta, target.config.rope_scaling, target.config.eos_token_ids) == (12345.0, {}, (7, 8))
-    expected = {"llama": (), "qwen3": (None, None, None, 5), "mistral": (5, 5, 5, 5)}[family]
+    assert (target.config.rope.theta, target.config.rope.scaling, target.config.eos_token_ids) == (12345.0, {}, (7, 8))
+    expected = {"llama": (None,) * 4, "qwen3": (None, None, None, 5), "mistral": (5, 5, 5, 5)}[family]
     assert target.config.sliding_windows == expected
 
 

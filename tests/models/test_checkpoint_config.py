@@ -41,25 +41,25 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 )
 def test_rope_spellings(fields: dict[str, Any], theta: float, scaling: dict[str, float], published):
     config = model_config(Fields(Path("config.json"), published.small("llama", **fields)))
-    assert config.rope_theta == theta
-    assert config.rope_scaling == ({"rope_type": "llama3"} | scaling if scaling else {})
+    assert config.rope.theta == theta
+    assert config.rope.scaling == ({"rope_type": "llama3"} | scaling if scaling else {})
 
 
 @pytest.mark.parametrize(
     ("family", "fields", "expected"),
     [
-        ("llama", {"sliding_window": 5}, ()),
+        ("llama", {"sliding_window": 5}, (None,) * 4),
         ("mistral", {"sliding_window": 5}, (5, 5, 5, 5)),
-        ("mistral", {"sliding_window": None}, ()),
+        ("mistral", {"sliding_window": None}, (None,) * 4),
         ("mistral", {}, (4096,) * 4),
-        ("mistral", {"sliding_window": 5, "layer_types": ["full_attention"] * 4}, ()),
+        ("mistral", {"sliding_window": 5, "layer_types": ["full_attention"] * 4}, (None,) * 4),
         (
             "mistral",
             {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2},
             (5, None, 5, None),
         ),
-        ("qwen3", {"sliding_window": 5, "max_window_layers": 2}, ()),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}, ()),
+        ("qwen3", {"sliding_window": 5, "max_window_layers": 2}, (None,) * 4),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}, (None,) * 4),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}, (None, None, 5, 5)),
         (
             "qwen3",
@@ -70,7 +70,11 @@ def test_rope_spellings(fields: dict[str, Any], theta: float, scaling: dict[str,
             },
             (5, None, 5, None),
         ),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["full_attention"] * 4}, ()),
+        (
+            "qwen3",
+            {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["full_attention"] * 4},
+            (None,) * 4,
+        ),
     ],
 )
 def test_sliding_windows(family: str, fields: dict[str, Any], expected: tuple, published):
@@ -115,8 +119,8 @@ def test_norm_before_residual(value: bool, published):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"sliding_window": 5, "use_sliding_window": True}, ()),  # as transformers' Llama reads it
-        ({"sliding_window": 5, "layer_types": ["full_attention"]}, ()),
+        ({"sliding_window": 5, "use_sliding_window": True}, (None,)),  # as transformers' Llama reads it
+        ({"sliding_window": 5, "layer_types": ["full_attention"]}, (None,)),
         ({"sliding_window": 5, "layer_types": ["sliding_attention"]}, (5,)),
     ],
 )

@@ -13,7 +13,7 @@ from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint import load_drafter, load_target
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
-from specsim.models.synthetic_pair import tiny_config
+from specsim.models.tiny_config import tiny_config
 
 Tensors = dict[str, torch.Tensor]
 TARGET = tiny_config(num_layers=4, vocab_size=40, hidden_size=24, intermediate_size=20, head_dim=6)
@@ -46,7 +46,7 @@ every_format = pytest.mark.parametrize("form", FORMATS)
 def fields_of(config: ModelConfig, **changes: Any) -> dict[str, Any]:
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "rms_norm_eps", "max_position_embeddings")
     heads = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
-    names = {name: getattr(config, name) for name in sizes} | heads | {"rope_theta": config.rope_theta}
+    names = {name: getattr(config, name) for name in sizes} | heads | {"rope_theta": config.rope.theta}
     return names | {"model_type": config.family, "num_hidden_layers": config.num_layers} | changes
 
 
@@ -99,7 +99,7 @@ def test_mtp_modules_in_the_folder_of_their_target(form: str, tmp_path: Path, pu
     drafter = load_drafter(folder, target.config, kind="mtp")
     assert_same(drafter.tensors, own)
     assert (drafter.config.num_modules, drafter.config.model.num_layers) == (count, count)
-    assert (drafter.config.hidden_chain, drafter.config.model.rope_theta) == (True, TARGET.rope_theta)
+    assert (drafter.config.hidden_chain, drafter.config.model.rope.theta) == (True, TARGET.rope.theta)
 
 
 @pytest.mark.parametrize("form", ["own", "speculators"])
@@ -115,7 +115,7 @@ def test_mtp_modules_in_a_folder_of_their_own(form: str, family: str, tmp_path: 
     drafter = load_drafter(published.save(tmp_path, fields, tensors), config)
     assert_same(drafter.tensors, own)
     assert (drafter.config.kind, drafter.config.hidden_chain) == ("mtp", False)
-    assert (drafter.config.model.family, drafter.config.model.rope_theta) == (family, 5e5)
+    assert (drafter.config.model.family, drafter.config.model.rope.theta) == (family, 5e5)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "own"])
@@ -190,7 +190,7 @@ def test_mtp_modules_of_another_target(fields: dict[str, int], name: str, tmp_pa
         load_drafter(folder, TARGET)
 
 
-@pytest.mark.parametrize(("window", "expected"), [(7, (7, 7)), (None, ())])
+@pytest.mark.parametrize(("window", "expected"), [(7, (7, 7)), (None, (None, None))])
 def test_mtp_modules_have_the_window_of_their_target(window: int | None, expected: tuple, tmp_path: Path, published):
     target = tiny_config("mistral", 4, vocab_size=40, hidden_size=24, intermediate_size=20, head_dim=6, window=window)
     _, tensors = modules("own", 2)

@@ -7,7 +7,7 @@ import pytest
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
-from specsim.models.synthetic_pair import tiny_config
+from specsim.models.tiny_config import tiny_config
 
 NARROW = tiny_config(num_layers=2, hidden_size=24)
 
@@ -28,7 +28,7 @@ def test_an_mtp_module_has_its_own_layer():
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_drafter_on_frozen_kv_has_queries_only(family: str):
-    required, _ = drafter_layout(DrafterConfig("frozen-kv", replace(NARROW, family=family), 48, 32))
+    required, _ = drafter_layout(DrafterConfig("frozen-kv", tiny_config(family, num_layers=2, hidden_size=24), 48, 32))
     assert (required["pre_projection.weight"], required["post_projection.weight"]) == ((24, 64), (32, 24))
     assert (required["norm.weight"], required["lm_head.weight"]) == ((24,), (48, 24))
     attention = {name.split(".")[3] for name in required if "self_attn" in name}

@@ -7,9 +7,10 @@ import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
+from specsim.core.layer_config import DenseMLP
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
 from specsim.models.shapes import NAMES, Shape, random_pair, shape
-from specsim.models.synthetic_pair import tiny_config
+from specsim.models.tiny_config import tiny_config
 from specsim.serving.generation import generate
 
 MANIFESTS = Path(__file__).parent / "manifests"
@@ -57,8 +58,9 @@ def test_config_names_the_source_of_its_numbers(name):
 def test_slice_is_one_gpus_share():
     whole = shape("llama-2-70b").config
     part = shape("llama-2-70b-tp8-slice")
-    changes = {"num_heads": 8, "num_kv_heads": 1, "intermediate_size": 3584, "vocab_size": 4000}
-    assert part == Shape("llama-2-70b-tp8-slice", replace(whole, **changes), tensor_parallel=8)
+    heads = whole.with_heads(num_heads=8, num_kv_heads=1)
+    layers = tuple(replace(layer, mlp=DenseMLP(3584)) for layer in heads.layers)
+    assert part == Shape("llama-2-70b-tp8-slice", replace(whole, layers=layers, vocab_size=4000), tensor_parallel=8)
     assert part.config.head_dim == 128
     assert shape("llama-2-70b-tp1-slice").config == whole
     # One GPU's tensors as in Meta's own files: eight of 8.6 billion, with all norms in each.

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models
 from specsim.core.errors import InputError
 from specsim.models.checkpoint.tokenizer import LazyTokenizer
 from specsim.models.checkpoint.vocabulary import check_vocabulary, vocabulary_map
-from specsim.models.synthetic_pair import tiny_config
+from specsim.models.tiny_config import tiny_config
 
 
 def tokenizer(folder: Path, *tokens: str) -> LazyTokenizer:

@@ -20,7 +20,8 @@ from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layout import drafter_layout
-from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair, tiny_config
+from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair
+from specsim.models.tiny_config import tiny_config
 from specsim.reference.attention import causal_metadata
 from specsim.reference.drafters import HEADS
 from specsim.reference.drafters.none import NoDrafter
@@ -47,7 +48,7 @@ def transformers_config(model: ModelConfig) -> LlamaConfig:
         num_hidden_layers=model.num_layers, head_dim=model.head_dim, rms_norm_eps=model.rms_norm_eps,
         num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads,
         max_position_embeddings=model.max_position_embeddings,
-        rope_parameters={"rope_theta": model.rope_theta, "rope_type": "default", **model.rope_scaling},
+        rope_parameters={"rope_theta": model.rope.theta, "rope_type": "default", **model.rope.scaling},
         attn_implementation="sdpa",
     )  # fmt: skip
 
@@ -273,7 +274,7 @@ class Run:
         pools.reserve(row, len(tokens))
         slots = pools.slots(row, torch.arange(len(tokens)))
         metadata = causal_metadata(torch.tensor([row]), torch.tensor([0]), row_starts, slots, pools)
-        return self.engine.target.forward(tokens, metadata, pools.target, self.engine.drafter.feature_layers)[1]
+        return self.engine.target.forward(tokens, metadata, pools.target, self.engine.drafter.feature_layers).features
 
 
 def tree(page_size: int = 4, draft_kv: str = "lane", **changes) -> SpecConfig:

@@ -229,7 +229,7 @@ def dense_features(run: Run, tokens: torch.Tensor) -> torch.Tensor:
     pools.reserve(row, len(tokens))
     starts, row_starts = torch.tensor([0]), torch.tensor([0, len(tokens)])
     metadata = causal_metadata(torch.tensor([row]), starts, row_starts, pools.slots(row, steps), pools)
-    return run.engine.target.forward(tokens, metadata, pools.target, run.engine.drafter.feature_layers)[1]
+    return run.engine.target.forward(tokens, metadata, pools.target, run.engine.drafter.feature_layers).features
 
 
 @pytest.mark.parametrize("extend", ["fixed", "ragged"])

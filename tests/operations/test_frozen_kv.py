@@ -184,14 +184,14 @@ def test_it_keeps_no_kv_and_writes_none_of_the_targets(name, options):
 
 def test_a_layer_reads_the_last_target_layer_of_its_kind():
     pair = synthetic_pair("frozen-kv", num_layers=4)
-    target = replace(pair.target.config, sliding_windows=(5, None, 5, None))
-    own = replace(pair.checkpoint.config.model, num_layers=3, sliding_windows=(5, None, 9))
+    target = pair.target.config.with_windows((5, None, 5, None))
+    own = replace(target, layers=target.layers[:3]).with_windows((5, None, 9))
     assert source_layers(replace(pair.checkpoint.config, model=own), target) == (2, 3, 2)
 
 
 def test_a_kind_of_attention_that_the_target_lacks_is_refused():
     pair = synthetic_pair("frozen-kv")
-    own = replace(pair.checkpoint.config.model, sliding_windows=(5, None))
+    own = pair.checkpoint.config.model.with_windows((5, None))
     with pytest.raises(InputError) as error:
         source_layers(replace(pair.checkpoint.config, model=own), pair.target.config)
     assert error.value.name == "attention of the drafter's layer 0"
@@ -201,9 +201,9 @@ def test_a_kind_of_attention_that_the_target_lacks_is_refused():
 def test_mixed_windows_are_the_oracles(options):
     """Sliding and full layers alternate, in target and drafter, so that they read two layers."""
     pair = pair_of(num_layers=4, noise=0.15)
-    target = replace(pair.target, config=replace(pair.target.config, sliding_windows=(3, None, 3, None)))
+    target = replace(pair.target, config=pair.target.config.with_windows((3, None, 3, None)))
     config = pair.checkpoint.config
-    own = replace(config, model=replace(config.model, sliding_windows=(3, None)))
+    own = replace(config, model=config.model.with_windows((3, None)))
     pair = replace(pair, target=target, drafter=replace(pair.checkpoint, config=own))
     sampling = tuple(SamplingParams(max_new_tokens=10) for _ in PROMPTS)
     cell = Cell("one", "frozen-kv-llama", PROMPTS, sampling, TREE)

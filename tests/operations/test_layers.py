@@ -22,7 +22,8 @@ from specsim.fast import layers as fast
 from specsim.fast.model import metadata as metadata_of_kernels
 from specsim.fast.model import rotary
 from specsim.fast.model.rows import Norm, Rows
-from specsim.models.synthetic_pair import LLAMA3, tiny_config
+from specsim.models.synthetic_pair import LLAMA3
+from specsim.models.tiny_config import tiny_config
 from specsim.reference.attention import AttentionMetadata, Keys, prefill_metadata
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, rotate, self_attention
 
@@ -33,8 +34,8 @@ def transformers_config(config) -> LlamaConfig:
         num_hidden_layers=config.num_layers, head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
         num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
         max_position_embeddings=config.max_position_embeddings,
-        rope_parameters={"rope_theta": config.rope_theta, "rope_type": "default", **config.rope_scaling},
-        attention_bias=config.attention_bias, mlp_bias=config.mlp_bias, attn_implementation="sdpa",
+        rope_parameters={"rope_theta": config.rope.theta, "rope_type": "default", **config.rope.scaling},
+        attention_bias=config.heads.bias, mlp_bias=config.mlp.bias, attn_implementation="sdpa",
     )  # fmt: skip
 
 
@@ -79,9 +80,9 @@ def test_rms_norm_of_narrow_types_is_computed_in_float32(dtype):
 
 @pytest.mark.parametrize("head_dim", [2, 6, 16, 64])
 def test_default_frequencies_are_the_powers_of_the_base(head_dim):
-    config = replace(tiny_config(), head_dim=head_dim, rope_theta=5e5)
+    config = tiny_config(head_dim=head_dim, rope_theta=5e5)
     expected = torch.tensor([5e5 ** (-2 * i / head_dim) for i in range(head_dim // 2)])
-    torch.testing.assert_close(inverse_frequencies(config), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(inverse_frequencies(config.rope), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("original", [64, 8192])
@@ -92,10 +93,10 @@ def test_llama3_frequencies_equal_transformers(head_dim, original):
     All three bands of the rule occur.
     """
     scaling = LLAMA3 | {"original_max_position_embeddings": original}
-    config = replace(tiny_config(), head_dim=head_dim, rope_theta=5e5, rope_scaling=scaling)
+    config = tiny_config(head_dim=head_dim, rope_theta=5e5, rope_scaling=scaling)
     theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](transformers_config(config), device="cpu")
-    torch.testing.assert_close(inverse_frequencies(config), theirs, rtol=1e-6, atol=0)
-    ratio = theirs / inverse_frequencies(replace(config, rope_scaling={}))
+    torch.testing.assert_close(inverse_frequencies(config.rope), theirs, rtol=1e-6, atol=0)
+    ratio = theirs / inverse_frequencies(replace(config.rope, scaling={}))
     assert ratio.max() == 1
     assert ratio.min() == 1 / 8
     assert ((ratio < 0.99) & (ratio > 0.13)).any()
@@ -108,7 +109,7 @@ def test_rotation_equals_transformers_bit_for_bit(dtype, rope_scaling):
 
     Positions include distant ones, where float32 angles are coarse.
     """
-    config = replace(tiny_config(), rope_scaling=rope_scaling)
+    config = tiny_config(rope_scaling=rope_scaling)
     rotary = LlamaRotaryEmbedding(transformers_config(config))
     positions = torch.tensor([0, 1, 2, 63, 64, 500, 131071])
     query, key = torch.randn(7, 4, 16, dtype=dtype), torch.randn(7, 2, 16, dtype=dtype)
@@ -128,7 +129,7 @@ def test_rotation_turns_each_pair_by_its_angle():
 
 def test_products_of_rotated_vectors_depend_on_the_distance_only():
     query, key = torch.randn(2, 1, 1, 16, dtype=torch.float64)
-    inverse = inverse_frequencies(tiny_config())
+    inverse = inverse_frequencies(tiny_config().rope)
     products = [
         (rotate(query, torch.tensor([start + 7]), inverse) * rotate(key, torch.tensor([start]), inverse)).sum()
         for start in (0, 1, 90)
@@ -174,7 +175,7 @@ def test_self_attention_equals_transformers(changes):
     kv.values.fill_(math.nan)
     metadata = AttentionMetadata(positions, slots, (Keys(slots, positions, positions <= positions[:, None]),))
     weights = Weights(tensors).under("self_attn")
-    out = self_attention(x, weights, config, inverse_frequencies(config), 1, kv, metadata)
+    out = self_attention(x, weights, config, inverse_frequencies(config.rope), 1, kv, metadata)
     assert_close(out, expected[0].detach())
     written = torch.zeros(3, 11, dtype=torch.bool)
     written[1, slots] = True
@@ -190,9 +191,9 @@ def test_keys_are_stored_rotated_and_values_as_they_are():
     kv = KVBuffer(config.kv_layout, 4, torch.float64)
     mask = torch.eye(3, dtype=torch.bool) & (slots >= 0)
     metadata = AttentionMetadata(positions, slots, (Keys(slots, positions, mask),))
-    self_attention(x, Weights(tensors).under("self_attn"), config, inverse_frequencies(config), 0, kv, metadata)
+    self_attention(x, Weights(tensors).under("self_attn"), config, inverse_frequencies(config.rope), 0, kv, metadata)
     key, value = (x @ tensors[f"self_attn.{name}_proj.weight"].T for name in "kv")
-    rotated = rotate(key.view(3, 2, 16), positions, inverse_frequencies(config))
+    rotated = rotate(key.view(3, 2, 16), positions, inverse_frequencies(config.rope))
     for row, slot in ((0, 2), (2, 0)):
         assert_close(kv.keys[0, slot], rotated[row])
         assert_close(kv.values[0, slot], value.view(3, 2, 16)[row])
@@ -252,7 +253,7 @@ def test_a_fast_layer_equals_the_references(family, batch_invariant, head_dim, d
         pool.target.values.fill_(math.nan)
     prefill = PrefillInput.whole([[0] * 7, [0] * 4])
     batch = Batch.of([0, 1], [0, 1], [7, 4], [SamplingParams()] * 2, vocab_size=3)
-    x, inverse = torch.randn(11, 32), inverse_frequencies(config)
+    x, inverse = torch.randn(11, 32), inverse_frequencies(config.rope)
     exact = Weights({name: tensor.double() for name, tensor in tensors.items()})
     metadata = prefill_metadata(batch, prefill, pools[0])
     attended = self_attention(x.double(), exact.under("self_attn"), config, inverse, 1, pools[0].target, metadata)

@@ -17,7 +17,8 @@ from specsim.core.pair import Pair, TargetCheckpoint
 from specsim.core.phases import Batch, PrefillInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import ModelConfig
-from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair, tiny_config
+from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair
+from specsim.models.tiny_config import tiny_config
 from specsim.reference.attention import causal_metadata, tree_metadata
 from specsim.reference.targets import FAMILIES
 
@@ -66,7 +67,7 @@ def transformers_model(checkpoint: TargetCheckpoint) -> torch.nn.Module:
         num_hidden_layers=config.num_layers, head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
         num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
         max_position_embeddings=config.max_position_embeddings,
-        rope_parameters={"rope_theta": config.rope_theta, "rope_type": "default", **config.rope_scaling},
+        rope_parameters={"rope_theta": config.rope.theta, "rope_type": "default", **config.rope.scaling},
         tie_word_embeddings=config.tie_word_embeddings, attn_implementation="sdpa",
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
@@ -76,9 +77,9 @@ def transformers_model(checkpoint: TargetCheckpoint) -> torch.nn.Module:
     elif config.family == "qwen3":
         kinds = ["full_attention" if w is None else "sliding_attention" for w in config.sliding_windows]
         windows = dict(use_sliding_window=window is not None, sliding_window=window, layer_types=kinds)
-        model = Qwen3ForCausalLM(Qwen3Config(attention_bias=config.attention_bias, **windows, **shape))
+        model = Qwen3ForCausalLM(Qwen3Config(attention_bias=config.heads.bias, **windows, **shape))
     else:
-        biases = dict(attention_bias=config.attention_bias, mlp_bias=config.mlp_bias)
+        biases = dict(attention_bias=config.heads.bias, mlp_bias=config.mlp.bias)
         model = LlamaForCausalLM(LlamaConfig(**biases, **shape))
     model = model.double().eval()
     model.load_state_dict(checkpoint.tensors)
@@ -127,13 +128,13 @@ class Served:
 
     def forward(self, ids: torch.Tensor, metadata) -> tuple[torch.Tensor, ...]:
         layers = tuple(range(self.target.config.num_layers))
-        hidden, entering = self.target.forward(ids, metadata, self.pools.target, layers)
-        return self.target.logits(hidden), hidden, entering
+        output = self.target.forward(ids, metadata, self.pools.target, layers)
+        return self.target.logits(output.hidden), output.hidden, output.features
 
 
 def assert_rows(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...], config: ModelConfig) -> None:
     """Compare in float64, except that llama3 frequencies are float32 and may differ in the last place."""
-    budget = 1e-5 if config.rope_scaling else 1e-10
+    budget = 1e-5 if config.rope.scaling else 1e-10
     for name, mine, yours in zip(("logits", "hidden", "features"), ours, theirs, strict=True):
         torch.testing.assert_close(mine, yours, rtol=budget, atol=budget, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -221,8 +222,8 @@ def test_features_are_the_named_layers_or_the_heads_input():
     slots = served.pools.req_to_token[served.rows[0], :9]
     metadata = causal_metadata(torch.tensor(served.rows), torch.tensor([0]), torch.tensor([0, 9]), slots, served.pools)
     for layers, expected in (((), head_input), ((1, 2, 4), entering.view(9, 5, 32)[:, [1, 2, 4]].flatten(1))):
-        _, features = served.target.forward(torch.tensor(prompt), metadata, served.pools.target, layers)
-        torch.testing.assert_close(features, expected, rtol=1e-10, atol=1e-10)
+        output = served.target.forward(torch.tensor(prompt), metadata, served.pools.target, layers)
+        torch.testing.assert_close(output.features, expected, rtol=1e-10, atol=1e-10)
 
 
 # The whole engine. Greedy output equals transformers' with any drafter.
@@ -310,8 +311,9 @@ def fast_and_exact(config: ModelConfig, prompts: list[list[int]], dtype: torch.d
         batch = Batch.of(rows, rows, lengths, [SamplingParams()] * len(rows), config.vocab_size).to(place)
         prefill = PrefillInput.whole(prompts).to(place)
         metadata = built_in.prefill_metadata(batch, prefill, pools)
-        hidden, features = target.forward(prefill.input_ids, metadata, pools.target, layers)
-        results.append(tuple(each.double().cpu() for each in (target.logits(hidden), hidden, features)))
+        output = target.forward(prefill.input_ids, metadata, pools.target, layers)
+        parts = (target.logits(output.hidden), output.hidden, output.features)
+        results.append(tuple(each.double().cpu() for each in parts))
     return results
 
 

@@ -200,7 +200,7 @@ def test_at_full_bandwidth_a_round_is_at_its_roofline_bound(config):
     from specsim.models.shapes import shape
 
     target = shape("llama-3-8b").config
-    head = DrafterConfig("eagle3", replace(target, num_layers=1), 32000, target.hidden_size, (2, 16, 29))
+    head = DrafterConfig("eagle3", replace(target, layers=target.layers[:1]), 32000, target.hidden_size, (2, 16, 29))
     bound = round_bound(target, None if config.is_plain else head, config, 2, 3000)
     cost = CostModel(replace(H100, peak_flops={"bfloat16": 1e30}), LLAMA, drafter("eagle3", LLAMA, 32000), PERFECT)
     assert cost.round(np.full(2, 3000), config) == pytest.approx(bound.bytes / H100.bandwidth, rel=0.01)

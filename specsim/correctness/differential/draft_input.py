@@ -84,7 +84,7 @@ def prefill_logits(step: Step) -> Logits:
     for each in step.implementations[:2]:
         target = each.engine.target
         metadata = prefill_metadata(step.batch, prefill, each.pools)
-        hidden_RH, _ = target.forward(prefill.input_ids, metadata, each.pools.target, ())
+        hidden_RH = target.forward(prefill.input_ids, metadata, each.pools.target, ()).hidden
         made.append(target.logits(hidden_RH[prefill.last_rows]))
     return Logits(*made)
 

@@ -32,7 +32,7 @@ from specsim.correctness.differential.wide_weights import (
     random_tensors,
 )
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
-from specsim.models.synthetic_pair import tiny_config
+from specsim.models.tiny_config import tiny_config
 
 MODULES = 3  # of MTP
 
@@ -118,7 +118,7 @@ def _eagle3(
 def _mtp(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
     """Make modules that find the tokens before in their own rows, and read the hidden state in SOFT only."""
     config = DrafterConfig("mtp", model, model.vocab_size, model.hidden_size, num_modules=MODULES)
-    layers = replace(model, num_layers=MODULES, sliding_windows=model.sliding_windows * MODULES)
+    layers = replace(model, layers=MODULES * model.layers)
     config = replace(config, model=layers)
     tensors = random_tensors(drafter_layout(config).required, generator)
     both = torch.arange(SOFT.start)

@@ -87,7 +87,7 @@ def random_tensors(layout: Layout, generator: torch.Generator) -> Tensors:
 
 def look_for(tensors: Tensors, prefix: str, head: int, distance: int, model: ModelConfig, scale: float = 1.0) -> None:
     """Make a head's query that of `find`, for keys that are set elsewhere."""
-    frequency = model.rope_theta ** (-torch.arange(3, dtype=torch.float64) / (HEAD // 2))
+    frequency = model.rope.theta ** (-torch.arange(3, dtype=torch.float64) / (HEAD // 2))
     angle = -distance * frequency
     query = tensors[f"{prefix}q_proj.weight"].unflatten(0, (-1, HEAD))[head]
     query[:] = 0

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from specsim.core.drafter import DrafterConfig
+from specsim.core.layer_config import DenseMLP, HeadAttention, LayerConfig, Rope
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
@@ -28,19 +29,14 @@ _BEFORE = VOCAB + CLASSES  # first feature of the attended classes
 _DRAFT = VOCAB + 2 * CLASSES  # first feature of the drafter's embedding
 _FORBIDDEN = -1e4
 _TOKEN_DRAFTERS = {"ngram": NgramConfig(), "suffix": SuffixConfig(offset=2.0)}
+_LAYER = LayerConfig(HeadAttention(1, 1, 16, Rope(10000.0, 16), window=2), DenseMLP(16))
 _CONFIG = ModelConfig(
     family="mistral",
     vocab_size=VOCAB,
     hidden_size=HIDDEN,
-    intermediate_size=16,
-    num_layers=1,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=16,
     rms_norm_eps=EPS,
     max_position_embeddings=256,
-    rope_theta=10000.0,
-    sliding_windows=(2,),
+    layers=(_LAYER,),
 )
 
 
@@ -77,7 +73,7 @@ class SmallVocabulary:
             return _TOKEN_DRAFTERS[kind]
         config = DrafterConfig(kind, _CONFIG, draft_vocab_size=VOCAB, target_hidden_size=HIDDEN)
         if kind == "mtp":
-            config = replace(config, model=replace(_CONFIG, num_layers=2, sliding_windows=(2, 2)), num_modules=2)
+            config = replace(config, model=replace(_CONFIG, layers=2 * _CONFIG.layers), num_modules=2)
             return DrafterCheckpoint(config, _mtp(config))
         if kind == "standalone":
             return DrafterCheckpoint(config, _standalone(config, self.draft_VV))

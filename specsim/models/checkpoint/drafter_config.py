@@ -21,7 +21,7 @@ def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterCon
     if not fields.flag("use_aux_hidden_state", default=True):
         raise fields.error("use_aux_hidden_state", "true")
     model = model_config(_inherit(layer, target))
-    model = replace(model, sliding_windows=_windows(layer, model.num_layers))
+    model = model.with_windows(_windows(layer, model.num_layers))
     config = DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=model.hidden_size)
     norms = {name: fields.flag(name) for name in _NORMS}
     if kind == "eagle3":
@@ -49,7 +49,7 @@ def _windows(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
     if not isinstance(layer_types, list) or any(each not in (sliding, "full_attention") for each in layer_types):
         raise layer.error("layer_types", f"a list of {sliding} or full_attention")
     if sliding not in layer_types:
-        return ()
+        return (None,) * num_layers
     if len(layer_types) != num_layers:
         raise layer.error("layer_types", f"{num_layers} times {sliding} or full_attention")
     window = layer.integer("sliding_window")

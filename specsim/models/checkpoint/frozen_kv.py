@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require
@@ -40,18 +41,28 @@ def _config(fields: Fields, target: ModelConfig) -> DrafterConfig:
     layer = fields.mapping("text_config") if fields.get("text_config") else fields
     heads = {"num_key_value_heads": target.num_kv_heads, "head_dim": target.head_dim}
     model = decoder_config(layer.filled(heads), target)
-    shared = {"vocab_size": "vocab_size", "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
-    for name, field in (shared | {"rope_theta": "rope_theta", "rope_scaling": "rope_scaling"}).items():
-        own = getattr(target, field)
-        require(getattr(model, field) == own, f"{name} in {file}", getattr(model, field), f"{own}, the target's")
-    of_target = set(target.sliding_windows or (None,))
-    for window in model.sliding_windows or (None,):
+    own = _shared(target)
+    for name, value in _shared(model).items():
+        require(value == own[name], f"{name} in {file}", value, f"{own[name]}, the target's")
+    of_target = set(target.sliding_windows)
+    for window in model.sliding_windows:
         require(
             window in of_target, f"sliding_window in {file}", window, f"a window of the target: {_listed(of_target)}"
         )
     model = replace(model, tie_word_embeddings=False, eos_token_ids=())
     position = fields.choice("position", ("last", "next"), default="last")
     return DrafterConfig("frozen-kv", model, model.vocab_size, width, position="last" if position == "last" else "next")
+
+
+def _shared(model: ModelConfig) -> dict[str, Any]:
+    """List what drafter and target have in common, by the names of config.json."""
+    return {
+        "vocab_size": model.vocab_size,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "rope_theta": model.rope.theta,
+        "rope_scaling": model.rope.scaling,
+    }
 
 
 def _listed(windows: set[int | None]) -> str:

@@ -27,10 +27,10 @@ def target_sizes(fields: Fields, target: ModelConfig) -> dict[str, Any]:
 def decoder_config(fields: Fields, target: ModelConfig) -> ModelConfig:
     """Read the shape of a drafter's layers, which are the target's in everything that its config.json leaves out."""
     values: dict[str, Any] = {"model_type": target.family, "num_hidden_layers": 1, **target_sizes(fields, target)}
-    values |= {"attention_bias": target.attention_bias, "mlp_bias": target.mlp_bias}
+    values |= {"attention_bias": target.heads.bias, "mlp_bias": target.mlp.bias}
     if not any(fields.get(name) for name in _ROPE):
-        scaling = dict(target.rope_scaling) or {"rope_type": "default"}
-        values["rope_parameters"] = {"rope_theta": target.rope_theta, **scaling}
+        scaling = dict(target.rope.scaling) or {"rope_type": "default"}
+        values["rope_parameters"] = {"rope_theta": target.rope.theta, **scaling}
     if not any(fields.get(name) for name in _WINDOWS):
         window = one_window(target)
         values |= {"sliding_window": window, "use_sliding_window": window is not None, "max_window_layers": 0}

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.layer_layout import Layout, attention_layout, layer_layout, mlp_layout
 
-Layout = dict[str, tuple[int, ...]]
-_QUERY = ("q_proj", "q_norm", "o_proj")  # parts of an attention without keys and values
+_QUERY = ("q_proj", "q_norm", "o_proj", "sinks")  # parts of an attention without keys and values
 
 
 class DrafterLayout(NamedTuple):
@@ -24,10 +24,10 @@ def target_layout(config: ModelConfig) -> Layout:
     """List the tensors of a target, with lm_head.weight even where it is tied to the embedding."""
     table = (config.vocab_size, config.hidden_size)
     layout = {"model.embed_tokens.weight": table, "model.norm.weight": (config.hidden_size,), "lm_head.weight": table}
-    for index in range(config.num_layers):
-        layer = f"model.layers.{index}"
-        layout |= _norms(layer, config, "input_layernorm", "post_attention_layernorm")
-        layout |= _attention(layer, config, config.hidden_size) | _mlp(layer, config)
+    for index, layer in enumerate(config.layers):
+        name = f"model.layers.{index}"
+        layout |= _norms(name, config, "input_layernorm", "post_attention_layernorm")
+        layout |= layer_layout(name, layer, config.hidden_size, config.hidden_size)
     return layout
 
 
@@ -41,10 +41,10 @@ def _eagle_layout(config: DrafterConfig) -> DrafterLayout:
     model = config.model
     width = model.hidden_size
     layout: Layout = {"embed_tokens.weight": (model.vocab_size, width), "fc.weight": (width, 2 * width)}
-    for index in range(model.num_layers):
-        layer = f"layers.{index}"
-        layout |= _norms(layer, model, *(["input_layernorm"] if index else []), "post_attention_layernorm")
-        layout |= _attention(layer, model, width) | _mlp(layer, model)
+    for index, layer in enumerate(model.layers):
+        name = f"layers.{index}"
+        layout |= _norms(name, model, *(["input_layernorm"] if index else []), "post_attention_layernorm")
+        layout |= layer_layout(name, layer, width, width)
     return DrafterLayout(layout, {"fc.bias": (width,)})
 
 
@@ -65,7 +65,7 @@ def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
     if config.fc_norm:
         layout |= {f"fc_norm.{index}.weight": (config.target_hidden_size,) for index in range(num_features)}
     layout |= _norms("midlayer", model, "hidden_norm", "input_layernorm", "post_attention_layernorm")
-    layout |= _attention("midlayer", model, 2 * width) | _mlp("midlayer", model)
+    layout |= layer_layout("midlayer", model.layers[0], width, 2 * width)
     embedding: Layout = {"embed_tokens.weight": (model.vocab_size, width)}
     d2t: Layout = {"d2t": (draft_vocab_size,)}
     t2d: Layout = {"t2d": (model.vocab_size,)}
@@ -87,7 +87,7 @@ def _mtp_layout(config: DrafterConfig) -> DrafterLayout:
         module = f"modules.{index}"
         layout |= _norms(module, model, "enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "norm")
         layout[f"{module}.eh_proj.weight"] = (width, 2 * width)
-        layout |= _attention(module, model, width) | _mlp(module, model)
+        layout |= layer_layout(module, model.layers[index], width, width)
     return DrafterLayout(layout, {})
 
 
@@ -101,12 +101,12 @@ def _frozen_kv_layout(config: DrafterConfig) -> DrafterLayout:
     target_width = config.target_hidden_size
     layout: Layout = {"pre_projection.weight": (width, 2 * target_width), "norm.weight": (width,)}
     layout |= {"post_projection.weight": (target_width, width), "lm_head.weight": (config.draft_vocab_size, width)}
-    for index in range(model.num_layers):
-        layer = f"layers.{index}"
-        layout |= _norms(layer, model, "input_layernorm", "post_attention_layernorm")
-        attention = _attention(layer, model, width)
-        layout |= {name: shape for name, shape in attention.items() if name.split(".")[-2] in _QUERY}
-        layout |= _mlp(layer, model)
+    for index, layer in enumerate(model.layers):
+        name = f"layers.{index}"
+        layout |= _norms(name, model, "input_layernorm", "post_attention_layernorm")
+        attention = attention_layout(name, layer.attention, width, width)
+        layout |= {key: shape for key, shape in attention.items() if key.split(".")[3] in _QUERY}
+        layout |= mlp_layout(name, layer.mlp, width)
     return DrafterLayout(layout, {})
 
 
@@ -130,26 +130,3 @@ _LAYOUTS = {
 
 def _norms(layer: str, config: ModelConfig, *names: str) -> Layout:
     return {f"{layer}.{name}.weight": (config.hidden_size,) for name in names}
-
-
-def _attention(layer: str, config: ModelConfig, width: int) -> Layout:
-    """List the projections of one attention with an input of `width` features, and Qwen3's query and key norms."""
-    query = config.num_heads * config.head_dim
-    key = config.num_kv_heads * config.head_dim
-    shapes = {"q_proj": (query, width), "k_proj": (key, width), "v_proj": (key, width)}
-    shapes["o_proj"] = (config.hidden_size, query)
-    layout = _linears(f"{layer}.self_attn", shapes, config.attention_bias)
-    if config.family == "qwen3":
-        layout |= {f"{layer}.self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
-    return layout
-
-
-def _mlp(layer: str, config: ModelConfig) -> Layout:
-    up = (config.intermediate_size, config.hidden_size)
-    down = (config.hidden_size, config.intermediate_size)
-    return _linears(f"{layer}.mlp", {"gate_proj": up, "up_proj": up, "down_proj": down}, config.mlp_bias)
-
-
-def _linears(module: str, shapes: Layout, bias: bool) -> Layout:
-    layout: Layout = {f"{module}.{name}.weight": shape for name, shape in shapes.items()}
-    return layout | ({f"{module}.{name}.bias": shape[:1] for name, shape in shapes.items()} if bias else {})

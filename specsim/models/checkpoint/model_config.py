@@ -1,9 +1,10 @@
 """Shape of a target, from a config.json of transformers 4 or 5."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from specsim.core.errors import InputError, require_choice
+from specsim.core.layer_config import DenseMLP, HeadAttention, LayerConfig, Rope
 from specsim.core.target import FAMILIES, ModelConfig
 from specsim.models.checkpoint.fields import Fields, read_json
 
@@ -36,25 +37,34 @@ def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelCo
     fields = fields.filled(_ABSENT[family])
     num_heads = fields.integer("num_attention_heads")
     num_layers = fields.integer("num_hidden_layers")
-    rope = _rope(fields)
+    attention = _attention(family, fields, num_heads)
+    mlp = DenseMLP(fields.integer("intermediate_size"), family == "llama" and fields.flag("mlp_bias"))
+    windows = _sliding_windows(family, fields, num_layers)
     return ModelConfig(
         family=family,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", default=num_heads),
-        head_dim=_head_dim(fields, num_heads),
         rms_norm_eps=fields.number("rms_norm_eps"),
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        rope_theta=rope.theta,
-        rope_scaling=rope.scaling,
-        sliding_windows=_sliding_windows(family, fields, num_layers),
-        attention_bias=family != "mistral" and fields.flag("attention_bias"),
-        mlp_bias=family == "llama" and fields.flag("mlp_bias"),
+        layers=tuple(LayerConfig(replace(attention, window=window), mlp) for window in windows),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         eos_token_ids=eos_token_ids,
+    )
+
+
+def _attention(family: str, fields: Fields, num_heads: int) -> HeadAttention:
+    """Read the attention of every layer, without its window."""
+    head_dim = _head_dim(fields, num_heads)
+    num_kv_heads = fields.integer("num_key_value_heads", default=num_heads)
+    has_bias = family != "mistral" and fields.flag("attention_bias")
+    return HeadAttention(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        _rope(fields, head_dim),
+        bias=has_bias,
+        output_bias=has_bias,
+        has_head_norms=family == "qwen3",
     )
 
 
@@ -69,22 +79,17 @@ def _head_dim(fields: Fields, num_heads: int) -> int:
     return head_dim
 
 
-class _Rope(NamedTuple):
-    theta: float
-    scaling: dict[str, Any]
-
-
-def _rope(fields: Fields) -> _Rope:
+def _rope(fields: Fields, size: int) -> Rope:
     """Read `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of transformers 4."""
     theta = {"rope_theta": fields.get("rope_theta", 10000.0)}
     given = [name for name in ("rope_parameters", "rope_scaling") if fields.get(name)] or ["rope_parameters"]
-    first, *others = (_one_rope(name, fields.mapping(name).filled(theta)) for name in given)
+    first, *others = (_one_rope(name, fields.mapping(name).filled(theta), size) for name in given)
     if any(other != first for other in others):
         raise fields.error("rope_scaling", "equal to rope_parameters, rope_theta included, where both are given")
     return first
 
 
-def _one_rope(name: str, rope: Fields) -> _Rope:
+def _one_rope(name: str, rope: Fields, size: int) -> Rope:
     theta = rope.number("rope_theta")
     kind = rope.get("rope_type", rope.get("type", "default"))
     require_choice(f"rope_type in {rope.file}", kind, ("default", "llama3"))
@@ -93,19 +98,19 @@ def _one_rope(name: str, rope: Fields) -> _Rope:
     if rope.get("partial_rotary_factor", 1) != 1:
         raise rope.error("partial_rotary_factor", "1")
     if kind == "default":
-        return _Rope(theta, {})
-    return _Rope(theta, {"rope_type": kind, **{factor: rope.number(factor) for factor in _LLAMA3_ROPE}})
+        return Rope(theta, size)
+    return Rope(theta, size, {"rope_type": kind, **{factor: rope.number(factor) for factor in _LLAMA3_ROPE}})
 
 
 def _sliding_windows(family: str, fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Compute the window of each layer, () where no layer has one."""
+    """Compute the window of each layer, None where it has none."""
     if family == "llama":
-        return ()
+        return (None,) * num_layers
     switched_on = family == "mistral" or fields.flag("use_sliding_window")
     window = fields.integer("sliding_window") if switched_on and fields.get("sliding_window") is not None else None
     is_listed = family == "qwen3" or fields.get("layer_types") is not None
     slides = _sliding_layers(fields, num_layers, window) if is_listed else [True] * num_layers
-    return tuple(window if sliding else None for sliding in slides) if window and any(slides) else ()
+    return tuple(window if sliding else None for sliding in slides)
 
 
 def _sliding_layers(fields: Fields, num_layers: int, window: int | None) -> list[bool]:

@@ -108,9 +108,8 @@ def _config(fields: Fields, num_modules: int, target: ModelConfig) -> DrafterCon
     for name in ("vocab_size", "hidden_size"):
         own = getattr(target, name)
         require(getattr(model, name) == own, f"{name} in {fields.file}", getattr(model, name), f"{own}, the target's")
-    window = one_window(model)
-    windows = (window,) * num_modules if window else ()
-    model = replace(model, num_layers=num_modules, sliding_windows=windows, tie_word_embeddings=False, eos_token_ids=())
+    layer = model.with_windows([one_window(model)] * model.num_layers).layers[-1]
+    model = replace(model, layers=num_modules * (layer,), tie_word_embeddings=False, eos_token_ids=())
     chained = fields.flag("hidden_chain", default=True)
     return DrafterConfig(
         "mtp", model, model.vocab_size, target.hidden_size, num_modules=num_modules, hidden_chain=chained

@@ -63,4 +63,7 @@ def _slice(whole: Shape, count: int, name: str) -> Shape:
         allowed = f"tpK with a K that divides {sizes}, and divides num_kv_heads {model.num_kv_heads} or is a multiple"
         raise InputError("shape", name, allowed)
     sizes = {field: size // count for field, size in divided.items()}
-    return Shape(name, replace(model, num_kv_heads=max(1, model.num_kv_heads // count), **sizes), count)
+    heads = {"num_heads": sizes["num_heads"], "num_kv_heads": max(1, model.num_kv_heads // count)}
+    mlp = replace(model.mlp, size=sizes["intermediate_size"])
+    layers = tuple(replace(layer, mlp=mlp) for layer in model.with_heads(**heads).layers)
+    return Shape(name, replace(model, layers=layers, vocab_size=sizes["vocab_size"]), count)

@@ -12,6 +12,7 @@ from specsim.core.errors import require
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
+from specsim.models.llama_layer import llama_layer
 from specsim.models.shapes.model_shape import Shape, shape
 
 DRAFT_VOCAB_SIZE = 32000  # of the published EAGLE-3 heads for Llama 3 and Qwen3
@@ -49,17 +50,7 @@ def random_pair(
 
 def _drafter_config(of: Shape, kind: str) -> DrafterConfig:
     target = of.config
-    model = replace(
-        target,
-        family="llama",
-        num_layers=1,
-        rope_theta=10000.0,
-        rope_scaling={},
-        sliding_windows=(),
-        attention_bias=False,
-        mlp_bias=False,
-        tie_word_embeddings=False,
-    )
+    model = replace(target, family="llama", layers=(llama_layer(target.layers[-1]),), tie_word_embeddings=False)
     if kind == "eagle":
         return DrafterConfig("eagle", model, target.vocab_size, target.hidden_size)
     draft_vocab_size = min(DRAFT_VOCAB_SIZE // of.tensor_parallel, target.vocab_size)
