@@ -17,6 +17,12 @@ from specsim.fast.runtime.launch import await_input, kernel, nearest, require_co
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
+class Scores(NamedTuple):
+    """Scores of a layer's keys, beyond q·k / √D."""
+
+    window: int | None = None  # positions that a row sees, its own last; None: all
+
+
 class PagedKV(NamedTuple):
     """KV of a layer and the table of its slots, as kernel arguments."""
 
@@ -150,7 +156,7 @@ def attention(
     layer: int,
     kv: KVBuffer,
     metadata: AttentionMetadata,
-    window: int | None,
+    scores: Scores | None,
     *,
     out: torch.Tensor | None = None,
     splits: int | None = None,
@@ -164,6 +170,7 @@ def attention(
     A request's keys are read in parallel parts, merged in order. splits: number of parts; None: enough to fill the
     device, so that the last bits depend on the lengths of the whole batch; with invariant they do not.
     """
+    window = None if scores is None else scores.window
     require_contiguous(query_RAD=query_RAD)
     out = torch.empty_like(query_RAD) if out is None else out
     keys = kv.keys[layer]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from specsim.core.target import ModelConfig
-from specsim.fast.attention import attention
+from specsim.fast.attention import Scores, attention
 from specsim.fast.model.linear import linear, linear_gated, linear_onto
 from specsim.fast.model.product_plan import streaming
 from specsim.fast.model.qkv_projection import project_rotate_and_write
@@ -105,8 +105,8 @@ def self_attention_onto(
 ) -> Rows:
     """Compute base + attention of rows, [R, H], write their KV, and prepare the next norm."""
     query_RAD = _queries(rows, weights, config, layer, forward)
-    window = config.window(layer)
-    attended_RAD = attention(query_RAD, layer, forward.kv, forward.metadata, window, invariant=weights.batch_invariant)
+    scores = Scores(config.window(layer))
+    attended_RAD = attention(query_RAD, layer, forward.kv, forward.metadata, scores, invariant=weights.batch_invariant)
     return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
 
 
@@ -129,8 +129,8 @@ def query_attention_onto(
     query_R = weights.project(rows, "q_proj")
     eps = config.rms_norm_eps
     query_RAD = rotate_and_write(query_R, norms, eps, forward, source, config.num_heads, writes_kv=False)
-    window = config.window(layer)
-    attended_RAD = attention(query_RAD, source, forward.kv, forward.metadata, window, invariant=weights.batch_invariant)
+    scores = Scores(config.window(layer))
+    attended_RAD = attention(query_RAD, source, forward.kv, forward.metadata, scores, invariant=weights.batch_invariant)
     return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import torch
 from torch.nn.functional import linear, silu
 
-from specsim.core.layer_config import Rope
+from specsim.core.layer_config import HeadAttention, Rope
 from specsim.core.pool import KVBuffer
 from specsim.core.target import ModelConfig
-from specsim.reference.attention import AttentionMetadata, attention
+from specsim.reference.attention import AttentionMetadata, Scores, attention
 
 
 class Weights:
@@ -44,13 +44,17 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def inverse_frequencies(rope: Rope) -> torch.Tensor:
     """Rotary frequencies θ^(-2i/D), f32 [D/2].
 
-    Rope type llama3 stretches long wavelengths (Llama 3.1).
+    Rope type llama3 stretches long wavelengths (Llama 3.1), yarn those that turn less than beta_slow times in the
+    original context, and partly those that turn less than beta_fast times (arXiv 2309.00071).
     """
     inverse = 1.0 / rope.theta ** (torch.arange(0, rope.size, 2).float() / rope.size)
     scaling = rope.scaling
     if scaling.get("rope_type", "default") == "default":
         return inverse
     factor = scaling["factor"]
+    if scaling["rope_type"] == "yarn":
+        share = 1 - _stretched_share(rope)
+        return share * inverse + (1 - share) * inverse / factor
     low = scaling["low_freq_factor"]
     high = scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
@@ -58,13 +62,45 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
     return share * inverse + (1 - share) * inverse / factor
 
 
-def rotate(x_RAD: torch.Tensor, positions_R: torch.Tensor, inverse_D: torch.Tensor) -> torch.Tensor:
-    """Apply rotary embedding (arXiv 2104.09864) to pairs (i, i + D/2), with angles in float32 as in training."""
+def _stretched_share(rope: Rope) -> torch.Tensor:
+    """Share of each wavelength's stretching in YaRN, f32 [D/2]: a ramp over the pairs between two numbers of turns."""
+    scaling = rope.scaling
+    context = scaling["original_max_position_embeddings"]
+
+    def pair(turns: float) -> float:
+        return rope.size * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low = pair(scaling["beta_fast"])
+    high = pair(scaling["beta_slow"])
+    if scaling["truncate"]:
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, rope.size - 1)
+    width = 0.001 if low == high else high - low
+    return ((torch.arange(rope.size // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+
+
+def rotate(
+    x_RAD: torch.Tensor, positions_R: torch.Tensor, inverse_D: torch.Tensor, rope: Rope | None = None
+) -> torch.Tensor:
+    """Apply rotary embedding (arXiv 2104.09864) to the first channels, with angles in float32 as in training.
+
+    Pairs are (i, i + D/2), or (2i, 2i + 1) where the rope is interleaved.
+    """
     angles = positions_R[:, None, None].float() * inverse_D
-    cos = angles.cos().to(x_RAD.dtype)
-    sin = angles.sin().to(x_RAD.dtype)
-    first, second = x_RAD.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    amplitude = 1.0 if rope is None else rope.amplitude
+    cos = (angles.cos() * amplitude).to(x_RAD.dtype)
+    sin = (angles.sin() * amplitude).to(x_RAD.dtype)
+    size = 2 * len(inverse_D)
+    turned, rest = x_RAD[..., :size], x_RAD[..., size:]
+    if rope is not None and rope.interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+    else:
+        first, second = turned.chunk(2, dim=-1)
+        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([turned, rest], dim=-1)
 
 
 def self_attention(
@@ -77,14 +113,16 @@ def self_attention(
     metadata: AttentionMetadata,
 ) -> torch.Tensor:
     """Project, normalise each head where there is a norm, rotate, write KV, attend, project back: [R, H]."""
-    query, key, value = (weights.project(x_RH, f"{part}_proj").unflatten(-1, (-1, config.head_dim)) for part in "qkv")
+    own = config.layers[layer].attention
+    assert isinstance(own, HeadAttention)
+    query, key, value = (weights.project(x_RH, f"{part}_proj").unflatten(-1, (-1, own.head_dim)) for part in "qkv")
     if weights.get("q_norm.weight") is not None:
         query = rms_norm(query, weights["q_norm.weight"], config.rms_norm_eps)
         key = rms_norm(key, weights["k_norm.weight"], config.rms_norm_eps)
-    query = rotate(query, metadata.positions, inverse_D)
-    key = rotate(key, metadata.positions, inverse_D)
+    query = rotate(query, metadata.positions, inverse_D, own.rope)
+    key = rotate(key, metadata.positions, inverse_D, own.rope)
     kv.write(layer, metadata.slots, key, value)
-    attended = attention(query, layer, kv, metadata, config.window(layer))
+    attended = attention(query, layer, kv, metadata, Scores(own.window, weights.get("sinks")))
     return weights.project(attended.flatten(1), "o_proj")
 
 
@@ -94,11 +132,12 @@ def query_attention(
     layer: int,
     kv: KVBuffer,
     metadata: AttentionMetadata,
-    window: int | None,
+    own: HeadAttention,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Rotate queries and attend to a layer's KV, to which nothing is written: [R, A·D]."""
-    query = rotate(query_RAD, metadata.positions, inverse_D)
-    return attention(query, layer, kv, metadata, window).flatten(1)
+    query = rotate(query_RAD, metadata.positions, inverse_D, own.rope)
+    return attention(query, layer, kv, metadata, Scores(own.window, sinks)).flatten(1)
 
 
 def gated_mlp(x_RH: torch.Tensor, weights: Weights) -> torch.Tensor:

@@ -4,7 +4,9 @@ import math
 
 import torch
 
-from specsim.reference.oracle_forward import feed_forward, project, project_heads, rms_norm, target_forward
+from specsim.reference.oracle_forward import target_forward
+from specsim.reference.oracle_layer import feed_forward, project_heads
+from specsim.reference.oracle_parts import linear, norm
 from specsim.reference.oracle_request import Request
 
 
@@ -21,37 +23,39 @@ def frozen_kv_row(
     if handed_on is None:
         hidden = target_forward(target.config, target.tensors, prefix, ())[1][-1]
     else:
-        hidden = project(tensors, "post_projection", handed_on)
+        hidden = linear(tensors, "post_projection", handed_on)
     embedded = target.tensors["model.embed_tokens.weight"][token]
-    row_1H = project(tensors, "pre_projection", torch.cat([embedded, hidden]))[None]
+    row_1H = linear(tensors, "pre_projection", torch.cat([embedded, hidden]))[None]
     for layer in range(model.num_layers):
         name = f"layers.{layer}"
-        normed = rms_norm(model, tensors, f"{name}.input_layernorm", row_1H)
-        row_1H = feed_forward(model, tensors, name, row_1H + _attention(request, prefix, layer, normed))
-    read_H = rms_norm(model, tensors, "norm", row_1H)[0]
-    return read_H, project(tensors, "lm_head", read_H)
+        normed = norm(tensors, f"{name}.input_layernorm", row_1H, model.rms_norm_eps)
+        row_1H, _ = feed_forward(model, layer, tensors, name, row_1H + _attention(request, prefix, layer, normed))
+    read_H = norm(tensors, "norm", row_1H, model.rms_norm_eps)[0]
+    return read_H, linear(tensors, "lm_head", read_H)
 
 
 def _attention(request: Request, prefix: list[int], layer: int, normed_1H: torch.Tensor) -> torch.Tensor:
     """Attend from one row to the keys of the last target layer with the same kind of attention."""
     model = request.draft_config.model
+    own = model.layers[layer].attention
     target = request.target.config
     tensors = request.target.tensors
-    window = model.window(layer)
     kinds = [target.window(index) is None for index in range(target.num_layers)]
-    source = max(index for index, is_full in enumerate(kinds) if is_full == (window is None))
+    source = max(index for index, is_full in enumerate(kinds) if is_full == (own.window is None))
     entering_LH = target_forward(target, tensors, prefix, (source,))[1]
-    rows_LH = rms_norm(target, tensors, f"model.layers.{source}.input_layernorm", entering_LH)
+    rows_LH = norm(tensors, f"model.layers.{source}.input_layernorm", entering_LH, target.rms_norm_eps)
+    heads = target.layers[source].attention
+    name = f"model.layers.{source}.self_attn"
     key, value = (
-        project_heads(target, tensors, f"model.layers.{source}.self_attn", part, rows_LH).repeat_interleave(
-            model.num_heads // target.num_kv_heads, dim=0
+        project_heads(target, heads, tensors, name, part, rows_LH).repeat_interleave(
+            own.num_heads // heads.num_kv_heads, dim=0
         )
         for part in "kv"
     )
     position = len(prefix) - (request.draft_config.position == "last")
-    own = f"layers.{layer}.self_attn"
-    query = project_heads(model, request.draft_tensors, own, "q", normed_1H, first=position)
-    is_unseen = position - torch.arange(len(prefix)) >= (window or math.inf)
-    scores_A1L = (query @ key.mT * model.head_dim**-0.5).masked_fill(is_unseen, -math.inf)
+    name = f"layers.{layer}.self_attn"
+    query = project_heads(model, own, request.draft_tensors, name, "q", normed_1H, first=position)
+    is_unseen = position - torch.arange(len(prefix)) >= (own.window or math.inf)
+    scores_A1L = (query @ key.mT * own.head_dim**-0.5).masked_fill(is_unseen, -math.inf)
     attended_1H = (scores_A1L.softmax(-1) @ value).transpose(0, 1).flatten(1)
-    return project(request.draft_tensors, f"{own}.o_proj", attended_1H)
+    return linear(request.draft_tensors, f"{name}.o_proj", attended_1H)

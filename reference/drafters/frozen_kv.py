@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from specsim.core.drafter import DrafterConfig, source_layers
+from specsim.core.layer_config import HeadAttention
 from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import Target
@@ -60,13 +61,16 @@ class FrozenKVHead:
     def _layer(self, hidden_RH: torch.Tensor, layer: int, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
         weights = self._weights.under(f"layers.{layer}")
         attention = weights.under("self_attn")
-        window = self._model.window(layer)
+        own = self._model.layers[layer].attention
+        assert isinstance(own, HeadAttention)
         eps = self._model.rms_norm_eps
         normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps)
-        query = attention.project(normed, "q_proj").unflatten(-1, (-1, self._model.head_dim))
+        query = attention.project(normed, "q_proj").unflatten(-1, (-1, own.head_dim))
         if attention.get("q_norm.weight") is not None:
             query = rms_norm(query, attention["q_norm.weight"], eps)
-        attended = query_attention(query, self._inverse_D, self._sources[layer], kv, metadata, window)
+        attended = query_attention(
+            query, self._inverse_D, self._sources[layer], kv, metadata, own, attention.get("sinks")
+        )
         hidden_RH = hidden_RH + attention.project(attended, "o_proj")
         normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
         return hidden_RH + gated_mlp(normed, weights.under("mlp"))

@@ -9,7 +9,8 @@ from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
-from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
+from specsim.reference.layers import Weights, inverse_frequencies, rms_norm
+from specsim.reference.targets.decoder import decoder_layer, in_dtype
 
 
 class MtpModule:
@@ -31,7 +32,7 @@ class MtpModule:
     ) -> None:
         self._model = config.model
         self._target = target
-        self._weights = Weights({name: tensor.to(dtype) for name, tensor in tensors.items()}).under(f"modules.{index}")
+        self._weights = Weights(in_dtype(tensors, dtype)).under(f"modules.{index}")
         self._inverse_D = inverse_frequencies(config.model.rope)
         self._index = index
         self.kv_layout = replace(config.model.kv_layout, num_layers=1)
@@ -50,12 +51,8 @@ class MtpModule:
         weights = self._weights
         both = torch.cat([self._norm(self._target.embedding[input_ids_R], "enorm"), self._norm(hidden_RH, "hnorm")], -1)
         hidden_RH = weights.project(both, "eh_proj")
-        normed = self._norm(hidden_RH, "input_layernorm")
-        hidden_RH = hidden_RH + self_attention(
-            normed, weights.under("self_attn"), self._model, self._inverse_D, self._index, kv, metadata
-        )
-        normed = self._norm(hidden_RH, "post_attention_layernorm")
-        return self._norm(hidden_RH + gated_mlp(normed, weights.under("mlp")), "norm")
+        hidden_RH, _ = decoder_layer(hidden_RH, weights, self._model, self._inverse_D, self._index, kv, metadata)
+        return self._norm(hidden_RH, "norm")
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return rms_norm(x, self._weights[f"{name}.weight"], self._model.rms_norm_eps)

@@ -1,5 +1,6 @@
 """Target families."""
 
-from specsim.reference.targets.dense import DenseTarget
+from specsim.core import target
+from specsim.reference.targets.decoder import DecoderTarget
 
-FAMILIES = {"llama": DenseTarget, "mistral": DenseTarget, "qwen2": DenseTarget, "qwen3": DenseTarget}
+FAMILIES: dict[str, type[DecoderTarget]] = dict.fromkeys(target.FAMILIES, DecoderTarget)

@@ -56,11 +56,11 @@ def test_a_state_without_requests_prints():
     assert "f32 [0, 2]" in repr(AutoregressiveInput.empty(2, 8))
 
 
-@pytest.mark.parametrize("impl", ["reference", "fast"])
-def test_an_engine_names_its_setting_and_a_pool_its_free_pages(impl):
+@pytest.mark.parametrize(("impl", "target"), [("reference", "DecoderTarget"), ("fast", "DenseTarget")])
+def test_an_engine_names_its_setting_and_a_pool_its_free_pages(impl, target):
     config = specsim.SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4)
     engine = specsim.load_engine(specsim.load(), config, specsim.EngineOptions(impl=impl))
-    assert repr(engine).startswith(f"{impl} Engine: topk 2, 2 steps, 4 draft tokens; target DenseTarget")
+    assert repr(engine).startswith(f"{impl} Engine: topk 2, 2 steps, 4 draft tokens; target {target}")
     pools = engine.make_pools(2, 32)
     free = pools.free_slots // 4
     row = pools.open()

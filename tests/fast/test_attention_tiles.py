@@ -18,6 +18,7 @@ from specsim.fast.model import draft_metadata as drafted
 from specsim.fast.model import metadata as made
 from specsim.reference.attention import (
     AttentionMetadata,
+    Scores,
     attention,
     extend_metadata,
     lane_metadata,
@@ -274,8 +275,8 @@ def test_attention_of_kernels_equals_the_references(shuffled_pools, attended, dt
     query = torch.randn(len(phase.expected.slots), heads, dim).to(dtype)
     more = torch.full((len(metadata.slots), heads, dim), math.nan, dtype=dtype)
     more[: len(query)] = query
-    expected = attention(query.double(), 1, phase.pools.draft, phase.expected, window)
-    out = fast.attention(more.to(device), 1, pools.draft, metadata, window, splits=splits).cpu()
+    expected = attention(query.double(), 1, phase.pools.draft, phase.expected, Scores(window))
+    out = fast.attention(more.to(device), 1, pools.draft, metadata, fast.Scores(window), splits=splits).cpu()
     assert out.dtype == dtype
     assert (out[: len(query)].double() - expected).abs().max() <= budget(query, phase, dtype)
     assert (out[: len(query)][phase.expected.slots < 0] == 0).all()
@@ -334,7 +335,7 @@ def test_an_invariant_result_is_bitwise_equal_solo_and_batched(shuffled_pools, c
         batch = make_batch(rows[chosen].tolist(), (starts + counts)[chosen].tolist()).to(device)
         metadata = made.prefill_metadata(batch, prefill.to(device), other)
         metadata = replace(metadata, has_equal_rows=len(set(counts.tolist())) == 1)
-        return fast.attention(query, 0, other.draft, metadata, window, invariant=True)
+        return fast.attention(query, 0, other.draft, metadata, fast.Scores(window), invariant=True)
 
     together, lows = attend(query, slice(None)), [0, *counts.cumsum(0).tolist()]
     for request, (low, high) in enumerate(itertools.pairwise(lows)):

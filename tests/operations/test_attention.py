@@ -12,6 +12,7 @@ from specsim.core.pool import KVBuffer, KVLayout
 from specsim.reference.attention import (
     AttentionMetadata,
     Keys,
+    Scores,
     attention,
     causal_metadata,
     lane_metadata,
@@ -83,7 +84,7 @@ def test_a_window_counts_positions_back_from_the_row_itself(window):
     kv, query = nan_buffer(1, 13, 2, 6), torch.randn(13, 4, 6, dtype=torch.float64)
     fill_seen(kv, 0, keys)
     mask = torch.tensor([[row - window < key <= row for key in range(13)] for row in range(13)])
-    out = attention(query, 0, kv, AttentionMetadata(positions, keys.slots, (keys,)), window)
+    out = attention(query, 0, kv, AttentionMetadata(positions, keys.slots, (keys,)), Scores(window))
     assert_close(out, torch_attention(query, keys, mask, kv, 0))
 
 
@@ -94,7 +95,7 @@ def test_a_window_depends_on_positions_not_on_order_of_keys():
     keys, kv = Keys(torch.randperm(7), positions, mask), nan_buffer(1, 7, 1, 4)
     fill_seen(kv, 0, keys)
     query = torch.randn(1, 1, 4, dtype=torch.float64)
-    out = attention(query, 0, kv, AttentionMetadata(torch.tensor([4]), torch.tensor([0]), (keys,)), 3)
+    out = attention(query, 0, kv, AttentionMetadata(torch.tensor([4]), torch.tensor([0]), (keys,)), Scores(3))
     seen = torch.tensor([[False, False, True, False, False, True, True]])
     assert_close(out, torch_attention(query, keys, seen, kv, 0))
 
@@ -107,7 +108,7 @@ def test_rows_that_see_nothing_yield_zeros(window):
     keys.mask[:, [1, 3]] = False
     fill_seen(kv, 0, keys)
     query, rows = torch.randn(4, 2, 4, dtype=torch.float64), torch.full((4,), 4)
-    out = attention(query, 0, kv, AttentionMetadata(rows, rows, (keys,)), window)
+    out = attention(query, 0, kv, AttentionMetadata(rows, rows, (keys,)), Scores(window))
     assert torch.equal(out[[0, 2]], torch.zeros(2, 2, 4, dtype=torch.float64))
     assert out[[1, 3]].isfinite().all()
     assert (out[[1, 3]] != 0).any()
@@ -132,7 +133,9 @@ def test_nan_in_slots_that_no_row_sees_never_shows(window):
     if window:
         kv.keys[0, keys.slots[:4]] = kv.values[0, keys.slots[:4]] = math.nan
     rows = torch.full((2,), 8 if window is None else 7)
-    out = attention(torch.randn(2, 1, 4, dtype=torch.float64), 0, kv, AttentionMetadata(rows, rows, (keys,)), window)
+    out = attention(
+        torch.randn(2, 1, 4, dtype=torch.float64), 0, kv, AttentionMetadata(rows, rows, (keys,)), Scores(window)
+    )
     assert out.isfinite().all()
 
 

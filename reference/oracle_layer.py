@@ -1,0 +1,142 @@
+"""Decoder layers of the oracle over a whole sequence, without a cache: attention, dense MLPs and experts.
+
+Rows have positions 0..R-1 and attend causally. A config is a specsim.core.target.ModelConfig. Dimensions: R rows ·
+H hidden · A attention heads · D head dim.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from specsim.core.layer_config import DenseMLP, LatentAttention
+from specsim.reference.oracle_parts import Tensors, linear, norm, rotate
+
+
+def layer(
+    config: Any, index: int, tensors: Tensors, name: str, residual_RH: torch.Tensor, normed: torch.Tensor
+) -> tuple[torch.Tensor, list[list[int]]]:
+    """Run a layer after its first norm: attention reads `normed`, and its output is added to the residual.
+
+    Returns the hidden states and the experts of each row, which are none in a dense layer.
+    """
+    own = config.layers[index]
+    attend = _latent if isinstance(own.attention, LatentAttention) else _heads
+    hidden_RH = residual_RH + attend(config, own.attention, tensors, f"{name}.self_attn", normed)
+    return feed_forward(config, index, tensors, name, hidden_RH)
+
+
+def feed_forward(
+    config: Any, index: int, tensors: Tensors, name: str, hidden_RH: torch.Tensor
+) -> tuple[torch.Tensor, list[list[int]]]:
+    """Run a layer's second norm and MLP, and add the residual: hidden states and the experts of each row."""
+    mlp = config.layers[index].mlp
+    normed_RH = norm(tensors, f"{name}.post_attention_layernorm", hidden_RH, config.rms_norm_eps)
+    if isinstance(mlp, DenseMLP):
+        return hidden_RH + _gated(tensors, f"{name}.mlp", normed_RH), []
+    outputs = []
+    routed = []
+    for row_H in normed_RH:
+        shares = _route(mlp, tensors, f"{name}.mlp.router", row_H)
+        parts = [share * _expert(mlp, tensors, f"{name}.mlp.experts", expert, row_H) for expert, share in shares]
+        shared = [_gated(tensors, f"{name}.mlp.shared_experts", row_H)] if mlp.shared_size is not None else []
+        outputs.append(torch.stack(parts).sum(0).to(row_H.dtype) + sum(shared))
+        routed.append([expert for expert, _ in shares])
+    return hidden_RH + torch.stack(outputs), routed
+
+
+def _gated(tensors: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    gate, up = (linear(tensors, f"{name}.{part}_proj", x) for part in ("gate", "up"))
+    return linear(tensors, f"{name}.down_proj", F.silu(gate) * up)
+
+
+def _expert(mlp: Any, tensors: Tensors, name: str, expert: int, row_H: torch.Tensor) -> torch.Tensor:
+    """Run one expert on one row."""
+    own = {key: tensors[f"{name}.{key}"][expert] for key in _keys(mlp)}
+    gate, up = linear(own, "gate_up_proj", row_H).chunk(2)
+    if mlp.activation == "silu":
+        return linear(own, "down_proj", F.silu(gate) * up)
+    gate = torch.minimum(gate, torch.tensor(7.0, dtype=gate.dtype))
+    up = torch.clip(up, -7.0, 7.0)
+    return linear(own, "down_proj", (1 + up) * gate / (1 + torch.exp(-1.702 * gate)))
+
+
+def _keys(mlp: Any) -> list[str]:
+    kinds = ("weight", "bias") if mlp.bias else ("weight",)
+    return [f"{part}_proj.{kind}" for part in ("gate_up", "down") for kind in kinds]
+
+
+def _route(mlp: Any, tensors: Tensors, name: str, row_H: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+    """List the experts of a row with their weights, the best first."""
+    wide = torch.promote_types(row_H.dtype, torch.float32)
+    own = {key: tensors[f"{name}.{key}"].to(wide) for key in ("weight", "bias") if f"{name}.{key}" in tensors}
+    logits = linear({f"router.{key}": each for key, each in own.items()}, "router", row_H.to(wide))
+    score = torch.sigmoid(logits) if mlp.routing == "grouped_sigmoid" else torch.softmax(logits, -1)
+    order = score + tensors[f"{name}.correction_bias"] if mlp.routing == "grouped_sigmoid" else logits
+    experts = sorted(range(mlp.num_experts), key=lambda expert: -float(order[expert]))
+    if mlp.groups > 1:
+        size = mlp.num_experts // mlp.groups
+        best = [sum(sorted(order[start : start + size].tolist())[-2:]) for start in range(0, mlp.num_experts, size)]
+        kept = sorted(range(mlp.groups), key=lambda group: -best[group])[: mlp.top_groups]
+        experts = [expert for expert in experts if expert // size in kept]
+    experts = experts[: mlp.top_k]
+    total = score[experts].sum() if mlp.normalise or mlp.routing == "softmax_of_top" else 1.0
+    return [(expert, score[expert] / total * mlp.scaling) for expert in experts]
+
+
+def _heads(config: Any, own: Any, tensors: Tensors, name: str, rows: torch.Tensor) -> torch.Tensor:
+    """Compute causal attention of the rows, over the last `window` rows if there is a window."""
+    query, key, value = (project_heads(config, own, tensors, name, part, rows) for part in "qkv")
+    key, value = (x.repeat_interleave(own.num_heads // own.num_kv_heads, dim=0) for x in (key, value))
+    attended_ARD = _attend(query, key, value, own.head_dim**-0.5, own.window, tensors.get(f"{name}.sinks"))
+    return linear(tensors, f"{name}.o_proj", attended_ARD.transpose(0, 1).flatten(1))
+
+
+def project_heads(
+    config: Any, own: Any, tensors: Tensors, name: str, part: str, rows_RH: torch.Tensor, first: int = 0
+) -> torch.Tensor:
+    """Compute the queries, keys or values (part q, k, v) of rows at positions first, first + 1, ..., [A, R, D]."""
+    heads = linear(tensors, f"{name}.{part}_proj", rows_RH).unflatten(-1, (-1, own.head_dim)).transpose(0, 1)
+    if part == "v":
+        return heads
+    if f"{name}.{part}_norm.weight" in tensors:  # Qwen3, over each head
+        heads = norm(tensors, f"{name}.{part}_norm", heads, config.rms_norm_eps)
+    return rotate(own.rope, heads, first)
+
+
+def _latent(config: Any, own: Any, tensors: Tensors, name: str, rows_RH: torch.Tensor) -> torch.Tensor:
+    """Compute causal latent attention with the keys and values of every head (arXiv 2405.04434, equations 37 to 47)."""
+    if own.query_rank is None:
+        query = linear(tensors, f"{name}.q_proj", rows_RH)
+    else:
+        latent = norm(tensors, f"{name}.q_a_layernorm", linear(tensors, f"{name}.q_a_proj", rows_RH), 1e-6)
+        query = linear(tensors, f"{name}.q_b_proj", latent)
+    query = query.unflatten(-1, (own.num_heads, -1)).transpose(0, 1)
+    query = torch.cat([query[..., : own.nope_dim], rotate(own.rope, query[..., own.nope_dim :])], -1)
+    joint = linear(tensors, f"{name}.kv_a_proj_with_mqa", rows_RH)
+    latent = norm(tensors, f"{name}.kv_a_layernorm", joint[:, : own.latent_rank], 1e-6)
+    heads = linear(tensors, f"{name}.kv_b_proj", latent).unflatten(-1, (own.num_heads, -1)).transpose(0, 1)
+    turned = rotate(own.rope, joint[None, :, own.latent_rank :]).expand(own.num_heads, -1, -1)
+    key = torch.cat([heads[..., : own.nope_dim], turned], -1)
+    attended_ARD = _attend(query, key, heads[..., own.nope_dim :], own.scale, None, None)
+    return linear(tensors, f"{name}.o_proj", attended_ARD.transpose(0, 1).flatten(1))
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    window: int | None,
+    sinks_A: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute causal softmax attention of heads, [A, R, D]; a sink is one more term of a head's denominator."""
+    num_rows = query.shape[1]
+    age_RR = torch.arange(num_rows)[:, None] - torch.arange(num_rows)
+    unseen_RR = (age_RR < 0) | (age_RR >= (window or num_rows))
+    scores_ARR = (query @ key.mT * scale).masked_fill(unseen_RR, -math.inf)
+    if sinks_A is None:
+        return scores_ARR.softmax(-1) @ value
+    total_AR = torch.logaddexp(scores_ARR.logsumexp(-1), sinks_A[:, None])
+    return (scores_ARR - total_AR[..., None]).exp() @ value
