@@ -33,9 +33,9 @@ def target_forward(
 
 
 def routed_experts(config: Any, tensors: Tensors, token_ids: list[int]) -> torch.Tensor:
-    """Run the target and list the experts of every row, i16 [R, expert layers, K]."""
+    """Run a target with experts and list those of every row, i16 [R, expert layers, K]."""
     _, _, routed = _target(config, tensors, token_ids, ())
-    return torch.tensor(routed, dtype=torch.int16).reshape(len(routed), len(token_ids), -1).transpose(0, 1)
+    return torch.stack([torch.tensor(experts, dtype=torch.int16) for experts in routed], dim=1)
 
 
 def _target(

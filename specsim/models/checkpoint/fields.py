@@ -41,11 +41,13 @@ class Fields:
         """Replace fields by `values` of the same names."""
         return Fields(self.file, {**self.values, **values}, self.read_names)
 
-    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Read an integer of at least `least`, or raise InputError."""
+    def integer(self, name: str, default: int | None = None, least: int = 1, most: int = 2**24) -> int:
+        """Read an integer of at least `least` and at most `most`, or raise InputError."""
         value = self.get(name, default)
         if type(value) is not int or value < least:
             raise self.error(name, f"an integer of at least {least}")
+        if value > most:
+            raise self.error(name, f"at most {most:,}, more than any model has")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -2,26 +2,30 @@
 
 from typing import Any
 
+from specsim.core.layer_config import DenseMLP, HeadAttention
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.model_config import model_config
 
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "rms_norm_eps": "rms_norm_eps",
-    "max_position_embeddings": "max_position_embeddings",
-}
-_HEADS = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 _WINDOWS = ("sliding_window", "use_sliding_window", "layer_types", "max_window_layers")
 
 
 def target_sizes(fields: Fields, target: ModelConfig) -> dict[str, Any]:
-    """List the target's sizes by the names of config.json, with those of heads unless the drafter has its own."""
-    names = _SIZES if fields.get("num_attention_heads") else _SIZES | _HEADS
-    return {name: getattr(target, field) for name, field in names.items()}
+    """List the target's sizes by the names of config.json, with those of heads unless the drafter has its own.
+
+    Sizes that a target of experts or latent attention does not have are left out.
+    """
+    names = ("vocab_size", "hidden_size", "rms_norm_eps", "max_position_embeddings")
+    sizes = {name: getattr(target, name) for name in names}
+    last = target.layers[-1]
+    if isinstance(last.mlp, DenseMLP):
+        sizes["intermediate_size"] = last.mlp.size
+    if isinstance(last.attention, HeadAttention) and not fields.get("num_attention_heads"):
+        heads = last.attention
+        sizes |= {"num_attention_heads": heads.num_heads, "num_key_value_heads": heads.num_kv_heads}
+        sizes["head_dim"] = heads.head_dim
+    return sizes
 
 
 def decoder_config(fields: Fields, target: ModelConfig) -> ModelConfig:

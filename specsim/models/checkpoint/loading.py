@@ -13,6 +13,7 @@ from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_config import drafter_config
 from specsim.models.checkpoint.drafter_kind import drafter_kind
+from specsim.models.checkpoint.expert_tensors import gather_experts
 from specsim.models.checkpoint.fields import Fields, read_json
 from specsim.models.checkpoint.frozen_kv import read_frozen_kv
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
@@ -45,7 +46,8 @@ def _load_model(config: ModelConfig, folder: Path, stored: Iterable[Stored], num
     optional = {}
     if config.tie_word_embeddings:
         optional = {"lm_head.weight": required.pop("lm_head.weight")}
-    tensors = check_layout(by_name(own, _target_name), folder, required, optional)
+    named = gather_experts(by_name(own, _target_name), config, "model.layers")
+    tensors = check_layout(named, folder, required, optional)
     if config.tie_word_embeddings:
         embedding = tensors["model.embed_tokens.weight"]
         if not torch.equal(tensors.get("lm_head.weight", embedding), embedding):
@@ -102,6 +104,7 @@ def _load_eagle3(fields: Fields, stored: list[Stored], target: ModelConfig) -> D
 
 def _load_mtp(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
     config, named = read_mtp(fields, stored, target)
+    named = gather_experts(named, config.model, "modules")
     return DrafterCheckpoint(config, check_layout(named, fields.file.parent, *drafter_layout(config)))
 
 

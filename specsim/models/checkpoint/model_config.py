@@ -1,20 +1,55 @@
 """Shape of a target, from a config.json of transformers 4 or 5."""
 
-from dataclasses import replace
 from pathlib import Path
 
-from specsim.core.errors import InputError, require_choice
-from specsim.core.layer_config import DenseMLP, HeadAttention, LayerConfig, Rope
+from specsim.core.layer_config import LayerConfig
 from specsim.core.target import FAMILIES, ModelConfig
+from specsim.models.checkpoint.attention_fields import read_attention
 from specsim.models.checkpoint.fields import Fields, read_json
+from specsim.models.checkpoint.mlp_fields import read_mlps
 
-_LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+MOST_LAYERS = 1024
 # Defaults of transformers for absent fields; null ones have none. Sizes have no default.
+_QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _ABSENT = {
-    "llama": {},
-    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "rope_theta": 150000.0},
+    "qwen3_moe": {"num_key_value_heads": 4},
 }
+# Fields of other architectures, which change what a model computes: refused unless the family reads them.
+_STRUCTURAL = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "n_shared_experts",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "num_experts_per_tok",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "index_topk",
+    "attention_chunk_size",
+    "no_rope_layers",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+    "logit_scale",
+    "clip_qkv",
+    "use_qk_norm",
+    "use_mrope",
+    "attn_output_gate",
+    "full_attention_interval",
+    "linear_num_value_heads",
+    "mamba_d_state",
+    "num_kv_shared_layers",
+)
+_NEUTRAL = (None, False, 0, 1, [], {})
 
 
 def read_target_config(folder: Path) -> ModelConfig:
@@ -34,98 +69,28 @@ def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelCo
     fields.choice("hidden_act", ("silu",), default="silu")
     if fields.get("quantization_config"):
         raise fields.error("quantization_config", "none, as only floating-point weights are supported")
-    fields = fields.filled(_ABSENT[family])
-    num_heads = fields.integer("num_attention_heads")
-    num_layers = fields.integer("num_hidden_layers")
-    attention = _attention(family, fields, num_heads)
-    mlp = DenseMLP(fields.integer("intermediate_size"), family == "llama" and fields.flag("mlp_bias"))
-    windows = _sliding_windows(family, fields, num_layers)
+    fields = fields.filled(_ABSENT.get(family, {}))
+    num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
+    mlps = read_mlps(family, fields, num_layers)
+    layers = zip(read_attention(family, fields, num_layers), mlps, strict=True)
+    _refuse_unread(family, fields)
     return ModelConfig(
         family=family,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         rms_norm_eps=fields.number("rms_norm_eps"),
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        layers=tuple(LayerConfig(replace(attention, window=window), mlp) for window in windows),
+        layers=tuple(LayerConfig(attention, mlp) for attention, mlp in layers),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         eos_token_ids=eos_token_ids,
     )
 
 
-def _attention(family: str, fields: Fields, num_heads: int) -> HeadAttention:
-    """Read the attention of every layer, without its window."""
-    head_dim = _head_dim(fields, num_heads)
-    num_kv_heads = fields.integer("num_key_value_heads", default=num_heads)
-    has_bias = family != "mistral" and fields.flag("attention_bias")
-    return HeadAttention(
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        _rope(fields, head_dim),
-        bias=has_bias,
-        output_bias=has_bias,
-        has_head_norms=family == "qwen3",
-    )
-
-
-def _head_dim(fields: Fields, num_heads: int) -> int:
-    hidden_size = fields.integer("hidden_size")
-    if fields.get("head_dim") is None and hidden_size % num_heads:
-        allowed = f"a divisor of hidden_size, {hidden_size}, where head_dim is not given"
-        raise fields.error("num_attention_heads", allowed)
-    head_dim = fields.integer("head_dim", default=hidden_size // num_heads)
-    if head_dim % 2:
-        raise InputError(f"head_dim in {fields.file}", head_dim, "an even number, as RoPE rotates pairs")
-    return head_dim
-
-
-def _rope(fields: Fields, size: int) -> Rope:
-    """Read `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of transformers 4."""
-    theta = {"rope_theta": fields.get("rope_theta", 10000.0)}
-    given = [name for name in ("rope_parameters", "rope_scaling") if fields.get(name)] or ["rope_parameters"]
-    first, *others = (_one_rope(name, fields.mapping(name).filled(theta), size) for name in given)
-    if any(other != first for other in others):
-        raise fields.error("rope_scaling", "equal to rope_parameters, rope_theta included, where both are given")
-    return first
-
-
-def _one_rope(name: str, rope: Fields, size: int) -> Rope:
-    theta = rope.number("rope_theta")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    require_choice(f"rope_type in {rope.file}", kind, ("default", "llama3"))
-    if any(isinstance(value, dict) for value in rope.values.values()):
-        raise InputError(f"{name} in {rope.file}", dict(rope.values), "one setting for all layers")
-    if rope.get("partial_rotary_factor", 1) != 1:
-        raise rope.error("partial_rotary_factor", "1")
-    if kind == "default":
-        return Rope(theta, size)
-    return Rope(theta, size, {"rope_type": kind, **{factor: rope.number(factor) for factor in _LLAMA3_ROPE}})
-
-
-def _sliding_windows(family: str, fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Compute the window of each layer, None where it has none."""
-    if family == "llama":
-        return (None,) * num_layers
-    switched_on = family == "mistral" or fields.flag("use_sliding_window")
-    window = fields.integer("sliding_window") if switched_on and fields.get("sliding_window") is not None else None
-    is_listed = family == "qwen3" or fields.get("layer_types") is not None
-    slides = _sliding_layers(fields, num_layers, window) if is_listed else [True] * num_layers
-    return tuple(window if sliding else None for sliding in slides)
-
-
-def _sliding_layers(fields: Fields, num_layers: int, window: int | None) -> list[bool]:
-    """Find sliding layers in `layer_types`, or for Qwen3 without it, from `max_window_layers` on."""
-    layer_types = fields.get("layer_types")
-    if layer_types is None:
-        return [layer >= fields.integer("max_window_layers", least=0) for layer in range(num_layers)]
-    full = "full_attention"
-    sliding = "sliding_attention"
-    listed = isinstance(layer_types, list) and all(kind in (full, sliding) for kind in layer_types)
-    if not listed or len(layer_types) != num_layers:
-        raise fields.error("layer_types", f"{num_layers} times {full} or {sliding}")
-    if window is None and sliding in layer_types:
-        raise fields.error("use_sliding_window", f"true, with a sliding_window, where layer_types has {sliding}")
-    return [kind == sliding for kind in layer_types]
+def _refuse_unread(family: str, fields: Fields) -> None:
+    """Refuse fields that belong to another architecture, which would silently be read as a plain model."""
+    for name in _STRUCTURAL:
+        if name not in fields.read_names and fields.values.get(name) not in _NEUTRAL:
+            raise fields.error(name, f"absent in a {family} model")
 
 
 def _end_tokens(fields: Fields) -> tuple[int, ...]:

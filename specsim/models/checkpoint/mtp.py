@@ -13,9 +13,12 @@ import torch
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require
+from specsim.core.layer_config import Experts, LayerConfig
 from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.attention_fields import read_attention
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.inherited import decoder_config, one_window
+from specsim.models.checkpoint.mlp_fields import deepseek_experts
 from specsim.models.checkpoint.weights import Stored, by_name
 
 _XIAOMI = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj", "final_layernorm": "norm"}
@@ -77,13 +80,15 @@ def read_mtp(fields: Fields, stored: Iterable[Stored], target: ModelConfig) -> t
     named: dict[str, Stored] = {}
     for key, place in modules.items():
         for index in range(num_modules) if place.module is None else [place.module]:
-            if entry := _entry(by_key, key, place, fields):
+            if entry := _entry(by_key, key, place, fields, target):
                 named[f"modules.{index}.{place.name}"] = entry
     named |= {key: by_key[key] for key, place in found.items() if not place and not _of_model(key, num_layers)}
     return _config(fields, num_modules, target), named
 
 
-def _entry(by_key: Mapping[str, Stored], key: str, place: ModuleKey, fields: Fields) -> Stored | None:
+def _entry(
+    by_key: Mapping[str, Stored], key: str, place: ModuleKey, fields: Fields, target: ModelConfig
+) -> Stored | None:
     """Take a tensor as our projections read it, None for a copy of a tensor of the target."""
     entry = by_key[key]
     if place.name in _COPIES:
@@ -93,7 +98,7 @@ def _entry(by_key: Mapping[str, Stored], key: str, place: ModuleKey, fields: Fie
                 f"{key} in {entry.file}", "another tensor", f"equal to {own.key}, as every module shares it"
             )
         return None
-    if not re.fullmatch(_DENSE, place.name):
+    if target.family != "deepseek_v3" and not re.fullmatch(_DENSE, place.name):
         allowed = "a module whose layer is dense, as in Llama, Qwen3 and Mistral; not of experts or latent attention"
         raise InputError(f"{key} in {entry.file}", "a part of another kind of layer", allowed)
     is_swapped = fields.flag("mtp_hidden_states_first", default=place.is_swapped)
@@ -104,16 +109,33 @@ def _entry(by_key: Mapping[str, Stored], key: str, place: ModuleKey, fields: Fie
 
 def _config(fields: Fields, num_modules: int, target: ModelConfig) -> DrafterConfig:
     layer = fields.mapping("transformer_layer_config") if fields.get("speculators_model_type") else fields
-    model = decoder_config(layer, target)
+    model = _deepseek(layer, target) if target.family == "deepseek_v3" else _dense(layer, target)
     for name in ("vocab_size", "hidden_size"):
         own = getattr(target, name)
         require(getattr(model, name) == own, f"{name} in {fields.file}", getattr(model, name), f"{own}, the target's")
-    layer = model.with_windows([one_window(model)] * model.num_layers).layers[-1]
-    model = replace(model, layers=num_modules * (layer,), tie_word_embeddings=False, eos_token_ids=())
+    model = replace(model, layers=num_modules * model.layers[-1:], tie_word_embeddings=False, eos_token_ids=())
     chained = fields.flag("hidden_chain", default=True)
     return DrafterConfig(
         "mtp", model, model.vocab_size, target.hidden_size, num_modules=num_modules, hidden_chain=chained
     )
+
+
+def _dense(layer: Fields, target: ModelConfig) -> ModelConfig:
+    """Read a module whose layers are as in Llama, with the window of all layers if they have one."""
+    model = decoder_config(layer, target)
+    return model.with_windows([one_window(model)] * model.num_layers)
+
+
+def _deepseek(layer: Fields, target: ModelConfig) -> ModelConfig:
+    """Read a module of latent attention and experts, whatever `first_k_dense_replace` is, as in DeepSeek-V3."""
+    sizes = {name: layer.integer(name, default=getattr(target, name)) for name in ("vocab_size", "hidden_size")}
+    if layer.get("kv_lora_rank"):
+        attention = read_attention("deepseek_v3", layer, 1)[0]
+        return replace(target, layers=(LayerConfig(attention, deepseek_experts(layer)),), **sizes)
+    experts = [each for each in target.layers if isinstance(each.mlp, Experts)]
+    if not experts:
+        raise layer.error("n_routed_experts", "the experts of a module, which this target's layers do not have")
+    return replace(target, layers=tuple(experts[-1:]), **sizes)
 
 
 def _of_model(key: str, num_layers: int) -> bool:
