@@ -47,14 +47,15 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
     Rope type llama3 stretches long wavelengths (Llama 3.1), yarn those that turn less than beta_slow times in the
     original context, and partly those that turn less than beta_fast times (arXiv 2309.00071).
     """
-    inverse = 1.0 / rope.theta ** (torch.arange(0, rope.size, 2).float() / rope.size)
+    base = rope.theta ** (torch.arange(0, rope.size, 2).float() / rope.size)
+    inverse = 1.0 / base
     scaling = rope.scaling
     if scaling.get("rope_type", "default") == "default":
         return inverse
     factor = scaling["factor"]
     if scaling["rope_type"] == "yarn":
         share = 1 - _stretched_share(rope)
-        return share * inverse + (1 - share) * inverse / factor
+        return share * inverse + (1 - share) * (1.0 / (factor * base))
     low = scaling["low_freq_factor"]
     high = scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)

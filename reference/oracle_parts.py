@@ -43,13 +43,14 @@ def _frequencies(rope: Any) -> torch.Tensor:
 
     Rope types llama3 and yarn slow waves that are long against the original context.
     """
-    frequency = 1.0 / rope.theta ** (torch.arange(0, rope.size, 2).float() / rope.size)
+    wave = rope.theta ** (torch.arange(0, rope.size, 2).float() / rope.size)
+    frequency = 1.0 / wave
     rope_type = rope.scaling.get("rope_type", "default")
     if rope_type == "default":
         return frequency
     if rope_type == "yarn":
-        slowed = torch.tensor([_yarn_ramp(rope, pair) for pair in range(rope.size // 2)])
-        return frequency * (1 - slowed) + frequency / rope.scaling["factor"] * slowed
+        kept = 1 - _yarn_ramp(rope)
+        return 1.0 / (rope.scaling["factor"] * wave) * (1 - kept) + frequency * kept
     if rope_type != "llama3":
         raise InputError("rope_type", rope_type, "default, llama3 or yarn")
     factor, low, high = (rope.scaling[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
@@ -61,13 +62,15 @@ def _frequencies(rope: Any) -> torch.Tensor:
     return torch.where(wavelength < context / high, frequency, slow)
 
 
-def _yarn_ramp(rope: Any, pair: int) -> float:
-    """Share of a pair's slowing: 0 from beta_fast turns in the original context on, 1 below beta_slow turns."""
+def _yarn_ramp(rope: Any) -> torch.Tensor:
+    """Share of each pair's slowing: 0 from beta_fast turns in the original context on, 1 below beta_slow turns."""
     scaling = rope.scaling
     context = scaling["original_max_position_embeddings"] / (2 * math.pi)
     # Pairs, as real numbers, with these turns: context · theta^(-2 pair / D) = turns.
-    ends = [math.log(context / scaling[name], rope.theta) * rope.size / 2 for name in ("beta_fast", "beta_slow")]
+    ends = [math.log(context / scaling[name]) / math.log(rope.theta) for name in ("beta_fast", "beta_slow")]
+    ends = [end * rope.size / 2 for end in ends]
     if scaling["truncate"]:
         ends = [math.floor(ends[0]), math.ceil(ends[1])]
     start, end = max(ends[0], 0), min(ends[1], rope.size - 1)
-    return min(1.0, max(0.0, (pair - start) / ((end - start) or 0.001)))
+    pair = torch.arange(rope.size // 2).float()
+    return torch.clip((pair - start) / ((end - start) or 0.001), 0, 1)

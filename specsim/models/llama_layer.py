@@ -5,26 +5,27 @@ from dataclasses import replace
 from specsim.core.layer_config import MLP, Attention, DenseMLP, HeadAttention, LayerConfig, Rope
 
 
-def llama_layer(of: LayerConfig, theta: float = 10000.0) -> LayerConfig:
+def llama_layer(of: LayerConfig, hidden_size: int, theta: float = 10000.0) -> LayerConfig:
     """Make a Llama layer of another layer's sizes, without window, with a rotary base of its own."""
-    heads = _heads(of.attention)
+    heads = _heads(of.attention, hidden_size)
     rope = Rope(theta, heads.head_dim)
     return LayerConfig(HeadAttention(heads.num_heads, heads.num_kv_heads, heads.head_dim, rope), _dense(of.mlp))
 
 
-def dense_layer(of: LayerConfig) -> LayerConfig:
+def dense_layer(of: LayerConfig, hidden_size: int) -> LayerConfig:
     """Return a dense layer as it is, and for any other the Llama layer with its window and rotary base."""
     if isinstance(of.mlp, DenseMLP) and isinstance(of.attention, HeadAttention) and not of.attention.has_sinks:
         return of
-    made = llama_layer(of, of.attention.rope.theta)
+    made = llama_layer(of, hidden_size, of.attention.rope.theta)
     return replace(made, attention=replace(made.attention, window=of.attention.window))
 
 
-def _heads(attention: Attention) -> HeadAttention:
+def _heads(attention: Attention, hidden_size: int) -> HeadAttention:
+    """Return heads as they are, and for latent attention KV heads for two queries, together as wide as hidden states."""
     if isinstance(attention, HeadAttention):
         return attention
-    size = attention.nope_dim + attention.rope_dim
-    return HeadAttention(attention.num_heads, attention.num_heads, size, attention.rope)
+    num_kv_heads = max(1, attention.num_heads // 2)
+    return HeadAttention(attention.num_heads, num_kv_heads, hidden_size // num_kv_heads, attention.rope)
 
 
 def _dense(mlp: MLP) -> DenseMLP:

@@ -75,13 +75,13 @@ def _config(kind: str, target: ModelConfig) -> DrafterConfig:
     A drafter with a head for the target's vocabulary is half as wide again, to tell the widths apart.
     """
     model = replace(target, layers=target.layers[-1:])
-    dense = replace(model, layers=(dense_layer(target.layers[-1]),))
+    dense = replace(model, layers=(dense_layer(target.layers[-1], target.hidden_size),))
     wide = replace(model, hidden_size=target.hidden_size * 3 // 2, tie_word_embeddings=False)
     config = DrafterConfig(kind, dense, target.vocab_size, target.hidden_size)
     if kind == "mtp":
         return replace(config, model=replace(model, layers=3 * model.layers), num_modules=3)
     if kind == "frozen-kv":
-        layers = tuple(replace(layer, mlp=dense_layer(layer).mlp) for layer in target.layers[-2:])
+        layers = tuple(replace(layer, mlp=dense_layer(layer, target.hidden_size).mlp) for layer in target.layers[-2:])
         return replace(config, model=replace(wide, layers=layers))
     if kind == "standalone":
         return replace(config, model=wide)

@@ -159,13 +159,18 @@ def test_norms_of_eagle3_1(name: str, published):
         ("llama", {"num_key_value_heads": 3}, "num_key_value_heads", 3),
         ("llama", {"head_dim": 5}, "head_dim", 5),
         ("llama", {"head_dim": None, "num_attention_heads": 5}, "num_attention_heads", 5),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type", "yarn"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "original_max_position_embeddings",
+            "missing",
+        ),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_type", "linear"),
         (
             "llama",
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}, "rope_scaling": {"type": "yarn"}},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}, "rope_scaling": {"type": "longrope"}},
             "rope_type",
-            "yarn",
+            "longrope",
         ),
         (
             "llama",

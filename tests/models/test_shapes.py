@@ -95,7 +95,7 @@ def test_bad_configs_raise_the_errors_of_checkpoints(tmp_path):
     with pytest.raises(InputError, check=lambda error: error.name == str(file)):
         shape(file)
     file.write_text('{"model_type": "llama"}')
-    with pytest.raises(InputError, check=lambda error: error.name == f"num_attention_heads in {file}"):
+    with pytest.raises(InputError, check=lambda error: error.name == f"num_hidden_layers in {file}"):
         shape(file)
 
 

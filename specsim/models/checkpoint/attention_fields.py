@@ -55,11 +55,8 @@ def _latent(fields: Fields) -> LatentAttention:
     rope = read_rope(fields, rope_dim, interleaved=fields.flag("rope_interleave", default=True))
     multiplier = rope.scaling.get("mscale_all_dim", 0.0)
     factor = attention_factor(rope.scaling["factor"], multiplier) if multiplier else 1.0
-    num_heads = fields.integer("num_attention_heads")
-    if fields.integer("num_key_value_heads", default=num_heads) != num_heads:
-        raise fields.error("num_key_value_heads", f"num_attention_heads, {num_heads}, as keys come from one vector")
     return LatentAttention(
-        num_heads,
+        fields.integer("num_attention_heads"),
         query_rank=None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank"),
         latent_rank=fields.integer("kv_lora_rank"),
         nope_dim=nope_dim,

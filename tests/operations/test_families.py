@@ -1,0 +1,202 @@
+"""Families beyond dense attention: checkpoints of transformers, read and run, against transformers and the oracle."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import DeepseekV3Config, GptOssConfig, Qwen2Config, Qwen3MoeConfig
+
+from specsim import SamplingParams, SpecConfig, generate
+from specsim.cli.main import main
+from specsim.core.engine_options import EngineOptions
+from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.core.pool import KVBuffer, KVPool
+from specsim.models.checkpoint import load_target
+from specsim.models.shipped import TINY
+from specsim.models.synthetic_pair import synthetic_pair
+from specsim.reference.attention import causal_metadata
+from specsim.reference.oracle_forward import routed_experts, target_forward
+from specsim.reference.targets import FAMILIES
+
+EXACT = EngineOptions("reference", torch.float64)
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 4.0,
+}  # fmt: skip
+SIZES = {
+    "vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+HEADS = {"num_key_value_heads": 2, "head_dim": 16}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size": 40}
+LATENT = {
+    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "n_shared_experts": 2,
+    "moe_intermediate_size": 24, "intermediate_size": 40, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+GPT_OSS = HEADS | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 5, "intermediate_size": 24}
+CASES: dict[str, tuple[type, dict[str, Any]]] = {
+    "qwen2": (Qwen2Config, {"num_key_value_heads": 2, "intermediate_size": 40}),
+    "qwen2, yarn, sliding": (
+        Qwen2Config,
+        {
+            "num_key_value_heads": 2, "intermediate_size": 40, "rope_parameters": YARN, "use_sliding_window": True,
+            "sliding_window": 5, "max_window_layers": 1,
+        },
+    ),
+    "gpt_oss": (GptOssConfig, GPT_OSS | {"rope_parameters": YARN | {"truncate": False}}),
+    "qwen3_moe": (Qwen3MoeConfig, HEADS | EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_moe, some dense": (Qwen3MoeConfig, HEADS | EXPERTS | {"mlp_only_layers": [0], "decoder_sparse_step": 3}),
+    "deepseek_v3": (
+        DeepseekV3Config,
+        LATENT | {"q_lora_rank": 24, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}},
+    ),
+    "deepseek_v3, queries in one projection": (
+        DeepseekV3Config,
+        LATENT | {"q_lora_rank": None, "norm_topk_prob": False, "attention_bias": True, "rope_interleave": False},
+    ),
+}  # fmt: skip
+every_case = pytest.mark.parametrize("name", CASES)
+one_of_each = pytest.mark.parametrize("name", ["qwen2", "gpt_oss", "qwen3_moe", "deepseek_v3"])
+
+
+def random_model(name: str, **changes: Any) -> Any:
+    """Make transformers' model in float32, with weights in which no part is negligible."""
+    make_config, fields = CASES[name]
+    config = make_config(**SIZES | fields | changes)
+    config._attn_implementation = "eager" if name == "gpt_oss" else "sdpa"
+    config._experts_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if "inv_freq" not in key:
+                values = torch.randn(tensor.shape, generator=generator)
+                scale = 1.0 if "embed" in key or "sinks" in key else 0.25
+                tensor.copy_(1 + 0.2 * values if "norm" in key and key.endswith("weight") else scale * values)
+    return model
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Save transformers' model of a case and load it: (model in float64, our target)."""
+    made = {}
+
+    def make(name: str) -> tuple[Any, TargetCheckpoint]:
+        if name not in made:
+            model = random_model(name)
+            model.save_pretrained(folder := tmp_path_factory.mktemp("family"))
+            made[name] = model.double(), load_target(folder)
+        return made[name]
+
+    return make
+
+
+def ours(target: TargetCheckpoint, dtype: torch.dtype, token_ids: list[int]):
+    """Run one sequence in two chunks over shuffled pages: (logits, features entering every layer, side outputs)."""
+    config = target.config
+    model = FAMILIES[config.family](config, target.tensors, dtype)
+    pools = KVPool(KVBuffer(config.kv_layout, 64, dtype), None, 4, 4, 64)
+    pools.target.keys.fill_(torch.nan)
+    rows = [pools.open() for _ in range(3)]
+    for columns in (4, 12, 24):
+        for row in rows:
+            pools.reserve(row, columns if row < 2 else 4)
+    parts = []
+    layers = tuple(range(config.num_layers))
+    for start, stop in ((0, 9), (9, len(token_ids))):
+        slots = pools.req_to_token[rows[0], start:stop]
+        starts, ends = torch.tensor([start]), torch.tensor([0, stop - start])
+        metadata = causal_metadata(torch.tensor(rows[:1]), starts, ends, slots, pools)
+        parts.append(model.forward(torch.tensor(token_ids[start:stop]), metadata, pools.target, layers))
+    hidden, features = (torch.cat([getattr(part, field) for part in parts]) for field in ("hidden", "features"))
+    side = {key: torch.cat([part.side[key] for part in parts]) for key in parts[0].side}
+    return model.logits(hidden), features, side
+
+
+def random_tokens(length: int) -> list[int]:
+    return torch.randint(48, (length,)).tolist()
+
+
+@every_case
+def test_forwards_equal_transformers_and_the_oracle(name, checkpoint):
+    """transformers keeps norms, rotary angles and routers in float32; the oracle keeps nothing there but angles."""
+    model, target = checkpoint(name)
+    tokens = random_tokens(21)
+    logits, features, side = ours(target, torch.float64, tokens)
+    with torch.no_grad():
+        theirs = model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False)
+    entering = torch.cat([hidden[0] for hidden in theirs.hidden_states[:-1]], dim=-1)
+    for mine, yours in ((logits, theirs.logits[0]), (features, entering)):
+        assert (mine - yours).abs().max() <= 1e-6 * yours.abs().max()
+    exact = {key: tensor.double() for key, tensor in target.tensors.items()}
+    layers = tuple(range(target.config.num_layers))
+    for mine, yours in zip((logits, features), target_forward(target.config, exact, tokens, layers), strict=True):
+        assert (mine - yours).abs().max() <= 1e-10
+    assert (set(side) == {"experts"}) == bool(target.config.expert_layers)
+    if side:
+        assert torch.equal(side["experts"], routed_experts(target.config, exact, tokens))
+        assert side["experts"].dtype == torch.int16
+        assert len(side["experts"].unique()) > 3
+
+
+@one_of_each
+def test_forwards_in_float32_are_as_close_as_rounding(name, checkpoint):
+    _, target = checkpoint(name)
+    tokens = random_tokens(21)
+    narrow, _, _ = ours(target, torch.float32, tokens)
+    exact, _, _ = ours(target, torch.float64, tokens)
+    assert (narrow - exact).abs().max() <= 1e-4 * exact.abs().max()
+
+
+# Whole engines
+
+PROMPT_LENGTHS = (1, 6, 11)
+SETTINGS = {
+    "plain": SpecConfig.plain(page_size=4),
+    "chain": SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=1),
+    "tree": SpecConfig(topk=3, num_steps=3, num_draft_tokens=8, page_size=4),
+    "tree of ancestors": SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=16, draft_kv="ancestor"),
+}
+
+
+def with_drafter(target: TargetCheckpoint, kind: str) -> Pair:
+    """Give a target a random drafter, whose projection to hidden states copies the embedding where it has one."""
+    family = target.config.family
+    pair = synthetic_pair(kind, family, num_layers=3, noise=0.15)
+    config = pair.drafter.config
+    sizes = {"max_position_embeddings": target.config.max_position_embeddings}
+    config = replace(config, model=replace(config.model, **sizes))
+    return Pair(target, DrafterCheckpoint(config, pair.drafter.tensors), None, f"{kind} on {family}")
+
+
+@one_of_each
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_greedy_tokens_equal_transformers_generate(name, setting, checkpoint):
+    model, target = checkpoint(name)
+    prompts = [random_tokens(length) for length in PROMPT_LENGTHS]
+    expected = []
+    for prompt in prompts:
+        mask = torch.ones(1, len(prompt))
+        output = model.generate(torch.tensor([prompt]), attention_mask=mask, do_sample=False, max_new_tokens=10)
+        expected.append(output[0, len(prompt) :].tolist())
+    pair = Pair(target, None, None, name) if setting == "plain" else with_drafter(target, "eagle3")
+    found = generate(pair, prompts, SETTINGS[setting], SamplingParams(max_new_tokens=10), engine=EXACT)
+    assert [list(output.token_ids) for output in found.outputs] == expected
+
+
+@one_of_each
+def test_the_command_line_loads_each_layout(name, tmp_path: Path, capsys):
+    folder = tmp_path / "target"
+    random_model(name, vocab_size=4096).save_pretrained(folder)
+    for file in (TINY / "target").glob("tokenizer*"):
+        shutil.copy(file, folder)
+    arguments = ("--target", str(folder), "--drafter", "none", "--prompt", "def f", "--impl", "reference")
+    with pytest.raises(SystemExit) as exit_info:
+        main(("generate", *arguments, "--max-new-tokens", "3"))
+    shown = capsys.readouterr()
+    assert exit_info.value.code == 0, shown.err
+    assert "tokens           3" in shown.out
