@@ -21,7 +21,7 @@ def dense_layer(of: LayerConfig, hidden_size: int) -> LayerConfig:
 
 
 def _heads(attention: Attention, hidden_size: int) -> HeadAttention:
-    """Return heads as they are, and for latent attention KV heads for two queries, together as wide as hidden states."""
+    """Return heads as they are, for latent attention KV heads that are together as wide as hidden states."""
     if isinstance(attention, HeadAttention):
         return attention
     num_kv_heads = max(1, attention.num_heads // 2)

@@ -50,7 +50,9 @@ def random_pair(
 
 def _drafter_config(of: Shape, kind: str) -> DrafterConfig:
     target = of.config
-    model = replace(target, family="llama", layers=(llama_layer(target.layers[-1], target.hidden_size),), tie_word_embeddings=False)
+    model = replace(
+        target, family="llama", layers=(llama_layer(target.layers[-1], target.hidden_size),), tie_word_embeddings=False
+    )
     if kind == "eagle":
         return DrafterConfig("eagle", model, target.vocab_size, target.hidden_size)
     draft_vocab_size = min(DRAFT_VOCAB_SIZE // of.tensor_parallel, target.vocab_size)
