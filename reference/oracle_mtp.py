@@ -32,7 +32,7 @@ def mtp_draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
     pool: list[Node] = []
     lanes = [root]
     for module in range(config.num_steps):
-        hidden_LH = mtp_forward(request, module, [*tokens[1 + module :], *drafted], hidden_LH)
+        hidden_LH = mtp_forward(request, module, [*tokens, *drafted][1 + module :], hidden_LH)
         child_ids, own_scores_K, draft_prob_V = _drafts(request, drafter, hidden_LH[-1], len(tokens) - 1, module)
         drafted.append(child_ids[0])
         level = []

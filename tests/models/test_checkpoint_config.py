@@ -1,12 +1,15 @@
 """Fields of config.json: every published spelling is read, and errors name bad ones."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specsim.core.errors import InputError
+from specsim.core.layer_config import DenseMLP
+from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_config import drafter_config
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.model_config import model_config, read_target_config
@@ -265,3 +268,80 @@ def test_a_field_of_the_wrong_type_is_one_sentence(published, tmp_path: Path, mo
     with pytest.raises(InputError) as caught:
         read_target_config(Path())
     assert str(caught.value) == "vocab_size in config.json is '40'; allowed: an integer of at least 1"
+
+
+# Families beyond dense attention
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+LATENT = {
+    "q_lora_rank": None, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5,
+    "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 8, "n_group": 4,
+    "topk_group": 2, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+}  # fmt: skip
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+OF_FAMILY = {"qwen3_moe": EXPERTS, "deepseek_v3": LATENT, "gpt_oss": GPT_OSS}
+YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64}
+
+
+def read(family: str, published, **fields: Any) -> ModelConfig:
+    return model_config(Fields(Path("config.json"), published.small(family, **OF_FAMILY.get(family, {}) | fields)))
+
+
+def test_layers_with_experts(published):
+    assert read("qwen3_moe", published).expert_layers == (0, 1, 2, 3)
+    assert read("qwen3_moe", published, mlp_only_layers=[1], decoder_sparse_step=2).expert_layers == (3,)
+    assert read("qwen3_moe", published, decoder_sparse_step=5).mlp == DenseMLP(20)
+    assert read("deepseek_v3", published).expert_layers == (1, 2, 3)
+    assert read("gpt_oss", published).sliding_windows == (128, None, 128, None)
+
+
+def test_yarn_scales_turns_and_scores(published):
+    """The factor is 0.1 m ln 40 + 1: of cosines and sines the ratio of both m, of DeepSeek's scores its square."""
+    one = 0.1 * math.log(40) + 1
+    both = YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}
+    half = 0.05 * math.log(40) + 1
+    for family in ("llama", "gpt_oss", "deepseek_v3"):
+        assert read(family, published, rope_scaling=YARN).rope.amplitude == pytest.approx(one)
+        assert read(family, published, rope_scaling=both).rope.amplitude == pytest.approx(one / half)
+    scales = [read("deepseek_v3", published, rope_scaling=rope).layers[0].attention.scale for rope in (YARN, both)]
+    assert scales == [pytest.approx(10**-0.5), pytest.approx(10**-0.5 * half**2)]
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "field"),
+    [
+        ("llama", {"num_local_experts": 8}, "num_local_experts"),
+        ("llama", {"kv_lora_rank": 512}, "kv_lora_rank"),
+        ("qwen3", {"moe_intermediate_size": 64}, "moe_intermediate_size"),
+        ("qwen2", {"use_mrope": True}, "use_mrope"),
+        ("mistral", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 16}, "shared_expert_intermediate_size"),
+        ("qwen3_moe", {"num_local_experts": 5}, "num_local_experts"),
+        ("qwen3_moe", {"mlp_only_layers": [4]}, "mlp_only_layers"),
+        ("qwen3_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok"),
+        ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
+        ("gpt_oss", {"layer_types": ["chunked_attention"] * 4}, "layer_types"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method"),
+        ("deepseek_v3", {"n_group": 3}, "n_group"),
+        ("deepseek_v3", {"topk_group": 5}, "topk_group"),
+        ("deepseek_v3", {"index_topk": 2048}, "index_topk"),
+        ("deepseek_v3", {"qk_rope_head_dim": 3}, "qk_rope_head_dim"),
+        ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ("llama", {"hidden_size": 10**12}, "hidden_size"),
+        ("qwen3_moe", {"num_experts": 10**6}, "num_experts"),
+    ],
+)
+def test_configs_of_other_computations_refused(family: str, fields: dict[str, Any], field: str, published):
+    with pytest.raises(InputError, check=lambda error: error.name.removesuffix(" in config.json") == field):
+        read(family, published, **fields)
+
+
+def test_queries_of_latent_attention_must_be_told_apart(published):
+    """transformers reads an absent q_lora_rank as 1536, and null as one projection."""
+    fields = published.small("deepseek_v3", **LATENT)
+    del fields["q_lora_rank"]
+    with pytest.raises(InputError, check=lambda error: error.name == "q_lora_rank in config.json"):
+        model_config(Fields(Path("config.json"), fields))

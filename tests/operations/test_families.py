@@ -16,6 +16,8 @@ from specsim.cli.main import main
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair, TargetCheckpoint
 from specsim.core.pool import KVBuffer, KVPool
+from specsim.correctness.differential.cell import Cell
+from specsim.correctness.differential.oracle import compare_with_oracle
 from specsim.models.checkpoint import load_target
 from specsim.models.shipped import TINY
 from specsim.models.synthetic_pair import random_target, synthetic_pair
@@ -215,6 +217,25 @@ def test_greedy_tokens_equal_transformers_generate(name, setting):
     assert [list(output.token_ids) for output in found.outputs] == expected
     counts = {count for output in found.outputs for count in output.num_accepted_tokens_per_round}
     assert setting == "plain" or len(counts) > 1
+
+
+ROUNDS = {
+    "sampled chain": ("eagle3", SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4, verifier="rejection")),
+    "sampled tree": ("eagle", SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4)),
+    "modules": ("mtp", SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=1)),
+    "tree of modules": ("mtp", SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4)),
+}
+
+
+@pytest.mark.parametrize("name", TINY_LIKE)
+@pytest.mark.parametrize("setting", ROUNDS)
+def test_sampled_rounds_are_the_oracles(name, setting):
+    """Modules of multi-token prediction have the target's kind of layer: DeepSeek's latent attention and experts."""
+    kind, config = ROUNDS[setting]
+    prompts = tuple(tuple(random_tokens(length)) for length in PROMPT_LENGTHS)
+    sampling = tuple(SamplingParams(temperature=0.8, seed=seed, max_new_tokens=8) for seed in range(len(prompts)))
+    cell = Cell("one", f"{kind}-{name}", prompts, sampling, config)
+    assert compare_with_oracle(cell, synthetic_pair(kind, name, num_layers=3)) == []
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "deepseek_v3"])

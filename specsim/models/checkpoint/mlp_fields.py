@@ -43,8 +43,6 @@ def _qwen3_moe(fields: Fields, num_layers: int) -> list[MLP]:
         raise fields.error("mlp_only_layers", allowed)
     step = fields.integer("decoder_sparse_step", default=1)
     sparse = [layer not in dense_layers and (layer + 1) % step == 0 for layer in range(num_layers)]
-    if not any(sparse):
-        return [DenseMLP(fields.integer("intermediate_size"))] * num_layers
     experts = Experts(
         _num_experts(fields),
         fields.integer("num_experts_per_tok"),

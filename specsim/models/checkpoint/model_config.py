@@ -49,7 +49,6 @@ _STRUCTURAL = (
     "mamba_d_state",
     "num_kv_shared_layers",
 )
-_NEUTRAL = (None, False, 0, 1, [], {})
 
 
 def read_target_config(folder: Path) -> ModelConfig:
@@ -89,7 +88,9 @@ def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelCo
 def _refuse_unread(family: str, fields: Fields) -> None:
     """Refuse fields that belong to another architecture, which would silently be read as a plain model."""
     for name in _STRUCTURAL:
-        if name not in fields.read_names and fields.values.get(name) not in _NEUTRAL:
+        value = fields.values.get(name)
+        is_neutral = not value or (value == 1 and value is not True)
+        if name not in fields.read_names and not is_neutral:
             raise fields.error(name, f"absent in a {family} model")
 
 
