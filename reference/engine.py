@@ -23,6 +23,7 @@ from specsim.core.phases import (
 )
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.rule import AcceptanceRule
+from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
 from specsim.reference import drafters, kv, tree, verify
@@ -74,7 +75,8 @@ class Engine:
         width = self.config.reserved_columns(self.config.length_limit)
         num_features = self.target.config.hidden_size * max(1, len(self.drafter.feature_layers))
         recent = FeatureRing.make(num_requests, self.drafter.lookahead, self.config.num_steps, num_features, self.dtype)
-        return KVPool(target, draft, self.config.page_size, num_requests, width, recent)
+        side = SideOutputs(self.target.config.side_outputs, num_slots)
+        return KVPool(target, draft, self.config.page_size, num_requests, width, recent, side)
 
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt, which batch.seq_lens counts.
@@ -85,6 +87,7 @@ class Engine:
         metadata = prefill_metadata(batch, prefill, pools)
         features = self.drafter.feature_layers
         output = self.target.forward(prefill.input_ids, metadata, pools.target, features)
+        pools.side.write(metadata.slots, output.side)
         logits_BV = self.target.logits(output.hidden[prefill.last_rows])
         allowed_B1V = stacked(allowed_first(batch, pools, self.grammars), batch.size)
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed_B1V)
@@ -126,6 +129,7 @@ class Engine:
         tokens_BN = verify_input.draft_tokens
         features = self.drafter.feature_layers
         output = self.target.forward(tokens_BN.flatten(), metadata, pools.target, features)
+        pools.side.write(metadata.slots, output.side)
         logits_RV = self.target.logits(output.hidden)
         allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, self.grammars), batch.size)
         verdict = verify.verify(

@@ -34,11 +34,13 @@ def tree_locations(batch: Batch, config: SpecConfig, pools: KVPool) -> torch.Ten
 
 
 def commit(batch: Batch, cache_locations: torch.Tensor, verdict: Verdict, pools: KVPool) -> None:
-    """Move the target KV of the accepted path to columns L..L+n, reading the whole path before writing any of it."""
+    """Move target KV and side outputs of the accepted path to columns L..L+n, reading all of it before writing."""
     for (row, length), path in zip(batch.rows_and_lens, verdict.accept_index, strict=True):
         nodes = path[path >= 0].long()
         columns = length + torch.arange(len(nodes))
-        pools.target.move(cache_locations[nodes], pools.slots(row, columns))
+        destination = pools.slots(row, columns)
+        pools.target.move(cache_locations[nodes], destination)
+        pools.side.move(cache_locations[nodes], destination)
 
 
 def record_tokens(batch: Batch, verdict: Verdict, pools: KVPool) -> None:

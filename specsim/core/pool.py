@@ -16,6 +16,7 @@ from specsim.core.errors import InputError
 from specsim.core.feature_ring import FeatureRing
 from specsim.core.kv_buffer import KVBuffer, KVLayout
 from specsim.core.page_allocator import Account, OutOfSlots, PageAllocator
+from specsim.core.side_outputs import SideOutputs
 
 __all__ = ["Account", "KVBuffer", "KVLayout", "KVPool", "OutOfSlots", "PageAllocator"]
 
@@ -32,6 +33,7 @@ class KVPool:
         num_requests: int,
         width: int,
         recent: FeatureRing | None = None,
+        side: SideOutputs | None = None,
     ) -> None:
         num_slots = target.keys.shape[1]
         if num_slots % page_size:
@@ -40,6 +42,7 @@ class KVPool:
         self.target = target
         self.draft = draft  # None where the drafter keeps no KV
         self.recent = recent  # None where the drafter needs no features of earlier positions
+        self.side = SideOutputs({}, num_slots) if side is None else side
         self.page_size = page_size
         # i64 [requests, width], slot of every owned logical column, -1 elsewhere
         self.req_to_token = torch.full((num_requests, ceil_to(width, page_size)), -1, dtype=torch.int64, device=device)
@@ -196,6 +199,7 @@ class KVPool:
             self.draft.copy_(source.draft)
         if self.recent is not None and source.recent is not None:
             self.recent.copy_(source.recent)
+        self.side.copy_(source.side)
         self.req_to_token.copy_(source.req_to_token)
         self.token_ids.copy_(source.token_ids)
         for name in ("_allocator", "_pages", "_committed", "_kept", "_free_rows"):

@@ -84,6 +84,14 @@ class ModelConfig:
         return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer.mlp, Experts))
 
     @property
+    def side_outputs(self) -> dict[str, tuple[int, ...]]:
+        """Shape of one row of each side output: `experts` [expert layers, top_k]."""
+        chosen = {layer.mlp.top_k for layer in self.layers if isinstance(layer.mlp, Experts)}
+        if len(chosen) > 1:
+            raise InputError("num_experts_per_tok", sorted(chosen), "one number for all layers")
+        return {"experts": (len(self.expert_layers), chosen.pop())} if chosen else {}
+
+    @property
     def kv_layout(self) -> KVLayout:
         """Shape of the model's KV."""
         layouts = {layer.attention.kv_layout(self.num_layers) for layer in self.layers}

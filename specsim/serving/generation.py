@@ -2,8 +2,8 @@
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +41,9 @@ class Output:
     proposed_depth_per_round: tuple[int, ...] = ()  # depth of the deepest draft, () if always num_steps
     prompt_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0  # sampling temperature; 0 is greedy
+    # By name, a row for each token of prompt and output but the last, which no forward read: `experts` has the experts
+    # of each layer with some, i16 [tokens - 1, layers, experts of a row]. Not in to_json.
+    side_outputs: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,7 +81,9 @@ class Generation:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON value, in which undefined metrics (without rounds) are null."""
-        outputs = [asdict(output) for output in self.outputs]
+        outputs = [asdict(replace(output, side_outputs={})) for output in self.outputs]
+        for output in outputs:
+            del output["side_outputs"]
         rule = self.rule and self.rule.name
         made = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic, rule)}
         return without_nan({"outputs": outputs, "metrics": self.metrics, **made})
@@ -245,4 +250,5 @@ def output_of(request: Request) -> Output:
         proposed_depth_per_round=tuple(request.proposed),
         prompt_token_ids=tuple(request.prompt_ids),
         temperature=request.params.temperature,
+        side_outputs=request.side_outputs,
     )

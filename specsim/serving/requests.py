@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple, TypedDict, Unpack
 
+import torch
+
 from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError, require, require_int, require_type
 from specsim.core.pair import Pair
@@ -59,6 +61,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)  # num_accepted_tokens of each round
     proposed: list[int] = field(default_factory=list)  # depth of each round's deepest draft
+    side_outputs: dict[str, torch.Tensor] = field(default_factory=dict)  # at the end, by name, [known tokens - 1, ...]
     finish_reason: str | None = None  # stop, length, abort or rejected
     stop_reason: int | str | None = None  # token id or stop string that ended it
     error: str | None = None  # reason of a rejection

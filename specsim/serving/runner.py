@@ -152,6 +152,13 @@ class Runner:
         lens = torch.tensor([request.prefill_len for request in self.requests], dtype=torch.int64)
         return replace(self._batch, seq_lens=lens.to(self._engine.device))
 
+    def side_outputs(self, request: Request) -> dict[str, torch.Tensor]:
+        """Read the side outputs of all tokens but the last, which no forward has read; {} where the target has none."""
+        if not self._pools.side.rows:
+            return {}
+        columns = torch.arange(request.prefill_len, device=self._pools.req_to_token.device)
+        return self._pools.side.read(self._pools.slots(request.row, columns))
+
     def finish(self, request: Request) -> None:
         """Tell the drafter that a request has ended, with its tokens."""
         self._engine.drafter.finish(request.request_id, request.known_ids, len(request.prompt_ids))

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers import DeepseekV3Config, GptOssConfig, Qwen2Config, Qwen3MoeConfig
 
-from specsim import SamplingParams, SpecConfig, generate
+from specsim import SamplingParams, ServingConfig, SpecConfig, generate, load_engine
 from specsim.cli.main import main
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair, TargetCheckpoint
@@ -25,6 +25,8 @@ from specsim.models.tiny_config import tiny_config
 from specsim.reference.attention import causal_metadata
 from specsim.reference.oracle_forward import routed_experts, target_forward
 from specsim.reference.targets import FAMILIES
+from specsim.serving.requests import make_requests
+from specsim.serving.scheduler import Scheduler
 
 EXACT = EngineOptions("reference", torch.float64)
 YARN = {
@@ -236,6 +238,48 @@ def test_sampled_rounds_are_the_oracles(name, setting):
     sampling = tuple(SamplingParams(temperature=0.8, seed=seed, max_new_tokens=8) for seed in range(len(prompts)))
     cell = Cell("one", f"{kind}-{name}", prompts, sampling, config)
     assert compare_with_oracle(cell, synthetic_pair(kind, name, num_layers=3)) == []
+
+
+def oracles_experts(target: TargetCheckpoint, tokens: list[int]) -> torch.Tensor:
+    exact = {key: tensor.double() for key, tensor in target.tensors.items()}
+    return routed_experts(target.config, exact, tokens)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_experts_of_accepted_tokens_come_in_their_order(name, setting):
+    """Outputs that end inside a path have those of their own tokens only."""
+    pair = synthetic_pair("eagle3", name, num_layers=3)
+    pair = Pair(pair.target, None, None, name) if setting == "plain" else pair
+    prompts = [random_tokens(length) for length in PROMPT_LENGTHS]
+    sampling = [SamplingParams(temperature=temperature, max_new_tokens=11) for temperature in (0.0, 0.9, 0.0)]
+    for output in generate(pair, prompts, SETTINGS[setting], sampling, engine=EXACT).outputs:
+        tokens = [*output.prompt_token_ids, *output.token_ids]
+        assert torch.equal(output.side_outputs["experts"], oracles_experts(pair.target, tokens[:-1]))
+
+
+@pytest.mark.parametrize("schedule", ["sync", "overlap"])
+def test_experts_survive_preemption_and_reused_prefixes(schedule):
+    """Tokens on pages that another request filled have the experts that it found."""
+    pair = synthetic_pair("eagle3", "qwen3_moe", num_layers=3)
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4, max_len=40)
+    engine = load_engine(pair, config, EXACT)
+    common = random_tokens(9)
+    prompts = [[*common, *random_tokens(length)] for length in (2, 3, 5)] + [common]
+    requests = make_requests(pair, prompts, SamplingParams(max_new_tokens=12), None, 40)
+    for number, request in enumerate(requests):
+        request.arrival = 2 * number
+    serving = ServingConfig(max_running=3, num_slots=84, schedule=schedule, prefix_cache=True, chunk_tokens=4)
+    scheduler = Scheduler(engine, serving)
+    for request in requests:
+        scheduler.submit(request)
+    with torch.inference_mode():
+        scheduler.run()
+    assert sum(request.num_preemptions for request in requests) > 0
+    assert sum(request.num_reused for request in requests) > 0
+    for request in requests:
+        experts = oracles_experts(pair.target, request.known_ids[:-1])
+        assert torch.equal(request.side_outputs["experts"], experts)
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "deepseek_v3"])
