@@ -170,7 +170,7 @@ other = verify_input.draft_tokens.clone()
 other[0, replaced] = pair.tokenizer.encode(" while")[0]
 pools = deepcopy(round_0.states.drafted_pools)
 metadata = tree_metadata(round_0.batch, replace(verify_input, draft_tokens=other), pools)
-hidden, _ = engine.target.forward(other.flatten(), metadata, pools.target, ())
+hidden = engine.target.forward(other.flatten(), metadata, pools.target, ()).hidden
 changed = ((engine.target.logits(hidden) - in_tree).abs().amax(1) > 1e-3).nonzero().flatten().tolist()
 print("nodes whose logits change:", changed)
 assert changed == mask[:, replaced].nonzero().flatten().tolist()
@@ -195,7 +195,7 @@ variants = {
 for name, variant in variants.items():
     pools = deepcopy(round_0.states.drafted_pools)
     metadata = tree_metadata(round_0.batch, variant, pools)
-    hidden, _ = engine.target.forward(variant.draft_tokens.flatten(), metadata, pools.target, ())
+    hidden = engine.target.forward(variant.draft_tokens.flatten(), metadata, pools.target, ()).hidden
     differs = engine.target.logits(hidden).argmax(-1) != in_tree.argmax(-1)
     wrong = differs.nonzero().flatten().tolist()
     print(f"{name:20} {len(wrong):2} of {num_nodes} next tokens differ, at nodes {wrong}")
