@@ -28,7 +28,10 @@ def decoder_layer(
     kv: KVBuffer,
     metadata: AttentionMetadata,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run a layer and write its KV: (hidden [R, H], experts i64 [R, K] of each row where it has any)."""
+    """Run a layer and write its KV: (hidden [R, H], experts i64 [R, K]).
+
+    The experts of a dense layer are None.
+    """
     own = config.layers[layer]
     eps = config.rms_norm_eps
     normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps)

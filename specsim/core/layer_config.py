@@ -92,7 +92,7 @@ class DenseMLP:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Gated MLPs of which a router chooses a few for each row.
+    """Gated MLPs, a few for each row as a router chooses them.
 
     softmax: weights are the chosen probabilities of all experts. softmax_of_top: a softmax over the chosen logits.
     grouped_sigmoid: sigmoids choose with a correction bias, in the best groups, and weigh without it (DeepSeek-V3).

@@ -1,4 +1,4 @@
-"""Side outputs of the target by slot, which the pool keeps beside the KV and serving delivers with the tokens."""
+"""Side outputs of the target by slot, which the pool keeps like the KV and serving delivers with the tokens."""
 
 from collections.abc import Mapping
 

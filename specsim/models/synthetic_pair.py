@@ -70,9 +70,9 @@ def synthetic_pair(
 
 
 def _config(kind: str, target: ModelConfig) -> DrafterConfig:
-    """Make the shape of a drafter with layers as its target has them, EAGLE heads with a Llama layer for others.
+    """Make the shape of a drafter with layers as its target has them.
 
-    A drafter with a head for the target's vocabulary is half as wide again, to tell the widths apart.
+    EAGLE heads have a Llama layer where those are not dense. A drafter with a head for the target's vocabulary is half as wide again, to tell the widths apart.
     """
     model = replace(target, layers=target.layers[-1:])
     dense = replace(model, layers=(dense_layer(target.layers[-1], target.hidden_size),))

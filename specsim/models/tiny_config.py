@@ -40,7 +40,9 @@ _OF_MODEL = ("hidden_size", "rms_norm_eps", "max_position_embeddings", "tie_word
 def tiny_config(
     family: str = "llama", num_layers: int = 2, vocab_size: int = 48, window: int | None = None, **changes: Any
 ) -> ModelConfig:
-    """Make a decoder with four query heads and two KV heads of 16, or four heads on a latent vector of 16.
+    """Make a decoder of this family, with four query heads.
+
+    There are two KV heads of 16, or a latent vector of 16.
 
     window: of every layer, in gpt_oss of even ones, 5 if None. changes: sliding_windows (by layer), or other values for
     _SIZES. There `expert` and `latent` are fields of Experts and LatentAttention.

@@ -296,7 +296,10 @@ def test_layers_with_experts(published):
 
 
 def test_yarn_scales_turns_and_scores(published):
-    """The factor is 0.1 m ln 40 + 1: of cosines and sines the ratio of both m, of DeepSeek's scores its square."""
+    """The factor is 0.1 m ln 40 + 1.
+
+    Cosines and sines have the ratio of both m, DeepSeek's scores the square of one.
+    """
     one = 0.1 * math.log(40) + 1
     both = YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}
     half = 0.05 * math.log(40) + 1

@@ -126,7 +126,8 @@ def _batch(seq_lens: list[int], device: torch.device, rows: list[int] | None = N
 
 def _pool(keys: Tensor, values: Tensor, table: Tensor) -> KVPool:
     """Make a pool with this KV [layers, slots, heads, D] and this table of slots."""
-    buffer = KVBuffer(KVLayout(*keys[:, 0].shape), keys.shape[1], keys.dtype, keys.device)
+    layers, slots, heads, dim = keys.shape
+    buffer = KVBuffer(KVLayout(layers, heads, dim), slots, keys.dtype, keys.device)
     buffer.keys.copy_(keys)
     buffer.values.copy_(values)
     pools = KVPool(buffer, None, 1, len(table), table.shape[1] + 2)
