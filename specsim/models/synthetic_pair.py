@@ -72,7 +72,8 @@ def synthetic_pair(
 def _config(kind: str, target: ModelConfig) -> DrafterConfig:
     """Make the shape of a drafter with layers as its target has them.
 
-    EAGLE heads have a Llama layer where those are not dense. A drafter with a head for the target's vocabulary is half as wide again, to tell the widths apart.
+    EAGLE heads have a Llama layer where those are not dense. A drafter with a head for the target's vocabulary is half
+    as wide again, to tell the widths apart.
     """
     model = replace(target, layers=target.layers[-1:])
     dense = replace(model, layers=(dense_layer(target.layers[-1], target.hidden_size),))
