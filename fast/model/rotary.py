@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from specsim.core.errors import InputError
 from specsim.core.layer_config import Rope
 from specsim.core.pool import KVBuffer
 from specsim.fast.model.metadata import AttentionMetadata, KVTensors
@@ -32,6 +33,9 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
     scaling = rope.scaling
     if scaling.get("rope_type", "default") == "default":
         return inverse
+    if scaling["rope_type"] != "llama3":
+        allowed = "default or llama3 in the fast implementation; the reference knows yarn too"
+        raise InputError("rope_type", scaling["rope_type"], allowed)
     factor = scaling["factor"]
     low = scaling["low_freq_factor"]
     high = scaling["high_freq_factor"]

@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from specsim.core.config import SamplingParams
+from specsim.core.layer_config import Rope
 from specsim.core.phases import Batch, PrefillInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.fast import layers as fast
@@ -100,6 +101,36 @@ def test_llama3_frequencies_equal_transformers(head_dim, original):
     assert ratio.max() == 1
     assert ratio.min() == 1 / 8
     assert ((ratio < 0.99) & (ratio > 0.13)).any()
+
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+
+
+@pytest.mark.parametrize("changes", [{}, {"truncate": False}, {"beta_fast": 6.0, "beta_slow": 2.0}], ids=str)
+@pytest.mark.parametrize("original", [64, 4096])
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_yarn_frequencies_equal_transformers(head_dim, original, changes):
+    scaling = YARN | {"original_max_position_embeddings": original} | changes
+    config = tiny_config(head_dim=head_dim, rope_theta=1.5e5, rope_scaling=scaling)
+    theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](transformers_config(config), device="cpu")
+    torch.testing.assert_close(inverse_frequencies(config.rope), theirs, rtol=1e-6, atol=0)
+    ratio = theirs / inverse_frequencies(replace(config.rope, scaling={}))
+    assert ((ratio < 0.99) & (ratio > 0.13)).any()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotation_turns_the_first_channels_as_complex_numbers(interleaved):
+    """Channels beyond the rotated ones stay as they are."""
+    rope = Rope(100.0, 6, {"rope_type": "yarn", "attention_factor": 1.5}, interleaved)
+    x, positions = torch.randn(5, 2, 10, dtype=torch.float64), torch.tensor([0, 1, 7, 3, 40])
+    inverse = torch.tensor([1.0, 0.25, 0.0625])
+    angle = (positions[:, None].float() * inverse).double()[:, None]
+    pairs = (slice(0, 6, 2), slice(1, 6, 2)) if interleaved else (slice(0, 3), slice(3, 6))
+    turned = torch.complex(*(x[..., part] for part in pairs)) * torch.polar(torch.full_like(angle, 1.5), angle)
+    found = rotate(x, positions, inverse, rope)
+    assert_close(found[..., pairs[0]], turned.real, 1e-6)
+    assert_close(found[..., pairs[1]], turned.imag, 1e-6)
+    assert torch.equal(found[..., 6:], x[..., 6:])
 
 
 @pytest.mark.parametrize("rope_scaling", [{}, LLAMA3], ids=["default", "llama3"])
