@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers import DeepseekV3Config, GptOssConfig, Qwen2Config, Qwen3MoeConfig
 
-from specsim import SamplingParams, ServingConfig, SpecConfig, generate, load_engine
+from specsim import SamplingParams, ServingConfig, SpecConfig, generate, load, load_engine
 from specsim.cli.main import main
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair, TargetCheckpoint
@@ -280,6 +280,28 @@ def test_experts_survive_preemption_and_reused_prefixes(schedule):
     for request in requests:
         experts = oracles_experts(pair.target, request.known_ids[:-1])
         assert torch.equal(request.side_outputs["experts"], experts)
+
+
+def test_modules_in_deepseeks_folder_are_read(tmp_path: Path):
+    """Modules are the layers after the target's, and repeat its embedding and head."""
+    pair = synthetic_pair("mtp", "deepseek_v3", num_layers=3)
+    config = random_model("deepseek_v3", **TINY_LIKE["deepseek_v3"] | {"num_nextn_predict_layers": 3}, **ROPE).config
+    config.save_pretrained(tmp_path)
+    tensors = dict(pair.target.tensors)
+    for name, tensor in pair.drafter.tensors.items():
+        module, part = name.removeprefix("modules.").split(".", 1)
+        part = f"shared_head.{part}" if part == "norm.weight" else part
+        tensors[f"model.layers.{3 + int(module)}.{part}"] = tensor
+    tensors["model.layers.3.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    stored = {name: each.float() for name, each in published("deepseek_v3", tensors).items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    loaded = load(tmp_path, drafter="mtp")
+    assert loaded.target.config.num_layers == 3
+    assert loaded.drafter.config.num_modules == 3
+    assert loaded.drafter.config.model.layers == pair.drafter.config.model.layers
+    found, expected = loaded.drafter.tensors, pair.drafter.tensors
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name].float()) for name in expected)
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "deepseek_v3"])
