@@ -161,7 +161,7 @@ def _pieces(case: Round) -> Iterator[Piece]:
         return check_verdict(*given, found, range(REQUESTS))
 
     yield Piece(f"walk (verify, V={VOCAB_SIZE})", walk, check_walk, RooflineBound(()))
-    before = SimpleNamespace(target=_copy(pools.target), slots=pools.slots)
+    before = SimpleNamespace(target=_copy(pools.target), side=pools.side, slots=pools.slots)
 
     def commit(_: int) -> None:
         kv.commit(batch, case.verify_input.cache_locations, case.verdict, pools)
