@@ -10,9 +10,17 @@ import triton.language as tl
 from specsim.core.pool import KVBuffer
 from specsim.fast.model.attention_merge import Parts, merge, store_part
 from specsim.fast.model.attention_plan import MANY, assignment, make_plan, tiles_of
-from specsim.fast.model.attention_tiles import BlockRows, Extras, HeadKV, fold_extras, fold_prefix, visible_prefix
+from specsim.fast.model.attention_tiles import (
+    BlockRows,
+    Extras,
+    HeadKV,
+    Query,
+    fold_extras,
+    fold_prefix,
+    visible_prefix,
+)
 from specsim.fast.model.metadata import WORD, AttentionMetadata
-from specsim.fast.runtime.launch import await_input, kernel, nearest, require_contiguous
+from specsim.fast.runtime.launch import await_input, kernel, nearest, next_power_of_2, require_contiguous
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 
@@ -21,6 +29,12 @@ class Scores(NamedTuple):
     """Scores of a layer's keys, beyond q·k / √D."""
 
     window: int | None = None  # positions that a row sees, its own last; None: all
+    sinks: torch.Tensor | None = None  # [A], a score more of each query head, whose share of the softmax is lost
+    scale: float | None = None  # factor of q·k; None: 1 / √D
+    turned: int = 0  # last channels of keys, which values do not have; the others are the value (latent attention)
+
+
+_PLAIN = Scores()
 
 
 class PagedKV(NamedTuple):
@@ -50,6 +64,7 @@ def _attention_kernel(
     kv_ptrs,
     metadata_ptrs,
     parts_ptrs,
+    sinks_ptr,
     partition,
     window,
     extras,
@@ -57,10 +72,13 @@ def _attention_kernel(
     pairs,
     GROUP: tl.constexpr,
     D: tl.constexpr,
+    TURNED: tl.constexpr,
+    SCALE: tl.constexpr,
     RAGGED: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
     DOT: tl.constexpr,
@@ -68,7 +86,8 @@ def _attention_kernel(
 ):
     """Attend from a block of rows and query heads of one key head to a part of a request's keys.
 
-    Without a partition each request's keys are one part, and nothing is merged.
+    Without a partition each request's keys are one part, and nothing is merged. With TURNED, a key is its value
+    followed by so many rotated channels.
     """
     await_input(PDL)
     head = tl.program_id(0)
@@ -99,17 +118,24 @@ def _attention_kernel(
     row, query_head = _pairs(block, heads, GROUP, BLOCK_M)  # [BLOCK_M]
     mask = row < (high - low).to(tl.int32)
     offs_d = tl.arange(0, BLOCK_D)
-    address = query_head[:, None] * D + offs_d[None, :]
-    query_ptr += (low * heads + head) * GROUP * D
+    WIDTH: tl.constexpr = D + TURNED
+    address = query_head[:, None] * WIDTH + offs_d[None, :]
+    query_ptr += (low * heads + head) * GROUP * WIDTH
     mask_q = mask[:, None] & (offs_d < D)[None, :]  # [BLOCK_M, BLOCK_D]
     query = tl.load(query_ptr + address, mask=mask_q, other=0.0).to(DOT)
+    turned = query
+    if TURNED > 0:
+        offs_t = tl.arange(0, BLOCK_T)
+        address = query_head[:, None] * WIDTH + D + offs_t[None, :]
+        turned = tl.load(query_ptr + address, mask=mask[:, None] & (offs_t < TURNED)[None, :], other=0.0).to(DOT)
+    query = Query(query, turned)
     position = tl.load(metadata_ptrs.positions + low + row, mask=mask, other=0).to(tl.int32)
     prefix_len = tl.load(metadata_ptrs.prefix_lens + low + row, mask=mask, other=0)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    kv = HeadKV(kv_ptrs.keys_ptr + head * D, kv_ptrs.values_ptr + head * D, heads * D)
-    scale = D**-0.5 * LOG2_E
+    kv = HeadKV(kv_ptrs.keys_ptr + head * WIDTH, kv_ptrs.values_ptr + head * D, heads * WIDTH)
+    scale = SCALE * LOG2_E
 
     prefix = visible_prefix(table_ptr, columns, position, prefix_len, key_len, window, RAGGED)
     first_tile = prefix.start // BLOCK_C
@@ -119,7 +145,7 @@ def _attention_kernel(
     low_prefix = tl.minimum(low_tile, last_tile)
     high_prefix = tl.minimum(high_tile, last_tile)
     total, top, acc = fold_prefix(
-        total, top, acc, query, kv, prefix, low_prefix, high_prefix, scale, RAGGED, D, BLOCK_C, STAGES
+        total, top, acc, query, kv, prefix, low_prefix, high_prefix, scale, RAGGED, D, TURNED, BLOCK_C, STAGES
     )
     # Loaded again, so that no addresses stay in registers meanwhile.
     low_again = tl.load(metadata_ptrs.row_starts + request, volatile=True)
@@ -132,11 +158,21 @@ def _attention_kernel(
     rows = BlockRows(row, mask, position, window)
     low_extra = tl.maximum(low_tile - last_tile, 0) * BLOCK_C
     high_extra = tl.minimum((high_tile - last_tile) * BLOCK_C, num_extras)
-    total, top, acc = fold_extras(total, top, acc, query, kv, keys, rows, low_extra, high_extra, scale, D)
+    total, top, acc = fold_extras(total, top, acc, query, kv, keys, rows, low_extra, high_extra, scale, D, TURNED)
     low_again += block * BLOCK_M // GROUP
     row, query_head = _pairs(block, heads, GROUP, BLOCK_M)
     mask = row < (high - low_again).to(tl.int32)
     mask_q = mask[:, None] & (offs_d < D)[None, :]
+    top = top * scale
+    if sinks_ptr is not None:
+        in_group = (block * BLOCK_M + tl.arange(0, BLOCK_M)) % GROUP
+        sink = tl.load(sinks_ptr + head * GROUP + in_group).to(tl.float32) * LOG2_E
+        higher = tl.maximum(top, tl.where(split == 0, sink, float("-inf")))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        before = tl.exp2(top - shift)
+        total = total * before + tl.where(split == 0, tl.exp2(sink - shift), 0.0)
+        acc = acc * before[:, None]
+        top = higher
     if num_splits == 1:
         out = acc / tl.where(total > 0, total, 1.0)[:, None]
         out_ptr += (low_again * heads + head) * GROUP * D
@@ -148,7 +184,7 @@ def _attention_kernel(
             tl.store(parts_ptrs.spans + 2 * request + 1, num_splits)
         if num_splits > 1:
             part = ((kept + split).to(tl.int64) * heads + head) * pairs + block * BLOCK_M
-            store_part(parts_ptrs, part, acc, top * scale, total, mask, mask_q, D)
+            store_part(parts_ptrs, part, acc, top, total, mask, mask_q, D)
 
 
 def attention(
@@ -164,27 +200,30 @@ def attention(
 ) -> torch.Tensor:
     """Compute softmax(q·k / √D) v over the visible keys, [R, A, D], with online softmax in f32.
 
-    Fused: grouped queries, masks, and the loads of keys that several rows of a request see. window: number of positions
-    that a row sees, its own last. A row that sees nothing gives zeros. Slots that no row sees are not read.
+    Fused: grouped queries, masks, and the loads of keys that several rows of a request see. scores: None for plain
+    ones. A row that sees nothing gives zeros. Slots that no row sees are not read.
 
     A request's keys are read in parallel parts, merged in order. splits: number of parts; None: enough to fill the
     device, so that the last bits depend on the lengths of the whole batch; with invariant they do not.
     """
-    window = None if scores is None else scores.window
-    require_contiguous(query_RAD=query_RAD)
-    out = torch.empty_like(query_RAD) if out is None else out
+    window, sinks, scale, turned = _PLAIN if scores is None else scores
+    require_contiguous(query_RAD=query_RAD, sinks=sinks)
     keys = kv.keys[layer]
+    heads, head_dim = keys.shape[1], keys.shape[2] - turned
+    out = query_RAD.new_empty(*query_RAD.shape[:2], head_dim) if out is None else out
     num_requests = len(metadata.num_extras)
-    plan = make_plan(query_RAD, keys, metadata, splits, invariant)
+    plan = make_plan(query_RAD, keys, head_dim, metadata, splits, invariant)
     parts = None if plan.partition is None else Parts.empty(out, plan, num_requests)
     table = metadata.table
-    heads, head_dim = keys.shape[1:]
     _attention_kernel[heads, plan.units, plan.blocks](
         out_ptr=out,
         query_ptr=query_RAD,
-        kv_ptrs=PagedKV(keys, kv.values[layer], table.view(torch.int32), metadata.table_rows, table.shape[1]),
+        kv_ptrs=PagedKV(
+            keys, keys if turned else kv.values[layer], table.view(torch.int32), metadata.table_rows, table.shape[1]
+        ),
         metadata_ptrs=metadata.tensors,
         parts_ptrs=parts,
+        sinks_ptr=sinks,
         partition=plan.partition,
         window=MANY if window is None else window,
         extras=metadata.extra_slots.shape[1],
@@ -192,10 +231,13 @@ def attention(
         pairs=plan.pairs,
         GROUP=plan.group,
         D=head_dim,
+        TURNED=turned,
+        SCALE=head_dim**-0.5 if scale is None else scale,
         RAGGED=metadata.is_causal or window is not None,
         BLOCK_B=plan.block_b,
         BLOCK_M=plan.tiling.block_m,
         BLOCK_D=plan.block_d,
+        BLOCK_T=max(16, next_power_of_2(turned)),
         BLOCK_C=plan.tiling.block_c,
         STAGES=plan.tiling.stages,
         DOT=plan.dot,

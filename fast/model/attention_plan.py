@@ -84,14 +84,19 @@ class Plan:
 
 
 def make_plan(
-    query_RAD: torch.Tensor, keys: torch.Tensor, metadata: AttentionMetadata, splits: int | None, invariant: bool
+    query_RAD: torch.Tensor,
+    keys: torch.Tensor,
+    head_dim: int,
+    metadata: AttentionMetadata,
+    splits: int | None,
+    invariant: bool,
 ) -> Plan:
-    """Plan attention of rows over a layer's keys [slots, heads, D].
+    """Plan attention of rows over a layer's keys [slots, heads, ...], with values of head_dim channels.
 
     splits, invariant: see `attention`.
     """
     num_requests = len(metadata.num_extras)
-    heads, head_dim = keys.shape[1:]
+    heads = keys.shape[1]
     group = query_RAD.shape[1] // heads
     pairs = metadata.max_rows * group
     block_d = max(16, next_power_of_2(head_dim))

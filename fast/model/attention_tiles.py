@@ -16,6 +16,13 @@ class HeadKV(NamedTuple):
     stride_slot: tl.tensor
 
 
+class Query(NamedTuple):
+    """Queries of a block of pairs, inside a kernel."""
+
+    plain: tl.tensor  # [BLOCK_M, BLOCK_D], the channels that meet a key's first D
+    turned: tl.tensor  # [BLOCK_M, BLOCK_T], the others, where a key has more
+
+
 class Prefix(NamedTuple):
     """A request's prefix, inside a kernel, with rows of a block seeing keys from `start` to `end`."""
 
@@ -76,6 +83,22 @@ def _read(base_ptr, slot, loaded, stride_slot, query, D: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def _tile(query, kv, slot, loaded, D: tl.constexpr, TURNED: tl.constexpr):
+    """Read a tile of keys and values: (logits [BLOCK_M, BLOCK_C], values [BLOCK_C, BLOCK_D])."""
+    key = _read(kv.keys_ptr, slot, loaded, kv.stride_slot, query.plain, D)
+    if TURNED > 0:
+        turned = _read(kv.keys_ptr + D, slot, loaded, kv.stride_slot, query.turned, TURNED)
+        logits = tl.dot(query.plain, tl.trans(key), input_precision="ieee")
+        logits = tl.dot(query.turned, tl.trans(turned), logits, input_precision="ieee")
+        value = key
+    else:
+        value = _read(kv.values_ptr, slot, loaded, kv.stride_slot, query.plain, D)
+        logits = tl.dot(query.plain, tl.trans(key), input_precision="ieee")
+    return logits, value
+
+
+@triton.jit
+@no_type_check
 def _fold(total, top, acc, logits, value, scale):
     """Add a tile of keys to the online softmax.
 
@@ -102,6 +125,7 @@ def _fold_seen_by_all(
     high_tile,
     scale,
     D: tl.constexpr,
+    TURNED: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -113,9 +137,7 @@ def _fold_seen_by_all(
     for tile in tl.range(low_tile, high_tile, num_stages=STAGES):
         column = (tile + 1) * BLOCK_C + offs_c
         next_slot = tl.load(table_ptr + 2 * column, mask=column < end, other=-1)  # a tile ahead, or keys would wait
-        key = _read(kv.keys_ptr, slot, slot >= 0, kv.stride_slot, query, D)
-        value = _read(kv.values_ptr, slot, slot >= 0, kv.stride_slot, query, D)
-        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
+        logits, value = _tile(query, kv, slot, slot >= 0, D, TURNED)
         total, top, acc = _fold(total, top, acc, logits, value, scale)
         slot = next_slot
     return total, top, acc
@@ -135,6 +157,7 @@ def fold_prefix(
     scale,
     RAGGED: tl.constexpr,
     D: tl.constexpr,
+    TURNED: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -147,18 +170,16 @@ def fold_prefix(
     low_whole = tl.minimum(tl.maximum(low_tile, tl.cdiv(all_from, BLOCK_C)), high_tile)
     high_whole = tl.minimum(tl.maximum(low_whole, all_until // BLOCK_C), high_tile)
     total, top, acc = _fold_seen_by_all(
-        total, top, acc, query, kv, prefix.table_ptr, low_whole, high_whole, scale, D, BLOCK_C, STAGES
+        total, top, acc, query, kv, prefix.table_ptr, low_whole, high_whole, scale, D, TURNED, BLOCK_C, STAGES
     )
     for edge in tl.range(low_tile, high_tile - (high_whole - low_whole), num_stages=1):
         tile = edge + tl.where(edge < low_whole, 0, high_whole - low_whole)
         column = tile * BLOCK_C + tl.arange(0, BLOCK_C)
         slot = tl.load(prefix.table_ptr + 2 * column, mask=(column >= prefix.start) & (column < prefix.end), other=-1)
-        key = _read(kv.keys_ptr, slot, slot >= 0, kv.stride_slot, query, D)
-        value = _read(kv.values_ptr, slot, slot >= 0, kv.stride_slot, query, D)
+        logits, value = _tile(query, kv, slot, slot >= 0, D, TURNED)
         seen = (slot >= 0)[None, :]
         if RAGGED:
             seen = (column[None, :] >= prefix.first[:, None]) & (column[None, :] < prefix.seen[:, None])
-        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
         total, top, acc = _fold(total, top, acc, tl.where(seen, logits, float("-inf")), value, scale)
     dropped = prefix.seen == 0  # such a row has folded keys that it does not see
     return tl.where(dropped, 0.0, total), tl.where(dropped, float("-inf"), top), tl.where(dropped[:, None], 0.0, acc)
@@ -166,7 +187,7 @@ def fold_prefix(
 
 @triton.jit
 @no_type_check
-def fold_extras(total, top, acc, query, kv, extras, rows, low, high, scale, D: tl.constexpr):
+def fold_extras(total, top, acc, query, kv, extras, rows, low, high, scale, D: tl.constexpr, TURNED: tl.constexpr):
     """Add extra keys low..high, 32 at a time, reading only keys that some row sees."""
     num_words = (extras.most + WORD - 1) // WORD
     bit = tl.arange(0, WORD)
@@ -178,8 +199,6 @@ def fold_extras(total, top, acc, query, kv, extras, rows, low, high, scale, D: t
         visible = ((bits[:, None] >> bit[None, :]) & 1 != 0) & (slot >= 0)[None, :]  # [BLOCK_M, WORD]
         visible = visible & (rows.position[:, None] - place[None, :] < rows.window)
         loaded = tl.max(visible.to(tl.int32), axis=0) > 0
-        key = _read(kv.keys_ptr, slot, loaded, kv.stride_slot, query, D)
-        value = _read(kv.values_ptr, slot, loaded, kv.stride_slot, query, D)
-        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
+        logits, value = _tile(query, kv, slot, loaded, D, TURNED)
         total, top, acc = _fold(total, top, acc, tl.where(visible, logits, float("-inf")), value, scale)
     return total, top, acc

@@ -84,7 +84,7 @@ def test_parts_share_tiles_evenly_and_in_order(num_splits, num_tiles, device):
 def plan_of(num_requests: int, max_rows: int = 4, has_equal_rows: bool = True, **options) -> attention_plan.Plan:
     metadata = SimpleNamespace(num_extras=range(num_requests), max_rows=max_rows, has_equal_rows=has_equal_rows)
     options = dict(splits=None, invariant=False) | options
-    return make_plan(torch.empty(num_requests * max_rows, 6, 80), torch.empty(9, 2, 80), metadata, **options)
+    return make_plan(torch.empty(num_requests * max_rows, 6, 80), torch.empty(9, 2, 80), 80, metadata, **options)
 
 
 def test_a_plan_counts_pairs_of_rows_and_query_heads():

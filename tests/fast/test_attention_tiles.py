@@ -18,7 +18,6 @@ from specsim.fast.model import draft_metadata as drafted
 from specsim.fast.model import metadata as made
 from specsim.reference.attention import (
     AttentionMetadata,
-    Scores,
     attention,
     extend_metadata,
     lane_metadata,
@@ -275,12 +274,73 @@ def test_attention_of_kernels_equals_the_references(shuffled_pools, attended, dt
     query = torch.randn(len(phase.expected.slots), heads, dim).to(dtype)
     more = torch.full((len(metadata.slots), heads, dim), math.nan, dtype=dtype)
     more[: len(query)] = query
-    expected = attention(query.double(), 1, phase.pools.draft, phase.expected, Scores(window))
+    expected = attention(query.double(), 1, phase.pools.draft, phase.expected, window)
     out = fast.attention(more.to(device), 1, pools.draft, metadata, fast.Scores(window), splits=splits).cpu()
     assert out.dtype == dtype
     assert (out[: len(query)].double() - expected).abs().max() <= budget(query, phase, dtype)
     assert (out[: len(query)][phase.expected.slots < 0] == 0).all()
     assert (out[len(query) :] == 0).all()
+
+
+def softmax_with_sinks(query_RAD, phase: Phase, dim: int, scale: float, window: int | None, sinks_A) -> torch.Tensor:
+    """Compute attention in float64 from the keys that rows see, whose first `dim` channels are values."""
+    rows, start = [], 0
+    key_SAD = phase.pools.draft.keys[1]
+    for keys in phase.expected.keys:
+        places = phase.expected.positions[start : (start := start + len(keys.mask))]
+        for offset, (visible, place) in enumerate(zip(keys.mask, places, strict=True)):
+            query_AD = query_RAD[start - len(keys.mask) + offset].double()
+            kept = visible if window is None else visible & (place - keys.positions < window)
+            key_CAD = key_SAD[keys.slots[kept]].repeat_interleave(len(query_AD) // key_SAD.shape[1], dim=1)
+            logits = scale * torch.einsum("ad,cad->ac", query_AD, key_CAD)
+            weights = torch.cat([logits, sinks_A.double()[:, None]], dim=1).softmax(-1)[:, :-1]
+            rows.append(torch.einsum("ac,cad->ad", weights, key_CAD[..., :dim]))
+    return torch.stack(rows)
+
+
+# Phase, query heads, channels of values, other channels of keys, window.
+LATENT = {
+    "tree, 16 and 8 channels": (tree_phase, (33, 4), 4, 16, 8, None),
+    "tree in a window, 20 and 4 channels": (tree_phase, (7, 1), 6, 20, 4, 5),
+    "prefill, several tiles of keys": (prefill_phase, ([130, 0], [9, 40], 16), 3, 32, 16, None),
+    "draft-extend, rows that write nothing": (extend_phase, ([1, 4, 0], 4, 1), 2, 16, 2, None),
+    "lanes in a window": (lane_phase, (3, 4, 2, 1, "lane"), 4, 16, 8, 4),
+}
+
+
+@pytest.mark.parametrize("splits", [None, 3])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("attended", LATENT.values(), ids=LATENT)
+def test_latent_keys_and_sinks_are_attended_as_written(shuffled_pools, attended, has_sinks, splits, device):
+    """Values are the first channels of the keys: the buffer of values holds NaN."""
+    make, arguments, heads, dim, turned, window = attended
+    phase = make(shuffled_pools, *arguments, layout=KVLayout(2, 1, dim + turned))
+    fill_for(phase, 1, window, torch.float32)
+    sinks = torch.randn(heads) * 3 if has_sinks else torch.full((heads,), -math.inf)
+    pools = twin(phase.pools, torch.float32, device)
+    pools.draft.values.fill_(math.nan)
+    metadata = phase.build(pools, device)
+    query = torch.randn(len(metadata.slots), heads, dim + turned)
+    scores = fast.Scores(window, sinks.to(device) if has_sinks else None, 0.3, turned)
+    out = fast.attention(query.to(device), 1, pools.draft, metadata, scores, splits=splits).cpu()
+    expected = softmax_with_sinks(query, phase, dim, 0.3, window, sinks).nan_to_num()
+    assert out.shape == (*query.shape[:2], dim)
+    assert (out[: len(expected)].double() - expected).abs().max() <= 4 * budget(query, phase, torch.float32)
+    assert (out[len(expected) :] == 0).all()
+
+
+@pytest.mark.parametrize("splits", [None, 3])
+def test_sinks_take_their_share_of_grouped_heads(shuffled_pools, splits, device):
+    phase = prefill_phase(shuffled_pools, [130, 0, 3], [9, 4, 1], 16, layout=KVLayout(2, 2, 16))
+    fill_for(phase, 1, None, torch.float32)
+    phase.pools.draft.values.copy_(phase.pools.draft.keys)
+    pools, sinks = twin(phase.pools, torch.float32, device), torch.tensor([-math.inf, 0.0, 2.0, 5.0])
+    metadata = phase.build(pools, device)
+    query = torch.randn(len(metadata.slots), 4, 16)
+    scores = fast.Scores(sinks=sinks.to(device))
+    out = fast.attention(query.to(device), 1, pools.draft, metadata, scores, splits=splits).cpu()
+    expected = softmax_with_sinks(query, phase, 16, 0.25, None, sinks)
+    assert (out[: len(expected)].double() - expected).abs().max() <= budget(query, phase, torch.float32)
 
 
 @pytest.mark.parametrize("length", [1.0, 100.0])
