@@ -123,8 +123,8 @@ def _product(
     size = weight.shape[1] // (1 if activation is None else 2)
     inner = weight.shape[2]
     out = x.new_empty(num_pairs, size)
-    is_narrow = blocks.size <= 16
-    block_n, block_k, stages = ((32, 256, 4) if activation is None else (16, 256, 4)) if is_narrow else (64, 64, 4)
+    # The fastest on an H200 for 1 and 16 rows of Qwen3-30B-A3B, GPT-OSS-20B and DeepSeek-V3.
+    block_n, block_k, stages = (32, 128, 4 if activation else 6) if blocks.size <= 16 else (64, 64, 4)
     if INTERPRETED:
         block_n, block_k = min(64, max(16, next_power_of_2(size))), min(128, max(16, next_power_of_2(inner)))
     block_k = block_k * 2 // x.itemsize
@@ -143,7 +143,7 @@ def _product(
         BLOCK_K=block_k,
         STAGES=stages_within(stages, (blocks.size + tiles * block_n) * block_k * x.itemsize),
         DOT=dot_type(x.dtype),
-        num_warps=4,
+        num_warps=2 if blocks.size <= 16 else 4,
     )
     return out
 
