@@ -88,7 +88,8 @@ def _routing_kernel(
     logits = tl.where(offs < E, logits, float("-inf"))
     score = logits
     if SCORES == 0:
-        grown = tl.exp(logits - tl.max(logits, axis=1, keep_dims=True))
+        top = tl.max(logits, axis=1, keep_dims=True)
+        grown = tl.exp(logits - tl.where(top == float("-inf"), 0.0, top))
         score = grown / tl.sum(grown, axis=1, keep_dims=True)
     if SCORES == 2:
         score = 1.0 / (1.0 + tl.exp(-logits))

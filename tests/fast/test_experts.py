@@ -1,0 +1,73 @@
+"""Products with experts' weights, against one expert at a time in float64."""
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from specsim.fast.model.expert_blocks import block_size, expert_blocks
+from specsim.fast.model.experts import ExpertWeights, experts_onto
+from specsim.fast.model.routing import Choice, route
+from specsim.fast.model.rows import Norm
+
+# Rows, experts, experts of a row, hidden size, width of an expert.
+SHAPES = [(1, 4, 2, 16, 8), (5, 8, 3, 24, 20), (40, 3, 2, 70, 33), (0, 4, 2, 16, 8)]
+
+
+def random_weights(num_experts: int, hidden: int, size: int, has_bias: bool, dtype: torch.dtype) -> ExpertWeights:
+    gate_up = (torch.randn(num_experts, 2 * size, hidden) / hidden**0.5).to(dtype)
+    down = (torch.randn(num_experts, hidden, size) / size**0.5).to(dtype)
+    if not has_bias:
+        return ExpertWeights(gate_up, down)
+    biases = (torch.randn(num_experts, width).to(dtype) for width in (2 * size, hidden))
+    return ExpertWeights(gate_up, down, *biases)
+
+
+def expected_rows(base, x, weights: ExpertWeights, routes, activation: str) -> torch.Tensor:
+    out = base.double()
+    for row, (experts, shares) in enumerate(zip(routes.experts.tolist(), routes.weights.double(), strict=True)):
+        for expert, share in zip(experts, shares, strict=True):
+            grown = weights.gate_up[expert].double() @ x[row].double()
+            grown = grown if weights.gate_up_bias is None else grown + weights.gate_up_bias[expert].double()
+            gate, up = grown.chunk(2)
+            if activation == "clamped":
+                gate = gate.clamp(max=7)
+                hidden = (up.clamp(-7, 7) + 1) * gate * torch.sigmoid(1.702 * gate)
+            else:
+                hidden = silu(gate) * up
+            output = weights.down[expert].double() @ hidden
+            output = output if weights.down_bias is None else output + weights.down_bias[expert].double()
+            out[row] += share * output
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("activation", "has_bias"), [("silu", False), ("clamped", True)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_gain_their_experts_outputs(shape, activation, has_bias, dtype, device):
+    num_rows, num_experts, top_k, hidden, size = shape
+    weights = random_weights(num_experts, hidden, size, has_bias, dtype)
+    x, base = (torch.randn(num_rows, hidden).to(dtype) for _ in range(2))
+    x[:1] *= 20  # beyond the clamp
+    routes = route(torch.randn(num_rows, num_experts), Choice("softmax", top_k, normalised=True))
+    blocks = expert_blocks(routes.experts.to(device), num_experts, block_size(num_rows * top_k, num_experts))
+    moved = ExpertWeights(*(None if each is None else each.to(device) for each in weights))
+    there = type(routes)(*(each.to(device) for each in routes))
+    norm = Norm(torch.rand(hidden).to(dtype).to(device), 1e-5)
+    rows = experts_onto(base.to(device), x.to(device), moved, there, blocks, activation, norm)
+    expected = expected_rows(base, x, weights, routes, activation)
+    largest = float(expected.abs().max()) if num_rows else 1.0
+    assert torch.allclose(rows.values.cpu().double(), expected, atol=largest * 12 * torch.finfo(dtype).eps, rtol=0)
+    torch.testing.assert_close(rows.squares.sum(-1), rows.values.float().square().sum(-1))
+    torch.testing.assert_close(rows.weighted, (rows.values.float() * norm.weight.float()).to(dtype))
+
+
+def test_a_row_depends_on_no_other(device):
+    weights = random_weights(6, 32, 16, False, torch.float32)
+    weights = ExpertWeights(*(None if each is None else each.to(device) for each in weights))
+    x, logits = torch.randn(9, 32, device=device), torch.randn(9, 6, device=device)
+
+    def outputs(rows: slice) -> torch.Tensor:
+        routes = route(logits[rows].contiguous(), Choice("softmax", 2))
+        return experts_onto(x[rows], x[rows], weights, routes, expert_blocks(routes.experts, 6, 16), "silu").values
+
+    assert torch.equal(outputs(slice(0, 9))[4:5], outputs(slice(4, 5)))
