@@ -12,7 +12,12 @@ from specsim.fast.model.qkv_projection import project_rotate_and_write
 from specsim.fast.model.rotary import Forward, HeadNorms, rotate_and_write
 from specsim.fast.model.rows import Norm, Rows
 
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+_LATENT_EPS = 1e-6  # of the norms inside latent attention
 
 
 def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -141,3 +146,83 @@ def gated_mlp_onto(rows: Rows, weights: Weights, norm: Norm | None = None, out: 
     """
     grown = Rows(weights.project_gated(rows, "gate_up_proj"))
     return weights.project_onto(rows.values, grown, "down_proj", norm, out)
+
+
+def latent_attention_onto(
+    base: torch.Tensor,
+    rows: Rows,
+    weights: Weights,
+    attention_config: LatentAttention,
+    layer: int,
+    forward: Forward,
+    norm: Norm | None = None,
+) -> Rows:
+    """Compute base + latent attention of rows, [R, H], write their KV, and prepare the next norm.
+
+    Queries are multiplied by each head's key projection, so that all heads read the latent vectors as they are stored;
+    what they read is multiplied by the head's value projection (DeepSeek-V2, arXiv 2405.04434).
+    """
+    it = attention_config
+    num_rows = len(rows.values)
+    projected_RAQ, latent_RL = _latent_projections(rows, weights, it)
+    key_weight, value_weight = weights["kv_b_proj.weight"].view(it.num_heads, -1, it.latent_rank).split(
+        [it.nope_dim, it.value_dim], dim=1
+    )
+    query_RAL = projected_RAQ.new_empty(num_rows, it.num_heads, it.latent_rank + it.rope_dim)
+    head_product(
+        projected_RAQ[..., : it.nope_dim], key_weight.transpose(1, 2), query_RAL[..., : it.latent_rank]
+    )
+    write_latent(
+        query_RAL[..., it.latent_rank :],
+        forward.kv.keys[layer],
+        projected_RAQ[..., it.nope_dim :],
+        latent_RL,
+        Norm(weights["kv_a_layernorm.weight"], _LATENT_EPS),
+        forward.turns,
+        forward.metadata.slots,
+    )
+    scores = Scores(scale=it.scale, turned=it.rope_dim)
+    invariant = weights.batch_invariant
+    read_RAL = attention(query_RAL, layer, forward.kv, forward.metadata, scores, invariant=invariant)
+    out_RAV = read_RAL.new_empty(num_rows, it.num_heads, it.value_dim)
+    head_product(read_RAL, value_weight, out_RAV)
+    return weights.project_onto(base, Rows(out_RAV.flatten(1)), "o_proj", norm)
+
+
+def _latent_projections(rows: Rows, weights: Weights, it: LatentAttention) -> tuple[torch.Tensor, torch.Tensor]:
+    """Project rows to queries [R, A, nope + rope] and latent vectors with the rotated channels, [R, rank + rope]."""
+    if it.query_rank is None:
+        ready = Rows(rows.applied())
+        query_R = weights.project(ready, "q_proj")
+        latent_RL = weights.project(ready, "kv_a_proj_with_mqa")
+    else:
+        both_R = weights.project(rows, "qkv_a_proj")
+        latent_RL = both_R[:, it.query_rank :]
+        compressed = rms_norm(both_R[:, : it.query_rank], weights["q_a_layernorm.weight"], _LATENT_EPS)
+        query_R = weights.project(Rows(compressed), "q_b_proj")
+    return query_R.view(len(query_R), it.num_heads, -1), latent_RL
+
+
+def experts_mlp_onto(
+    rows: Rows, weights: Weights, experts: Experts, norm: Norm | None = None, out: torch.Tensor | None = None
+) -> tuple[Rows, torch.Tensor]:
+    """Compute x + Σ weight · expert(n) over the experts of each row, [R, H], and prepare the next norm.
+
+    x are the rows, n the rows after their norm. Returns the experts of each row too, i16 [R, k].
+    """
+    x = rows.applied()
+    router = weights.under("router")
+    invariant = weights.batch_invariant
+    dtype = torch.float32 if experts.routing == "grouped_sigmoid" else x.dtype
+    logits_RE = linear(Rows(x.to(dtype)), router["weight"].to(dtype), router.get("bias"), invariant)
+    routes = route(logits_RE, experts, router.get("correction_bias"))
+    blocks = expert_blocks(routes.experts, experts.num_experts, block_size(routes.experts.numel(), experts.num_experts))
+    parts = weights.under("experts")
+    stacked = ExpertWeights(
+        parts["gate_up_proj.weight"], parts["down_proj.weight"], parts.get("gate_up_proj.bias"), parts.get("down_proj.bias")
+    )
+    base = rows.values
+    if experts.shared_size is not None:
+        shared = weights.under("shared_experts")
+        base = shared.project_onto(base, Rows(shared.project_gated(Rows(x), "gate_up_proj")), "down_proj", None).values
+    return experts_onto(base, x, stacked, routes, blocks, experts.activation, norm, out), routes.experts

@@ -44,6 +44,7 @@ def _latent_kernel(
     eps,
     STRIDES_Q: tl.constexpr,
     STRIDES_P: tl.constexpr,
+    STRIDE_L: tl.constexpr,
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -66,12 +67,12 @@ def _latent_kernel(
     kept = slot >= 0
     offs = tl.arange(0, BLOCK_L)
     mask = mask_r[:, None] & (offs < RANK)[None, :]
-    latent = tl.load(latent_ptr + row[:, None] * WIDTH + offs[None, :], mask=mask, other=0.0).to(tl.float32)
+    latent = tl.load(latent_ptr + row[:, None] * STRIDE_L + offs[None, :], mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(latent * latent, axis=1, keep_dims=True) / RANK + eps)
     weight = tl.load(norm_ptr + offs, mask=offs < RANK, other=0.0)[None, :]
     normed = normalised(latent, scale, weight, DTYPE)
     tl.store(keys_ptr + slot[:, None] * WIDTH + offs[None, :], normed, mask=mask & kept[:, None])
-    source = latent_ptr + row[:, None] * WIDTH + RANK
+    source = latent_ptr + row[:, None] * STRIDE_L + RANK
     _turn(source, keys_ptr + slot[:, None] * WIDTH + RANK, cos, sin, pair[None, :], mask_p & kept[:, None], DTYPE)
     head = tl.arange(0, BLOCK_A)[None, :, None]
     source = projected_ptr + row[:, None, None] * STRIDES_P[0] + head * STRIDES_P[1]
@@ -91,13 +92,12 @@ def write_latent(
 ) -> None:
     """Write rows' keys [normalised latent, rotated channels] to their slots, and rotate their query channels.
 
-    keys: [slots, 1, rank + T]. latent_R: [R, rank + T], as projected. query_RAT and projected_RAT may be slices of
-    wider tensors. turns: [R, 2, T/2]. Rotary pairs are (2i, 2i + 1). Rows of slot -1 write no key.
+    keys: [slots, 1, rank + T]. latent_R: [R, rank + T], as projected. Rows may be slices of wider tensors. turns: [R, 2, T/2]. Rotary pairs are (2i, 2i + 1). Rows of slot -1 write no key.
     """
-    require_contiguous(keys=keys, latent_R=latent_R, turns=turns)
-    if query_RAT.stride(-1) != 1 or projected_RAT.stride(-1) != 1:
-        strides = f"{query_RAT.stride()} and {projected_RAT.stride()}"
-        raise ValueError(f"strides are {strides}; allowed: 1 along the last dimension")
+    require_contiguous(keys=keys, turns=turns)
+    for rows in (query_RAT, projected_RAT, latent_R):
+        if rows.stride(-1) != 1:
+            raise ValueError(f"rows have strides {rows.stride()}; allowed: 1 along the last dimension")
     num_rows, heads, turned = query_RAT.shape
     rank = latent_R.shape[1] - turned
     block_a, block_l, block_p = next_power_of_2(heads), next_power_of_2(rank), next_power_of_2(turned // 2)
@@ -114,6 +114,7 @@ def write_latent(
         eps=norm.eps,
         STRIDES_Q=query_RAT.stride(),
         STRIDES_P=projected_RAT.stride(),
+        STRIDE_L=latent_R.stride(0),
         HEADS=heads,
         RANK=rank,
         PAIRS=turned // 2,
