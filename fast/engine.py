@@ -49,7 +49,7 @@ from specsim.fast.runtime.sections import (
 )
 from specsim.fast.runtime.states import load, load_extend_input, unload, unload_extend_input
 from specsim.fast.synthetic import Schedule
-from specsim.fast.targets import family_of
+from specsim.fast.targets import FAMILIES
 from specsim.fast.vocabulary.penalties import Allowed
 
 MOST_CANDIDATES = 2**16  # that one program can rank
@@ -89,7 +89,7 @@ class Engine:
         check(self.grammars, config, target.vocab_size)
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
-        family = family_of(target)
+        family = FAMILIES[target.family]
         invariant = options.batch_invariant
         self.target: Target = family(target, pair.target.tensors, self.dtype, self.device, batch_invariant=invariant)
         self._drafter = drafters.make(

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
+from specsim.core.errors import InputError
+from specsim.core.layer_config import HeadAttention
 from specsim.core.target import ModelConfig
 from specsim.fast.attention import Scores, attention
 from specsim.fast.model.linear import linear, linear_gated, linear_onto
@@ -17,7 +19,6 @@ FUSED = {
     "qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-_LATENT_EPS = 1e-6  # of the norms inside latent attention
 
 
 def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -85,18 +86,30 @@ class Weights:
         return self[f"{name}.weight"], self.get(f"{name}.bias")
 
 
+def heads_of(config: ModelConfig, layer: int) -> HeadAttention:
+    """Return a layer's attention, or raise InputError where the kernels have none like it."""
+    own = config.layers[layer].attention
+    if not isinstance(own, HeadAttention):
+        raise InputError("attention", type(own).__name__, "keys and values of heads in this layer")
+    if own.rope.size != own.head_dim or own.rope.interleaved:
+        allowed = "rotary pairs (i, i + D/2) of all channels; the reference rotates others too"
+        raise InputError("rope", f"{own.rope.size} of {own.head_dim} channels", allowed)
+    return own
+
+
 def _queries(rows: Rows, weights: Weights, config: ModelConfig, layer: int, forward: Forward) -> torch.Tensor:
     """Compute rotated queries [R, A, D], and write keys and values in the same launches."""
+    own = heads_of(config, layer)
     q_norm = weights.get("q_norm.weight")
     k_norm = weights.get("k_norm.weight")
     norms = None if q_norm is None or k_norm is None else HeadNorms(q_norm, k_norm)
     weight = weights["qkv_proj.weight"]
     tiling, ready = streaming(rows, weight, weights.batch_invariant)
-    if tiling and norms is None and config.head_dim % tiling.block_n == 0:
+    if tiling and norms is None and own.head_dim % tiling.block_n == 0:
         bias = weights.get("qkv_proj.bias")
-        return project_rotate_and_write(tiling, ready, weight, bias, forward, layer, config.num_heads)
+        return project_rotate_and_write(tiling, ready, weight, bias, forward, layer, own.num_heads)
     qkv_R = weights.project(ready, "qkv_proj")
-    return rotate_and_write(qkv_R, norms, config.rms_norm_eps, forward, layer, config.num_heads)
+    return rotate_and_write(qkv_R, norms, config.rms_norm_eps, forward, layer, own.num_heads)
 
 
 def self_attention_onto(
@@ -109,8 +122,9 @@ def self_attention_onto(
     norm: Norm | None = None,
 ) -> Rows:
     """Compute base + attention of rows, [R, H], write their KV, and prepare the next norm."""
+    own = heads_of(config, layer)
     query_RAD = _queries(rows, weights, config, layer, forward)
-    scores = Scores(config.window(layer))
+    scores = Scores(own.window, weights.get("sinks"))
     attended_RAD = attention(query_RAD, layer, forward.kv, forward.metadata, scores, invariant=weights.batch_invariant)
     return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
 
@@ -132,9 +146,10 @@ def query_attention_onto(
     q_norm = weights.get("q_norm.weight")
     norms = None if q_norm is None else HeadNorms(q_norm, q_norm)
     query_R = weights.project(rows, "q_proj")
+    own = heads_of(config, layer)
     eps = config.rms_norm_eps
-    query_RAD = rotate_and_write(query_R, norms, eps, forward, source, config.num_heads, writes_kv=False)
-    scores = Scores(config.window(layer))
+    query_RAD = rotate_and_write(query_R, norms, eps, forward, source, own.num_heads, writes_kv=False)
+    scores = Scores(own.window, weights.get("sinks"))
     attended_RAD = attention(query_RAD, source, forward.kv, forward.metadata, scores, invariant=weights.batch_invariant)
     return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
 
@@ -146,83 +161,3 @@ def gated_mlp_onto(rows: Rows, weights: Weights, norm: Norm | None = None, out: 
     """
     grown = Rows(weights.project_gated(rows, "gate_up_proj"))
     return weights.project_onto(rows.values, grown, "down_proj", norm, out)
-
-
-def latent_attention_onto(
-    base: torch.Tensor,
-    rows: Rows,
-    weights: Weights,
-    attention_config: LatentAttention,
-    layer: int,
-    forward: Forward,
-    norm: Norm | None = None,
-) -> Rows:
-    """Compute base + latent attention of rows, [R, H], write their KV, and prepare the next norm.
-
-    Queries are multiplied by each head's key projection, so that all heads read the latent vectors as they are stored;
-    what they read is multiplied by the head's value projection (DeepSeek-V2, arXiv 2405.04434).
-    """
-    it = attention_config
-    num_rows = len(rows.values)
-    projected_RAQ, latent_RL = _latent_projections(rows, weights, it)
-    key_weight, value_weight = weights["kv_b_proj.weight"].view(it.num_heads, -1, it.latent_rank).split(
-        [it.nope_dim, it.value_dim], dim=1
-    )
-    query_RAL = projected_RAQ.new_empty(num_rows, it.num_heads, it.latent_rank + it.rope_dim)
-    head_product(
-        projected_RAQ[..., : it.nope_dim], key_weight.transpose(1, 2), query_RAL[..., : it.latent_rank]
-    )
-    write_latent(
-        query_RAL[..., it.latent_rank :],
-        forward.kv.keys[layer],
-        projected_RAQ[..., it.nope_dim :],
-        latent_RL,
-        Norm(weights["kv_a_layernorm.weight"], _LATENT_EPS),
-        forward.turns,
-        forward.metadata.slots,
-    )
-    scores = Scores(scale=it.scale, turned=it.rope_dim)
-    invariant = weights.batch_invariant
-    read_RAL = attention(query_RAL, layer, forward.kv, forward.metadata, scores, invariant=invariant)
-    out_RAV = read_RAL.new_empty(num_rows, it.num_heads, it.value_dim)
-    head_product(read_RAL, value_weight, out_RAV)
-    return weights.project_onto(base, Rows(out_RAV.flatten(1)), "o_proj", norm)
-
-
-def _latent_projections(rows: Rows, weights: Weights, it: LatentAttention) -> tuple[torch.Tensor, torch.Tensor]:
-    """Project rows to queries [R, A, nope + rope] and latent vectors with the rotated channels, [R, rank + rope]."""
-    if it.query_rank is None:
-        ready = Rows(rows.applied())
-        query_R = weights.project(ready, "q_proj")
-        latent_RL = weights.project(ready, "kv_a_proj_with_mqa")
-    else:
-        both_R = weights.project(rows, "qkv_a_proj")
-        latent_RL = both_R[:, it.query_rank :]
-        compressed = rms_norm(both_R[:, : it.query_rank], weights["q_a_layernorm.weight"], _LATENT_EPS)
-        query_R = weights.project(Rows(compressed), "q_b_proj")
-    return query_R.view(len(query_R), it.num_heads, -1), latent_RL
-
-
-def experts_mlp_onto(
-    rows: Rows, weights: Weights, experts: Experts, norm: Norm | None = None, out: torch.Tensor | None = None
-) -> tuple[Rows, torch.Tensor]:
-    """Compute x + Σ weight · expert(n) over the experts of each row, [R, H], and prepare the next norm.
-
-    x are the rows, n the rows after their norm. Returns the experts of each row too, i16 [R, k].
-    """
-    x = rows.applied()
-    router = weights.under("router")
-    invariant = weights.batch_invariant
-    dtype = torch.float32 if experts.routing == "grouped_sigmoid" else x.dtype
-    logits_RE = linear(Rows(x.to(dtype)), router["weight"].to(dtype), router.get("bias"), invariant)
-    routes = route(logits_RE, experts, router.get("correction_bias"))
-    blocks = expert_blocks(routes.experts, experts.num_experts, block_size(routes.experts.numel(), experts.num_experts))
-    parts = weights.under("experts")
-    stacked = ExpertWeights(
-        parts["gate_up_proj.weight"], parts["down_proj.weight"], parts.get("gate_up_proj.bias"), parts.get("down_proj.bias")
-    )
-    base = rows.values
-    if experts.shared_size is not None:
-        shared = weights.under("shared_experts")
-        base = shared.project_onto(base, Rows(shared.project_gated(Rows(x), "gate_up_proj")), "down_proj", None).values
-    return experts_onto(base, x, stacked, routes, blocks, experts.activation, norm, out), routes.experts

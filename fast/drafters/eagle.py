@@ -50,7 +50,8 @@ class EagleHead:
         both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
         embed(input_ids_R, self._weights["embed_tokens.weight"], out=both[:, : self.hidden_size])
         both[:, self.hidden_size :].copy_(hidden_RH)
-        forward = Forward(rotations(metadata.positions, self._inverse_D, hidden_RH.dtype), metadata, kv)
+        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
+        forward = Forward(turns, metadata, kv)
         hidden = Rows(self._weights.project(Rows(both), "fc"))  # the first layer has no norm before its attention
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")

@@ -73,7 +73,8 @@ class Eagle3Head:
         embedded_RH, normed_RH = both.chunk(2, dim=1)
         rms_norm(self._embedding, weights["input_layernorm.weight"], eps, out=embedded_RH, ids_R=input_ids_R)
         rms_norm(hidden_RH, weights["hidden_norm.weight"], eps, out=normed_RH)
-        forward = Forward(rotations(metadata.positions, self._inverse_D, hidden_RH.dtype), metadata, kv)
+        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
+        forward = Forward(turns, metadata, kv)
         base_RH = normed_RH if self._config.norm_before_residual else hidden_RH
         hidden = self_attention_onto(
             base_RH,

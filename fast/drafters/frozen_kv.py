@@ -61,7 +61,8 @@ class FrozenKVHead:
         both = hidden_RH.new_empty(num_rows, 2 * width)
         embed(input_ids_R, self._embedding, out=both[:, :width])
         both[:, width:].copy_(hidden_RH)
-        forward = Forward(rotations(metadata.positions, self._inverse_D, hidden_RH.dtype), metadata, kv)
+        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
+        forward = Forward(turns, metadata, kv)
         hidden = Rows(self._weights.project(Rows(both), "pre_projection"), self._input_norm(0))
         for layer, source in enumerate(self._sources):
             weights = self._weights.under(f"layers.{layer}")

@@ -8,10 +8,11 @@ import torch
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
-from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
+from specsim.fast.layers import Weights
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, rms_norm
+from specsim.fast.targets.decoder import decoder_layer, on_device
 
 
 class MtpModule:
@@ -33,8 +34,8 @@ class MtpModule:
         self._model = config.model
         self._target = target
         prefix = f"modules.{index}."
-        moved = {name.removeprefix(prefix): each.to(device, dtype) for name, each in tensors.items() if prefix in name}
-        self._weights = Weights(moved, batch_invariant=batch_invariant)
+        own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+        self._weights = Weights(on_device(own, device, dtype), batch_invariant=batch_invariant)
         self._inverse_D = inverse_frequencies(config.model.rope).to(device)
         self._index = index
         self.kv_layout = replace(config.model.kv_layout, num_layers=1)
@@ -55,18 +56,12 @@ class MtpModule:
         embedded_RH, normed_RH = both.chunk(2, dim=1)
         rms_norm(self._target.embedding, *self._norm("enorm"), out=embedded_RH, ids_R=input_ids_R)
         rms_norm(hidden_RH, *self._norm("hnorm"), out=normed_RH)
-        forward = Forward(rotations(metadata.positions, self._inverse_D, hidden_RH.dtype), metadata, kv)
+        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
+        forward = Forward(turns, metadata, kv)
         projected_RH = weights.project(Rows(both), "eh_proj")
-        hidden = self_attention_onto(
-            projected_RH,
-            Rows(projected_RH, self._norm("input_layernorm")),
-            weights.under("self_attn"),
-            self._model,
-            self._index,
-            forward,
-            self._norm("post_attention_layernorm"),
-        )
-        return gated_mlp_onto(hidden, weights.under("mlp"), self._norm("norm")).applied()
+        rows = Rows(projected_RH, self._norm("input_layernorm"))
+        rows, _ = decoder_layer(rows, weights, self._model, self._index, forward, self._norm("norm"))
+        return rows.applied()
 
     def _norm(self, name: str) -> Norm:
         return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)

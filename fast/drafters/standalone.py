@@ -8,7 +8,7 @@ from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.targets import family_of
+from specsim.fast.targets import FAMILIES
 
 
 class StandaloneHead:
@@ -26,7 +26,7 @@ class StandaloneHead:
         device: torch.device,
         batch_invariant: bool = False,
     ) -> None:
-        family = family_of(config.model)
+        family = FAMILIES[config.model.family]
         floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         self._model: Target = family(config.model, floating, dtype, device, batch_invariant=batch_invariant)
         d2t = tensors.get("d2t")

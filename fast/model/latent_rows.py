@@ -92,7 +92,8 @@ def write_latent(
 ) -> None:
     """Write rows' keys [normalised latent, rotated channels] to their slots, and rotate their query channels.
 
-    keys: [slots, 1, rank + T]. latent_R: [R, rank + T], as projected. Rows may be slices of wider tensors. turns: [R, 2, T/2]. Rotary pairs are (2i, 2i + 1). Rows of slot -1 write no key.
+    keys: [slots, 1, rank + T]. latent_R: [R, rank + T], as projected. Rows may be slices of wider tensors. turns:
+    [R, 2, T/2]. Rotary pairs are (2i, 2i + 1). Rows of slot -1 write no key.
     """
     require_contiguous(keys=keys, turns=turns)
     for rows in (query_RAT, projected_RAT, latent_R):

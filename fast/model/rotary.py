@@ -27,7 +27,7 @@ from specsim.fast.runtime.launch import (
 def inverse_frequencies(rope: Rope) -> torch.Tensor:
     """Rotary frequencies f32 [D/2].
 
-    Rope type llama3 stretches long wavelengths (Llama 3.1).
+    Rope type llama3 stretches long wavelengths (Llama 3.1), as yarn does (arXiv 2309.00071).
     """
     inverse = 1.0 / rope.theta ** (torch.arange(0, rope.size, 2).float() / rope.size)
     scaling = rope.scaling
@@ -37,6 +37,8 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
         allowed = "default or llama3 in the fast implementation; the reference knows yarn too"
         raise InputError("rope_type", scaling["rope_type"], allowed)
     factor = scaling["factor"]
+    if scaling["rope_type"] == "yarn":
+        return inverse * (1 - _yarn_ramp(rope) * (1 - 1 / factor))
     low = scaling["low_freq_factor"]
     high = scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
@@ -44,10 +46,26 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
     return share * inverse + (1 - share) * inverse / factor
 
 
+def _yarn_ramp(rope: Rope) -> torch.Tensor:
+    """Share in which each wavelength is stretched, f32 [D/2].
+
+    It grows from 0 at the pair that turns beta_fast times in the original context to 1 at that of beta_slow turns.
+    """
+    radians = rope.scaling["original_max_position_embeddings"] / (2 * math.pi)
+    ends = [
+        rope.size / 2 * math.log(radians / rope.scaling[name]) / math.log(rope.theta)
+        for name in ("beta_fast", "beta_slow")
+    ]
+    if rope.scaling["truncate"]:
+        ends = [math.floor(ends[0]), math.ceil(ends[1])]
+    first, last = max(ends[0], 0), min(ends[1], rope.size - 1)
+    return ((torch.arange(rope.size // 2).float() - first) / (last - first or 0.001)).clamp(0, 1)
+
+
 @kernel
 @no_type_check
 def _angles_kernel(
-    out_ptr, positions_ptr, inverse_ptr, num_rows, HALF: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+    out_ptr, positions_ptr, inverse_ptr, amplitude, num_rows, HALF: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     await_input(PDL)
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
@@ -57,12 +75,17 @@ def _angles_kernel(
     mask = offs < num_rows * HALF
     position = tl.load(positions_ptr + row, mask=mask, other=0).to(tl.float32)
     angle = position * tl.load(inverse_ptr + place, mask=mask, other=0.0)
-    tl.store(out_ptr + 2 * row * HALF + place, nearest(tl.cos(angle), DTYPE), mask=mask)
-    tl.store(out_ptr + (2 * row + 1) * HALF + place, nearest(tl.sin(angle), DTYPE), mask=mask)
+    tl.store(out_ptr + 2 * row * HALF + place, nearest(tl.cos(angle) * amplitude, DTYPE), mask=mask)
+    tl.store(out_ptr + (2 * row + 1) * HALF + place, nearest(tl.sin(angle) * amplitude, DTYPE), mask=mask)
 
 
-def rotations(positions_R: torch.Tensor, inverse_D: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Compute cosines and sines of rows' angles, [R, 2, D/2], once a forward, with float32 angles as in training."""
+def rotations(
+    positions_R: torch.Tensor, inverse_D: torch.Tensor, dtype: torch.dtype, amplitude: float = 1.0
+) -> torch.Tensor:
+    """Compute cosines and sines of rows' angles, [R, 2, D/2], once a forward, with float32 angles as in training.
+
+    amplitude: factor of both.
+    """
     out = positions_R.new_empty(len(positions_R), 2, len(inverse_D), dtype=dtype)
     count = len(positions_R) * len(inverse_D)
     block = block_of(count, 256)
@@ -70,6 +93,7 @@ def rotations(positions_R: torch.Tensor, inverse_D: torch.Tensor, dtype: torch.d
         out_ptr=out,
         positions_ptr=positions_R,
         inverse_ptr=inverse_D,
+        amplitude=amplitude,
         num_rows=len(positions_R),
         HALF=len(inverse_D),
         BLOCK=block,

@@ -1,26 +1,15 @@
 """Routing of rows to experts: scores, choice and weights in one kernel."""
 
-from typing import Literal, NamedTuple, no_type_check
+from typing import NamedTuple, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 
+from specsim.core.layer_config import Experts, Routing
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 
-Scores = Literal["softmax", "softmax_of_top", "grouped_sigmoid"]
-_SCORES: dict[Scores, int] = {"softmax": 0, "softmax_of_top": 1, "grouped_sigmoid": 2}
-
-
-class Choice(NamedTuple):
-    """The rule by which a row chooses its experts."""
-
-    scores: Scores
-    top_k: int  # experts of a row
-    normalised: bool = False  # weights are divided by their sum
-    scaling: float = 1.0  # factor of the weights
-    groups: int = 1  # groups of equally many neighbouring experts
-    top_groups: int = 1  # groups that a row chooses from, those with the best sums of two
+_ROUTING: dict[Routing, int] = {"softmax": 0, "softmax_of_top": 1, "grouped_sigmoid": 2}
 
 
 class Routes(NamedTuple):
@@ -35,7 +24,7 @@ class Routes(NamedTuple):
 def _best(choice, offs):
     """Find the largest entry of each row and its first place, [BLOCK_R, 1] each."""
     best = tl.max(choice, axis=1, keep_dims=True)
-    place = tl.min(tl.where(choice == best, offs, choice.shape[1] - 1), axis=1, keep_dims=True)
+    place = tl.min(tl.where(choice == best, offs, experts.shape[1] - 1), axis=1, keep_dims=True)
     return best, place
 
 
@@ -45,7 +34,7 @@ def _in_top_groups(choice, offs, size, GROUPS: tl.constexpr, TOP_GROUPS: tl.cons
     """Check which experts, `size` in a group, are in the groups with the largest sums of two."""
     group = offs // size
     offs_g = tl.arange(0, BLOCK_G)[None, :]
-    sums = tl.full([choice.shape[0], BLOCK_G], float("-inf"), tl.float32)
+    sums = tl.full([experts.shape[0], BLOCK_G], float("-inf"), tl.float32)
     for each in tl.static_range(GROUPS):
         of_group = tl.where(group == each, choice, float("-inf"))
         first, place = _best(of_group, offs)
@@ -69,9 +58,9 @@ def _routing_kernel(
     num_rows,
     scaling,
     E: tl.constexpr,
-    SCORES: tl.constexpr,
+    ROUTING: tl.constexpr,
     TOP_K: tl.constexpr,
-    NORMALISED: tl.constexpr,
+    NORMALISE: tl.constexpr,
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -87,11 +76,11 @@ def _routing_kernel(
     logits = tl.load(logits_ptr + row * E + offs, mask=mask, other=0.0).to(tl.float32)  # [BLOCK_R, BLOCK_E]
     logits = tl.where(offs < E, logits, float("-inf"))
     score = logits
-    if SCORES == 0:
+    if ROUTING == 0:
         top = tl.max(logits, axis=1, keep_dims=True)
         grown = tl.exp(logits - tl.where(top == float("-inf"), 0.0, top))
         score = grown / tl.sum(grown, axis=1, keep_dims=True)
-    if SCORES == 2:
+    if ROUTING == 2:
         score = 1.0 / (1.0 + tl.exp(-logits))
     choice = score
     if bias_ptr is not None:
@@ -99,7 +88,7 @@ def _routing_kernel(
     choice = tl.where(offs < E, choice, float("-inf"))
     if TOP_GROUPS < GROUPS:
         kept = _in_top_groups(choice, offs, E // GROUPS, GROUPS, TOP_GROUPS, BLOCK_G)
-        choice = tl.where(kept | (offs >= E), choice, 0.0)
+        choice = tl.where(kept, choice, float("-inf"))
     offs_k = tl.arange(0, BLOCK_K)[None, :]
     weights = tl.full([BLOCK_R, BLOCK_K], float("-inf"), tl.float32)
     chosen = tl.zeros([BLOCK_R, BLOCK_K], tl.int32)
@@ -110,48 +99,48 @@ def _routing_kernel(
         weights = tl.where(offs_k == each, own, weights)
         chosen = tl.where(offs_k == each, place, chosen)
         choice = tl.where(offs == place, float("-inf"), choice)
-    if SCORES == 1:
+    if ROUTING == 1:
         weights = tl.exp(weights - tl.max(weights, axis=1, keep_dims=True))
         weights = weights / tl.sum(weights, axis=1, keep_dims=True)
-    if NORMALISED:
+    if NORMALISE:
         total = tl.sum(tl.where(offs_k < TOP_K, weights, 0.0), axis=1, keep_dims=True)
-        weights = weights / (total + (1e-20 if SCORES == 2 else 0.0))
+        weights = weights / (total + 1e-20)
     address = row * TOP_K + offs_k
     mask_k = (row < num_rows) & (offs_k < TOP_K)
     tl.store(experts_ptr + address, chosen.to(tl.int16), mask=mask_k)
     tl.store(weights_ptr + address, weights * scaling, mask=mask_k)
 
 
-def route(logits_RE: torch.Tensor, choice: Choice, bias_E: torch.Tensor | None = None) -> Routes:
+def route(logits_RE: torch.Tensor, experts: Experts, bias_E: torch.Tensor | None = None) -> Routes:
     """Choose the experts of rows with these router logits.
 
     `softmax` chooses by and weighs with the softmax over all experts, `softmax_of_top` with the softmax over the chosen
-    ones; `grouped_sigmoid` weighs with σ(logit) and chooses by σ(logit) + bias, where an expert outside the row's
-    groups counts as 0 (DeepSeek-V3).
+    ones; `grouped_sigmoid` chooses by σ(logit) + bias in the row's best groups, and weighs with σ(logit) (DeepSeek-V3).
+    A group counts the sum of its two best experts.
     """
     require_contiguous(logits_RE=logits_RE, bias_E=bias_E)
     num_rows, num_experts = logits_RE.shape
-    experts = logits_RE.new_empty(num_rows, choice.top_k, dtype=torch.int16)
-    weights = logits_RE.new_empty(num_rows, choice.top_k, dtype=torch.float32)
+    chosen = logits_RE.new_empty(num_rows, experts.top_k, dtype=torch.int16)
+    weights = logits_RE.new_empty(num_rows, experts.top_k, dtype=torch.float32)
     block_e = max(16, next_power_of_2(num_experts))
     block = block_of(num_rows, 1, block_e)
     _routing_kernel[(ceil_div(num_rows, block),)](
-        experts_ptr=experts,
+        experts_ptr=chosen,
         weights_ptr=weights,
         logits_ptr=logits_RE,
         bias_ptr=bias_E,
         num_rows=num_rows,
-        scaling=choice.scaling,
+        scaling=experts.scaling,
         E=num_experts,
-        SCORES=_SCORES[choice.scores],
-        TOP_K=choice.top_k,
-        NORMALISED=choice.normalised,
-        GROUPS=choice.groups,
-        TOP_GROUPS=choice.top_groups,
+        ROUTING=_ROUTING[experts.routing],
+        TOP_K=experts.top_k,
+        NORMALISE=experts.normalise,
+        GROUPS=experts.groups,
+        TOP_GROUPS=experts.top_groups,
         BLOCK_R=block,
         BLOCK_E=block_e,
-        BLOCK_K=next_power_of_2(choice.top_k),
-        BLOCK_G=next_power_of_2(choice.groups),
+        BLOCK_K=next_power_of_2(experts.top_k),
+        BLOCK_G=next_power_of_2(experts.groups),
         num_warps=1,
     )
-    return Routes(experts, weights)
+    return Routes(chosen, weights)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
+from specsim.core.layer_config import Experts
 from specsim.fast.model.expert_blocks import block_size, expert_blocks
 from specsim.fast.model.experts import ExpertWeights, experts_onto
-from specsim.fast.model.routing import Choice, route
+from specsim.fast.model.routing import route
 from specsim.fast.model.rows import Norm
 
 # Rows, experts, experts of a row, hidden size, width of an expert.
@@ -48,7 +49,7 @@ def test_rows_gain_their_experts_outputs(shape, activation, has_bias, dtype, dev
     weights = random_weights(num_experts, hidden, size, has_bias, dtype)
     x, base = (torch.randn(num_rows, hidden).to(dtype) for _ in range(2))
     x[:1] *= 20  # beyond the clamp
-    routes = route(torch.randn(num_rows, num_experts), Choice("softmax", top_k, normalised=True))
+    routes = route(torch.randn(num_rows, num_experts), Experts(num_experts, top_k, size, normalise=True))
     blocks = expert_blocks(routes.experts.to(device), num_experts, block_size(num_rows * top_k, num_experts))
     moved = ExpertWeights(*(None if each is None else each.to(device) for each in weights))
     there = type(routes)(*(each.to(device) for each in routes))
@@ -67,7 +68,7 @@ def test_a_row_depends_on_no_other(device):
     x, logits = torch.randn(9, 32, device=device), torch.randn(9, 6, device=device)
 
     def outputs(rows: slice) -> torch.Tensor:
-        routes = route(logits[rows].contiguous(), Choice("softmax", 2))
+        routes = route(logits[rows].contiguous(), Experts(6, 2, 16))
         return experts_onto(x[rows], x[rows], weights, routes, expert_blocks(routes.experts, 6, 16), "silu").values
 
     assert torch.equal(outputs(slice(0, 9))[4:5], outputs(slice(4, 5)))

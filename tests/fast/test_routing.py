@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from specsim.fast.model.routing import Choice, route
+from specsim.core.layer_config import Experts
+from specsim.fast.model.routing import route
 
 SHAPES = [(1, 4, 1), (5, 8, 2), (7, 20, 3), (40, 128, 8)]  # rows, experts, experts of a row
 
@@ -14,10 +15,10 @@ def test_softmax_weighs_over_all_experts(shape, dtype, device):
     num_rows, num_experts, top_k = shape
     logits = torch.randn(num_rows, num_experts).to(dtype)
     best = logits.float().softmax(-1).sort(descending=True, stable=True)
-    routes = route(logits.to(device), Choice("softmax", top_k))
+    routes = route(logits.to(device), Experts(num_experts, top_k, 1))
     assert torch.equal(routes.experts.cpu().long(), best.indices[:, :top_k])
     torch.testing.assert_close(routes.weights.cpu(), best.values[:, :top_k])
-    routes = route(logits.to(device), Choice("softmax", top_k, normalised=True))
+    routes = route(logits.to(device), Experts(num_experts, top_k, 1, normalise=True))
     torch.testing.assert_close(routes.weights.sum(-1).cpu(), torch.ones(num_rows))
 
 
@@ -26,7 +27,7 @@ def test_softmax_of_top_weighs_over_the_chosen(shape, device):
     num_rows, num_experts, top_k = shape
     logits = torch.randn(num_rows, num_experts)
     best = logits.topk(top_k)
-    routes = route(logits.to(device), Choice("softmax_of_top", top_k))
+    routes = route(logits.to(device), Experts(num_experts, top_k, 1, "softmax_of_top"))
     assert torch.equal(routes.experts.cpu().long(), best.indices)
     torch.testing.assert_close(routes.weights.cpu(), best.values.softmax(-1))
 
@@ -39,21 +40,21 @@ def test_groups_limit_the_choice_and_the_bias_no_weight(groups, device):
     biased = score + bias
     of_group = biased.view(9, count, -1).topk(min(2, 16 // count)).values.sum(-1)
     is_kept = torch.zeros(9, count).scatter(1, of_group.topk(kept).indices, 1).bool().repeat_interleave(16 // count, 1)
-    expected = biased.masked_fill(~is_kept, 0.0).topk(3).indices
+    expected = biased.masked_fill(~is_kept, -torch.inf).topk(3).indices
     weights = score.gather(1, expected)
-    choice = Choice("grouped_sigmoid", 3, True, 2.5, count, kept)
+    choice = Experts(16, 3, 1, "grouped_sigmoid", True, count, kept, 2.5)
     routes = route(logits.to(device), choice, bias.to(device))
     assert torch.equal(routes.experts.cpu().long(), expected)
     torch.testing.assert_close(routes.weights.cpu(), 2.5 * weights / weights.sum(-1, keepdim=True))
 
 
-@pytest.mark.parametrize("scores", ["softmax", "softmax_of_top", "grouped_sigmoid"])
-def test_the_lower_of_equal_experts_comes_first(scores, device):
+@pytest.mark.parametrize("routing", ["softmax", "softmax_of_top", "grouped_sigmoid"])
+def test_the_lower_of_equal_experts_comes_first(routing, device):
     logits = torch.tensor([[1.0, 3.0, 0.0, 3.0, 3.0, 1.0]])
-    routes = route(logits.to(device), Choice(scores, 4))
+    routes = route(logits.to(device), Experts(6, 4, 1, routing))
     assert routes.experts.tolist() == [[1, 3, 4, 0]]
 
 
 def test_logits_that_are_no_numbers_choose_experts_that_exist(device):
-    routes = route(torch.full((3, 5), torch.nan, device=device), Choice("softmax", 2))
+    routes = route(torch.full((3, 5), torch.nan, device=device), Experts(5, 2, 1))
     assert ((routes.experts >= 0) & (routes.experts < 5)).all()

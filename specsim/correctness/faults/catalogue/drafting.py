@@ -142,8 +142,8 @@ FAULTS = (
         symptom="tokens stay right, and acceptance is low from the first draft on",
         fields=("draft logits",),
         edits=(
-            Edit("specsim.fast.targets.dense", "entering.get(layer + 1)", "entering.get(layer)"),
-            Edit("specsim.fast.targets.dense", "self._input_norm(0), out=entering.get(0))", "self._input_norm(0))"),
+            Edit("specsim.fast.targets.decoder", "entering.get(layer + 1)", "entering.get(layer)"),
+            Edit("specsim.fast.targets.decoder", "self._input_norm(0), out=entering.get(0))", "self._input_norm(0))"),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, kind="eagle3")),
     ),

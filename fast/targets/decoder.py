@@ -1,0 +1,93 @@
+"""Pre-norm decoders of any family, with each residual sum fused with the next norm."""
+
+from collections.abc import Mapping
+
+import torch
+
+from specsim.core.layer_config import Experts, LatentAttention
+from specsim.core.pool import KVBuffer
+from specsim.core.target import ForwardOutput, ModelConfig
+from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
+from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
+from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.targets.experts import mixture_onto
+from specsim.fast.targets.latent_attention import latent_attention_onto
+
+
+def on_device(tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Move and convert weights; routers stay in float32."""
+    return {name: each.to(device, torch.float32 if ".router." in name else dtype) for name, each in tensors.items()}
+
+
+def decoder_layer(
+    rows: Rows,
+    weights: Weights,
+    config: ModelConfig,
+    layer: int,
+    forward: Forward,
+    following: Norm,
+    out: torch.Tensor | None = None,
+) -> tuple[Rows, torch.Tensor | None]:
+    """Run a layer and write its KV: (rows [R, H] under the following norm, experts i16 [R, k] of each row or None).
+
+    out: the output's memory, which may be a slice of a wider tensor.
+    """
+    own = config.layers[layer]
+    between = Norm(weights["post_attention_layernorm.weight"], config.rms_norm_eps)
+    inner = weights.under("self_attn")
+    if isinstance(own.attention, LatentAttention):
+        rows = latent_attention_onto(rows.values, rows, inner, own.attention, layer, forward, between)
+    else:
+        rows = self_attention_onto(rows.values, rows, inner, config, layer, forward, between)
+    if isinstance(own.mlp, Experts):
+        return mixture_onto(rows, weights.under("mlp"), own.mlp, following, out)
+    return gated_mlp_onto(rows, weights.under("mlp"), following, out), None
+
+
+class DecoderTarget:
+    """A target of protocol specsim.core.target.Target, from the tensors of models/checkpoint/layout.py."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        batch_invariant: bool = False,
+    ) -> None:
+        self.config = config
+        self._weights = Weights(on_device(tensors, device, dtype), batch_invariant=batch_invariant)
+        self.embedding = self._weights["model.embed_tokens.weight"]
+        self._inverse_D = inverse_frequencies(config.rope).to(device)
+
+    def forward(
+        self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer, feature_layers: tuple[int, ...]
+    ) -> ForwardOutput:
+        """Run rows through the model and write their KV."""
+        size = self.config.hidden_size
+        num_rows = len(input_ids_R)
+        features_RF = self.embedding.new_empty(num_rows, len(feature_layers) * size)
+        # The input of a layer is written directly to the features, where it is one.
+        entering = {layer: features_RF[:, i * size : (i + 1) * size] for i, layer in enumerate(feature_layers)}
+        turns = rotations(metadata.positions, self._inverse_D, self.embedding.dtype, self.config.rope.amplitude)
+        forward = Forward(turns, metadata, kv)
+        rows = embed(input_ids_R, self.embedding, self._input_norm(0), out=entering.get(0))
+        routed = []
+        for layer in range(self.config.num_layers):
+            weights = self._weights.under(f"model.layers.{layer}")
+            following, out = self._input_norm(layer + 1), entering.get(layer + 1)
+            rows, chosen_RK = decoder_layer(rows, weights, self.config, layer, forward, following, out)
+            routed += [] if chosen_RK is None else [chosen_RK]
+        normed_RH = rows.applied()
+        side = {"experts": torch.stack(routed, dim=1)} if routed else {}
+        return ForwardOutput(normed_RH, features_RF if feature_layers else normed_RH, side)
+
+    def _input_norm(self, layer: int) -> Norm:
+        """Return the first norm of a layer, or the final norm after the last layer."""
+        is_layer = layer < self.config.num_layers
+        name = f"model.layers.{layer}.input_layernorm" if is_layer else "model.norm"
+        return Norm(self._weights[f"{name}.weight"], self.config.rms_norm_eps)
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._weights.project(Rows(hidden_RH), "lm_head")
