@@ -72,13 +72,15 @@ def _tails_kernel(
     source = tl.load(table_ptr + length - tail + token, mask=mask_t, other=-1)
     mask = (source >= 0)[:, None] & mask_s
     key = tl.load(kv_ptrs.keys_ptr + source[:, None] * SIZE + offs, mask=mask)
-    value = tl.load(kv_ptrs.values_ptr + source[:, None] * SIZE + offs, mask=mask)
+    if kv_ptrs.values_ptr is not None:
+        value = tl.load(kv_ptrs.values_ptr + source[:, None] * SIZE + offs, mask=mask)
     for lane in range(first_lane, tl.minimum(first_lane + LANES, num_lanes)):
         column = lane_column(length, lane, token - tail, num_steps, page_size)
         slot = tl.load(table_ptr + column, mask=mask_t & (column < columns), other=-1)
         kept = mask & (slot >= 0)[:, None]
         tl.store(kv_ptrs.keys_ptr + slot[:, None] * SIZE + offs, key, mask=kept)
-        tl.store(kv_ptrs.values_ptr + slot[:, None] * SIZE + offs, value, mask=kept)
+        if kv_ptrs.values_ptr is not None:
+            tl.store(kv_ptrs.values_ptr + slot[:, None] * SIZE + offs, value, mask=kept)
 
 
 def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, lead: int = 0) -> None:
@@ -95,7 +97,7 @@ def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, lead: int =
     lanes = block_of(config.topk - 1, 1)
     num_blocks = ceil_div(config.page_size - 1, block)
     _tails_kernel[batch.size, num_layers, ceil_div(config.topk - 1, lanes) * num_blocks](
-        kv_ptrs=KVTensors(kv.keys, kv.values),
+        kv_ptrs=KVTensors.of(kv),
         table_ptr=pools.req_to_token,
         rows_ptr=batch.req_pool_indices,
         lens_ptr=batch.seq_lens,
@@ -193,10 +195,12 @@ def _commit_kernel(
         mask = moved[:, None] & (offs < SIZE)[None, :]
         offs = tl.program_id(1).to(tl.int64) * num_slots * SIZE + offs[None, :]
         key = tl.load(kv_ptrs.keys_ptr + source[:, None] * SIZE + offs, mask=mask)
-        value = tl.load(kv_ptrs.values_ptr + source[:, None] * SIZE + offs, mask=mask)
+        if kv_ptrs.values_ptr is not None:
+            value = tl.load(kv_ptrs.values_ptr + source[:, None] * SIZE + offs, mask=mask)
         tl.debug_barrier()
         tl.store(kv_ptrs.keys_ptr + destination[:, None] * SIZE + offs, key, mask=mask)
-        tl.store(kv_ptrs.values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)
+        if kv_ptrs.values_ptr is not None:
+            tl.store(kv_ptrs.values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)
 
 
 def commit(
@@ -219,7 +223,7 @@ def commit(
     out = Progress(torch.empty_like(batch.seq_lens), torch.empty_like(batch.num_rounds)) if out is None else out
     block = min(block_of(size, _COMMITTED, width), next_power_of_2(size))
     _commit_kernel[batch.size, num_layers, ceil_div(size, block)](
-        kv_ptrs=KVTensors(kv.keys, kv.values),
+        kv_ptrs=KVTensors.of(kv),
         token_ids_ptr=pools.token_ids,
         next_ptrs=out,
         progress_ptrs=Progress.of(batch),

@@ -4,13 +4,13 @@ This module has the rows that see every column up to their own; specsim.fast.mod
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, no_type_check
+from typing import NamedTuple, Self, no_type_check
 
 import torch
 import triton.language as tl
 
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
-from specsim.core.pool import KVPool
+from specsim.core.pool import KVBuffer, KVPool
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 
 WORD = tl.constexpr(32)  # visibility bits of one i32
@@ -20,7 +20,12 @@ class KVTensors(NamedTuple):
     """KV as kernel arguments, without the name `values`, an attribute of Triton's own tuple."""
 
     keys_ptr: torch.Tensor
-    values_ptr: torch.Tensor
+    values_ptr: torch.Tensor | None  # None where values are in the keys
+
+    @classmethod
+    def of(cls, kv: KVBuffer) -> Self:
+        """Make the arguments for all layers."""
+        return cls(kv.keys, None if kv.values_in_keys else kv.values)
 
 
 class MetadataTensors(NamedTuple):
