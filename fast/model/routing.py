@@ -24,7 +24,7 @@ class Routes(NamedTuple):
 def _best(choice, offs):
     """Find the largest entry of each row and its first place, [BLOCK_R, 1] each."""
     best = tl.max(choice, axis=1, keep_dims=True)
-    place = tl.min(tl.where(choice == best, offs, experts.shape[1] - 1), axis=1, keep_dims=True)
+    place = tl.min(tl.where(choice == best, offs, choice.shape[1] - 1), axis=1, keep_dims=True)
     return best, place
 
 
@@ -34,7 +34,7 @@ def _in_top_groups(choice, offs, size, GROUPS: tl.constexpr, TOP_GROUPS: tl.cons
     """Check which experts, `size` in a group, are in the groups with the largest sums of two."""
     group = offs // size
     offs_g = tl.arange(0, BLOCK_G)[None, :]
-    sums = tl.full([experts.shape[0], BLOCK_G], float("-inf"), tl.float32)
+    sums = tl.full([choice.shape[0], BLOCK_G], float("-inf"), tl.float32)
     for each in tl.static_range(GROUPS):
         of_group = tl.where(group == each, choice, float("-inf"))
         first, place = _best(of_group, offs)
