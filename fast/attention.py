@@ -74,6 +74,7 @@ def _attention_kernel(
     D: tl.constexpr,
     TURNED: tl.constexpr,
     SCALE: tl.constexpr,
+    VALUE_SCALE: tl.constexpr,
     RAGGED: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -164,6 +165,8 @@ def _attention_kernel(
     mask = row < (high - low_again).to(tl.int32)
     mask_q = mask[:, None] & (offs_d < D)[None, :]
     top = top * scale
+    if VALUE_SCALE != 1.0:
+        acc = acc * VALUE_SCALE
     if sinks_ptr is not None:
         in_group = (block * BLOCK_M + tl.arange(0, BLOCK_M)) % GROUP
         sink = tl.load(sinks_ptr + head * GROUP + in_group).to(tl.float32) * LOG2_E
@@ -232,7 +235,8 @@ def attention(
         GROUP=plan.group,
         D=head_dim,
         TURNED=turned,
-        SCALE=head_dim**-0.5 if scale is None else scale,
+        SCALE=(head_dim**-0.5 if scale is None else scale) * kv.key_scale,
+        VALUE_SCALE=kv.value_scale,
         RAGGED=metadata.is_causal or window is not None,
         BLOCK_B=plan.block_b,
         BLOCK_M=plan.tiling.block_m,

@@ -100,7 +100,7 @@ def make_plan(
     group = query_RAD.shape[1] // heads
     pairs = metadata.max_rows * group
     block_d = max(16, next_power_of_2(head_dim))
-    dot = dot_type(query_RAD.dtype, keys.dtype)
+    dot = dot_type(query_RAD.dtype, query_RAD.dtype if keys.itemsize == 1 else keys.dtype)  # fp8 widens
     tiling = _tiling(64 if invariant and not metadata.has_equal_rows else pairs, block_d, dot)
     tile_bytes = tiling.block_c * block_d * dot.primitive_bitwidth // 8
     stages = stages_within(tiling.stages, 2 * tile_bytes, spare=tiling.block_m * block_d * 2)

@@ -21,11 +21,15 @@ class KVTensors(NamedTuple):
 
     keys_ptr: torch.Tensor
     values_ptr: torch.Tensor | None  # None where values are in the keys
+    key_scale: float  # of fp8
+    value_scale: float
 
     @classmethod
-    def of(cls, kv: KVBuffer) -> Self:
-        """Make the arguments for all layers."""
-        return cls(kv.keys, None if kv.values_in_keys else kv.values)
+    def of(cls, kv: KVBuffer, layer: int | None = None) -> Self:
+        """Make the arguments for a layer, or for all."""
+        keys = kv.keys if layer is None else kv.keys[layer]
+        values = kv.values if layer is None else kv.values[layer]
+        return cls(keys, None if kv.values_in_keys else values, kv.key_scale, kv.value_scale)
 
 
 class MetadataTensors(NamedTuple):

@@ -21,6 +21,7 @@ from specsim.fast.runtime.launch import (
     nearest,
     next_power_of_2,
     require_contiguous,
+    stored,
 )
 
 
@@ -118,7 +119,7 @@ class Forward:
 
     def layer_kv(self, layer: int) -> KVTensors:
         """Return the KV of a layer, [slots, heads, D]."""
-        return KVTensors(self.kv.keys[layer], self.kv.values[layer])
+        return KVTensors.of(self.kv, layer)
 
 
 class Turns(NamedTuple):
@@ -173,8 +174,9 @@ def store_heads(
     kept = mask & (slot >= 0)
     address = kv_ptrs.values_ptr + (slot * KV_HEADS + head - HEADS - KV_HEADS) * D + offs
     is_value = kept & (head >= HEADS + KV_HEADS)
-    tl.store(address, first.to(DTYPE), mask=is_value)
-    tl.store(address + HALF, second.to(DTYPE), mask=is_value)
+    KV_DTYPE: tl.constexpr = kv_ptrs.keys_ptr.dtype.element_ty
+    tl.store(address, stored(first, kv_ptrs.value_scale, KV_DTYPE), mask=is_value)
+    tl.store(address + HALF, stored(second, kv_ptrs.value_scale, KV_DTYPE), mask=is_value)
     turned = _turned(first, turns.cos, second, -turns.sin, DTYPE)
     second = _turned(second, turns.cos, first, turns.sin, DTYPE)
     first = turned
@@ -184,8 +186,8 @@ def store_heads(
     tl.store(address + HALF, second, mask=is_query)
     address = kv_ptrs.keys_ptr + (slot * KV_HEADS + head - HEADS) * D + offs
     is_key = kept & (head >= HEADS) & (head < HEADS + KV_HEADS)
-    tl.store(address, first, mask=is_key)
-    tl.store(address + HALF, second, mask=is_key)
+    tl.store(address, stored(first.to(tl.float32), kv_ptrs.key_scale, KV_DTYPE), mask=is_key)
+    tl.store(address + HALF, stored(second.to(tl.float32), kv_ptrs.key_scale, KV_DTYPE), mask=is_key)
 
 
 @kernel

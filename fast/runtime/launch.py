@@ -69,7 +69,7 @@ def await_input(PDL: tl.constexpr):
     await_predecessor(PDL)
 
 
-_CASTS_ROUND = tl.constexpr(not INTERPRETED)  # the interpreter truncates bf16
+_CASTS_ROUND = tl.constexpr(not INTERPRETED)  # the interpreter truncates bf16 and fp8
 
 
 @triton.jit
@@ -80,7 +80,24 @@ def nearest(x, DTYPE: tl.constexpr):
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
         x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    if DTYPE == tl.float8e4nv and not _CASTS_ROUND:  # noqa: SIM300
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFFF + ((bits >> 20) & 1)) & 0xFFF00000
+        small = tl.abs(x) + 16384.0 - 16384.0  # below 2^-6 numbers are multiples of 2^-9
+        small = small.to(tl.uint32, bitcast=True) | (bits & 0x80000000)
+        rounded = tl.where(tl.abs(x) < 0.015625, small, rounded)
+        x = tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
     return x.to(DTYPE)
+
+
+@triton.jit
+@no_type_check
+def stored(x, scale, DTYPE: tl.constexpr):
+    """Convert x, f32, to the type of a KV pool, where fp8 numbers are divided by their scale."""
+    if DTYPE == tl.float8e4nv:  # noqa: SIM300
+        x = tl.minimum(x / scale, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.maximum(x, -448.0, propagate_nan=tl.PropagateNan.ALL)
+    return nearest(x, DTYPE)
 
 
 def dot_type(*dtypes: torch.dtype) -> tl.dtype:

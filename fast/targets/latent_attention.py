@@ -36,7 +36,7 @@ def latent_attention_onto(
     head_product(projected_RAQ[..., : own.nope_dim], key_weight.transpose(1, 2), query_RAL[..., : own.latent_rank])
     write_latent(
         query_RAL[..., own.latent_rank :],
-        forward.kv.keys[layer],
+        forward.layer_kv(layer),
         projected_RAQ[..., own.nope_dim :],
         latent_RL,
         Norm(weights["kv_a_layernorm.weight"], _EPS),

@@ -2,8 +2,38 @@
 
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+
+from specsim.core.errors import require, require_choice, require_number
+
+FP8 = torch.float8_e4m3fn
+_LARGEST = torch.finfo(FP8).max
+KVDtype = Literal["model", "fp8_e4m3"]
+KV_DTYPES: tuple[KVDtype, ...] = ("model", "fp8_e4m3")
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """Number format of one pool's KV.
+
+    In fp8_e4m3 a number x is stored as x / scale, rounded to four bits of precision once, when it is written.
+    """
+
+    dtype: KVDtype = "model"  # the model's own type
+    key_scale: float = 1.0  # of fp8_e4m3
+    value_scale: float = 1.0  # of fp8_e4m3; values that are in the keys have the keys'
+
+    def __post_init__(self) -> None:
+        require_choice("kv_dtype", self.dtype, KV_DTYPES)
+        for name in ("key_scale", "value_scale"):
+            scale = getattr(self, name)
+            require_number(name, scale, 1e-6, 1e6, "a number from 0.000001 to 1000000")
+            require(self.dtype != "model" or scale == 1, name, scale, "1 unless kv_dtype is fp8_e4m3")
+
+
+PLAIN = KVFormat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +48,21 @@ class KVLayout:
 
 
 class KVBuffer:
-    """Keys and values of one model, [layers, slots, KV heads, D] each.
+    """Keys and values of one model, [layers, slots, KV heads, D] each, as they are stored.
 
     Values may be a view of the keys.
     """
 
     @torch.inference_mode(False)  # such a tensor may be written inside that mode and outside
     def __init__(
-        self, layout: KVLayout, num_slots: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        layout: KVLayout,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        stored_as: KVFormat = PLAIN,
     ) -> None:
+        dtype = FP8 if stored_as.dtype == "fp8_e4m3" else dtype
         shape = (layout.num_layers, num_slots, layout.num_kv_heads, layout.head_dim)
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         value_dim = layout.head_dim if layout.value_dim is None else layout.value_dim
@@ -35,7 +71,14 @@ class KVBuffer:
             self.values = self.keys[..., :value_dim]
         else:
             self.values = torch.empty((*shape[:-1], value_dim), dtype=dtype, device=device)
+        self.key_scale = stored_as.key_scale
+        self.value_scale = stored_as.key_scale if layout.values_in_keys else stored_as.value_scale
         self.snapshot: KVBuffer | None = None  # content at the last `take_snapshot`, where `keep_snapshot` wants one
+
+    @property
+    def is_fp8(self) -> bool:
+        """Check whether the KV is stored in fp8_e4m3."""
+        return self.keys.dtype == FP8
 
     @torch.inference_mode(False)
     def keep_snapshot(self) -> None:
@@ -53,9 +96,21 @@ class KVBuffer:
         Where values are in the keys, only keys are written.
         """
         kept = slots_R >= 0
-        self.keys[layer, slots_R[kept]] = key_RAD[kept]
+        self.keys[layer, slots_R[kept]] = self._stored(key_RAD[kept], self.key_scale)
         if not self.values_in_keys:
-            self.values[layer, slots_R[kept]] = value_RAD[kept]
+            self.values[layer, slots_R[kept]] = self._stored(value_RAD[kept], self.value_scale)
+
+    def read(self, layer: int, slots: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read keys and values of these slots, [slots, KV heads, D] each, in that type."""
+        keys = self.keys[layer, slots].to(dtype)
+        values = self.values[layer, slots].to(dtype)
+        return (keys * self.key_scale, values * self.value_scale) if self.is_fp8 else (keys, values)
+
+    def _stored(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        if not self.is_fp8:
+            return x
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (wide / scale).clamp(-_LARGEST, _LARGEST).to(FP8)
 
     def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy slots `source` to slots `destination` in every layer, reading all before writing any."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.kv_buffer import KVFormat
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast import attention as fast
@@ -341,6 +342,29 @@ def test_sinks_take_their_share_of_grouped_heads(shuffled_pools, splits, device)
     out = fast.attention(query.to(device), 1, pools.draft, metadata, scores, splits=splits).cpu()
     expected = softmax_with_sinks(query, phase, 16, 0.25, None, sinks)
     assert (out[: len(expected)].double() - expected).abs().max() <= budget(query, phase, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("splits", [None, 3])
+def test_fp8_kv_is_read_times_its_scales(shuffled_pools, splits, dtype, device):
+    """The reference reads the same numbers in float64."""
+    layout = KVLayout(2, 2, 16)
+    phase = prefill_phase(shuffled_pools, [130, 0, 3], [9, 4, 1], 16, layout=layout)
+    fill_for(phase, 1, None, torch.float32)
+    kv = phase.pools.draft
+    stored = KVBuffer(layout, kv.keys.shape[1], dtype, device, KVFormat("fp8_e4m3", 0.5, 0.3))
+    assert stored.is_fp8
+    for own, other, scale in ((kv.keys, stored.keys, 0.5), (kv.values, stored.values, 0.3)):
+        other.copy_(own / scale)
+        own.copy_(other.cpu().double() * scale)
+    pools = KVPool(stored, stored, phase.pools.page_size, *phase.pools.token_ids.shape)
+    for name in ("req_to_token", "token_ids"):
+        getattr(pools, name).copy_(getattr(phase.pools, name))
+    metadata = phase.build(pools, device)
+    query = torch.randn(len(metadata.slots), 4, 16).to(dtype)
+    out = fast.attention(query.to(device), 1, stored, metadata, None, splits=splits).cpu()
+    expected = attention(query.double(), 1, kv, phase.expected, None)
+    assert (out[: len(expected)].double() - expected).abs().max() <= 2 * budget(query, phase, dtype)
 
 
 @pytest.mark.parametrize("length", [1.0, 100.0])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specsim.fast.model.latent_rows import write_latent
+from specsim.fast.model.metadata import KVTensors
 from specsim.fast.model.rows import Norm
 
 
@@ -26,7 +27,15 @@ def test_latents_are_normalised_and_pairs_rotated(shape, dtype, device):
     keys = torch.full((20, 1, rank + width), torch.nan, dtype=dtype, device=device)
     query = torch.full((num_rows, heads, rank + width), torch.nan, dtype=dtype, device=device)
     there = projected.to(device)[..., 4:]
-    write_latent(query[..., rank:], keys, there, latent.to(device), norm, turns.to(device), slots.to(device))
+    write_latent(
+        query[..., rank:],
+        KVTensors(keys, None, 1.0, 1.0),
+        there,
+        latent.to(device),
+        norm,
+        turns.to(device),
+        slots.to(device),
+    )
     eps = 16 * torch.finfo(dtype).eps
     expected = turned(projected[..., 4:], angle[:, None])
     assert torch.allclose(query[..., rank:].cpu().double(), expected, atol=eps, rtol=eps)

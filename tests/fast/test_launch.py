@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 import specsim.fast
-from specsim.fast.runtime.launch import INTERPRETED, block_of, kernel, nearest, recorder
+from specsim.fast.runtime.launch import INTERPRETED, block_of, kernel, nearest, recorder, stored
 
 
 @kernel
@@ -204,3 +204,23 @@ assert silu_mul(torch.ones(1, 4)).isfinite().all()
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
+@kernel
+def _store_fp8(out_ptr, x_ptr, scale, SIZE: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    tl.store(out_ptr + place, stored(tl.load(x_ptr + place), scale, tl.float8e4nv))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.37, 8.0])
+def test_fp8_is_rounded_to_the_nearest_as_torch_rounds(scale, device):
+    """Every number of the type, the middle of every two, random ones of all sizes, and ones beyond the largest."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    codes = codes[codes.isfinite()].sort().values
+    spread = torch.randn(512) * 10 ** (torch.rand(512) * 6 - 4)
+    x = torch.cat([scale * codes, scale * (codes[1:] + codes[:-1]) / 2, spread, torch.tensor([449.0, 1e9, -1e9, 0.0])])
+    x = torch.nn.functional.pad(x, (0, 1024 + 256 - len(x)))[:1024]
+    out = torch.zeros(1024, dtype=torch.float8_e4m3fn, device=device)
+    _store_fp8[(1,)](out_ptr=out, x_ptr=x.to(device), scale=scale, SIZE=1024)
+    expected = (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(out.cpu().view(torch.uint8), expected.view(torch.uint8))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specsim.core.kv_buffer import KVFormat
 from specsim.core.pool import KVBuffer, KVLayout
 from specsim.fast.model import rotary
 from specsim.models.synthetic_pair import LLAMA3
@@ -65,3 +66,26 @@ def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype,
     written = ~expected.keys.isnan()
     assert_within(kv.keys.cpu()[written], expected.keys[written], 4, scale)
     assert torch.equal(kv.values.cpu().double().nan_to_num(7.0), expected.values.nan_to_num(7.0))
+
+
+def test_keys_and_values_are_rounded_to_fp8_once(device):
+    """What is stored is what the reference stores of the rotated keys and of the values."""
+    formats = KVFormat("fp8_e4m3", 0.25, 0.125)
+    kv, wide, expected = (
+        KVBuffer(KVLayout(1, 2, 16), 8, torch.float32, where, stored_as)
+        for where, stored_as in ((device, formats), (device, KVFormat()), ("cpu", formats))
+    )
+    slots, qkv = torch.tensor([5, -1, 2]), torch.randn(3, 8 * 16)
+    qkv[0, -3:] = 1e4  # beyond the largest number
+    turns = rotary.rotations(torch.tensor([0, 3, 9], device=device), torch.rand(8, device=device), torch.float32)
+    for each in (kv, wide):
+        forward = rotary.Forward(turns, SimpleNamespace(slots=slots.to(device)), each)
+        rotary.rotate_and_write(qkv.to(device), None, 0.0, forward, 0, 4)
+    rows = torch.tensor([5, 2])
+    expected.write(0, rows, wide.keys[0, rows].cpu(), wide.values[0, rows].cpu())
+    for name in ("keys", "values"):
+        ours, theirs = (getattr(each, name)[0, rows].cpu().view(torch.uint8) for each in (kv, expected))
+        assert torch.equal(ours, theirs)
+    keys, values = expected.read(0, rows, torch.float64)
+    assert values.abs().max() == 448 * 0.125
+    assert (keys - wide.keys[0, rows].cpu()).abs().max() <= wide.keys[0, rows].abs().max().cpu() / 16
