@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -9,6 +10,14 @@ from specsim.core.columns import lane_columns, tail_columns
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVPool
+
+
+class Scores(NamedTuple):
+    """Scores of a layer's keys, beyond q·k / √D over all visible keys."""
+
+    window: int | None = None  # number of positions that a row sees, its own last; None: all
+    sinks: torch.Tensor | None = None  # [A], one more score of each query head, whose weight is dropped
+    scale: float | None = None  # factor of q·k; None: 1 / √D
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +142,18 @@ def lane_metadata(
 
 
 def attention(
-    query_RAD: torch.Tensor, layer: int, kv: KVBuffer, metadata: AttentionMetadata, window: int | None
+    query_RAD: torch.Tensor, layer: int, kv: KVBuffer, metadata: AttentionMetadata, scores: Scores | None
 ) -> torch.Tensor:
-    """Compute softmax(q·k / √D) v over the visible keys, [R, A, D] (arXiv 1706.03762).
+    """Compute softmax(q·k / √D) v over the visible keys, [R, A, value D] (arXiv 1706.03762).
 
-    window: number of positions that a row sees, its own last; None: all. A / (KV heads) query heads share a KV head
-    (arXiv 2305.13245). A row that sees nothing gives zeros. Slots that no row sees are not read.
+    scores: None for plain ones. A / (KV heads) query heads share a KV head (arXiv 2305.13245). A row that sees nothing
+    gives zeros. Slots that no row sees are not read.
     """
-    out_RAD = torch.zeros_like(query_RAD)
+    window, sinks_A, scale = scores or Scores()
+    num_heads = query_RAD.shape[1]
+    out_RAD = query_RAD.new_zeros(*query_RAD.shape[:2], kv.values.shape[-1])
     start = 0
-    group = query_RAD.shape[1] // kv.keys.shape[2]
+    group = num_heads // kv.keys.shape[2]
     for keys in metadata.keys:
         rows = slice(start, start := start + len(keys.mask))
         mask = keys.mask if window is None else keys.mask & (metadata.positions[rows, None] - keys.positions < window)
@@ -150,8 +161,12 @@ def attention(
         key, value = (
             each.repeat_interleave(group, dim=1) for each in kv.read(layer, keys.slots[seen], query_RAD.dtype)
         )
-        logits = torch.einsum("qad,cad->aqc", query_RAD[rows], key) / query_RAD.shape[-1] ** 0.5
-        weights = torch.softmax(logits.masked_fill(~mask[:, seen], -torch.inf), dim=-1)
+        logits = torch.einsum("qad,cad->aqc", query_RAD[rows], key)
+        logits = logits / query_RAD.shape[-1] ** 0.5 if scale is None else logits * scale
+        logits = logits.masked_fill(~mask[:, seen], -torch.inf)
+        if sinks_A is not None:
+            logits = torch.cat([logits, sinks_A[:, None, None].expand(-1, len(mask), 1)], dim=-1)
+        weights = torch.softmax(logits, dim=-1)[..., : key.shape[0]]
         # Some bfloat16 matrix products spread a row's NaN to other rows.
         weights = torch.where(mask.any(1)[:, None], weights, 0.0)
         out_RAD[rows] = torch.einsum("aqc,cad->qad", weights, value)
