@@ -113,9 +113,10 @@ class Engine:
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
         num_slots -= num_slots % self.config.page_size
+        of_target, of_drafter = self.options.kv_format, self.options.draft_kv_format
+        target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype, self.device, of_target)
         layout = self.drafter.kv_layout
-        draft = None if layout is None else KVBuffer(layout, num_slots, self.dtype, self.device)
-        target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype, self.device)
+        draft = None if layout is None else KVBuffer(layout, num_slots, self.dtype, self.device, of_drafter)
         width = self.config.reserved_columns(self.config.length_limit)
         recent = FeatureRing.make(
             num_requests,

@@ -27,6 +27,8 @@ _PAIR_ONLY = {
     "graph": None,
     "bucket": None,
     "batch_invariant": False,
+    "kv_dtype": "model",
+    "draft_kv_dtype": "model",
 }
 
 

@@ -45,6 +45,8 @@ class EngineGroup:
     graph: options.Graph = None
     bucket: options.Bucket = None
     batch_invariant: options.BatchInvariant = False
+    kv_dtype: options.KVDtype = "model"
+    draft_kv_dtype: options.DraftKVDtype = "model"
 
     def options(
         self,

@@ -183,7 +183,7 @@ AcceptSchedule = Annotated[
     str,
     option("Acceptance", "How --accept-rates are spread over the rounds.", metavar="|".join(SCHEDULES)),
 ]
-Dtype = Annotated[str, option("Execution", "Data type of weights and KV.", metavar="|".join(DTYPES))]
+Dtype = Annotated[str, option("Execution", "Data type of weights and activations.", metavar="|".join(DTYPES))]
 Device = Annotated[
     str | None,
     option(
@@ -217,6 +217,20 @@ BatchInvariant = Annotated[
         "Results do not depend on the batch; slower, as no library matrix products run.",
         "--batch-invariant",
     ),
+]
+_KV_DTYPES = "model|fp8_e4m3"
+KVDtype = Annotated[
+    str,
+    option(
+        "Execution",
+        "Number format of the target's KV; fp8_e4m3: 8 bits, rounded once when written.",
+        metavar=_KV_DTYPES,
+        show_default="model, as --dtype",
+    ),
+]
+DraftKVDtype = Annotated[
+    str,
+    option("Execution", "Number format of the drafter's KV.", metavar=_KV_DTYPES, show_default="model, as --dtype"),
 ]
 JsonFile = Annotated[
     Path | None,

@@ -124,7 +124,7 @@ def _serve(given: dict[str, Any], text: str, pair: "Pair", engine: "Engine", ser
         "date": now(),
         "versions": versions(engine.device.type),
         "pair": pair.name,
-        **{name: given[name] for name in ("impl", "dtype", "bucket", "batch_invariant")},
+        **{name: given[name] for name in ("impl", "dtype", "kv_dtype", "draft_kv_dtype", "bucket", "batch_invariant")},
         "device": engine.device.type,
         "graph": engine.options.graph if given["impl"] == "fast" else None,
     }

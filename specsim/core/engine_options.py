@@ -7,6 +7,7 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
+from specsim.core.kv_buffer import KV_DTYPES, KVDtype, KVFormat
 
 IMPLEMENTATIONS = ("reference", "fast")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -22,21 +23,40 @@ class EngineOptions:
     """
 
     impl: Literal["reference", "fast"] = "reference"
-    dtype: torch.dtype = torch.float32  # of weights, activations and KV
+    dtype: torch.dtype = torch.float32  # of weights and activations
     device: str | None = None  # cpu or cuda; None: a GPU where there is one
     # `eager`: the host launches every kernel. `step`: one captured draft step is replayed. `phase`: one graph for each
     # of draft, verify and draft-extend. `round`: one graph for the three. None: `round` where the setting allows it.
     graph: Literal["eager", "step", "phase", "round"] | None = None
     bucket: int | None = None  # requests that the static buffers hold; None: the next power of two
     batch_invariant: bool = False  # sums are taken in an order that no other request of a batch changes
+    kv_dtype: KVDtype = "model"  # of the target's KV
+    draft_kv_dtype: KVDtype = "model"
+    kv_scales: tuple[float, float] = (1.0, 1.0)  # of keys and values of the target in fp8_e4m3
+    draft_kv_scales: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
         require_choice("impl", self.impl, IMPLEMENTATIONS)
         require_choice("dtype", self.dtype, DTYPES)
+        for name in ("kv", "draft_kv"):
+            require_choice(f"{name}_dtype", getattr(self, f"{name}_dtype"), KV_DTYPES)
+            scales = getattr(self, f"{name}_scales")
+            require(isinstance(scales, tuple) and len(scales) == 2, f"{name}_scales", scales, "two positive numbers")
+        _ = self.kv_format, self.draft_kv_format
         if self.impl == "reference":
             self._check_reference()
         else:
             self._check_fast()
+
+    @property
+    def kv_format(self) -> KVFormat:
+        """Number format of the target's KV."""
+        return KVFormat(self.kv_dtype, *self.kv_scales)
+
+    @property
+    def draft_kv_format(self) -> KVFormat:
+        """Number format of the drafter's KV."""
+        return KVFormat(self.draft_kv_dtype, *self.draft_kv_scales)
 
     def _check_reference(self) -> None:
         for name, value, only in (

@@ -70,6 +70,8 @@ _MADE = {
     "pair": _PAIR,
     "impl": _IMPL,
     "dtype": _DTYPE,
+    "kv_dtype": text("Number format of the target's KV: model or fp8_e4m3."),
+    "draft_kv_dtype": text("Number format of the drafter's KV: model or fp8_e4m3."),
     "bucket": nullable(whole("Batch size that the fast implementation's buffers hold; null: not given.")),
     "batch_invariant": flag("Whether results do not depend on the batch."),
     "device": DEVICE,
