@@ -14,6 +14,7 @@ import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
+from specsim.core.kv_buffer import KVFormat
 from specsim.reference.oracle_distributions import inverse_cdf, logprob, next_distribution, ranked
 from specsim.reference.oracle_draft import Node, Path, draft, look_up, select
 from specsim.reference.oracle_forward import in_dtype
@@ -53,16 +54,19 @@ def generate(
     dtype: torch.dtype = torch.float64,
     grammar: Any = None,
     token_drafter: Any = None,
+    *,
+    formats: Sequence[KVFormat] = (KVFormat(), KVFormat()),
 ) -> OracleResult:
     """Decode one request of a specsim.core.pair.Pair, with models in dtype and distributions in float64.
 
-    token_drafter: a specsim.core.token_drafter.TokenDrafter in place of the pair's drafter.
+    formats: of the target's and the drafter's KV. token_drafter: a specsim.core.token_drafter.TokenDrafter in place of
+    the pair's drafter.
     """
-    target = in_dtype(pair.target, dtype)
+    target = in_dtype(pair.target, dtype, formats[0])
     prompt_len = len(prompt_ids)
     drafter = token_drafter
     if drafter is None and not config.is_plain and pair.drafter is not None:
-        drafter = in_dtype(pair.drafter, dtype)
+        drafter = in_dtype(pair.drafter, dtype, formats[1])
     max_len = config.max_len or target.config.max_position_embeddings
     if not 0 < prompt_len < max_len:
         raise InputError("prompt length", prompt_len, f"1 to {max_len - 1}, one less than max_len")

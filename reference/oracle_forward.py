@@ -10,14 +10,18 @@ from typing import Any
 import torch
 
 from specsim.core.errors import InputError
+from specsim.core.kv_buffer import KVFormat
 from specsim.reference.oracle_layer import layer
 from specsim.reference.oracle_parts import Tensors, linear, norm
 
 
-def in_dtype(model: Any, dtype: torch.dtype) -> SimpleNamespace:
-    """Copy a checkpoint to the CPU, with its floating tensors in dtype."""
+def in_dtype(model: Any, dtype: torch.dtype, stored_as: KVFormat | None = None) -> SimpleNamespace:
+    """Copy a checkpoint to the CPU, with its floating tensors in dtype, and the scales of its KV if that is in fp8."""
     tensors = {name: x.detach().cpu() for name, x in model.tensors.items()}
     tensors = {name: x.to(dtype) if x.is_floating_point() else x for name, x in tensors.items()}
+    if stored_as is not None and stored_as.dtype == "fp8_e4m3":
+        scales = {"key": stored_as.key_scale, "value": stored_as.value_scale}
+        tensors |= {f"kv.{part}_scale": torch.tensor(scale, dtype=dtype) for part, scale in scales.items()}
     return SimpleNamespace(config=model.config, tensors=tensors)
 
 

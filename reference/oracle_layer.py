@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from specsim.core.layer_config import DenseMLP, LatentAttention
-from specsim.reference.oracle_parts import Tensors, linear, norm, rotate
+from specsim.reference.oracle_parts import Tensors, linear, norm, rotate, stored
 
 
 def layer(
@@ -99,10 +99,11 @@ def project_heads(
     """Compute the queries, keys or values (part q, k, v) of rows at positions first, first + 1, ..., [A, R, D]."""
     heads = linear(tensors, f"{name}.{part}_proj", rows_RH).unflatten(-1, (-1, own.head_dim)).transpose(0, 1)
     if part == "v":
-        return heads
+        return stored(tensors, "value", heads)
     if f"{name}.{part}_norm.weight" in tensors:  # Qwen3, over each head
         heads = norm(tensors, f"{name}.{part}_norm", heads, config.rms_norm_eps)
-    return rotate(own.rope, heads, first)
+    turned = rotate(own.rope, heads, first)
+    return stored(tensors, "key", turned) if part == "k" else turned
 
 
 def _latent(config: Any, own: Any, tensors: Tensors, name: str, rows_RH: torch.Tensor) -> torch.Tensor:
@@ -115,9 +116,10 @@ def _latent(config: Any, own: Any, tensors: Tensors, name: str, rows_RH: torch.T
     query = query.unflatten(-1, (own.num_heads, -1)).transpose(0, 1)
     query = torch.cat([query[..., : own.nope_dim], rotate(own.rope, query[..., own.nope_dim :])], -1)
     joint = linear(tensors, f"{name}.kv_a_proj_with_mqa", rows_RH)
-    latent = norm(tensors, f"{name}.kv_a_layernorm", joint[:, : own.latent_rank], 1e-6)
+    latent = stored(tensors, "key", norm(tensors, f"{name}.kv_a_layernorm", joint[:, : own.latent_rank], 1e-6))
     heads = linear(tensors, f"{name}.kv_b_proj", latent).unflatten(-1, (own.num_heads, -1)).transpose(0, 1)
-    turned = rotate(own.rope, joint[None, :, own.latent_rank :]).expand(own.num_heads, -1, -1)
+    turned = stored(tensors, "key", rotate(own.rope, joint[None, :, own.latent_rank :]))
+    turned = turned.expand(own.num_heads, -1, -1)
     key = torch.cat([heads[..., : own.nope_dim], turned], -1)
     attended_ARD = _attend(query, key, heads[..., own.nope_dim :], own.scale, None, None)
     return linear(tensors, f"{name}.o_proj", attended_ARD.transpose(0, 1).flatten(1))

@@ -24,6 +24,12 @@ def linear(tensors: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
     return F.linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
 
+def stored(tensors: Tensors, part: str, x: torch.Tensor) -> torch.Tensor:
+    """Round keys or values (part key, value) as a pool in fp8_e4m3 does, where the tensors hold its scales."""
+    scale = tensors.get(f"kv.{part}_scale")
+    return x if scale is None else (x / scale).clip(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) * scale
+
+
 def rotate(rope: Any, x_ARD: torch.Tensor, first: int = 0) -> torch.Tensor:
     """Apply rotary embedding to rows at positions first, first + 1, ..., with angles in float32.
 

@@ -51,8 +51,8 @@ def diff(
         str,
         option(
             "Model",
-            "Small target: llama, qwen3, mistral, noisy, twins (equal logits), wide, wide_qwen3, wide_mistral or "
-            "shipped.",
+            "Small target: llama, qwen2, qwen3, mistral, gpt_oss, qwen3_moe, deepseek_v3, noisy, twins (equal logits), "
+            "wide, wide_qwen3, wide_mistral or shipped.",
             metavar="NAME",
         ),
     ] = "llama",
@@ -98,7 +98,11 @@ def diff(
             show_default="cuda if there is a GPU, else cpu",
         ),
     ] = None,
-    dtype: Annotated[str, option("Execution", "Data type of weights and KV.", metavar="float32|bfloat16")] = "float32",
+    dtype: Annotated[
+        str, option("Execution", "Data type of weights and activations.", metavar="float32|bfloat16")
+    ] = "float32",
+    kv_dtype: options.KVDtype = "model",
+    draft_kv_dtype: options.DraftKVDtype = "model",
     shard: Annotated[
         str | None,
         option("Grid", "Compare every n-th cell, starting at the i-th.", metavar="i/n", show_default="all cells"),
@@ -141,6 +145,7 @@ def _diff(given: dict[str, Any]) -> None:
     """Run a grid, which takes no option of a cell, or the one cell of the options."""
     from specsim.core.display import stdout_console
     from specsim.core.files import check_files
+    from specsim.core.kv_buffer import KVFormat
     from specsim.correctness import differential
     from specsim.correctness.differential.pairs import FAMILIES, KINDS
     from specsim.correctness.differential.report import show
@@ -168,6 +173,8 @@ def _diff(given: dict[str, Any]) -> None:
         pair = f"{given['drafter']}-{given['family']}"
         mode = "free" if given["free"] else "lockstep"
         cell = one_cell(config, given["temperature"], pair, given["batch"], mode, given["graph"])
+        formats = tuple(KVFormat(given[key]) for key in ("kv_dtype", "draft_kv_dtype"))
+        cell = replace(cell, kv=formats)
         cell = cell if given["regex"] is None else _constrained(cell, given["regex"])
         cells = (cell if given["rule"] is None else _with_rule(cell, given["rule"]),)
     check_files({}, json=given["json_file"], html=given["html_file"])

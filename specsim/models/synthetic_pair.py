@@ -177,9 +177,11 @@ def _attend_to_itself(tensors: Tensors, model: ModelConfig) -> None:
         tensors[f"{prefix}{name}_proj.weight"][:, 0] += 4.0
         if model.heads.has_head_norms:  # they would take the factor out again
             tensors[f"{prefix}{name}_norm.weight"] *= 4.0
-    tensors[f"{prefix}v_proj.weight"] += torch.cat([identity, -identity], dim=1)
-    first_of_group = tensors[f"{prefix}o_proj.weight"].unflatten(1, (model.num_kv_heads, -1, model.head_dim))[:, :, 0]
-    first_of_group += identity.unflatten(1, (model.num_kv_heads, model.head_dim))
+    tensors[f"{prefix}v_proj.weight"][: model.hidden_size] += torch.cat([identity, -identity], dim=1)
+    channel = torch.arange(model.hidden_size)  # of the values, which the first query head of each group reads
+    group = model.num_heads // model.num_kv_heads
+    column = channel // model.head_dim * group * model.head_dim + channel % model.head_dim
+    tensors[f"{prefix}o_proj.weight"][:, column] += identity
 
 
 _MAKE = {

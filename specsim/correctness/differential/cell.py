@@ -1,12 +1,13 @@
 """One setting in which the implementations are compared."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.engine_options import check_graph
+from specsim.core.engine_options import EngineOptions, check_graph
 from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars
+from specsim.core.kv_buffer import KVFormat
 from specsim.core.rule import AcceptanceRule
 
 MODES = ("lockstep", "free")
@@ -33,6 +34,18 @@ class Cell:
     request_ids: tuple[int, ...] | None = None  # one for each prompt; None: 0, 1, ...
     grammars: Grammars = field(default_factory=dict, repr=False, hash=False)  # of requests, by their ids
     rule: AcceptanceRule | None = None  # in place of the setting's verifier
+    kv: tuple[KVFormat, KVFormat] = (KVFormat(), KVFormat())  # of the target's and the drafter's pool
+
+    def options(self, options: EngineOptions) -> EngineOptions:
+        """Add the cell's number formats of KV to an engine's options."""
+        target, draft = self.kv
+        return replace(
+            options,
+            kv_dtype=target.dtype,
+            draft_kv_dtype=draft.dtype,
+            kv_scales=(target.key_scale, target.value_scale),
+            draft_kv_scales=(draft.key_scale, draft.value_scale),
+        )
 
     def __post_init__(self) -> None:
         for name, allowed in (("mode", MODES), ("graph", GRAPHS)):
@@ -41,4 +54,6 @@ class Cell:
         shortest = min(map(len, self.prompts), default=1)
         if not 1 <= self.chunks <= shortest:
             raise InputError("chunks", self.chunks, f"1 to the tokens of the shortest prompt, {shortest}")
+        if self.pair.startswith("frozen-kv") and self.kv[1] != KVFormat():
+            raise InputError("draft_kv_dtype", self.kv[1].dtype, "model with frozen-kv, which has no KV of its own")
         check_graph(self.graph, self.config, bool(self.grammars), verifies_on_host=self.rule is not None)

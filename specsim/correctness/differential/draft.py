@@ -34,7 +34,7 @@ def compare_draft(request: ComparedRequest[VerifyInput], lanes: list[torch.Tenso
     _compare_tree(request)
     if lanes:
         drafted = request.step.drafted.map(lambda kv: present("draft KV", kv))
-        compare_kv(request.check, "draft", drafted, lanes[request.index])
+        compare_kv(request.check, "draft", drafted, lanes[request.index], request.step.pools.reference)
     _compare_selection(request)
 
 

@@ -67,7 +67,7 @@ def load_implementation(cell: Cell, pair: Pair, options: EngineOptions) -> Imple
     A whole round overwrites the draft lanes before it ends, so a snapshot of their KV is kept.
     """
     longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
-    engine = load_engine(pair, cell.config, options, grammars=cell.grammars, verifier=cell.rule)
+    engine = load_engine(pair, cell.config, cell.options(options), grammars=cell.grammars, verifier=cell.rule)
     num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.length_limit))
     pools = engine.make_pools(len(cell.prompts), num_slots)
     if cell.graph == "round" and pools.draft is not None:

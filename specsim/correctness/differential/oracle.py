@@ -27,7 +27,7 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
 
     ids = cell.request_ids or tuple(range(len(cell.prompts)))
     grammars = [cell.grammars.get(each) for each in ids]
-    options = EngineOptions(dtype=torch.float64)
+    options = cell.options(EngineOptions(dtype=torch.float64))
     outputs = generate(
         pair, cell.prompts, cell.config, cell.sampling, grammars=grammars, request_ids=ids, engine=options
     ).outputs
@@ -36,7 +36,7 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
         named = draws(sampling.seed, ids[request], pair.target.config.vocab_size)
         made = TOKEN_DRAFTERS[pair.kind](pair.drafter) if pair.kind in TOKEN_DRAFTERS else None
         truth = oracle.generate(
-            pair, prompt, cell.config, sampling, named, grammar=grammars[request], token_drafter=made
+            pair, prompt, cell.config, sampling, named, grammar=grammars[request], token_drafter=made, formats=cell.kv
         )
         facts = (
             ("tokens", truth.token_ids, output.token_ids),

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from specsim.core import target
 from specsim.core.errors import InputError
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
@@ -24,7 +25,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 BRIDGED = "standalone.tli"
 KINDS = ("eagle", "eagle3", "eagle3.1", "mtp", "standalone", "frozen-kv", *MODES, BRIDGED, *TOKEN_DRAFTERS)
-FAMILIES = ("llama", "qwen3", "mistral", "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
+FAMILIES = (*target.FAMILIES, "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
 
 

@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 from specsim.correctness.differential.comparison import Mismatch, WithinRoundingError
 from specsim.correctness.differential.draft import compare_draft
 from specsim.correctness.differential.draft_input import compare_draft_extend, compare_prefill, prefill_logits
-from specsim.correctness.differential.slots import compare_tables, compare_untouched, lane_slots, permitted_writes
+from specsim.correctness.differential.slots import (
+    compare_tables,
+    compare_untouched,
+    lane_slots,
+    note_fp8_ties,
+    permitted_writes,
+)
 from specsim.correctness.differential.step import ComparedRequest, Step
 from specsim.correctness.differential.verify import adjusted_logits, compare_verify
 
@@ -47,8 +53,10 @@ def compare_step(step: Step, not_compared: set[int]) -> Iterator[Found]:
             if index in not_compared or index in wrong:
                 tally.not_compared[phase] += 1
                 continue
+            request = ComparedRequest(step, index, states)
             try:
-                compare(ComparedRequest(step, index, states), prepared)
+                note_fp8_ties(request)
+                compare(request, prepared)
                 tally.compared[phase] += 1
             except WithinRoundingError:
                 tally.within_rounding_error += 1
