@@ -27,6 +27,7 @@ from specsim.core.phases import (
 )
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.rule import AcceptanceRule
+from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
 from specsim.fast import drafters, kv, tree, verify
@@ -34,6 +35,7 @@ from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, TargetOutput
 from specsim.fast.model.draft_metadata import tree_metadata
 from specsim.fast.model.metadata import prefill_metadata
+from specsim.fast.model.side_rows import move_side, write_side
 from specsim.fast.runtime.graph import capture
 from specsim.fast.runtime.launch import next_power_of_2
 from specsim.fast.runtime.padding import RoundShape
@@ -126,7 +128,8 @@ class Engine:
             dtype=self.dtype,
             device=self.device,
         )
-        return KVPool(target, draft, self.config.page_size, num_requests, width, recent)
+        side = SideOutputs(self.target.config.side_outputs, num_slots, self.device)
+        return KVPool(target, draft, self.config.page_size, num_requests, width, recent, side)
 
     @torch.inference_mode()
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
@@ -137,6 +140,7 @@ class Engine:
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
         output = self.target.forward(prefill.input_ids, metadata, pools.target, self.drafter.feature_layers)
+        write_side(pools, metadata.slots, output)
         logits_BV = self.target.logits(output.hidden[prefill.last_rows])
         allowed = self._allowed_first(batch, pools, logits_BV.shape[-1])
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed)
@@ -340,12 +344,10 @@ class Engine:
 
     def _run_target(self, frame: Frame) -> None:
         verify_input = frame.verify_input
-        output = self.target.forward(
-            verify_input.draft_tokens.view(-1),
-            tree_metadata(frame.batch, verify_input, frame.pools),
-            frame.pools.target,
-            self._drafter.feature_layers,
-        )
+        metadata = tree_metadata(frame.batch, verify_input, frame.pools)
+        tokens = verify_input.draft_tokens.view(-1)
+        output = self.target.forward(tokens, metadata, frame.pools.target, self._drafter.feature_layers)
+        write_side(frame.pools, metadata.slots, output)
         frame.target_output = TargetOutput(output.features, self.target.logits(output.hidden))
 
     def _check_trees(self, frame: Frame) -> None:
@@ -362,6 +364,7 @@ class Engine:
             allowed=frame.allowed,
             out=frame.verdict,
         )
+        move_side(batch, verify_input.cache_locations, frame.verdict, pools)
         kv.commit(batch, verify_input.cache_locations, frame.verdict, pools, out=frame.outlet.progress)
 
     def _gather(self, frame: Frame) -> None:

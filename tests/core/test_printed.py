@@ -56,7 +56,7 @@ def test_a_state_without_requests_prints():
     assert "f32 [0, 2]" in repr(AutoregressiveInput.empty(2, 8))
 
 
-@pytest.mark.parametrize(("impl", "target"), [("reference", "DecoderTarget"), ("fast", "DenseTarget")])
+@pytest.mark.parametrize(("impl", "target"), [("reference", "DecoderTarget"), ("fast", "DecoderTarget")])
 def test_an_engine_names_its_setting_and_a_pool_its_free_pages(impl, target):
     config = specsim.SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4)
     engine = specsim.load_engine(specsim.load(), config, specsim.EngineOptions(impl=impl))

@@ -10,7 +10,7 @@ from specsim.correctness.differential.slots import (
     compare_tables,
     compare_untouched,
     lane_slots,
-    note_fp8_ties,
+    note_other_choices,
     permitted_writes,
 )
 from specsim.correctness.differential.step import ComparedRequest, Step
@@ -55,7 +55,7 @@ def compare_step(step: Step, not_compared: set[int]) -> Iterator[Found]:
                 continue
             request = ComparedRequest(step, index, states)
             try:
-                note_fp8_ties(request)
+                note_other_choices(request)
                 compare(request, prepared)
                 tally.compared[phase] += 1
             except WithinRoundingError:

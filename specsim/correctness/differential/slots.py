@@ -149,15 +149,18 @@ def _parts(kv: KVBuffer, buffer: str) -> list[tuple[str, Callable[[KVBuffer], to
     ]
 
 
-def note_fp8_ties(request: ComparedRequest[Any]) -> None:
-    """Stop where rounding to fp8 decided differently about a few numbers of the request's KV.
+def note_other_choices(request: ComparedRequest[Any]) -> None:
+    """Stop where rounding chose other experts for a row of the request, or other fp8 numbers for a few of its KV.
 
-    A number between two of fp8 may fall to either side. So the codes of a few entries may differ by one; what later
-    layers compute from them differs by more than rounding.
+    Later layers differ by more than rounding then. A number between two of fp8 may fall to either side, so its codes
+    may differ by one. Experts are compared between the reference and its float64 run only.
     """
     pools = request.step.pools
     columns = pools.reference.req_to_token[request.row]
     slots = columns[columns >= 0]
+    reference, exact = (each.side.read(slots) for each in pools[:2])
+    if any(not torch.equal(rows, exact[name]) for name, rows in reference.items()):
+        raise WithinRoundingError
     drafted = (pools.map(lambda each: each.draft), request.step.drafted)
     buffers = [pools.map(lambda each: each.target), *(each for each in drafted if None not in each)]
     for each in buffers:
@@ -186,8 +189,17 @@ def compare_committed(request: ComparedRequest[Any], buffer: str) -> None:
     end = request.end
     if buffer == "draft":
         end = min(end + request.step.drafter.lead, request.config.length_limit)
+    if buffer == "target":
+        _compare_side(request, request.slots(torch.arange(end)))
     if buffers.reference is not None:
         compare_kv(request.check, buffer, buffers, request.slots(torch.arange(end)), request.step.pools.reference)
+
+
+def _compare_side(request: ComparedRequest[Any], slots: torch.Tensor) -> None:
+    """Compare the side outputs of committed columns."""
+    reference, _, fast = request.step.pools.map(lambda pools: pools.side.read(slots.to(pools.req_to_token.device)))
+    for name, rows in reference.items():
+        request.check.same(f"side output {name}", rows, fast[name])
 
 
 def compare_untouched(step: Step, writes: Writes) -> None:
