@@ -7,6 +7,7 @@ from specsim.bench import (
     baselines,
     bookkeeping,
     determinism,
+    experts,
     linears,
     modes,
     rounds,
@@ -59,6 +60,7 @@ _KERNELS: dict[str, Group] = {
     "linears": lambda run, peaks: linears.linear_rows(run.model, peaks, run.quick),
     "bookkeeping": _bookkeeping,
     "vocabulary": lambda run, peaks: vocabulary.vocabulary_rows(run.model.vocab_size, peaks, run.quick),
+    "experts": lambda _, peaks: experts.expert_rows(peaks),
     "attention": lambda run, peaks: tree_attention.attention_rows(peaks, run.quick),
 }
 _ROUND: dict[str, Group] = {
