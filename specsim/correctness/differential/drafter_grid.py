@@ -1,23 +1,26 @@
 """Cells in which every kind of drafter meets target families, verifiers, graph modes and page sizes in pairs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specsim.core.config import VERIFIERS
 from specsim.correctness.pairwise import pairwise
 
 LOOKED_UP = ("ngram", "suffix")  # kinds whose drafts are not sampled
+LATER_FAMILIES = ("qwen2", "gpt_oss", "qwen3_moe", "deepseek_v3")
 ON_HOST = ("suffix",)  # kinds that no graph captures
+WITHOUT_KV = ("frozen-kv", *LOOKED_UP)  # kinds without KV of their own
 KINDS = ("eagle3.1", "mtp", "standalone", "standalone.tli", "frozen-kv", *LOOKED_UP)
 DRAFTER_AXES: dict[str, list[Any]] = {
     "kind": list(KINDS),
     "num_draft_tokens": [8],
+    "kv": ["model", "fp8", "fp8_target", "fp8_draft"],  # of setting.KV_FORMATS
     "verifier": list(VERIFIERS),
+    "family": ["llama", "qwen3", "mistral", *LATER_FAMILIES],
     "graph": ["round", "eager", "step", "phase"],
     "topk": [1, 2, 4],
     "num_steps": [3, 1, 2],
     "page_size": [4, 1, 16],
-    "family": ["llama", "qwen3", "mistral"],
     "sampling": ["greedy", "warm", "filtered", "penalties"],
     "batch": [3, 1],
     "extend": ["fixed", "ragged"],
@@ -48,9 +51,9 @@ _CHAINS = ("rejection", "block", "gumbel")
 _SAMPLED = (*_CHAINS, "multi_round")
 
 
-def drafter_settings() -> list[dict[str, Any]]:
-    """List settings that cover every possible pair of values of the axes."""
-    return pairwise(DRAFTER_AXES, is_possible)
+def drafter_settings(is_included: Callable[[Mapping[str, Any]], bool] = lambda _: True) -> list[dict[str, Any]]:
+    """List settings that cover every possible pair of values of the axes, among those that are included."""
+    return pairwise(DRAFTER_AXES, lambda setting: is_possible(setting) and is_included(setting))
 
 
 def is_possible(setting: Mapping[str, Any]) -> bool:
@@ -64,6 +67,7 @@ def is_possible(setting: Mapping[str, Any]) -> bool:
         is_round and kind in ON_HOST,
         is_round and kind == "ngram" and topk > 1,
         kind in LOOKED_UP and verifier in _SAMPLED,
+        kind in WITHOUT_KV and setting.get("kv") in ("fp8", "fp8_draft"),
         verifier in _CHAINS and topk > 1,
     )
     return not any(excluded)

@@ -25,7 +25,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 BRIDGED = "standalone.tli"
 KINDS = ("eagle", "eagle3", "eagle3.1", "mtp", "standalone", "frozen-kv", *MODES, BRIDGED, *TOKEN_DRAFTERS)
-FAMILIES = (*target.FAMILIES, "noisy", "twins", "wide", "wide_qwen3", "wide_mistral", "shipped")
+FAMILIES = (*target.FAMILIES, "noisy", "twins", "wide", "wide_qwen2", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
 
 
@@ -34,7 +34,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
 
     Float64 runs of the pair have the same weights. Other names of a kind or a family:
     `noisy`: a drafter whose hidden state comes mostly from its layers, so that errors in them show.
-    `wide`, `wide_qwen3`, `wide_mistral`: attention decides, and margins are wider than bfloat16 rounds (wide_pair).
+    `wide`, `wide_qwen2`, `wide_qwen3`, `wide_mistral`: attention decides, with wider margins than bfloat16 rounds.
     `twins`: a target whose head has the same row for each odd token as for the even one before it, so that logits tie.
     `shipped`: the pair that comes with the package.
     `standalone.shifted`, `frozen-kv.next`: kinds with another value of rows or position.

@@ -6,8 +6,9 @@ from typing import Any
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
+from specsim.core.kv_buffer import PLAIN, KVFormat
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.drafter_grid import LOOKED_UP
+from specsim.correctness.differential.drafter_grid import LATER_FAMILIES, LOOKED_UP
 
 MOST_NODES = 32
 VOCAB_SIZE = 48
@@ -22,6 +23,14 @@ SAMPLINGS = {
         temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.2, logit_bias={3: 1.5, 7: -2.0}, seed=4
     ),
 }
+# Number formats of the target's and the drafter's KV. No scale is 1 or a power of two, and no two are alike, so that a
+# scale that is left out, used twice or taken from the other pool changes what is read.
+KV_FORMATS = {
+    "model": (PLAIN, PLAIN),
+    "fp8": (KVFormat("fp8_e4m3", 0.3, 0.7), KVFormat("fp8_e4m3", 0.6, 0.2)),
+    "fp8_target": (KVFormat("fp8_e4m3", 0.3, 0.7), PLAIN),
+    "fp8_draft": (PLAIN, KVFormat("fp8_e4m3", 0.6, 0.2)),
+}
 # A chain has width 1, a tree of one step at most topk + 1 nodes: such cells take what is possible.
 AXES = {
     "topk": [1, 2, 4, 8, 16],
@@ -31,7 +40,8 @@ AXES = {
     "batch": [1, 3],
     "sampling": list(SAMPLINGS),
     "kind": ["eagle", "eagle3"],
-    "family": ["llama", "qwen3", "mistral", "noisy"],
+    "family": ["llama", "qwen3", "mistral", "noisy", *LATER_FAMILIES],
+    "kv": list(KV_FORMATS),
     "draft_kv": ["lane", "ancestor"],
     "extend": ["fixed", "ragged"],
     "release": ["finish", "round"],
@@ -46,6 +56,9 @@ AXES = {
 }
 CROSSED = ("topk", "num_steps", "num_draft_tokens", "page_size", "batch")
 EXTRA = {"bucket": None, "idle": False, "verifier": "target_only"}
+# Left out in 16 bits, where rounding changes which experts a row has, and every tenth number of KV in fp8.
+ROUTED = ("gpt_oss", "qwen3_moe", "deepseek_v3")
+_ROUNDS = dict.fromkeys(("shipped", *LATER_FAMILIES), 2)  # of a cell, 4 of other families
 NAMED = (*CROSSED, "sampling", "kind", "family")  # in every cell's id, default or not
 DEFAULTS = {name: values[0] for name, values in AXES.items()}
 
@@ -71,8 +84,9 @@ def cell_of(setting: Mapping[str, Any]) -> Cell:
         graph=values["graph"],
         bucket=values["bucket"],
         chunks=values["chunks"],
-        rounds=12 if looked_up else 2 if values["family"] == "shipped" else 4,
+        rounds=12 if looked_up else _ROUNDS.get(values["family"], 4),
         is_idle_too=values["idle"],
+        kv=KV_FORMATS[values["kv"]],
     )
 
 

@@ -26,6 +26,7 @@ BONUS = (2.5, 0.6)  # units added by the codes of the two tokens before
 SHARE = (2 / 3) ** 0.5  # root mean square of an embedding
 PEAK = 8.4  # of the queries and keys that find a token by its distance
 HARD = 3.6  # the same in norms of queries and keys
+BIAS = 0.02  # scale of projections' biases
 SCALES = {"o_proj": 0.2, "down_proj": 0.33}  # of random weights, 1.2 / sqrt(inputs) otherwise
 FUSING = ("fc.weight", "eh_proj", "pre_projection")  # projections of an embedding and a hidden state
 _PAIRS = torch.tensor([0, 1, 2, HEAD // 2, HEAD // 2 + 1, HEAD // 2 + 2])  # entries of the three fastest rotations
@@ -69,7 +70,9 @@ def random_tensors(layout: Layout, generator: torch.Generator) -> Tensors:
     tensors = {}
     for name, shape in layout.items():
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
-        if len(shape) == 1:
+        if name.endswith("bias"):
+            tensors[name] = BIAS * values
+        elif len(shape) == 1:
             tensors[name] = torch.ones(shape, dtype=torch.float64)
             tensors[name][SOFT] += 0.1 * values[SOFT]
         else:
