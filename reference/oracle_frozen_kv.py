@@ -5,7 +5,7 @@ import math
 import torch
 
 from specsim.reference.oracle_forward import target_forward
-from specsim.reference.oracle_layer import feed_forward, project_heads
+from specsim.reference.oracle_layer import attention_weights, feed_forward, project_heads
 from specsim.reference.oracle_parts import linear, norm
 from specsim.reference.oracle_request import Request
 
@@ -57,5 +57,6 @@ def _attention(request: Request, prefix: list[int], layer: int, normed_1H: torch
     query = project_heads(model, own, request.draft_tensors, name, "q", normed_1H, first=position)
     is_unseen = position - torch.arange(len(prefix)) >= (own.window or math.inf)
     scores_A1L = (query @ key.mT * own.head_dim**-0.5).masked_fill(is_unseen, -math.inf)
-    attended_1H = (scores_A1L.softmax(-1) @ value).transpose(0, 1).flatten(1)
+    weights_A1L = attention_weights(scores_A1L, request.draft_tensors.get(f"{name}.sinks"))
+    attended_1H = (weights_A1L @ value).transpose(0, 1).flatten(1)
     return linear(request.draft_tensors, f"{name}.o_proj", attended_1H)

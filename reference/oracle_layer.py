@@ -133,12 +133,17 @@ def _attend(
     window: int | None,
     sinks_A: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute causal softmax attention of heads, [A, R, D]; a sink is one more term of a head's denominator."""
+    """Compute causal softmax attention of heads, [A, R, D]."""
     num_rows = query.shape[1]
     age_RR = torch.arange(num_rows)[:, None] - torch.arange(num_rows)
     unseen_RR = (age_RR < 0) | (age_RR >= (window or num_rows))
     scores_ARR = (query @ key.mT * scale).masked_fill(unseen_RR, -math.inf)
+    return attention_weights(scores_ARR, sinks_A) @ value
+
+
+def attention_weights(scores_ARC: torch.Tensor, sinks_A: torch.Tensor | None) -> torch.Tensor:
+    """Compute the softmax of scores, with one more term exp(sink) in each head's denominator."""
     if sinks_A is None:
-        return scores_ARR.softmax(-1) @ value
-    total_AR = torch.logaddexp(scores_ARR.logsumexp(-1), sinks_A[:, None])
-    return (scores_ARR - total_AR[..., None]).exp() @ value
+        return scores_ARC.softmax(-1)
+    total_AR = torch.logaddexp(scores_ARC.logsumexp(-1), sinks_A[:, None])
+    return (scores_ARC - total_AR[..., None]).exp()

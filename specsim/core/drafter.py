@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from specsim.core.errors import require, require_choice
+from specsim.core.layer_config import HeadAttention
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.target import ModelConfig
@@ -46,6 +47,8 @@ def source_layers(config: DrafterConfig, target: ModelConfig) -> tuple[int, ...]
 
     It is the last one with the same kind of attention, sliding or full.
     """
+    has_heads = all(isinstance(layer.attention, HeadAttention) for layer in target.layers)
+    require(has_heads, "drafter", "frozen-kv", "a drafter with KV of its own: the target's KV is latent vectors")
     sources = []
     for layer in range(config.model.num_layers):
         is_sliding = config.model.window(layer) is not None

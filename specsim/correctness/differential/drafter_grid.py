@@ -9,6 +9,7 @@ from specsim.correctness.pairwise import pairwise
 LOOKED_UP = ("ngram", "suffix")  # kinds whose drafts are not sampled
 LATER_FAMILIES = ("qwen2", "gpt_oss", "qwen3_moe", "deepseek_v3")
 ON_HOST = ("suffix",)  # kinds that no graph captures
+LATENT = ("deepseek_v3",)  # families without KV heads, which no drafter on frozen KV can read
 WITHOUT_KV = ("frozen-kv", *LOOKED_UP)  # kinds without KV of their own
 KINDS = ("eagle3.1", "mtp", "standalone", "standalone.tli", "frozen-kv", *LOOKED_UP)
 DRAFTER_AXES: dict[str, list[Any]] = {
@@ -67,6 +68,7 @@ def is_possible(setting: Mapping[str, Any]) -> bool:
         is_round and kind in ON_HOST,
         is_round and kind == "ngram" and topk > 1,
         kind in LOOKED_UP and verifier in _SAMPLED,
+        kind == "frozen-kv" and setting.get("family") in LATENT,
         kind in WITHOUT_KV and setting.get("kv") in ("fp8", "fp8_draft"),
         verifier in _CHAINS and topk > 1,
     )
