@@ -1,5 +1,6 @@
 """Pairs of the differential, by name: small random ones, and the shipped one."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,19 @@ BRIDGED = "standalone.tli"
 KINDS = ("eagle", "eagle3", "eagle3.1", "mtp", "standalone", "frozen-kv", *MODES, BRIDGED, *TOKEN_DRAFTERS)
 FAMILIES = (*target.FAMILIES, "noisy", "twins", "wide", "wide_qwen2", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+    "truncate": False,
+    "original_max_position_embeddings": 16,
+}
+# GPT-OSS multiplies cosines and sines by 0.1 ln(factor) + 1, DeepSeek-V3 the scores by its square.
+_SCALED: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"rope_scaling": _YARN | {"attention_factor": 0.1 * math.log(4.0) + 1}},
+    "deepseek_v3": {"rope_scaling": _YARN, "latent": {"scale": 20**-0.5 * (0.1 * math.log(4.0) + 1) ** 2}},
+}
 
 
 def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
@@ -58,7 +72,8 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
         model = "llama" if family in ("noisy", "twins") else family
         noise = 0.15 if family == "noisy" else 0.02
         made, fields = MODES.get(kind, (kind.removesuffix(".tli"), {}))
-        pair = synthetic_pair(made, model, noise=noise, window=_WINDOW.get(family), fields=fields)
+        scaled = _SCALED.get(family, {})
+        pair = synthetic_pair(made, model, noise=noise, window=_WINDOW.get(family), fields=fields, **scaled)
         pair = bridged_pair(pair) if kind == BRIDGED else pair
     return rounded(_with_twins(pair) if family == "twins" else pair, dtype)
 
