@@ -85,6 +85,11 @@ MTP = (
     dict(QUICK[0], kind="mtp", family="noisy", num_steps=2, graph="step", max_len="near", chunks=2, idle=True),
     *(dict(each, kind="mtp", num_steps=3) for each in VERIFIERS[:4]),
     dict(QUICK[0], kind="mtp.one", graph="step"),
+    *(  # vllm#41162 with one module, which runs once a draft step: its metadata is made again for each
+        dict(topk=1, num_steps=3, page_size=4, batch=3, kind="mtp.one", family=family, graph=graph)
+        for family in ("mistral", "deepseek_v3")
+        for graph in ("step", "round")
+    ),
     dict(QUICK[0], kind="mtp.parallel", graph="round", topk=1),
 )
 # Cells of drafters beyond their pairs.

@@ -1,6 +1,15 @@
 """All faults, grouped by operation."""
 
-from specsim.correctness.faults.catalogue import draft_models, drafting, mtp, serving, slots, trees, verification
+from specsim.correctness.faults.catalogue import (
+    draft_models,
+    drafting,
+    mtp,
+    serving,
+    slots,
+    targets,
+    trees,
+    verification,
+)
 from specsim.correctness.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
@@ -10,5 +19,6 @@ FAULTS: tuple[Fault, ...] = (
     *trees.FAULTS,
     *slots.FAULTS,
     *verification.FAULTS,
+    *targets.FAULTS,
     *serving.FAULTS,
 )
