@@ -14,6 +14,18 @@ MODES = ("lockstep", "free")
 GRAPHS = ("eager", "step", "phase", "round")
 
 
+def storing(options: EngineOptions, kv: tuple[KVFormat, KVFormat]) -> EngineOptions:
+    """Add number formats of the target's and the drafter's KV to an engine's options."""
+    target, draft = kv
+    return replace(
+        options,
+        kv_dtype=target.dtype,
+        draft_kv_dtype=draft.dtype,
+        kv_scales=(target.key_scale, target.value_scale),
+        draft_kv_scales=(draft.key_scale, draft.value_scale),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One setting, and the way the implementations are compared in it."""
@@ -38,14 +50,7 @@ class Cell:
 
     def options(self, options: EngineOptions) -> EngineOptions:
         """Add the cell's number formats of KV to an engine's options."""
-        target, draft = self.kv
-        return replace(
-            options,
-            kv_dtype=target.dtype,
-            draft_kv_dtype=draft.dtype,
-            kv_scales=(target.key_scale, target.value_scale),
-            draft_kv_scales=(draft.key_scale, draft.value_scale),
-        )
+        return storing(options, self.kv)
 
     def __post_init__(self) -> None:
         for name, allowed in (("mode", MODES), ("graph", GRAPHS)):

@@ -8,10 +8,18 @@ from specsim.core.columns import round_columns
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig, ceil_to
 from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
-from specsim.correctness.soak.drafters import KINDS, most_steps, possible_graph, verifiers
+from specsim.correctness.differential.drafter_grid import LATER_FAMILIES
+from specsim.correctness.soak.drafters import (
+    EARLIER_FAMILIES,
+    KINDS,
+    families,
+    formats,
+    most_steps,
+    possible_graph,
+    verifiers,
+)
 from specsim.serving.requests import Request, make_request
 
-FAMILIES = ("llama", "qwen3", "mistral", "noisy")
 MOST_REQUESTS = 100
 MOST_NODES = 12
 VOCAB_SIZE = 48
@@ -41,7 +49,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A configuration, requests that arrive and end, and slots that are withheld and returned."""
+    """A target, a configuration, requests that arrive and end, and slots that are withheld and returned."""
 
     name: str  # seed-index-requests, from which `named` makes it again; empty for a program of another generator
     pair: str  # kind-family, of soak.drafters
@@ -55,6 +63,9 @@ class Program:
         tuple[int, int], ...
     ]  # (step, place): abort the request at that place, modulo their number, of those with a row
     closes_at: int | None  # everything is given back before this step; None: once all requests have ended
+    # Number formats of the KV, a name of setting.KV_FORMATS, with the reference. The fast implementation has `model`:
+    # after a number that float32 rounds to the other side in fp8, logprobs differ by more than rounding does.
+    kv: str = "model"
 
     @property
     def kind(self) -> str:
@@ -73,8 +84,10 @@ def named(name: str) -> Program:
 
 def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
     """Draw the index-th program of a seed, cut to at most that many requests."""
-    program = _program(random.Random(f"{seed}-{index}"), random.Random(f"{seed}-{index}-verifier"), most)
-    return replace(program, name=f"{seed}-{index}-{len(program.submissions)}")
+    name = f"{seed}-{index}"
+    program = _program(random.Random(name), random.Random(f"{name}-verifier"), most)
+    program = _with_target(random.Random(f"{name}-target"), program)
+    return replace(program, name=f"{name}-{len(program.submissions)}")
 
 
 def _program(rng: random.Random, verifier_rng: random.Random, most: int) -> Program:
@@ -83,7 +96,7 @@ def _program(rng: random.Random, verifier_rng: random.Random, most: int) -> Prog
     config = _config(rng, most_steps(kind))
     num_ranks = rng.choice((1, 1, 1, 2, 3))
     config = _with_verifier(verifier_rng, config, kind)
-    pair = f"{kind}-{rng.choice(FAMILIES)}"
+    pair = f"{kind}-{rng.choice(EARLIER_FAMILIES)}"
     graph = rng.choice(("eager", "step", "phase", "round"))
     serving = _serving(rng, config)
     pace = rng.choice((0, 1, 3))
@@ -103,6 +116,14 @@ def _program(rng: random.Random, verifier_rng: random.Random, most: int) -> Prog
         aborts=tuple(aborts),
         closes_at=closes_at,
     )
+
+
+def _with_target(rng: random.Random, program: Program) -> Program:
+    """Choose, half of the time each, one of the later families for the target, and KV in fp8."""
+    kind = program.kind
+    possible = [family for family in families(kind) if family in LATER_FAMILIES]
+    pair = program.pair if rng.random() < 0.5 else f"{kind}-{rng.choice(possible)}"
+    return replace(program, pair=pair, kv="model" if rng.random() < 0.5 else rng.choice(formats(kind)[1:]))
 
 
 def _config(rng: random.Random, most_steps: int) -> SpecConfig:

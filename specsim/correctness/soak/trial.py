@@ -11,6 +11,8 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.kv_buffer import KVBuffer
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
+from specsim.correctness.differential.cell import storing
+from specsim.correctness.differential.setting import KV_FORMATS
 from specsim.correctness.invariance.replay import Proposals, ReplayedRuns, recorded
 from specsim.correctness.invariance.solo import SoloComparison, SoloRuns
 from specsim.correctness.soak.coverage import accepted_name, coverage_of, drafted_name, verified_name
@@ -21,6 +23,7 @@ from specsim.serving.ranks import Ranks
 from specsim.serving.requests import Request
 from specsim.serving.scheduler import Scheduler
 
+_FP8_NAN = 0x7F  # of float8_e4m3fn, in which PyTorch does not fill by index
 MOST_STEPS = 20_000  # more than any program takes that ends
 
 
@@ -88,9 +91,11 @@ def _compare(
     program: Program, pair: Pair, dtype: torch.dtype, requests: list[Request], proposals: Proposals
 ) -> SoloComparison:
     """Compare requests with their solo runs."""
+    is_exact = dtype == torch.float64
+    options = storing(EngineOptions(dtype=torch.float64), KV_FORMATS[program.kv if is_exact else "model"])
     if program.kind == SHARED and not program.config.is_plain:
-        return ReplayedRuns(pair, program.config, dtype, proposals).compare(requests)
-    return SoloRuns(pair, program.config, dtype).compare(requests)
+        return ReplayedRuns(pair, program.config, dtype, proposals, options).compare(requests)
+    return SoloRuns(pair, program.config, dtype, options).compare(requests)
 
 
 def _schedulers(program: Program, pair: Pair, options: EngineOptions, proposals: Proposals) -> list[Scheduler]:
@@ -102,6 +107,8 @@ def _schedulers(program: Program, pair: Pair, options: EngineOptions, proposals:
         is_possible = options.graph and options.graph == possible_graph(options.graph, program.kind, program.config)
         graph = options.graph if is_possible else program.graph
         options = replace(options, graph=graph, bucket=program.serving.max_running)
+    else:
+        options = storing(options, KV_FORMATS[program.kv])
     is_shared = program.kind == SHARED
     pairs = [recorded(pair, options.impl, proposals) if is_shared else pair for _ in range(program.num_ranks)]
     engines = [load_engine(each, program.config, options) for each in pairs]
@@ -160,7 +167,11 @@ def _poison(scheduler: Scheduler) -> None:
 def _fill(buffer: KVBuffer, is_filled: torch.Tensor) -> None:
     """Fill slots of a buffer with NaN."""
     for values in (buffer.keys, buffer.values):
-        values.index_fill_(1, is_filled.nonzero()[:, 0].to(values.device), torch.nan)
+        slots = is_filled.nonzero()[:, 0].to(values.device)
+        if buffer.is_fp8:
+            values.view(torch.uint8).index_fill_(1, slots, _FP8_NAN)
+        else:
+            values.index_fill_(1, slots, torch.nan)
 
 
 def _submit(ranks: Ranks, coming: deque[tuple[int, Submission]], count: int, target_config: ModelConfig) -> None:
