@@ -61,6 +61,7 @@ class Admission:
         preemption = Preemption(request.request_id, seq_len, in_page, is_prefilling=request in self.prefilling)
         request.num_preemptions += 1
         self.remove(request)
+        self._residents.keep_side_outputs(request)
         self._residents.release(request)
         self._queue.waiting.append(request)
         return preemption

@@ -137,6 +137,11 @@ class Residents:
         """Count a resident's columns whose KV is final as far as the host knows."""
         return self._pools.committed_columns(request.row)
 
+    def keep_side_outputs(self, request: Request) -> None:
+        """Keep side outputs of all columns before a preemption, as a result that is unread may end the request."""
+        slots = self._pools.req_to_token[request.row]
+        request.side_outputs = self._pools.side.read(slots[slots >= 0])
+
     def release(self, request: Request, keep_session: bool = False) -> None:
         """Close a request's row, or keep its committed columns as a session for the next turn."""
         if keep_session:

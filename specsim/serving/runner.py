@@ -154,6 +154,8 @@ class Runner:
 
     def side_outputs(self, request: Request) -> dict[str, torch.Tensor]:
         """Read the side outputs of all tokens but the last, which no forward has read; {} where the target has none."""
+        if request.row < 0:  # preempted with its last result unread
+            return {name: rows[: request.prefill_len] for name, rows in request.side_outputs.items()}
         if not self._pools.side.rows:
             return {}
         columns = torch.arange(request.prefill_len, device=self._pools.req_to_token.device)

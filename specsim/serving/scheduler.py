@@ -253,8 +253,8 @@ class Scheduler:
     def _finish(self, request: Request, reason: str) -> None:
         """End a request in any state."""
         request.finish_reason = reason
-        if reason in ("stop", "length"):
-            request.side_outputs = self.runner.side_outputs(request)
+        is_complete = reason in ("stop", "length")
+        request.side_outputs = self.runner.side_outputs(request) if is_complete else {}
         self._log.events["finished"].append(Finish(request.request_id, reason))
         self._admission.remove(request)
         self.runner.finish(request)

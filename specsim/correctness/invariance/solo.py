@@ -126,9 +126,9 @@ def check_request(
 
 
 def difference(request: Request, output: Output, budget: float, compared: Collection[str] = DECIDED) -> str | None:
-    """Name the first difference in tokens, rounds, end, or a logprob by more than budget; None where equal."""
+    """Name the first difference: tokens, rounds, end, a logprob by more than budget, side outputs; None where equal."""
     decided = decided_differences(request, output, compared)
-    found = str(decided[0]) if decided else _measured(request, output, budget)
+    found = str(decided[0]) if decided else _measured(request, output, budget) or _delivered(request, output, budget)
     return found and f"request {request.request_id}: {found}"
 
 
@@ -153,6 +153,23 @@ def _measured(request: Request, output: Output, budget: float) -> str | None:
     for place, (served, expected) in enumerate(zip(request.logprobs, output.logprobs, strict=False)):
         if not abs(served - expected) <= budget:  # also where served is NaN
             return f"{Difference(f'logprob {place}', served, expected)}, allowed {budget:.0e} apart"
+    return None
+
+
+def _delivered(request: Request, output: Output, budget: float) -> str | None:
+    """Name the first side output that differs; in float32 rounding may have chosen other experts of one token."""
+    if request.finish_reason == "abort":
+        return None
+    allowed = 0 if budget <= BUDGETS[torch.float64] else 1
+    for name, expected in output.side_outputs.items():
+        served = request.side_outputs.get(name)
+        if served is None or served.shape != expected.shape:
+            found = "missing" if served is None else f"of shape {tuple(served.shape)}"
+            return str(Difference(f"side output {name}", found, f"of shape {tuple(expected.shape)}"))
+        places = (served != expected).flatten(1).any(1).nonzero()[:, 0].tolist()
+        if len(places) > allowed:
+            values = (each[places[0]].tolist() for each in (served, expected))
+            return str(Difference(f"side output {name} of token {places[0]}", *values))
     return None
 
 
