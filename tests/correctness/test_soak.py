@@ -20,8 +20,8 @@ from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import TOKEN_DRAFTERS, make_pair
 from specsim.correctness.invariance.replay import ReplayedRuns
 from specsim.correctness.soak.coverage import REQUIRED, accepted_name, coverage_of, required
-from specsim.correctness.soak.drafters import KINDS, SHARED, pair_of, possible_graph
-from specsim.correctness.soak.programs import FAMILIES, MOST_REQUESTS, Submission, draw, named
+from specsim.correctness.soak.drafters import KINDS, SHARED, families, formats, pair_of, possible_graph
+from specsim.correctness.soak.programs import MOST_REQUESTS, Submission, draw, named
 from specsim.correctness.soak.session import LEAST_REQUESTS, REQUIRED_EVENTS, Soak, soak
 from specsim.correctness.soak.trial import ProgramResult
 from specsim.serving.admission import Admission
@@ -118,7 +118,9 @@ def test_programs_cover_the_settings():
     assert None in {each.chunk_tokens for each in servings} > {1}
     assert {each.num_ranks for each in PROGRAMS} == {1, 2, 3}
     assert {each.graph for each in PROGRAMS} == {"eager", "step", "phase", "round"}
-    assert {each.pair for each in PROGRAMS} == {f"{kind}-{family}" for kind in KINDS for family in FAMILIES}
+    drawn = [draw(0, index, 1) for index in range(1000)]
+    assert {each.pair for each in drawn} == {f"{kind}-{family}" for kind in KINDS for family in families(kind)}
+    assert {(each.kind, each.kv) for each in drawn} == {(kind, kv) for kind in KINDS for kv in formats(kind)}
     assert all(each.limits[-1][1] == each.serving.num_slots for each in PROGRAMS if each.limits)
 
 
@@ -228,7 +230,7 @@ def share_and_record_nothing(monkeypatch):
 
 # Each with a small program that shows it, and what is seen.
 FAULTS = {
-    forget_next_token: ("0-9-8", "accepted is"),
+    forget_next_token: ("0-4-8", "token_ids is"),
     slice_after_index: ("0-6-4", "token_ids is"),
     keep_draft_input: ("0-2-4", "RuntimeError: The size of tensor"),
     resume_with_old_drafts: ("0-6-4", "token_ids is"),
@@ -509,12 +511,12 @@ def alter_solo(monkeypatch, **changes):
 def test_only_float32_may_leave_a_difference_undecided(monkeypatch, device):
     pytest.importorskip("triton")
     alter_solo(monkeypatch, token_ids=lambda ids: (*ids[:-1], ids[-1] ^ 1))
-    exact, rounded = soak(program="0-0-1"), soak(program="0-0-1", impl="fast", device=device, graph="eager")
+    exact, rounded = soak(program="0-3-1"), soak(program="0-3-1", impl="fast", device=device, graph="eager")
     assert (exact.total("mismatches"), exact.total("within_rounding_error")) == (1, 0)
     assert (rounded.total("mismatches"), rounded.total("within_rounding_error")) == (0, 1)
     assert not exact.is_ok
     assert rounded.is_ok
-    assert rounded.command == f"specsim soak --program 0-0-1 --impl fast --device {device} --graph eager"
+    assert rounded.command == f"specsim soak --program 0-3-1 --impl fast --device {device} --graph eager"
 
 
 def test_a_wrong_logprob_is_never_within_rounding_error(monkeypatch, device):
@@ -525,6 +527,19 @@ def test_a_wrong_logprob_is_never_within_rounding_error(monkeypatch, device):
     assert "logprob 0 is" in result.failures[0].difference
 
 
+def test_fp8_slots_that_nobody_may_read_are_poisoned():
+    pair = make_pair("eagle3-deepseek_v3")
+    options = EngineOptions("reference", torch.float64, kv_dtype="fp8_e4m3", draft_kv_dtype="fp8_e4m3")
+    scheduler = Scheduler(load_engine(pair, SpecConfig(page_size=4), options), ServingConfig(num_slots=256))
+    scheduler.submit(asked(*range(9)).request(0, pair.target.config))
+    with torch.inference_mode():
+        scheduler.step()
+        trial._poison(scheduler)
+    for buffer in (scheduler.pools.target, scheduler.pools.draft):
+        poisoned = buffer.keys.float().isnan().all(dim=(0, 2, 3))
+        assert int((~poisoned).sum()) == scheduler.requests[0].prefill_len
+
+
 @pytest.mark.parametrize("name", ["0-8-2", "0-69-2", pytest.param("0-102-2", marks=pytest.mark.whole)])
 def test_the_fast_column_serves(name, device):
     """An n-gram chain under release `round`; trees of suffix and MTP drafts under overlap, one with a preemption."""
@@ -533,6 +548,29 @@ def test_the_fast_column_serves(name, device):
     assert result.failures == ()
     assert result.counts["tokens"] > 0
     assert result.max_logprob_error > 0
+
+
+def test_experts_of_a_preempted_request_are_delivered():
+    """A result that was unread at the preemption ends the request."""
+    assert named("0-2-16").pair == "standalone.shifted-gpt_oss"
+    result = soak(program="0-2-16")
+    assert result.failures == ()
+    assert result.counts["preempted with a result unread"] > 0
+
+
+def test_wrong_experts_are_a_difference(monkeypatch):
+    run_solo = solo.run_solo
+
+    def wrong(*arguments):
+        output = run_solo(*arguments)
+        experts = output.side_outputs["experts"].clone()
+        experts[1] += 1
+        return replace(output, side_outputs={"experts": experts})
+
+    monkeypatch.setattr(solo, "run_solo", wrong)
+    result = soak(program="0-2-4")
+    assert result.total("mismatches") > 0
+    assert "side output experts of token 1 is" in result.failures[0].difference
 
 
 @pytest.mark.parametrize(
