@@ -40,10 +40,8 @@ FAULTS = (
         edits=(
             Edit(
                 MODULE,
-                'return gated_mlp_onto(hidden, weights.under("mlp"), self._norm("norm")).applied()',
-                'last = gated_mlp_onto(hidden, weights.under("mlp"), self._norm("norm"))\n'
-                "        self.before_norm = last.values\n"
-                "        return last.applied()",
+                'forward, self._norm("norm"))\n        return rows.applied()',
+                'forward, self._norm("norm"))\n        self.before_norm = rows.values\n        return rows.applied()',
             ),
             Edit(DRAFTER, "hidden_RH if self._is_chained", "module.before_norm if self._is_chained"),
         ),

@@ -52,7 +52,8 @@ FAULTS = (
                 KV,
                 "        tl.debug_barrier()\n"
                 "        tl.store(kv_ptrs.keys_ptr + destination[:, None] * SIZE + offs, key, mask=mask)\n"
-                "        tl.store(kv_ptrs.values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)\n",
+                "        if kv_ptrs.values_ptr is not None:\n"
+                "            tl.store(kv_ptrs.values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)\n",
                 "        for back in range(BLOCK_W):\n"
                 "            tl.debug_barrier()\n"
                 "            one = mask & (step == BLOCK_W - 1 - back)[:, None]\n"
