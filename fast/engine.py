@@ -98,6 +98,7 @@ class Engine:
             pair.drafter, self.target, self.config, self.dtype, self.device, batch_invariant=invariant
         )
         self.drafter: Drafter = self._drafter
+        self.options.check_draft_kv(config, self.drafter.kv_layout)
         self._launches: dict[Section, Callable[[Frame], None]] = {
             Section.START: self._start,
             Section.STEP: self._step,

@@ -63,6 +63,7 @@ class Engine:
         check(self.grammars, config, target.vocab_size)
         self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
         self.drafter = drafters.make(pair.drafter, self.target, self.config, self.dtype)
+        self.options.check_draft_kv(config, self.drafter.kv_layout)
 
     def __repr__(self) -> str:
         return engine_text(self)

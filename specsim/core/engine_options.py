@@ -7,7 +7,7 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
-from specsim.core.kv_buffer import KV_DTYPES, KVDtype, KVFormat
+from specsim.core.kv_buffer import KV_DTYPES, KVDtype, KVFormat, KVLayout
 
 IMPLEMENTATIONS = ("reference", "fast")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -57,6 +57,12 @@ class EngineOptions:
     def draft_kv_format(self) -> KVFormat:
         """Number format of the drafter's KV."""
         return KVFormat(self.draft_kv_dtype, *self.draft_kv_scales)
+
+    def check_draft_kv(self, config: SpecConfig, layout: KVLayout | None) -> None:
+        """Refuse a number format for the KV of a drafter that has none."""
+        has_kv = layout is not None or config.is_plain
+        allowed = "model with this drafter, which has no KV of its own"
+        require(has_kv or self.draft_kv_dtype == "model", "draft_kv_dtype", self.draft_kv_dtype, allowed)
 
     def _check_reference(self) -> None:
         for name, value, only in (

@@ -10,7 +10,7 @@ from specsim.correctness.differential.drafter_grid import KINDS as GRID_KINDS
 from specsim.correctness.differential.drafter_grid import is_possible
 from specsim.correctness.differential.grids import GRIDS
 from specsim.correctness.differential.pairs import make_pair
-from specsim.maintain import counts, drafter_tables, tables
+from specsim.maintain import counts, drafter_tables, tables, target_tables
 from specsim.maintain.drafter_tables import COMBINATIONS, KINDS, OTHERS, OWN, Combination, allowed_rows, refused_rows
 from specsim.models.shipped import TINY
 
@@ -20,6 +20,7 @@ GENERATED = {
         "protocol": drafter_tables.protocol,
         "acceptance": drafter_tables.acceptance,
         "combinations": drafter_tables.combinations,
+        "targets": target_tables.targets,
     },
     "differential.md": {"cells": counts.cells},
     "fault-catalogue.md": {"catalogue": counts.catalogue},
