@@ -88,7 +88,7 @@ def _attention_kernel(
     """Attend from a block of rows and query heads of one key head to a part of a request's keys.
 
     Without a partition each request's keys are one part, and nothing is merged. With TURNED, a key is its value
-    followed by so many rotated channels.
+    followed by TURNED rotated channels.
     """
     await_input(PDL)
     head = tl.program_id(0)

@@ -16,7 +16,7 @@ from specsim.reference.oracle_parts import Tensors, linear, norm
 
 
 def in_dtype(model: Any, dtype: torch.dtype, stored_as: KVFormat | None = None) -> SimpleNamespace:
-    """Copy a checkpoint to the CPU, with its floating tensors in dtype, and the scales of its KV if that is in fp8."""
+    """Copy a checkpoint to the CPU in dtype, with the scales of its KV if that is in fp8."""
     tensors = {name: x.detach().cpu() for name, x in model.tensors.items()}
     tensors = {name: x.to(dtype) if x.is_floating_point() else x for name, x in tensors.items()}
     if stored_as is not None and stored_as.dtype == "fp8_e4m3":

@@ -92,5 +92,5 @@ def expert_blocks(experts_Rk: torch.Tensor, num_experts: int, size: int) -> Expe
 
 
 def block_size(num_pairs: int, num_experts: int) -> int:
-    """Choose the pairs of a block: 16, or about twice as many as an expert has on average, at most 128."""
+    """Choose the pairs of a block: twice an expert's average, from 16 to 128."""
     return max(16, min(128, next_power_of_2(ceil_div(2 * num_pairs, num_experts))))

@@ -95,7 +95,7 @@ def nearest(x, DTYPE: tl.constexpr):
 def stored(x, scale, DTYPE: tl.constexpr):
     """Convert x, f32, to the type of a KV pool, where fp8 numbers are divided by their scale."""
     if DTYPE == tl.float8e4nv:  # noqa: SIM300
-        x = tl.minimum(x / scale, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(tl.div_rn(x, scale), 448.0, propagate_nan=tl.PropagateNan.ALL)
         x = tl.maximum(x, -448.0, propagate_nan=tl.PropagateNan.ALL)
     return nearest(x, DTYPE)
 

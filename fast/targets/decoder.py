@@ -29,8 +29,9 @@ def decoder_layer(
     following: Norm,
     out: torch.Tensor | None = None,
 ) -> tuple[Rows, torch.Tensor | None]:
-    """Run a layer and write its KV: (rows [R, H] under the following norm, experts i16 [R, k] of each row or None).
+    """Run a layer and write its KV; returns (rows, experts).
 
+    rows [R, H] are under the following norm. experts i16 [R, k] are those of each row, or None.
     out: the output's memory, which may be a slice of a wider tensor.
     """
     own = config.layers[layer]

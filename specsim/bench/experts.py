@@ -78,7 +78,7 @@ def _row(
 
 
 def experts_bound(rows: int, hidden_size: int, experts: Experts, touched: float) -> RooflineBound:
-    """Bound a layer by its router and the experts that the rows chose, each read once in bf16, and by the rows."""
+    """Bound a layer by its rows, its router and the chosen experts, each read once in bf16."""
     one = 3 * experts.size * hidden_size
     parts = (
         Part("router", 2 * experts.num_experts * hidden_size),

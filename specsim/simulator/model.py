@@ -21,7 +21,7 @@ SKEW = 1.0  # with it vllm_41162's two models of experts are off by 2 and 4 %, w
 # As vLLM's llama_eagle.py and llama_eagle3.py launch them one by one; graphs are compiled, which fuses them. EAGLE-1:
 # concatenation, fc and sum, less two norms that it lacks, and the fc that the layer's weights include counts as one.
 EAGLE_KERNELS = 1
-# A second norm, concatenation, and four that write the logits of the draft vocabulary into those of the target's.
+# A second norm, concatenation, and four that write the draft vocabulary's logits into the target's logits.
 EAGLE3_KERNELS = 6
 _FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "models" / "shapes" / "configs")
 _TRAINING = {"meta", "base", "instruct", "chat", "hf", "thinking", "2507"}  # words of hub ids that keep the shape

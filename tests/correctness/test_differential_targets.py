@@ -1,4 +1,4 @@
-"""The differential over target families and fp8 KV: cells of the grids, planted errors, and numbers rounding moves."""
+"""The differential over target families and fp8 KV: cells of the grids, injected errors, and numbers rounding moves."""
 
 from dataclasses import replace
 
@@ -87,7 +87,7 @@ def _options(impl):
     return EngineOptions(impl, torch.float32)
 
 
-# Planted errors.
+# Injected errors.
 
 TENSORS = {
     "qwen2": "model.layers.0.self_attn.k_proj.bias",
@@ -136,7 +136,7 @@ def test_wrong_experts_of_an_accepted_token_are_named(check_spoiled):
 
 
 def shifted(places, by):
-    """Move stored numbers of one prompt, in the first `places` channels of every layer and head, by so many codes."""
+    """Move stored numbers of one prompt, in the first `places` channels of every layer and head, by `by` codes."""
 
     def spoil(output, batch, pools):
         rows = pools.req_to_token[batch.req_pool_indices[1], : places[0]]

@@ -49,12 +49,11 @@ def test_rows_gain_their_experts_outputs(shape, activation, has_bias, dtype, dev
     weights = random_weights(num_experts, hidden, size, has_bias, dtype)
     x, base = (torch.randn(num_rows, hidden).to(dtype) for _ in range(2))
     x[:1] *= 20  # beyond the clamp
-    routes = route(torch.randn(num_rows, num_experts), Experts(num_experts, top_k, size, normalise=True))
-    blocks = expert_blocks(routes.experts.to(device), num_experts, block_size(num_rows * top_k, num_experts))
+    routes = route(torch.randn(num_rows, num_experts, device=device), Experts(num_experts, top_k, size, normalise=True))
+    blocks = expert_blocks(routes.experts, num_experts, block_size(num_rows * top_k, num_experts))
     moved = ExpertWeights(*(None if each is None else each.to(device) for each in weights))
-    there = type(routes)(*(each.to(device) for each in routes))
     norm = Norm(torch.rand(hidden).to(dtype).to(device), 1e-5)
-    rows = experts_onto(base.to(device), x.to(device), moved, there, blocks, activation, norm)
+    rows = experts_onto(base.to(device), x.to(device), moved, routes, blocks, activation, norm)
     expected = expected_rows(base, x, weights, routes, activation)
     largest = float(expected.abs().max()) if num_rows else 1.0
     assert torch.allclose(rows.values.cpu().double(), expected, atol=largest * 12 * torch.finfo(dtype).eps, rtol=0)

@@ -69,7 +69,7 @@ def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype,
 
 
 def test_keys_and_values_are_rounded_to_fp8_once(device):
-    """What is stored is what the reference stores of the rotated keys and of the values."""
+    """Compare the stored numbers with those that the reference stores of rotated keys and of values."""
     formats = KVFormat("fp8_e4m3", 0.25, 0.125)
     kv, wide, expected = (
         KVBuffer(KVLayout(1, 2, 16), 8, torch.float32, where, stored_as)

@@ -239,11 +239,15 @@ def test_without_a_folder_for_machine_code_it_still_compiles(monkeypatch):
     numba = pytest.importorskip("numba")
     made = []
 
-    def njit(function=None, cache=False):
+    def njit(cache=False, forceinline=False):
         if cache:
             return lambda _: (_ for _ in ()).throw(RuntimeError("cannot cache function: no locator available"))
-        made.append(function)
-        return numba.njit(function)
+
+        def compiled_function(function):
+            made.append(function)
+            return numba.njit(forceinline=forceinline)(function)
+
+        return compiled_function
 
     assert compiled._compile(njit, steps.exposed_seconds)(3.0, 1.0, True) == 2.0
     assert made == [steps.exposed_seconds]

@@ -150,7 +150,7 @@ def _parts(kv: KVBuffer, buffer: str) -> list[tuple[str, Callable[[KVBuffer], to
 
 
 def note_other_choices(request: ComparedRequest[Any]) -> None:
-    """Stop where rounding chose other experts for a row of the request, or other fp8 numbers for a few of its KV.
+    """Stop where rounding chose other experts for a row, or other fp8 numbers for a few of its KV.
 
     Later layers differ by more than rounding then. A number between two of fp8 may fall to either side, so its codes
     may differ by one. Experts are compared between the reference and its float64 run only.

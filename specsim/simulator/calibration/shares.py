@@ -1,4 +1,4 @@
-"""Shares of a GPU's peaks that one kind of an engine's models gives, for a kind whose tables do not determine them.
+"""Shares of a GPU's peaks from one kind of models, for another kind whose tables do not determine them.
 
 Of experts a table determines the product of a share and of the speed of experts alone. Dense models of the same engine
 on the same GPU determine the share, which is of the same kernels.
