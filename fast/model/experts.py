@@ -231,7 +231,7 @@ def experts_onto(
     norm: Norm | None = None,
     out: torch.Tensor | None = None,
 ) -> Rows:
-    """Add Σ weight · down(gate x, up x) over the experts of each row to base, [R, H]; prepare the next norm.
+    """Add Σ weight · down(gate x, up x) over each row's experts to base [R, H]; prepare the next norm.
 
     x: rows after the layer's norm. base and out may be slices of wider tensors. Outputs of a row's experts are added in
     the order of its routes, so that a row's result depends on no other row.

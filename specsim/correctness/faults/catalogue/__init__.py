@@ -12,13 +12,5 @@ from specsim.correctness.faults.catalogue import (
 )
 from specsim.correctness.faults.fault import Fault
 
-FAULTS: tuple[Fault, ...] = (
-    *drafting.FAULTS,
-    *draft_models.FAULTS,
-    *mtp.FAULTS,
-    *trees.FAULTS,
-    *slots.FAULTS,
-    *verification.FAULTS,
-    *targets.FAULTS,
-    *serving.FAULTS,
-)
+GROUPS = (drafting, draft_models, mtp, trees, slots, verification, targets, serving)
+FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)
