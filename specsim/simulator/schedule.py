@@ -8,7 +8,7 @@ import numpy as np
 from specsim.core.config import SpecConfig
 from specsim.simulator.cell import Cell
 from specsim.simulator.option import Option
-from specsim.simulator.replicates import cheapness
+from specsim.simulator.replicates import EQUAL, cheapness
 from specsim.simulator.steady import SteadyBatch
 
 SWITCH = 0.02  # relative loss that a range more has to save; mean prompts of a step are whole, which alone costs 1 %
@@ -29,7 +29,8 @@ def schedule(cell: Cell, options: Sequence[Option]) -> tuple[Range, ...]:
     """Choose a setting for every batch size from 1 to max_running, by output tokens/s of a steady batch.
 
     A size has the setting of the next size of _sizes. Of all schedules it is the one of least lost time, where the
-    losses of these sizes are added and a change of the setting costs SWITCH; of equal ones the one of fewer drafts.
+    losses of these sizes are added, those up to EQUAL as 0, and a change of the setting costs SWITCH; of equal ones the
+    one of fewer drafts.
     Without options it is empty.
     """
     if not options:
@@ -40,6 +41,7 @@ def schedule(cell: Cell, options: Sequence[Option]) -> tuple[Range, ...]:
     options = sorted(options, key=lambda option: cheapness(option.config))
     speeds = np.array([[batches[option].tokens_per_s(option, size) for option in options] for size in sizes])
     losses = np.log(speeds.max(axis=1, keepdims=True) / speeds)
+    losses[losses <= np.log1p(EQUAL)] = 0.0
     found: list[Range] = []
     for before, size, choice, speed in zip((0, *sizes), sizes, _least_loss(losses), speeds, strict=False):
         speedup = float(speed[choice]) / batches[plain].tokens_per_s(plain, size)

@@ -45,7 +45,9 @@ _SPEED = {
 
 def generate() -> Schema:
     """Describe the output of generate."""
-    output = described(Output, "One output.", finish_reason=text("stop or length."), **_TEXTS)
+    output = described(
+        Output, "One output.", leave_out=("side_outputs",), finish_reason=text("stop or length."), **_TEXTS
+    )
     return record(
         "Output of specsim generate --json.",
         {
