@@ -127,8 +127,8 @@ def _attention_kernel(
     turned = query
     if TURNED > 0:
         offs_t = tl.arange(0, BLOCK_T)
-        address = query_head[:, None] * WIDTH + D + offs_t[None, :]
-        turned = tl.load(query_ptr + address, mask=mask[:, None] & (offs_t < TURNED)[None, :], other=0.0).to(DOT)
+        turned_ptrs = query_ptr + query_head[:, None] * WIDTH + D + offs_t[None, :]
+        turned = tl.load(turned_ptrs, mask=mask[:, None] & (offs_t < TURNED)[None, :], other=0.0).to(DOT)
     query = Query(query, turned)
     position = tl.load(metadata_ptrs.positions + low + row, mask=mask, other=0).to(tl.int32)
     prefix_len = tl.load(metadata_ptrs.prefix_lens + low + row, mask=mask, other=0)
@@ -179,8 +179,9 @@ def _attention_kernel(
     if num_splits == 1:
         out = acc / tl.where(total > 0, total, 1.0)[:, None]
         out_ptr += (low_again * heads + head) * GROUP * D
-        address = query_head[:, None] * D + offs_d[None, :]
-        tl.store(out_ptr + address, nearest(out, out_ptr.dtype.element_ty), mask=mask_q)
+        tl.store(
+            out_ptr + query_head[:, None] * D + offs_d[None, :], nearest(out, out_ptr.dtype.element_ty), mask=mask_q
+        )
     if partition is not None:
         if head + block + split == 0:
             tl.store(parts_ptrs.spans + 2 * request, kept)

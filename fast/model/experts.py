@@ -46,7 +46,7 @@ class _Factors(NamedTuple):
 
 @triton.jit
 @no_type_check
-def _clamped(gate, up, DTYPE: tl.constexpr):
+def clamped(gate, up, DTYPE: tl.constexpr):
     """Compute (up + 1) · gate · σ(1.702 gate) with gate ≤ 7 and up in [-7, 7] (GPT-OSS)."""
     gate = tl.minimum(nearest(gate, DTYPE).to(tl.float32), _CLAMP)
     up = tl.minimum(tl.maximum(nearest(up, DTYPE).to(tl.float32), -_CLAMP), _CLAMP)
@@ -104,7 +104,7 @@ def _expert_kernel(
         if GATED:
             second += tl.load(bias_ptr + N, mask=mask_n, other=0.0).to(tl.float32)[None, :]
     if GATED:
-        first = _clamped(first, second, DTYPE) if CLAMPED else gated(first, second, DTYPE)
+        first = clamped(first, second, DTYPE) if CLAMPED else gated(first, second, DTYPE)
     out = out_ptr + pair[:, None] * N + offs_n[None, :]
     tl.store(out, nearest(first, DTYPE), mask=mask_m[:, None] & mask_n[None, :])
 

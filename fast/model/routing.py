@@ -48,6 +48,57 @@ def _in_top_groups(choice, offs, size, GROUPS: tl.constexpr, TOP_GROUPS: tl.cons
     return kept
 
 
+@triton.jit
+@no_type_check
+def ranked(
+    logits,
+    bias_ptr,
+    offs,
+    E: tl.constexpr,
+    ROUTING: tl.constexpr,
+    TOP_K: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
+    """Compute the rank of every expert in its row, from 0, and the weights of those of rank below TOP_K.
+
+    logits: [BLOCK_R, BLOCK_E] at experts offs [1, BLOCK_E]. Each result has that shape. Every pair of experts is
+    compared at once, since choosing one after the other is a chain of waits.
+    """
+    BLOCK_R: tl.constexpr = logits.shape[0]
+    BLOCK_E: tl.constexpr = logits.shape[1]
+    logits = tl.where(offs < E, logits, float("-inf"))
+    score = logits
+    if ROUTING == 0:
+        top = tl.max(logits, axis=1, keep_dims=True)
+        grown = tl.exp(logits - tl.where(top == float("-inf"), 0.0, top))
+        score = grown / tl.sum(grown, axis=1, keep_dims=True)
+    if ROUTING == 2:
+        score = 1.0 / (1.0 + tl.exp(-logits))
+    choice = score
+    if bias_ptr is not None:
+        choice += tl.load(bias_ptr + offs, mask=offs < E, other=0.0).to(tl.float32)
+    choice = tl.where((offs < E) & (choice == choice), choice, float("-inf"))
+    if TOP_GROUPS < GROUPS:
+        kept = _in_top_groups(choice, offs, E // GROUPS, GROUPS, TOP_GROUPS, BLOCK_G)
+        choice = tl.where(kept, choice, float("-inf"))
+    own = tl.reshape(choice, [BLOCK_R, BLOCK_E, 1])
+    other = tl.reshape(choice, [BLOCK_R, 1, BLOCK_E])
+    expert = tl.arange(0, BLOCK_E)
+    is_before = (expert[None, :] < expert[:, None])[None, :, :]
+    rank = tl.sum(((other > own) | ((other == own) & is_before)).to(tl.int32), axis=2)  # [BLOCK_R, BLOCK_E]
+    is_chosen = (rank < TOP_K) & (offs < E)
+    if ROUTING == 1:
+        top = tl.max(logits, axis=1, keep_dims=True)
+        grown = tl.where(is_chosen, tl.exp(logits - tl.where(top == float("-inf"), 0.0, top)), 0.0)
+        score = grown / tl.sum(grown, axis=1, keep_dims=True)
+    if NORMALISE:
+        score = score / (tl.sum(tl.where(is_chosen, score, 0.0), axis=1, keep_dims=True) + 1e-20)
+    return rank, score
+
+
 @kernel
 @no_type_check
 def _routing_kernel(
@@ -63,52 +114,33 @@ def _routing_kernel(
     NORMALISE: tl.constexpr,
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_G: tl.constexpr,
     PDL: tl.constexpr,
 ):
     await_input(PDL)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)[:, None]
     offs = tl.arange(0, BLOCK_E)[None, :]
     mask = (row < num_rows) & (offs < E)
-    logits = tl.load(logits_ptr + row * E + offs, mask=mask, other=0.0).to(tl.float32)  # [BLOCK_R, BLOCK_E]
-    logits = tl.where(offs < E, logits, float("-inf"))
-    score = logits
-    if ROUTING == 0:
-        top = tl.max(logits, axis=1, keep_dims=True)
-        grown = tl.exp(logits - tl.where(top == float("-inf"), 0.0, top))
-        score = grown / tl.sum(grown, axis=1, keep_dims=True)
-    if ROUTING == 2:
-        score = 1.0 / (1.0 + tl.exp(-logits))
-    choice = score
-    if bias_ptr is not None:
-        choice += tl.load(bias_ptr + offs, mask=offs < E, other=0.0).to(tl.float32)
-    choice = tl.where(offs < E, choice, float("-inf"))
-    if TOP_GROUPS < GROUPS:
-        kept = _in_top_groups(choice, offs, E // GROUPS, GROUPS, TOP_GROUPS, BLOCK_G)
-        choice = tl.where(kept, choice, float("-inf"))
-    offs_k = tl.arange(0, BLOCK_K)[None, :]
-    weights = tl.full([BLOCK_R, BLOCK_K], float("-inf"), tl.float32)
-    chosen = tl.zeros([BLOCK_R, BLOCK_K], tl.int32)
-    for each in tl.static_range(TOP_K):
-        _, place = _best(choice, offs)
-        place = tl.minimum(place, E - 1)
-        own = tl.sum(tl.where(offs == place, score, 0.0), axis=1, keep_dims=True)
-        weights = tl.where(offs_k == each, own, weights)
-        chosen = tl.where(offs_k == each, place, chosen)
-        choice = tl.where(offs == place, float("-inf"), choice)
-    if ROUTING == 1:
-        weights = tl.exp(weights - tl.max(weights, axis=1, keep_dims=True))
-        weights = weights / tl.sum(weights, axis=1, keep_dims=True)
-    if NORMALISE:
-        total = tl.sum(tl.where(offs_k < TOP_K, weights, 0.0), axis=1, keep_dims=True)
-        weights = weights / (total + 1e-20)
-    address = row * TOP_K + offs_k
-    mask_k = (row < num_rows) & (offs_k < TOP_K)
-    tl.store(experts_ptr + address, chosen.to(tl.int16), mask=mask_k)
-    tl.store(weights_ptr + address, weights * scaling, mask=mask_k)
+    logits = tl.load(logits_ptr + row * E + offs, mask=mask, other=0.0).to(tl.float32)
+    rank, weight = ranked(logits, bias_ptr, offs, E, ROUTING, TOP_K, NORMALISE, GROUPS, TOP_GROUPS, BLOCK_G)
+    mask = mask & (rank < TOP_K)
+    tl.store(experts_ptr + row * TOP_K + rank, tl.broadcast_to(offs, rank.shape).to(tl.int16), mask=mask)
+    tl.store(weights_ptr + row * TOP_K + rank, weight * scaling, mask=mask)
+
+
+def choice_arguments(experts: Experts) -> dict[str, int | bool]:
+    """Give the arguments of `ranked`, by name."""
+    return {
+        "E": experts.num_experts,
+        "ROUTING": _ROUTING[experts.routing],
+        "TOP_K": experts.top_k,
+        "NORMALISE": experts.normalise,
+        "GROUPS": experts.groups,
+        "TOP_GROUPS": experts.top_groups,
+        "BLOCK_G": next_power_of_2(experts.groups),
+    }
 
 
 def route(logits_RE: torch.Tensor, experts: Experts, bias_E: torch.Tensor | None = None) -> Routes:
@@ -123,7 +155,7 @@ def route(logits_RE: torch.Tensor, experts: Experts, bias_E: torch.Tensor | None
     chosen = logits_RE.new_empty(num_rows, experts.top_k, dtype=torch.int16)
     weights = logits_RE.new_empty(num_rows, experts.top_k, dtype=torch.float32)
     block_e = max(16, next_power_of_2(num_experts))
-    block = block_of(num_rows, 1, block_e)
+    block = block_of(num_rows, 1, block_e * block_e)
     _routing_kernel[(ceil_div(num_rows, block),)](
         experts_ptr=chosen,
         weights_ptr=weights,
@@ -131,16 +163,9 @@ def route(logits_RE: torch.Tensor, experts: Experts, bias_E: torch.Tensor | None
         bias_ptr=bias_E,
         num_rows=num_rows,
         scaling=experts.scaling,
-        E=num_experts,
-        ROUTING=_ROUTING[experts.routing],
-        TOP_K=experts.top_k,
-        NORMALISE=experts.normalise,
-        GROUPS=experts.groups,
-        TOP_GROUPS=experts.top_groups,
         BLOCK_R=block,
         BLOCK_E=block_e,
-        BLOCK_K=next_power_of_2(experts.top_k),
-        BLOCK_G=next_power_of_2(experts.groups),
-        num_warps=1,
+        num_warps=4,
+        **choice_arguments(experts),
     )
     return Routes(chosen, weights)

@@ -6,7 +6,9 @@ from specsim.core.layer_config import Experts
 from specsim.fast.layers import Weights
 from specsim.fast.model.expert_blocks import block_size, expert_blocks
 from specsim.fast.model.experts import ExpertWeights, experts_onto
+from specsim.fast.model.experts_of_row import routed_row_onto
 from specsim.fast.model.linear import linear
+from specsim.fast.model.router import FEW_ROWS, normed_and_logits
 from specsim.fast.model.routing import route
 from specsim.fast.model.rows import Norm, Rows
 
@@ -18,13 +20,18 @@ def mixture_onto(
 
     x are the rows, n the rows after their norm. Returns the experts of each row too, i16 [R, k].
     """
-    x = rows.applied()
     router = weights.under("router")
-    weight = router["weight"]  # float32, as the router's arithmetic is
-    logits_RE = linear(Rows(x.to(weight.dtype)), weight, router.get("bias"), weights.batch_invariant)
-    routes = route(logits_RE, experts, router.get("correction_bias"))
-    size = block_size(routes.experts.numel(), experts.num_experts)
-    blocks = expert_blocks(routes.experts, experts.num_experts, size)
+    weight, bias = router["weight"], router.get("bias")  # float32, as the router's arithmetic is
+    few_rows = len(rows.values) <= FEW_ROWS and not weights.batch_invariant
+    if few_rows:
+        x, logits_RE = normed_and_logits(rows, weight, bias)
+    else:
+        x = rows.applied()
+        logits_RE = linear(Rows(x.to(weight.dtype)), weight, bias, weights.batch_invariant)
+    base = rows.values
+    if experts.shared_size is not None:
+        shared = weights.under("shared_experts")
+        base = shared.project_onto(base, Rows(shared.project_gated(Rows(x), "gate_up_proj")), "down_proj", None).values
     parts = weights.under("experts")
     stacked = ExpertWeights(
         parts["gate_up_proj.weight"],
@@ -32,8 +39,10 @@ def mixture_onto(
         parts.get("gate_up_proj.bias"),
         parts.get("down_proj.bias"),
     )
-    base = rows.values
-    if experts.shared_size is not None:
-        shared = weights.under("shared_experts")
-        base = shared.project_onto(base, Rows(shared.project_gated(Rows(x), "gate_up_proj")), "down_proj", None).values
+    choice_bias = router.get("correction_bias")
+    if few_rows and len(x) == 1:
+        return routed_row_onto(base, x, stacked, experts, logits_RE, choice_bias, norm, out)
+    routes = route(logits_RE, experts, choice_bias)
+    num_pairs = 1 if weights.batch_invariant else routes.experts.numel()
+    blocks = expert_blocks(routes.experts, experts.num_experts, block_size(num_pairs, experts.num_experts))
     return experts_onto(base, x, stacked, routes, blocks, experts.activation, norm, out), routes.experts

@@ -19,6 +19,7 @@ from specsim.fast.model import draft_metadata as drafted
 from specsim.fast.model import metadata as made
 from specsim.reference.attention import (
     AttentionMetadata,
+    Scores,
     attention,
     extend_metadata,
     lane_metadata,
@@ -275,7 +276,7 @@ def test_attention_of_kernels_equals_the_references(shuffled_pools, attended, dt
     query = torch.randn(len(phase.expected.slots), heads, dim).to(dtype)
     more = torch.full((len(metadata.slots), heads, dim), math.nan, dtype=dtype)
     more[: len(query)] = query
-    expected = attention(query.double(), 1, phase.pools.draft, phase.expected, window)
+    expected = attention(query.double(), 1, phase.pools.draft, phase.expected, Scores(window))
     out = fast.attention(more.to(device), 1, pools.draft, metadata, fast.Scores(window), splits=splits).cpu()
     assert out.dtype == dtype
     assert (out[: len(query)].double() - expected).abs().max() <= budget(query, phase, dtype)

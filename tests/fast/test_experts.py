@@ -25,7 +25,7 @@ def random_weights(num_experts: int, hidden: int, size: int, has_bias: bool, dty
 
 def expected_rows(base, x, weights: ExpertWeights, routes, activation: str) -> torch.Tensor:
     out = base.double()
-    for row, (experts, shares) in enumerate(zip(routes.experts.tolist(), routes.weights.double(), strict=True)):
+    for row, (experts, shares) in enumerate(zip(routes.experts.tolist(), routes.weights.double().cpu(), strict=True)):
         for expert, share in zip(experts, shares, strict=True):
             grown = weights.gate_up[expert].double() @ x[row].double()
             grown = grown if weights.gate_up_bias is None else grown + weights.gate_up_bias[expert].double()
