@@ -58,8 +58,16 @@ def check(name: str, answer: Any) -> CheckResult:
     if same(found, expected):
         return CheckResult(name, "right", (chosen.explanation,))
     reasons = [_first_difference(chosen, answer, found, expected)]
-    reasons += [each.reason for each in chosen.mistakes if same(found, chosen.observed(each.answer))][:1]
+    reasons += [each.reason for each in chosen.mistakes if _is_like(found, chosen.observed(each.answer), expected)][:1]
     return CheckResult(name, "not right yet", tuple(reasons))
+
+
+def _is_like(found: list[Any], mistaken: list[Any], expected: list[Any]) -> bool:
+    """Find out whether an answer is wrong like a mistake, apart from cases on which only the answer raises."""
+    if same(found, mistaken):
+        return True
+    cases = [case for case in zip(found, mistaken, expected, strict=True) if not isinstance(case[0], BaseException)]
+    return all(same(one, other) for one, other, _ in cases) and any(not same(one, right) for one, _, right in cases)
 
 
 def _unsolved(chosen: Exercise) -> CheckResult:

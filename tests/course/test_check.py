@@ -103,6 +103,23 @@ def test_no_answer_is_not_solved_yet(answer):
     assert check("03-1", answer).status == "not solved yet"
 
 
+def test_mistake_is_found_in_an_answer_that_raises_elsewhere():
+    chosen = exercise("03-1")
+    mistake = chosen.mistakes[0]
+
+    def answer(target_prob, draft_prob):
+        if not all(draft_prob):
+            raise ZeroDivisionError
+        return mistake.answer(target_prob, draft_prob)
+
+    def raises_or_right(target_prob, draft_prob):
+        return chosen.solution(target_prob, draft_prob) if all(draft_prob) else answer(target_prob, draft_prob)
+
+    assert check("03-1", answer).reasons[1:] == (mistake.reason,)
+    assert len(check("03-1", raises_or_right).reasons) == 1
+    assert len(check("03-1", raises).reasons) == 1
+
+
 def test_unknown_exercise_is_an_input_error():
     with pytest.raises(InputError) as caught:
         check("99-1", None)
