@@ -87,7 +87,9 @@ for token in pair.tokenizer.encode(" as, ="):
 # still runs. Over a generated text, the first draft with right rows is the target's choice in about 87 of 100 places.
 
 # %%
-guess = specsim.course.predict("With rows that are not shifted, how many of 100 first drafts are still right?", 60)
+guess = specsim.course.predict(
+    "With rows that are not shifted, how many of 100 first drafts are still right?", 60, at_least=5
+)
 guess
 
 # %%
@@ -110,7 +112,8 @@ guess.score(100 * right[0] / len(places))
 # found by looking at the accept length, not at the text.
 #
 # There is a second detail. The target has features only for tokens that it has read. For the drafts of this round it
-# has none yet. There the head reads its own output of the row before.
+# has none yet. There the head reads its own output of the row before. The output of row p − 1 takes the place of the
+# features of token p, so it counts as a hidden state of position p.
 
 # %% [markdown]
 # ### Exercise 04-1
@@ -171,7 +174,8 @@ plots.tree(grown.verify_input, None, decode)
 # * Which nodes of the second level are lanes? They are the ones with children.
 # * Two of the three lanes have the same parent. What happened to the lane of `):`?
 # * Node 14 has 0.014 and its parent has 0.481. What probability did the drafter give to it after `as`?
-# * **Try** another prompt, such as `"from typing import"`. How many of its nodes have a score above 0.01?
+# * **Try** another prompt: put `"from typing import"` in place of `prompt` in this cell, and remove the `assert`. How
+#   many of its nodes have a score above 0.01?
 #
 # The tree is *dynamic*: its shape follows the drafter's confidence. A confident drafter gives deep trees, an unsure one
 # gives broad trees.
@@ -208,7 +212,8 @@ for count in (1, 2, 3, 4):
 # If the scores were exactly these probabilities, then their sum would be the expected number of accepted drafts. And
 # the best set of N − 1 nodes would be the one with the largest sum: simply the N − 1 largest scores.
 #
-# What if we rank by each token's own probability instead? The next cell tries it for the 21 candidates above.
+# What if we rank by each token's own probability instead? The next cell tries it for the 21 candidates above. The root
+# is no candidate, so candidate 0 is node 1 in the picture of 22 nodes.
 
 # %%
 candidates = grown.drafts()

@@ -29,6 +29,11 @@ def _root_has_features(tokens: list[int], drafted: list[int]) -> list[Row]:
     return [("target" if position < len(tokens) else model, position, token) for model, position, token in rows]
 
 
+def _row_before(tokens: list[int], drafted: list[int]) -> list[Row]:
+    rows = head_rows(tokens, drafted)
+    return [(model, position - (model == "drafter"), token) for model, position, token in rows]
+
+
 def _one_position_late(tokens: list[int], drafted: list[int]) -> list[Row]:
     num_read = len(tokens) - 1
     of_target = [("target", position, tokens[position + 1]) for position in range(num_read)]
@@ -56,6 +61,11 @@ HEAD_ROWS = Exercise(
             _root_has_features,
             "The target has not read the root yet, so it has no features of the root's position. The row of the first "
             "draft reads the head's own output.",
+        ),
+        Mistake(
+            _row_before,
+            "The positions of the head's own states are one too low. The output of row p − 1 takes the place of the "
+            "features of token p: it counts as the state of position p, and stands in row p with token p + 1.",
         ),
         Mistake(
             _one_position_late,
