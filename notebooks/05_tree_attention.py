@@ -235,7 +235,8 @@ specsim.course.check("05-2", tree_positions)
 # * **FULL**: one byte for each node and each column, prefix included. Simple, but the prefix is long, and all of its
 #   entries are true.
 # * **QLEN_ONLY**: one byte for each node and each node. The kernel knows that the prefix is visible.
-# * **QLEN_BITPACKED**: the same in bits. A row of up to 32 nodes is one word.
+# * **QLEN_BITPACKED**: the same in bits. A row of up to 32 nodes is one word of 8, 16 or 32 bits, the smallest that has
+#   room. A longer row has several words of 32 bits.
 #
 # ### Prediction
 #

@@ -78,6 +78,10 @@ def _one_late(parents: list[int], seq_len: int) -> list[int]:
     return [position + 1 for position in tree_positions(parents, seq_len)]
 
 
+def _root_is_committed(parents: list[int], seq_len: int) -> list[int]:
+    return [position - 1 for position in tree_positions(parents, seq_len)]
+
+
 def _after_the_parents_number(parents: list[int], seq_len: int) -> list[int]:
     return [seq_len + parent + 1 for parent in parents]
 
@@ -98,6 +102,11 @@ TREE_POSITIONS = Exercise(
         Mistake(
             _one_late,
             "One too high: L committed tokens have the positions 0 to L - 1, so the root has position L.",
+        ),
+        Mistake(
+            _root_is_committed,
+            "One too low: the root is not among the L committed tokens. They end at position L - 1, and the root is "
+            "next.",
         ),
         Mistake(
             _after_the_parents_number,
@@ -132,6 +141,12 @@ def _highest_first(words: list[int], seq_len: int) -> list[int]:
     return [*range(seq_len), *(seq_len + node for node in nodes)]
 
 
+def _printed_digits(words: list[int], seq_len: int) -> list[int]:
+    digits = [(place, bin(word)[2:][::-1]) for place, word in enumerate(words)]
+    nodes = [32 * place + bit for place, row in digits for bit, digit in enumerate(row) if digit == "1"]
+    return [*range(seq_len), *(seq_len + node for node in nodes)]
+
+
 def _same_32_nodes(words: list[int], seq_len: int) -> list[int]:
     nodes = sorted({bit for word in words for bit in range(32) if word >> bit & 1})
     return [*range(seq_len), *(seq_len + node for node in nodes)]
@@ -155,6 +170,11 @@ VISIBLE_COLUMNS = Exercise(
             "all of them are visible.",
         ),
         Mistake(_highest_first, "The bits are read from the wrong end: node 0 is bit 0, the one with the value 1."),
+        Mistake(
+            _printed_digits,
+            "For a negative word `bin` prints a sign and the digits of its size, which are other bits. Shift the word "
+            "and test one bit.",
+        ),
         Mistake(
             _same_32_nodes,
             "All words are read as the first 32 nodes. Bit c of word w is node 32 · w + c.",
