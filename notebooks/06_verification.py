@@ -18,11 +18,15 @@
 # decides from these which path is kept, and which token follows it. Notebook 03 had one such rule, for one draft.
 # Engines have more, since drafts come in different ways:
 #
-# | verifier | drafts | decides by | lossless | |---|---|---|---| | greedy | any tree | equality with the target's best
-# token | at temperature 0 | | target-only | the drafter's best tokens, any tree | a draw from the target | yes | |
-# rejection | one drawn chain | p / q, token by token | yes | | block | one drawn chain | p / q of the whole chain | yes
-# | | multi-round | several drawn siblings | p / q, sibling by sibling | yes | | Gumbel | one drawn chain | the same
-# random numbers on both sides | yes | | typical | the drafter's best tokens, any tree | a threshold on p | **no** |
+# | verifier | drafts | decides by | lossless |
+# |---|---|---|---|
+# | greedy | any tree | equality with the target's best token | at temperature 0 |
+# | target-only | the drafter's best tokens, any tree | a draw from the target | yes |
+# | rejection | one drawn chain | p / q, token by token | yes |
+# | block | one drawn chain | p / q of the whole chain | yes |
+# | multi-round | several drawn siblings | p / q, sibling by sibling | yes |
+# | Gumbel | one drawn chain | the same random numbers on both sides | yes |
+# | typical | the drafter's best tokens, any tree | a threshold on p | **no** |
 #
 # *Lossless* means that the output has exactly the distribution of the target alone.
 
@@ -62,6 +66,9 @@ target, drafter = Model(((5, 2, 1),)), Model(((3, 1, 4),))  # probabilities in e
 # Suppose that the drafts `cat` and `dog` are given. Their probabilities under the target lie side by side on the line
 # from 0 to 1: `cat` from 0 to 2/8, `dog` from 2/8 to 3/8. One uniform decides. If it lies in a draft's part, this draft
 # is accepted. If it lies beyond them, the token is drawn from the target without `cat` and `dog`.
+#
+# In the next cell, `accept` receives the tree, a uniform for each depth, and a last uniform for the token that follows
+# the accepted drafts. Only the first one changes.
 
 # %%
 given = Case("cat and dog given", target, drafter, parents=(-1, 0, 0), tokens=(1, 2))
@@ -158,7 +165,8 @@ guess.score(1000 * optimum(chain))
 pair_ab = next(each for each in draws(chain) if each.tokens[1:] == (0, 1))
 for verifier in (REJECTION, BLOCK):
     path, bonus = verifier.accept(Given.of(pair_ab), [0.7, 0.7], 0.5)
-    print(f"{verifier.name:9} with uniforms 0.7 and 0.7 keeps {len(path) - 1} drafts of A B, then writes {'AB'[bonus]}")
+    drafts = " ".join("AB"[token] for token in pair_ab.tokens[1:])
+    print(f"{verifier.name:9} with uniforms 0.7 and 0.7 keeps {len(path) - 1} of {drafts}, then writes {'AB'[bonus]}")
 
 # %% [markdown]
 # * Try it by hand: which uniforms make rejection keep both?
@@ -263,7 +271,7 @@ print(texts[0])
 #
 # Medusa's rule asks for less. A draft passes if the target finds it likely enough: p(x) above a threshold, which is
 # lower where the target is unsure. No draw is made. SGLang's target-only rule has thresholds too. At 1, the default,
-# they do nothing. Below 1 they accept more.
+# they do nothing. Below 1 they accept more: with `threshold_acc=0.5`, every draft's part of the line is twice as long.
 #
 # Let us see what comes out for the given drafts `cat` and `dog`. The target writes `owl` five times out of eight.
 
@@ -308,7 +316,7 @@ for name in dict.fromkeys(row.verifier for row in rows):
 typical = AcceptanceRule(
     "typical",
     "best",
-    lambda tree, p, _q, _uniforms, final: acceptance.typical(tree, p, 0.09, 0.3, final),
+    lambda tree, p, _q, _uniforms, final: acceptance.typical(tree, p, 0.09, 0.3, final),  # Medusa's two settings
     lossless=False,
 )
 for rule in (None, typical):

@@ -42,6 +42,10 @@ def _not_added(drafts: list[int], target_prob: Any, uniform: float, final_unifor
     return False, inverse_cdf(remaining, final_uniform)
 
 
+def _same_uniform(drafts: list[int], target_prob: Any, uniform: float, _final_uniform: float) -> tuple[bool, int]:
+    return sample_with_drafts(drafts, target_prob, uniform, uniform)
+
+
 def _never(_drafts: list[int], target_prob: Any, _uniform: float, final_uniform: float) -> tuple[bool, int]:
     return False, inverse_cdf(target_prob, final_uniform)
 
@@ -69,6 +73,11 @@ SAMPLE_WITH_DRAFTS = Exercise(
             _not_added,
             "Each draft is compared with its own probability, but they share one uniform. After the first draft is "
             "rejected the uniform is known to be large. Compare with the sum of the probabilities so far.",
+        ),
+        Mistake(
+            _same_uniform,
+            "The last draw uses `uniform` again. If no draft is accepted, it is known to be large, so the last tokens "
+            "come out too often. Draw with `final_uniform`.",
         ),
         Mistake(
             _never,
