@@ -212,7 +212,9 @@ def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request
     cell = min(0.6, max(0.27, 8.2 / num_nodes))
     left = 1.35
     texts = [shown(decode([token])) for token in tokens]
-    above = 0.62 + max(map(len, texts)) * 7.5 * EM
+    longest = max(map(len, texts)) * 7.5 * EM
+    is_upright = longest > cell - 0.06
+    above = 0.62 + (longest if is_upright else 0.1)
     below = above + 1.15
     width = max(left + num_nodes * cell + 0.3, 6.4)
     figure, axes = new_sheet(width, below + 1.15)
@@ -226,7 +228,7 @@ def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request
         middle = left + (node + 0.5) * cell
         draw_cell(axes, x, above, cell, 0.4, ACCEPTED if node in path else TREE, f"before:{node}")
         draw_text(axes, middle, above + 0.2, str(node), 8, ha="center", weight="bold" if node in path else "normal")
-        draw_text(axes, middle, above - 0.06, text, 7.5, ha="center", va="bottom", rotation=90)
+        draw_text(axes, middle, above - 0.06, text, 7.5, ha="center", va="bottom", rotation=90 if is_upright else 0)
         moved = path[node : node + 1]
         draw_cell(axes, x, below, cell, 0.4, ACCEPTED if moved else SPARE, f"after:{node}")
         draw_text(axes, middle, below + 0.2, "".join(map(str, moved)), 8, ha="center", weight="bold")

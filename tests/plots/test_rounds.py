@@ -366,6 +366,13 @@ def test_arrows_go_from_node_to_depth_and_never_cross(played):
         assert [cell for cell in cells if look(figure, f"before:{cell}") == accepted] == path
 
 
+def test_tokens_of_the_commit_are_upright_if_they_do_not_fit(played):
+    for text, rotation in (("abc", 0), ("abcdefghij", 90)):
+        figure = plots.kv_move(played.tree, played.output, lambda _, text=text: text)
+        found = [each.get_rotation() for each in figure.axes[0].texts if each.get_text() == text]
+        assert set(found) == {rotation}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
