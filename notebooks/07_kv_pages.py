@@ -11,7 +11,7 @@
 #
 # * **Goal:** You can say in which slot every draft's KV is, phase by phase, and name three ways to lose it: no copy of
 #   the prefix's tail, no move of the accepted path, a table that is read with the wrong width.
-# * **Before:** Notebooks 01 and 05.
+# * **Before:** Notebooks 01, 04 and 05.
 # * **Time:** 45 minutes to work through, 20 seconds to run. No GPU.
 #
 # A round writes KV for many tokens and keeps a few of them. The drafter's lanes have KV, every node of the tree has KV,
@@ -73,7 +73,8 @@ second.kv("draft")
 # * The prefix has 14 tokens and does not fill its last page. Which lane continues on this page?
 # * Lanes 1 and 2 begin with two copied columns each. Which columns of the prefix do they repeat?
 # * How many slots between lane 0 and lane 1 are empty, and why?
-# * **Try** `page_size=1` and `topk=1` in `config`. Why do both need no copies?
+# * **Try** `page_size=1` in `config`. Then try a chain: `topk=1` and `num_draft_tokens=4`, with pages of 4 and without
+#   the `assert`. Why does neither need copies?
 #
 # The same layout as numbers, for another length: 7 tokens on pages of 4, with lanes of 5 steps.
 
@@ -282,47 +283,57 @@ print("accept lengths:", f"{expected.acceptance.accept_length:.3f} and {found.ac
 # %% [markdown]
 # With a chain, both steps do nothing. A test without trees passes whether they are there or not.
 #
-# ## Everything moves along the path
+# ## The commit of a batch
 #
-# KV is not the only thing that has an entry for each node. The predicted tokens and the features that the drafter reads
-# next have them too. The table `accept_index` says which nodes the path has: one row for each request, S + 1 entries
-# wide, filled up with −1. `predict` has one entry for each node: the token after it.
+# Exercise 07-2 moved the nodes of one request, by column. The engine moves those of all requests at once, by slot. The
+# table `accept_index` says which nodes: one row for each request, S + 1 entries wide, filled up with −1.
 
 # %%
-batch = specsim.trace(pair, prompts[:2], config, sampling, most_rounds=1)[0]
-print("accept_index:", batch.verdict.accept_index.tolist())
-print("predict:     ", batch.verdict.predict.tolist())
-print("num_accepted_drafts:", batch.verdict.num_accepted_drafts.tolist())
+both = specsim.trace(pair, prompts[:2], config, sampling, most_rounds=1)[0]
+table = both.states.drafted_pools.req_to_token
+print("accept_index:", both.verdict.accept_index.tolist())
+for row, length in both.batch.rows_and_lens:
+    columns = f"columns {length} to {length + config.num_draft_tokens - 1}"
+    print(f"{columns} are in slots {table[row, length : length + config.num_draft_tokens].tolist()}")
 
 # %% [markdown]
-# * Node numbers in `accept_index` count over the whole batch. Which nodes belong to the second request?
-# * A tree has 8 nodes and a path has at most 4. In a chain of 3 drafts, how many nodes and how many entries are there?
+# * Nodes in `accept_index` are counted over the whole batch. Which ones belong to the second request?
+# * Which three slots does the commit read for the second request, and which three does it write?
 #
-# A kernel sees these tables as flat memory and computes where a row begins. The pull request repaired a place that took
-# rows of `accept_index` to be as long as a tree. Find the right place yourself.
+# A kernel sees `accept_index` as flat memory and computes where a row begins. Notebook 04 showed what happens if it
+# takes rows to be as long as a tree.
 
 # %% [markdown]
 # ### Exercise 07-3
 #
-# Write `bonus_tokens`: the token after the last accepted node of each request. `predict[node]` is the token after a
-# node, for all nodes of the batch. `accept_index` has a row of `num_steps` + 1 entries for each request: the root, then
-# the accepted drafts, then −1. Both are flat lists, as a kernel sees them.
+# Write `commit_moves`, the commit of a whole batch, as a list of pairs: the slot in which an accepted node is, and the
+# slot to which it moves. Take the requests in order, and the nodes of a path in order, root first. A node that stays
+# where it is has a pair, too.
 #
-# Hint: where does the row of request b begin, and which of its entries is the last accepted node?
+# `accept_index` is flat, as a kernel sees it: `num_steps` + 1 entries for each request. Every tree has `num_nodes`
+# nodes. `slots[b][c]` is the slot of column c of request b, and `seq_lens[b]` its number of committed tokens.
+#
+# Hint: go from the entry to the node of the request, from there to its column, and then to the slot.
 
 
 # %%
-def bonus_tokens(
-    predict: list[int], accept_index: list[int], num_accepted_drafts: list[int], num_steps: int
-) -> list[int]:
-    """Find the bonus token of each request; predict and accept_index are flat, request after request."""
+def commit_moves(
+    accept_index: list[int], seq_lens: list[int], slots: list[list[int]], num_nodes: int, num_steps: int
+) -> list[tuple[int, int]]:
+    """List (slot before, slot after) for every accepted node, request after request, root first.
+
+    accept_index: flat. seq_lens: L of each request. slots: of each request, the slots of its columns 0, 1, …
+    """
     raise NotImplementedError("your answer")
 
 
 # %%
-specsim.course.check("07-3", bonus_tokens)
+specsim.course.check("07-3", commit_moves)
 
 # %% [markdown]
+# KV is not the only thing that has an entry for each node. The predicted tokens and the features that the drafter reads
+# next have them too, and they are gathered along the same path.
+#
 # The fault catalogue of the package holds these faults and others, each with its source. `specsim faults --name NAME`
 # injects one into a copy of the package and shows which check finds it.
 

@@ -1,6 +1,7 @@
 """Exercises of notebook 07: the KV of a round."""
 
 from specsim.course.exercise import Exercise, Mistake
+from specsim.course.exercises.commit_moves import COMMIT_MOVES
 
 
 def lane_column(length: int, lane: int, step: int, num_steps: int, page_size: int) -> int:
@@ -18,6 +19,14 @@ def _no_pages(length: int, lane: int, step: int, num_steps: int, _page_size: int
 
 def _no_room_for_tail(length: int, lane: int, step: int, num_steps: int, page_size: int) -> int:
     return length + lane * -(-num_steps // page_size) * page_size + step
+
+
+def _one_page_too_many(length: int, lane: int, step: int, num_steps: int, page_size: int) -> int:
+    return length + lane * ((length % page_size + num_steps) // page_size + 1) * page_size + step
+
+
+def _one_page(length: int, lane: int, step: int, _num_steps: int, page_size: int) -> int:
+    return length + lane * page_size + step
 
 
 def _over_the_tail(length: int, lane: int, step: int, num_steps: int, page_size: int) -> int:
@@ -44,6 +53,16 @@ LANE_COLUMN = Exercise(
             _no_room_for_tail,
             "The pages of a lane hold the copy of the prefix's unfinished page too. Round up the tail and the steps "
             "together.",
+        ),
+        Mistake(
+            _one_page_too_many,
+            "That is one page too many where tail and steps fill their pages exactly. Round up instead: for n columns, "
+            "-(-n // page_size) pages.",
+        ),
+        Mistake(
+            _one_page,
+            "That gives every lane one page. If the copied tail and the steps do not fit into it, the next lane "
+            "begins later.",
         ),
         Mistake(
             _over_the_tail,
@@ -84,6 +103,16 @@ def _without_the_root(content: list[str], length: int, path: list[int]) -> list[
     return content[: length + len(path)]
 
 
+def _without_length(content: list[str], length: int, path: list[int]) -> list[str]:
+    content[length : length + len(path)] = [content[node] for node in path]
+    return content[: length + len(path)]
+
+
+def _path_alone(content: list[str], length: int, path: list[int]) -> list[str]:
+    content[: len(path)] = [content[length + node] for node in path]
+    return content[: length + len(path)]
+
+
 TREE_OF_8 = ["prefix 0", "prefix 1", *(f"node {node}" for node in range(8))]
 COMPACT = Exercise(
     "07-2",
@@ -114,6 +143,15 @@ COMPACT = Exercise(
             "The root is part of the path: its KV was written in this round too. Here its column holds the first "
             "accepted draft.",
         ),
+        Mistake(
+            _without_length,
+            "Node j is not in column j. The columns before `length` hold the prefix, and node j is in column "
+            "`length` + j.",
+        ),
+        Mistake(
+            _path_alone,
+            "The prefix is overwritten. Its columns stay as they are, and the path follows from column `length` on.",
+        ),
     ),
     "The whole path is read before any of it is written. In this order no overlap matters. Moving one by one from the "
     "first node would work on one thread, since a node only moves to the left; a kernel that moves all in parallel "
@@ -121,68 +159,4 @@ COMPACT = Exercise(
 )
 
 
-def bonus_tokens(
-    predict: list[int], accept_index: list[int], num_accepted_drafts: list[int], num_steps: int
-) -> list[int]:
-    """Find the bonus token of each request; predict and accept_index are flat, request after request."""
-    # begin answer
-    width = num_steps + 1
-    last = [accept_index[request * width + drafts] for request, drafts in enumerate(num_accepted_drafts)]
-    return [predict[node] for node in last]
-    # end answer
-
-
-def _tree_wide_rows(
-    predict: list[int], accept_index: list[int], num_accepted_drafts: list[int], _num_steps: int
-) -> list[int]:
-    width = len(predict) // len(num_accepted_drafts)
-    return [predict[accept_index[request * width + drafts]] for request, drafts in enumerate(num_accepted_drafts)]
-
-
-def _in_tree_order(
-    predict: list[int], _accept_index: list[int], num_accepted_drafts: list[int], _num_steps: int
-) -> list[int]:
-    width = len(predict) // len(num_accepted_drafts)
-    return [predict[request * width + drafts] for request, drafts in enumerate(num_accepted_drafts)]
-
-
-def _one_too_far(
-    predict: list[int], accept_index: list[int], num_accepted_drafts: list[int], num_steps: int
-) -> list[int]:
-    return bonus_tokens(predict, accept_index, [drafts + 1 for drafts in num_accepted_drafts], num_steps)
-
-
-BONUS_TOKENS = Exercise(
-    "07-3",
-    "Write `bonus_tokens`: the token after the last accepted node of each request. `predict[node]` is the token after "
-    "a node, for all nodes of the batch. `accept_index` has a row of `num_steps` + 1 entries for each request: the "
-    "root, then the accepted drafts, then −1. Both are flat lists, as a kernel sees them.\n\n"
-    "Hint: where does the row of request b begin, and which of its entries is the last accepted node?",
-    bonus_tokens,
-    (
-        ([30, 31, -1, -1, 40, -1, 42, -1], [0, 1, -1, 4, 6, -1], [1, 1], 2),
-        ([7, -1, 9, -1, -1, 12, -1, -1], [0, 2, 5, -1], [2], 3),
-        ([50, -1, -1, 60, -1, -1, 70, 71, 72], [0, -1, -1, 3, -1, -1, 6, 7, 8], [0, 0, 2], 2),
-    ),
-    (
-        Mistake(
-            _tree_wide_rows,
-            "Rows of accept_index are read as if they were as long as a tree. The first request is right, the others "
-            "read rows that are not theirs, or memory behind the table. For a chain both widths are equal.",
-        ),
-        Mistake(
-            _in_tree_order,
-            "The tokens are still in the order of the tree. The last accepted draft is the node that accept_index "
-            "names, not the node with the number of accepted drafts.",
-        ),
-        Mistake(
-            _one_too_far,
-            "The entry after the last accepted node is −1, or the next request's root. The root is entry 0, so the "
-            "last accepted node is entry num_accepted_drafts.",
-        ),
-    ),
-    "The path of request b begins at b · (S + 1) in accept_index, and its last node is num_accepted_drafts further. "
-    "predict is indexed by this node, whatever the width of a tree.",
-)
-
-EXERCISES = (LANE_COLUMN, COMPACT, BONUS_TOKENS)
+EXERCISES = (LANE_COLUMN, COMPACT, COMMIT_MOVES)
