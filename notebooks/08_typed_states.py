@@ -57,7 +57,7 @@ first.draft_input
 # ### Prediction
 #
 # Draft-extend runs the drafter over the tokens that this round has added, so that their KV comes from the target's true
-# features. The cell above printed how many drafts were accepted.
+# features. The first cell of the notebook printed how many drafts were accepted.
 
 # %%
 guess = specsim.course.predict("How many rows has the hidden state that draft-extend reads?", 3)
@@ -177,10 +177,10 @@ print("the last state and a newcomer:", len(first.next_draft_input.merge(newcome
 #
 # Write `between_rounds`, which a server calls after every round. `state` is the draft input of the running requests: a
 # list for each field, with one entry for each request. Remove the requests that have finished, keep the others in their
-# order, and append the requests that arrive.
+# order, and append the requests that arrive. `arriving` has the same fields; if nobody arrives, its lists are empty.
 #
-# Sometimes all requests have finished, and sometimes nobody arrives. The result is a state in these cases too. And the
-# old state must not change: under the overlap schedule another part still reads it.
+# If all requests have finished, the result is still a state. And the old state must not change: under the overlap
+# schedule another part still reads it.
 
 
 # %%
@@ -238,11 +238,13 @@ for request in range(3):
 #
 # ### Prediction
 #
-# The run above has an accept rate, printed below. A metric now reads the counter after the line that adds one. It still
-# divides by three steps.
+# The next cell prints the accept rate of the run above. A metric now reads the counter after the line that adds one. It
+# still divides by three steps.
 
 # %%
 print(f"accept rate: {rounds.acceptance.accept_rate:.2f}")
+
+# %%
 guess = specsim.course.predict("Which accept rate does a metric report that reads the counter after the line?", 0.9)
 guess
 
@@ -269,7 +271,8 @@ except ValueError as error:
 # `num_accepted_drafts` drafts, a number for each request. Return a dictionary with five entries. For each request:
 # `num_accepted_tokens`, `seq_lens` after the round (the old ones are given), and `last_entry`, the place of the last
 # accepted node in its row of accept_index, where the root has place 0. For the whole round: `accept_length`, the mean
-# number of tokens, and `accept_rate`, the accepted drafts divided by `num_steps` for each request.
+# number of tokens of a request, and `accept_rate`. The rate is one number: of all requests' drafts, the share that is
+# accepted, where each request counts `num_steps` drafts.
 #
 # Choose one of the two counters for each entry. The arguments must not change.
 
