@@ -283,10 +283,10 @@ with patch("specsim.fast.drafters.autoregressive.lane_metadata", return_value=fi
 # ### Prediction
 #
 # Six requests have five drafts each after the first one. Of these 30 drafts, some were drafted with keys from outside
-# their window.
+# their window. Count these in the picture first: the others cannot change.
 
 # %%
-guess = specsim.course.predict("Of 30 drafts, how many change with the stale start of the window?", 30, within=0.25)
+guess = specsim.course.predict("Of 30 drafts, how many change with the stale start of the window?", 30, within=0.5)
 guess
 
 # %%
@@ -359,10 +359,10 @@ for mode in GRAPHS:
 #
 # Write `advance`, the update between two draft steps. It is captured together with the step and replayed with it.
 # `seq_lens` and `window_starts` have one entry for each request, `step` has one element; `window` and `last_step` are
-# numbers of the host, which never change. All lengths and the step grow by one. Each window starts `window` keys before
-# the end of its request, or at 0.
+# numbers of the host, which never change. All lengths and the step grow by one. Then each window starts `window` keys
+# before the new end of its request, or at 0 if the text is shorter than that.
 #
-# A replay follows the last step too. If `step` has reached `last_step`, nothing may change.
+# The graph is replayed after the last step too. If `step` has reached `last_step`, nothing may change.
 #
 # Hint: a comparison of tensors gives a tensor. What is `(step < last_step).long()` before the last step, and after it?
 
