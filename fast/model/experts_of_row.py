@@ -8,7 +8,7 @@ import triton.language as tl
 from specsim.core.layer_config import Experts
 from specsim.fast.model.experts import Activation, ExpertWeights, clamped
 from specsim.fast.model.linear import Written
-from specsim.fast.model.routing import Routes, choice_arguments, ranked
+from specsim.fast.model.routing import Routes, choice_arguments, of_rank, ranked, scored
 from specsim.fast.model.rows import Norm, Rows, gated
 from specsim.fast.runtime.launch import (
     await_predecessor,
@@ -31,8 +31,8 @@ class Tile(NamedTuple):
 
 
 # The fastest on an H200 for Qwen3-30B-A3B and GPT-OSS-20B.
-UP = Tile(8, 256, 3, 4)
-DOWN = Tile(8, 256, 3, 4)
+UP = Tile(8, 256, 4, 4)
+DOWN = Tile(8, 128, 4, 4)
 
 
 class _Routed(NamedTuple):
@@ -78,10 +78,11 @@ def _up_kernel(
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < N
     await_predecessor(PDL)
-    logits = tl.load(routed_ptrs.logits + offs_e, mask=offs_e < E, other=0.0)
-    rank, weight = ranked(logits, routed_ptrs.bias, offs_e, E, ROUTING, TOP_K, NORMALISE, GROUPS, TOP_GROUPS, BLOCK_G)
-    expert = tl.sum(tl.where(rank == own, offs_e, 0)).to(tl.int64)
+    logits = tl.load(routed_ptrs.logits + offs_e, mask=offs_e < E, other=float("-inf"))
+    score, choice = scored(logits, routed_ptrs.bias, offs_e, E, ROUTING, GROUPS, TOP_GROUPS, BLOCK_G)
+    expert = of_rank(choice, offs_e, own)
     if tl.program_id(0) == 0:
+        rank, weight = ranked(score, choice, logits, offs_e, E, ROUTING, TOP_K, NORMALISE)
         tl.store(routed_ptrs.experts + own, expert.to(tl.int16))
         tl.store(routed_ptrs.weights + own, tl.sum(tl.where(rank == own, weight, 0.0)) * scaling)
     weight_ptrs = factor_ptrs.weight + expert * 2 * N * K + offs_n.to(tl.int64)[:, None] * K

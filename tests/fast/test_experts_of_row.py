@@ -14,6 +14,7 @@ CHOICES = [
     Experts(4, 2, 8, normalise=True),
     Experts(6, 3, 20, "softmax_of_top", activation="clamped"),
     Experts(16, 3, 17, "grouped_sigmoid", True, 4, 2, 2.5),
+    Experts(40, 8, 9),
     Experts(5, 1, 40),
 ]
 
@@ -30,7 +31,7 @@ def test_a_row_gets_what_it_gets_among_others(experts, hidden, dtype, device):
     if experts.activation == "clamped":
         weights = weights._replace(gate_up_bias=random(count, 2 * size), down_bias=random(count, hidden))
     x, base = 3 * random(1, hidden), random(1, hidden)
-    logits = torch.randn(1, count, device=device)
+    logits = (2 * torch.randn(1, count, device=device)).round()  # equal ones among them
     bias = 0.3 * torch.randn(count, device=device) if experts.routing == "grouped_sigmoid" else None
     norm = Norm(random(hidden), 1e-5)
     rows, chosen = routed_row_onto(base, x, weights, experts, logits, bias, norm)
@@ -42,6 +43,15 @@ def test_a_row_gets_what_it_gets_among_others(experts, hidden, dtype, device):
     torch.testing.assert_close(rows.values, expected.values, rtol=eps, atol=eps)
     torch.testing.assert_close(rows.weighted, expected.weighted, rtol=2 * eps, atol=2 * eps)
     torch.testing.assert_close(rows.squares.sum(-1), rows.values.float().square().sum(-1))
+
+
+def test_a_logit_that_is_no_number_is_chosen_last(device):
+    experts = Experts(5, 4, 8, "softmax_of_top")
+    weights = ExpertWeights(torch.randn(5, 16, 16, device=device), torch.randn(5, 16, 8, device=device))
+    x = torch.randn(1, 16, device=device)
+    logits = torch.tensor([[torch.nan, 0.0, -torch.inf, torch.inf, 0.0]], device=device)
+    _, chosen = routed_row_onto(x, x, weights, experts, logits, None)
+    assert chosen.tolist() == [[3, 1, 4, 0]]
 
 
 def test_the_row_may_lie_in_a_wider_tensor(device):
