@@ -49,7 +49,7 @@ def test_a_logit_that_is_no_number_is_chosen_last(device):
     experts = Experts(5, 4, 8, "softmax_of_top")
     weights = ExpertWeights(torch.randn(5, 16, 16, device=device), torch.randn(5, 16, 8, device=device))
     x = torch.randn(1, 16, device=device)
-    logits = torch.tensor([[torch.nan, 0.0, -torch.inf, torch.inf, 0.0]], device=device)
+    logits = torch.tensor([[torch.nan, 0.0, -torch.inf, 5.0, 0.0]], device=device)
     _, chosen = routed_row_onto(x, x, weights, experts, logits, None)
     assert chosen.tolist() == [[3, 1, 4, 0]]
 
