@@ -12,7 +12,7 @@
 # * **Goal:** You can find the cause of a fault in an engine: compare its outputs, run it in lockstep with a reference,
 #   and read the first difference.
 # * **Before:** Notebooks 01, 06 and 07.
-# * **Time:** 50 minutes to work through, 30 seconds to run. No GPU.
+# * **Time:** 50 minutes to work through, 15 seconds to run. No GPU.
 #
 # A speculative engine is wrong, but not obviously: its text is fluent, and nothing crashes. Often the text is even
 # right, since the target corrects every bad draft. This notebook gives you three such engines. Each has one fault that
@@ -33,7 +33,10 @@ from specsim.course import hidden_faults
 # interpreter here. `None` stands for the package as it is. The name is that of a fault which serves as an example.
 #
 # Each copy does two things. The shipped pair continues a prompt. Then a small random pair runs in lockstep with the
-# reference, once with a chain and once with a tree. You will see these results step by step.
+# reference, once with a chain and once with a tree.
+#
+# `results` has an entry for each copy: `answer` (the tokens with their log probabilities), `accept_length`, and
+# `differences` for the chain and the tree. You will see them step by step.
 
 # %%
 prompt = "class Stack:"
@@ -50,11 +53,11 @@ print(repr(prompt + healthy.text), "-", len(healthy.answer.tokens), "new tokens"
 #
 # ### Prediction
 #
-# Fault 1 is in a part of the code that the drafter needs. In how many of the 12 places does the engine give another
+# Fault 1 is in a part of the code that only the drafter needs. In how many of the 8 places does the engine give another
 # token?
 
 # %%
-guess = specsim.course.predict("In how many of 12 places does fault 1 change the token?", 5, at_least=1)
+guess = specsim.course.predict("In how many of 8 places does fault 1 change the token?", 3, at_least=1)
 guess
 
 # %%
@@ -70,15 +73,16 @@ guess.score(changed)
 
 # %% [markdown]
 # * Which of the three would a test find that compares texts?
-# * Which would a benchmark find? It measures time, and time depends on the accept length.
+# * Which would a benchmark find? It measures time, and time depends on the accept length. What would it say about
+#   fault 2?
 # * Why can a fault of the drafter not change the text? Notebook 06 has the answer.
 #
 # ## Is it rounding?
 #
 # Text that differs is no proof of a fault. Two right engines add numbers in different orders. Where two tokens are
 # almost equally probable, rounding decides. `explain` compares the log probabilities too. If the same token after the
-# same tokens has clearly different ones, it is a fault. `specsim explain` does the same with the files of any two
-# engines.
+# same tokens has clearly different ones, it is a fault. `Noise` says how far rounding can move a log probability.
+# `specsim explain` does the same with the files of any two engines.
 
 # %%
 noise = Noise.of("float32")
@@ -109,7 +113,8 @@ for fault in (1, 2, 3):
 # Write `first_difference`. It receives the steps of two runs, in the order in which they ran. A step is a tuple of
 # round, phase, and a dictionary of fields. The fields of a step are in the order in which they were computed, and each
 # holds a list of numbers. Both runs have the same steps and fields. A value is right if it is within `tolerance` of the
-# value of the reference; for integers that means equal.
+# value of the reference: their difference, upwards or downwards, is at most `tolerance`. So integers must be equal, as
+# it is below 1.
 #
 # Return the round, phase, field and index of the *first* wrong value, or None if all are right.
 #
@@ -139,7 +144,7 @@ specsim.course.check("10-1", first_difference)
 #
 # The fault of the example is known: `draft-position-early`, which SGLang has had. Before a draft forward, the position
 # of the tokens is raised by one too early. Its text is right, and even its accept length is the right one here. No
-# check from outside finds it. Here is the first difference that the lockstep finds.
+# check from outside finds it. Here is the first difference that the lockstep finds with a tree.
 
 # %%
 (finding,) = explain([healthy.answer], [results[example].answer], noise)
@@ -149,12 +154,13 @@ assert results[example].accept_length == healthy.accept_length
 plots.divergence(results[example].differences["tree"].first)
 
 # %% [markdown]
-# A row is a round, and the phases run from left to right. The prefill was equal, so the phase is `draft`. The field is
-# `candidates.scores`. But a wrong score is not yet a cause: what made it wrong?
+# The title begins with the setting (`k2-s3-n6`: topk 2, 3 steps, 6 nodes) and ends with the place: which request, and
+# which entry of the field. A row is a round, and the phases run from left to right. The prefill was equal, so the phase
+# is `draft`. The field is `candidates.scores`. But a wrong score is not yet a cause: what made it wrong?
 #
 # A state is what a phase *returns*. Inside the draft phase, the drafter runs several forward passes. A closer look
 # compares what goes into each of them: positions, slots, copied KV; and then its logits. The finding nearest to the
-# cause comes first.
+# cause comes first. `call 2` is the second phase that ran, and a draft phase counts its forward passes from 0.
 
 # %%
 for finding in results[example].differences["tree"].inside:
@@ -173,7 +179,7 @@ for finding in results[example].differences["tree"].inside:
 #
 # ### Prediction
 #
-# Fault 2 changes the text. Its first wrong token is the one in this place:
+# Fault 2 changes the text. This is the place of its first wrong token:
 
 # %%
 (finding,) = explain([healthy.answer], [results[2].answer], noise)
@@ -188,10 +194,10 @@ guess
 guess.score(results[2].differences["tree"].first.round)
 
 # %% [markdown]
-# The lockstep finds a fault in the round that makes it. A text shows it only when a wrong number has become a wrong
-# choice, some rounds later.
+# The lockstep finds a fault in the first round that it spoils, so it need not run another. A text shows it only when a
+# wrong number has become a wrong choice, some rounds later.
 #
-# Here are the three first differences with a tree.
+# Here are the first differences of faults 1, 2 and 3, in this order, with a tree.
 
 # %%
 plots.divergence(results[1].differences["tree"].first)
@@ -205,8 +211,8 @@ plots.divergence(results[3].differences["tree"].first)
 # %% [markdown]
 # * Two of them are in the same phase. Are they found in the same field?
 # * In which of the three can the *next token* of the request be wrong? Which data does it depend on?
-# * An entry of `target keys` or `draft keys` is a column of the request's KV. Request 1 has 8 prompt tokens, in columns
-#   0 to 7. Whose KV is in the wrong columns: the prompt's or that of accepted tokens?
+# * The title ends with a request and an entry. An entry of `target keys` or `draft keys` is a column of the request's
+#   KV. Request 1 has 8 prompt tokens, in columns 0 to 7. Whose KV is wrong: the prompt's or that of accepted tokens?
 #
 # ## Which settings show it?
 #
@@ -218,8 +224,8 @@ for fault, result in results.items():
     print(f"{fault or 'no fault'}: " + ", ".join(f"with a {name} {word}" for name, word in found.items()))
 
 # %% [markdown]
-# In a chain, every node has one child. So the accepted path is the first nodes, in order: 0, 1, 2, … In a tree it may
-# be 0, 2, 5.
+# In a chain, every node has one child. So the accepted path is always the first nodes, in order: 0, 1, 2, … In a tree
+# it may be 0, 2, 5.
 #
 # * What does a fault need a tree for, if a chain does not show it? Think of all places where something is taken along
 #   the accepted path. Notebook 07 has one of them.

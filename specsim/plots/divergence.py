@@ -15,7 +15,6 @@ from specsim.plots.sheet import (
     draw_legend,
     draw_text,
     new_sheet,
-    shown,
 )
 
 PHASES = ("prefill", "draft", "verify", "draft_extend")
@@ -52,7 +51,7 @@ def divergence(found: Divergence) -> Picture:
             look = _look(found, number, phase)
             draw_cell(axes, 1.2 + 2.1 * column, y + 0.03, 1.95, height - 0.06, look, f"{phase}:{number}")
             if look is WRONG:
-                draw_text(axes, 1.25 + 2.1 * column, y + height / 2, shown(found.field, 26), 7)
+                draw_text(axes, 1.25 + 2.1 * column, y + height / 2, found.field[:26], 7)
     for row, line in enumerate(lines):
         draw_text(axes, 0.2, bottom + 0.25 + 0.17 * row, line, 7.5)
     draw_legend(axes, bottom + 0.45 + 0.17 * len(lines), [EQUAL, WRONG, NEVER])

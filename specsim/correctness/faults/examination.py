@@ -1,17 +1,16 @@
 """Examination of the package with an injected fault: its outputs from outside, and its phases from inside.
 
-Each fault is injected into a copy of the package, and a process imports the copy:
-python -m specsim.correctness.faults.examination.
+Each fault is injected into a copy of the package, and a process imports the copy; see `forks`.
 
-JSON in: {"root": folder of the copy, "prompt_ids": …, "config": …, "max_new_tokens": …, "settings": {name: setting}}.
-JSON out: {"output": …, "accept_length": …, "differences": …}.
+request.json in the folder of a copy: {"prompt_ids": …, "config": …, "max_new_tokens": …, "settings": {name: setting}}.
+result.json there: {"output": …, "accept_length": …, "differences": …}.
 """
 
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ def examine(
     config: SpecConfig,
     settings: Mapping[str, Mapping[str, Any]],
     *,
-    max_new_tokens: int = 12,
+    max_new_tokens: int = 8,
     jobs: int = 2,
 ) -> list[Examination]:
     """Examine the package with each of these faults, on the CPU; None stands for the package as it is.
@@ -67,23 +66,27 @@ def examine(
     request = {"prompt_ids": prompt_ids, "config": asdict(config), "max_new_tokens": max_new_tokens}
     request |= {"settings": {name: dict(setting) for name, setting in settings.items()}}
     texts = [changed(known[name].edits) if name else {} for name in names]
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(lambda each: _examined(each, request, tokenizer.decode), texts))
+    with ExitStack() as stack:
+        roots = [stack.enter_context(copied_package(each)) for each in texts]
+        _run(roots, request, jobs)
+        return [_read(root, tokenizer.decode) for root in roots]
 
 
-def _examined(
-    texts: Mapping[str, str], request: Mapping[str, Any], decode: Callable[[Sequence[int]], str]
-) -> Examination:
-    """Run a process that imports a copy with these sources."""
-    with copied_package(texts) as root:
-        done = subprocess.run(
-            [sys.executable, "-m", "specsim.correctness.faults.examination"],
-            input=json.dumps({**request, "root": str(root)}), env=environment(root, "cpu"),
-            cwd=root, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+def _run(roots: Sequence[Path], request: Mapping[str, Any], jobs: int) -> None:
+    """Answer the request in every folder, by a process that imports the copy there."""
+    for root in roots:
+        (root / "request.json").write_text(json.dumps(request), encoding="utf-8")
+    script = Path(__file__).with_name("forks.py")
+    done = subprocess.run(
+        [sys.executable, str(script), __name__, str(jobs), *map(str, roots)],
+        env=environment(roots[0], "cpu"), cwd=roots[0], capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"a copy of the package ended with exit status {done.returncode}: {done.stderr[-500:]}")
-    found = json.loads(done.stdout)
+
+
+def _read(root: Path, decode: Callable[[Sequence[int]], str]) -> Examination:
+    found = json.loads((root / "result.json").read_text(encoding="utf-8"))
     output = found["output"]
     answer = Answer.of(
         list(zip(output["token_ids"], output["logprobs"], strict=True)), prompt=output["prompt_token_ids"]
@@ -115,17 +118,13 @@ def _inside(setting: Mapping[str, Any]) -> dict[str, Any]:
     return {"first": asdict(divergences[0]) if divergences else None, "inside": [asdict(each) for each in findings]}
 
 
-def main() -> None:
-    """Read a request, examine the imported package, write the result."""
+def main(root: Path) -> None:
+    """Read the request of a folder, examine the package, which must be imported from there, and write the result."""
     import torch
 
     torch.set_num_threads(1)
-    request = json.load(sys.stdin)
+    request = json.loads((root / "request.json").read_text(encoding="utf-8"))
     made = _outside(request)
     made["differences"] = {name: _inside(setting) for name, setting in request["settings"].items()}
-    require_copy(Path(request["root"]))
-    json.dump(made, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    require_copy(root)
+    (root / "result.json").write_text(json.dumps(made), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Exercises of notebook 10: find the fault."""
 
 from collections.abc import Callable
-from math import inf, isnan, nan
+from math import inf, isclose, isnan, nan
 from typing import Any
 
 from specsim.course.exercise import Exercise, Mistake
@@ -48,6 +48,28 @@ def _by_name(reference: Steps, fast: Steps, tolerance: float) -> Place:
     return _search(reference, fast, lambda right, value: not abs(right - value) <= tolerance, sorted)
 
 
+def _signed(reference: Steps, fast: Steps, tolerance: float) -> Place:
+    return _search(reference, fast, lambda right, value: not value - right <= tolerance)
+
+
+def _relative(reference: Steps, fast: Steps, tolerance: float) -> Place:
+    return _search(reference, fast, lambda right, value: not isclose(right, value, rel_tol=tolerance))
+
+
+def _below(reference: Steps, fast: Steps, tolerance: float) -> Place:
+    return _search(reference, fast, lambda right, value: not abs(right - value) < tolerance)
+
+
+def _largest_of_field(reference: Steps, fast: Steps, tolerance: float) -> Place:
+    for (number, phase, expected), (_, _, found) in zip(reference, fast, strict=True):
+        for field, values in expected.items():
+            pairs = zip(values, found[field], strict=True)
+            errors = [inf if isnan(value) else abs(right - value) for right, value in pairs]
+            if max(errors) > tolerance:
+                return number, phase, field, errors.index(max(errors))
+    return None
+
+
 def _largest(reference: Steps, fast: Steps, tolerance: float) -> Place:
     best: Place = None
     most = tolerance
@@ -75,7 +97,8 @@ FIRST_DIFFERENCE = Exercise(
     "Write `first_difference`. It receives the steps of two runs, in the order in which they ran. A step is a tuple of "
     "round, phase, and a dictionary of fields. The fields of a step are in the order in which they were computed, and "
     "each holds a list of numbers. Both runs have the same steps and fields. A value is right if it is within "
-    "`tolerance` of the value of the reference; for integers that means equal.\n\n"
+    "`tolerance` of the value of the reference: their difference, upwards or downwards, is at most `tolerance`. So "
+    "integers must be equal, as it is below 1.\n\n"
     "Return the round, phase, field and index of the *first* wrong value, or None if all are right.\n\n"
     "Hint: a value that was never computed may be NaN. Every comparison with NaN is false.",
     first_difference,
@@ -84,6 +107,9 @@ FIRST_DIFFERENCE = Exercise(
         (_run(0.125, 1.0, -2.0, 5), _run(0.125, nan, -2.0, 6), 1e-3),
         (_run(0.125, 1.0, -2.0, 5), _run(0.125, 1.0, -2.5, 8), 1e-3),
         (_run(0.125, 1.0, -2.0, 5), _run(0.1250001, 1.0, -2.0, 5), 1e-3),
+        (_run(0.125, 1.0, -2.0, 5), _run(0.125, 1.0, -2.0, 5), 0.0),
+        (_run(0.0, 1.0, -2.0, 5), _run(0.0005, 1.0, -2.0, 5), 1e-3),
+        ([(1, "verify", {"logprobs": [-1.0, -2.0, -3.0]})], [(1, "verify", {"logprobs": [-1.0, -2.5, -9.0]})], 0.25),
         ([], [], 1e-3),
     ),
     (
@@ -101,6 +127,25 @@ FIRST_DIFFERENCE = Exercise(
             _largest,
             "That is the largest difference. An error grows on its way through the round, so the largest one is an "
             "effect. The cause is at the first one.",
+        ),
+        Mistake(
+            _largest_of_field,
+            "The field is right, but the index is that of its largest error. Return the first index whose value is "
+            "wrong, as for rounds, phases and fields.",
+        ),
+        Mistake(
+            _signed,
+            "Only values that are too large count as wrong. A value may also be too small: take the absolute value of "
+            "the difference.",
+        ),
+        Mistake(
+            _relative,
+            "The difference is compared with a share of the value. Near 0 that share is almost nothing, so rounding is "
+            "reported as a fault. Compare the difference itself with `tolerance`.",
+        ),
+        Mistake(
+            _below,
+            "A difference of exactly `tolerance` is still right: with tolerance 0, equal values must pass.",
         ),
         Mistake(
             _by_name,
@@ -157,7 +202,7 @@ def compared(answer: Callable[[int], tuple[str, str, str]], fault: int) -> dict[
     known = f"then {WOULD_SHOW[letter]}" if letter in WOULD_SHOW else f"{cause} is no letter of the list"
     return {
         "the phase": "right" if phase.lower().replace("-", "_") == own_phase else "wrong",
-        "the field": "right" if field.lower() in fields else "wrong",
+        "the field": "right" if field.lower().replace("_", " ") in fields else "wrong",
         "the cause": "right" if SUSPECTS.get(letter) == NUMBERED[fault] else f"wrong: {known}",
     }
 
