@@ -48,10 +48,10 @@ one_by_one = serve(engine, parse_requests(lines, "four requests", pair).requests
 plots.timeline(one_by_one.trace)
 
 # %% [markdown]
-# A row is a request, a column is a step. A number is the number of tokens that were delivered in this step. In the step
-# of its prefill, a request also runs its first round.
+# A row is a request, and the steps run from left to right. A number is the number of tokens that a round gave. In the
+# step of its prefill, a request gets the token after its prompt, which is not in the number, and runs its first round.
 #
-# * How many rounds does request 0 need, and how many tokens do they give?
+# * How many rounds does request 0 need, and how many tokens do they give? Which one is missing to its 16?
 # * Request 1 arrives in step 1. How long does its user wait for the first token?
 # * A chain of three drafts gives at most four tokens. How often does a round give four?
 #
@@ -78,7 +78,7 @@ guess.score(batched.totals["steps"])
 plots.timeline(batched.trace)
 
 # %% [markdown]
-# * Which request decides how long the whole run takes?
+# * Which request decides how long the whole run takes? Could you have read the number of steps from the first picture?
 # * Between which steps is the batch full? How many requests run in the last two steps?
 # * Compare the numbers in a row with those of the first picture. Why are they the same?
 #
@@ -165,9 +165,11 @@ guess.score(overlapping.trace.counts()["decoded"])
 plots.timeline(overlapping.trace)
 
 # %% [markdown]
-# * A request's first token now arrives one step later. Where do you see it?
-# * When a request has ended, one more round of it has already begun. Its result is thrown away. How many such rounds
-#   are there?
+# A number stands in the step in which the host *reads* it, one step after the round.
+#
+# * A request's first tokens now arrive one step later. Where do you see it?
+# * When a request has ended, one more round of it has already begun. Its result is thrown away, so the picture has no
+#   number for it. How many such rounds are there?
 # * Does this waste weigh more for short or for long outputs?
 #
 # The thrown-away round is harmless for the text, but it writes KV. So its slots must not be given to anybody else
@@ -238,15 +240,15 @@ assert [request.text for request in crowded.requests] == texts
 
 # %% [markdown]
 # * Requests 2 and 3 arrive in step 3. Why do they not begin then?
-# * Request 3 had delivered 4 tokens before it was preempted. Its user has seen them. Which tokens are prefilled when it
-#   resumes, and why is no token delivered twice?
+# * Request 3 had delivered 5 tokens before it was preempted: the one after its prompt, and 4 from a round. Its user has
+#   seen them. Which tokens are prefilled when it resumes, and why is no token delivered twice?
 # * The text is the same as before, and it would be at a temperature above 0 too. A request's random numbers have names:
 #   its id, its seed, the position. What would go wrong if they were drawn from one stream for all requests?
 # * **Try** `ServingConfig(num_slots=36)` and `num_slots=24`. What does the scheduler do with a request that can
 #   never fit? `crowded.requests[0].error` gives the reason, and the assertion above fails.
 #
-# The picture of the slots tells the same story. `committed` are slots with final KV, `reserved` are held for drafts and
-# for rounds to come.
+# The slots tell the same story. `committed` are slots with final KV, `reserved` are held for drafts and for rounds to
+# come.
 
 # %%
 print("step  committed  reserved  free")
@@ -254,7 +256,8 @@ for record in crowded.trace.records:
     print(f"{record.step:4}  {record.committed_slots:9}  {record.reserved_slots:8}  {record.free_slots:4}")
 
 # %% [markdown]
-# * In which steps is most of the pool reserved rather than committed?
+# * In which steps are more slots reserved than committed?
+# * In step 6, request 3 is preempted. Which number shows it?
 #
 # ## Reuse of a prefix
 #

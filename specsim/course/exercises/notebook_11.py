@@ -33,6 +33,21 @@ def _rounds_counted(deliveries: list[tuple[int, int]]) -> float:
     return (len(deliveries) - 1) / tokens if tokens else 0.0
 
 
+def _after_first_delivery(deliveries: list[tuple[int, int]]) -> float:
+    tokens = sum(number for _, number in deliveries[1:])
+    return (deliveries[-1][0] - deliveries[0][0]) / tokens if tokens else 0.0
+
+
+def _both_ends(deliveries: list[tuple[int, int]]) -> float:
+    tokens = sum(number for _, number in deliveries) - 1
+    return (deliveries[-1][0] - deliveries[0][0] + 1) / tokens if tokens else 0.0
+
+
+def _from_step_0(deliveries: list[tuple[int, int]]) -> float:
+    tokens = sum(number for _, number in deliveries) - 1
+    return deliveries[-1][0] / tokens if tokens else 0.0
+
+
 TIME_PER_TOKEN = Exercise(
     "11-1",
     "Write `time_per_token`, the TPOT of a request in steps. It receives the deliveries of the request: pairs of the "
@@ -62,6 +77,19 @@ TIME_PER_TOKEN = Exercise(
             _rounds_counted,
             "The number of deliveries is not the number of steps. A request that waits in between has steps without a "
             "delivery.",
+        ),
+        Mistake(
+            _after_first_delivery,
+            "The first delivery may hold several tokens, and only the first *token* is left out. Count the others of "
+            "that delivery too.",
+        ),
+        Mistake(
+            _both_ends,
+            "Both ends were counted as steps. From step 5 to step 11 there are 6 steps, not 7.",
+        ),
+        Mistake(
+            _from_step_0,
+            "The steps were counted from step 0. The time before the first delivery is the TTFT.",
         ),
     ),
     "With speculation TPOT falls below 1: tokens of one round arrive in the same step. The gap between deliveries does "
@@ -93,6 +121,18 @@ def _no_pages(seq_len: int, num_draft_tokens: int, _page_size: int) -> int:
     return seq_len + 2 * num_draft_tokens
 
 
+def _one_page_more(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
+    return ((seq_len + 2 * num_draft_tokens) // page_size + 1) * page_size
+
+
+def _number_of_pages(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
+    return ceil((seq_len + 2 * num_draft_tokens) / page_size)
+
+
+def _root_twice(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
+    return ceil((seq_len + 2 * (num_draft_tokens + 1)) / page_size) * page_size
+
+
 SLOTS = Exercise(
     "11-2",
     "Write `slots_of_chain`. A request has `seq_len` committed tokens. A round needs a column for each of its "
@@ -114,6 +154,12 @@ SLOTS = Exercise(
             _rounded_parts,
             "Drafts follow the committed tokens in the same page. Add first, then round up once.",
         ),
+        Mistake(
+            _one_page_more,
+            "One page too many where the columns fill whole pages exactly. Round up, but only if something is left.",
+        ),
+        Mistake(_number_of_pages, "That is the number of pages. Multiply it by the slots of a page."),
+        Mistake(_root_twice, "The root is one of the `num_draft_tokens` nodes already, so nothing is added for it."),
         Mistake(_no_pages, "A pool hands out whole pages. Round up to a multiple of the page size."),
     ),
     "L + 2N columns, rounded up to whole pages. For a tree, N is replaced by what its lanes need, which is more: see "
@@ -150,6 +196,22 @@ def _highest_number(requests: list[tuple[int, int, int]]) -> int:
     return _chosen(requests, lambda each: (each[1], each[2]))
 
 
+def _first_of_equals(requests: list[tuple[int, int, int]]) -> int:
+    return max(requests, key=lambda each: (-each[1], each[2]))[0]
+
+
+def _largest_id(requests: list[tuple[int, int, int]]) -> int:
+    return max(requests, key=lambda each: (-each[1], each[2], each[0]))[0]
+
+
+def _last_in_list(requests: list[tuple[int, int, int]]) -> int:
+    return max(reversed(requests), key=lambda each: -each[1])[0]
+
+
+def _place(requests: list[tuple[int, int, int]]) -> int:
+    return [number for number, _, _ in requests].index(victim(requests))
+
+
 VICTIM = Exercise(
     "11-3",
     "Write `victim`. When slots run out, one of the running requests must give its slots back and wait. Each is a "
@@ -162,6 +224,7 @@ VICTIM = Exercise(
         ([(0, 0, 0), (1, 1, 1), (2, 0, 2), (3, 1, 3)],),
         ([(4, 5, 9)],),
         ([(7, 2, 4), (8, -1, 4), (9, -1, 2)],),
+        ([(9, 0, 3), (2, 0, 3)],),
     ),
     (
         Mistake(
@@ -178,6 +241,21 @@ VICTIM = Exercise(
             _highest_number,
             "A higher number is a higher priority. The victim is one of the lowest.",
         ),
+        Mistake(
+            _first_of_equals,
+            "Of two requests that arrived in the same step, the first one in the list was taken. `max` returns the "
+            "first of equals.",
+        ),
+        Mistake(
+            _largest_id,
+            "Of two requests that arrived in the same step, the larger id was taken. The later one in the list may "
+            "have a smaller id.",
+        ),
+        Mistake(
+            _last_in_list,
+            "The steps of arrival were not compared. The list need not be in the order of arrival.",
+        ),
+        Mistake(_place, "That is the request's place in the list. Return its id, the first entry of its tuple."),
     ),
     "The latest arrival has the least KV to lose in most cases, and no request waits for ever: the oldest always runs.",
 )
