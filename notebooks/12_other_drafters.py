@@ -95,10 +95,11 @@ shown = ("eagle", "mtp", "frozen-kv", "standalone", "ngram")
 plots.acceptance({kind: results[kind].acceptance for kind in shown})
 
 # %% [markdown]
-# The cell before the picture ends with an assertion: all seven gave the same text.
+# The cell before the picture ends with an assertion: all seven gave the same text. The picture leaves out `eagle3` and
+# `suffix`, whose lines would lie on others.
 #
 # * Which drafters differ little? With six prompts, small differences mean nothing.
-# * The lines of the trained drafters fall slowly, that of the n-gram drafter falls at once and then stays. What does
+# * The line of the n-gram drafter falls steeply to the first draft, and then more slowly than the others. What does
 #   this say about a search that has found something?
 # * **Try** `temperature=1.0`. Why do all of them fall?
 #
@@ -244,10 +245,11 @@ specsim.course.check("12-2", bridged)
 #
 # ### Prediction
 #
-# With all tokens, the standalone model had the accept length in the table above, a little more than 3. How much has it
-# with seven eighths of them?
+# With all tokens, the standalone model had the accept length in the table above, almost 3. How much has it with seven
+# eighths of them?
 
 # %%
+assert round(results["standalone"].acceptance.accept_length, 1) == 3.0
 guess = specsim.course.predict("What is the accept length with seven eighths of the tokens?", 2.9)
 guess
 
@@ -288,8 +290,8 @@ for kind, cost in costs.items():
 # %% [markdown]
 # The last line is Vicuna-68M as a drafter of Vicuna-7B; the others draft for Llama 3.1 8B.
 #
-# * On the shipped pair, a draft costs about half of a pass. Why so much? The target has four layers, a drafter one or
-#   two. And who reads the head, with 4096 rows?
+# * On the shipped pair, a draft costs more than half of a pass. Why so much? The target has four layers, a drafter one
+#   or two. And who reads the head, with 4096 rows?
 # * EAGLE-3 has a vocabulary of its own with 32,000 tokens. Compare its cost with that of `eagle`, which reads the head
 #   of Llama with 128,256 rows.
 #
@@ -299,9 +301,9 @@ for kind, cost in costs.items():
 # ### Exercise 12-3
 #
 # Write `best_drafter`. It receives the accept length and the cost of one draft for each drafter by name, and the number
-# of drafts in a round. A round costs one forward pass of the target, and the drafts. Plain decoding gives one token per
-# pass. Return the name of the drafter with the largest speed-up, or `"none"` if no drafter is faster than plain
-# decoding.
+# of drafts in a round. The cost is a share of a forward pass of the target. A round costs one such pass, and the
+# drafts, one after the other. Plain decoding gives one token per pass. Return the name of the drafter with the largest
+# speed-up, or `"none"` if no drafter is faster than plain decoding.
 
 
 # %%

@@ -1,6 +1,6 @@
 """Exercises of notebook 12: other drafters."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from specsim.course.exercise import Exercise, Mistake
@@ -44,6 +44,26 @@ def _no_limit(tokens: list[int], max_ngram: int, _num_drafts: int) -> list[int]:
     return _looked_up(tokens, range(max_ngram, 0, -1), None, backwards=False, more=0)
 
 
+def _not_down_to_one(tokens: list[int], max_ngram: int, num_drafts: int) -> list[int]:
+    return _looked_up(tokens, range(max_ngram, 1, -1), num_drafts, backwards=False, more=0)
+
+
+def _no_overlap(tokens: list[int], max_ngram: int, num_drafts: int) -> list[int]:
+    for n in range(max_ngram, 0, -1):
+        for start in range(len(tokens) - 2 * n + 1):
+            if tokens[start : start + n] == tokens[-n:]:
+                return tokens[start + n :][:num_drafts]
+    return []
+
+
+def _match_itself(tokens: list[int], max_ngram: int, num_drafts: int) -> list[int]:
+    for n in range(max_ngram, 0, -1):
+        for start in range(len(tokens) - n):
+            if tokens[start : start + n] == tokens[-n:]:
+                return tokens[start:][:num_drafts]
+    return []
+
+
 PROMPT_LOOKUP = Exercise(
     "12-1",
     "Write `prompt_lookup`. Take the last n tokens of the list, first for n = `max_ngram`, then for shorter ones down "
@@ -59,6 +79,7 @@ PROMPT_LOOKUP = Exercise(
         ([2, 4, 1, 2, 8, 1, 2], 2, 2),
         ([7, 7, 7], 2, 3),
         ([1, 2, 3], 3, 4),
+        ([9, 1, 2, 3, 1, 2], 3, 2),
         ([4], 2, 2),
     ),
     (
@@ -72,8 +93,21 @@ PROMPT_LOOKUP = Exercise(
         ),
         Mistake(
             _finds_itself,
-            "The last n tokens were found as a match of themselves. No token follows there, so nothing is proposed, "
-            "although a shorter n-gram has a match.",
+            "Nothing is proposed, although a shorter n-gram has a match. Either the last n tokens were found as a "
+            "match of themselves, where no token follows, or only n = max_ngram is tried.",
+        ),
+        Mistake(
+            _not_down_to_one,
+            "n = 1 is never tried: range(max_ngram, 1, -1) ends at 2.",
+        ),
+        Mistake(
+            _no_overlap,
+            "A match must begin earlier, but it may overlap the last n tokens: in 7 7 7, the first two tokens equal "
+            "the last two, and a 7 follows.",
+        ),
+        Mistake(
+            _match_itself,
+            "The match itself is proposed. Its tokens are already at the end of the text: begin after them.",
         ),
         Mistake(_no_limit, "All tokens after the match are proposed. A round verifies at most num_drafts of them."),
     ),
@@ -106,6 +140,22 @@ def _spread(draft_prob: list[Fraction], draft_tokens: list[str], target_tokens: 
     return [weight + share for weight in weights]
 
 
+def _only_common(draft_prob: list[Fraction], draft_tokens: list[str], target_tokens: list[str]) -> list[Fraction]:
+    return [prob for prob in bridged(draft_prob, draft_tokens, target_tokens) if prob]
+
+
+def _equal_shares(draft_prob: list[Fraction], draft_tokens: list[str], target_tokens: list[str]) -> list[Fraction]:
+    weights = _not_normalised(draft_prob, draft_tokens, target_tokens)
+    share = (1 - sum(weights, Fraction(0))) / sum(weight > 0 for weight in weights)
+    return [weight + share if weight else weight for weight in weights]
+
+
+def _by_id_not_normalised(
+    draft_prob: list[Fraction], _draft_tokens: list[str], target_tokens: list[str]
+) -> list[Fraction]:
+    return [*draft_prob, *[Fraction(0)] * len(target_tokens)][: len(target_tokens)]
+
+
 EIGHTHS = tuple(Fraction(number, 8) for number in range(9))
 BRIDGED = Exercise(
     "12-2",
@@ -135,6 +185,21 @@ BRIDGED = Exercise(
             _spread,
             "The rest of the probability was given to all tokens, also to those that the drafter does not know. "
             "Divide by the sum instead.",
+        ),
+        Mistake(
+            _equal_shares,
+            "The rest of the probability was shared out equally. Then the relation between two common tokens changes: "
+            "divide by the sum instead.",
+        ),
+        Mistake(
+            _only_common,
+            "The list has only the common tokens. It needs one entry for every token of the target, and 0 for those "
+            "that the drafter does not know.",
+        ),
+        Mistake(
+            _by_id_not_normalised,
+            "The probabilities were taken over by their place in the list. Match the tokens by their texts, then "
+            "divide by the sum.",
         ),
     ),
     "Mask, divide by the sum, number by the target's ids. Verification gets exactly this q, so it stays lossless.",
@@ -166,12 +231,34 @@ def _always_one(drafters: dict[str, tuple[float, float]], num_drafts: int) -> st
     return max(drafters, key=lambda name: drafters[name][0] / (1 + num_drafts * drafters[name][1]), default="none")
 
 
+def _best(drafters: dict[str, tuple[float, float]], gain: Callable[[float, float], float]) -> str:
+    """Name the drafter with the largest gain, a function of accept length and cost, or none."""
+    gains = {"none": 1.0} | {name: gain(length, cost) for name, (length, cost) in drafters.items()}
+    return max(gains, key=lambda name: gains[name])
+
+
+def _cost_subtracted(drafters: dict[str, tuple[float, float]], num_drafts: int) -> str:
+    return _best(drafters, lambda length, cost: length - num_drafts * cost)
+
+
+def _one_draft_more(drafters: dict[str, tuple[float, float]], num_drafts: int) -> str:
+    return best_drafter(drafters, num_drafts + 1)
+
+
+def _accepted_only(drafters: dict[str, tuple[float, float]], _num_drafts: int) -> str:
+    return _best(drafters, lambda length, cost: length / (1 + (length - 1) * cost))
+
+
+def _target_twice(drafters: dict[str, tuple[float, float]], num_drafts: int) -> str:
+    return _best(drafters, lambda length, cost: (length + 1) / (1 + num_drafts * cost))
+
+
 BEST_DRAFTER = Exercise(
     "12-3",
     "Write `best_drafter`. It receives the accept length and the cost of one draft for each drafter by name, and the "
-    "number of drafts in a round. A round costs one forward pass of the target, and the drafts. Plain decoding gives "
-    'one token per pass. Return the name of the drafter with the largest speed-up, or `"none"` if no drafter is faster '
-    "than plain decoding.",
+    "number of drafts in a round. The cost is a share of a forward pass of the target. A round costs one such pass, "
+    "and the drafts, one after the other. Plain decoding gives one token per pass. Return the name of the drafter with "
+    'the largest speed-up, or `"none"` if no drafter is faster than plain decoding.',
     best_drafter,
     (
         ({"large": (3.5, 0.3), "small": (2.2, 0.02)}, 5),
@@ -179,6 +266,8 @@ BEST_DRAFTER = Exercise(
         ({"slow": (1.3, 0.2)}, 3),
         ({"slow": (1.9, 0.4), "slower": (2.5, 0.6)}, 3),
         ({"ngram": (1.2, 0.0), "eagle": (2.9, 0.5)}, 4),
+        ({"eagle": (1.75, 0.2)}, 3),
+        ({"large": (4.0, 0.3), "small": (2.5, 0.03)}, 3),
     ),
     (
         Mistake(
@@ -193,6 +282,23 @@ BEST_DRAFTER = Exercise(
         Mistake(
             _always_one,
             "Where every speed-up is below 1, plain decoding is the best choice.",
+        ),
+        Mistake(
+            _cost_subtracted,
+            "Tokens and time were subtracted from each other. A speed-up is tokens per time: divide the accept length "
+            "by the time of a round.",
+        ),
+        Mistake(
+            _accepted_only,
+            "Only the accepted drafts were paid for. Every draft of a round is made, and a rejected one costs as much.",
+        ),
+        Mistake(
+            _target_twice,
+            "The accept length counts the target's own token already. Add nothing to it.",
+        ),
+        Mistake(
+            _one_draft_more,
+            "One draft too many was paid for. A round makes num_drafts drafts.",
         ),
     ),
     "Speed-up = accept length / (1 + drafts · cost). It is the formula of notebook 02, with a measured accept length.",
