@@ -68,6 +68,8 @@ for verifier in (None, rule):
 # enumerates every draft and every region of the uniforms, in fractions.
 #
 # ### Prediction
+#
+# The rule is right for one draft. Some cases have one draft, or a length limit that leaves room for one or none.
 
 # %%
 guess = specsim.course.predict("In how many of the 14 cases is the distribution wrong?", 12)
@@ -132,21 +134,23 @@ print("target after the root:  ", given.prob_NV[0].tolist())
 print("a token drawn from it:  ", inverse_cdf(given.prob_NV[0], 0.7))
 
 # %% [markdown]
-# `uniforms[d]` belongs to the nodes of depth d, and `final_uniform` is one more. All of them are independent.
+# The root has depth 0, its children have depth 1. `uniforms[d]` belongs to the nodes of depth d, also to those without
+# children, and `final_uniform` is one more. All of them are independent. A *path* is a list of nodes that begins with
+# the root, 0.
 
 # %% [markdown]
 # ### Exercise 15-1
 #
-# Write `follow`, a rule for drafts that were not drawn, but chosen: the drafter's best tokens. At a node of depth d,
-# draw the target's token with `inverse_cdf(prob_NV[node], uniforms[d])`. If an acceptable child holds this token, go on
-# there. Otherwise the round ends with it. Return `Accepted(path, bonus)`: the nodes from the root on, and the token
-# after them.
+# Write `follow`, a rule for drafts that were not drawn, but chosen: the drafter's best tokens. Begin at the root, node
+# 0. At a node of depth d, draw the target's token with `inverse_cdf(prob_NV[node], uniforms[d])`. If an acceptable
+# child holds this token, go on there. Otherwise the round ends with it. Return `Accepted(path, bonus)`: the nodes from
+# the root on, and the token after them.
 #
 # The check enumerates your rule on cases of `certify`. Its distance from the target must be 0, and it must accept as
 # many drafts as this description allows.
 #
-# Hint: a node may have several children. `tree.acceptable_children(path)` lists those that the length limit of the
-# request allows.
+# Hint: a node may have several children. `tree.acceptable_children(path)` lists those children of the path's last node
+# that the length limit of the request allows. `tree.tokens[child]` is the token of a child.
 
 
 # %%
@@ -178,7 +182,7 @@ for number, mistake in enumerate(specsim.course.exercise("15-1").mistakes, start
     print(f"{number}: wrong in {len(wrong)} of {len(certificates.rows)} cases, {accepted:.2f} drafts accepted{ended}")
 
 # %% [markdown]
-# * Number 3 is lossless everywhere. What is wrong with it? Which figure shows it?
+# * Numbers 3 and 6 are lossless everywhere. What is wrong with them? Which figure shows it?
 # * Number 4 is right until a request ends. Which kind of test would never reach that case?
 # * **Try** `certify_rules([AcceptanceRule("mine", "best", follow)]).failures` with your own rule; the result must be
 #   empty. In a file `my_rule.py` with `rule = AcceptanceRule(…)`, the command is `specsim certify --module
@@ -208,7 +212,7 @@ print(f"accept length {lookup.acceptance.accept_length:.2f}, without any draft m
 #
 # Write `propose`, the method of a token drafter. It receives the tokens of a request so far. Find the latest earlier
 # place that has the same two tokens as the end of the text, and propose the tokens that followed it there, as a chain.
-# Without such a place, return an empty proposal.
+# Without such a place, return an empty proposal: `Proposal([], [], [])`.
 #
 # `Proposal(tokens, parents, scores)` lists the drafts below the root. A parent is the index of an earlier draft, or −1
 # for the root. Give every draft the score 1. Propose at most `limits.max_depth` drafts, and at most `limits.max_nodes`.
@@ -256,7 +260,7 @@ guess.score(sum(one != other for one, other in tokens))
 plots.acceptance({"prompt lookup": lookup.acceptance, "one place off": wrong.acceptance})
 
 # %% [markdown]
-# * How many target passes did each of the two need for 60 tokens?
+# * The number at a line is its accept length. How many target passes did each of the two need for 60 tokens?
 # * Your drafter has an accept length of 1.3, and the paper says 3. Which of your tests would have caught a shift by
 #   one?
 # * **Try** your own drafter on this prompt. Is it better than prompt lookup with up to four tokens? In a file, it is
@@ -355,8 +359,9 @@ specsim.course.check("15-3", verify_tree_greedy)
 
 # %% [markdown]
 # * Which of your first attempts failed on which case? Would you have thought of this case yourself?
-# * **Try** `call(verify_tree_greedy, case, cpu)` on the last case of the operation: the siblings of one request form a
-#   circle, so that a careless walk never ends. For this reason the package runs it in a process of its own, and you
+# * **Try** `call(verify_tree_greedy, case, cpu)` on the operation's last case, the last one of `[each for each in CASES
+#   if each.operation == "verify_greedy"]`: the siblings of one request form a circle, so that a careless walk never
+#   ends. For this reason the package runs it in a process of its own, and you
 #   should too: save the function in a file `my_kernels.py` and run `specsim conformance --module my_kernels.py --device
 #   cpu`.
 #
@@ -382,5 +387,6 @@ specsim.course.scores()
 # * A kernel is right if it keeps the convention in every case: ties, padding, limits, empty batches, and what a counter
 #   counts.
 #
-# The guide has a page for each: *How to bring your own drafter and acceptance rule*, *How to test your own kernel*, and
-# *Exact certificates*. A rule that passes can enter the leaderboard of acceptance rules in `papers/leaderboard.md`.
+# The guide has a page for [drafters and acceptance rules](guide/own-drafter.md), one for
+# [kernels](guide/own-kernel.md), and one for [exact certificates](guide/certificates.md). A rule that passes can enter
+# the leaderboard of acceptance rules in `papers/leaderboard.md`.

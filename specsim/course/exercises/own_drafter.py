@@ -52,6 +52,26 @@ def _finds_itself(request_id: int, tokens: Sequence[int], limits: TreeLimits) ->
     return Proposal([], [], [])
 
 
+def _last_token_only(request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
+    starts = [start for start in range(len(tokens) - 1) if tokens[start] == tokens[-1]]
+    drafts = list(tokens[starts[-1] + 1 :])[: min(limits.max_depth, limits.max_nodes)] if starts else []
+    return Proposal(drafts, list(range(-1, len(drafts) - 1)), [1.0] * len(drafts))
+
+
+def _no_overlap(request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
+    has_repeated = len(tokens) > 2 and list(tokens[-3:-1]) == list(tokens[-2:])
+    return Proposal([], [], []) if has_repeated else _continued(tokens, limits)
+
+
+def _one_too_late(request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
+    return _continued(tokens, limits, shift=3)
+
+
+def _own_parent(request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
+    drafts = _continued(tokens, limits).tokens
+    return Proposal(drafts, list(range(len(drafts))), [1.0] * len(drafts))
+
+
 def proposed(drafter: Callable[..., Any], tokens: list[int], max_depth: int, max_nodes: int) -> dict[str, Any]:
     """Look at the proposal for a text, and the limits of a chain."""
     drafts, parents, scores = drafter(0, tokens, TreeLimits(max_depth, max_nodes, 1))
@@ -62,7 +82,7 @@ PROPOSE = Exercise(
     "15-2",
     "Write `propose`, the method of a token drafter. It receives the tokens of a request so far. Find the latest "
     "earlier place that has the same two tokens as the end of the text, and propose the tokens that followed it there, "
-    "as a chain. Without such a place, return an empty proposal.\n\n"
+    "as a chain. Without such a place, return an empty proposal: `Proposal([], [], [])`.\n\n"
     "`Proposal(tokens, parents, scores)` lists the drafts below the root. A parent is the index of an earlier draft, "
     "or −1 for the root. Give every draft the score 1. Propose at most `limits.max_depth` drafts, and at most "
     "`limits.max_nodes`.\n\n"
@@ -72,6 +92,8 @@ PROPOSE = Exercise(
         ([1, 2, 3, 9, 1, 2], 8, 8),
         ([1, 2, 3, 1, 2, 4, 1, 2], 2, 8),
         ([1, 2, 3, 9, 8, 7, 1, 2], 8, 3),
+        ([1, 2, 3, 5, 2, 6, 1, 2], 8, 8),
+        ([4, 1, 2, 3, 9, 4, 1, 2], 2, 8),
         ([5, 5, 5], 4, 4),
         ([1, 2, 3], 4, 4),
         ([7], 4, 4),
@@ -97,7 +119,25 @@ PROPOSE = Exercise(
         ),
         Mistake(
             _finds_itself,
-            "That finds the end of the text itself, behind which there is nothing. The place must be an earlier one.",
+            "Nothing is ever proposed. The end of the text itself is found first, and nothing follows it: the place "
+            "must be an earlier one.",
+        ),
+        Mistake(
+            _last_token_only,
+            "That looks for the last token alone. Both of the last two tokens must be the same.",
+        ),
+        Mistake(
+            _no_overlap,
+            "A place may overlap the end of the text: in 5 5 5, the first two tokens equal the last two, and a 5 "
+            "follows.",
+        ),
+        Mistake(
+            _one_too_late,
+            "The first token after the place is left out. The chain begins with it.",
+        ),
+        Mistake(
+            _own_parent,
+            "Every draft is its own parent. The first draft has the root, −1, as its parent, the next one has draft 0.",
         ),
     ),
     "This is prompt lookup with two tokens. It is worth most where the output repeats parts of the prompt.",

@@ -67,6 +67,53 @@ def _no_bonus(*arguments: torch.Tensor) -> None:
         predicts[accept_index[request, count]] = -1
 
 
+def _walk(*arguments: torch.Tensor, written: str = "path", has_limit: bool = True, is_swapped: bool = False) -> None:
+    """Walk like the solution, with one mistake.
+
+    written: nodes whose predictions are written, `path` or `all`, or `own token` for the token of the node itself.
+    """
+    predicts, accept_index, accept_token_num, candidates, numbers, first_child, sibling, best_BN = arguments
+    for request in range(len(candidates)):
+        if written == "all":
+            predicts[numbers[request]] = best_BN[request].to(predicts.dtype)
+        path = [0]
+        while True:
+            node = path[-1]
+            predicts[numbers[request, node]] = (candidates if written == "own token" else best_BN)[request, node]
+            child = int(first_child[request, node])
+            wanted, found = (candidates, best_BN) if is_swapped else (best_BN, candidates)
+            while child >= 0 and found[request, child] != wanted[request, node]:
+                child = int(sibling[request, child])
+            if child < 0 or (has_limit and len(path) == accept_index.shape[1]):
+                break
+            accept_index[request, len(path)] = numbers[request, child]
+            path.append(child)
+        accept_index[request, 0] = numbers[request, 0]
+        accept_token_num[request] = len(path) - 1
+
+
+def _all_nodes(*arguments: torch.Tensor) -> None:
+    _walk(*arguments, written="all")
+
+
+def _own_token(*arguments: torch.Tensor) -> None:
+    _walk(*arguments, written="own token")
+
+
+def _no_limit(*arguments: torch.Tensor) -> None:
+    _walk(*arguments, has_limit=False)
+
+
+def _swapped(*arguments: torch.Tensor) -> None:
+    _walk(*arguments, is_swapped=True)
+
+
+def _own_numbers_everywhere(*arguments: torch.Tensor) -> None:
+    changed = list(arguments)
+    changed[4] = torch.arange(arguments[4].shape[1]).expand_as(arguments[4])
+    verify_tree_greedy(*changed)
+
+
 def conforms(kernel: Callable[..., Any], case: str) -> dict[str, str]:
     """Run a kernel on one of the cases of the contract."""
     from specsim.correctness.conformance.catalogue import CASES
@@ -119,6 +166,29 @@ VERIFY = Exercise(
         Mistake(
             _no_bonus,
             "The last node of the path has no prediction. The token there is the bonus token, which every round gives.",
+        ),
+        Mistake(
+            _own_numbers_everywhere,
+            "The nodes are numbered within their request, in `predicts` too, so that all requests write over the first "
+            "one. Use the numbers of retrive_index.",
+        ),
+        Mistake(
+            _all_nodes,
+            "The predictions of all nodes are written. Only those of the path's nodes may be: other entries stay as "
+            "they are.",
+        ),
+        Mistake(
+            _own_token,
+            "`predicts` gets the token of the node itself. It needs the target's best token *after* the node.",
+        ),
+        Mistake(
+            _no_limit,
+            "A path may be cut off: accept_index has W entries for a request. Stop when they are full.",
+        ),
+        Mistake(
+            _swapped,
+            "The comparison is the wrong way round. A child is accepted if *its* token is the target's best token "
+            "after its parent.",
         ),
     ),
     "The walk is the reference's `greedy`. Most errors in such kernels are in the convention: what is counted, how "

@@ -47,11 +47,12 @@ def _drawn_again(
     return Accepted(path, inverse_cdf(prob_NV[path[-1]], final_uniform))
 
 
-def _walk(tree: Tree, prob_NV: torch.Tensor, uniforms: list[float], children: Callable[..., Any]) -> Accepted:
-    """Follow equal drafts among these children of a path."""
+def _walk(tree: Tree, prob_NV: torch.Tensor, uniforms: list[float] | None, children: Callable[..., Any]) -> Accepted:
+    """Follow equal drafts among these children of a path; uniforms None: those of the most probable tokens."""
     path = [0]
     while True:
-        token = inverse_cdf(prob_NV[path[-1]], uniforms[len(path) - 1])
+        prob_V = prob_NV[path[-1]]
+        token = int(prob_V.argmax()) if uniforms is None else inverse_cdf(prob_V, uniforms[len(path) - 1])
         equal = [child for child in children(path) if tree.tokens[child] == token]
         if not equal:
             return Accepted(path, token)
@@ -82,6 +83,18 @@ def _most_probable(
         path.append(equal[0])
 
 
+def _one_draft_only(
+    tree: Tree, prob_NV: torch.Tensor, _draft_prob_NV: None, uniforms: list[float], _final_uniform: float
+) -> Accepted:
+    return _walk(tree, prob_NV, uniforms, lambda path: tree.acceptable_children(path) if len(path) == 1 else [])
+
+
+def _greedy(
+    tree: Tree, prob_NV: torch.Tensor, _draft_prob_NV: None, _uniforms: list[float], _final_uniform: float
+) -> Accepted:
+    return _walk(tree, prob_NV, None, tree.acceptable_children)
+
+
 def proved(rule: Callable[..., Any], case: str) -> dict[str, Any]:
     """Enumerate a rule for given drafts exactly, on one of the package's own cases."""
     from specsim.core.rule import AcceptanceRule
@@ -103,14 +116,14 @@ def proved(rule: Callable[..., Any], case: str) -> dict[str, Any]:
 
 FOLLOW = Exercise(
     "15-1",
-    "Write `follow`, a rule for drafts that were not drawn, but chosen: the drafter's best tokens. At a node of depth "
-    "d, draw the target's token with `inverse_cdf(prob_NV[node], uniforms[d])`. If an acceptable child holds this "
-    "token, go on there. Otherwise the round ends with it. Return `Accepted(path, bonus)`: the nodes from the root on, "
-    "and the token after them.\n\n"
+    "Write `follow`, a rule for drafts that were not drawn, but chosen: the drafter's best tokens. Begin at the root, "
+    "node 0. At a node of depth d, draw the target's token with `inverse_cdf(prob_NV[node], uniforms[d])`. If an "
+    "acceptable child holds this token, go on there. Otherwise the round ends with it. Return `Accepted(path, bonus)`: "
+    "the nodes from the root on, and the token after them.\n\n"
     "The check enumerates your rule on cases of `certify`. Its distance from the target must be 0, and it must accept "
     "as many drafts as this description allows.\n\n"
-    "Hint: a node may have several children. `tree.acceptable_children(path)` lists those that the length limit of the "
-    "request allows.",
+    "Hint: a node may have several children. `tree.acceptable_children(path)` lists those children of the path's last "
+    "node that the length limit of the request allows. `tree.tokens[child]` is the token of a child.",
     follow,
     (
         ("2 tokens, no draft",),
@@ -142,6 +155,16 @@ FOLLOW = Exercise(
         Mistake(
             _most_probable,
             "That follows the target's most probable token. Under sampling the other tokens must come out too.",
+        ),
+        Mistake(
+            _one_draft_only,
+            "The round ends after one draft. The distribution is right, but deeper drafts are never accepted: repeat "
+            "the step at the accepted node.",
+        ),
+        Mistake(
+            _greedy,
+            "No uniform is used: every token is the target's most probable one. That is greedy decoding; draw each "
+            "token with `inverse_cdf`.",
         ),
     ),
     "Every token is drawn from the target with a uniform of its own, so the text follows the target's distribution. "
