@@ -69,15 +69,16 @@ for step in (0, 1, 2):
 # * In which step does the row read a token that the target has not seen at inference? (Who wrote this token then?)
 # * The trainer takes the tokens from the text. Where do they come from when the head is served?
 #
-# The label is not the token of the text but the target's whole distribution over it: the head shall imitate the target,
-# not the author of the text.
+# The *label* is what the head should predict. It is not the token of the text but the target's whole distribution over
+# this token: the head shall imitate the target, not the author of the text. The target computes one such distribution
+# in every *column*, for each token that it reads.
 
 # %% [markdown]
 # ### Exercise 16-1
 #
 # Write `label_column`. At step i, row r has read the tokens up to r + i + 1, and drafts the token after them. Its label
-# is the distribution that the target gives to this token. Return the column of the target that holds this distribution.
-# Rows, steps, columns and tokens are counted from 0.
+# is the target's distribution over this token. Return the column of the target that holds this distribution. Rows,
+# steps, columns and tokens are counted from 0.
 #
 # Hint: the target's output in column c is its distribution over token c + 1.
 
@@ -112,7 +113,8 @@ for index, state in enumerate(output.hidden_states):
 # ### Exercise 16-2
 #
 # Write `feature_states`. `hidden_states` is what transformers returns: entry 0 is the embedding, which enters layer 0,
-# and entry i is the state that enters layer i. Return a list with the states that the head reads.
+# and entry i is the state that enters layer i. Return a list with the states that the head reads, in the order of
+# `layers`.
 #
 # If `convention` is "entering", id i means the state that enters layer i. If it is "output", id i means the state that
 # leaves layer i.
@@ -232,6 +234,8 @@ plots.losses({"trained": trained.losses, "labels shifted": shifted.losses})
 # At the same step, the loss with shifted labels is the lower one. Does that make it the better head?
 #
 # ### Prediction
+#
+# The accept length is at least 1, since the target adds a token of its own in every round.
 
 # %%
 guess = specsim.course.predict("What is the accept length of the head whose labels are shifted?", 1.4, within=0.05)
@@ -276,6 +280,8 @@ guess.score(round(early.acceptance.accept_length, 1))
 # next step.
 #
 # ### Prediction
+#
+# Think of the three drafts one by one: which of them reads a normed state?
 
 # %%
 guess = specsim.course.predict("What is the accept length if the next step reads the normed state?", 1.6)

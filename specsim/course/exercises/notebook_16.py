@@ -27,11 +27,19 @@ def _same_in_every_step(row: int, _step: int) -> int:
     return row + 1
 
 
+def _without_step(row: int, _step: int) -> int:
+    return row
+
+
+def _without_row(_row: int, step: int) -> int:
+    return step + 1
+
+
 LABEL_COLUMN = Exercise(
     "16-1",
     "Write `label_column`. At step i, row r has read the tokens up to r + i + 1, and drafts the token after them. Its "
-    "label is the distribution that the target gives to this token. Return the column of the target that holds this "
-    "distribution. Rows, steps, columns and tokens are counted from 0.\n\n"
+    "label is the target's distribution over this token. Return the column of the target that holds this distribution. "
+    "Rows, steps, columns and tokens are counted from 0.\n\n"
     "Hint: the target's output in column c is its distribution over token c + 1.",
     label_column,
     ((0, 0), (5, 0), (0, 2), (7, 3)),
@@ -43,11 +51,21 @@ LABEL_COLUMN = Exercise(
         ),
         Mistake(
             _one_too_far,
-            "That label belongs to the token after the next one. The head would leave out a token.",
+            "That is the number of the drafted token. The distribution over it is one column earlier, so this label "
+            "belongs to the token after it. The head would leave out a token.",
         ),
         Mistake(
             _same_in_every_step,
             "Only step 0 is right. A later step has read more tokens, so its label is in a later column.",
+        ),
+        Mistake(
+            _without_step,
+            "That is the column of the row's features. At step 0 the row has already read one token more, and at every "
+            "later step another one.",
+        ),
+        Mistake(
+            _without_row,
+            "The row is missing. Every row reads the text from another token on.",
         ),
     ),
     "The row drafts token r + i + 2, and the target predicts token c + 1 in column c. So c = r + i + 1: the column of "
@@ -78,15 +96,29 @@ def _swapped(hidden_states: Sequence[Any], layers: Sequence[int], convention: st
     return [hidden_states[layer + (convention == "entering")] for layer in layers]
 
 
+def _one_down(hidden_states: Sequence[Any], layers: Sequence[int], convention: str) -> list[Any]:
+    return [hidden_states[layer - (convention == "output")] for layer in layers]
+
+
+def _sorted(hidden_states: Sequence[Any], layers: Sequence[int], convention: str) -> list[Any]:
+    return feature_states(hidden_states, sorted(layers), convention)
+
+
 _STATES = ("embedding", "output of layer 0", "output of layer 1", "output of layer 2", "output of layer 3")
 FEATURE_STATES = Exercise(
     "16-2",
     "Write `feature_states`. `hidden_states` is what transformers returns: entry 0 is the embedding, which enters "
-    "layer 0, and entry i is the state that enters layer i. Return a list with the states that the head reads.\n\n"
+    "layer 0, and entry i is the state that enters layer i. Return a list with the states that the head reads, in the "
+    "order of `layers`.\n\n"
     'If `convention` is "entering", id i means the state that enters layer i. If it is "output", id i means the state '
     "that leaves layer i.",
     feature_states,
-    ((_STATES, (1, 2, 3), "entering"), (_STATES, (0, 1, 2), "output"), (_STATES, (0,), "entering")),
+    (
+        (_STATES, (1, 2, 3), "entering"),
+        (_STATES, (0, 1, 2), "output"),
+        (_STATES, (0,), "entering"),
+        (_STATES, (3, 1), "output"),
+    ),
     (
         Mistake(
             _always_entering,
@@ -98,6 +130,14 @@ FEATURE_STATES = Exercise(
             "The convention is not used. With entering ids every feature is taken one layer too late.",
         ),
         Mistake(_swapped, "The conventions are swapped: the state that leaves layer i is the one with index i + 1."),
+        Mistake(
+            _one_down,
+            "Output ids were moved to the wrong side. Layer i reads entry i and leaves entry i + 1, not i − 1.",
+        ),
+        Mistake(
+            _sorted,
+            "The states are in another order than the ids. The head's first projection expects the given order.",
+        ),
     ),
     "The state that leaves layer i enters layer i + 1, so an output id is moved by one.",
 )
@@ -126,6 +166,18 @@ def _norm_on_the_wrong_path(
     hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]
 ) -> tuple[Any, Any]:
     return lm_head(hidden), norm(hidden)
+
+
+def _norm_after_head(hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]) -> tuple[Any, Any]:
+    return norm(lm_head(hidden)), hidden
+
+
+def _other_order(hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]) -> tuple[Any, Any]:
+    return hidden, lm_head(norm(hidden))
+
+
+def _logits_handed_on(hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]) -> tuple[Any, Any]:
+    return lm_head(norm(hidden)), lm_head(norm(hidden))
 
 
 def _observed(answer: Callable[..., Any], hidden: list[float], norm_weight: list[float]) -> dict[str, Any]:
@@ -160,6 +212,18 @@ READ_OUT = Exercise(
         Mistake(
             _norm_on_the_wrong_path,
             "The norm is on the wrong path: it belongs between the hidden state and lm_head, not between two steps.",
+        ),
+        Mistake(
+            _norm_after_head,
+            "The norm was applied to the logits. It comes before lm_head, which was made for normed states.",
+        ),
+        Mistake(
+            _other_order,
+            "The values are right, but in the wrong order: first the logits, then the hidden state.",
+        ),
+        Mistake(
+            _logits_handed_on,
+            "The next step reads a hidden state, not logits. Logits have one entry for each token of the vocabulary.",
         ),
     ),
     "The norm stands between the hidden state and lm_head alone. The next step applies a norm of its own to what it "
