@@ -63,7 +63,7 @@ for name, cell in texts.items():
     print(f"{name:5}: accept length {cell.scenario.option.accept_length:.2f} with a chain of {cell.num_steps}")
 
 # %% [markdown]
-# * How does the accept length 2.63 of `chat` follow from its rates?
+# * How does the accept length 2.63 of `chat` follow from its rates? (A chain of 3 uses the first three.)
 #
 # ## One round
 #
@@ -137,7 +137,7 @@ plots.speedup({name: cell.scenario for name, cell in texts.items()}, most=512)
 #   KV of each request, which drafts share. What does that do to the lines? (The KV of many such requests would not fit
 #   on the GPU.)
 #
-# More drafts fall sooner. The next cell prints the crossovers of chains of different length.
+# With more drafts, the speed-up falls sooner. The next cell prints the crossovers of chains of different length.
 
 # %%
 for name, cell in texts.items():

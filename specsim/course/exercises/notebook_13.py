@@ -31,6 +31,18 @@ def _inverse(plain: float, draft: float, verify: float, extend: float) -> float:
     return plain / (draft + verify + extend)
 
 
+def _no_extend(plain: float, draft: float, verify: float, _extend: float) -> float:
+    return (draft + verify) / plain
+
+
+def _bonus_added(plain: float, draft: float, verify: float, extend: float) -> float:
+    return (draft + verify + extend) / plain + 1
+
+
+def _difference(plain: float, draft: float, verify: float, extend: float) -> float:
+    return draft + verify + extend - plain
+
+
 BREAK_EVEN = Exercise(
     "13-1",
     "Write `break_even`: the accept length at which a round with drafts gives as many tokens per second as plain "
@@ -53,6 +65,13 @@ BREAK_EVEN = Exercise(
             _drafter_only,
             "That takes verification as free, as the formula of notebook 02 does. In a large batch the target's pass "
             "over all drafts takes much longer than a step of plain decoding.",
+        ),
+        Mistake(
+            _no_extend, "The drafter's extension is missing: it reads the accepted tokens at the end of the round."
+        ),
+        Mistake(_bonus_added, "The accept length counts the bonus token already. Add nothing to it."),
+        Mistake(
+            _difference, "That is the additional time of a round. Ask how many plain steps fit into the whole round."
         ),
         Mistake(_inverse, "The ratio is upside down: a longer round needs more tokens to pay, not fewer."),
     ),
@@ -104,6 +123,27 @@ def _either(requests: Requests, ttft: float, tpot: float, seconds: float) -> flo
     return sum(good) / seconds
 
 
+def _good(requests: Requests, ttft: float, tpot: float) -> Requests:
+    return [each for each in requests if each[0] <= ttft and each[1] - each[0] <= tpot * (each[2] - 1)]
+
+
+def _below_bounds(requests: Requests, ttft: float, tpot: float, seconds: float) -> float:
+    per_token = [(last - first) / (tokens - 1) if tokens > 1 else 0.0 for first, last, tokens in requests]
+    return sum(request[0] < ttft and each < tpot for request, each in zip(requests, per_token, strict=True)) / seconds
+
+
+def _number(requests: Requests, ttft: float, tpot: float, _seconds: float) -> float:
+    return len(_good(requests, ttft, tpot))
+
+
+def _tokens(requests: Requests, ttft: float, tpot: float, seconds: float) -> float:
+    return sum(tokens for _, _, tokens in _good(requests, ttft, tpot)) / seconds
+
+
+def _all_tokens(requests: Requests, ttft: float, tpot: float, seconds: float) -> float:
+    return sum(first <= ttft and (last - first) / tokens <= tpot for first, last, tokens in requests) / seconds
+
+
 GOODPUT = Exercise(
     "13-2",
     "Write `goodput`: the number of requests per second that stay within both bounds. The TPOT of a request is the "
@@ -133,6 +173,13 @@ GOODPUT = Exercise(
             _one_token_is_late,
             "A request of one token has no TPOT, so no bound on it can be exceeded. With nan in its place every "
             "comparison is false, and the request is lost.",
+        ),
+        Mistake(_below_bounds, "A value that equals its bound is within it: compare with <=."),
+        Mistake(_number, "That is the number of good requests. Goodput is a rate: divide it by the seconds."),
+        Mistake(_tokens, "That counts the tokens of the good requests. Goodput counts the requests."),
+        Mistake(
+            _all_tokens,
+            "The TPOT is divided by the number of tokens after the first, which is one less than all.",
         ),
         Mistake(_either, "A request is good only if it stays within both bounds, not within one of them."),
     ),
@@ -198,6 +245,25 @@ def _barely_faster(sizes: list[int], speeds: list[list[float]]) -> Ranges:
     return _joined(sizes, [max(n for n, speed in enumerate(row) if speed >= 0.99 * row[0]) for row in speeds])
 
 
+def _most_drafts(sizes: list[int], speeds: list[list[float]]) -> Ranges:
+    return _joined(sizes, [max(n for n, speed in enumerate(row) if speed >= 0.99 * max(row)) for row in speeds])
+
+
+def _from_first_size(sizes: list[int], speeds: list[list[float]]) -> Ranges:
+    (_, high, drafts), *others = schedule(sizes, speeds)
+    return [(sizes[0], high, drafts), *others]
+
+
+def _next_smaller(sizes: list[int], speeds: list[list[float]]) -> Ranges:
+    ranges: Ranges = []
+    for index, row in enumerate(speeds):
+        drafts = _fewest(row)
+        high = sizes[index + 1] - 1 if index + 1 < len(sizes) else sizes[index]
+        first = ranges.pop()[0] if ranges and ranges[-1][2] == drafts else sizes[index] if index else 1
+        ranges.append((first, high, drafts))
+    return ranges
+
+
 SCHEDULE = Exercise(
     "13-3",
     "Write `schedule`. It receives batch sizes in ascending order, and for each of them a list: entry n is the tokens "
@@ -222,6 +288,17 @@ SCHEDULE = Exercise(
             _one_for_all,
             "That is one number of drafts for all sizes. The best number falls as the batch grows, which is the reason "
             "for a schedule.",
+        ),
+        Mistake(
+            _most_drafts,
+            "Those are the most drafts that reach 99 % of the best entry. Take the fewest: they cost less for the same "
+            "speed.",
+        ),
+        Mistake(_from_first_size, "The first range begins at 1, also if the smallest listed size is larger."),
+        Mistake(
+            _next_smaller,
+            "A size between two listed ones got the choice of the smaller one. Take that of the larger one: it has "
+            "fewer drafts, which is the safer choice.",
         ),
         Mistake(_not_joined, "The choices are right. Join neighbouring ranges that have the same number of drafts."),
         Mistake(
