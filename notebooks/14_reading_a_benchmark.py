@@ -71,7 +71,7 @@ guess.score(figures["Output Throughput (tok/s)"] / figures["Request Throughput (
 # prompt tokens too. The report prints neither number, and both are in it.
 #
 # A second way gives the same number. A request takes the time to its first token, and then one TPOT for each further
-# token:
+# token. With L output tokens,
 #
 # E2E latency = TTFT + (L − 1) · TPOT.
 

@@ -28,6 +28,16 @@ def _nearest(accept_length: float, accept_rate: float, _most: int) -> list[int]:
     return [round((accept_length - 1) / accept_rate)]
 
 
+def _same_ends(accept_length: float, accept_rate: float, most: int) -> list[int]:
+    fewest, largest = ((accept_length + half - 1) / (accept_rate + half) for half in (-0.005, 0.005))
+    return [drafts for drafts in range(1, most + 1) if fewest <= drafts <= largest]
+
+
+def _whole_unit(accept_length: float, accept_rate: float, most: int) -> list[int]:
+    ends = [(accept_length + unit - 1) / (accept_rate - unit or 1e-9) for unit in (-0.01, 0.01)]
+    return [drafts for drafts in range(1, most + 1) if ends[0] <= drafts <= ends[1]]
+
+
 NUMBERS_OF_DRAFTS = Exercise(
     "14-1",
     "Write `numbers_of_drafts`. A report prints an accept length and an accept rate, both with two decimals. A chain "
@@ -51,6 +61,16 @@ NUMBERS_OF_DRAFTS = Exercise(
         Mistake(
             _nearest,
             "That gives the nearest whole number whether it fits or not. Then no report is ever impossible.",
+        ),
+        Mistake(
+            _same_ends,
+            "Both figures were taken at the same end. K is smallest where the accept length is smallest and the rate "
+            "largest.",
+        ),
+        Mistake(
+            _whole_unit,
+            "The intervals are twice too wide. A figure with two decimals is rounded by at most 0.005, half of its "
+            "last place.",
         ),
     ),
     "The smallest K comes from the smallest accept length and the largest rate, the largest K from the opposite ends.",
@@ -84,6 +104,14 @@ def _requests(clients: int, ttft: float, tpot: float, tokens: int) -> float:
     return 1000 * clients / (ttft + (tokens - 1) * tpot)
 
 
+def _per_ms(clients: int, ttft: float, tpot: float, tokens: int) -> float:
+    return clients * tokens / (ttft + (tokens - 1) * tpot)
+
+
+def _first_not_counted(clients: int, ttft: float, tpot: float, tokens: int) -> float:
+    return 1000 * clients * (tokens - 1) / (ttft + (tokens - 1) * tpot)
+
+
 MOST_TOKENS = Exercise(
     "14-2",
     "Write `most_tokens_per_s`: the largest output throughput that a report's latencies allow. There are `clients` "
@@ -101,6 +129,11 @@ MOST_TOKENS = Exercise(
         Mistake(
             _all_by_tpot,
             "The first token comes after the TTFT, so only the tokens after it take a TPOT each: one less than all.",
+        ),
+        Mistake(_per_ms, "That is tokens per millisecond: the latencies are in ms."),
+        Mistake(
+            _first_not_counted,
+            "The first token counts too. Only its time is another one, the TTFT.",
         ),
         Mistake(_requests, "That is requests per second. Each of them puts out `tokens` tokens."),
     ),
@@ -157,6 +190,30 @@ def _both(
     return requests * accept_length / seconds
 
 
+def _weights_for_each(
+    accept_length: float, requests: int, nodes: int, parameters: float, bandwidth: float, peak_flops: float
+) -> float:
+    return most_by_hardware(accept_length, requests, nodes, parameters, bandwidth / requests, peak_flops)
+
+
+def _only_arithmetic(
+    accept_length: float, _requests: int, nodes: int, parameters: float, _bandwidth: float, peak_flops: float
+) -> float:
+    return accept_length * peak_flops / (2 * parameters * nodes)
+
+
+def _one_byte(
+    accept_length: float, requests: int, nodes: int, parameters: float, bandwidth: float, peak_flops: float
+) -> float:
+    return most_by_hardware(accept_length, requests, nodes, parameters, 2 * bandwidth, peak_flops)
+
+
+def _one_operation(
+    accept_length: float, requests: int, nodes: int, parameters: float, bandwidth: float, peak_flops: float
+) -> float:
+    return most_by_hardware(accept_length, requests, nodes, parameters, bandwidth, 2 * peak_flops)
+
+
 MOST_BY_HARDWARE = Exercise(
     "14-3",
     "Write `most_by_hardware`: a bound on the tokens per second of a whole server. In every round the GPU reads all "
@@ -177,8 +234,18 @@ MOST_BY_HARDWARE = Exercise(
         ),
         Mistake(
             _each_reads,
+            "That is the rate of one request. A round gives its tokens to every one of the requests.",
+        ),
+        Mistake(
+            _weights_for_each,
             "The weights are read once for all requests, not once for each. That is why servers batch.",
         ),
+        Mistake(
+            _only_arithmetic,
+            "The reading is missing. With few requests it takes longer than the arithmetic.",
+        ),
+        Mistake(_one_byte, "A parameter has 2 bytes, so the weights are twice as many bytes."),
+        Mistake(_one_operation, "A parameter takes two operations for each token: a product and a sum."),
         Mistake(
             _only_accepted,
             "The target computes every node that it verifies, also those that are rejected afterwards.",
