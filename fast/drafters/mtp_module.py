@@ -12,7 +12,7 @@ from specsim.fast.layers import Weights
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, rms_norm
-from specsim.fast.targets.decoder import decoder_layer, on_device
+from specsim.fast.targets.decoder import decoder_layer_onto, on_device
 
 
 class MtpModule:
@@ -60,7 +60,7 @@ class MtpModule:
         forward = Forward(turns, metadata, kv)
         projected_RH = weights.project(Rows(both), "eh_proj")
         rows = Rows(projected_RH, self._norm("input_layernorm"))
-        rows, _ = decoder_layer(rows, weights, self._model, self._index, forward, self._norm("norm"))
+        rows, _ = decoder_layer_onto(rows, weights, self._model, self._index, forward, self._norm("norm"))
         return rows.applied()
 
     def _norm(self, name: str) -> Norm:

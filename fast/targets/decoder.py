@@ -20,7 +20,7 @@ def on_device(tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: 
     return {name: each.to(device, torch.float32 if ".router." in name else dtype) for name, each in tensors.items()}
 
 
-def decoder_layer(
+def decoder_layer_onto(
     rows: Rows,
     weights: Weights,
     config: ModelConfig,
@@ -78,7 +78,7 @@ class DecoderTarget:
         for layer in range(self.config.num_layers):
             weights = self._weights.under(f"model.layers.{layer}")
             following, out = self._input_norm(layer + 1), entering.get(layer + 1)
-            rows, chosen_RK = decoder_layer(rows, weights, self.config, layer, forward, following, out)
+            rows, chosen_RK = decoder_layer_onto(rows, weights, self.config, layer, forward, following, out)
             routed += [] if chosen_RK is None else [chosen_RK]
         normed_RH = rows.applied()
         side = {"experts": torch.stack(routed, dim=1)} if routed else {}

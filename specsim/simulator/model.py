@@ -23,7 +23,8 @@ SKEW = 1.0  # with it vllm_41162's two models of experts are off by 2 and 4 %, w
 EAGLE_KERNELS = 1
 # A second norm, concatenation, and four that write the draft vocabulary's logits into the target's logits.
 EAGLE3_KERNELS = 6
-_FOLDERS = (Path(__file__).parent / "models", Path(__file__).parents[1] / "models" / "shapes" / "configs")
+# The second folder has the weight formats in which models are published, so its files count where both have a name.
+_FOLDERS = (Path(__file__).parents[1] / "models" / "shapes" / "configs", Path(__file__).parent / "models")
 _TRAINING = {"meta", "base", "instruct", "chat", "hf", "thinking", "2507"}  # words of hub ids that keep the shape
 _SAME_SHAPE = {
     "llama-3.1-70b": "llama-3-70b",

@@ -16,11 +16,13 @@ from specsim.serving.generation import generate
 MANIFESTS = Path(__file__).parent / "manifests"
 # Parameters of the published checkpoints, counting each tensor once.
 PARAMETERS = {
+    "gpt-oss-20b": 20_914_757_184,
     "llama-2-70b": 68_976_648_192,
     "llama-2-7b": 6_738_415_616,
     "llama-3-8b": 8_030_261_248,
     "llama-3.1-8b": 8_030_261_248,
     "mistral-7b-v0.1": 7_241_732_096,
+    "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
 }
