@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specsim.core.errors import InputError
-from specsim.maintain import counts, drafter_tables, held_out_tables, target_tables
+from specsim.maintain import counts, drafter_tables, held_out_tables, kv_acceptance, target_tables
 from specsim.maintain.headline import figures
 from specsim.maintain.result_tables import bench_page, grids, markdown, performance, proofs, stale
 from specsim.maintain.results import keep
@@ -31,6 +31,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "protocol": drafter_tables.protocol,
     "combinations": drafter_tables.combinations,
     "targets": target_tables.targets,
+    "kv-acceptance": kv_acceptance.table,
     "acceptance": drafter_tables.acceptance,
     "six-cells": held_out_tables.six_cells,
     "left-out": held_out_tables.left_out,
