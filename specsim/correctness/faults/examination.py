@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from specsim.correctness.explain.answers import Answer
 from specsim.correctness.faults.fault import Finding
 from specsim.correctness.faults.injection import changed, copied_package, environment, require_copy
 from specsim.models.load import load
+from specsim.models.shipped import TINY
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +58,22 @@ def examine(
     The shipped pair continues the prompt greedily. settings: of the differential, as in the catalogue. jobs: number of
     processes at a time. InputError for the name of no fault.
     """
+    from tokenizers import Tokenizer  # transformers is slow to import, and not needed here
+
     from specsim.correctness.faults.catalogue import FAULTS
 
     known = {fault.name: fault for fault in FAULTS}
     for name in names:
         require(name is None or name in known, "names", name, ", ".join(known))
-    tokenizer = load().tokenizer  # copies work without it, as it is slow to import
-    prompt_ids = tokenizer.encode(prompt)
+    tokenizer = Tokenizer.from_file(str(TINY / "target" / "tokenizer.json"))
+    prompt_ids = tokenizer.encode(prompt).ids
     request = {"prompt_ids": prompt_ids, "config": asdict(config), "max_new_tokens": max_new_tokens}
     request |= {"settings": {name: dict(setting) for name, setting in settings.items()}}
     texts = [changed(known[name].edits) if name else {} for name in names]
     with ExitStack() as stack:
         roots = [stack.enter_context(copied_package(each)) for each in texts]
         _run(roots, request, jobs)
-        return [_read(root, tokenizer.decode) for root in roots]
+        return [_read(root, partial(tokenizer.decode, skip_special_tokens=False)) for root in roots]
 
 
 def _run(roots: Sequence[Path], request: Mapping[str, Any], jobs: int) -> None:

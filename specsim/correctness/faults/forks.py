@@ -5,6 +5,7 @@ folder holds a copy of the package, from which its fork imports MODULE. So this 
 nothing of specsim.
 """
 
+import gc
 import os
 import sys
 import traceback
@@ -20,6 +21,7 @@ def start(module: str, folder: str) -> None:
     if os.fork():
         return
     status = 1
+    gc.disable()  # a fork lives for seconds, and ends with all its memory
     try:
         sys.path.insert(0, folder)
         import_module(module).main(Path(folder))
