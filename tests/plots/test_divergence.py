@@ -38,3 +38,8 @@ def test_both_values_are_written_and_said_in_words():
     assert {"reference: [1, 2, 3]", "fast: [1, 2, 4]", "predict"} <= texts
     assert "verify:28" not in drawn(figure)
     assert figure.alternative == f"First divergence. {found}."
+
+
+def test_the_name_of_a_field_is_written_with_its_blanks():
+    figure = plots.divergence(Divergence("cell 7", 1, "verify", 1, 3, "target keys", 5, 6))
+    assert "target keys" in {text.get_text() for text in figure.axes[0].texts}

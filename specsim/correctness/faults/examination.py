@@ -82,7 +82,7 @@ def _run(roots: Sequence[Path], request: Mapping[str, Any], jobs: int) -> None:
         (root / "request.json").write_text(json.dumps(request), encoding="utf-8")
     script = Path(__file__).with_name("forks.py")
     done = subprocess.run(
-        [sys.executable, str(script), __name__, str(jobs), *map(str, roots)],
+        [sys.executable, str(script), str(jobs), *map(str, roots)],
         env=environment(roots[0], "cpu"), cwd=roots[0], capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
