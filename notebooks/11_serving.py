@@ -51,7 +51,7 @@ plots.timeline(one_by_one.trace)
 # A row is a request, and the steps run from left to right. A number is the number of tokens that a round gave. In the
 # step of its prefill, a request gets the token after its prompt, which is not in the number, and runs its first round.
 #
-# * How many rounds does request 0 need, and how many tokens do they give? It has 16: where does the other one come from?
+# * How many rounds does request 0 need, and how many tokens do they give? It has 16: where is the other one from?
 # * Request 1 arrives in step 1. How long does its user wait for the first token?
 # * A chain of three drafts gives at most four tokens. How often does a round give four?
 #
