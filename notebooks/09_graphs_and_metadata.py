@@ -147,7 +147,7 @@ specsim.course.check("09-1", write_column)
 # %%
 window, num_steps = 16, 6
 pair = specsim.load()
-model = replace(pair.drafter.config.model, sliding_windows=(window,))
+model = pair.drafter.config.model.with_windows((window,))
 windowed = replace(pair, drafter=replace(pair.drafter, config=replace(pair.drafter.config, model=model)))
 config = SpecConfig(topk=1, num_steps=num_steps, page_size=1)
 prompts = ["def count(n):\n    while n", "def load(path, mode):\n    with open(", "def fib(n):\n    if n <",

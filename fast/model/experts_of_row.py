@@ -1,4 +1,4 @@
-"""Experts of a single row: two kernels, since its experts all differ and each pair is a block of its own."""
+"""Experts of a single row, which all differ, so that every pair is a block of its own: two kernels."""
 
 from typing import NamedTuple, no_type_check
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from specsim.core.layer_config import Experts
 from specsim.fast.model.experts import Activation, ExpertWeights, clamped
 from specsim.fast.model.linear import Written
-from specsim.fast.model.routing import Routes, choice_arguments, of_rank, ranked, scored
+from specsim.fast.model.routing import Routes, choice_arguments, ranked
 from specsim.fast.model.rows import Norm, Rows, gated
 from specsim.fast.runtime.launch import (
     await_predecessor,
@@ -78,11 +78,10 @@ def _up_kernel(
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < N
     await_predecessor(PDL)
-    logits = tl.load(routed_ptrs.logits + offs_e, mask=offs_e < E, other=float("-inf"))
-    score, choice = scored(logits, routed_ptrs.bias, offs_e, E, ROUTING, GROUPS, TOP_GROUPS, BLOCK_G)
-    expert = of_rank(choice, offs_e, own)
+    logits = tl.load(routed_ptrs.logits + offs_e, mask=offs_e < E, other=0.0)
+    rank, weight = ranked(logits, routed_ptrs.bias, offs_e, E, ROUTING, TOP_K, NORMALISE, GROUPS, TOP_GROUPS, BLOCK_G)
+    expert = tl.sum(tl.where(rank == own, offs_e, 0)).to(tl.int64)
     if tl.program_id(0) == 0:
-        rank, weight = ranked(score, choice, logits, offs_e, E, ROUTING, TOP_K, NORMALISE)
         tl.store(routed_ptrs.experts + own, expert.to(tl.int16))
         tl.store(routed_ptrs.weights + own, tl.sum(tl.where(rank == own, weight, 0.0)) * scaling)
     weight_ptrs = factor_ptrs.weight + expert * 2 * N * K + offs_n.to(tl.int64)[:, None] * K
@@ -166,7 +165,7 @@ def routed_row_onto(
     norm: Norm | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[Rows, torch.Tensor]:
-    """Add Σ weight · down(gate x, up x) over a row's experts to base [1, H]; returns its experts, i16 [1, k], too.
+    """Add Σ weight · down(gate x, up x) over one row's experts to base [1, H]; returns them, i16 [1, k].
 
     x: the row after the layer's norm. logits_E, bias_E: as `routing.route` takes them; the choice is the same.
     """

@@ -50,20 +50,26 @@ def _in_top_groups(choice, offs, size, GROUPS: tl.constexpr, TOP_GROUPS: tl.cons
 
 @triton.jit
 @no_type_check
-def scored(
+def ranked(
     logits,
     bias_ptr,
     offs,
     E: tl.constexpr,
     ROUTING: tl.constexpr,
+    TOP_K: tl.constexpr,
+    NORMALISE: tl.constexpr,
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """Compute the scores of experts, and by what rows choose: -inf for an expert that is no number or in no top group.
+    """Compute the rank of every expert in its row, from 0, and the weights of those of rank below TOP_K.
 
-    logits: [BLOCK_R, BLOCK_E] at experts offs [1, BLOCK_E], as both results.
+    logits: [BLOCK_R, BLOCK_E] at experts offs [1, BLOCK_E]. Each result has that shape. Every pair of experts is
+    compared at once, since choosing one after the other is a chain of waits.
     """
+    BLOCK_R: tl.constexpr = logits.shape[0]
+    BLOCK_E: tl.constexpr = logits.shape[1]
+    logits = tl.where(offs < E, logits, float("-inf"))
     score = logits
     if ROUTING == 0:
         top = tl.max(logits, axis=1, keep_dims=True)
@@ -78,20 +84,6 @@ def scored(
     if TOP_GROUPS < GROUPS:
         kept = _in_top_groups(choice, offs, E // GROUPS, GROUPS, TOP_GROUPS, BLOCK_G)
         choice = tl.where(kept, choice, float("-inf"))
-    return score, choice
-
-
-@triton.jit
-@no_type_check
-def ranked(
-    score, choice, logits, offs, E: tl.constexpr, ROUTING: tl.constexpr, TOP_K: tl.constexpr, NORMALISE: tl.constexpr
-):
-    """Compute the rank of every expert in its row, from 0, and the weights of those of rank below TOP_K.
-
-    Every pair of experts is compared at once, since choosing one after the other is a chain of waits.
-    """
-    BLOCK_R: tl.constexpr = logits.shape[0]
-    BLOCK_E: tl.constexpr = logits.shape[1]
     own = tl.reshape(choice, [BLOCK_R, BLOCK_E, 1])
     other = tl.reshape(choice, [BLOCK_R, 1, BLOCK_E])
     expert = tl.arange(0, BLOCK_E)
@@ -105,24 +97,6 @@ def ranked(
     if NORMALISE:
         score = score / (tl.sum(tl.where(is_chosen, score, 0.0), axis=1, keep_dims=True) + 1e-20)
     return rank, score
-
-
-@triton.jit
-@no_type_check
-def of_rank(choice, offs, rank):
-    """Find the expert of one rank in one row, by few instructions: many programs do so at the same time.
-
-    choice and offs: [1, BLOCK_E]. An expert's key is its choice as an integer of the same order, then its place from
-    the end.
-    """
-    BLOCK_E: tl.constexpr = choice.shape[1]
-    bits = (choice + 0.0).to(tl.int32, bitcast=True)  # 0 for -0
-    ordered = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-    key = (ordered.to(tl.int64) << 32) | (-offs + (BLOCK_E - 1)).to(tl.int64)
-    best = tl.max(tl.max(key, axis=1), axis=0)
-    for _ in range(rank):
-        best = tl.max(tl.max(tl.where(key < best, key, -(2**63)), axis=1), axis=0)
-    return -(best & 0xFFFFFFFF) + (BLOCK_E - 1)
 
 
 @kernel
@@ -150,16 +124,14 @@ def _routing_kernel(
     offs = tl.arange(0, BLOCK_E)[None, :]
     mask = (row < num_rows) & (offs < E)
     logits = tl.load(logits_ptr + row * E + offs, mask=mask, other=0.0).to(tl.float32)
-    logits = tl.where(offs < E, logits, float("-inf"))
-    score, choice = scored(logits, bias_ptr, offs, E, ROUTING, GROUPS, TOP_GROUPS, BLOCK_G)
-    rank, weight = ranked(score, choice, logits, offs, E, ROUTING, TOP_K, NORMALISE)
+    rank, weight = ranked(logits, bias_ptr, offs, E, ROUTING, TOP_K, NORMALISE, GROUPS, TOP_GROUPS, BLOCK_G)
     mask = mask & (rank < TOP_K)
     tl.store(experts_ptr + row * TOP_K + rank, tl.broadcast_to(offs, rank.shape).to(tl.int16), mask=mask)
     tl.store(weights_ptr + row * TOP_K + rank, weight * scaling, mask=mask)
 
 
 def choice_arguments(experts: Experts) -> dict[str, int | bool]:
-    """Give the arguments of `scored` and `ranked`, by name."""
+    """Give the arguments of `ranked`, by name."""
     return {
         "E": experts.num_experts,
         "ROUTING": _ROUTING[experts.routing],

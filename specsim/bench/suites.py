@@ -60,9 +60,9 @@ _KERNELS: dict[str, Group] = {
     "linears": lambda run, peaks: linears.linear_rows(run.model, peaks, run.quick),
     "bookkeeping": _bookkeeping,
     "vocabulary": lambda run, peaks: vocabulary.vocabulary_rows(run.model.vocab_size, peaks, run.quick),
-    "experts": lambda _, peaks: experts.expert_rows(peaks),
     "attention": lambda run, peaks: tree_attention.attention_rows(peaks, run.quick),
 }
+_EXPERTS: dict[str, Group] = {"layers": lambda _, peaks: experts.expert_rows(peaks)}
 _ROUND: dict[str, Group] = {
     "rounds": lambda run, peaks: rounds.round_rows(run.shape, peaks, run.quick),
     "forwards": lambda run, peaks: rounds.forward_rows(run.shape, peaks),
@@ -86,6 +86,7 @@ _SIMULATOR: dict[str, Group] = {
 }
 SUITES = {
     "kernels": Suite(_KERNELS, 300),
+    "experts": Suite(_EXPERTS, 60),
     "round": Suite(_ROUND, 400),
     "scale": Suite(_SCALE, 240),
     "baselines": Suite(_BASELINES, 240),

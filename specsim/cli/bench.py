@@ -10,7 +10,8 @@ from specsim.cli.options import option
 
 def bench(
     suite: Annotated[
-        str, option("Benchmark", "Operations that are timed.", metavar="kernels|round|scale|baselines|simulator")
+        str,
+        option("Benchmark", "Operations that are timed.", metavar="kernels|experts|round|scale|baselines|simulator"),
     ],
     shape: Annotated[
         str,
@@ -24,7 +25,7 @@ def bench(
     seconds: Annotated[
         float | None,
         option(
-            "Benchmark", "Start no further row after this many seconds. [above 0]", show_default="240 to 400, by suite"
+            "Benchmark", "Start no further row after this many seconds. [above 0]", show_default="60 to 400, by suite"
         ),
     ] = None,
     json_file: options.JsonFile = None,
