@@ -2,6 +2,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -76,6 +78,16 @@ def test_the_copy_has_every_source_and_only_the_change():
         assert environment(root)["PYTHONPATH"] == str(root)
     assert not root.exists()
     assert read(SHARED) == path_of(SHARED).read_text()
+
+
+def test_an_installed_package_is_copied_too():
+    """In a copy, as in a wheel, the implementations are folders inside the package."""
+    program = """from specsim.correctness.faults.injection import copied_package
+with copied_package({}) as root: print(len([*root.rglob('*.py')]))"""
+    with copied_package({}) as root:
+        run = subprocess.run([sys.executable, "-c", program], env=environment(root), capture_output=True, text=True)
+        assert run.stderr == ""
+        assert int(run.stdout) == len([*root.rglob("*.py")]) > 300
 
 
 # Checking.

@@ -7,7 +7,7 @@ from changed files too, and nothing in the package can turn a fault on.
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -83,16 +83,18 @@ def copied_package(texts: Mapping[str, str]) -> Iterator[Path]:
     """Make a folder from which the package is imported with these modules' sources instead of its own."""
     with TemporaryDirectory(prefix="specsim-") as folder:
         root = Path(folder)
-        for name, source in sources().items():
-            _copy(source, root.joinpath(*name.split(".")))
+        folders = sources()
+        for name, source in folders.items():
+            _copy(source, root.joinpath(*name.split(".")), {*folders.values()} - {source})
         for module, text in texts.items():
             _replace(path_of(module, root.joinpath(*package_of(module).split("."))), text)
         yield root
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy sources and compiled sources; link data."""
-    for folder, _, names in os.walk(source):
+def _copy(source: Path, target: Path, left_out: Collection[Path]) -> None:
+    """Copy sources and compiled sources; link data. In an installed package the implementations are inside."""
+    for folder, inner, names in os.walk(source):
+        inner[:] = [name for name in inner if Path(folder, name) not in left_out]
         here = target / Path(folder).relative_to(source)
         here.mkdir(parents=True, exist_ok=True)
         for name in names:
