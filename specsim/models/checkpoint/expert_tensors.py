@@ -3,7 +3,8 @@
 Ours: mlp.router.{weight, bias, correction_bias}, mlp.experts.gate_up_proj.weight [experts, 2 · size, hidden] with the
 gate's rows first, and mlp.experts.down_proj.weight [experts, hidden, size]; biases likewise. Published: one file entry
 for each expert and projection (Qwen3-MoE, DeepSeek-V3), or stacked ones without `.weight` as transformers 5 writes
-them, which GPT-OSS has transposed, with gate and up in alternate columns.
+them, which GPT-OSS has transposed, with gate and up in alternate columns. The released GPT-OSS has them in MXFP4, not
+transposed; they are converted to bfloat16.
 """
 
 import re
@@ -14,10 +15,12 @@ import torch
 from specsim.core.errors import InputError, require
 from specsim.core.layer_config import Experts
 from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.mxfp4 import dequantised
 from specsim.models.checkpoint.weights import Stored
 
 _ROUTER = {"gate.weight": "router.weight", "gate.e_score_correction_bias": "router.correction_bias"}
 _STACKED = r"experts\.(gate_up_proj|down_proj)(_bias)?"
+_PACKED = r"experts\.(gate_up_proj|down_proj)_(blocks|scales)"  # in MXFP4
 _SINGLE = r"experts\.(\d+)\.(gate|up|down)_proj\.weight"
 
 
@@ -36,28 +39,35 @@ def gather_experts(named: Mapping[str, Stored], config: ModelConfig, prefix: str
 
 def _of_layer(own: dict[str, Stored], experts: Experts, config: ModelConfig) -> Iterator[tuple[str, Stored]]:
     singles: dict[tuple[int, str], Stored] = {}
+    is_gpt_oss = config.family == "gpt_oss"
     for name, entry in own.items():
-        if name.endswith(("_blocks", "_scales")):
-            allowed = "experts of floating point, gate_up_proj and down_proj, as transformers saves them dequantised"
-            raise InputError(f"{entry.key} in {entry.file}", "MXFP4", allowed)
-        if found := re.fullmatch(_SINGLE, name):
+        if is_gpt_oss and (found := re.fullmatch(_PACKED, name)):
+            if found[2] == "blocks":
+                floating = _floating(entry, own.get(f"experts.{found[1]}_scales"))
+                yield f"experts.{found[1]}.weight", _oriented(floating, found[1])
+        elif found := re.fullmatch(_SINGLE, name):
             singles[int(found[1]), found[2]] = entry
         elif found := re.fullmatch(_STACKED, name):
-            kind = "bias" if found[2] else "weight"
-            yield f"experts.{found[1]}.{kind}", _oriented(entry, found[1], config.family == "gpt_oss")
+            if is_gpt_oss:
+                entry = _oriented(entry, found[1], is_transposed=entry.tensor.dim() == 3)
+            yield f"experts.{found[1]}.{'bias' if found[2] else 'weight'}", entry
         else:
             yield _ROUTER.get(name, name), entry
     if singles:
         yield from _stack(singles, experts, config.hidden_size)
 
 
-def _oriented(entry: Stored, projection: str, is_transposed: bool) -> Stored:
-    """Turn GPT-OSS's stacked experts, and put the gate's rows before those of up."""
-    tensor = entry.tensor
-    if not is_transposed:
-        return entry
-    if tensor.dim() == 3:
-        tensor = tensor.mT
+def _floating(entry: Stored, scales: Stored | None) -> Stored:
+    """Convert experts in MXFP4 to bfloat16."""
+    where = f"{entry.key} in {entry.file}"
+    if scales is None:
+        raise InputError(where, "without scales", f"{entry.key.removesuffix('blocks')}scales in the same folder")
+    return entry._replace(tensor=dequantised(entry.tensor, scales.tensor, where))
+
+
+def _oriented(entry: Stored, projection: str, is_transposed: bool = False) -> Stored:
+    """Turn GPT-OSS's stacked experts if they are transposed, and put the gate's rows before those of up."""
+    tensor = entry.tensor.mT if is_transposed else entry.tensor
     if projection == "gate_up_proj" and tensor.dim() >= 2:
         tensor = torch.cat([tensor[:, 0::2], tensor[:, 1::2]], dim=1)
     return entry._replace(tensor=tensor.contiguous())

@@ -1,5 +1,6 @@
 """Shape of a target, from a config.json of transformers 4 or 5."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from specsim.core.layer_config import LayerConfig
@@ -66,8 +67,7 @@ def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelCo
     """Read the shape of a decoder from a config.json of transformers 4 or 5."""
     family = fields.choice("model_type", FAMILIES)
     fields.choice("hidden_act", ("silu",), default="silu")
-    if fields.get("quantization_config"):
-        raise fields.error("quantization_config", "none, as only floating-point weights are supported")
+    _refuse_quantised(family, fields)
     fields = fields.filled(_ABSENT.get(family, {}))
     num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     mlps = read_mlps(family, fields, num_layers)
@@ -83,6 +83,15 @@ def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelCo
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         eos_token_ids=eos_token_ids,
     )
+
+
+def _refuse_quantised(family: str, fields: Fields) -> None:
+    """Raise InputError for quantised weights other than experts in MXFP4."""
+    settings = fields.get("quantization_config")
+    is_mxfp4 = isinstance(settings, Mapping) and settings.get("quant_method") == "mxfp4"
+    if settings and not (is_mxfp4 and family == "gpt_oss"):
+        allowed = "none, as weights are in floating point, or MXFP4 for experts of gpt_oss"
+        raise fields.error("quantization_config", allowed)
 
 
 def _refuse_unread(family: str, fields: Fields) -> None:
