@@ -69,8 +69,8 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.model.routing",
-                "own = tl.sum(tl.where(offs == place, score, 0.0), axis=1, keep_dims=True)",
-                "own = tl.sum(tl.where(offs == place, choice, 0.0), axis=1, keep_dims=True)",
+                "is_chosen = (rank < TOP_K) & (offs < E)",
+                "is_chosen = (rank < TOP_K) & (offs < E)\n    score = tl.where(is_chosen, choice, score)",
             ),
         ),
         trial=Trial("differential", TREE | dict(family="deepseek_v3", rounds=1)),
