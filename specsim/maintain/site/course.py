@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsim.course import exercise, names
-from specsim.maintain.site.docstrings import table
+from specsim.maintain.result_tables import markdown
 
 _FIELD = re.compile(r"^\* \*\*(Goal|Before|Time):\*\* (.*?)(?=^\*|\n\n|\Z)", re.DOTALL | re.MULTILINE)
 _PREDICTION = re.compile(r"specsim\.course\.predict\(\s*(['\"])(.*?)\1", re.DOTALL)
@@ -49,7 +49,7 @@ def course_pages(root: Path) -> dict[str, str]:
         for stem, head in heads.items()
     ]
     total = sum(head.minutes for head in heads.values())
-    overview = [*table(("", "notebook", "afterwards", "minutes"), rows), "", f"Together: {total} minutes."]
+    overview = [*markdown(("", "notebook", "afterwards", "minutes"), rows), "", f"Together: {total} minutes."]
     notes = [line for stem, head in heads.items() for line in _notes(stem, head, sources[stem])]
     return {"generated/course.md": "\n".join(overview) + "\n", "generated/teaching.md": "\n".join(notes) + "\n"}
 
