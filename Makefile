@@ -12,7 +12,7 @@ KERNELS := rows linear rotary attention metadata kv tree drafting topk penalties
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test newest soak bench sanitize lint types map format notebooks papers docs docs-links dist clean
+.PHONY: help demo test newest soak bench sanitize lint types compile map format notebooks papers docs docs-links dist clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -59,6 +59,9 @@ lint: $(INSTALLED) ## ruff's rules and its format, and who may import whom
 
 types: $(INSTALLED) ## pyright over the package
 	$(BIN)/pyright
+
+compile: $(INSTALLED) ## compile every kernel for an H100 that is not here; make compile ARGS="--capability 100" for a B200
+	$(BIN)/python -m specsim.maintain.compile_kernels $(ARGS)
 
 map: $(INSTALLED) ## folders of the package, what each imports, and their levels
 	$(BIN)/python -m specsim.maintain.import_map

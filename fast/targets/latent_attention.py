@@ -62,4 +62,4 @@ def _latent_projections(rows: Rows, weights: Weights, own: LatentAttention) -> t
         latent_RL = both_R[:, own.query_rank :]
         compressed = rms_norm(both_R[:, : own.query_rank], weights["q_a_layernorm.weight"], _EPS)
         query_R = weights.project(Rows(compressed), "q_b_proj")
-    return query_R.view(len(query_R), own.num_heads, -1), latent_RL
+    return query_R.unflatten(-1, (own.num_heads, -1)), latent_RL

@@ -1,0 +1,227 @@
+"""Compile the kernels for GPUs that are not here: `python -m specsim.maintain.compile_kernels`.
+
+Rounds of tiny pairs run on a CPU, but every launch only compiles its kernel, and what the kernel would have written is
+zero. It shows what Triton's interpreter cannot: programs that do not compile, and too much shared memory.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.display import print_table, stdout_console
+from specsim.core.engine_options import EngineOptions
+from specsim.core.rule import AcceptanceRule, Accepted
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.token_drafter import NgramConfig
+from specsim.models.synthetic_pair import synthetic_pair
+
+SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes of a program, by compute capability: A100, H100, B200
+TREE, CHAIN = SpecConfig(2, 3, 6, page_size=4), SpecConfig(1, 3, 4, page_size=4)
+PLAIN = SamplingParams(max_new_tokens=4)
+FILTERED = SamplingParams(
+    temperature=0.8, top_p=0.9, top_k=5, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1, max_new_tokens=4
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rounds of one pair that are compiled."""
+
+    kind: str  # of the drafter
+    family: str
+    config: SpecConfig = TREE
+    sampling: SamplingParams = PLAIN
+    dtype: torch.dtype = torch.bfloat16
+    options: tuple[tuple[str, Any], ...] = ()  # of the engine
+    given: tuple[tuple[str, Any], ...] = ()  # arguments of generate
+    is_wide: bool = False  # wide enough for our own products, where narrow ones are a library's
+    prompts: tuple[tuple[int, ...], ...] = ((3, 4, 5, 6, 7), (5, 6))
+
+
+FP8 = (("kv_dtype", "fp8_e4m3"), ("draft_kv_dtype", "fp8_e4m3"))
+ONE = ((3, 4, 5),)
+WIDE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 1024,
+    "num_heads": 32,
+    "num_kv_heads": 16,
+    "head_dim": 64,
+}
+RULE = AcceptanceRule("first", "best", lambda tree, *_: Accepted([0], tree.tokens[0]), lossless=False)
+RUNS = (
+    Run("eagle3", "llama", sampling=FILTERED, is_wide=True),
+    Run("eagle", "mistral", SpecConfig(2, 3, 6, page_size=4, draft_kv="ancestor", release="round"), FILTERED),
+    Run("eagle3", "qwen3", SpecConfig(1, 3, 4, verifier="rejection"), FILTERED, torch.float32),
+    Run("eagle", "qwen2", SpecConfig(2, 3, 7, verifier="multi_round"), FILTERED, options=FP8),
+    Run("eagle3", "llama", SpecConfig(1, 3, 4, verifier="block"), FILTERED, options=(("batch_invariant", True),)),
+    Run("eagle3", "llama", SpecConfig(1, 3, 4, verifier="gumbel"), FILTERED),
+    Run("eagle3", "llama", SpecConfig(2, 3, 6, verifier="typical"), FILTERED),
+    Run("eagle3", "gpt_oss", options=FP8),
+    Run("eagle3.1", "qwen3_moe", is_wide=True),
+    Run("eagle3", "gpt_oss", SpecConfig.plain(), prompts=ONE),
+    Run("mtp", "deepseek_v3", CHAIN),
+    Run("mtp", "llama"),
+    Run("frozen-kv", "gpt_oss", CHAIN),
+    Run("eagle3", "llama", sampling=FILTERED, given=(("verifier", RULE),)),
+    Run("eagle3", "llama", CHAIN, given=(("drafter", NgramConfig()),)),
+    Run("eagle3", "llama", given=(("acceptance", SyntheticAcceptance((0.5, 0.5, 0.5))),)),
+)
+
+
+# Kernels that no round launches, or that write sizes of later launches.
+APART = {
+    "_append_kernel",
+    "_bitpacked_mask_kernel",
+    "_full_mask_kernel",
+    "_malformed_kernel",
+    "_nodes_kernel",
+    "_select_kernel",
+    "_uniforms",
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel as compiled."""
+
+    name: str
+    registers: int
+    stack_bytes: int  # of a thread; what did not fit into registers is there
+    shared_bytes: int  # of a program
+
+
+class Zeroed(TorchDispatchMode):
+    """Fills new tensors with zeros, in place of what kernels would write."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func.overloadpacket.__name__.startswith(("empty", "new_empty")) else made
+
+
+class NoGpu:
+    """Triton's driver for a GPU of a compute capability that is not here."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+@contextmanager
+def compile_only(capability: int, done: Callable[[Compiled], None]) -> Iterator[None]:
+    """Let launches compile for a GPU of this compute capability and do nothing else, until the process ends."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from specsim.fast.runtime import launch
+    from specsim.serving import generation
+
+    seen = set()
+
+    def compiled(function: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        def run(*args: object, **kwargs: object) -> None:
+            made = function.warmup(*args, grid=grid, **kwargs)
+            if made.hash not in seen:
+                seen.add(made.hash)
+                done(Compiled(function.__name__, *_resources(made.asm["cubin"]), made.metadata.shared))
+
+        return run
+
+    driver.set_active(NoGpu(capability))  # pyright: ignore[reportArgumentType] - the part that compiling needs
+    for owner, name, value in (
+        (JITFunction, "__getitem__", compiled),
+        (launch, "can_overlap", lambda: capability >= 90),
+        (launch, "_shared_memory", lambda: SHARED_MEMORY[capability]),
+        (generation, "kernel_device", lambda _: torch.device("cpu")),
+    ):
+        setattr(owner, name, value)
+    with Zeroed():
+        yield
+
+
+def _resources(program: bytes) -> tuple[int, int]:
+    """Read registers and stack bytes of a program."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(program)
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return int(found[1]), int(found[2])
+
+
+def every_kernel() -> set[str]:
+    """Name all kernels of the fast implementation."""
+    import specsim.fast
+
+    files = Path(specsim.fast.__file__ or "").parent.rglob("*.py")
+    return {name for file in files for name in re.findall(r"^@kernel\n(?:@.*\n)*def (\w+)", file.read_text(), re.M)}
+
+
+def compile_run(run: Run) -> None:
+    """Run rounds in which launches only compile."""
+    from specsim.serving.generation import generate
+
+    options = EngineOptions("fast", run.dtype, "cpu", **dict(run.options))
+    pair = synthetic_pair(run.kind, run.family, **(WIDE if run.is_wide else {}))
+    prompts = [list(prompt) for prompt in run.prompts]
+    generate(pair, prompts, run.config, run.sampling, engine=options, **dict(run.given))
+
+
+def show(found: list[Compiled], console: Console) -> None:
+    """Print a line for each kernel: how often it was compiled, and the most that it needs."""
+    rows = []
+    for name in sorted({each.name for each in found}):
+        own = [each for each in found if each.name == name]
+        most = [max(getattr(each, field) for each in own) for field in ("registers", "stack_bytes", "shared_bytes")]
+        rows.append((name, str(len(own)), *map(str, most)))
+    print_table(console, ("kernel", "compiled", "registers", "stack bytes", "shared bytes"), rows)
+
+
+def main() -> int:
+    """Compile all runs, or those of the drafters and families that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--capability", type=int, default=90, choices=SHARED_MEMORY)
+    parser.add_argument("--run", type=int, action="append", choices=range(len(RUNS)), help="numbers of RUNS")
+    given = parser.parse_args()
+    found: list[Compiled] = []
+    with compile_only(given.capability, found.append):
+        for number in given.run or range(len(RUNS)):
+            compile_run(RUNS[number])
+    console = stdout_console()
+    show(found, console)
+    console.print(f"{len(found)} programs compiled for compute capability {given.capability}.")
+    missing = sorted(every_kernel() - APART - {each.name for each in found}) if given.run is None else []
+    if missing:
+        console.print(f"No run launched {', '.join(missing)}.")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "0"
+    sys.exit(main())
