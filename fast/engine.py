@@ -37,7 +37,7 @@ from specsim.fast.model.draft_metadata import tree_metadata
 from specsim.fast.model.metadata import prefill_metadata
 from specsim.fast.model.side_rows import move_side, write_side
 from specsim.fast.runtime.graph import capture
-from specsim.fast.runtime.launch import next_power_of_2
+from specsim.fast.runtime.launch import check_kv_dtypes, next_power_of_2
 from specsim.fast.runtime.padding import RoundShape
 from specsim.fast.runtime.sections import (
     DRAFT_PHASE,
@@ -84,6 +84,7 @@ class Engine:
         self.rule = rule
         drafts_on_host = runs_on_host(pair.drafter, config)
         self.options = options.resolve(config, bool(grammars), drafts_on_host, rule is not None)
+        check_kv_dtypes(kv_dtype=options.kv_dtype, draft_kv_dtype=options.draft_kv_dtype)
         self.dtype = options.dtype
         self.device = torch.device(self.options.device or "cpu")
         self._frames: dict[int, Frame] = {}

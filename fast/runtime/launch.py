@@ -12,6 +12,7 @@ from typing import no_type_check
 
 import torch
 
+from specsim.core.errors import require
 from specsim.fast.runtime.interpreter import spare_the_interpreter
 
 # Triton decides at import whether its library functions are interpreted. Without a GPU they must be, so a Triton that
@@ -160,11 +161,23 @@ class Kernel:
         return launch
 
 
-@functools.cache
 def can_overlap() -> bool:
     """Check whether kernels can be launched before their predecessors have ended."""
-    is_nvidia = not INTERPRETED and torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability() >= (9, 0)
+    return (capability() or (0, 0)) >= (9, 0)
+
+
+def check_kv_dtypes(**dtypes: str) -> None:
+    """Raise InputError for KV in fp8 on a GPU whose compute capability has no such numbers."""
+    own = capability() or (9, 0)
+    for name, dtype in dtypes.items():
+        allowed = f"model on this GPU: 8-bit numbers need compute capability 8.9 or more, and it has {own[0]}.{own[1]}"
+        require(dtype == "model" or own >= (8, 9), name, dtype, allowed)
+
+
+@functools.cache
+def capability() -> tuple[int, int] | None:
+    """Read the compute capability of this process's GPU; None in the interpreter and with GPUs of other makers."""
+    return None if INTERPRETED or torch.version.hip is not None else torch.cuda.get_device_capability()
 
 
 def stages_within(stages: int, stage_bytes: int, spare: int = 0) -> int:

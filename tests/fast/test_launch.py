@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 
 import specsim.fast
+from specsim.core.errors import InputError
+from specsim.fast.runtime import launch
 from specsim.fast.runtime.launch import INTERPRETED, block_of, kernel, nearest, recorder, stored
 
 
@@ -224,3 +226,13 @@ def test_fp8_is_rounded_to_the_nearest_as_torch_rounds(scale, device):
     _store_fp8[(1,)](out_ptr=out, x_ptr=x.to(device), scale=scale, SIZE=1024)
     expected = (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
     assert torch.equal(out.cpu().view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_kv_in_fp8_needs_a_gpu_that_has_it(monkeypatch):
+    launch.check_kv_dtypes(kv_dtype="fp8_e4m3")
+    monkeypatch.setattr(launch, "capability", lambda: (8, 0))
+    launch.check_kv_dtypes(kv_dtype="model")
+    with pytest.raises(InputError, match=r"draft_kv_dtype is 'fp8_e4m3'; allowed: model on this GPU.*it has 8.0"):
+        launch.check_kv_dtypes(kv_dtype="model", draft_kv_dtype="fp8_e4m3")
+    monkeypatch.setattr(launch, "capability", lambda: (8, 9))
+    launch.check_kv_dtypes(kv_dtype="fp8_e4m3")

@@ -18,7 +18,15 @@ SWAPPED = {"minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min
 # How a launch is tuned, which changes no result, and texts that only people read.
 TUNING = {"num_warps", "num_stages", "STAGES", "PDL", "eviction_policy", "input_precision", "on_gpu"}
 # What only a GPU runs, or what decides how fast it does.
-ON_GPU = {"_tiling", "_multiprocessors", "_shared_memory", "stages_within", "can_overlap", "await_predecessor"}
+ON_GPU = {
+    "_tiling",
+    "_multiprocessors",
+    "_shared_memory",
+    "stages_within",
+    "can_overlap",
+    "capability",
+    "await_predecessor",
+}
 ON_GPU |= {"let_successor_begin", "await_input", "_capture_cuda", "_without_collection"}
 
 
