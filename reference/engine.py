@@ -118,7 +118,7 @@ class Engine:
         rows = batch.req_pool_indices.tolist()
         lengths = batch.seq_lens.tolist()
         if not reserved or self.config.release == "round":
-            own_lanes(pools, rows, lengths, self.config, self.drafter.lead)
+            own_lanes(pools, rows, lengths, self.config, self.drafter.lead, self.drafter.block_rows)
         candidates = self.drafter.propose(batch, draft_input, pools)
         if pools.draft is not None:
             pools.draft.take_snapshot()  # draft-extend writes over the lanes

@@ -67,6 +67,7 @@ class MtpDrafter:
         self.feature_layers = drafter.feature_layers
         self.lead = 0
         self.lookahead = config.num_steps - 1 if drafter.boundary == "rewrite" else 0
+        self.block_rows = 0
         self.runs_on_host = False
 
     def seed(

@@ -5,12 +5,14 @@ from typing import Any
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Drafter
+from specsim.core.drafter import BLOCK_KINDS, Drafter
 from specsim.core.errors import InputError
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_token_drafter
 from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
+from specsim.reference.drafters.block import BlockDrafter
+from specsim.reference.drafters.dflash import DFlashHead
 from specsim.reference.drafters.eagle import EagleHead
 from specsim.reference.drafters.eagle3 import Eagle3Head
 from specsim.reference.drafters.frozen_kv import FrozenKVDrafter, FrozenKVHead
@@ -23,6 +25,7 @@ from specsim.reference.drafters.standalone import StandaloneHead
 from specsim.reference.drafters.suffix import Suffix
 
 HEADS: dict[str, Any] = {
+    **dict.fromkeys(BLOCK_KINDS, DFlashHead),
     "eagle": EagleHead,
     "eagle3": Eagle3Head,
     "frozen-kv": FrozenKVHead,
@@ -46,6 +49,8 @@ def make(drafter: AnyDrafter | None, target: Target, config: SpecConfig, dtype: 
         if drafter.config.kind == "mtp" and drafter.config.num_modules > 1:
             return MtpDrafter(drafter.config, drafter.tensors, target, dtype, config)
         head = HEADS[drafter.config.kind](drafter.config, drafter.tensors, target, dtype)
+        if isinstance(head, DFlashHead):
+            return BlockDrafter(head, config, vocab_size)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter
         return make_drafter(head, config, dtype, vocab_size)
     check_token_drafter(drafter, config)

@@ -56,15 +56,25 @@ def _lanes_end(seq_len: int, config: SpecConfig) -> int:
     return seq_len - prefix_tail(seq_len, config) + config.topk * lane_stride(seq_len, config)
 
 
-def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, lead: int = 0) -> None:
+def own_lanes(
+    pools: KVPool,
+    rows: Sequence[int],
+    seq_lens: Sequence[int],
+    config: SpecConfig,
+    lead: int = 0,
+    block_rows: int = 0,
+) -> None:
     """Reserve columns before the draft phase: for two rounds (release `finish`) or for this round's lanes (`round`).
 
-    lead: of the drafter, whose lanes and rows of accepted tokens stand that much further on. Two rounds that accept all
+    block_rows: of a drafter that writes a block in place of lanes. lead: of the drafter, whose lanes and rows of accepted tokens stand that much further on. Two rounds that accept all
     S drafts end at L + 2(S + 1), and S + 1 is at most `need`. So `lead` more columns hold the second one's last row.
     """
     for row, length in zip(rows, seq_lens, strict=True):
-        is_finish = config.release == "finish"
-        pools.reserve(row, config.reserved_columns(length + lead) if is_finish else _lanes_end(length + lead, config))
+        if config.release == "finish":
+            end = config.reserved_columns(length + lead)
+        else:
+            end = length + block_rows if block_rows else _lanes_end(length + lead, config)
+        pools.reserve(row, end)
         pools.settle(row, length)
 
 

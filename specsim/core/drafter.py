@@ -6,11 +6,15 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from specsim.core.block import BlockConfig
 from specsim.core.errors import require, require_choice
 from specsim.core.layer_config import HeadAttention
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.target import ModelConfig
+
+
+BLOCK_KINDS = ("dflash", "dspark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,15 @@ class DrafterConfig:
     position: Literal["last", "next"] = "last"  # of every step of frozen-kv: L-1, or L
     # A standalone model runs token p at position p, or token p+1 there, without the first token, as sgl-project/sglang.
     rows: Literal["own", "shifted"] = "own"
+    block: BlockConfig | None = None  # of dflash and dspark
 
     def __post_init__(self) -> None:
         require(self.num_modules >= 1, "num_modules", self.num_modules, "at least 1")
         require_choice("position", self.position, ("last", "next"))
         require_choice("rows", self.rows, ("own", "shifted"))
         require_choice("boundary", self.boundary, ("rewrite", "stale"))
+        is_block = self.kind in BLOCK_KINDS
+        require(is_block == (self.block is not None), "block", self.block, "given for kinds dflash and dspark only")
 
 
 def source_layers(config: DrafterConfig, target: ModelConfig) -> tuple[int, ...]:
@@ -87,6 +94,14 @@ class Drafter(Protocol):
         Draft slot p of a language model or an EAGLE head depends on tokens 0..p+1: lookahead 0. The last of S MTP
         modules depends on token p+S: lookahead S-1. That number of positions before the new rows is
         written again.
+        """
+        ...
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that the draft phase writes at once, from column L on.
+
+        0: it has lanes, each with a row in a step, or writes nothing.
         """
         ...
 

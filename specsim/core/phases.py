@@ -147,7 +147,7 @@ class Candidates(State):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExplicitCandidates(State):
-    """Up to M nodes for each request's tree, each with its own parent, from drafters that look tokens up.
+    """Up to M nodes for each request's tree, each with its own parent: looked up, or drafted by the rows of a block.
 
     A request may have fewer than M, or none. A parent comes before its children.
     """
@@ -156,6 +156,9 @@ class ExplicitCandidates(State):
     parents: torch.Tensor  # i64 [B, M], index of an earlier candidate, -1 for the root
     scores: torch.Tensor  # f32 [B, M], higher is better; a candidate counts at most what its parent counts
     num_alive: torch.Tensor  # i32 [B], the first num_alive entries exist
+    confidence: torch.Tensor | None = None  # f32 [B, S], logit of a confidence head for the drafts of each depth
+    draft_logits: tuple[torch.Tensor, ...] = ()  # [B, parents, draft vocabulary] by depth, kept by the reference only
+    draft_prob: torch.Tensor | None = None  # f32 [B, M, V] of sampled drafts, handed on to VerifyInput
 
     @classmethod
     def empty(cls, size: int, num_candidates: int) -> Self:

@@ -1,0 +1,149 @@
+"""Drafts of the oracle from one block (DFlash, arXiv 2602.06036, and DSpark), without a cache.
+
+Every layer's keys and values are those of the whole context and of the block, computed at once. The tree is grown
+best-first from a heap, a node's children with it.
+"""
+
+import heapq
+import math
+
+import torch
+
+from specsim.core.config import SpecConfig
+from specsim.reference.oracle_draft import Node, draft_distribution, draft_topk, drawn
+from specsim.reference.oracle_forward import target_forward
+from specsim.reference.oracle_layer import attention_weights, feed_forward, project_heads
+from specsim.reference.oracle_parts import linear, norm
+from specsim.reference.oracle_request import Request
+
+
+def block_draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
+    """Grow the candidates below the root: the best of the tree over the slots, or K sampled lanes."""
+    room = request.max_len - len(tokens)  # depth of the deepest node that max_len allows
+    if room <= 0:
+        return []
+    slots_SH = _slots(request, tokens)
+    grow = _lanes if request.config.is_sampled else _best_first
+    return grow(request, tokens[-1], slots_SH[:room], root)
+
+
+def _slots(request: Request, tokens: list[int]) -> torch.Tensor:
+    """Run the block after x_0..x_(L-1): hidden states of the rows that draft, after the final norm."""
+    config = request.draft_config
+    model = config.model
+    block = config.block
+    tensors = request.draft_tensors
+    target = request.target
+    length = len(tokens) - 1
+    num_rows = min(request.config.num_steps + (block.predicts == "own"), request.max_len - length)
+    _, features_LF = target_forward(target.config, target.tensors, tokens[:-1], config.feature_layers)
+    context_LH = norm(tensors, "hidden_norm", linear(tensors, "fc", features_LF), model.rms_norm_eps)
+    ids = [tokens[-1], *[block.mask_token] * (num_rows - 1)]
+    rows_RH = tensors.get("embed_tokens.weight", target.tensors["model.embed_tokens.weight"])[ids]
+    for index in range(model.num_layers):
+        name = f"layers.{index}"
+        normed_RH = norm(tensors, f"{name}.input_layernorm", rows_RH, model.rms_norm_eps)
+        rows_RH = rows_RH + _attention(model, index, tensors, context_LH, normed_RH)
+        rows_RH, _ = feed_forward(model, index, tensors, name, rows_RH)
+    return norm(tensors, "norm", rows_RH, model.rms_norm_eps)[int(block.predicts == "own") :]
+
+
+def _attention(
+    model: SpecConfig, index: int, tensors: dict[str, torch.Tensor], context_LH: torch.Tensor, normed_RH: torch.Tensor
+) -> torch.Tensor:
+    """Attend from the block to the context and to the whole block, within a window if the layer has one."""
+    own = model.layers[index].attention
+    name = f"layers.{index}.self_attn"
+    length = len(context_LH)
+    read = torch.cat([context_LH, normed_RH])
+    query = project_heads(model, own, tensors, name, "q", normed_RH, first=length)
+    key, value = (
+        project_heads(model, own, tensors, name, part, read).repeat_interleave(own.num_heads // own.num_kv_heads, dim=0)
+        for part in "kv"
+    )
+    age = length + torch.arange(len(normed_RH))[:, None] - torch.arange(len(read))
+    scores = (query @ key.mT * own.head_dim**-0.5).masked_fill(age >= (own.window or math.inf), -math.inf)
+    attended = attention_weights(scores, tensors.get(f"{name}.sinks")) @ value
+    return linear(tensors, f"{name}.o_proj", attended.transpose(0, 1).flatten(1))
+
+
+def _logits(request: Request, hidden: torch.Tensor, before: int) -> torch.Tensor:
+    """Compute a slot's logits [V] after a token."""
+    tensors = request.draft_tensors
+    head = tensors.get("lm_head.weight", request.target.tensors["lm_head.weight"])
+    if not request.draft_config.block.markov_rank:
+        return head @ hidden
+    bias = linear(tensors, "markov_head.markov_w2", tensors["markov_head.markov_w1.weight"][before])
+    return head @ hidden + bias
+
+
+def _is_confident(request: Request, hidden: torch.Tensor, before: int) -> bool:
+    """Check the confidence head of a slot after a token."""
+    block = request.draft_config.block
+    if not block.threshold:
+        return True
+    tensors = request.draft_tensors
+    if block.confidence == "hidden_and_token":
+        hidden = torch.cat([hidden, tensors["markov_head.markov_w1.weight"][before]])
+    logit = float(linear(tensors, "confidence_head.proj", hidden))
+    return 1 / (1 + math.exp(-logit)) >= block.threshold
+
+
+def _best_first(request: Request, bonus: int, slots_SH: torch.Tensor, root: Node) -> list[Node]:
+    """Take the N-1 best nodes, each from the heap and then its K best children into it.
+
+    The best node of a depth decides whether the next slot is confident; if not, no deeper node is taken.
+    """
+    config = request.config
+    waiting: list[tuple[float, list[int], Node]] = []
+    taken: list[tuple[list[int], Node]] = []
+    confident = [True] * (len(slots_SH) + 1)  # by depth
+    reached = 0
+
+    def expand(parent: Node, place: list[int]) -> None:
+        depth = len(parent.path)
+        if depth == len(slots_SH):
+            return
+        logits = _logits(request, slots_SH[depth], parent.path[-1] if parent.path else bonus)
+        ids, own_K = draft_topk(request.drafter, logits, config.topk, config.score)
+        scores = parent.score * own_K if config.score == "prob" else parent.score + own_K
+        for rank, (token, score) in enumerate(zip(ids, scores.clamp(max=parent.score).tolist(), strict=True)):
+            child = Node((*parent.path, token), parent, 0, score, None, None, ())
+            heapq.heappush(waiting, (-score, [depth, *place[1:], rank], child))
+
+    confident[0] = _is_confident(request, slots_SH[0], bonus)
+    expand(root, [0])
+    while waiting:
+        _, place, node = heapq.heappop(waiting)
+        depth = len(node.path)
+        if depth > reached:  # the best of its depth
+            reached = depth
+            is_last = depth == len(slots_SH)
+            confident[depth] = is_last or _is_confident(request, slots_SH[depth], node.path[-1])
+        taken.append((place, node))
+        if len(taken) >= config.num_draft_tokens - 1 and reached == len(slots_SH):
+            break
+        expand(node, place)
+    cut = next((depth for depth, is_high in enumerate(confident) if not is_high), len(slots_SH))
+    kept = [node for _, node in taken if len(node.path) <= cut][: config.num_draft_tokens - 1]
+    return _in_order(kept)
+
+
+def _in_order(nodes: list[Node]) -> list[Node]:
+    """Sort nodes as engines number them: by depth, then by the rank of their parents among all of its depth."""
+    ordered: list[Node] = []
+    above: list[Node | None] = [None]
+    while above:
+        level = [node for parent in above for node in nodes if (node.parent if node.parent in nodes else None) is parent]
+        ordered += level
+        above = sorted(level, key=lambda node: -node.score)
+    return ordered
+
+
+def _lanes(request: Request, bonus: int, slots_SH: torch.Tensor, root: Node) -> list[Node]:
+    """Draw K lanes; the first lane's token decides whether the next slot is confident."""
+    config = request.config
+    root_len_of = request.draft_config
+    lanes = [root]
+    pool: list[Node] = []
+    return pool
