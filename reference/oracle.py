@@ -15,6 +15,7 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.kv_buffer import KVFormat
+from specsim.reference.oracle_dflash import block_draft
 from specsim.reference.oracle_distributions import inverse_cdf, logprob, next_distribution, ranked
 from specsim.reference.oracle_draft import Node, Path, draft, look_up, select
 from specsim.reference.oracle_forward import in_dtype
@@ -97,6 +98,8 @@ def grow(request: Request, tokens: list[int], root: Node) -> list[Node]:
         return []
     if not hasattr(drafter, "tensors"):
         return look_up(request, tokens, root)
+    if drafter.config.block is not None:
+        return block_draft(request, tokens, root)
     return mtp_draft(request, tokens, root) if drafter.config.num_modules > 1 else draft(request, tokens, root)
 
 

@@ -6,14 +6,14 @@ best-first from a heap, a node's children with it.
 
 import heapq
 import math
+from typing import Any
 
 import torch
 
-from specsim.core.config import SpecConfig
 from specsim.reference.oracle_draft import Node, draft_distribution, draft_topk, drawn
 from specsim.reference.oracle_forward import target_forward
 from specsim.reference.oracle_layer import attention_weights, feed_forward, project_heads
-from specsim.reference.oracle_parts import linear, norm
+from specsim.reference.oracle_parts import Tensors, linear, norm
 from specsim.reference.oracle_request import Request
 
 
@@ -22,9 +22,10 @@ def block_draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
     room = request.max_len - len(tokens)  # depth of the deepest node that max_len allows
     if room <= 0:
         return []
-    slots_SH = _slots(request, tokens)
-    grow = _lanes if request.config.is_sampled else _best_first
-    return grow(request, tokens[-1], slots_SH[:room], root)
+    slots_SH = _slots(request, tokens)[:room]
+    if request.config.is_sampled:
+        return _lanes(request, tokens, slots_SH, root)
+    return _best_first(request, tokens[-1], slots_SH, root)
 
 
 def _slots(request: Request, tokens: list[int]) -> torch.Tensor:
@@ -49,7 +50,7 @@ def _slots(request: Request, tokens: list[int]) -> torch.Tensor:
 
 
 def _attention(
-    model: SpecConfig, index: int, tensors: dict[str, torch.Tensor], context_LH: torch.Tensor, normed_RH: torch.Tensor
+    model: Any, index: int, tensors: Tensors, context_LH: torch.Tensor, normed_RH: torch.Tensor
 ) -> torch.Tensor:
     """Attend from the block to the context and to the whole block, within a window if the layer has one."""
     own = model.layers[index].attention
@@ -90,60 +91,81 @@ def _is_confident(request: Request, hidden: torch.Tensor, before: int) -> bool:
 
 
 def _best_first(request: Request, bonus: int, slots_SH: torch.Tensor, root: Node) -> list[Node]:
-    """Take the N-1 best nodes, each from the heap and then its K best children into it.
+    """Take the best nodes, each from the heap, and then put its K best children into it.
 
-    The best node of a depth decides whether the next slot is confident; if not, no deeper node is taken.
+    The best node of a depth is taken first, and decides whether the next slot is confident.
     """
     config = request.config
-    waiting: list[tuple[float, list[int], Node]] = []
-    taken: list[tuple[list[int], Node]] = []
-    confident = [True] * (len(slots_SH) + 1)  # by depth
-    reached = 0
+    count = config.num_draft_tokens - 1
+    waiting: list[tuple[float, tuple, Node]] = []
+    taken: list[Node] = []
+    cut = len(slots_SH)  # depth of the last confident slot's drafts
+    reached = -1
 
-    def expand(parent: Node, place: list[int]) -> None:
+    def visit(parent: Node, order: tuple) -> None:
+        """Put a node's children into the heap; of equal scores the first by depth, parent and rank is the best."""
+        nonlocal reached, cut
         depth = len(parent.path)
+        before = parent.path[-1] if parent.path else bonus
         if depth == len(slots_SH):
             return
-        logits = _logits(request, slots_SH[depth], parent.path[-1] if parent.path else bonus)
-        ids, own_K = draft_topk(request.drafter, logits, config.topk, config.score)
+        if depth > reached:
+            reached = depth
+            cut = cut if _is_confident(request, slots_SH[depth], before) else min(cut, depth)
+        ids, own_K = draft_topk(request.drafter, _logits(request, slots_SH[depth], before), config.topk, config.score)
         scores = parent.score * own_K if config.score == "prob" else parent.score + own_K
         for rank, (token, score) in enumerate(zip(ids, scores.clamp(max=parent.score).tolist(), strict=True)):
             child = Node((*parent.path, token), parent, 0, score, None, None, ())
-            heapq.heappush(waiting, (-score, [depth, *place[1:], rank], child))
+            heapq.heappush(waiting, (-score, (depth, -parent.score, order, rank), child))
 
-    confident[0] = _is_confident(request, slots_SH[0], bonus)
-    expand(root, [0])
-    while waiting:
-        _, place, node = heapq.heappop(waiting)
-        depth = len(node.path)
-        if depth > reached:  # the best of its depth
-            reached = depth
-            is_last = depth == len(slots_SH)
-            confident[depth] = is_last or _is_confident(request, slots_SH[depth], node.path[-1])
-        taken.append((place, node))
-        if len(taken) >= config.num_draft_tokens - 1 and reached == len(slots_SH):
-            break
-        expand(node, place)
-    cut = next((depth for depth, is_high in enumerate(confident) if not is_high), len(slots_SH))
-    kept = [node for _, node in taken if len(node.path) <= cut][: config.num_draft_tokens - 1]
-    return _in_order(kept)
+    visit(root, ())
+    while waiting and len([node for node in taken if len(node.path) <= cut]) < count:
+        _, order, node = heapq.heappop(waiting)
+        taken.append(node)
+        visit(node, order)
+    while reached < cut - 1:  # a slot that no node of the tree needed may yet be the cut
+        _, order, node = heapq.heappop(waiting)
+        visit(node, order)
+    return _in_order(root, [node for node in taken if len(node.path) <= cut])
 
 
-def _in_order(nodes: list[Node]) -> list[Node]:
-    """Sort nodes as engines number them: by depth, then by the rank of their parents among all of its depth."""
+def _in_order(root: Node, nodes: list[Node]) -> list[Node]:
+    """Sort nodes as engines number them: by depth, then by their parents' scores, then by their own."""
     ordered: list[Node] = []
-    above: list[Node | None] = [None]
-    while above:
-        level = [node for parent in above for node in nodes if (node.parent if node.parent in nodes else None) is parent]
+    parents = [root]
+    while parents:
+        level = [node for parent in parents for node in nodes if node.parent is parent]
         ordered += level
-        above = sorted(level, key=lambda node: -node.score)
+        parents = sorted(level, key=lambda node: -node.score)
     return ordered
 
 
-def _lanes(request: Request, bonus: int, slots_SH: torch.Tensor, root: Node) -> list[Node]:
-    """Draw K lanes; the first lane's token decides whether the next slot is confident."""
+def _lanes(request: Request, tokens: list[int], slots_SH: torch.Tensor, root: Node) -> list[Node]:
+    """Draw K lanes, whose first one decides whether the next slot is confident.
+
+    At temperature 0 the lanes are the K best children of the root, each with the best token after it.
+    """
     config = request.config
-    root_len_of = request.draft_config
-    lanes = [root]
     pool: list[Node] = []
+    parents = [root]
+    for depth, slot_H in enumerate(slots_SH):
+        if not _is_confident(request, slot_H, [*tokens, *parents[0].path][-1]):
+            break
+        level = []
+        for lane in range(config.topk):
+            parent = parents[lane if depth else 0]
+            logits = _logits(request, slot_H, [*tokens, *parent.path][-1])
+            draft_prob_V = None
+            if request.draws_drafts:
+                draft_prob_V = draft_distribution(request, request.drafter, logits)
+                token = drawn(request, draft_prob_V, len(tokens) - 1, depth, lane)
+                prob = draft_prob_V[token].float()
+                own = prob if config.score == "prob" else prob.log()
+            else:
+                ids, own_K = draft_topk(request.drafter, logits, 1 if depth else config.topk, config.score)
+                token, own = (ids[0], own_K[0]) if depth else (ids[lane], own_K[lane])
+            score = float((parent.score * own if config.score == "prob" else parent.score + own).clamp(max=parent.score))
+            level.append(Node((*parent.path, token), parent, lane, score, draft_prob_V, None, ()))
+        pool += level
+        parents = level
     return pool
