@@ -221,7 +221,9 @@ class Engine:
         Under release `round` the lanes are always reserved.
         """
         if not reserved or self.config.release == "round":
-            own_lanes(pools, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), self.config, self._drafter.lead)
+            rows = batch.req_pool_indices.tolist()
+            drafter = self._drafter
+            own_lanes(pools, rows, batch.seq_lens.tolist(), self.config, drafter.lead, drafter.block_rows)
 
     def _draft(self, frame: Frame, batch: Batch) -> None:
         def own() -> None:

@@ -21,7 +21,7 @@ from specsim.fast.lanes import Lanes, start_lanes
 from specsim.fast.model.draft_metadata import lane_metadata
 from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
-from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts
+from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
 from specsim.fast.vocabulary.topk import draft_topk
 
 
@@ -91,7 +91,7 @@ class AutoregressiveDrafter:
         self.runs_on_host = False
         self.hidden_size = head.hidden_size
         self._vocab_size = vocab_size
-        self._vocabulary = Vocabulary(head.d2t, None if head.d2t is None else _inverse(head.d2t, vocab_size))
+        self._vocabulary = Vocabulary(head.d2t, None if head.d2t is None else inverse_of(head.d2t, vocab_size))
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
@@ -214,9 +214,3 @@ class AutoregressiveDrafter:
         self._draw(batch, logits_RV, Root(batch.seq_lens), best, lanes.candidates.draft_prob, loop)
         topk_scores, topk_index = (rows.unflatten(0, shape) for rows in best)
         expand(lanes, topk_scores, topk_index, hidden_RH.unflatten(0, shape), config)
-
-
-def _inverse(d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Draft id of every target id, i64 [V], -1 for a token outside the draft vocabulary."""
-    ids = torch.arange(len(d2t), device=d2t.device)
-    return torch.full((vocab_size,), -1, device=d2t.device).index_put((ids + d2t,), ids)

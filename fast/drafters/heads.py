@@ -5,11 +5,14 @@ from typing import Any
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_token_drafter
 from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
+from specsim.fast.drafters.block import BlockDrafter
+from specsim.fast.drafters.dflash import DFlashHead
 from specsim.fast.drafters.eagle import EagleHead
 from specsim.fast.drafters.eagle3 import Eagle3Head
 from specsim.fast.drafters.frozen_kv import FrozenKVDrafter, FrozenKVHead
@@ -24,6 +27,7 @@ from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafters.suffix import Suffix
 
 HEADS: dict[str, Any] = {
+    **dict.fromkeys(BLOCK_KINDS, DFlashHead),
     "eagle": EagleHead,
     "eagle3": Eagle3Head,
     "frozen-kv": FrozenKVHead,
@@ -55,6 +59,8 @@ def make(
             return MtpDrafter(drafter.config, drafter.tensors, target, dtype, device, config, batch_invariant)
         make_head = HEADS[drafter.config.kind]
         head = make_head(drafter.config, drafter.tensors, target, dtype, device, batch_invariant=batch_invariant)
+        if isinstance(head, DFlashHead):
+            return BlockDrafter(head, config, vocab_size)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter
         return make_drafter(head, config, dtype, device, vocab_size)
     check_token_drafter(drafter, config)

@@ -12,7 +12,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import require
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
-from specsim.reference.attention import AttentionMetadata, Keys
+from specsim.reference.attention import AttentionMetadata, Keys, extend_metadata, prefill_metadata
 from specsim.reference.drafters.dflash import DFlashHead
 from specsim.reference.drafters.slot_tree import Slots, best_first, sampled_lanes
 from specsim.reference.kv import draft_kv
@@ -38,14 +38,13 @@ class BlockDrafter:
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
         """Write the context of a prefill."""
-        slots_R = pools.slots(batch.req_pool_indices[prefill.requests], prefill.columns)
-        self._head.write_context(features_RF, prefill.columns, slots_R, draft_kv(pools))
+        self._head.write_context(features_RF, prefill_metadata(batch, prefill, pools), draft_kv(pools))
         return DraftInput(next_tokens.int())
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         """Write the context of the accepted rows, over the KV of the block."""
         extend = draft_extend_input
-        self._head.write_context(extend.hidden, extend.positions, extend.cache_locations, draft_kv(pools))
+        self._head.write_context(extend.hidden, extend_metadata(batch, extend, pools), draft_kv(pools))
         return DraftInput(extend.bonus_tokens)
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> ExplicitCandidates:

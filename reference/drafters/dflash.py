@@ -14,7 +14,8 @@ from specsim.core.layer_config import HeadAttention
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
-from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, rotate, self_attention
+from specsim.reference.layers import Weights, inverse_frequencies, rms_norm, rotate
+from specsim.reference.targets.decoder import decoder_layer
 
 
 class DFlashHead:
@@ -37,10 +38,8 @@ class DFlashHead:
         self.feature_layers = config.feature_layers
         self.draft_vocab_size = config.draft_vocab_size
 
-    def write_context(
-        self, features_RF: torch.Tensor, positions_R: torch.Tensor, slots_R: torch.Tensor, kv: KVBuffer
-    ) -> None:
-        """Write every layer's keys and values of these columns; a row with slot -1 writes nothing."""
+    def write_context(self, features_RF: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> None:
+        """Write every layer's keys and values of the rows' columns; a row with slot -1 writes nothing."""
         eps = self._model.rms_norm_eps
         context_RH = rms_norm(self._weights.project(features_RF, "fc"), self._weights["hidden_norm.weight"], eps)
         for layer, config in enumerate(self._model.layers):
@@ -50,32 +49,29 @@ class DFlashHead:
             key, value = (weights.project(context_RH, f"{part}_proj").unflatten(-1, (-1, own.head_dim)) for part in "kv")
             if own.has_head_norms:
                 key = rms_norm(key, weights["k_norm.weight"], eps)
-            kv.write(layer, slots_R, rotate(key, positions_R, self._inverse_D, own.rope), value)
+            kv.write(layer, metadata.slots, rotate(key, metadata.positions, self._inverse_D, own.rope), value)
 
     def forward(self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
         """Run the rows of blocks, and write their KV: hidden after the final norm, [R, H]."""
         hidden_RH = self._embedding[input_ids_R]
-        eps = self._model.rms_norm_eps
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
-            normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps)
-            hidden_RH = hidden_RH + self_attention(
-                normed, weights.under("self_attn"), self._model, self._inverse_D, layer, kv, metadata
-            )
-            normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
-            hidden_RH = hidden_RH + gated_mlp(normed, weights.under("mlp"))
-        return rms_norm(hidden_RH, self._weights["norm.weight"], eps)
+            hidden_RH, _ = decoder_layer(hidden_RH, weights, self._model, self._inverse_D, layer, kv, metadata)
+        return rms_norm(hidden_RH, self._weights["norm.weight"], self._model.rms_norm_eps)
 
-    def logits(self, hidden_RH: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
-        """Compute draft logits, [R, draft vocabulary], of tokens that follow the target ids before_R.
-
-        DSpark adds W2 · W1[token before], so that a draft's distribution is conditional on the one before it.
-        """
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Compute draft logits, [R, draft vocabulary], which do not depend on the drafts before."""
         has_head = self._weights.get("lm_head.weight") is not None
-        logits_RV = self._weights.project(hidden_RH, "lm_head") if has_head else self._target.logits(hidden_RH)
-        if self.block.markov_rank:
-            logits_RV = logits_RV + self._weights.project(self._embed_before(before_R), "markov_head.markov_w2")
-        return logits_RV
+        return self._weights.project(hidden_RH, "lm_head") if has_head else self._target.logits(hidden_RH)
+
+    def biased(self, logits_RV: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
+        """Add W2 · W1[token before], given as target ids, where there is a Markov head (DSpark).
+
+        A draft's distribution is then conditional on the one before it.
+        """
+        if not self.block.markov_rank:
+            return logits_RV
+        return logits_RV + self._weights.project(self._embed_before(before_R), "markov_head.markov_w2")
 
     def confidence(self, hidden_RH: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
         """Predict the logit of each draft's acceptance, f32 [R], from what is known before it is drawn."""

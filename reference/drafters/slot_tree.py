@@ -93,7 +93,8 @@ def _read(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute logits [B, W, draft vocabulary] of the tokens after tokens_BW, and the confidence after the first."""
     hidden_BWH = slots.hidden[:, depth, None].expand(-1, tokens_BW.shape[1], -1)
-    logits_BWV = head.logits(hidden_BWH.flatten(0, 1), tokens_BW.flatten()).unflatten(0, tokens_BW.shape)
+    logits_RV = head.biased(head.logits(hidden_BWH.flatten(0, 1)), tokens_BW.flatten())
+    logits_BWV = logits_RV.unflatten(0, tokens_BW.shape)
     has_head = head.block.confidence != "none"
     return logits_BWV, head.confidence(slots.hidden[:, depth], tokens_BW[:, 0]) if has_head else None
 

@@ -59,3 +59,14 @@ class BlockConfig:
         allowed = f"at most {self.most_drafts}, the drafts of a block of {self.size}"
         require(config.num_steps <= self.most_drafts, "num_steps", config.num_steps, allowed)
         return config.num_steps + self.first_slot
+
+
+def level_sizes(config: SpecConfig) -> tuple[int, ...]:
+    """Count the candidates of each depth: K of every lane that is drawn, or of each of the N-1 best nodes above."""
+    if config.is_sampled:
+        return (config.topk,) * config.num_steps
+    sizes: list[int] = []
+    for _ in range(config.num_steps):
+        parents = min(config.num_draft_tokens - 1, sizes[-1]) if sizes else 1
+        sizes.append(parents * config.topk)
+    return tuple(sizes)
