@@ -31,6 +31,7 @@ class BlockDrafter:
         self.feature_layers = head.feature_layers
         self.lead = 0
         self.lookahead = 0
+        self.block = head.block
         self.block_rows = head.block.rows(config)
         self.runs_on_host = False
 

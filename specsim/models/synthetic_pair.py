@@ -103,7 +103,7 @@ def _block_config(kind: str, target: ModelConfig) -> DrafterConfig:
     block = BlockConfig(8, target.vocab_size - 1)
     if kind == "dspark":
         rank = target.hidden_size * 3 // 4
-        block = replace(block, predicts="next", markov_rank=rank, confidence="hidden_and_token", threshold=0.2)
+        block = replace(block, predicts="next", markov_rank=rank, confidence="hidden_and_token", threshold=0.25)
     model = replace(target, layers=tuple(dense_layer(layer, target.hidden_size) for layer in target.layers[-2:]))
     features = tuple(range(target.num_layers))[-3:]
     return DrafterConfig(kind, model, target.vocab_size, target.hidden_size, feature_layers=features, block=block)
@@ -188,6 +188,8 @@ def _dflash(config: DrafterConfig, target: TargetCheckpoint, noise: float, gener
     tensors[f"{prefix}k_proj.weight"] -= 6.0 / model.hidden_size * embedding[block.mask_token]  # no row of a mask
     _hand_on_values(tensors, prefix, model, torch.eye(model.hidden_size, dtype=torch.float64), gain=3.0)
     if block.markov_rank:
+        head = tensors["confidence_head.proj.weight"]  # about one block of four is cut at each depth
+        head *= 1.5 * head.shape[1] ** -0.5 / noise if noise else 0
         tensors["markov_head.markov_w1.weight"] += embedding[:, : block.markov_rank]
         tensors["markov_head.markov_w2.weight"] += target.tensors["lm_head.weight"][:, : block.markov_rank]
     return tensors

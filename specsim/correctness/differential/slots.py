@@ -75,7 +75,7 @@ def _written_slots(step: Step, not_compared: set[int]) -> tuple[list[torch.Tenso
 
 
 def lane_slots(step: Step) -> list[torch.Tensor]:
-    """List each request's slots of draft lanes and of the tail copies of lanes 1..K-1.
+    """List each request's slots of draft lanes and of the tail copies of lanes 1..K-1, or those of its block.
 
     There are none without draft KV, nor of MTP modules, which do not run in the draft phase.
 
@@ -87,9 +87,13 @@ def lane_slots(step: Step) -> list[torch.Tensor]:
     config = step.config
     lead = step.drafter.lead
     books = deepcopy(step.tables_before)
-    own_lanes(books, step.batch.req_pool_indices.tolist(), step.batch.seq_lens.tolist(), config, lead)
+    block_rows = step.drafter.block_rows
+    own_lanes(books, step.batch.req_pool_indices.tolist(), step.batch.seq_lens.tolist(), config, lead, block_rows)
     slots = []
     for row, length in step.batch.rows_and_lens:
+        if block_rows:
+            slots.append(books.slots(row, torch.arange(length, min(length + block_rows, config.length_limit))))
+            continue
         first = length + lead
         steps = max(0, min(config.num_steps - 1, config.length_limit - first))
         lanes = lane_columns(first, config)[:, :steps]
