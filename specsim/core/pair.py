@@ -40,7 +40,9 @@ class DrafterCheckpoint:
     # and fc_norm.i as its flags say; d2t (i64, target id = i + d2t[i], ascending) and t2d (bool), both or neither;
     # embed_tokens where it has its own. mtp: modules.k.*, eh_proj [H, 2H] in the order embedding, hidden state.
     # frozen-kv: pre_projection [H, 2 · target H] in that order, layers.i.* with queries only, norm, post_projection
-    # [target H, H], lm_head. standalone: the names of a target; d2t and t2d where its own vocabulary was another one.
+    # [target H, H], lm_head. dflash, dspark: fc [H, features · target H], hidden_norm, layers.i.*, norm; markov_head.
+    # markov_w1 [V, rank] and markov_w2 [draft vocabulary, rank]; confidence_head.proj; embed_tokens, lm_head, d2t where
+    # it has its own. standalone: the names of a target; d2t and t2d where its own vocabulary was another one.
     tensors: Mapping[str, torch.Tensor]
 
     def facts(self) -> dict[str, str]:

@@ -42,6 +42,7 @@ DYNAMIC_IMPORTS = {
 # The oracle, and the tree that test_acceptance.py walks: neither has a twin in fast/.
 REFERENCE_ALONE = {
     "oracle",
+    "oracle_dflash",
     "oracle_distributions",
     "oracle_draft",
     "oracle_drafters",

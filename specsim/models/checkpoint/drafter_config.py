@@ -21,7 +21,7 @@ def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterCon
     if not fields.flag("use_aux_hidden_state", default=True):
         raise fields.error("use_aux_hidden_state", "true")
     model = model_config(_inherit(layer, target))
-    model = model.with_windows(_windows(layer, model.num_layers))
+    model = model.with_windows(windows_of(layer, model.num_layers))
     config = DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=model.hidden_size)
     norms = {name: fields.flag(name) for name in _NORMS}
     if kind == "eagle3":
@@ -42,8 +42,8 @@ def _inherit(layer: Fields, target: ModelConfig) -> Fields:
     return Fields(layer.file, values, layer.read_names)
 
 
-def _windows(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Read the window of each layer of a head, which a Llama target has not: only `layer_types` switches it on."""
+def windows_of(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """Read the window of each layer of a drafter, which only `layer_types` switches on."""
     layer_types = layer.get("layer_types", [])
     sliding = "sliding_attention"
     if not isinstance(layer_types, list) or any(each not in (sliding, "full_attention") for each in layer_types):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection
 
+from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
 from specsim.models.checkpoint.fields import Fields
 
@@ -19,7 +20,9 @@ def drafter_kind(fields: Fields, keys: Collection[str], wanted: str | None = Non
     """
     names = [key.removeprefix("model.") for key in keys]
     if fields.get("speculators_model_type"):
-        return fields.choice("speculators_model_type", ("eagle3", "mtp"))
+        return fields.choice("speculators_model_type", ("eagle3", "mtp", *BLOCK_KINDS))
+    if fields.get("dflash_config") or fields.get("markov_rank") is not None:
+        return "dspark" if fields.get("markov_rank") is not None else "dflash"
     if fields.get("draft_vocab_size"):
         return "eagle3"
     if fields.get("backbone_hidden_size") or "pre_projection.weight" in names:
@@ -33,5 +36,5 @@ def drafter_kind(fields: Fields, keys: Collection[str], wanted: str | None = Non
         return "mtp"
     if is_model:
         return "standalone"
-    allowed = "a drafter: EAGLE-1, EAGLE-2 or EAGLE-3, MTP modules, a drafter on frozen KV, or a language model"
+    allowed = "a drafter: EAGLE-1, EAGLE-2, EAGLE-3, MTP, frozen KV, DFlash, DSpark, or a language model"
     raise InputError(f"fc.weight in {fields.file.parent}", "missing", allowed)

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.drafter import BLOCK_KINDS, DrafterConfig
 from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.block import read_block
 from specsim.models.checkpoint.drafter_config import drafter_config
 from specsim.models.checkpoint.drafter_kind import drafter_kind
 from specsim.models.checkpoint.expert_tensors import gather_experts
@@ -64,7 +65,7 @@ def load_drafter(
     kind: str | None = None,
     read: Read = read_weights,
 ) -> DrafterCheckpoint:
-    """Load a drafter with weights: EAGLE-1/2, EAGLE-3, MTP modules, frozen KV, or a language model.
+    """Load a drafter with weights: EAGLE-1/2, EAGLE-3, MTP modules, frozen KV, a block, or a language model.
 
     draft_fields: replacements for fields of its config.json. kind: `mtp` for the modules in the folder of a language
     model. read: gives the tensors of a folder. Raises InputError as load_target does, and where the drafter does not
@@ -113,6 +114,15 @@ def _load_frozen_kv(fields: Fields, stored: list[Stored], target: ModelConfig) -
     return DrafterCheckpoint(config, check_layout(named, fields.file.parent, *drafter_layout(config)))
 
 
+def _load_block(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    kind = drafter_kind(fields, [entry.key for entry in stored])
+    config, named = read_block(fields, kind, stored, target)
+    folder = fields.file.parent
+    tensors = check_layout(named, folder, *drafter_layout(config))
+    tensors |= _vocabulary(tensors, folder, target.vocab_size) if "d2t" in tensors else {}
+    return DrafterCheckpoint(config, tensors)
+
+
 def _load_standalone(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
     model = _load_model(model_config(fields), fields.file.parent, stored, num_modules_of(fields))
     config = DrafterConfig("standalone", model.config, model.config.vocab_size, target.hidden_size)
@@ -120,6 +130,7 @@ def _load_standalone(fields: Fields, stored: list[Stored], target: ModelConfig) 
 
 
 _LOADERS = {
+    **dict.fromkeys(BLOCK_KINDS, _load_block),
     "eagle": _load_eagle,
     "eagle3": _load_eagle3,
     "mtp": _load_mtp,
