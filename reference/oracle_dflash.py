@@ -164,7 +164,9 @@ def _lanes(request: Request, tokens: list[int], slots_SH: torch.Tensor, root: No
             else:
                 ids, own_K = draft_topk(request.drafter, logits, 1 if depth else config.topk, config.score)
                 token, own = (ids[0], own_K[0]) if depth else (ids[lane], own_K[lane])
-            score = float((parent.score * own if config.score == "prob" else parent.score + own).clamp(max=parent.score))
+            score = float(
+                (parent.score * own if config.score == "prob" else parent.score + own).clamp(max=parent.score)
+            )
             level.append(Node((*parent.path, token), parent, lane, score, draft_prob_V, None, ()))
         pool += level
         parents = level

@@ -46,7 +46,9 @@ class DFlashHead:
             own = config.attention
             assert isinstance(own, HeadAttention)
             weights = self._weights.under(f"layers.{layer}.self_attn")
-            key, value = (weights.project(context_RH, f"{part}_proj").unflatten(-1, (-1, own.head_dim)) for part in "kv")
+            key, value = (
+                weights.project(context_RH, f"{part}_proj").unflatten(-1, (-1, own.head_dim)) for part in "kv"
+            )
             if own.has_head_norms:
                 key = rms_norm(key, weights["k_norm.weight"], eps)
             kv.write(layer, metadata.slots, rotate(key, metadata.positions, self._inverse_D, own.rope), value)

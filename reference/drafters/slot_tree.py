@@ -35,9 +35,7 @@ class Level(NamedTuple):
     confidence: torch.Tensor | None  # f32 [B], from the first parent
 
 
-def best_first(
-    batch: Batch, head: DFlashHead, slots: Slots, config: SpecConfig, vocab_size: int
-) -> ExplicitCandidates:
+def best_first(batch: Batch, head: DFlashHead, slots: Slots, config: SpecConfig, vocab_size: int) -> ExplicitCandidates:
     """Grow the tree that holds the N-1 best nodes, where a node has its K most probable tokens as children.
 
     A child scores no more than its parent, so only the N-1 best nodes of a depth can have children in the tree.
@@ -124,9 +122,7 @@ def _draw(
     return drawn[0].unflatten(0, shape), drawn[1].unflatten(0, shape), draft_prob_RV.unflatten(0, shape)
 
 
-def _joined(
-    levels: list[Level], head: DFlashHead, slots: Slots, draft_prob: torch.Tensor | None
-) -> ExplicitCandidates:
+def _joined(levels: list[Level], head: DFlashHead, slots: Slots, draft_prob: torch.Tensor | None) -> ExplicitCandidates:
     """Join the levels; those deeper than max_len allows, or behind a low confidence, do not exist.
 
     The first parent of a depth decides for all. It does so before the drafts of that depth are drawn, so that a sampled

@@ -222,9 +222,7 @@ def _attend_to_itself(tensors: Tensors, model: ModelConfig) -> None:
     _hand_on_values(tensors, prefix, model, torch.cat([identity, -identity], dim=1))
 
 
-def _hand_on_values(
-    tensors: Tensors, prefix: str, model: ModelConfig, values: torch.Tensor, gain: float = 1.0
-) -> None:
+def _hand_on_values(tensors: Tensors, prefix: str, model: ModelConfig, values: torch.Tensor, gain: float = 1.0) -> None:
     """Make an attention add `gain` times these values of what it attends to, [H, width of a row]."""
     tensors[f"{prefix}v_proj.weight"][: model.hidden_size] += values
     channel = torch.arange(model.hidden_size)  # of the values, which the first query head of each group reads

@@ -26,7 +26,18 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "mtp.parallel": ("mtp", {"hidden_chain": False}),
 }
 BRIDGED = "standalone.tli"
-KINDS = ("eagle", "eagle3", "eagle3.1", "mtp", "standalone", "frozen-kv", *BLOCK_KINDS, *MODES, BRIDGED, *TOKEN_DRAFTERS)
+KINDS = (
+    "eagle",
+    "eagle3",
+    "eagle3.1",
+    "mtp",
+    "standalone",
+    "frozen-kv",
+    *BLOCK_KINDS,
+    *MODES,
+    BRIDGED,
+    *TOKEN_DRAFTERS,
+)
 FAMILIES = (*target.FAMILIES, "noisy", "twins", "wide", "wide_qwen2", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
 _YARN = {
