@@ -40,7 +40,8 @@ def _slots(request: Request, tokens: list[int]) -> torch.Tensor:
     _, features_LF = target_forward(target.config, target.tensors, tokens[:-1], config.feature_layers)
     context_LH = norm(tensors, "hidden_norm", linear(tensors, "fc", features_LF), model.rms_norm_eps)
     ids = [tokens[-1], *[block.mask_token] * (num_rows - 1)]
-    rows_RH = tensors.get("embed_tokens.weight", target.tensors["model.embed_tokens.weight"])[ids]
+    own = "embed_tokens.weight"
+    rows_RH = (tensors[own] if own in tensors else target.tensors["model.embed_tokens.weight"])[ids]
     for index in range(model.num_layers):
         name = f"layers.{index}"
         normed_RH = norm(tensors, f"{name}.input_layernorm", rows_RH, model.rms_norm_eps)
@@ -71,7 +72,8 @@ def _attention(
 def _logits(request: Request, hidden: torch.Tensor, before: int) -> torch.Tensor:
     """Compute a slot's logits [V] after a token."""
     tensors = request.draft_tensors
-    head = tensors.get("lm_head.weight", request.target.tensors["lm_head.weight"])
+    own = "lm_head.weight"
+    head = tensors[own] if own in tensors else request.target.tensors[own]
     if not request.draft_config.block.markov_rank:
         return head @ hidden
     bias = linear(tensors, "markov_head.markov_w2", tensors["markov_head.markov_w1.weight"][before])

@@ -23,7 +23,7 @@ class LaneTables(NamedTuple):
 
     tokens: torch.Tensor  # i64
     scores: torch.Tensor  # f32
-    index: torch.Tensor  # i64, candidate, -1 for the root
+    candidates: torch.Tensor  # i64, -1 for the root
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _level_kernel(
     tokens = tl.load(topk_index_ptr + entry, mask=mask, other=0)
     above = tl.load(lane_ptrs.scores + own, mask=mask, other=0.0)
     scores = extended(above, tl.load(topk_scores_ptr + entry, mask=mask, other=0.0), LOG)
-    parents = tl.load(lane_ptrs.index + own, mask=mask, other=-1)
+    parents = tl.load(lane_ptrs.candidates + own, mask=mask, other=-1)
     candidate = request * num_candidates + first + child
     tl.store(candidate_ptrs.tokens_ptr + candidate, tokens, mask=mask)
     tl.store(candidate_ptrs.scores_ptr + candidate, scores, mask=mask)
@@ -87,7 +87,7 @@ def _level_kernel(
     following = request * num_next + place
     tl.store(next_ptrs.tokens + following, tl.gather(tokens, chosen, 0), mask=mask_next)
     tl.store(next_ptrs.scores + following, tl.gather(scores, chosen, 0), mask=mask_next)
-    tl.store(next_ptrs.index + following, (first + chosen).to(tl.int64), mask=mask_next)
+    tl.store(next_ptrs.candidates + following, (first + chosen).to(tl.int64), mask=mask_next)
 
 
 @kernel

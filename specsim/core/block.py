@@ -52,7 +52,7 @@ class BlockConfig:
         return self.threshold > 0
 
     def rows(self, config: SpecConfig) -> int:
-        """Count the rows of a draft phase: those that make the setting's drafts, as in vllm-project/vllm.
+        """Count the rows of a draft phase, as many as the drafts need (as in vllm-project/vllm).
 
         Raises InputError for a setting with more steps than a block has drafts.
         """

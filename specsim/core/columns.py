@@ -66,8 +66,9 @@ def own_lanes(
 ) -> None:
     """Reserve columns before the draft phase: for two rounds (release `finish`) or for this round's lanes (`round`).
 
-    block_rows: of a drafter that writes a block in place of lanes. lead: of the drafter, whose lanes and rows of accepted tokens stand that much further on. Two rounds that accept all
-    S drafts end at L + 2(S + 1), and S + 1 is at most `need`. So `lead` more columns hold the second one's last row.
+    block_rows: of a drafter that writes a block in place of lanes. lead: of the drafter, whose lanes and rows of
+    accepted tokens stand that much further on. Two rounds that accept all S drafts end at L + 2(S + 1), and S + 1 is at
+    most `need`. So `lead` more columns hold the second one's last row.
     """
     for row, length in zip(rows, seq_lens, strict=True):
         if config.release == "finish":

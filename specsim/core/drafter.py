@@ -13,7 +13,6 @@ from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput,
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.target import ModelConfig
 
-
 BLOCK_KINDS = ("dflash", "dspark")
 
 

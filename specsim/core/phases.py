@@ -147,7 +147,7 @@ class Candidates(State):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExplicitCandidates(State):
-    """Up to M nodes for each request's tree, each with its own parent: looked up, or drafted by the rows of a block.
+    """Up to M nodes for each request's tree, looked up or drafted by a block, each with its parent.
 
     A request may have fewer than M, or none. A parent comes before its children.
     """

@@ -59,8 +59,8 @@ def synthetic_pair(
     """Make a pair without a tokenizer, whose first draft is accepted about 4 times in 10 at temperature 1.
 
     kind: of the drafter, or `eagle3.1`: an EAGLE-3 head with every norm of that version. EAGLE-3 heads draft from
-    seven eighths of the vocabulary, MTP has three modules, DSpark drafts the next token and has both heads. noise: more of it means less agreement. fields:
-    other fields of DrafterConfig. changes: arguments of tiny_config.
+    seven eighths of the vocabulary, MTP has three modules, DSpark drafts the next token and has both heads. noise: more
+    of it means less agreement. fields: other fields of DrafterConfig. changes: arguments of tiny_config.
     """
     require_choice("kind", kind, tuple(_MAKE))
     target = random_target(tiny_config(family, num_layers, **changes), seed)
@@ -99,7 +99,7 @@ def _config(kind: str, target: ModelConfig) -> DrafterConfig:
 
 
 def _block_config(kind: str, target: ModelConfig) -> DrafterConfig:
-    """Make the shape of a block drafter of eight rows and two dense layers, which reads the inputs of all layers."""
+    """Make the shape of a block of eight rows and two dense layers, which reads all layers' inputs."""
     block = BlockConfig(8, target.vocab_size - 1)
     if kind == "dspark":
         rank = target.hidden_size * 3 // 4

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.drafter_grid import LOOKED_UP_CELLS, drafter_settings
@@ -98,6 +99,8 @@ DRAFTERS = (
     QUICK[1] | {"kind": "eagle3.1", "family": "noisy", "extend": "ragged"},
     dict(QUICK[0], kind="eagle3.1", family="qwen3", topk=1, num_steps=3, graph="step"),
     *(each | {"kind": kind} for kind in ("standalone", "standalone.tli", "frozen-kv") for each in OWN_KV),
+    *(each | {"kind": kind} for kind in BLOCK_KINDS for each in OWN_KV),
+    *(dict(each, kind="dspark") for each in VERIFIERS[:4]),  # with drafts that a low confidence ends
     *(each | {"kind": kind} for kind in ("standalone.shifted", "frozen-kv.next") for each in OWN_KV[1:4]),
     *MTP,
     *LOOKED_UP_CELLS,
@@ -121,7 +124,7 @@ def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
     """
     if name not in GRIDS:
         raise InputError("grid", name, " or ".join(GRIDS))
-    is_included = is_smooth if dtype == "bfloat16" else lambda _: True
+    is_included = is_wide if dtype == "bfloat16" else lambda _: True
     if name == "quick":
         settings: list[dict] = [*QUICK]
     elif name == "drafters":
@@ -143,6 +146,11 @@ def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
 def _wide(family: str) -> str:
     """Name the family whose margins bfloat16 keeps; the shipped one has such margins, and equal logits stay equal."""
     return {"llama": "wide", "noisy": "wide"}.get(family, f"wide_{family}" if family in WIDE else family)
+
+
+def is_wide(setting: Mapping[str, Any]) -> bool:
+    """Whether a setting has a pair with margins that bfloat16 keeps, which block drafters have not."""
+    return is_smooth(setting) and setting.get("kind") not in BLOCK_KINDS
 
 
 def is_smooth(setting: Mapping[str, Any]) -> bool:

@@ -23,6 +23,11 @@ DRAFTERS = {
     "rejection, standalone.tli": ("standalone.tli", CONFIGS["rejection"]),
     "multi_round, standalone.tli": ("standalone.tli", CONFIGS["multi_round"]),
     "rejection, mtp": ("mtp", CONFIGS["rejection"]),
+    "rejection, dflash": ("dflash", CONFIGS["rejection"]),
+    "rejection, dspark": ("dspark", CONFIGS["rejection"]),
+    "block, dspark": ("dspark", CONFIGS["block"]),
+    "multi_round, dspark": ("dspark", CONFIGS["multi_round"]),
+    "target_only, dspark": ("dspark", _TREE),
     "target_only, ngram": ("ngram", _TREE),
     "target_only, suffix": ("suffix", _TREE),
 }

@@ -6,6 +6,7 @@ own token, and rows of DeepSpec's the next one.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, Literal
 
 from specsim.core.block import BlockConfig
@@ -70,7 +71,7 @@ def _feature_layers(fields: Fields, num_layers: int, are_inputs: bool) -> tuple[
     if not isinstance(ids, list) or not ids or any(type(layer) is not int for layer in ids):
         raise fields.error(name, "a list of integers, at least one, as the drafter was trained with")
     layers = tuple(layer + (0 if are_inputs else 1) for layer in ids)
-    ascending = all(a < b for a, b in zip(layers, layers[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(layers))
     if not ascending or layers[0] < 0 or layers[-1] >= num_layers:
         least, most = (0, num_layers - 1) if are_inputs else (-1, num_layers - 2)
         raise fields.error(name, f"ascending ids of {least} to {most} for a target of {num_layers} layers")

@@ -121,7 +121,7 @@ def _standalone_layout(config: DrafterConfig) -> DrafterLayout:
 
 
 def _block_layout(config: DrafterConfig) -> DrafterLayout:
-    """List the tensors of a block drafter, with a head of its own where it has a vocabulary of its own.
+    """List the tensors of a block drafter, which has a head if it has a vocabulary of its own.
 
     fc reads the target's features, which every layer's keys and values are made of. The Markov head embeds target ids.
     """
