@@ -39,9 +39,8 @@ CUT_CHAIN = replace(PAPER, name=f"{PAPER.name}, 1 within max_len", depth_limit=1
 CUT_TREE = replace(GIVEN_TREE, name=f"{GIVEN_TREE.name}, 2 within max_len", depth_limit=1)
 
 # A confidence head ends the drafts behind some tokens: a draft that exists still has the drafter's distribution.
-STOPPED_CHAIN = replace(CHAIN, name=f"{CHAIN.name}, none behind one of them", stops=(1,))
-STOPPED_PAPER = replace(PAPER, name=f"{PAPER.name}, none behind one of them", stops=(0,))
-STOPPED_LANES = replace(LANES, name=f"{LANES.name}, none behind one of them", stops=(1,))
+STOPPED_CHAIN = replace(PAPER, name=f"{PAPER.name}, none behind one token", stops=(0,))
+STOPPED_LANES = replace(LANES, name=f"{LANES.name}, none behind one token", stops=(1,))
 
 CASES = {
     "given": (GIVEN_CHAIN, GIVEN_TREE, CUT_TREE),
@@ -51,7 +50,7 @@ CASES = {
 }
 # The fast implementation's lanes have one child a step; the interpreter takes a minute for 600 calls.
 LAUNCHED = CASES | {"siblings": (PAIR, LANES, CUT_CHAIN, STOPPED_LANES)}
-INTERPRETED = CASES | {"chain": (PAPER, CUT_CHAIN, STOPPED_PAPER), "siblings": (PAIR, CUT_CHAIN)}
+INTERPRETED = CASES | {"chain": (PAPER, CUT_CHAIN, STOPPED_CHAIN), "siblings": (PAIR, CUT_CHAIN)}
 
 # Rules of a user, whose breakpoints nobody has derived, run on more cases, the smallest first.
 _EVEN = Model(((1, 3), (3, 1)))

@@ -20,6 +20,7 @@ from specsim.models.checkpoint.model_config import model_config
 from specsim.models.checkpoint.weights import Stored, by_name
 
 _NESTED = ("target_layer_ids", "mask_token_id", "block_size")  # fields of dflash_config
+_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 _OTHER_HEADS = {"projector_type": "dflash", "markov_head_type": "vanilla"}  # value of the head that we have
 
 
@@ -57,7 +58,8 @@ def _model(layer: Fields, target: ModelConfig, is_of_speculators: bool, fields: 
     """Read the layers, those of Qwen3 unless config.json names Llama's."""
     layer.choice("model_type", ("qwen3", "llama"), default="qwen3")
     values: dict[str, Any] = {"model_type": "qwen3", "num_hidden_layers": 1, **target_sizes(layer, target)}
-    model = model_config(Fields(layer.file, {**values, **layer.given}, layer.read_names))
+    values |= {name: value for name, value in layer.given.items() if name not in _WINDOWS}
+    model = model_config(Fields(layer.file, values, layer.read_names))
     windows = windows_of(layer, model.num_layers)
     if is_of_speculators and any(windows) and not fields.flag("sliding_window_non_causal"):
         raise fields.error("sliding_window_non_causal", "true where layers have windows: a block sees all its rows")
