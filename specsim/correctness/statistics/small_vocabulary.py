@@ -170,7 +170,7 @@ def _block(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tenso
     if config.kind == "dspark":
         tensors["norm.weight"] *= 0.0
         tensors["markov_head.markov_w1.weight"] = torch.eye(VOCAB, dtype=torch.float64)
-        tensors["markov_head.markov_w2.weight"] = torch.from_numpy(draft_VV / HIDDEN**0.5)
+        tensors["markov_head.markov_w2.weight"] = torch.from_numpy(draft_VV)
         tensors["confidence_head.proj.weight"][0, HIDDEN + torch.arange(0, VOCAB, 4)] = -1.0
     return tensors
 
