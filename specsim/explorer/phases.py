@@ -53,10 +53,10 @@ def request_round(each: Round, row: int, other: str = "") -> dict[str, Any]:
 
 
 def _draft_kind(states: Recorded) -> str:
-    """Name the way in which drafts were made: lanes of forwards, MTP modules, a look-up, or none."""
+    """Name the way in which drafts were made: lanes of forwards, MTP modules, a block, a look-up, or none."""
     candidates = states.verify_input.candidates
     if isinstance(candidates, ExplicitCandidates):
-        return "lookup"
+        return "block" if states.is_block else "lookup"
     if candidates is None or candidates.tokens.shape[1] == 0:
         return "none"
     return "modules" if isinstance(states.draft_input, MtpInput) else "lanes"

@@ -36,7 +36,10 @@ class Recorded:
     committed_pools: KVPool  # the same after the commit
     allowed: torch.Tensor | None  # bool [B, N, V], tokens that grammars allow after each node
     lead: int  # of the drafter
-    writes_lanes: bool  # whether the draft phase writes KV: not without KV, nor after MTP modules, which ran before it
+    # Whether the draft phase writes KV of lanes: not without KV, nor after MTP modules, which ran before it, nor in a
+    # block.
+    writes_lanes: bool
+    is_block: bool = False  # all drafts come from one forward over a block
 
 
 class Recorder:
@@ -94,6 +97,7 @@ class Recorder:
             allowed,
             self.drafter.lead,
             writes_lanes(self.drafter, draft_input),
+            self.drafter.block_rows > 0,
         )
         self.rounds.append(recorded)
         return RoundOutput(verify_input, verify_output, next_draft_input)
@@ -112,5 +116,6 @@ def tables(pools: KVPool) -> KVPool:
 
 
 def writes_lanes(drafter: Drafter, draft_input: DraftInput) -> bool:
-    """Check whether a drafter writes KV in a draft phase that starts from this state."""
-    return drafter.kv_layout is not None and not isinstance(draft_input, MtpInput)
+    """Check whether a drafter writes KV of lanes in a draft phase that starts from this state."""
+    has_lanes = drafter.kv_layout is not None and drafter.block_rows == 0
+    return has_lanes and not isinstance(draft_input, MtpInput)

@@ -18,7 +18,7 @@ from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 
 OWN = "your own"
-WITH_WEIGHTS = ("eagle", "eagle3", "eagle3.1", "mtp", "frozen-kv", "standalone")
+WITH_WEIGHTS = ("eagle", "eagle3", "eagle3.1", "mtp", "frozen-kv", "dflash", "dspark", "standalone")
 KINDS = (*WITH_WEIGHTS, "ngram", "suffix", OWN, "none")
 TREES = {1: "chain", 4: "tree"}  # by topk
 ALLOWED_HEADINGS = ("drafter", "drafts", "verifiers", "graph modes")
