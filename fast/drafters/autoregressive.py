@@ -87,10 +87,11 @@ class AutoregressiveDrafter:
         self.feature_layers = head.feature_layers
         self.lead = head.lead
         self.lookahead = 0
+        self.num_mask_rows = 0
         self.runs_on_host = False
         self.hidden_size = head.hidden_size
         self._vocab_size = vocab_size
-        self._vocabulary = Vocabulary(head.d2t, None if head.d2t is None else _inverse(head.d2t, vocab_size))
+        self._vocabulary = Vocabulary(head.d2t, None if head.d2t is None else inverse(head.d2t, vocab_size))
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
@@ -215,7 +216,7 @@ class AutoregressiveDrafter:
         expand(lanes, topk_scores, topk_index, hidden_RH.unflatten(0, shape), config)
 
 
-def _inverse(d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def inverse(d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Draft id of every target id, i64 [V], -1 for a token outside the draft vocabulary."""
     ids = torch.arange(len(d2t), device=d2t.device)
     return torch.full((vocab_size,), -1, device=d2t.device).index_put((ids + d2t,), ids)

@@ -18,6 +18,7 @@ class HostDrafter:
     feature_layers: tuple[int, ...] = ()
     lead = 0
     lookahead = 0
+    num_mask_rows = 0
     runs_on_host = True
 
     def __init__(self, drafter: TokenDrafter, config: SpecConfig, vocab_size: int) -> None:
