@@ -113,7 +113,7 @@ P_EAGLE = (
     dict(
         DEEP,
         topk=1,
-        threshold_acc=0.01,
+        threshold_acc=1e-4,
         num_draft_tokens=6,
         page_size=4,
         kind="p-eagle",
