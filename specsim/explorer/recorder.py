@@ -36,7 +36,7 @@ class Recorded:
     committed_pools: KVPool  # the same after the commit
     allowed: torch.Tensor | None  # bool [B, N, V], tokens that grammars allow after each node
     lead: int  # of the drafter
-    writes_lanes: bool  # whether the draft phase writes KV: not without KV, nor after MTP modules, which ran before it
+    writes_lanes: bool  # whether the draft phase writes KV: not without KV, nor where drafts were finished before it
 
 
 class Recorder:
