@@ -264,7 +264,7 @@ def test_an_injected_fault_is_found_and_repeats_by_its_name(inject, shown_by, mo
 def test_a_shared_tree_changes_rounds_and_no_token():
     """Without the recorded proposals other rounds are found; with them, all is equal, and what is not is found."""
     options = trial.options_of("reference")
-    program = named("0-0-8")
+    program = named("2-22-8")
     assert program.kind == SHARED
     pair = pair_of(program.pair, options.dtype)
     proposals = {}
