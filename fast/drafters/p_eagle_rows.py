@@ -1,4 +1,4 @@
-"""Rows of a P-EAGLE head: each request's new positions, and after them its mask rows; and the last rows, by depth."""
+"""Rows of a P-EAGLE head: new positions, mask rows after them, and the last rows by depth."""
 
 from typing import NamedTuple, no_type_check
 
@@ -14,7 +14,7 @@ _ROWS = 16
 
 
 class Mask(NamedTuple):
-    """What a mask row reads."""
+    """Input of every mask row."""
 
     token_id: int
     features: torch.Tensor  # [F], learned, in place of the target's
@@ -178,7 +178,10 @@ def last_rows(
     slots_R: torch.Tensor,
     out: torch.Tensor,
 ) -> LastRows:
-    """Take the rows of every depth: a request's last new one and its mask rows; out [B, S, H]: their hidden states."""
+    """Take the rows of every depth: a request's last new one and its mask rows.
+
+    out: [B, S, H], their hidden states.
+    """
     batch_size, num_steps, hidden_size = out.shape
     last = LastRows(
         hidden=hidden_RH.new_empty(num_steps, batch_size, hidden_size),

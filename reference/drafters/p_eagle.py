@@ -24,7 +24,7 @@ from specsim.reference.kv import draft_kv
 
 
 class Mask(NamedTuple):
-    """What a mask row reads."""
+    """Input of every mask row."""
 
     token_id: int
     features: torch.Tensor  # [F], learned, in place of the target's

@@ -159,7 +159,7 @@ def kv_after(scheduler: Scheduler, request: Request, rounds: int) -> tuple[int, 
 @pytest.mark.parametrize("impl", ["reference", "fast"])
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
 def test_committed_kv_depends_on_no_mask_row(impl, schedule):
-    """A chain of 4 drafts leaves the KV of a chain of 1, which has no mask rows, over equal tokens."""
+    """A chain of 4 drafts leaves the KV of a chain of 1, which has no mask rows."""
     pair = pair_of(noise=0.15)
     kept = []
     for num_steps in (1, 4):

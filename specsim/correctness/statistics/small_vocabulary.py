@@ -148,7 +148,7 @@ def _mtp(config: DrafterConfig) -> dict[str, torch.Tensor]:
 
 
 def _p_eagle(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
-    """Make a head that reads the token before the last one, and in mask rows always the same one; its layer adds 0."""
+    """Make a head that reads the token before the last one, and in mask rows one fixed token."""
     tensors = _blank(drafter_layout(config)[0])
     token = torch.arange(VOCAB)
     tensors["fc.weight"][token, token] = 1.0
