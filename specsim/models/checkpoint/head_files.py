@@ -54,7 +54,7 @@ def head_tensors(checkpoint: DrafterCheckpoint, layout: str) -> dict[str, torch.
 
 def _layer_fields(model: ModelConfig) -> dict[str, Any]:
     """List the sizes of a head's layers, as of a Llama."""
-    windows = set(model.sliding_windows) - {None}
+    windows = {window for window in model.sliding_windows if window is not None}
     if len(windows) > 1:
         raise InputError("sliding_window", sorted(windows), "one window in all layers that have any")
     heads = model.heads
