@@ -269,6 +269,14 @@ def test_drafts_of_common_tokens_have_the_targets_distribution(verifier):
     assert ln_e_value(sample(OPPOSED, PLAIN, found)) < -math.log(FALSE_ALARM)
 
 
+@pytest.mark.parametrize("verifier", ["rejection", "multi_round"])
+def test_drafts_of_one_forward_have_the_targets_distribution(verifier):
+    """With 960 tokens; P-EAGLE drafts do not depend on each other, and some of two depths are accepted."""
+    found = texts_of(DRAFTERS[f"{verifier}, p-eagle"][1], 960, kind="p-eagle")[PLAIN.name]
+    assert any(count > 2 for output in found for count in output.num_accepted_tokens_per_round)
+    assert ln_e_value(sample(OPPOSED, PLAIN, found)) < -math.log(FALSE_ALARM)
+
+
 @pytest.mark.parametrize("kind", ["ngram", "suffix"])
 def test_trees_with_dead_nodes_have_the_targets_distribution(kind):
     """With 960 tokens; most rounds have fewer drafts than nodes."""
@@ -279,7 +287,10 @@ def test_trees_with_dead_nodes_have_the_targets_distribution(kind):
 
 
 KINDS = {name: ("eagle", config) for name, config in CONFIGS.items()}
-KINDS |= {name: DRAFTERS[name] for name in ("rejection, standalone", "rejection, mtp", "target_only, ngram")}
+KINDS |= {
+    name: DRAFTERS[name]
+    for name in ("rejection, standalone", "rejection, mtp", "rejection, p-eagle", "target_only, ngram")
+}
 
 
 @pytest.mark.parametrize("verifier", KINDS)
