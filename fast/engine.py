@@ -8,7 +8,7 @@ import torch
 from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
 from specsim.core.display import engine_text
-from specsim.core.drafter import Drafter
+from specsim.core.drafter import Drafter, columns_ahead
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.feature_ring import FeatureRing
@@ -99,6 +99,7 @@ class Engine:
             pair.drafter, self.target, self.config, self.dtype, self.device, batch_invariant=invariant
         )
         self.drafter: Drafter = self._drafter
+        self._ahead = columns_ahead(self.drafter)
         self.options.check_draft_kv(config, self.drafter.kv_layout)
         self._launches: dict[Section, Callable[[Frame], None]] = {
             Section.START: self._start,
@@ -137,7 +138,7 @@ class Engine:
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt, which batch.seq_lens counts.
 
-        Columns up to seq_lens plus the drafter's lead must be owned.
+        Columns up to seq_lens, and those that the drafter needs ahead, must be owned.
         """
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
@@ -223,12 +224,12 @@ class Engine:
         if not reserved or self.config.release == "round":
             rows = batch.req_pool_indices.tolist()
             drafter = self._drafter
-            own_lanes(pools, rows, batch.seq_lens.tolist(), self.config, drafter.lead, drafter.block_rows)
+            own_lanes(pools, rows, batch.seq_lens.tolist(), self.config, self._ahead, drafter.block_rows)
 
     def _draft(self, frame: Frame, batch: Batch) -> None:
         def own() -> None:
             rows = batch.req_pool_indices.tolist()
-            own_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._drafter.lead)
+            own_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._ahead)
 
         if self.options.graph == "step":
             self._run(frame, (Section.START,))
@@ -244,7 +245,7 @@ class Engine:
         def own() -> None:
             after = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
             rows = after.req_pool_indices.tolist()
-            own_committed(frame.pools, rows, after.seq_lens.tolist(), self.config, self._drafter.lead)
+            own_committed(frame.pools, rows, after.seq_lens.tolist(), self.config, self._ahead)
 
         if frame.allowed is not None:
             frame.allowed.load(allowed_trees(batch, frame.verify_input, frame.pools, self.grammars))

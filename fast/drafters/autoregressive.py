@@ -87,6 +87,7 @@ class AutoregressiveDrafter:
         self.feature_layers = head.feature_layers
         self.lead = head.lead
         self.lookahead = 0
+        self.num_mask_rows = 0
         self.block_rows = 0
         self.runs_on_host = False
         self.hidden_size = head.hidden_size

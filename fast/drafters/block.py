@@ -32,6 +32,7 @@ class BlockDrafter:
         self.lead = 0
         self.lookahead = 0
         self.block = head.block
+        self.num_mask_rows = 0
         self.block_rows = head.block.rows(config)
         self.runs_on_host = False
 

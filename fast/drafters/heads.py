@@ -22,6 +22,7 @@ from specsim.fast.drafters.mtp import MtpDrafter
 from specsim.fast.drafters.mtp_module import MtpModule
 from specsim.fast.drafters.ngram import Ngram
 from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.p_eagle import PEagleDrafter, mask_of
 from specsim.fast.drafters.standalone import StandaloneHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafters.suffix import Suffix
@@ -32,6 +33,7 @@ HEADS: dict[str, Any] = {
     "eagle3": Eagle3Head,
     "frozen-kv": FrozenKVHead,
     "mtp": MtpModule,
+    "p-eagle": Eagle3Head,
     "standalone": StandaloneHead,
 }
 TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
@@ -59,6 +61,8 @@ def make(
             return MtpDrafter(drafter.config, drafter.tensors, target, dtype, device, config, batch_invariant)
         make_head = HEADS[drafter.config.kind]
         head = make_head(drafter.config, drafter.tensors, target, dtype, device, batch_invariant=batch_invariant)
+        if drafter.config.kind == "p-eagle":
+            return PEagleDrafter(head, config, mask_of(drafter, dtype, device), vocab_size)
         if isinstance(head, DFlashHead):
             return BlockDrafter(head, config, vocab_size)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter

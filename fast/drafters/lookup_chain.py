@@ -19,6 +19,7 @@ class LookupChainDrafter:
     feature_layers: tuple[int, ...] = ()
     lead: int = 0
     lookahead: int = 0
+    num_mask_rows: int = 0
     block_rows: int = 0
     runs_on_host: bool = False
 

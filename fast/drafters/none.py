@@ -16,6 +16,7 @@ class NoDrafter:
     feature_layers: tuple[int, ...] = ()
     lead: int = 0
     lookahead: int = 0
+    num_mask_rows: int = 0
     block_rows: int = 0
     runs_on_host: bool = False
 

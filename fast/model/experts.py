@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from specsim.fast.model.expert_blocks import ExpertBlocks
+from specsim.fast.model.linear import Written
 from specsim.fast.model.routing import Routes
 from specsim.fast.model.rows import Norm, Rows, gated
 from specsim.fast.runtime.launch import (
@@ -148,12 +149,6 @@ def _product(
     return out
 
 
-class _Sum(NamedTuple):
-    rows: torch.Tensor  # [R, H]
-    weighted: torch.Tensor | None
-    squares: torch.Tensor | None
-
-
 @kernel
 @no_type_check
 def _combine_kernel(
@@ -204,7 +199,7 @@ def _combine(
     onto = Rows.to_write(out, norm, 1)
     block = block_of(num_rows, 1, size)
     _combine_kernel[(ceil_div(num_rows, block),)](
-        out_ptrs=_Sum(out, onto.weighted, onto.squares),
+        out_ptrs=Written(out, onto.weighted, onto.squares),
         base_ptr=base,
         expert_ptr=outputs,
         weights_ptr=routes.weights,

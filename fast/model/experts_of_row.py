@@ -6,7 +6,7 @@ import torch
 import triton.language as tl
 
 from specsim.core.layer_config import Experts
-from specsim.fast.model.experts import Activation, ExpertWeights, clamped
+from specsim.fast.model.experts import ExpertWeights, clamped
 from specsim.fast.model.linear import Written
 from specsim.fast.model.routing import Routes, choice_arguments, ranked
 from specsim.fast.model.rows import Norm, Rows, gated
@@ -199,7 +199,6 @@ def routed_row_onto(
 
 def _grown(x: torch.Tensor, weights: ExpertWeights, experts: Experts, routed: _Routed) -> torch.Tensor:
     """Choose the row's experts and compute their gated outputs, [k, I]."""
-    activation: Activation = experts.activation
     out = x.new_empty(experts.top_k, experts.size)
     _up_kernel[ceil_div(experts.size, UP.outputs), experts.top_k](
         out_ptr=out,
@@ -208,7 +207,7 @@ def _grown(x: torch.Tensor, weights: ExpertWeights, experts: Experts, routed: _R
         scaling=experts.scaling,
         N=experts.size,
         K=x.shape[1],
-        CLAMPED=activation == "clamped",
+        CLAMPED=experts.activation == "clamped",
         BLOCK_N=UP.outputs,
         BLOCK_K=min(UP.inputs, max(16, next_power_of_2(x.shape[1]))),
         STAGES=UP.stages,

@@ -42,6 +42,7 @@ class AutoregressiveDrafter:
         self.lead = head.lead
         self.lookahead = 0
         self.block_rows = 0
+        self.num_mask_rows = 0
         self.runs_on_host = False
 
     def seed(
@@ -78,10 +79,10 @@ class AutoregressiveDrafter:
 
         root_lens: i64 [B], L of their round.
         """
-        drafts = self._drafts(batch, self._head.logits(hidden_BH), self._config.topk, root_lens, 0)
+        drafts = self.drafts(batch, self._head.logits(hidden_BH), self._config.topk, root_lens, 0)
         return AutoregressiveInput(bonus_tokens, drafts.topk_scores, drafts.topk_index, hidden_BH, drafts.draft_prob)
 
-    def _drafts(
+    def drafts(
         self,
         batch: Batch,
         logits_RV: torch.Tensor,
@@ -120,7 +121,7 @@ class AutoregressiveDrafter:
         for step in range(1, config.num_steps):
             hidden_RH, slots_R = self._run(batch, lanes, pools)
             logits_RV = self._head.logits(hidden_RH)
-            drafts = self._drafts(batch, logits_RV, count, batch.seq_lens, step, slots_R)
+            drafts = self.drafts(batch, logits_RV, count, batch.seq_lens, step, slots_R)
             topk_scores, topk_index = (rows.unflatten(0, shape) for rows in (drafts.topk_scores, drafts.topk_index))
             lanes = expand(lanes, topk_scores, topk_index, hidden_RH.unflatten(0, shape), config)
             draft_logits.append(logits_RV.unflatten(0, shape))

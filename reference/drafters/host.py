@@ -18,6 +18,7 @@ class HostDrafter:
     feature_layers: tuple[int, ...] = ()
     lead = 0
     lookahead = 0
+    num_mask_rows = 0
     block_rows = 0
     runs_on_host = True
 

@@ -21,6 +21,7 @@ from specsim.reference.drafters.mtp import MtpDrafter
 from specsim.reference.drafters.mtp_module import MtpModule
 from specsim.reference.drafters.ngram import Ngram
 from specsim.reference.drafters.none import NoDrafter
+from specsim.reference.drafters.p_eagle import PEagleDrafter, mask_of
 from specsim.reference.drafters.standalone import StandaloneHead
 from specsim.reference.drafters.suffix import Suffix
 
@@ -30,6 +31,7 @@ HEADS: dict[str, Any] = {
     "eagle3": Eagle3Head,
     "frozen-kv": FrozenKVHead,
     "mtp": MtpModule,
+    "p-eagle": Eagle3Head,
     "standalone": StandaloneHead,
 }
 TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
@@ -49,6 +51,8 @@ def make(drafter: AnyDrafter | None, target: Target, config: SpecConfig, dtype: 
         if drafter.config.kind == "mtp" and drafter.config.num_modules > 1:
             return MtpDrafter(drafter.config, drafter.tensors, target, dtype, config)
         head = HEADS[drafter.config.kind](drafter.config, drafter.tensors, target, dtype)
+        if drafter.config.kind == "p-eagle":
+            return PEagleDrafter(head, config, mask_of(drafter, dtype), vocab_size)
         if isinstance(head, DFlashHead):
             return BlockDrafter(head, config, vocab_size)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter

@@ -22,9 +22,9 @@ from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import AttentionMetadata, causal_metadata
 from specsim.reference.drafters.autoregressive import Drafts
 from specsim.reference.drafters.mtp_module import MtpModule
-from specsim.reference.drafting import draft_distribution, draft_topk, expand, sampled
+from specsim.reference.drafters.product import product
+from specsim.reference.drafting import draft_distribution, draft_topk, sampled
 from specsim.reference.kv import draft_kv
-from specsim.reference.lanes import lanes_of
 
 
 class Rows(NamedTuple):
@@ -66,6 +66,7 @@ class MtpDrafter:
         self.feature_layers = drafter.feature_layers
         self.lead = 0
         self.lookahead = config.num_steps - 1 if drafter.boundary == "rewrite" else 0
+        self.num_mask_rows = 0
         self.block_rows = 0
         self.runs_on_host = False
 
@@ -143,22 +144,7 @@ class MtpDrafter:
 
     def propose(self, batch: Batch, draft_input: MtpInput, pools: KVPool) -> Candidates:
         """Lay the drafts out as candidates, without a forward: K lanes, each with the children of its depth."""
-        config = self._config
-        scores_BSK = draft_input.topk_scores
-        tokens_BSK = draft_input.topk_index
-        lanes = lanes_of(tokens_BSK[:, 0], scores_BSK[:, 0], draft_input.hidden[:, 0], config)
-        for depth in range(1, config.num_steps):
-            parts = (scores_BSK[:, depth], tokens_BSK[:, depth])
-            if config.is_sampled:  # each lane has one child
-                scores_BKK, tokens_BKK = (part[:, :, None] for part in parts)
-            else:
-                scores_BKK, tokens_BKK = (part[:, None].expand(-1, config.topk, -1) for part in parts)
-            lanes = expand(lanes, scores_BKK, tokens_BKK, lanes.hidden, config)
-        draft_prob = draft_input.draft_prob
-        if draft_prob is not None:  # one distribution for each node that has children
-            deeper = draft_prob[:, 1:].repeat_interleave(config.topk, dim=1)
-            draft_prob = torch.cat([draft_prob[:, :1], deeper], dim=1)
-        return replace(lanes.candidates, draft_prob=draft_prob)
+        return product(draft_input, self._config)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._modules[0].logits(hidden_RH)

@@ -42,8 +42,8 @@ def diff(
         str,
         option(
             "Model",
-            "Drafter: eagle, eagle3, eagle3.1, mtp, standalone, standalone.tli (another vocabulary), frozen-kv, "
-            "dflash, dspark, ngram or suffix.",
+            "Drafter: eagle, eagle3, eagle3.1, p-eagle, mtp, standalone, standalone.tli (another vocabulary), "
+            "frozen-kv, dflash, dspark, ngram or suffix.",
             metavar="NAME",
         ),
     ] = "eagle3",

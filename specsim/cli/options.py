@@ -33,8 +33,8 @@ Drafter = Annotated[
     str | None,
     option(
         "Model",
-        "Drafter: eagle, eagle3, mtp, frozen-kv, dflash, dspark, standalone, ngram, suffix, MODULE:NAME of your own, "
-        "or none, which is plain decoding.",
+        "Drafter: eagle, eagle3, p-eagle, mtp, frozen-kv, dflash, dspark, standalone, ngram, suffix, MODULE:NAME of "
+        "your own, or none, which is plain decoding.",
         metavar="NAME",
         show_default="eagle3, or the kind of --draft",
     ),

@@ -35,12 +35,16 @@ class DrafterConfig:
     # costs acceptance only.
     boundary: Literal["rewrite", "stale"] = "rewrite"
     position: Literal["last", "next"] = "last"  # of every step of frozen-kv: L-1, or L
+    # Token that a P-EAGLE head reads where no token is known yet; target features are replaced by `mask_hidden` there.
+    mask_token_id: int = 0
     # A standalone model runs token p at position p, or token p+1 there, without the first token, as sgl-project/sglang.
     rows: Literal["own", "shifted"] = "own"
     block: BlockConfig | None = None  # of dflash and dspark
 
     def __post_init__(self) -> None:
         require(self.num_modules >= 1, "num_modules", self.num_modules, "at least 1")
+        of_model = f"0 to {self.model.vocab_size - 1}, a token of the vocabulary"
+        require(0 <= self.mask_token_id < self.model.vocab_size, "mask_token_id", self.mask_token_id, of_model)
         require_choice("position", self.position, ("last", "next"))
         require_choice("rows", self.rows, ("own", "shifted"))
         require_choice("boundary", self.boundary, ("rewrite", "stale"))
@@ -105,6 +109,14 @@ class Drafter(Protocol):
         ...
 
     @property
+    def num_mask_rows(self) -> int:
+        """Columns after the committed ones that prefill and draft-extend write, and the next round overwrites.
+
+        They hold the KV of mask tokens, by which a P-EAGLE head drafts several depths in one forward.
+        """
+        ...
+
+    @property
     def runs_on_host(self) -> bool:
         """Check whether `propose` is host code, which no graph captures."""
         ...
@@ -133,6 +145,11 @@ class Drafter(Protocol):
     def idle(self) -> DraftInput:
         """Make the DraftInput of a batch without requests."""
         ...
+
+
+def columns_ahead(drafter: Drafter) -> int:
+    """Count the columns after the committed ones that a drafter needs between rounds."""
+    return drafter.lead + drafter.num_mask_rows
 
 
 class Head(Protocol):

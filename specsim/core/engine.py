@@ -48,7 +48,7 @@ class Engine(Protocol):
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt, which batch.seq_lens counts.
 
-        Columns up to seq_lens plus the drafter's lead must be owned.
+        Columns up to seq_lens, and those that the drafter needs ahead, must be owned.
         """
         ...
 

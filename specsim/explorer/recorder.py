@@ -36,9 +36,7 @@ class Recorded:
     committed_pools: KVPool  # the same after the commit
     allowed: torch.Tensor | None  # bool [B, N, V], tokens that grammars allow after each node
     lead: int  # of the drafter
-    # Whether the draft phase writes KV of lanes: not without KV, nor after MTP modules, which ran before it, nor in a
-    # block.
-    writes_lanes: bool
+    writes_lanes: bool  # whether the draft phase writes KV of lanes: not without KV, before it, or in a block
     is_block: bool = False  # all drafts come from one forward over a block
 
 

@@ -59,8 +59,9 @@ def synthetic_pair(
     """Make a pair without a tokenizer, whose first draft is accepted about 4 times in 10 at temperature 1.
 
     kind: of the drafter, or `eagle3.1`: an EAGLE-3 head with every norm of that version. EAGLE-3 heads draft from
-    seven eighths of the vocabulary, MTP has three modules, DSpark drafts the next token and has both heads. noise: more
-    of it means less agreement. fields: other fields of DrafterConfig. changes: arguments of tiny_config.
+    seven eighths of the vocabulary, P-EAGLE heads have two layers, MTP has three modules, DSpark drafts the next token
+    and has both heads. noise: more of it means less agreement. fields: other fields of DrafterConfig. changes:
+    arguments of tiny_config.
     """
     require_choice("kind", kind, tuple(_MAKE))
     target = random_target(tiny_config(family, num_layers, **changes), seed)
@@ -95,6 +96,9 @@ def _config(kind: str, target: ModelConfig) -> DrafterConfig:
     config = replace(config, kind="eagle3", draft_vocab_size=target.vocab_size * 7 // 8, feature_layers=layers[-3:])
     if kind == "eagle3":
         return config
+    if kind == "p-eagle":
+        mask = target.vocab_size - 1
+        return replace(config, kind=kind, model=replace(dense, layers=2 * dense.layers), mask_token_id=mask)
     return replace(config, feature_layers=layers, norm_before_fc=True, fc_norm=True, norm_output=True)
 
 
@@ -236,6 +240,7 @@ _MAKE = {
     "eagle": _eagle,
     "eagle3": _eagle3,
     "eagle3.1": _eagle3,
+    "p-eagle": _eagle3,
     "mtp": _mtp,
     "frozen-kv": _frozen_kv,
     "standalone": _standalone,

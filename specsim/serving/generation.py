@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
+from specsim.core.columns import two_rounds
 from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.display import generation_html
 from specsim.core.engine import Engine
@@ -227,7 +228,7 @@ def run_together(engine: Engine, requests: list[Request], progress: bool = False
     if not requests:
         return
     longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
-    room = len(requests) * engine.config.reserved_columns(longest)
+    room = len(requests) * two_rounds(longest, engine.config, engine.drafter.num_mask_rows)
     if room > MOST_TOKENS:
         most = max(request.params.max_new_tokens for request in requests)
         raise InputError("max_new_tokens", most, f"fewer, or fewer prompts: together they need {room:,} KV slots")

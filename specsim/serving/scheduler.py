@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from specsim.core.config import ServingConfig, SpecConfig
+from specsim.core.drafter import columns_ahead
 from specsim.core.engine import Engine
 from specsim.core.errors import InputError, require, require_type
 from specsim.serving.admission import Admission, Plan
@@ -50,8 +51,9 @@ class Scheduler:
         check_serving(serving, config)
         self.max_len = config.length_limit
         self.pools = engine.make_pools(2 * serving.max_running, serving.num_slots)
-        drafter = engine.drafter
-        self.residents = Residents(self.pools, config, serving.prefix_cache, drafter.lead, drafter.lookahead)
+        self.drafter = engine.drafter
+        ahead, lookahead = columns_ahead(self.drafter), self.drafter.lookahead
+        self.residents = Residents(self.pools, config, serving.prefix_cache, ahead, lookahead)
         self.runner = Runner(engine, self.pools, lagging=serving.schedule == "overlap")
         self.trace = Trace(acceptance=str(engine.acceptance or engine.rule or "target"))
         self.audited_slots = 0  # over all audits

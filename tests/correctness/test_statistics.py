@@ -290,6 +290,14 @@ def test_a_markov_head_without_confidence_is_the_same_model():
     assert [output.token_ids for output in texts[0]] == [output.token_ids for output in texts[1]]
 
 
+@pytest.mark.parametrize("verifier", ["rejection", "multi_round"])
+def test_drafts_of_one_forward_have_the_targets_distribution(verifier):
+    """With 960 tokens; P-EAGLE drafts do not depend on each other, and some of two depths are accepted."""
+    found = texts_of(DRAFTERS[f"{verifier}, p-eagle"][1], 960, kind="p-eagle")[PLAIN.name]
+    assert any(count > 2 for output in found for count in output.num_accepted_tokens_per_round)
+    assert ln_e_value(sample(OPPOSED, PLAIN, found)) < -math.log(FALSE_ALARM)
+
+
 @pytest.mark.parametrize("kind", ["ngram", "suffix"])
 def test_trees_with_dead_nodes_have_the_targets_distribution(kind):
     """With 960 tokens; most rounds have fewer drafts than nodes."""
@@ -302,7 +310,14 @@ def test_trees_with_dead_nodes_have_the_targets_distribution(kind):
 KINDS = {name: ("eagle", config) for name, config in CONFIGS.items()}
 KINDS |= {
     name: DRAFTERS[name]
-    for name in ("rejection, standalone", "rejection, mtp", "rejection, dflash", "block, dspark", "target_only, ngram")
+    for name in (
+        "rejection, standalone",
+        "rejection, mtp",
+        "rejection, p-eagle",
+        "rejection, dflash",
+        "block, dspark",
+        "target_only, ngram",
+    )
 }
 
 

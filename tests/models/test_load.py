@@ -127,8 +127,8 @@ def test_a_drafter_that_is_not_shipped(drafter: str):
         (
             {"drafter": "medusa"},
             "drafter is 'medusa'; allowed: "
-            "eagle or eagle3 or mtp or frozen-kv or dflash or dspark or standalone or ngram or suffix or none or "
-            "MODULE:NAME",
+            "eagle or eagle3 or p-eagle or mtp or frozen-kv or dflash or dspark or standalone or ngram or suffix or "
+            "none or MODULE:NAME",
         ),
         ({"draft": "x"}, "target is None; allowed: the target that the given drafter was trained for"),
         (

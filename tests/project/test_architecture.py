@@ -50,6 +50,7 @@ REFERENCE_ALONE = {
     "oracle_frozen_kv",
     "oracle_layer",
     "oracle_mtp",
+    "oracle_p_eagle",
     "oracle_parts",
     "oracle_request",
     "oracle_verify",

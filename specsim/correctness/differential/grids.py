@@ -93,6 +93,37 @@ MTP = (
     ),
     dict(QUICK[0], kind="mtp.parallel", graph="round", topk=1),
 )
+# P-EAGLE: chains and products, all verifiers, windows, chunks, mask rows at the length limit.
+P_EAGLE = (
+    *(
+        dict(topk=1, num_steps=3, page_size=4, batch=3, kind="p-eagle", family=family, graph=graph, sampling=sampling)
+        for family, graph, sampling in (
+            ("llama", "eager", "warm"),
+            ("qwen3", "phase", "greedy"),
+            ("mistral", "round", "warm"),
+            ("gpt_oss", "step", "warm"),
+            ("deepseek_v3", "round", "greedy"),
+            ("noisy", "round", "penalties"),
+        )
+    ),
+    dict(QUICK[0], kind="p-eagle", graph="phase", sampling="filtered", release="round", extend="ragged", chunks=2),
+    dict(QUICK[0], kind="p-eagle", family="twins", graph="round", score="logprob", mode="free", page_size=1),
+    dict(QUICK[0], kind="p-eagle", family="noisy", num_steps=5, graph="step", max_len="near", chunks=2, idle=True),
+    dict(topk=1, num_steps=5, page_size=4, kind="p-eagle", release="round", max_len="near", graph="phase"),
+    QUICK[0] | DEEP | {"kind": "p-eagle", "graph": "round"},  # drafts of all depths are accepted
+    dict(
+        DEEP,
+        topk=1,
+        threshold_acc=1e-4,
+        num_draft_tokens=6,
+        page_size=4,
+        kind="p-eagle",
+        family="mistral",
+        graph="step",
+        mode="free",
+    ),
+    *(dict(each, kind="p-eagle", num_steps=3) for each in VERIFIERS[:4]),
+)
 # Cells of drafters beyond their pairs.
 DRAFTERS = (
     QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
@@ -103,6 +134,7 @@ DRAFTERS = (
     *(dict(each, kind="dspark") for each in VERIFIERS[:4]),  # with drafts that a low confidence ends
     *(each | {"kind": kind} for kind in ("standalone.shifted", "frozen-kv.next") for each in OWN_KV[1:4]),
     *MTP,
+    *P_EAGLE,
     *LOOKED_UP_CELLS,
 )
 SHIPPED = (

@@ -162,7 +162,8 @@ def _with_verifier(rng: random.Random, config: SpecConfig, kind: str) -> SpecCon
 def _serving(rng: random.Random, config: SpecConfig) -> ServingConfig:
     """Give slots for one request of usual length, or for a few shorter ones, which need more as they grow."""
     usual, shorter = (min(length, config.max_len or length) for length in (USUAL_LEN, rng.randint(8, USUAL_LEN)))
-    columns = max(round_columns(usual, config), rng.randint(1, 4) * round_columns(shorter, config))
+    ahead = config.num_steps  # at least the columns that any drafter needs after the committed ones
+    columns = max(round_columns(usual, config, ahead), rng.randint(1, 4) * round_columns(shorter, config, ahead))
     return ServingConfig(
         schedule="sync" if config.release == "round" else rng.choice(("sync", "overlap")),
         max_running=rng.randint(1, 6),

@@ -157,7 +157,7 @@ def _poison(scheduler: Scheduler) -> None:
         filled[account.page] = account.committed if scheduler.serving.schedule == "sync" else pools.page_size
     is_read = (torch.arange(pools.page_size) < filled[:, None]).flatten()
     _fill(pools.target, ~is_read)
-    lead = torch.arange(scheduler.residents.lead)
+    lead = torch.arange(scheduler.drafter.lead)
     for request in scheduler.runner.requests:
         is_read[pools.slots(request.row, request.prefill_len + lead)] = True
     if pools.draft is not None:

@@ -22,6 +22,8 @@ DRAFTERS = {
     "gumbel, standalone": ("standalone", CONFIGS["gumbel"]),
     "rejection, standalone.tli": ("standalone.tli", CONFIGS["rejection"]),
     "multi_round, standalone.tli": ("standalone.tli", CONFIGS["multi_round"]),
+    "rejection, p-eagle": ("p-eagle", CONFIGS["rejection"]),
+    "multi_round, p-eagle": ("p-eagle", CONFIGS["multi_round"]),
     "rejection, mtp": ("mtp", CONFIGS["rejection"]),
     "rejection, dflash": ("dflash", CONFIGS["rejection"]),
     "rejection, dspark": ("dspark", CONFIGS["rejection"]),

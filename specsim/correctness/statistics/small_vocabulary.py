@@ -83,6 +83,9 @@ class SmallVocabulary:
         if kind == "mtp":
             config = replace(config, model=replace(_CONFIG, layers=2 * _CONFIG.layers), num_modules=2)
             return DrafterCheckpoint(config, _mtp(config))
+        if kind == "p-eagle":
+            config = replace(config, feature_layers=(0,), mask_token_id=VOCAB - 1)
+            return DrafterCheckpoint(config, _p_eagle(config, self.draft_VV))
         if kind == "standalone":
             return DrafterCheckpoint(config, _standalone(config, self.draft_VV))
         return DrafterCheckpoint(config, _eagle(config))
@@ -149,6 +152,16 @@ def _mtp(config: DrafterConfig) -> dict[str, torch.Tensor]:
     for index in range(config.num_modules):
         tensors[f"modules.{index}.eh_proj.weight"][_DRAFT + token, token] = 1.0
         tensors[f"modules.{index}.norm.weight"] *= HIDDEN**-0.5
+    return tensors
+
+
+def _p_eagle(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
+    """Make a head that reads the token before the last one, and in mask rows one fixed token."""
+    tensors = _blank(drafter_layout(config)[0])
+    token = torch.arange(VOCAB)
+    tensors["fc.weight"][token, token] = 1.0
+    tensors["mask_hidden"][VOCAB // 2] = 1.0
+    tensors["lm_head.weight"][:, :VOCAB] = torch.from_numpy(draft_VV / HIDDEN**0.5)
     return tensors
 
 

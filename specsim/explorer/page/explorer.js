@@ -321,6 +321,7 @@ class Explorer {
     if (!now.candidates.tokens.length) return "nothing is proposed; the target makes one token from the root.";
     if (now.draft_kind === "lookup") return `the drafter looks tokens up in the text so far, without a model: drafts of depth ${level}.`;
     if (now.draft_kind === "block") return `slot ${level} of the block made these drafts; all slots come from one forward over the bonus token and mask tokens.`;
+    if (now.draft_kind === "masks") return `row ${level} of the one forward in ${first} made these drafts${level > 1 ? ", from a mask token" : ""}.`;
     if (now.draft_kind === "modules") return `module ${level} made these drafts in ${first}.`;
     if (level === 1) return `${first} left ${plural(topk, "first draft")}, children of the root.`;
     const lanes = topk === 1 ? "one lane, which" : `${topk} lanes; each`;

@@ -67,6 +67,9 @@ def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
         layout |= {f"fc_norm.{index}.weight": (config.target_hidden_size,) for index in range(num_features)}
     layout |= _norms("midlayer", model, "hidden_norm", "input_layernorm", "post_attention_layernorm")
     layout |= layer_layout("midlayer", model.layers[0], width, 2 * width)
+    for index in range(1, model.num_layers):  # of P-EAGLE
+        layout |= _norms(f"layers.{index}", model, "input_layernorm", "post_attention_layernorm")
+        layout |= layer_layout(f"layers.{index}", model.layers[index], width, width)
     embedding: Layout = {"embed_tokens.weight": (model.vocab_size, width)}
     d2t: Layout = {"d2t": (draft_vocab_size,)}
     t2d: Layout = {"t2d": (model.vocab_size,)}
@@ -74,6 +77,12 @@ def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
     has_vocabulary = draft_vocab_size != model.vocab_size
     required = layout | (embedding if has_embedding else {}) | (d2t if has_vocabulary else {})
     return DrafterLayout(required, embedding | d2t | t2d)
+
+
+def _p_eagle_layout(config: DrafterConfig) -> DrafterLayout:
+    """List the tensors of an EAGLE-3 head of one or more layers, with the features that its mask rows read."""
+    required, optional = _eagle3_layout(config)
+    return DrafterLayout(required | {"mask_hidden": required["fc.weight"][1:]}, optional)
 
 
 def _mtp_layout(config: DrafterConfig) -> DrafterLayout:
@@ -156,6 +165,7 @@ _LAYOUTS = {
     **dict.fromkeys(BLOCK_KINDS, _block_layout),
     "eagle": _eagle_layout,
     "eagle3": _eagle3_layout,
+    "p-eagle": _p_eagle_layout,
     "mtp": _mtp_layout,
     "frozen-kv": _frozen_kv_layout,
     "standalone": _standalone_layout,

@@ -26,32 +26,9 @@ TABLE_MEAN = 0.12  # of a table that is left out
 TABLE_MOST = 0.30
 COVERAGE = (0.80, 0.98)
 MOST_WIDTH = 0.15
-SIX = (
-    "table",
-    "held out",
-    "before",
-    "before, worst",
-    "mean",
-    "worst",
-    "target",
-    "formula",
-    "formula, worst",
-    "in band",
-    "half-width",
-)
-LEFT = (
-    "table",
-    "from",
-    "before",
-    "before, worst",
-    "mean",
-    "worst",
-    "target",
-    "formula",
-    "formula, worst",
-    "in band",
-    "half-width",
-)
+ERRORS = ("before", "before, worst", "mean", "worst", "target", "formula", "formula, worst", "in band", "half-width")
+SIX = ("table", "held out", *ERRORS)
+LEFT = ("table", "from", *ERRORS)
 SPEEDUPS = ("table", "calibrated on", "speed-ups", "mean", "worst", "in band", "half-width")
 CHOICE = ("table", "batch", "settings", "best measured", "chosen", "regret", "always 3", "formula")
 

@@ -5,6 +5,7 @@ from specsim.correctness.faults.catalogue import (
     draft_models,
     drafting,
     mtp,
+    p_eagle,
     serving,
     slots,
     targets,
@@ -13,5 +14,5 @@ from specsim.correctness.faults.catalogue import (
 )
 from specsim.correctness.faults.fault import Fault
 
-GROUPS = (drafting, draft_models, block_drafters, mtp, trees, slots, verification, targets, serving)
+GROUPS = (drafting, draft_models, block_drafters, mtp, p_eagle, trees, slots, verification, targets, serving)
 FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)

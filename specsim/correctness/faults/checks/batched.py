@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from specsim.core.columns import two_rounds
 from specsim.core.config import ServingConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
@@ -99,7 +100,8 @@ class Run:
         requests = self.requests(engine.config.max_len)
         longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
         names = {name: self.setting[name] for name in ("schedule", "prefix_cache") if name in self.setting}
-        room = self.setting.get("slots", len(requests) * engine.config.reserved_columns(longest))
+        columns = two_rounds(longest, engine.config, engine.drafter.num_mask_rows)
+        room = self.setting.get("slots", len(requests) * columns)
         most = self.setting.get("max_running", len(requests))
         scheduler = Scheduler(engine, ServingConfig(max_running=most, num_slots=room, **names), audits=True)
         limits = dict(self.setting.get("limits", ()))
@@ -122,7 +124,8 @@ class Run:
         requests = self.requests(engine.config.max_len)
         for request in requests:
             request.arrival = 0
-            room = engine.config.reserved_columns(len(request.prompt_ids) + request.max_tokens)
+            longest = len(request.prompt_ids) + request.max_tokens
+            room = two_rounds(longest, engine.config, engine.drafter.num_mask_rows)
             scheduler = Scheduler(engine, ServingConfig(max_running=1, num_slots=room))
             scheduler.submit(request)
             scheduler.run()
