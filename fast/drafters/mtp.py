@@ -1,6 +1,7 @@
 """Multi-token prediction by S modules (DeepSeek-V3, arXiv 2412.19437), all of which run in draft-extend."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +15,9 @@ from specsim.core.target import Target
 from specsim.fast.drafters.mtp_drafts import children, ids_of, last_hidden
 from specsim.fast.drafters.mtp_module import MtpModule
 from specsim.fast.drafters.mtp_rows import NewRows, Shape, Spans, gather_rows, spans_of
+from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.setting import SettingStepDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import expand
 from specsim.fast.kv import draft_kv
 from specsim.fast.lanes import Lanes, start_lanes
@@ -189,6 +193,11 @@ class MtpDrafter:
 
     def idle(self) -> MtpInput:
         return self.zeros(0).to(self._device)
+
+    def under(self, config: SpecConfig) -> StepDrafter:
+        proposer = copy(self)
+        proposer._config = config
+        return SettingStepDrafter(self, NoDrafter(self._device) if config.is_plain else proposer, config)
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep nothing of an ended request, as its features are cleared with its row of the pool."""
