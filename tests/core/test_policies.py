@@ -151,12 +151,12 @@ def test_averages_of_batch_sizes_are_apart():
 
 
 def test_a_ceiling_lowers_steps_that_do_not_rise():
-    """An average of 1.5 is above 2 - 0.5 - 0.25, where three steps would stay; its ceiling is 2."""
+    """An average of 1.4 is above 2 - 0.5 - 0.25, where three steps would stay; its ceiling is 2."""
     settings = [chain(2), chain(3), chain(5)]
     for coefficient, steps in ((0.0, 3), (1.0, 2)):
         policy = MovingAverage(settings, {1: AverageRule((2, 3, 5), ceiling_coeff=coefficient)})
         for _ in range(60):
-            policy.observe(2, np.array([1, 2]), 1.0)
+            policy.observe(2, np.array([1, 2, 1, 1, 2]), 1.0)
         assert settings[policy.choose(np.ones(2))].num_steps == steps
 
 
