@@ -2,13 +2,18 @@
 
 from typing import Any
 
+from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, State
 from specsim.core.pool import KVPool
 from specsim.core.setting_drafter import SettingDrafter
+from specsim.fast.drafters.steps import StepDrafter
 
 
 class SettingStepDrafter(SettingDrafter):
     """Two step drafters of the same weights: the carrier's draft inputs, the proposer's buffers and steps."""
+
+    def under(self, config: SpecConfig) -> StepDrafter:
+        return self._carrier.under(config)
 
     def zeros(self, size: int) -> DraftInput:
         return self._carrier.zeros(size)

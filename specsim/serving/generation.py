@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
+from specsim.core.adaptive_engine import AdaptiveEngine
 from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.display import generation_html
 from specsim.core.engine import Engine
@@ -19,6 +20,7 @@ from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
 from specsim.core.pair import AnyDrafter, Pair
 from specsim.core.rule import AcceptanceRule, check_rule
+from specsim.core.settings import Settings
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
 from specsim.models.load import load
 from specsim.serving.frames import data_frame
@@ -140,6 +142,28 @@ def load_engine(
         kernel_device(options.device)
     engine = importlib.import_module(f"specsim.{options.impl}.engine").Engine
     return engine(pair, config, options, acceptance, grammars, verifier)
+
+
+def load_adaptive_engine(
+    pair: Pair,
+    settings: Settings,
+    options: EngineOptions | None = None,
+    *,
+    grammars: Grammars | None = None,
+) -> AdaptiveEngine:
+    """Make an engine that switches between settings from round to round, each with graphs of its own.
+
+    options, grammars: as for load_engine. One graph of a whole round is used where every setting allows it.
+    """
+    options = EngineOptions() if options is None else options
+    require_type("settings", settings, Settings, "Settings, such as Settings.of_steps(config, [0, 3])")
+
+    def make(config: SpecConfig, like: Engine | None) -> Engine:
+        if like is None:
+            return load_engine(pair, config, options, grammars=grammars)
+        return type(like)(pair, config, options, None, grammars, like=like)  # pyright: ignore[reportCallIssue]
+
+    return AdaptiveEngine(make, settings)
 
 
 def kernel_device(device: str | None) -> str:
