@@ -30,6 +30,7 @@ def soak(
         str | None,
         option("Requests", "Run only this workload, by the name that a failure shows.", show_default="all workloads"),
     ] = None,
+    adaptive: options.Adaptive = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Compare random batched workloads with solo runs.
@@ -51,5 +52,6 @@ def soak(
     if program is not None and drawn:
         raise InputError("program", program, "nothing with --requests or --seed, which are parts of the program's name")
     arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
+    arguments |= {"adaptive": options.adaptive_value(adaptive), "policy_name": adaptive}
     result = soak(**drawn, progress=True, **arguments)
     options.report("soak", result.show, result.to_json(), json_file, result.is_ok)

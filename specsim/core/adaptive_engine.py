@@ -40,12 +40,12 @@ class AdaptiveEngine:
     """
 
     rule: AcceptanceRule | None = None
-    acceptance: SyntheticAcceptance | None = None
 
-    def __init__(self, make: MakeEngine, settings: Settings) -> None:
+    def __init__(self, make: MakeEngine, settings: Settings, acceptance: SyntheticAcceptance | None = None) -> None:
         self._carrier: Engine = make(settings.carried, None)
         self._engines: tuple[Engine, ...] = tuple(make(config, self._carrier) for config in settings)
         self.settings = Settings(tuple(engine.config for engine in self._engines))
+        self.acceptance = acceptance  # as given, with a rate for each of the most steps
         self.current = 0  # number of the setting of the next round
         self.dtype: torch.dtype = self._carrier.dtype
         self.device: torch.device = self._carrier.device

@@ -80,6 +80,11 @@ class Scheduler:
         self._queue.submit(request)
 
     @property
+    def choices(self) -> tuple[int, ...]:
+        """Numbers of the settings of all rounds, in order, where a policy chooses them."""
+        return tuple(self._adaptation.choices) if self._adaptation else ()
+
+    @property
     def step_index(self) -> int:
         """Index of the current step, or between steps of the next."""
         return self._log.step
