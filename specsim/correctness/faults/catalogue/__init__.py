@@ -1,6 +1,7 @@
 """All faults, grouped by operation."""
 
 from specsim.correctness.faults.catalogue import (
+    adaptation,
     draft_models,
     drafting,
     mtp,
@@ -12,5 +13,5 @@ from specsim.correctness.faults.catalogue import (
 )
 from specsim.correctness.faults.fault import Fault
 
-GROUPS = (drafting, draft_models, mtp, trees, slots, verification, targets, serving)
+GROUPS = (drafting, draft_models, mtp, trees, slots, verification, targets, serving, adaptation)
 FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)
