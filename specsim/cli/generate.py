@@ -9,6 +9,7 @@ from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, w
 from specsim.cli.options import option
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_int
+from specsim.core.policies.named import policy_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +96,7 @@ def generate(
     _check_filters(sampling)
     for name, value in (("rule", rule), ("html", html_file)):
         options.without(name, adaptive, value)
-    policy = options.adaptive_value(adaptive)
+    policy = None if adaptive is None else policy_value(adaptive)
     verifier = None if rule is None else _load_rule(rule, config)
     has_grammar = regex is not None or json_schema is not None
     engine_options = engine.options(config, has_grammar, pair.drafts_on_host(config), verifier is not None)

@@ -283,22 +283,6 @@ def exclusive(name: str, value: object, other: str) -> InputError:
     return InputError(name, shown, f"nothing with {other}: leave out {option} or {other}")
 
 
-def adaptive_value(text: str | None) -> "str | dict[str, Any] | None":
-    """Read the policy of --adaptive: a name, or the object of a JSON file."""
-    from specsim.core.policies.named import MAKERS
-
-    if text is None or text in MAKERS:
-        return text
-    allowed = f"{', '.join(MAKERS)}, or a JSON file with an object"
-    if not text.endswith(".json"):
-        raise InputError("adaptive", text, allowed)
-    from specsim.core.files import read_json
-
-    value = read_json(Path(text), "adaptive", allowed)
-    require(isinstance(value, dict), "adaptive", text, allowed)
-    return value
-
-
 def without(name: str, adaptive: str | None, value: object) -> None:
     """Refuse an option that --adaptive excludes, where it is given."""
     if adaptive is not None and value not in (None, False):

@@ -93,7 +93,7 @@ def run(
         engine_options = engine.options(config, drafts_on_host=pair.drafts_on_host(config))
         acceptance = pair.acceptance(tree.num_steps)
         _check_run(given)
-        from specsim.core.policies.named import named_policy
+        from specsim.core.policies.named import named_policy, policy_value
         from specsim.serving.generation import load_adaptive_engine, load_engine
         from specsim.serving.scheduler import check_serving
         from specsim.serving.workload import read_file
@@ -101,8 +101,7 @@ def run(
         check_serving(serving, config)
         text = read_file(requests or REQUESTS)
         loaded = pair.load(config, engine_options)
-        value = options.adaptive_value(adaptive)
-        policy = None if value is None else named_policy(value, config)
+        policy = None if adaptive is None else named_policy(policy_value(adaptive), config)
         if policy is None:
             running = load_engine(loaded, config, engine_options, acceptance=acceptance)
         else:

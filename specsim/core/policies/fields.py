@@ -44,9 +44,9 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "off-switch": {"limit": _COUNT},
     "scripted": {"script": _STEPS},
 }
+COST = ("batch_sizes", "seconds")  # of goodput, both or, where a cost model gives them, neither
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "table": (TABLE,),
-    "goodput": ("batch_sizes", "seconds"),
     "off-switch": ("limit",),
     "scripted": ("script",),
 }

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
+from specsim.core.files import read_json
 from specsim.core.policies.by_batch_size import BatchTable, OffSwitch
-from specsim.core.policies.fields import CHOICE, FIELDS, NEEDED, RULE_FIELDS, TABLE, TREE
-from specsim.core.policies.goodput import CostTable, Goodput
+from specsim.core.policies.fields import CHOICE, COST, FIELDS, NEEDED, RULE_FIELDS, TABLE, TREE
+from specsim.core.policies.goodput import CostTable, Goodput, RoundCost
 from specsim.core.policies.moving_average import AverageRule, MovingAverage
 from specsim.core.policies.policy import Policy, Scripted, number_of
 from specsim.core.policies.throughput import Throughput
@@ -25,8 +27,15 @@ class NamedPolicy:
     settings: Settings
     given: Mapping[str, Any]  # as in JSON, without the settings
 
-    def make(self) -> Policy:
-        """Make a policy that has observed nothing."""
+    def make(self, cost: RoundCost | None = None) -> Policy:
+        """Make a policy that has observed nothing.
+
+        cost: of rounds, for `goodput` without numbers of its own.
+        """
+        if self.name == "goodput" and "seconds" not in self.given:
+            if cost is None:
+                raise InputError("adaptive", self.name, f"a JSON file with the policy's {' and '.join(COST)}")
+            return Goodput(cost, self.settings.configs, self.given.get("weight", 0.02))
         return MAKERS[self.name](self.settings.configs, self.given)
 
     def to_json(self) -> dict[str, Any]:
@@ -35,13 +44,13 @@ class NamedPolicy:
         return {"policy": self.name, "settings": trees, **self.given}
 
 
-def named_policy(value: str | Mapping[str, Any], config: SpecConfig) -> NamedPolicy:
+def named_policy(value: str | Mapping[str, Any], config: SpecConfig, cost: RoundCost | None = None) -> NamedPolicy:
     """Read a policy from its name or from an object with its fields.
 
     config: the setting whose number of steps is the most, of which the others are made. An object has `policy`, the
     fields of that policy, and `steps` (the numbers of steps to choose among) or `settings` (objects with topk,
     num_steps and num_draft_tokens). It may also be the file of an engine: SGLang's --speculative-adaptive-config, or
-    vLLM's --speculative-config with a table.
+    vLLM's --speculative-config with a table. cost: as for NamedPolicy.make, which checks the values.
     """
     given: dict[str, Any] = {"policy": value} if isinstance(value, str) else dict(value)
     if "policy" not in given:
@@ -57,8 +66,19 @@ def named_policy(value: str | Mapping[str, Any], config: SpecConfig) -> NamedPol
     else:
         settings = Settings(tuple(_tree(config, tree) for tree in trees))
     found = NamedPolicy(name, settings, given)
-    found.make()  # which checks the values
+    found.make(cost)
     return found
+
+
+def policy_value(text: str) -> str | dict[str, Any]:
+    """Read a policy's name, or the object in a JSON file of that path."""
+    if text in MAKERS:
+        return text
+    allowed = f"{', '.join(MAKERS)}, or a JSON file with an object"
+    require(text.endswith(".json"), "adaptive", text, allowed)
+    value = read_json(Path(text), "adaptive", allowed)
+    require(isinstance(value, dict), "adaptive", text, allowed)
+    return value
 
 
 def default_steps(most: int) -> tuple[int, ...]:
@@ -82,7 +102,8 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
     """Check the fields of a policy's object by their JSON schemas."""
     from jsonschema import Draft202012Validator
 
-    if missing := [field for field in NEEDED.get(name, ()) if field not in given]:
+    needed = COST if name == "goodput" and set(COST) & set(given) else NEEDED.get(name, ())
+    if missing := [field for field in needed if field not in given]:
         raise InputError("adaptive", name, f"a JSON file with the policy's {' and '.join(missing)}")
     schema = {"type": "object", "properties": {**FIELDS[name], **CHOICE}, "additionalProperties": False}
     error = next(iter(sorted(Draft202012Validator(schema).iter_errors(given), key=str)), None)
@@ -97,7 +118,7 @@ def _named_steps(name: str, given: Mapping[str, Any]) -> list[int]:
     if name == "moving-average":
         return sorted({steps for rule in given.get("rules", {}).values() for steps in rule["candidate_steps"]})
     if name == "goodput":
-        return sorted(map(int, given["seconds"]))
+        return sorted(map(int, given.get("seconds", ())))
     return sorted(set(given.get("script", ())))
 
 
