@@ -87,7 +87,10 @@ class Server:
             self._board(accepted)
 
     def _chosen(self, requests: np.ndarray) -> int:
-        """Let the policy choose from what the host knows: all rounds, or those up to the one before the last step."""
+        """Let the policy choose from what the host knows.
+
+        It knows all rounds, under an overlap schedule those up to the one before the last step.
+        """
         policy = self._simulation.policy
         known = int(self._server.num_steps) - self._is_lagging
         while self._unread and self._unread[0].step < known:

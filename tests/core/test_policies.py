@@ -118,7 +118,7 @@ def chosen_by(policy, accepted: list[int], settings=CHAINS, size: int = 4) -> li
 
 
 def test_average_falls_and_rises_every_fifth_round():
-    """The average starts at 4; after n rounds without a draft it is 4 · 0.8^n, and below 0.25 drafting is off."""
+    """The average starts at 4; rounds without a draft make it 4 · 0.8^n, and below 0.25 drafting is off."""
     rule = {1: AverageRule((0, 1, 3, 5))}
     chosen = chosen_by(MovingAverage(CHAINS, rule), [0] * 15)
     assert chosen == [5] * 15  # ten rounds to warm up, five to the first decision
@@ -151,7 +151,7 @@ def test_averages_of_batch_sizes_are_apart():
 
 
 def test_a_ceiling_lowers_steps_that_do_not_rise():
-    """An average of 1.4 is above 2 - 0.5 - 0.25, where three steps would stay; its ceiling is 2."""
+    """An average of 1.4 is above 2 - 0.5 - 0.25, where three steps would stay; the coefficient allows 2."""
     settings = [chain(2), chain(3), chain(5)]
     for coefficient, steps in ((0.0, 3), (1.0, 2)):
         policy = MovingAverage(settings, {1: AverageRule((2, 3, 5), ceiling_coeff=coefficient)})

@@ -47,7 +47,7 @@ class NamedPolicy:
 def named_policy(value: str | Mapping[str, Any], config: SpecConfig, cost: RoundCost | None = None) -> NamedPolicy:
     """Read a policy from its name or from an object with its fields.
 
-    config: the setting whose number of steps is the most, of which the others are made. An object has `policy`, the
+    config: the setting of most steps, from which the others are made. An object has `policy`, the
     fields of that policy, and `steps` (the numbers of steps to choose among) or `settings` (objects with topk,
     num_steps and num_draft_tokens). It may also be the file of an engine: SGLang's --speculative-adaptive-config, or
     vLLM's --speculative-config with a table. cost: as for NamedPolicy.make, which checks the values.

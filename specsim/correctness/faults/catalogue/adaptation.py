@@ -22,7 +22,7 @@ FAULTS = (
         name="switch-drops-bonus-token",
         source="no public report: the switches of sgl-project/sglang#23336 keep it",
         operation="scheduler",
-        cause="a switch of settings makes the draft state anew, without the token that waits as the next root",
+        cause="a switch of settings makes a new draft state without the token that waits as the next root",
         symptom="the round after a switch verifies a tree below another root, and the output goes on from it",
         fields=("tokens",),
         edits=(
@@ -40,7 +40,7 @@ FAULTS = (
     Fault(
         name="switch-shrinks-reservations",
         source="sgl-project/sglang#23336",
-        operation="kv",
+        operation="scheduler",
         cause="columns are reserved for the setting of fewest steps, so a switch up finds too few",
         symptom="the next larger tree is written to columns that the request does not own",
         fields=("out of bounds",),
