@@ -123,7 +123,7 @@ def _compare(
 
 
 def _schedulers(
-    program: Program, pair: Pair, options: EngineOptions, proposals: Proposals, policy: NamedPolicy | None
+    program: Program, pair: Pair, options: EngineOptions, proposals: Proposals, policy: NamedPolicy | None = None
 ) -> list[Scheduler]:
     """Make a scheduler for each rank, and record the proposals of drafters with a shared tree.
 
