@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from specsim import SpecConfig
 from specsim.core.config import SamplingParams, ServingConfig
 from specsim.core.engine_options import EngineOptions
+from specsim.core.policies.named import named_policy
 from specsim.core.policies.policy import Scripted
 from specsim.core.settings import Settings
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.correctness.differential.pairs import make_pair
 from specsim.serving.generation import load_adaptive_engine, load_engine
 from specsim.serving.requests import make_request
@@ -196,3 +198,32 @@ def test_random_programs_lose_no_token(data):
     )
     scheduler = serve(load_adaptive_engine(pair, settings, EXACT), pair, Scripted(script), **serving)
     assert tokens(scheduler) == plain_tokens()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "standalone", "mtp"])
+def test_coupled_noise_gives_the_tokens_of_plain_decoding(kind):
+    """Gumbel noise belongs to positions, so sampled tokens do not depend on a policy that follows acceptance."""
+    pair = pair_of(kind)
+    chain = replace(CHAIN, verifier="gumbel")
+    rule = {"policy": "moving-average", "steps": [0, 1, 3], "first": 0, "update_interval": 1, "warmup_batches": 0}
+    policy = named_policy(rule, chain)
+    adaptive = load_adaptive_engine(pair, policy.settings, EXACT)
+    switching = serve(adaptive, pair, policy.make(), (1.0,), num_slots=160, schedule="overlap")
+    plain = serve(load_engine(pair, policy.settings[0], EXACT), pair, None, (1.0,))
+    assert tokens(switching) == tokens(plain)
+    assert len(set(switching.choices)) > 1
+
+
+@pytest.mark.parametrize("impl", ["reference", "fast"])
+def test_synthetic_acceptance_has_the_first_rates_of_a_setting(impl, device):
+    """At rates 1, 1, 0 a round of 3 steps accepts 2 drafts, one of 1 step 1, and one without drafts none."""
+    if impl == "fast":
+        pytest.importorskip("triton")
+    pair = pair_of("eagle3")
+    settings = Settings.of_steps(CHAIN, (0, 1, 3))
+    options = EXACT if impl == "reference" else EngineOptions("fast", torch.float32, device=device)
+    acceptance = SyntheticAcceptance((1.0, 1.0, 0.0))
+    engine = load_adaptive_engine(pair, settings, options, acceptance=acceptance)
+    scheduler = serve(engine, pair, Scripted([2, 0, 1]), new=5)
+    for request in scheduler.requests.values():
+        assert request.accepted == [(1, 2, 3)[setting] for setting in request.settings]
