@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Self
 
 import torch
 
@@ -31,6 +32,7 @@ from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
 from specsim.fast import drafters, kv, tree, verify
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, TargetOutput
 from specsim.fast.model.draft_metadata import tree_metadata
@@ -62,7 +64,7 @@ class Engine:
 
     A graph of the whole round needs release `finish`, as pages cannot move inside a graph, and nothing that runs on the
     host: grammars between draft and verify, a rule between the target's forward and the commit. A single phase is then
-    launched without a graph.
+    launched without a graph. like: an engine whose models run and whose draft states pass between the rounds of both.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Engine:
         acceptance: SyntheticAcceptance | None = None,
         grammars: Grammars | None = None,
         rule: AcceptanceRule | None = None,
+        like: Self | None = None,
     ) -> None:
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
@@ -82,7 +85,7 @@ class Engine:
             )
             raise InputError("topk", config.topk, allowed)
         self.rule = rule
-        drafts_on_host = runs_on_host(pair.drafter, config)
+        drafts_on_host = runs_on_host(pair.drafter, config) if like is None else like.drafts_on_host(config)
         self.options = options.resolve(config, bool(grammars), drafts_on_host, rule is not None)
         check_kv_dtypes(kv_dtype=options.kv_dtype, draft_kv_dtype=options.draft_kv_dtype)
         self.dtype = options.dtype
@@ -92,12 +95,8 @@ class Engine:
         check(self.grammars, config, target.vocab_size)
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
-        family = FAMILIES[target.family]
-        invariant = options.batch_invariant
-        self.target: Target = family(target, pair.target.tensors, self.dtype, self.device, batch_invariant=invariant)
-        self._drafter = drafters.make(
-            pair.drafter, self.target, self.config, self.dtype, self.device, batch_invariant=invariant
-        )
+        self.target: Target = self._make_target(pair) if like is None else like.target
+        self._drafter = self._make_drafter(pair) if like is None else like._drafter.under(self.config)
         self.drafter: Drafter = self._drafter
         self._ahead = columns_ahead(self.drafter)
         self.options.check_draft_kv(config, self.drafter.kv_layout)
@@ -111,6 +110,19 @@ class Engine:
             Section.GATHER: self._gather,
             Section.EXTEND: self._rewrite_draft_kv,
         }
+
+    def _make_target(self, pair: Pair) -> Target:
+        make = FAMILIES[pair.target.config.family]
+        invariant = self.options.batch_invariant
+        return make(pair.target.config, pair.target.tensors, self.dtype, self.device, batch_invariant=invariant)
+
+    def _make_drafter(self, pair: Pair) -> StepDrafter:
+        invariant = self.options.batch_invariant
+        return drafters.make(pair.drafter, self.target, self.config, self.dtype, self.device, batch_invariant=invariant)
+
+    def drafts_on_host(self, config: SpecConfig) -> bool:
+        """Check whether this engine's drafter drafts on the host under a setting."""
+        return self._drafter.runs_on_host and not config.is_plain
 
     def __repr__(self) -> str:
         return engine_text(self)

@@ -1,5 +1,7 @@
 """The reference engine, whose round is draft, verify, draft-extend."""
 
+from typing import Self
+
 import torch
 
 from specsim.core.columns import own_committed, own_lanes, own_tree
@@ -37,7 +39,8 @@ class Engine:
 
     A pair without a drafter needs a setting without drafts. Without config.max_len the target's limit holds. Of the
     options only dtype matters. acceptance: decides how many drafts a round accepts, in place of the target. grammars:
-    constraints by request id. rule: verifies in place of the setting's verifier.
+    constraints by request id. rule: verifies in place of the setting's verifier. like: an engine whose models run and
+    whose draft states pass between the rounds of both.
     """
 
     target: Target
@@ -52,6 +55,7 @@ class Engine:
         acceptance: SyntheticAcceptance | None = None,
         grammars: Grammars | None = None,
         rule: AcceptanceRule | None = None,
+        like: Self | None = None,
     ) -> None:
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
@@ -61,8 +65,12 @@ class Engine:
         self.rule = rule
         self.grammars = grammars or {}
         check(self.grammars, config, target.vocab_size)
-        self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
-        self.drafter = drafters.make(pair.drafter, self.target, self.config, self.dtype)
+        if like is not None:
+            self.target = like.target
+            self.drafter = like.drafter.under(self.config)
+        else:
+            self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
+            self.drafter = drafters.make(pair.drafter, self.target, self.config, self.dtype)
         self._ahead = columns_ahead(self.drafter)
         self.options.check_draft_kv(config, self.drafter.kv_layout)
 

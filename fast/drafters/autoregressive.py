@@ -14,6 +14,9 @@ from specsim.core.drafter import Head
 from specsim.core.errors import InputError
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
+from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.setting import SettingStepDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import expand
 from specsim.fast.extend import draft_rows
 from specsim.fast.kv import draft_kv, duplicate_tails
@@ -150,6 +153,10 @@ class AutoregressiveDrafter:
 
     def idle(self) -> AutoregressiveInput:
         return self.zeros(0).to(self._device)
+
+    def under(self, config: SpecConfig) -> StepDrafter:
+        proposer = type(self)(self._head, config, self._dtype, self._device, self._vocab_size)
+        return SettingStepDrafter(self, NoDrafter(self._device) if config.is_plain else proposer, config)
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep nothing of an ended request, as the states hold all there is."""

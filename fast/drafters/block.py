@@ -10,7 +10,10 @@ from specsim.core.errors import require
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafters.dflash import DFlashHead
+from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.setting import SettingStepDrafter
 from specsim.fast.drafters.slot_tree import SlotTree
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.lanes import CandidateBuffers
 from specsim.fast.model.block_metadata import block_metadata
@@ -99,3 +102,8 @@ class BlockDrafter:
 
     def idle(self) -> DraftInput:
         return self.zeros(0).to(self._head.device)
+
+    def under(self, config: SpecConfig) -> StepDrafter:
+        plain = NoDrafter(self._head.device)
+        proposer = plain if config.is_plain else BlockDrafter(self._head, config, self._vocab_size)
+        return SettingStepDrafter(self, proposer, config)

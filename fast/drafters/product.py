@@ -1,7 +1,8 @@
 """A draft phase that lays finished drafts out as lanes: all lanes of a depth have the same children."""
 
+from copy import copy
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -10,6 +11,9 @@ from specsim.core.mtp import MtpInput
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, State
 from specsim.core.pool import KVPool
 from specsim.fast.drafters.mtp_drafts import children
+from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.setting import SettingStepDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import expand
 from specsim.fast.lanes import Lanes, start_lanes
 
@@ -93,3 +97,11 @@ class ProductDrafter(Generic[AnyDrafts]):
 
     def idle(self) -> AnyDrafts:
         return self.zeros(0).to(self._device)
+
+    def under(self, config: SpecConfig) -> StepDrafter:
+        carrier: Any = self
+        proposer: Any = NoDrafter(self._device)
+        if not config.is_plain:
+            proposer = copy(self)
+            proposer._config = config
+        return SettingStepDrafter(carrier, proposer, config)

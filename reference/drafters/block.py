@@ -9,11 +9,14 @@ from collections.abc import Sequence
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
 from specsim.core.errors import require
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
+from specsim.core.setting_drafter import SettingDrafter
 from specsim.reference.attention import AttentionMetadata, Keys, extend_metadata, prefill_metadata
 from specsim.reference.drafters.dflash import DFlashHead
+from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.drafters.slot_tree import Slots, best_first, sampled_lanes
 from specsim.reference.kv import draft_kv
 
@@ -67,6 +70,10 @@ class BlockDrafter:
 
     def idle(self) -> DraftInput:
         return DraftInput(torch.empty(0, dtype=torch.int32))
+
+    def under(self, config: SpecConfig) -> Drafter:
+        proposer = NoDrafter() if config.is_plain else BlockDrafter(self._head, config, self._vocab_size)
+        return SettingDrafter(self, proposer, config)
 
 
 def block_metadata(batch: Batch, num_rows: int, max_len: int, pools: KVPool) -> AttentionMetadata:

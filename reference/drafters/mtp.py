@@ -6,6 +6,7 @@ tokens, row L-1 of module k gives draft d_{k+1}. Rows L-k..L-1 read drafts, as t
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,15 +14,17 @@ import torch
 from torch.nn.functional import pad
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import DrafterConfig
+from specsim.core.drafter import Drafter, DrafterConfig
 from specsim.core.mtp import MtpInput, check_modules
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
+from specsim.core.setting_drafter import SettingDrafter
 from specsim.core.target import Target
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import AttentionMetadata, causal_metadata
 from specsim.reference.drafters.autoregressive import Drafts
 from specsim.reference.drafters.mtp_module import MtpModule
+from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.drafters.product import product
 from specsim.reference.drafting import draft_distribution, draft_topk, sampled
 from specsim.reference.kv import draft_kv
@@ -154,6 +157,11 @@ class MtpDrafter:
 
     def idle(self) -> MtpInput:
         return MtpInput.zeros(0, self._config, self._hidden_size, self._dtype, self._vocab_size)
+
+    def under(self, config: SpecConfig) -> Drafter:
+        proposer = copy(self)
+        proposer._config = config
+        return SettingDrafter(self, NoDrafter() if config.is_plain else proposer, config)
 
 
 def _next_ids(

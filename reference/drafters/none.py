@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.core.pool import KVPool
 
@@ -36,3 +38,6 @@ class NoDrafter:
 
     def idle(self) -> DraftInput:
         return DraftInput(torch.empty(0, dtype=torch.int32))
+
+    def under(self, config: SpecConfig) -> Drafter:
+        return self

@@ -6,19 +6,22 @@ mask row sees the context and the mask rows before it. Row L-2+d gives the draft
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Head
+from specsim.core.drafter import Drafter, Head
 from specsim.core.p_eagle import PEagleInput
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
+from specsim.core.setting_drafter import SettingDrafter
 from specsim.reference.attention import causal_metadata
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
+from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.drafters.product import product
 from specsim.reference.kv import draft_kv
 
@@ -128,6 +131,11 @@ class PEagleDrafter:
 
     def idle(self) -> PEagleInput:
         return self._idle
+
+    def under(self, config: SpecConfig) -> Drafter:
+        proposer = copy(self)
+        proposer._config = config
+        return SettingDrafter(self, NoDrafter() if config.is_plain else proposer, config)
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep nothing of an ended request, as the states hold all there is."""

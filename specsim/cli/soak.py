@@ -30,6 +30,7 @@ def soak(
         str | None,
         option("Requests", "Run only this workload, by the name that a failure shows.", show_default="all workloads"),
     ] = None,
+    adaptive: options.Adaptive = None,
     json_file: options.JsonFile = None,
 ) -> None:
     """Compare random batched workloads with solo runs.
@@ -43,6 +44,7 @@ def soak(
       specsim soak --impl fast --program 0-0-1
     """
     from specsim.core.files import check_writable
+    from specsim.core.policies.named import policy_value
     from specsim.correctness.soak import soak
 
     check_writable(json_file)
@@ -51,5 +53,6 @@ def soak(
     if program is not None and drawn:
         raise InputError("program", program, "nothing with --requests or --seed, which are parts of the program's name")
     arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
+    arguments |= {"adaptive": None if adaptive is None else policy_value(adaptive), "policy_name": adaptive}
     result = soak(**drawn, progress=True, **arguments)
     options.report("soak", result.show, result.to_json(), json_file, result.is_ok)

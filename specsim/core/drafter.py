@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from specsim.core.block import BlockConfig
+from specsim.core.config import SpecConfig
 from specsim.core.errors import require, require_choice
 from specsim.core.layer_config import HeadAttention
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
@@ -144,6 +145,13 @@ class Drafter(Protocol):
 
     def idle(self) -> DraftInput:
         """Make the DraftInput of a batch without requests."""
+        ...
+
+    def under(self, config: SpecConfig) -> "Drafter":
+        """Make a drafter of the same weights that proposes under a setting of no more lanes and steps.
+
+        Its states are those of this drafter, so rounds of either may follow each other.
+        """
         ...
 
 

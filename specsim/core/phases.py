@@ -11,7 +11,7 @@ Dimension key, used as the suffix of tensor names everywhere:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
@@ -92,6 +92,10 @@ class DraftInput(PerRequest):
 
     bonus_tokens: torch.Tensor  # i32 [B], root of the next tree
 
+    def narrowed(self, topk: int, num_steps: int) -> Self:
+        """Keep what a setting of fewer lanes or steps reads; a root alone serves every setting."""
+        return self
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AutoregressiveInput(DraftInput):
@@ -130,6 +134,13 @@ class AutoregressiveInput(DraftInput):
             hidden=torch.zeros(size, hidden_size, dtype=dtype),
             draft_prob=None if vocab_size is None else torch.zeros(size, vocab_size),
         )
+
+    def narrowed(self, topk: int, num_steps: int) -> Self:
+        """Keep the first drafts of `topk` lanes: the best ones, or those of the first lanes where they are sampled."""
+        if topk == self.topk_index.shape[1]:
+            return self
+        scores = self.topk_scores[:, :topk].contiguous()
+        return replace(self, topk_scores=scores, topk_index=self.topk_index[:, :topk].contiguous())
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -2,11 +2,14 @@
 
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.engine import Engine
+from specsim.core.engine_options import EngineOptions
 from specsim.core.grammar import allowed_trees, stacked
 from specsim.core.mtp import MtpInput
 from specsim.core.phases import (
@@ -46,8 +49,6 @@ class Recorder:
     def __init__(self, engine: Engine, most_rounds: int | None = None) -> None:
         self._engine = engine
         self._most_rounds = most_rounds  # rounds that are kept, the first ones; None: all
-        self.config = engine.config
-        self.options = engine.options
         self.dtype = engine.dtype
         self.device = engine.device
         self.target = engine.target
@@ -57,6 +58,17 @@ class Recorder:
         self.grammars = engine.grammars
         self.rounds: list[Recorded] = []
         self.num_rounds = 0  # those that are not kept included
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)  # settings and switches of an engine that has several
+
+    @property
+    def config(self) -> SpecConfig:
+        return self._engine.config
+
+    @property
+    def options(self) -> EngineOptions:
+        return self._engine.options
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         return self._engine.make_pools(num_requests, num_slots)

@@ -66,6 +66,7 @@ class Program:
     # Number formats of the KV, a name of setting.KV_FORMATS, with the reference. The fast implementation has `model`:
     # after a number that float32 rounds to the other side in fp8, logprobs differ by more than rounding does.
     kv: str = "model"
+    script: tuple[int, ...] = ()  # steps of each round of the batch, over and over; (): always those of config
 
     @property
     def kind(self) -> str:
@@ -87,6 +88,7 @@ def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
     name = f"{seed}-{index}"
     program = _program(random.Random(name), random.Random(f"{name}-verifier"), most)
     program = _with_target(random.Random(f"{name}-target"), program)
+    program = _with_script(random.Random(f"{name}-script"), program)
     return replace(program, name=f"{name}-{len(program.submissions)}")
 
 
@@ -124,6 +126,16 @@ def _with_target(rng: random.Random, program: Program) -> Program:
     possible = [family for family in families(kind) if family in LATER_FAMILIES]
     pair = program.pair if rng.random() < 0.5 else f"{kind}-{rng.choice(possible)}"
     return replace(program, pair=pair, kv="model" if rng.random() < 0.5 else rng.choice(formats(kind)[1:]))
+
+
+def _with_script(rng: random.Random, program: Program) -> Program:
+    """Switch settings between rounds, in a third of the programs that draft."""
+    most = program.config.num_steps
+    if program.config.is_plain or rng.random() < 2 / 3:
+        return program
+    return replace(
+        program, script=tuple(rng.choice((0, most, rng.randint(0, most))) for _ in range(rng.randint(2, 12)))
+    )
 
 
 def _config(rng: random.Random, most_steps: int) -> SpecConfig:

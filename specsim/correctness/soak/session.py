@@ -25,7 +25,7 @@ from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.soak.coverage import REQUIRED, drafted_name, required, verified_name
 from specsim.correctness.soak.drafters import KINDS
 from specsim.correctness.soak.programs import draw
-from specsim.correctness.soak.trial import ProgramResult, check_named, options_of
+from specsim.correctness.soak.trial import Adaptive, ProgramResult, check_named, options_of
 from specsim.serving.generation import load_engine
 
 # Events that a soak of at least that many requests has to cover.
@@ -36,6 +36,7 @@ REQUIRED_EVENTS = (
     *map(drafted_name, KINDS),
     "steps with an idle rank",
     "closed under way",
+    "switches",
 )
 
 
@@ -152,11 +153,14 @@ def soak(
     jobs: int = 1,
     progress: bool = False,
     program: str | None = None,
+    adaptive: Adaptive = None,
+    policy_name: str | None = None,
 ) -> Soak:
     """Run random programs with that many requests in total, in `jobs` processes, or the one that is named.
 
     impl: the implementation that serves; solo, requests run on the reference in float64. device, graph: of the fast
     implementation, as in generate; graph None: another from program to program.
+    adaptive: a policy that switches settings between rounds; policy_name: its name or file in the command.
     """
     for name, value, least in (("requests", num_requests, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
         require_int(name, value, least)
@@ -167,10 +171,10 @@ def soak(
     names = list(_names(num_requests, seed)) if program is None else [program]
     results = []
     with tqdm(total=len(names), unit="program", disable=None if progress else True) as bar:
-        for result in _results(names, min(jobs, len(names)), partial(check_named, options=options)):
+        for result in _results(names, min(jobs, len(names)), partial(check_named, options=options, adaptive=adaptive)):
             results.append(result)
             bar.update()
-    given = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph}
+    given = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph, "adaptive": policy_name}
     arguments = "".join(f" --{name} {value}" for name, value in given.items() if value)
     drawn = f"--requests {num_requests} --seed {seed}" if program is None else f"--program {program}"
     where = check_device(device) if impl == "fast" else "cpu"

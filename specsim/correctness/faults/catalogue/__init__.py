@@ -1,6 +1,7 @@
 """All faults, grouped by operation."""
 
 from specsim.correctness.faults.catalogue import (
+    adaptation,
     block_drafters,
     draft_models,
     drafting,
@@ -14,5 +15,17 @@ from specsim.correctness.faults.catalogue import (
 )
 from specsim.correctness.faults.fault import Fault
 
-GROUPS = (drafting, draft_models, block_drafters, mtp, p_eagle, trees, slots, verification, targets, serving)
+GROUPS = (
+    drafting,
+    draft_models,
+    block_drafters,
+    mtp,
+    p_eagle,
+    trees,
+    slots,
+    verification,
+    targets,
+    serving,
+    adaptation,
+)
 FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)
