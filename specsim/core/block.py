@@ -62,7 +62,10 @@ class BlockConfig:
 
 
 def level_sizes(config: SpecConfig) -> tuple[int, ...]:
-    """Count the candidates of each depth: K of every lane that is drawn, or of each of the N-1 best nodes above."""
+    """Count the candidates of each depth.
+
+    K where lanes are drawn; otherwise K below each of the N-1 best nodes above.
+    """
     if config.is_sampled:
         return (config.topk,) * config.num_steps
     sizes: list[int] = []

@@ -54,7 +54,7 @@ def request_round(each: Round, row: int, other: str = "") -> dict[str, Any]:
 
 
 def _draft_kind(states: Recorded) -> str:
-    """Name the way in which drafts were made: lanes, MTP modules, a block, rows of mask tokens, a look-up, or none."""
+    """Name the way in which drafts were made: lanes, MTP modules, a block, mask tokens, a look-up, or none."""
     candidates = states.verify_input.candidates
     if isinstance(candidates, ExplicitCandidates):
         return "block" if states.is_block else "lookup"

@@ -219,7 +219,7 @@ def test_coupled_noise_gives_the_tokens_of_plain_decoding(kind):
 
 @pytest.mark.parametrize("impl", ["reference", "fast"])
 def test_synthetic_acceptance_has_the_first_rates_of_a_setting(impl, device):
-    """At rates 1, 1, 0 a round of 3 steps accepts 2 drafts, one of 1 step 1, and one without drafts none."""
+    """At rates 1, 1, 0 rounds of 3, 1 and 0 steps accept 2, 1 and no drafts."""
     if impl == "fast":
         pytest.importorskip("triton")
     pair = pair_of("eagle3")

@@ -2,7 +2,7 @@
 
 from specsim.correctness.faults.catalogue import (
     adaptation,
-    block_drafters,
+    blocks,
     draft_models,
     drafting,
     mtp,
@@ -15,17 +15,5 @@ from specsim.correctness.faults.catalogue import (
 )
 from specsim.correctness.faults.fault import Fault
 
-GROUPS = (
-    drafting,
-    draft_models,
-    block_drafters,
-    mtp,
-    p_eagle,
-    trees,
-    slots,
-    verification,
-    targets,
-    serving,
-    adaptation,
-)
+GROUPS = (drafting, draft_models, blocks, mtp, p_eagle, trees, slots, verification, targets, serving, adaptation)
 FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)
