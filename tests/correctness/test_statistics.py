@@ -270,7 +270,7 @@ def test_drafts_of_common_tokens_have_the_targets_distribution(verifier):
 
 
 @pytest.mark.parametrize("name", ["rejection, dspark", "block, dspark", "multi_round, dspark", "target_only, dspark"])
-def test_drafts_ended_by_confidence_have_the_targets_distribution(name):
+def test_drafts_cut_by_confidence_have_the_targets_distribution(name):
     """With 960 tokens; some rounds have no drafts, some all of them."""
     kind, config = DRAFTERS[name]
     found = texts_of(config, 960, kind=kind)[PLAIN.name]
