@@ -156,7 +156,7 @@ def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
     """
     if name not in GRIDS:
         raise InputError("grid", name, " or ".join(GRIDS))
-    is_included = is_wide if dtype == "bfloat16" else lambda _: True
+    is_included = is_smooth if dtype == "bfloat16" else lambda _: True
     if name == "quick":
         settings: list[dict] = [*QUICK]
     elif name == "drafters":
@@ -178,11 +178,6 @@ def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
 def _wide(family: str) -> str:
     """Name the family whose margins bfloat16 keeps; the shipped one has such margins, and equal logits stay equal."""
     return {"llama": "wide", "noisy": "wide"}.get(family, f"wide_{family}" if family in WIDE else family)
-
-
-def is_wide(setting: Mapping[str, Any]) -> bool:
-    """Whether a setting has a pair with margins that bfloat16 keeps, which block drafters have not."""
-    return is_smooth(setting) and setting.get("kind") not in BLOCK_KINDS
 
 
 def is_smooth(setting: Mapping[str, Any]) -> bool:
