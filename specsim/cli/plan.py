@@ -72,6 +72,7 @@ def plan(
       specsim plan --rate 4 --prompt-tokens 1000-2000 --output-tokens 200
       specsim plan --workload azure.csv --slo ttft=200ms,tpot=20ms
       specsim plan --workload chats.json --concurrency 32 --vllm-file spec.json
+      specsim plan --profile server.json --goodput-file goodput.json
     """
     given = flat(locals())
     from tqdm.auto import tqdm
