@@ -76,7 +76,7 @@ def _usage(name: str, path: Path, found: "Plan", draft: str) -> str:
 
     if name == "sglang_file":
         first = max(found.chains, key=lambda each: (each.config.num_steps > 0, -each.low)).config
-        flags = sglang_flags(found.cell, first, draft)
+        flags = sglang_flags(found.cell, first, draft) or ""
         return f"SGLang: {flags} --speculative-adaptive --speculative-adaptive-config {path}"
     if name == "goodput_file":
         return f"specsim: {_tree_options(found)} --adaptive {path}"
