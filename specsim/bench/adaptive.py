@@ -34,7 +34,6 @@ CHAIN = SpecConfig(topk=1, num_steps=7, max_len=1024)
 PROMPT_LEN = 128
 SAMPLES = 3
 MOST_LOSS = 0.02  # of tokens a second, against the best fixed setting
-WEIGHT = 0.2  # of a round in the acceptance that the goodput policy predicts from
 SHIPPED = ("moving-average", "throughput", {"policy": "scripted", "script": [3, 0, 7, 1, 0, 0, 7, 3]})
 SHIPPED_TOKENS = 32
 
@@ -182,7 +181,7 @@ def _policies(seconds: Mapping[int, Sequence[float]], sizes: Sequence[int]) -> d
     entries = [list(entry) for entry in zip(lows, sizes, best, strict=True)]
     profile = {"batch_sizes": list(sizes), "seconds": {str(steps): list(each) for steps, each in seconds.items()}}
     given: dict[str, dict[str, Any]] = {
-        OURS: {"policy": "goodput", "weight": WEIGHT, **profile},
+        OURS: {"policy": "goodput", **profile},
         f"{OURS}, moving average": {"policy": "moving-average"},
         f"{OURS}, table": {"policy": "table", "num_speculative_tokens_per_batch_size": entries},
     }
