@@ -31,7 +31,7 @@ from specsim.serving.generation import generate, load_adaptive_engine, load_engi
 
 STEPS = (0, 1, 3, 7)
 CHAIN = SpecConfig(topk=1, num_steps=7, max_len=1024)
-PROMPT_LEN = 128
+PROMPT_LEN = 64
 SAMPLES = 3
 MOST_LOSS = 0.02  # of tokens a second, against the best fixed setting
 SHIPPED = ("moving-average", "throughput", {"policy": "scripted", "script": [3, 0, 7, 1, 0, 0, 7, 3]})
@@ -44,8 +44,8 @@ def _rates(share: float) -> tuple[float, ...]:
 
 
 STEADY, EASY, HARD = _rates(0.75), _rates(0.9), _rates(0.3)
-CONSTANT = (Phase(1, STEADY, 160), Phase(16, STEADY, 64), Phase(64, STEADY, 40))
-CHANGING = (Phase(1, EASY, 120), Phase(64, HARD, 48), Phase(4, STEADY, 80))
+CONSTANT = (Phase(1, STEADY, 160), Phase(16, STEADY, 72), Phase(64, STEADY, 56))
+CHANGING = (Phase(1, EASY, 120), Phase(64, HARD, 40), Phase(4, STEADY, 72))
 MEASURED = (1, 4, 16, 64)  # batch sizes of the measured costs
 MEASURED_TOKENS = 24
 CHECKED_TOKENS = 24  # of the fixed settings

@@ -95,6 +95,6 @@ SUITES = {
     "round": Suite(_ROUND, 400),
     "scale": Suite(_SCALE, 240),
     "baselines": Suite(_BASELINES, 240),
-    "adaptive": Suite(_ADAPTIVE, 120),
+    "adaptive": Suite(_ADAPTIVE, 200),
     "simulator": Suite(_SIMULATOR, 240, needs_gpu=False),
 }
