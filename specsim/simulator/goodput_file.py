@@ -40,7 +40,7 @@ def goodput_file(found: Plan) -> dict[str, Any]:
 
 
 def deepest(found: Plan) -> SpecConfig:
-    """Choose the setting of most steps among those as wide and as large as the best one; chains have any size."""
+    """Choose the setting of most steps as wide and as large as the best one; chains have any size."""
     drafting = [each.config for each in found.candidates if not each.config.is_plain]
     chains = [each for each in drafting if each.topk == 1]
     best = found.best.config

@@ -113,7 +113,7 @@ def test_more_drafts_of_one_forward_cost_little(kind):
 
 
 @pytest.mark.parametrize("kind", ["p-eagle", "dflash", "dspark"])
-def test_prompts_cost_a_parallel_drafter_its_forward_or_its_context(kind):
+def test_prompts_cost_a_forward_or_the_context_alone(kind):
     cost = CostModel(hardware("H100-SXM"), LLAMA, drafter(kind, LLAMA))
     alone = replace(cost, drafter=None)
     new, behind = np.array([512.0]), np.array([0.0])
