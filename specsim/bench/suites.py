@@ -82,8 +82,8 @@ _BASELINES: dict[str, Group] = {
     "attention": lambda _, peaks: baselines.attention_rows(peaks),
 }
 _ADAPTIVE: dict[str, Group] = {
-    "shipped": lambda run, _: adaptive.shipped_rows(run.quick),
     "loads": lambda run, _: adaptive.load_rows(run.shape, run.quick),
+    "shipped": lambda run, _: adaptive.shipped_rows(run.quick),
 }
 _SIMULATOR: dict[str, Group] = {
     "loop": lambda run, _: simulated.loop_rows(run.quick),
