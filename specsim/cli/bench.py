@@ -11,7 +11,11 @@ from specsim.cli.options import option
 def bench(
     suite: Annotated[
         str,
-        option("Benchmark", "Operations that are timed.", metavar="kernels|experts|round|scale|baselines|simulator"),
+        option(
+            "Benchmark",
+            "Operations that are timed.",
+            metavar="kernels|experts|round|scale|baselines|adaptive|simulator",
+        ),
     ],
     shape: Annotated[
         str,
