@@ -81,7 +81,8 @@ def draft_forward(
         return hidden, pair.target.tensors["lm_head.weight"] @ hidden
     hidden = _eagle3(config, tensors, embedding, hidden_RH)[-1]
     normed = norm(tensors, "norm", hidden, config.model.rms_norm_eps)
-    return normed if config.norm_output else hidden, tensors["lm_head.weight"] @ normed
+    head = tensors.get("lm_head.weight", pair.target.tensors["lm_head.weight"])
+    return normed if config.norm_output else hidden, head @ normed
 
 
 def mtp_forward(pair: Any, module: int, token_ids: list[int], hidden_RH: torch.Tensor) -> torch.Tensor:

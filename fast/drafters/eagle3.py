@@ -31,6 +31,7 @@ class Eagle3Head:
         batch_invariant: bool = False,
     ) -> None:
         self._config = config
+        self._target = target
         self._model = config.model
         floating = {name: tensor.to(device, dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
         self._weights = Weights(floating, batch_invariant=batch_invariant)
@@ -103,5 +104,6 @@ class Eagle3Head:
         return rows.values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        norm = None if self._config.norm_output else self._norm("norm")
-        return self._weights.project(Rows(hidden_RH, norm), "lm_head")
+        rows = Rows(hidden_RH, None if self._config.norm_output else self._norm("norm"))
+        has_head = self._weights.get("lm_head.weight") is not None
+        return self._weights.project(rows, "lm_head") if has_head else self._target.logits(rows.applied())

@@ -32,6 +32,7 @@ class Eagle3Head:
         self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:
         self._config = config
+        self._target = target
         self._model = config.model
         floating = {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
         self._weights = Weights(floating)
@@ -79,4 +80,5 @@ class Eagle3Head:
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         normed = hidden_RH if self._config.norm_output else self._norm(hidden_RH, "norm")
-        return self._weights.project(normed, "lm_head")
+        has_head = self._weights.get("lm_head.weight") is not None
+        return self._weights.project(normed, "lm_head") if has_head else self._target.logits(normed)

@@ -6,14 +6,15 @@ import torch
 from torch import nn
 
 WARM_UP_STEPS = 100
+_TABLES = ("embed_tokens.weight", "lm_head.weight", "markov_w1.weight", "markov_w2.weight", "confidence_head.proj.weight")
 
 
 def make_optimizers(module: nn.Module, peak: float) -> list[torch.optim.Optimizer]:
-    """Choose Muon for the matrices in layers, AdamW for the rest."""
+    """Choose Muon for the matrices in layers, AdamW for the rest: tables by token, heads and vectors."""
     inside = []
     rest = []
     for name, parameter in module.named_parameters():
-        is_inside = parameter.ndim == 2 and not name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        is_inside = parameter.ndim == 2 and not name.endswith(_TABLES)
         (inside if is_inside else rest).append(parameter)
     return [
         torch.optim.Muon(inside, lr=peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),

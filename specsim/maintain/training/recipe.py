@@ -54,6 +54,17 @@ class Recipe:
     standalone_layers: int = 2
     standalone_seconds: float = 330
 
+    parallel_drafts: int = 7  # of P-EAGLE, DFlash and DSpark, most in training
+    parallel_roots: int = 48  # tokens of a window after which they draft
+    p_eagle_layers: int = 2
+    p_eagle_intermediate_size: int = 448
+    p_eagle_seconds: float = 330
+    block_layers: int = 2  # of DFlash and DSpark
+    block_intermediate_size: int = 256
+    dflash_seconds: float = 330
+    markov_rank: int = 32
+    dspark_seconds: float = 330
+
     @property
     def head(self) -> HeadSizes:
         """Sizes of an EAGLE head."""
@@ -99,4 +110,12 @@ SMOKE = Recipe(
     frozen_kv_steps=3,
     frozen_kv_seconds=1,
     standalone_seconds=1,
+    parallel_drafts=4,
+    parallel_roots=4,
+    p_eagle_intermediate_size=96,
+    p_eagle_seconds=1,
+    block_intermediate_size=96,
+    dflash_seconds=1,
+    markov_rank=8,
+    dspark_seconds=1,
 )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
 STEP_WEIGHT = 0.9
 
@@ -25,25 +25,37 @@ class Reading(NamedTuple):
     values_BACD: torch.Tensor  # last layer's
 
 
-class Student(nn.Module, ABC):
-    """A drafter in training."""
+class Learner(nn.Module, ABC):
+    """A drafter in training, which can be written."""
 
-    config: LlamaConfig
-
-    @abstractmethod
-    def unroll(self, reading: Reading, tokens_BC: torch.Tensor, steps: int) -> list[torch.Tensor]:
-        """Compute each step's logits [B, R, V], with R = C - steps; true tokens serve as drafts."""
+    config: PretrainedConfig
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Name the tensors of the student's file."""
         return self.state_dict()
 
     def write(self, folder: Path) -> None:
-        """Write configuration and tensors, in bfloat16."""
+        """Write configuration and tensors, in bfloat16; the parameters then hold the written values."""
         self.config.dtype = torch.bfloat16
         self.config.save_pretrained(folder)
         tensors = {name: value.bfloat16().contiguous() for name, value in self.tensors().items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        for parameter in self.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+class Student(Learner):
+    """A drafter that is unrolled step by step."""
+
+    config: LlamaConfig
+
+    @abstractmethod
+    def unroll(self, reading: Reading, tokens_BC: torch.Tensor, steps: int) -> list[torch.Tensor]:
+        """Compute each step's logits [B, R, V], with R = C - steps; true tokens serve as drafts."""
 
 
 @torch.no_grad()

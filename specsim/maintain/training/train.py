@@ -16,13 +16,15 @@ import typer
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from specsim.maintain.training import distil, drafter, rollouts, target
+from specsim.maintain.training import distil, drafter, parallel, rollouts, target
 from specsim.maintain.training import estimate as acceptance
+from specsim.maintain.training.block import build_dflash, build_dspark
 from specsim.maintain.training.card import write_card
 from specsim.maintain.training.corpus import build_corpus, find_sources, first_bytes, read_documents, write_documents
 from specsim.maintain.training.edits import write_edits
 from specsim.maintain.training.manifest import compare_selection, follow_manifest, make_manifest
 from specsim.maintain.training.minimise import Budget
+from specsim.maintain.training.p_eagle import build_p_eagle
 from specsim.maintain.training.prompts import choose_prompts
 from specsim.maintain.training.recipe import SHIPPED, SMOKE, Recipe
 from specsim.maintain.training.tokenizer import encode_documents, save_tokenizer, train_tokenizer
@@ -31,7 +33,9 @@ from specsim.training.continuation import NUM_DRAFTS
 from specsim.training.estimate import head_drafts
 from specsim.training.target import load_target
 
-TIMES = [f"{model}_seconds" for model in ("target", "eagle3", "eagle", "mtp", "frozen_kv", "standalone")]
+_UNROLLED = ("target", "eagle3", "eagle", "mtp", "frozen_kv", "standalone")
+_PARALLEL = {"p-eagle": build_p_eagle, "dflash": build_dflash, "dspark": build_dspark}
+TIMES = [f"{model.replace('-', '_')}_seconds" for model in (*_UNROLLED, *_PARALLEL)]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -48,6 +52,9 @@ class Stage(StrEnum):
     MTP = "mtp"
     FROZEN_KV = "frozen-kv"
     STANDALONE = "standalone"
+    P_EAGLE = "p-eagle"
+    DFLASH = "dflash"
+    DSPARK = "dspark"
     CARD = "card"
 
 
@@ -175,10 +182,27 @@ def train_student(run: Run, stage: Stage) -> None:
     student, figures = distil.train_student(
         stage, model, run.tokens("train"), rollouts, run.recipe, budget, run.out / stage
     )
-    corpus = json.loads((run.work / "corpus.json").read_text(encoding="utf-8"))
-    figures |= {"of_seconds": budget.seconds, "rollouts": len(rollouts), "corpus": corpus}
+    figures |= _learned_from(run, budget, len(rollouts))
     num_drafts = run.recipe.num_mtp_modules if stage == Stage.MTP else NUM_DRAFTS
     _note_drafter(run, stage, figures, model, partial(acceptance.student_drafts, student, model, num_drafts))
+
+
+def train_parallel(run: Run, stage: Stage) -> None:
+    """Write one drafter that drafts all depths at once, and estimate its acceptance."""
+    model = run.target()
+    rollouts = run.tokens("rollouts")
+    budget = run.budget(stage)
+    learner, figures = parallel.train_parallel(
+        stage, _PARALLEL[stage], model, rollouts, run.recipe, budget, run.out / stage
+    )
+    figures |= _learned_from(run, budget, len(rollouts))
+    _note_drafter(run, stage, figures, model, partial(parallel.parallel_drafts, learner, model, NUM_DRAFTS))
+
+
+def _learned_from(run: Run, budget: Budget, num_rollouts: int) -> dict[str, Any]:
+    """Describe the text that a drafter was distilled on, and the time that it was given."""
+    corpus = json.loads((run.work / "corpus.json").read_text(encoding="utf-8"))
+    return {"of_seconds": budget.seconds, "rollouts": num_rollouts, "corpus": corpus}
 
 
 def _note_drafter(
@@ -212,6 +236,9 @@ STAGES: dict[Stage, Callable[[Run], None]] = {
     Stage.MTP: partial(train_student, stage=Stage.MTP),
     Stage.FROZEN_KV: partial(train_student, stage=Stage.FROZEN_KV),
     Stage.STANDALONE: partial(train_student, stage=Stage.STANDALONE),
+    Stage.P_EAGLE: partial(train_parallel, stage=Stage.P_EAGLE),
+    Stage.DFLASH: partial(train_parallel, stage=Stage.DFLASH),
+    Stage.DSPARK: partial(train_parallel, stage=Stage.DSPARK),
     Stage.CARD: fill_card,
 }
 

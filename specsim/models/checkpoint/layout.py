@@ -80,9 +80,16 @@ def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
 
 
 def _p_eagle_layout(config: DrafterConfig) -> DrafterLayout:
-    """List the tensors of an EAGLE-3 head of one or more layers, with the features that its mask rows read."""
+    """List the tensors of an EAGLE-3 head of one or more layers, with the features that its mask rows read.
+
+    A head with its target's width and vocabulary may read out by its target's lm_head, as in vllm-project/vllm.
+    """
     required, optional = _eagle3_layout(config)
-    return DrafterLayout(required | {"mask_hidden": required["fc.weight"][1:]}, optional)
+    model = config.model
+    head: Layout = {}
+    if (model.hidden_size, config.draft_vocab_size) == (config.target_hidden_size, model.vocab_size):
+        head["lm_head.weight"] = required.pop("lm_head.weight")
+    return DrafterLayout(required | {"mask_hidden": required["fc.weight"][1:]}, optional | head)
 
 
 def _mtp_layout(config: DrafterConfig) -> DrafterLayout:
