@@ -74,6 +74,7 @@ class BlockLearner(ParallelLearner):
         self.confidence_head = ConfidenceHead(config.hidden_size + rank) if rank else None
         self.rotary = Qwen3RotaryEmbedding(config)
         self.borrowed = {"embed_tokens": target.model.embed_tokens, "lm_head": target.lm_head}
+        self.norm.load_state_dict(target.model.norm.state_dict())
 
     @property
     def feature_layers(self) -> list[int]:

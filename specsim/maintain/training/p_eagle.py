@@ -60,6 +60,7 @@ class PEagle(ParallelLearner):
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = LlamaRotaryEmbedding(config)
         self.borrowed = {"embed_tokens": target.model.embed_tokens, "lm_head": target.lm_head}
+        self.norm.load_state_dict(target.model.norm.state_dict())
 
     @property
     def feature_layers(self) -> list[int]:

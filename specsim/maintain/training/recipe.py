@@ -55,6 +55,7 @@ class Recipe:
     standalone_seconds: float = 330
 
     parallel_drafts: int = 7  # of P-EAGLE, DFlash and DSpark, most in training
+    parallel_batch: int = 96
     parallel_roots: int = 48  # tokens of a window after which they draft
     p_eagle_layers: int = 2
     p_eagle_intermediate_size: int = 448
@@ -111,6 +112,7 @@ SMOKE = Recipe(
     frozen_kv_seconds=1,
     standalone_seconds=1,
     parallel_drafts=4,
+    parallel_batch=6,
     parallel_roots=4,
     p_eagle_intermediate_size=96,
     p_eagle_seconds=1,
