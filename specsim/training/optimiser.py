@@ -6,7 +6,13 @@ import torch
 from torch import nn
 
 WARM_UP_STEPS = 100
-_TABLES = ("embed_tokens.weight", "lm_head.weight", "markov_w1.weight", "markov_w2.weight", "confidence_head.proj.weight")
+_TABLES = (
+    "embed_tokens.weight",
+    "lm_head.weight",
+    "markov_w1.weight",
+    "markov_w2.weight",
+    "confidence_head.proj.weight",
+)
 
 
 def make_optimizers(module: nn.Module, peak: float) -> list[torch.optim.Optimizer]:

@@ -89,8 +89,8 @@ class BlockLearner(ParallelLearner):
         masks_BAS = torch.full(exists_BAS.shape, MASK_TOKEN, device=tokens_BC.device)
         masks_BAS[..., 0] = tokens_BC.gather(1, roots.columns_BA)
         x_BNH = self.borrowed["embed_tokens"](masks_BAS.flatten(1))
-        context_BCH = self.hidden_norm(self.fc(features.aux_BCF))
-        columns_1C = torch.arange(tokens_BC.shape[1], device=tokens_BC.device)[None]
+        context_BCH = self.hidden_norm(self.fc(features.aux_BCF[:, :-1]))
+        columns_1C = torch.arange(tokens_BC.shape[1] - 1, device=tokens_BC.device)[None]
         ropes = self.rotary(context_BCH, columns_1C), self.rotary(x_BNH, blocks.positions_BN)
         for layer in self.layers:
             x_BNH = layer(x_BNH, context_BCH, ropes, blocks)

@@ -43,7 +43,9 @@ class PEagleLayer(nn.Module):
         context, own = (self.self_attn.heads(*each) for each in zip(normed, ropes, strict=True))
         context_BCH = hidden[0] + self.self_attn.attend_context(context)
         mask_BNH = hidden[1] + self.self_attn.attend_blocks(own, context, blocks)
-        context_BCH, mask_BNH = (each + self.mlp(self.post_attention_layernorm(each)) for each in (context_BCH, mask_BNH))
+        context_BCH, mask_BNH = (
+            each + self.mlp(self.post_attention_layernorm(each)) for each in (context_BCH, mask_BNH)
+        )
         return context_BCH, mask_BNH
 
 
