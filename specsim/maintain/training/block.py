@@ -91,7 +91,7 @@ class BlockLearner(ParallelLearner):
         x_BNH = self.borrowed["embed_tokens"](masks_BAS.flatten(1))
         context_BCH = self.hidden_norm(self.fc(features.aux_BCF[:, :-1]))
         columns_1C = torch.arange(tokens_BC.shape[1] - 1, device=tokens_BC.device)[None]
-        ropes = self.rotary(context_BCH, columns_1C), self.rotary(x_BNH, blocks.positions_BN)
+        ropes = self.rotary(context_BCH, columns_1C), self.rotary(x_BNH, blocks.positions)
         for layer in self.layers:
             x_BNH = layer(x_BNH, context_BCH, ropes, blocks)
         hidden_BASH = self.norm(x_BNH).unflatten(1, (-1, num_rows))[:, :, self.first_slot :]

@@ -23,7 +23,8 @@ class Blocks(NamedTuple):
     seen_BASS: torch.Tensor  # bool, whether row i of a block sees its row j
 
     @property
-    def positions_BN(self) -> torch.Tensor:
+    def positions(self) -> torch.Tensor:
+        """List the rope positions of all rows, [B, N]."""
         rows = torch.arange(self.seen_BASS.shape[-1], device=self.roots_BA.device)
         return (self.roots_BA[..., None] + rows).flatten(1)
 

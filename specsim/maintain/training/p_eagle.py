@@ -16,7 +16,7 @@ from specsim.maintain.training.recipe import Recipe
 from specsim.training.heads import Features, Rope
 
 MASK_TOKEN = 0  # end of text, which no draft follows
-Pair = tuple[torch.Tensor, torch.Tensor]  # rows of the context [B, C, ...] and of blocks [B, N, ...]
+Pair = tuple[torch.Tensor, ...]  # rows of the context [B, C, ...] and of blocks [B, N, ...]
 
 
 class PEagleLayer(nn.Module):
@@ -43,10 +43,7 @@ class PEagleLayer(nn.Module):
         context, own = (self.self_attn.heads(*each) for each in zip(normed, ropes, strict=True))
         context_BCH = hidden[0] + self.self_attn.attend_context(context)
         mask_BNH = hidden[1] + self.self_attn.attend_blocks(own, context, blocks)
-        context_BCH, mask_BNH = (
-            each + self.mlp(self.post_attention_layernorm(each)) for each in (context_BCH, mask_BNH)
-        )
-        return context_BCH, mask_BNH
+        return tuple(each + self.mlp(self.post_attention_layernorm(each)) for each in (context_BCH, mask_BNH))
 
 
 class PEagle(ParallelLearner):
@@ -73,13 +70,13 @@ class PEagle(ParallelLearner):
         num_windows, num_columns = tokens_BC.shape
         seen_BASS = torch.ones(depth - 1, depth - 1, dtype=torch.bool, device=tokens_BC.device).tril()
         blocks = Blocks(roots.columns_BA, seen_BASS.expand(*roots.columns_BA.shape, -1, -1))
-        masks_BN = torch.full_like(blocks.positions_BN, MASK_TOKEN)
+        masks_BN = torch.full_like(blocks.positions, MASK_TOKEN)
         embed = self.borrowed["embed_tokens"]
         embedding = embed(tokens_BC[:, 1:]), embed(masks_BN)
         mask_H = self.fc(self.mask_hidden)
         hidden = self.fc(features.aux_BCF[:, :-1]), mask_H.expand(*masks_BN.shape, -1)
         row_1C = torch.arange(num_columns - 1, device=tokens_BC.device)[None]
-        ropes = self.rotary(embedding[0], row_1C), self.rotary(embedding[1], blocks.positions_BN)
+        ropes = self.rotary(embedding[0], row_1C), self.rotary(embedding[1], blocks.positions)
         for index, layer in enumerate(self.layers):
             hidden = layer(hidden, embedding if index == 0 else None, ropes, blocks)
         context_BCV, masks_BNV = (self.borrowed["lm_head"](self.norm(each)) for each in hidden)

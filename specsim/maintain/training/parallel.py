@@ -113,9 +113,8 @@ def train_parallel(
     loss = torch.compile(parallel_loss, dynamic=False) if rollouts.is_cuda else parallel_loss
 
     def loss_of_a_batch() -> torch.Tensor:
-        windows_BC = draw_rollouts(rollouts, recipe.parallel_batch, recipe.rollouts_a_batch)[
-            :, : recipe.rollout_rows + 1
-        ]
+        windows_BC = draw_rollouts(rollouts, recipe.parallel_batch, recipe.rollouts_a_batch)
+        windows_BC = windows_BC[:, : recipe.rollout_rows + 1]
         roots = draw_roots(windows_BC, recipe.rollout_prompt, recipe.parallel_roots, depth)
         with torch.autocast(rollouts.device.type, torch.bfloat16, enabled=rollouts.is_cuda):
             features = read_features(target, windows_BC, learner.feature_layers)

@@ -6,12 +6,12 @@ Row r of unrolled step i predicts token r + i + 2: the root is token r + 1, and 
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
+from transformers import LlamaForCausalLM
 
 STEP_WEIGHT = 0.9
 
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
 class Learner(nn.Module, ABC):
     """A drafter in training, which can be written."""
 
-    config: PretrainedConfig
+    config: Any  # of transformers
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Name the tensors of the student's file."""
@@ -50,8 +50,6 @@ class Learner(nn.Module, ABC):
 
 class Student(Learner):
     """A drafter that is unrolled step by step."""
-
-    config: LlamaConfig
 
     @abstractmethod
     def unroll(self, reading: Reading, tokens_BC: torch.Tensor, steps: int) -> list[torch.Tensor]:
