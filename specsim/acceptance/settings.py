@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from specsim.core.config import SpecConfig
 from specsim.core.display import short_setting
+from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
 from specsim.models.load import is_token_drafter
 
@@ -14,8 +15,11 @@ PromptSet = Literal["prompts", "edits"]
 NAMES = {
     "eagle3": "EAGLE-3",
     "eagle": "EAGLE",
+    "p-eagle": "P-EAGLE",
     "mtp": "MTP",
     "frozen-kv": "frozen KV",
+    "dflash": "DFlash",
+    "dspark": "DSpark",
     "standalone": "standalone",
     "ngram": "n-gram",
     "suffix": "suffix",
@@ -51,12 +55,15 @@ def chain(num_drafts: int) -> SpecConfig:
 
 TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=16)
 MTP_TREE = SpecConfig(topk=4, num_steps=3, num_draft_tokens=16)  # as deep as the shipped drafter has modules
+BLOCK_DRAFTS = 7  # of a whole block of the shipped DFlash and DSpark
+BLOCK_TREE = SpecConfig(topk=4, num_steps=BLOCK_DRAFTS, num_draft_tokens=16)
 
 
 def settings_of(drafter: str) -> Iterator[Setting]:
-    """Give the settings of a drafter: a chain of 3 and a tree, greedy and sampled; more chains for EAGLE-3.
+    """Give the settings of a drafter: a chain of 3 and a tree, greedy and sampled; more chains for some.
 
-    A drafter without weights runs on both prompt sets. InputError for a name that `specsim accept` does not know.
+    A block drafter also has the chain of a whole block, and its tree is as deep. A drafter without weights runs on both
+    prompt sets. InputError for a name that `specsim accept` does not know.
     """
     if drafter not in NAMES and ":" not in drafter:
         raise InputError("drafter", drafter, " or ".join([*NAMES, "MODULE:NAME"]))
@@ -66,8 +73,16 @@ def settings_of(drafter: str) -> Iterator[Setting]:
     sets: tuple[PromptSet, ...] = ("prompts", "edits") if is_token_drafter(drafter) else ("prompts",)
     for prompt_set in sets:
         for temperature in (0.0, 1.0):
-            for config in (chain(3), MTP_TREE if drafter == "mtp" else TREE):
+            for config in _configs(drafter):
                 yield Setting(drafter, config, temperature, prompt_set)
+
+
+def _configs(drafter: str) -> Iterator[SpecConfig]:
+    """Give the chains and the tree of a drafter."""
+    yield chain(3)
+    if drafter in BLOCK_KINDS:
+        yield chain(BLOCK_DRAFTS)
+    yield BLOCK_TREE if drafter in BLOCK_KINDS else MTP_TREE if drafter == "mtp" else TREE
 
 
 SETTINGS = tuple(setting for drafter in NAMES for setting in settings_of(drafter))
@@ -84,8 +99,11 @@ TARGETS = (
     Target(Setting("eagle3", chain(3)), 3.2),
     Target(Setting("eagle3", chain(3), temperature=1.0), 1.7),
     Target(Setting("eagle", chain(3)), 2.5),
+    Target(Setting("p-eagle", chain(3)), 2.7),
     Target(Setting("mtp", chain(3)), 2.85),
     Target(Setting("frozen-kv", chain(3)), 2.4),
+    Target(Setting("dflash", chain(3)), 2.4),
+    Target(Setting("dspark", chain(3)), 2.5),
     Target(Setting("standalone", chain(3)), 2.3),
 )
 TARGETS_FRESH = (Target(Setting("eagle3", chain(3)), 2.3),)  # over prompts whose continuation does not loop

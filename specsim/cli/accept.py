@@ -102,7 +102,7 @@ def accept(
 
     Without --target it studies the shipped drafters: a chain of 3 and a tree, at temperature 0 and 1, on the held-out
     prompts. Those without weights also run on edits, prompts that end within a copy of an excerpt. All drafters on all
-    prompts take some 20 minutes of CPU time.
+    prompts take some 30 minutes of CPU time.
 
     Exit status: 0 when done, 1 if the accept length fell by more than the tolerance with 95 % confidence, or if an
     output of the study at temperature 0 differs from plain decoding's, 2 for bad input.

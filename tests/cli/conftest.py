@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import specsim.core.provenance
 import specsim.models.shipped
 from specsim.cli.main import main
+from specsim.core.drafter import DrafterConfig
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
 from specsim.maintain.training.tokenizer import save_tokenizer, train_tokenizer
@@ -21,7 +22,7 @@ from specsim.models.synthetic_pair import synthetic_pair
 
 VOCAB_SIZE = 257
 MAX_LEN = 512
-KINDS = ("eagle", "eagle3", "mtp", "frozen-kv", "standalone")
+KINDS = ("eagle", "eagle3", "p-eagle", "mtp", "frozen-kv", "dflash", "dspark", "standalone")
 PROMPTS = ("def add(a, b):", "import os\n", "class Tree:\n    pass\n")
 SHAPE = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 256,
@@ -46,12 +47,26 @@ def write_checkpoint(folder: Path, fields: dict, tensors: dict) -> None:
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
 
 
+def block_fields(config: DrafterConfig) -> dict:
+    """List the fields of a block drafter that no other has, as z-lab and DeepSpec name them."""
+    block = config.block
+    nested = {"mask_token_id": block.mask_token, "target_layer_ids": [layer - 1 for layer in config.feature_layers]}
+    if config.kind == "dflash":
+        return {"block_size": block.size, "dflash_config": nested}
+    heads = {"markov_rank": block.markov_rank, "enable_confidence_head": True, "confidence_head_with_markov": True}
+    return nested | heads | {"block_size": block.size, "num_anchors": 8}
+
+
 def write_head(folder: Path, pair: Pair) -> None:
     config = pair.drafter.config
     fields = config_fields(config.model)
-    if config.kind == "eagle3":
+    if config.kind in ("eagle3", "p-eagle"):
         fields |= {"draft_vocab_size": config.draft_vocab_size, "eagle_aux_hidden_state_convention": "entering"}
         fields |= {"eagle_aux_hidden_state_layer_ids": list(config.feature_layers)}
+    if config.kind == "p-eagle":
+        fields |= {"mask_token_id": config.mask_token_id}
+    if config.block:
+        fields |= block_fields(config)
     if config.kind == "mtp":
         fields |= {"num_hidden_layers": 1, "num_nextn_predict_layers": config.num_modules}
     if config.kind == "frozen-kv":

@@ -1,10 +1,8 @@
 """Train the pair: `python -m specsim.maintain.training.train`, by stages that hand files to one another."""
 
-import fcntl
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -26,73 +24,17 @@ from specsim.maintain.training.manifest import compare_selection, follow_manifes
 from specsim.maintain.training.minimise import Budget
 from specsim.maintain.training.p_eagle import build_p_eagle
 from specsim.maintain.training.prompts import choose_prompts
-from specsim.maintain.training.recipe import SHIPPED, SMOKE, Recipe
+from specsim.maintain.training.recipe import SHIPPED, SMOKE
+from specsim.maintain.training.run import Run, Stage, write_json
 from specsim.maintain.training.tokenizer import encode_documents, save_tokenizer, train_tokenizer
 from specsim.models.shipped import load_prompts
 from specsim.training.continuation import NUM_DRAFTS
 from specsim.training.estimate import head_drafts
-from specsim.training.target import load_target
 
 _UNROLLED = ("target", "eagle3", "eagle", "mtp", "frozen_kv", "standalone")
 _PARALLEL = {"p-eagle": build_p_eagle, "dflash": build_dflash, "dspark": build_dspark}
 TIMES = [f"{model.replace('-', '_')}_seconds" for model in (*_UNROLLED, *_PARALLEL)]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-class Stage(StrEnum):
-    """Stages in their order."""
-
-    CORPUS = "corpus"
-    TOKENIZER = "tokenizer"
-    ENCODE = "encode"
-    TARGET = "target"
-    ROLLOUTS = "rollouts"
-    EAGLE3 = "eagle3"
-    EAGLE = "eagle"
-    MTP = "mtp"
-    FROZEN_KV = "frozen-kv"
-    STANDALONE = "standalone"
-    P_EAGLE = "p-eagle"
-    DFLASH = "dflash"
-    DSPARK = "dspark"
-    CARD = "card"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Settings that the stages share."""
-
-    recipe: Recipe
-    out: Path  # receives the pair
-    work: Path  # receives what is passed between stages
-    manifest: Path | None
-    is_smoke: bool
-    device: torch.device
-    slice_seconds: float | None  # training time of one model in this run at most
-
-    def note(self, name: str, figures: object) -> None:
-        """Add figures for the card; stages of several processes take turns."""
-        path = self.out / "training.json"
-        with (self.work / "training.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            noted = json.loads(path.read_text()) if path.exists() else {}
-            _write_json(path, {**noted, name: figures})
-
-    def budget(self, stage: Stage) -> Budget:
-        """Give a model its training time and the file from which the next run continues."""
-        seconds = getattr(self.recipe, f"{stage.replace('-', '_')}_seconds")
-        return Budget(seconds, self.slice_seconds, self.work / f"{stage}.pt")
-
-    def tokens(self, part: str) -> torch.Tensor:
-        """Load the token ids of a part (uint16 on disk) as int32."""
-        return torch.from_numpy(np.load(self.work / f"{part}.npy").astype(np.int32)).to(self.device)
-
-    def target(self, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-        return load_target(self.out / "target", self.device, dtype)
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _write_lines(path: Path, rows: list[dict[str, str]]) -> None:
@@ -116,8 +58,8 @@ def select_corpus(run: Run) -> None:
         typer.echo(f"not as in the manifest: {difference}")
     write_documents(corpus.train, run.work / "train.jsonl")
     write_documents(corpus.heldout, run.work / "heldout.jsonl")
-    _write_json(run.work / "selection.json", {"sha256": manifest["train"]["sha256"], "differences": differences})
-    _write_json(run.out / "manifest.json", manifest)
+    write_json(run.work / "selection.json", {"sha256": manifest["train"]["sha256"], "differences": differences})
+    write_json(run.out / "manifest.json", manifest)
 
 
 def learn_tokenizer(run: Run) -> None:
@@ -145,7 +87,7 @@ def encode_corpus(run: Run) -> None:
         np.save(run.work / f"{part}.npy", tokens)
         encoded[part] = {"files": len(texts), "tokens": len(tokens)}
     selection = json.loads((run.work / "selection.json").read_text(encoding="utf-8"))
-    _write_json(run.work / "corpus.json", {**encoded["train"], **selection})
+    write_json(run.work / "corpus.json", {**encoded["train"], **selection})
 
 
 def train_target(run: Run) -> None:
