@@ -154,7 +154,17 @@ def test_a_tree_is_compared_with_its_own_drafter():
     assert check == Check(claim, 1.6, "above 1.50, the best chain's", True)
 
 
-@pytest.mark.parametrize(("drafter", "least"), [("mtp", 2.85), ("frozen-kv", 2.4), ("standalone", 2.3)])
+@pytest.mark.parametrize(
+    ("drafter", "least"),
+    [
+        ("p-eagle", 2.7),
+        ("mtp", 2.85),
+        ("frozen-kv", 2.4),
+        ("dflash", 2.4),
+        ("dspark", 2.5),
+        ("standalone", 2.3),
+    ],
+)
 def test_a_drafter_has_a_target(drafter, least):
     claim = f"{NAMES[drafter]} chain of 3, T=0: accept length"
     for length in (least, least - 0.01):
@@ -180,17 +190,35 @@ def test_a_figure_that_is_not_defined_does_not_hold():
     assert not check.reached
 
 
+def chains_of(drafter: str) -> set[tuple[int, float]]:
+    """Lengths and temperatures of a drafter's chains."""
+    return {(each.config.num_steps, each.temperature) for each in settings_of(drafter) if each.is_chain}
+
+
+@pytest.mark.parametrize("drafter", ["dflash", "dspark"])
+def test_a_block_tree_is_compared_with_the_whole_block(drafter):
+    """A shorter chain that accepts less is not what the tree has to exceed."""
+    tree = Setting(drafter, SpecConfig(topk=4, num_steps=7, num_draft_tokens=16))
+    assert tree in SETTINGS
+    rows = rows_of({tree: 3.5, Setting(drafter, chain(7)): 3.4, Setting(drafter, chain(3)): 2.9})
+    claim = f"{NAMES[drafter]} tree 4/7/16, T=0: accept length"
+    (check,) = [each for each in accept._checks(rows) if each.claim == claim]
+    assert check == Check(claim, 3.5, "above 3.40, the best chain's", True)
+
+
 def test_settings_of_the_shipped_drafters():
     """Each has a chain of 3 and a tree at both temperatures; without weights, on the edits too."""
-    assert len(set(SETTINGS)) == len(SETTINGS) == 41
-    for drafter in ("eagle3", "eagle", "mtp", "frozen-kv", "standalone", "ngram", "suffix"):
-        tree = (4, 3, 16) if drafter == "mtp" else (4, 4, 16)
+    assert len(set(SETTINGS)) == len(SETTINGS) == 57
+    depths = {"mtp": 3, "dflash": 7, "dspark": 7}
+    for drafter in NAMES:
+        tree = (4, depths.get(drafter, 4), 16)
         for prompt_set in ("prompts", "edits") if drafter in ("ngram", "suffix") else ("prompts",):
             for temperature in (0.0, 1.0):
                 assert Setting(drafter, chain(3), temperature, prompt_set) in SETTINGS
                 assert Setting(drafter, SpecConfig(*tree), temperature, prompt_set) in SETTINGS
-    chains = {(each.config.num_steps, each.temperature) for each in settings_of("eagle3") if each.is_chain}
-    assert chains == {(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (3, 1), (4, 1)}
+    assert chains_of("eagle3") == {(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (3, 1), (4, 1)}
+    for drafter in ("dflash", "dspark"):
+        assert chains_of(drafter) == {(3, 0), (7, 0), (3, 1), (7, 1)}
 
 
 def test_a_drafter_of_ones_own_runs_on_both_sets():

@@ -43,6 +43,11 @@ LAYER = {
     "post_attention_layernorm": "H",
 }
 MTP_ALONE = {"eh_proj": "HE", "enorm": "H", "hnorm": "H", "input_layernorm": "H", "norm": "H"}
+BLOCK = {"fc.weight": "HF", "hidden_norm.weight": "H", "norm.weight": "H"} | {
+    f"layers.{index}.{name}.weight": shape.replace("I", "H")
+    for index in range(2)
+    for name, shape in {**LAYER, "input_layernorm": "H", "self_attn.q_norm": "N", "self_attn.k_norm": "N"}.items()
+}
 FORMATS = {
     "eagle": {"embed_tokens.weight": "VH", "fc.weight": "HI", "fc.bias": "H"}
     | {
@@ -52,6 +57,14 @@ FORMATS = {
     "eagle3": {"fc.weight": "HF", "norm.weight": "H", "lm_head.weight": "DH", "d2t": "D", "t2d": "V"}
     | {f"midlayer.{name}.weight": shape for name, shape in LAYER.items()}
     | {f"midlayer.{name}.weight": "H" for name in ("hidden_norm", "input_layernorm")},
+    "p-eagle": {"fc.weight": "HF", "norm.weight": "H", "mask_hidden": "F", "layers.0.hidden_norm.weight": "H"}
+    | {f"layers.0.{name}.weight": shape for name, shape in LAYER.items()}
+    | {f"layers.1.{name}.weight": shape.replace("I", "H") for name, shape in LAYER.items()}
+    | {f"layers.{index}.input_layernorm.weight": "H" for index in range(2)},
+    "dflash": BLOCK,
+    "dspark": BLOCK
+    | {f"markov_head.markov_w{index}.weight": "VR" for index in (1, 2)}
+    | {"confidence_head.proj.weight": "1C", "confidence_head.proj.bias": "1"},
     "mtp": {
         f"modules.{index}.{name}.weight": shape.replace("I", "H")
         for index in range(3)
@@ -92,6 +105,12 @@ def _assert_is_pair(pair: Path) -> None:
         sizes = {"V": config["vocab_size"], "H": config["hidden_size"], "M": config["intermediate_size"]}
         sizes |= {"I": 2 * sizes["H"], "F": 3 * sizes["H"], "D": config.get("draft_vocab_size")}
         sizes |= {"B": wide, "E": 2 * wide, "Q": config["num_attention_heads"] * config["head_dim"]}
+        sizes |= {
+            "1": 1,
+            "N": config["head_dim"],
+            "R": config.get("markov_rank", 0),
+            "C": sizes["H"] + config.get("markov_rank", 0),
+        }
         sizes |= {"K": config["num_key_value_heads"] * config["head_dim"]}
         expected = {tensor: tuple(sizes[letter] for letter in shape) for tensor, shape in layout.items()}
         assert {tensor: tuple(value.shape) for tensor, value in _tensors(pair / name).items()} == expected

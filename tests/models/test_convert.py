@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,24 @@ def target_folder(path: Path, model: ModelConfig) -> Path:
     return path
 
 
-@pytest.mark.parametrize("layout", ["eagle", "speculators"])
-def test_the_shipped_head_reads_back_equal(layout: str, tmp_path: Path):
-    done = convert(TARGET, HEAD, tmp_path / "new", layout)
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        *product(("eagle3", "p-eagle"), ("eagle", "speculators")),
+        *product(("dflash",), ("z-lab", "speculators")),
+        *product(("dspark",), ("deepspec", "speculators")),
+    ],
+)
+def test_the_shipped_heads_read_back_equal(kind: str, layout: str, tmp_path: Path):
+    """All but EAGLE-3 borrow lm_head, and none is written for them."""
+    done = convert(TARGET, TINY / kind, tmp_path / "new", layout)
     model = load_target(TARGET).config
-    assert same(load_drafter(HEAD, model), load_drafter(tmp_path / "new", model))
+    written = load_drafter(tmp_path / "new", model)
+    assert same(load_drafter(TINY / kind, model), written)
+    assert ("lm_head.weight" in written.tensors) is (kind == "eagle3")
     fields = json.loads((tmp_path / "new" / "config.json").read_text())
     assert ("transformer_layer_config" in fields) is (layout == "speculators")
-    assert (done.layout, done.config.kind) == (layout, "eagle3")
+    assert (done.layout, done.config.kind) == (layout, kind)
     assert [each.name for each in tmp_path.iterdir()] == ["new"]
 
 

@@ -113,12 +113,30 @@ def test_a_standalone_drafter_has_the_tokens_of_its_target(tiny_pair: Path, tmp_
 
 
 @pytest.mark.usefixtures("tiny_pair")
-@pytest.mark.parametrize("drafter", ["mtp", "frozen-kv", "dflash", "dspark", "standalone"])
+@pytest.mark.parametrize("drafter", ["p-eagle", "mtp", "frozen-kv", "dflash", "dspark", "standalone"])
 def test_a_drafter_that_is_not_shipped(drafter: str):
     with pytest.raises(InputError) as caught:
         load(drafter=drafter)
     assert (caught.value.name, caught.value.value) == ("drafter", drafter)
     assert caught.value.allowed.startswith("eagle or eagle3 or ngram or suffix or none")
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "p-eagle", "mtp", "frozen-kv", "dflash", "dspark", "standalone"])
+def test_every_drafter_with_weights_is_shipped(kind: str):
+    pair = load(drafter=kind)
+    assert (pair.drafter.config.kind, pair.name) == (kind, f"tiny, {kind}")
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_shipped_blocks_have_seven_drafts(kind: str):
+    """DSpark's rows draft the next token, so that its block has one row fewer; no draft is cut by default."""
+    config = load(drafter=kind).drafter.config
+    block = config.block
+    assert (block.most_drafts, block.predicts, block.threshold) == (7, "own" if kind == "dflash" else "next", 0)
+    assert (block.markov_rank > 0, block.confidence) == (
+        (False, "none") if kind == "dflash" else (True, "hidden_and_token")
+    )
+    assert config.feature_layers == (1, 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """P-EAGLE heads load from the layout of vLLM and from that of speculators, and bad ones are refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
 from specsim.models.checkpoint import load_drafter
 from specsim.models.checkpoint.layout import drafter_layout
-from specsim.models.load import load
 from specsim.models.tiny_config import tiny_config
 
 SIZES = dict(vocab_size=40, hidden_size=24, intermediate_size=20, head_dim=6)
@@ -92,7 +92,25 @@ def test_a_head_without_mask_rows_has_one_layer(tmp_path: Path, published):
         load_drafter(folder, TARGET)
 
 
-def test_no_such_drafter_is_shipped():
-    with pytest.raises(InputError) as refused:
-        load(drafter="p-eagle")
-    assert (refused.value.name, refused.value.value) == ("drafter", "p-eagle")
+@pytest.mark.parametrize("form", FIELDS)
+def test_a_head_for_the_whole_vocabulary_may_borrow_lm_head(form: str, tmp_path: Path, published):
+    """Its own one, if it has one, is read; d2t is the identity and may be left out."""
+    whole = replace(HEAD, draft_vocab_size=40)
+    layout = drafter_layout(whole)
+    assert "lm_head.weight" in layout.optional
+    own = {key: torch.randn(shape) for key, shape in layout.required.items()}
+    fields = FIELDS[form] | {"draft_vocab_size": 40}
+    for extra in ({}, {"lm_head.weight": torch.randn(40, 24)}):
+        folder = published.save(tmp_path / str(len(extra)), fields, stored(own | extra))
+        found = load_drafter(folder, TARGET)
+        assert found.tensors.keys() >= (own | extra).keys()
+        assert ("lm_head.weight" in found.tensors) is bool(extra)
+        assert all(torch.equal(found.tensors[key], each) for key, each in (own | extra).items())
+
+
+def test_a_head_for_fewer_tokens_needs_its_own_lm_head(tmp_path: Path, published):
+    tensors = stored(drawn())
+    del tensors["lm_head.weight"]
+    folder = published.save(tmp_path, FIELDS["vllm"], tensors)
+    with pytest.raises(InputError, check=lambda error: error.name == f"lm_head.weight in {folder}"):
+        load_drafter(folder, TARGET)

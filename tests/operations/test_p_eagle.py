@@ -113,6 +113,51 @@ def test_drafts_of_every_depth_equal_the_oracle(prompt):
         draft_input, batch = advance.draft_input, advance.batch
 
 
+# A head that reads out by its target's lm_head.
+
+
+def with_targets_head(family: str = "llama") -> Pair:
+    """A head for the whole vocabulary, which has no lm_head of its own."""
+    pair = pair_of(family)
+    own = {
+        name: tensor for name, tensor in pair.drafter.tensors.items() if name not in ("lm_head.weight", "d2t", "t2d")
+    }
+    config = replace(pair.drafter.config, draft_vocab_size=pair.target.config.vocab_size)
+    return pair.with_drafter(replace(pair.drafter, config=config, tensors=own))
+
+
+def with_a_copy(pair: Pair) -> Pair:
+    """The same head with the target's lm_head in its own file."""
+    tensors = {**pair.drafter.tensors, "lm_head.weight": pair.target.tensors["lm_head.weight"]}
+    return pair.with_drafter(replace(pair.drafter, tensors=tensors))
+
+
+@pytest.mark.parametrize("impl", ["reference", "fast"])
+@pytest.mark.parametrize("config", ["chain", "product"])
+def test_the_targets_lm_head_drafts_as_a_copy_of_it(config, impl):
+    pair = with_targets_head()
+    options = REFERENCE if impl == "reference" else EngineOptions("fast", torch.float32)
+    sampling = SamplingParams(max_new_tokens=12)
+    found, expected = (outputs(each, CONFIGS[config], options, sampling) for each in (pair, with_a_copy(pair)))
+    counts = [each.num_accepted_tokens_per_round for each in found]
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    assert counts == [each.num_accepted_tokens_per_round for each in expected]
+    assert max(map(max, counts)) > 1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("setting", ["chain", "product"])
+def test_rounds_with_the_targets_lm_head_equal_the_oracle(setting, family):
+    config, sampling = ORACLE[setting]
+    sampling = replace(sampling, max_new_tokens=12)
+    pair = with_targets_head(family)
+    found = outputs(pair, config, REFERENCE, sampling)
+    for index, (prompt, output) in enumerate(zip(PROMPTS, found, strict=True)):
+        truth = oracle.generate(pair, prompt, config, sampling, draws(sampling.seed, index, 48))
+        assert output.token_ids == truth.token_ids
+        assert output.num_accepted_tokens_per_round == tuple(len(each.accepted) for each in truth.rounds)
+
+
 CELLS = [cell_of(P_EAGLE[index]) for index in (1, 4, 6, 8, 9, 11, 12, 15)]
 
 

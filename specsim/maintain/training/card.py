@@ -73,6 +73,9 @@ ARCHITECTURES = {
     "eagle3": """\
 - EAGLE-3: reads the hidden states *entering* layers {recipe.feature_layers}, transformers' `output_hidden_states[i]`;
   its {recipe.draft_vocab_size} draft ids cover {figures[eagle3][coverage]:.1%} of the training tokens.""",
+    "p-eagle": """\
+- P-EAGLE: an EAGLE-3 head of {recipe.p_eagle_layers} layers, intermediate {recipe.p_eagle_intermediate_size}, on the
+  same hidden states; its mask rows read one learned vector in their place; embedding and lm_head are the target's.""",
     "mtp": """\
 - MTP: {recipe.num_mtp_modules} modules of one layer each, intermediate {recipe.mtp_intermediate_size};
   each reads the normed output of the one before, the first one what the target's lm_head reads; embedding and
@@ -80,6 +83,14 @@ ARCHITECTURES = {
     "frozen-kv": """\
 - Frozen KV: {recipe.frozen_kv_layers} layers of hidden {recipe.frozen_kv_hidden_size} with queries only, which read
   the keys and values of the target's last layer from the last committed position; it has an lm_head of its own.""",
+    "dflash": """\
+- DFlash: {recipe.block_layers} Qwen3 layers, intermediate {recipe.block_intermediate_size}, over blocks of a root and
+  {recipe.parallel_drafts} mask tokens; keys and values of the context are made of the outputs of layers 0 to 2, the
+  hidden states that EAGLE-3 reads; embedding and lm_head are the target's.""",
+    "dspark": """\
+- DSpark: such layers, whose {recipe.parallel_drafts} rows draft the next token, with a bias of rank
+  {recipe.markov_rank} by the token before each draft, and a confidence head that reads this token too; its threshold
+  is 0, so it ends no block unless one is set.""",
     "standalone": """\
 - Standalone: a Llama of {recipe.standalone_layers} layers, hidden {recipe.hidden_size}, tied embedding, with the
   target's tokenizer; training started from the target's embedding and evenly spaced layers.""",

@@ -32,8 +32,8 @@ from specsim.training.continuation import NUM_DRAFTS
 from specsim.training.estimate import head_drafts
 
 _UNROLLED = ("target", "eagle3", "eagle", "mtp", "frozen_kv", "standalone")
-_PARALLEL = {"p-eagle": build_p_eagle, "dflash": build_dflash, "dspark": build_dspark}
-TIMES = [f"{model.replace('-', '_')}_seconds" for model in (*_UNROLLED, *_PARALLEL)]
+PARALLEL = {"p-eagle": build_p_eagle, "dflash": build_dflash, "dspark": build_dspark}
+TIMES = [f"{model.replace('-', '_')}_seconds" for model in (*_UNROLLED, *PARALLEL)]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -135,7 +135,7 @@ def train_parallel(run: Run, stage: Stage) -> None:
     rollouts = run.tokens("rollouts")
     budget = run.budget(stage)
     learner, figures = parallel.train_parallel(
-        stage, _PARALLEL[stage], model, rollouts, run.recipe, budget, run.out / stage
+        stage, PARALLEL[stage], model, rollouts, run.recipe, budget, run.out / stage
     )
     figures |= _learned_from(run, budget, len(rollouts))
     _note_drafter(run, stage, figures, model, partial(parallel.parallel_drafts, learner, model, NUM_DRAFTS))
