@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specsim.core.metrics import LOOP_SHARE
 from specsim.maintain.result_tables import markdown, prompts_of
+from specsim.maintain.training.parallel import GREEDY_SHARE
 from specsim.maintain.training.prompts import RULE
 from specsim.maintain.training.recipe import Recipe
 from specsim.training.continuation import NEW_TOKENS
@@ -85,8 +86,8 @@ ARCHITECTURES = {
   the keys and values of the target's last layer from the last committed position; it has an lm_head of its own.""",
     "dflash": """\
 - DFlash: {recipe.block_layers} Qwen3 layers, intermediate {recipe.block_intermediate_size}, over blocks of a root and
-  {recipe.parallel_drafts} mask tokens; keys and values of the context are made of the outputs of layers 0 to 2, the
-  hidden states that EAGLE-3 reads; embedding and lm_head are the target's.""",
+  {recipe.parallel_drafts} mask tokens; keys and values of the context are made of the hidden states that EAGLE-3
+  reads; embedding and lm_head are the target's.""",
     "dspark": """\
 - DSpark: such layers, whose {recipe.parallel_drafts} rows draft the next token, with a bias of rank
   {recipe.markov_rank} by the token before each draft, and a confidence head that reads this token too; its threshold
@@ -107,7 +108,7 @@ def write_card(recipe: Recipe, folder: Path) -> str:
         recipe=recipe,
         models="\n".join(_model_rows(figures, drafters)),
         architectures="\n".join(ARCHITECTURES[name].format(recipe=recipe, figures=figures) for name in drafters),
-        distilled="".join(_distilled_lines(figures, drafters)),
+        distilled="".join([*_distilled_lines(figures, drafters), *_parallel_lines(recipe, drafters)]),
         manifest=manifest,
         figures=figures,
         licences="\n".join(_licence_rows(manifest["distributions"])),
@@ -145,6 +146,14 @@ def _distilled_lines(figures: dict, drafters: list[str]) -> Iterator[str]:
             yield "  Its selection differs from `manifest.json`: " + "; ".join(corpus["differences"]) + ".\n"
     if distilled:
         yield "- Seconds of these include compilation; those that were trained side by side shared one GPU.\n"
+
+
+def _parallel_lines(recipe: Recipe, drafters: list[str]) -> Iterator[str]:
+    """Describe the batches of the drafters that make all drafts at once."""
+    names = [f"`{name}/`" for name in drafters if name in ("p-eagle", "dflash", "dspark")]
+    if names:
+        yield f"- {', '.join(names)}: {recipe.parallel_roots} tokens of a window were roots, each with 1 to\n"
+        yield f"  {recipe.parallel_drafts} drafts; {GREEDY_SHARE:.0%} of these windows were continued greedily.\n"
 
 
 def _measured(study: dict) -> str:
