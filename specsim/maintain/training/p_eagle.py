@@ -20,7 +20,7 @@ Pair = tuple[torch.Tensor, ...]  # rows of the context [B, C, ...] and of blocks
 
 
 class PEagleLayer(nn.Module):
-    """A Llama layer over both kinds of rows; the first one has a norm for the embedding and one for the hidden."""
+    """A Llama layer over both kinds of rows; the first one has norms for embedding and hidden state."""
 
     def __init__(self, config: LlamaConfig, is_first: bool) -> None:
         super().__init__()
