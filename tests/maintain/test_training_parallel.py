@@ -224,7 +224,7 @@ def test_steps_lower_the_loss_of_the_same_roots(name, target, tokens):
     def loss_of_a_batch() -> torch.Tensor:
         return parallel_loss(learner, features, tokens[None], roots, DEPTH)
 
-    losses = [float(take_step(loss_of_a_batch, learner, optimizers, 1e-2)) for _ in range(6)]
+    losses = [take_step(loss_of_a_batch, learner, optimizers, 1e-2).item() for _ in range(6)]
     assert losses[-1] < losses[0]
 
 

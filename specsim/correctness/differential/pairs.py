@@ -73,7 +73,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     if kind in TOKEN_DRAFTERS:
         return replace(make_pair(f"eagle-{family}", dtype), drafter=TOKEN_DRAFTERS[kind], name=name)
     if family == "shipped":
-        if kind in ("eagle3.1", "p-eagle", BRIDGED, *MODES):
+        if kind in ("eagle3.1", BRIDGED, *MODES):
             raise InputError("pair", name, f"{kind} with another family, as no such drafter is shipped")
         pair = load(drafter=kind)
     elif family.startswith("wide"):
