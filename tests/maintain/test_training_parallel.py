@@ -91,7 +91,7 @@ def oracle_drafts(name: str, request: Request, tokens: list[int]) -> tuple[list[
 
 @torch.no_grad()
 def slots_after(made: Written, target: LlamaForCausalLM, tokens: list[int], root: int, num_drafts: int) -> list[Slot]:
-    """Draft after one root, with as many drafts as told."""
+    """Draft after one root, with the given number of drafts."""
     tokens_BC = torch.tensor([tokens])
     features = read_features(target, tokens_BC, made.learner.feature_layers)
     return made.learner.slots(features, tokens_BC, Roots(torch.tensor([[root]]), torch.tensor([[num_drafts]])), DEPTH)
@@ -147,9 +147,9 @@ class Perfect(ParallelLearner):
         made = []
         for index in range(depth):
             columns_BA = roots.columns_BA + index
-            told = None if self.confidence is None else torch.full(columns_BA.shape, self.confidence)
+            logit_BA = None if self.confidence is None else torch.full(columns_BA.shape, self.confidence)
             logits_BAV = features.logits_BCV[windows, columns_BA]
-            made.append(Slot(logits_BAV, columns_BA, roots.num_drafts_BA > index, told))
+            made.append(Slot(logits_BAV, columns_BA, roots.num_drafts_BA > index, logit_BA))
         return made
 
 
