@@ -1,0 +1,109 @@
+"""Processes of the ranks of one command, watched so that a rank that ends or hangs ends them all."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from specsim.core import phase_board
+from specsim.core.phase_board import VARIABLE, Progress
+
+RANK_FAILED = 3  # exit status of a command of which a rank ended early or hung
+LOST = 71  # exit status of a rank that lost the others
+BROKEN = 70  # exit status of a rank with an error of its own
+GRACE = 5.0  # seconds in which the other ranks may end by themselves
+STARTUP = 300.0  # seconds in which every rank has to import, load and reach its first collective
+_PAUSE = 0.05
+
+Words = Callable[[Path, int], Sequence[str]]
+
+
+def run_ranks(words: Words, size: int, timeout: float) -> int:
+    """Run one process for each rank to its end, and return the exit status of rank 0.
+
+    words: the command line of a rank, by the folder in which ranks meet and its number. The output of rank 0 goes to
+    this process's, that of the others nowhere. Where a rank ends early, or none moves for `timeout` seconds, all are
+    ended, one sentence names the rank and its phase, and the status is RANK_FAILED.
+    """
+    with TemporaryDirectory(prefix="specsim-ranks-") as name:
+        folder = Path(name)
+        processes = [_start(words(folder, rank), folder, rank) for rank in range(size)]
+        try:
+            sentence = _watch(processes, folder, timeout)
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.wait()
+        if sentence is None:
+            return processes[0].returncode
+        print(f"specsim: {sentence}", file=sys.stderr)
+        return RANK_FAILED
+
+
+def _start(words: Sequence[str], folder: Path, rank: int) -> subprocess.Popen[bytes]:
+    board = folder / f"phase-{rank}"
+    phase_board.create(board)
+    # Ranks of one machine meet over the loopback device, whatever the machine's name resolves to.
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, VARIABLE: str(board)}
+    if rank == 0:
+        return subprocess.Popen(words, env=environment)
+    with (folder / f"errors-{rank}").open("wb") as errors:
+        return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+
+
+def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout: float) -> str | None:
+    """Wait for all ranks to end; the sentence about the rank that kept them from it, None if none did."""
+    failed_at: float | None = None
+    while True:
+        statuses = [process.poll() for process in processes]
+        moment = time.monotonic()
+        if None not in statuses and (len(set(statuses)) == 1 and statuses[0] not in (LOST, BROKEN)):
+            return None
+        if None not in statuses or (failed_at is not None and moment > failed_at + GRACE):
+            return _blame(statuses, _boards(folder, len(processes)), folder)
+        if failed_at is None and any(status is not None for status in statuses):
+            failed_at = moment
+        boards = _boards(folder, len(processes))
+        limit = max(timeout, STARTUP) if min(each.collectives for each in boards) == 0 else timeout
+        if moment > max(each.time for each in boards) + limit:
+            return _blame(statuses, boards, folder)
+        time.sleep(_PAUSE)
+
+
+def _boards(folder: Path, size: int) -> list[Progress]:
+    return [phase_board.read(folder / f"phase-{rank}") for rank in range(size)]
+
+
+def _blame(statuses: Sequence[int | None], boards: Sequence[Progress], folder: Path) -> str:
+    """Name the rank that the others waited for: one that was killed, broke, hangs, or is behind."""
+
+    def order(rank: int) -> tuple[int, bool, int]:
+        status = statuses[rank]
+        if status is not None and status < 0:
+            kind = 0
+        elif status not in (None, LOST):
+            kind = 1
+        else:
+            kind = 2 if status is None else 3
+        return kind, boards[rank].waits, boards[rank].collectives
+
+    rank = min(range(len(statuses)), key=order)
+    status, phase = statuses[rank], boards[rank].phase
+    others = f"the other {len(statuses) - 1} are ended" if len(statuses) > 2 else "the other one is ended"
+    if status is None:
+        seconds = time.monotonic() - boards[rank].time
+        return f"rank {rank} has not moved for {seconds:.0f} s in phase {phase}, so all ranks are ended"
+    if status < 0:
+        return f"rank {rank} was killed by signal {-status} in phase {phase}, so {others}"
+    return f"rank {rank} ended with status {status} in phase {phase}{_last_error(folder, rank)}, so {others}"
+
+
+def _last_error(folder: Path, rank: int) -> str:
+    """Quote the last line of a rank's errors, which nobody has seen except those of rank 0."""
+    file = folder / f"errors-{rank}"
+    lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines() if file.exists() else []
+    return f" ({lines[-1].strip()})" if lines else ""
