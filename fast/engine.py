@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -26,6 +27,8 @@ from specsim.core.phases import (
     VerifyOutput,
 )
 from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.rank_group import RankGroup
+from specsim.core.rank_part import RankPart, kv_layout_of
 from specsim.core.rule import AcceptanceRule
 from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
@@ -54,6 +57,7 @@ from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
 from specsim.fast.vocabulary.penalties import Allowed
 
+T = TypeVar("T")
 MOST_CANDIDATES = 2**16  # that one program can rank
 
 
@@ -94,10 +98,12 @@ class Engine:
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
         family = FAMILIES[target.family]
         invariant = options.batch_invariant
-        self.target: Target = family(target, pair.target.tensors, self.dtype, self.device, batch_invariant=invariant)
-        self._drafter = drafters.make(
-            pair.drafter, self.target, self.config, self.dtype, self.device, batch_invariant=invariant
-        )
+        ranks = self._ranks = RankGroup.joined(options.tensor_parallel)
+        drafters.check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
+        on = self.dtype, self.device
+        self.target: Target = family(target, pair.target.tensors, *on, batch_invariant=invariant, ranks=ranks)
+        sharing = ranks if options.draft_parallel == "sharded" else None
+        self._drafter = drafters.make(pair.drafter, self.target, self.config, *on, invariant, sharing)
         self.drafter: Drafter = self._drafter
         self.options.check_draft_kv(config, self.drafter.kv_layout)
         self._launches: dict[Section, Callable[[Frame], None]] = {
@@ -118,7 +124,8 @@ class Engine:
         """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
         num_slots -= num_slots % self.config.page_size
         of_target, of_drafter = self.options.kv_format, self.options.draft_kv_format
-        target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype, self.device, of_target)
+        part = self._ranks and RankPart(self._ranks.rank, self._ranks.size)
+        target = KVBuffer(kv_layout_of(self.target.config, part), num_slots, self.dtype, self.device, of_target)
         layout = self.drafter.kv_layout
         draft = None if layout is None else KVBuffer(layout, num_slots, self.dtype, self.device, of_drafter)
         width = self.config.reserved_columns(self.config.length_limit)
@@ -139,6 +146,7 @@ class Engine:
 
         Columns up to seq_lens plus the drafter's lead must be owned.
         """
+        self._enter("prefill")
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
         output = self.target.forward(prefill.input_ids, metadata, pools.target, self.drafter.feature_layers)
@@ -148,7 +156,7 @@ class Engine:
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, output.features, pools)
-        return PrefillOutput(next_tokens, logprobs, draft_input)
+        return self._agreed("prefill", PrefillOutput(next_tokens, logprobs, draft_input))
 
     def _allowed_first(self, batch: Batch, pools: KVPool, vocab_size: int) -> Allowed | None:
         if not self.grammars:
@@ -164,11 +172,12 @@ class Engine:
         reserved: the round's columns are already owned.
         """
         frame = self._play(batch, draft_input, pools, reserved)
-        return RoundOutput(
+        output = RoundOutput(
             unload(frame.verify_input, batch.size, frame.bucket),
             self._verify_output(frame, batch.size),
             unload(frame.outlet.draft_input, batch.size, frame.bucket),
         )
+        return self._agreed("round", output)
 
     @torch.inference_mode()
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
@@ -177,7 +186,7 @@ class Engine:
         With reserved columns under release `finish` the host never waits, so rounds can be enqueued, each on the result
         of the one before. States are values: in-place changes to a tensor that was passed before are not noticed.
         """
-        return self._play(batch, draft_input, pools, reserved).advance(batch)
+        return self._agreed("round", self._play(batch, draft_input, pools, reserved).advance(batch))
 
     @torch.inference_mode()
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
@@ -185,7 +194,7 @@ class Engine:
         self._own_lanes(batch, pools, reserved)
         frame = self._frame(batch, pools, draft_input)
         self._draft(frame, batch)
-        return unload(frame.verify_input, batch.size, frame.bucket)
+        return self._agreed("draft", unload(frame.verify_input, batch.size, frame.bucket))
 
     @torch.inference_mode()
     def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
@@ -193,7 +202,7 @@ class Engine:
         frame = self._frame(batch, pools)
         load(frame.verify_input, replace(verify_input, candidates=None))
         self._verify(frame, batch)
-        return self._verify_output(frame, batch.size)
+        return self._agreed("verify", self._verify_output(frame, batch.size))
 
     @torch.inference_mode()
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
@@ -201,13 +210,25 @@ class Engine:
         frame = self._frame(batch, pools)
         load_extend_input(frame.extend_input, draft_extend_input, frame.shape.width)
         self._extend(frame)
-        return unload(frame.outlet.draft_input, batch.size, frame.bucket)
+        return self._agreed("draft_extend", unload(frame.outlet.draft_input, batch.size, frame.bucket))
+
+    def _enter(self, phase: str) -> None:
+        """Tell who watches this rank which phase it is in."""
+        if self._ranks is not None:
+            self._ranks.enter(phase)
+
+    def _agreed(self, phase: str, output: T) -> T:
+        """Return a phase's output, which is the same on every rank where ranks are compared."""
+        if self._ranks is not None and self.options.compare_ranks:
+            self._ranks.require_equal(phase, output)
+        return output
 
     def _play(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool) -> Frame:
         """Run a whole round in a frame."""
         self._own_lanes(batch, pools, reserved)
         frame = self._frame(batch, pools, draft_input)
         if self.options.graph == "round":
+            self._enter("round")
             self._run(frame, ROUND)
         else:
             self._draft(frame, batch)
@@ -224,6 +245,8 @@ class Engine:
             own_lanes(pools, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), self.config, self._drafter.lead)
 
     def _draft(self, frame: Frame, batch: Batch) -> None:
+        self._enter("draft")
+
         def own() -> None:
             rows = batch.req_pool_indices.tolist()
             own_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._drafter.lead)
@@ -239,6 +262,8 @@ class Engine:
             self._run_phase(frame, DRAFT_PHASE, own)
 
     def _verify(self, frame: Frame, batch: Batch) -> None:
+        self._enter("verify")
+
         def own() -> None:
             after = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
             rows = after.req_pool_indices.tolist()
@@ -249,6 +274,7 @@ class Engine:
         self._run_phase(frame, VERIFY_PHASE, own)
 
     def _extend(self, frame: Frame) -> None:
+        self._enter("draft_extend")
         self._run(frame, EXTEND_PHASE)
 
     def _verify_output(self, frame: Frame, size: int) -> VerifyOutput:
@@ -291,6 +317,7 @@ class Engine:
 
     def _capture(self, frame: Frame) -> None:
         """Capture this mode's graphs, while the frame has padded requests only."""
+        self._enter("capture")
         for sections in recorded(self.options.graph or "eager", self.config, *self._on_host):
             graph = capture(lambda sections=sections: self._launch(frame, sections), self.device)
             frame.recordings[sections] = Recording(graph, frame.target_output)

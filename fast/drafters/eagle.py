@@ -6,6 +6,8 @@ import torch
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
+from specsim.core.rank_group import RankGroup
+from specsim.core.rank_part import RankPart, kv_layout_of
 from specsim.core.target import Target
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
@@ -27,13 +29,16 @@ class EagleHead:
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool = False,
+        ranks: RankGroup | None = None,
     ) -> None:
-        self._model = config.model
+        part = None if ranks is None else RankPart(ranks.rank, ranks.size)
+        self._model = config.model if part is None else part.config(config.model)
+        tensors = tensors if part is None else part.tensors(tensors, ())
         self._target = target
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-        self._weights = Weights(moved, batch_invariant=batch_invariant)
+        self._weights = Weights(moved, batch_invariant=batch_invariant, ranks=ranks)
         self._inverse_D = inverse_frequencies(config.model.rope).to(device)
-        self.kv_layout = config.model.kv_layout
+        self.kv_layout = kv_layout_of(self._model, part)
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size
         self.draft_vocab_size = config.draft_vocab_size

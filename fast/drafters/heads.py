@@ -7,6 +7,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_token_drafter
+from specsim.core.rank_group import RankGroup
 from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
@@ -30,7 +31,20 @@ HEADS: dict[str, Any] = {
     "mtp": MtpModule,
     "standalone": StandaloneHead,
 }
+SHARDED = ("eagle", "eagle3")
+REPLICATED = (*SHARDED, "standalone")
 TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
+
+
+def check_parallel(drafter: AnyDrafter | None, size: int, parallel: str) -> None:
+    """Raise InputError for a drafter with weights that cannot run where ranks share its target."""
+    kind = drafter.config.kind if isinstance(drafter, DrafterCheckpoint) else None
+    if size == 1 or kind is None:
+        return
+    if kind not in REPLICATED:
+        raise InputError("tensor_parallel", size, f"1 with a drafter of kind {kind}")
+    if parallel == "sharded" and kind not in SHARDED:
+        raise InputError("draft_parallel", parallel, f"replicated with a drafter of kind {kind}")
 
 
 def make(
@@ -40,8 +54,11 @@ def make(
     dtype: torch.dtype,
     device: torch.device,
     batch_invariant: bool = False,
+    ranks: RankGroup | None = None,
 ) -> StepDrafter:
     """Make the drafter of a pair.
+
+    ranks: share its weights; None: this rank has all of them.
 
     Raises InputError for a setting with drafts and a pair without a drafter.
     """
@@ -54,7 +71,9 @@ def make(
         if drafter.config.kind == "mtp" and drafter.config.num_modules > 1:
             return MtpDrafter(drafter.config, drafter.tensors, target, dtype, device, config, batch_invariant)
         make_head = HEADS[drafter.config.kind]
-        head = make_head(drafter.config, drafter.tensors, target, dtype, device, batch_invariant=batch_invariant)
+        shared = {"ranks": ranks} if drafter.config.kind in SHARDED else {}
+        weights = drafter.config, drafter.tensors
+        head = make_head(*weights, target, dtype, device, batch_invariant=batch_invariant, **shared)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter
         return make_drafter(head, config, dtype, device, vocab_size)
     check_token_drafter(drafter, config)

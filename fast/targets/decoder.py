@@ -6,9 +6,12 @@ import torch
 
 from specsim.core.layer_config import Experts, LatentAttention
 from specsim.core.pool import KVBuffer
+from specsim.core.rank_group import RankGroup
+from specsim.core.rank_part import RankPart
 from specsim.core.target import ForwardOutput, ModelConfig
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.model.rank_sums import join_slices, sum_onto
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, embed
 from specsim.fast.targets.experts import mixture_onto
@@ -46,6 +49,14 @@ def decoder_layer_onto(
     return gated_mlp_onto(rows, weights.under("mlp"), following, out), None
 
 
+def slices_of(ranks: RankGroup, config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Take a rank's slices of whole tensors, with a head of one size on every rank."""
+    part = RankPart(ranks.rank, ranks.size)
+    own = part.tensors(tensors)
+    own["lm_head.weight"] = part.padded(own["lm_head.weight"], config.vocab_size)
+    return own
+
+
 class DecoderTarget:
     """A target of protocol specsim.core.target.Target, from the tensors of models/checkpoint/layout.py."""
 
@@ -56,9 +67,12 @@ class DecoderTarget:
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool = False,
+        ranks: RankGroup | None = None,
     ) -> None:
-        self.config = config
-        self._weights = Weights(on_device(tensors, device, dtype), batch_invariant=batch_invariant)
+        self.config = config if ranks is None else RankPart(ranks.rank, ranks.size).config(config)
+        self.ranks = ranks
+        tensors = tensors if ranks is None else slices_of(ranks, config, tensors)
+        self._weights = Weights(on_device(tensors, device, dtype), batch_invariant=batch_invariant, ranks=ranks)
         self.embedding = self._weights["model.embed_tokens.weight"]
         self._inverse_D = inverse_frequencies(config.rope).to(device)
 
@@ -73,7 +87,7 @@ class DecoderTarget:
         entering = {layer: features_RF[:, i * size : (i + 1) * size] for i, layer in enumerate(feature_layers)}
         turns = rotations(metadata.positions, self._inverse_D, self.embedding.dtype, self.config.rope.amplitude)
         forward = Forward(turns, metadata, kv)
-        rows = embed(input_ids_R, self.embedding, self._input_norm(0), out=entering.get(0))
+        rows = self.embed(input_ids_R, self._input_norm(0), out=entering.get(0))
         routed = []
         for layer in range(self.config.num_layers):
             weights = self._weights.under(f"model.layers.{layer}")
@@ -84,6 +98,14 @@ class DecoderTarget:
         side = {"experts": torch.stack(routed, dim=1)} if routed else {}
         return ForwardOutput(normed_RH, features_RF if feature_layers else normed_RH, side)
 
+    def embed(self, ids_R: torch.Tensor, norm: Norm | None = None, out: torch.Tensor | None = None) -> Rows:
+        """Look up embeddings, [R, H], where ranks share the table too, and prepare the next norm."""
+        if self.ranks is None:
+            return embed(ids_R, self.embedding, norm, out)
+        first = RankPart(self.ranks.rank, self.ranks.size).tokens(self.config.vocab_size).start
+        own_RH = embed(ids_R, self.embedding, first_token=first).values  # zeros for tokens of other ranks
+        return sum_onto(self.ranks, None, own_RH, norm, out)
+
     def _input_norm(self, layer: int) -> Norm:
         """Return the first norm of a layer, or the final norm after the last layer."""
         is_layer = layer < self.config.num_layers
@@ -91,4 +113,5 @@ class DecoderTarget:
         return Norm(self._weights[f"{name}.weight"], self.config.rms_norm_eps)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._weights.project(Rows(hidden_RH), "lm_head")
+        logits_RV = self._weights.project(Rows(hidden_RH), "lm_head")
+        return logits_RV if self.ranks is None else join_slices(self.ranks, logits_RV, self.config.vocab_size)
