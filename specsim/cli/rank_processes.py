@@ -56,15 +56,16 @@ def _start(words: Sequence[str], folder: Path, rank: int) -> subprocess.Popen[by
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout: float) -> str | None:
-    """Wait for all ranks to end; the sentence about the rank that kept them from it, None if none did."""
+    """Wait for all ranks to end; the sentence about the rank that kept them from it, None if none did.
+
+    Where rank 0 has ended by itself, with whatever status, its result stands.
+    """
     failed_at: float | None = None
     while True:
         statuses = [process.poll() for process in processes]
         moment = time.monotonic()
-        if None not in statuses and (len(set(statuses)) == 1 and statuses[0] not in (LOST, BROKEN)):
-            return None
         if None not in statuses or (failed_at is not None and moment > failed_at + GRACE):
-            return _blame(statuses, _boards(folder, len(processes)), folder)
+            return None if _is_own(statuses[0]) else _blame(statuses, _boards(folder, len(processes)), folder)
         if failed_at is None and any(status is not None for status in statuses):
             failed_at = moment
         boards = _boards(folder, len(processes))
@@ -72,6 +73,11 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout: 
         if moment > max(each.time for each in boards) + limit:
             return _blame(statuses, boards, folder)
         time.sleep(_PAUSE)
+
+
+def _is_own(status: int | None) -> bool:
+    """Check whether a rank ended with a status of its command."""
+    return status is not None and status >= 0 and status not in (LOST, BROKEN)
 
 
 def _boards(folder: Path, size: int) -> list[Progress]:

@@ -7,7 +7,7 @@ from typing import Any
 from specsim.core.errors import InputError
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.drafter_grid import LOOKED_UP_CELLS, drafter_settings
-from specsim.correctness.differential.setting import AXES, CROSSED, DEFAULTS, ROUTED, cell_of, width
+from specsim.correctness.differential.setting import AXES, CROSSED, DEFAULTS, LOOKED_UP, ROUTED, cell_of, width
 from specsim.correctness.pairwise import pairwise
 
 WIDE = ("qwen2", "qwen3", "mistral")
@@ -112,16 +112,21 @@ SHIPPED = (
 )
 
 
-def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
+def grid(name: str, dtype: str = "float32", is_shared: bool = False) -> tuple[Cell, ...]:
     """Make the cells of a grid by its name.
 
     In bfloat16 pairs have margins that its arithmetic keeps, and there are no experts and no KV in fp8, where a number
     that is rounded to the other side changes more than rounding does. The cover of all pairs in reverse leaves them out
     too, as the first cover has them.
+
+    is_shared: only cells of models whose weights ranks can share.
     """
     if name not in GRIDS:
         raise InputError("grid", name, " or ".join(GRIDS))
-    is_included = is_smooth if dtype == "bfloat16" else lambda _: True
+
+    def is_included(setting: Mapping[str, Any]) -> bool:
+        return (dtype != "bfloat16" or is_smooth(setting)) and (not is_shared or is_shareable(setting))
+
     if name == "quick":
         settings: list[dict] = [*QUICK]
     elif name == "drafters":
@@ -129,7 +134,7 @@ def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
     else:
         backwards = {axis: values[::-1] for axis, values in AXES.items()}
         first = pairwise(AXES, lambda setting: is_valid(setting) and is_included(setting))
-        second = pairwise(backwards, lambda setting: is_valid(setting) and is_smooth(setting))
+        second = pairwise(backwards, lambda setting: is_valid(setting) and is_smooth(setting) and is_included(setting))
         settings = [*first, *second]
         crossed = _crossed(settings) if name == "full" else []
         drafters = [*drafter_settings(is_included), *DRAFTERS] if name == "full" else []
@@ -148,6 +153,12 @@ def _wide(family: str) -> str:
 def is_smooth(setting: Mapping[str, Any]) -> bool:
     """Whether a small error stays small: no experts, which are chosen, and no KV in fp8."""
     return setting.get("family") not in ROUTED and setting.get("kv", "model") == "model"
+
+
+def is_shareable(setting: Mapping[str, Any]) -> bool:
+    """Whether ranks can share the weights of the pair: dense layers of heads, and an EAGLE drafter or none."""
+    kinds = ("eagle", "eagle3", "eagle3.1", *LOOKED_UP)
+    return setting.get("family") not in ROUTED and setting.get("kind", DEFAULTS["kind"]) in kinds
 
 
 def is_valid(setting: Mapping[str, Any]) -> bool:
