@@ -28,7 +28,7 @@ from specsim.core.phases import (
 )
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.rank_group import RankGroup
-from specsim.core.rank_part import RankPart, kv_layout_of
+from specsim.core.rank_part import kv_layout_of
 from specsim.core.rule import AcceptanceRule
 from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
@@ -101,7 +101,8 @@ class Engine:
         ranks = self._ranks = RankGroup.joined(options.tensor_parallel)
         drafters.check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
         on = self.dtype, self.device
-        self.target: Target = family(target, pair.target.tensors, *on, batch_invariant=invariant, ranks=ranks)
+        tensors = pair.target.tensors if ranks is None else pair.target.tensors_of(ranks.part)
+        self.target: Target = family(target, tensors, *on, batch_invariant=invariant, ranks=ranks)
         sharing = ranks if options.draft_parallel == "sharded" else None
         self._drafter = drafters.make(pair.drafter, self.target, self.config, *on, invariant, sharing)
         self.drafter: Drafter = self._drafter
@@ -124,7 +125,7 @@ class Engine:
         """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
         num_slots -= num_slots % self.config.page_size
         of_target, of_drafter = self.options.kv_format, self.options.draft_kv_format
-        part = self._ranks and RankPart(self._ranks.rank, self._ranks.size)
+        part = self._ranks and self._ranks.part
         target = KVBuffer(kv_layout_of(self.target.config, part), num_slots, self.dtype, self.device, of_target)
         layout = self.drafter.kv_layout
         draft = None if layout is None else KVBuffer(layout, num_slots, self.dtype, self.device, of_drafter)

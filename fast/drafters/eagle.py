@@ -7,7 +7,7 @@ import torch
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.rank_group import RankGroup
-from specsim.core.rank_part import RankPart, kv_layout_of
+from specsim.core.rank_part import kv_layout_of
 from specsim.core.target import Target
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
@@ -31,9 +31,8 @@ class EagleHead:
         batch_invariant: bool = False,
         ranks: RankGroup | None = None,
     ) -> None:
-        part = None if ranks is None else RankPart(ranks.rank, ranks.size)
+        part = None if ranks is None else ranks.part
         self._model = config.model if part is None else part.config(config.model)
-        tensors = tensors if part is None else part.tensors(tensors, ())
         self._target = target
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         self._weights = Weights(moved, batch_invariant=batch_invariant, ranks=ranks)

@@ -10,7 +10,7 @@ import torch
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.rank_group import RankGroup
-from specsim.core.rank_part import RankPart, kv_layout_of
+from specsim.core.rank_part import kv_layout_of
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rank_sums import join_slices
@@ -34,14 +34,14 @@ class Eagle3Head:
         batch_invariant: bool = False,
         ranks: RankGroup | None = None,
     ) -> None:
-        part = None if ranks is None else RankPart(ranks.rank, ranks.size)
+        part = None if ranks is None else ranks.part
         self._config = config
         self._target = target
         self._ranks = ranks
         self._model = config.model if part is None else part.config(config.model)
         if part is not None:
-            tensors = part.tensors(tensors, ("lm_head.weight",))
-            tensors["lm_head.weight"] = part.padded(tensors["lm_head.weight"], config.draft_vocab_size)
+            head = part.padded(tensors["lm_head.weight"], config.draft_vocab_size)
+            tensors = {**tensors, "lm_head.weight": head}
         floating = {name: tensor.to(device, dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
         self._weights = Weights(floating, batch_invariant=batch_invariant, ranks=ranks)
         d2t = tensors.get("d2t")

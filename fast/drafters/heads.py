@@ -72,7 +72,7 @@ def make(
             return MtpDrafter(drafter.config, drafter.tensors, target, dtype, device, config, batch_invariant)
         make_head = HEADS[drafter.config.kind]
         shared = {"ranks": ranks} if drafter.config.kind in SHARDED else {}
-        weights = drafter.config, drafter.tensors
+        weights = drafter.config, drafter.tensors if ranks is None else drafter.tensors_of(ranks.part)
         head = make_head(*weights, target, dtype, device, batch_invariant=batch_invariant, **shared)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter
         return make_drafter(head, config, dtype, device, vocab_size)

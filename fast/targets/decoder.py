@@ -7,7 +7,6 @@ import torch
 from specsim.core.layer_config import Experts, LatentAttention
 from specsim.core.pool import KVBuffer
 from specsim.core.rank_group import RankGroup
-from specsim.core.rank_part import RankPart
 from specsim.core.target import ForwardOutput, ModelConfig
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
@@ -49,16 +48,11 @@ def decoder_layer_onto(
     return gated_mlp_onto(rows, weights.under("mlp"), following, out), None
 
 
-def slices_of(ranks: RankGroup, config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Take a rank's slices of whole tensors, with a head of one size on every rank."""
-    part = RankPart(ranks.rank, ranks.size)
-    own = part.tensors(tensors)
-    own["lm_head.weight"] = part.padded(own["lm_head.weight"], config.vocab_size)
-    return own
-
-
 class DecoderTarget:
-    """A target of protocol specsim.core.target.Target, from the tensors of models/checkpoint/layout.py."""
+    """A target of protocol specsim.core.target.Target, from the tensors of models/checkpoint/layout.py.
+
+    ranks: share the weights; config is of the whole model, tensors are this rank's slices.
+    """
 
     def __init__(
         self,
@@ -69,9 +63,12 @@ class DecoderTarget:
         batch_invariant: bool = False,
         ranks: RankGroup | None = None,
     ) -> None:
-        self.config = config if ranks is None else RankPart(ranks.rank, ranks.size).config(config)
+        self.config = config
         self.ranks = ranks
-        tensors = tensors if ranks is None else slices_of(ranks, config, tensors)
+        if ranks is not None:
+            self.config = ranks.part.config(config)
+            head = ranks.part.padded(tensors["lm_head.weight"], config.vocab_size)
+            tensors = {**tensors, "lm_head.weight": head}
         self._weights = Weights(on_device(tensors, device, dtype), batch_invariant=batch_invariant, ranks=ranks)
         self.embedding = self._weights["model.embed_tokens.weight"]
         self._inverse_D = inverse_frequencies(config.rope).to(device)
@@ -102,7 +99,7 @@ class DecoderTarget:
         """Look up embeddings, [R, H], where ranks share the table too, and prepare the next norm."""
         if self.ranks is None:
             return embed(ids_R, self.embedding, norm, out)
-        first = RankPart(self.ranks.rank, self.ranks.size).tokens(self.config.vocab_size).start
+        first = self.ranks.part.tokens(self.config.vocab_size).start
         own_RH = embed(ids_R, self.embedding, first_token=first).values  # zeros for tokens of other ranks
         return sum_onto(self.ranks, None, own_RH, norm, out)
 

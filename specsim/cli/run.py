@@ -101,7 +101,7 @@ def run(
 
         check_serving(serving, config)
         text = read_file(requests or REQUESTS)
-        loaded = pair.load(config, engine_options)
+        loaded = pair.load(config, engine_options, whole=compare)
         running = load_engine(loaded, config, engine_options, acceptance=acceptance)
         is_equal = _serve(given, text, loaded, running, serving)
     if not is_equal:

@@ -17,6 +17,7 @@ from torch import distributed
 
 from specsim.core.errors import InputError, require
 from specsim.core.phase_board import PhaseBoard
+from specsim.core.rank_part import RankPart
 from specsim.core.state import State
 
 LEAST_TIMEOUT = 1.0  # seconds
@@ -47,6 +48,11 @@ class RankGroup:
         allowed = f"{found}, the ranks of this run: start it with --tensor-parallel or with torchrun"
         require(found == size, "tensor_parallel", size, allowed)
         return cls(distributed.get_rank(), size, PhaseBoard.of_process())
+
+    @property
+    def part(self) -> RankPart:
+        """The slices of the model that this rank holds."""
+        return RankPart(self.rank, self.size)
 
     def enter(self, phase: str) -> None:
         """Say which phase this rank is in, for the sentence that reports a lost rank."""

@@ -18,7 +18,8 @@ from specsim.core.target import ModelConfig
 BLOCK = 256  # tokens; slices of a large vocabulary begin at multiples, as summaries of the fast implementation do
 BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_INPUTS = ("o_proj", "down_proj")  # whose results are summed over ranks
-TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # of a target
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # of a target, divided by tokens
+DRAFTER_TABLES = ("lm_head.weight",)
 
 
 class Span(NamedTuple):

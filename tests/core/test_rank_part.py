@@ -1,0 +1,67 @@
+"""Slices of ranks: together they are the whole, and each is what its layers read."""
+
+import pytest
+import torch
+
+from specsim import InputError
+from specsim.core.rank_part import TABLES, RankPart
+from specsim.models.checkpoint.layout import target_layout
+from specsim.models.tiny_config import tiny_config
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+@pytest.mark.parametrize("vocab_size", [1, 48, 257, 600, 1800, 4096])
+def test_slices_of_a_vocabulary_are_the_whole(vocab_size, size):
+    """Slices come in order, begin at multiples of one chunk, and of a large vocabulary at multiples of 256."""
+    parts = [RankPart(rank, size) for rank in range(size)]
+    assert [token for part in parts for token in part.tokens(vocab_size)] == list(range(vocab_size))
+    chunk = parts[0].chunk(vocab_size)
+    for part in parts:
+        tokens = part.tokens(vocab_size)
+        assert len(tokens) <= chunk
+        assert not tokens or tokens.start == part.rank * chunk
+        assert vocab_size < 256 * size or chunk % 256 == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_slices_of_tensors_are_the_whole(family):
+    config = tiny_config(family, vocab_size=51, attention_bias=family == "llama", mlp_bias=family == "llama")
+    whole = {name: torch.randn(shape) for name, shape in target_layout(config).items()}
+    parts = [RankPart(rank, 2) for rank in range(2)]
+    slices = [part.tensors(whole) for part in parts]
+    for name, tensor in whole.items():
+        span = parts[0].span(name, tuple(tensor.shape))
+        own = [each[name] for each in slices if name in each]
+        if span is None:
+            assert all(each is tensor for each in own) and len(own) == 2
+        else:
+            assert torch.equal(torch.cat(own, span.dim), tensor)
+
+
+def test_slices_fit_the_shape_of_a_rank():
+    """A rank's tensors have the layout of its own shape, but for embedding and head."""
+    config = tiny_config("qwen3")
+    whole = {name: torch.randn(shape) for name, shape in target_layout(config).items()}
+    for rank in range(2):
+        part = RankPart(rank, 2)
+        layout = target_layout(part.config(config))
+        for name, tensor in part.tensors(whole).items():
+            assert name in TABLES or tuple(tensor.shape) == layout[name]
+
+
+@pytest.mark.parametrize(
+    "family, size, name",
+    [("llama", 4, "tensor_parallel"), ("qwen3_moe", 2, "tensor_parallel"), ("deepseek_v3", 2, "tensor_parallel")],
+)
+def test_a_model_that_ranks_cannot_share_raises(family, size, name):
+    with pytest.raises(InputError, check=lambda error: error.name == name):
+        RankPart(0, size).config(tiny_config(family))
+
+
+def test_a_padded_head_has_zeros_behind_its_tokens():
+    part = RankPart(1, 2)
+    head = torch.ones(len(part.tokens(51)), 3)
+    padded = part.padded(head, 51)
+    assert len(padded) == part.chunk(51)
+    assert torch.equal(padded[: len(head)], head)
+    assert not padded[len(head) :].any()
