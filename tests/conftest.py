@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -153,10 +154,8 @@ def _validator(output: str) -> Any:
 def in_two_ranks(tmp_path) -> Callable[[Callable[[Any], Any]], list[Any]]:
     """Run a function of a rank group in two forked processes, and give what both return."""
     if DEVICE != "cpu":
-        pytest.skip(
-            "forked processes cannot use the GPU of this one; `specsim diff --tensor-parallel 2` tests ranks there"
-        )
-    return lambda work: _in_two_ranks(work, tmp_path)
+        pytest.skip("forked processes cannot use this one's GPU; `specsim diff --tensor-parallel 2` tests ranks there")
+    return lambda work: _in_two_ranks(work, Path(tempfile.mkdtemp(dir=tmp_path)))
 
 
 def _in_two_ranks(work: Callable[[Any], Any], folder: Path) -> list[Any]:

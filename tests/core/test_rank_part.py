@@ -33,7 +33,7 @@ def test_slices_of_tensors_are_the_whole(family):
         span = parts[0].span(name, tuple(tensor.shape))
         own = [each[name] for each in slices if name in each]
         if span is None:
-            assert all(each is tensor for each in own) and len(own) == 2
+            assert [each is tensor for each in own] == [True, True]
         else:
             assert torch.equal(torch.cat(own, span.dim), tensor)
 
@@ -50,7 +50,7 @@ def test_slices_fit_the_shape_of_a_rank():
 
 
 @pytest.mark.parametrize(
-    "family, size, name",
+    ("family", "size", "name"),
     [("llama", 4, "tensor_parallel"), ("qwen3_moe", 2, "tensor_parallel"), ("deepseek_v3", 2, "tensor_parallel")],
 )
 def test_a_model_that_ranks_cannot_share_raises(family, size, name):

@@ -140,9 +140,11 @@ def _read_slices(file: Path, slices: Slices) -> list[Stored]:
 
 
 def _cut(content: Any, span: Span | None) -> torch.Tensor:
+    """Read a slice into memory of its own."""
     if span is None:
         return content[:]
-    return content[span.start : span.stop] if span.dim == 0 else content[:, span.start : span.stop]
+    cut = content[span.start : span.stop] if span.dim == 0 else content[:, span.start : span.stop]
+    return cut.clone() if cut.untyped_storage().nbytes() > cut.nbytes else cut
 
 
 def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
