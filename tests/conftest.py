@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -169,7 +170,10 @@ def _in_two_ranks(work: Callable[[Any], Any], folder: Path) -> list[Any]:
     for process in processes:
         process.start()
     try:
-        results = [receive.recv() if receive.poll(60) else RuntimeError("no answer") for receive, _ in pipes]
+        results = [
+            pickle.loads(receive.recv_bytes()) if receive.poll(60) else RuntimeError("no answer")
+            for receive, _ in pipes
+        ]
     finally:
         for process in processes:
             process.kill()
@@ -187,10 +191,10 @@ def _one_rank(work: Callable[[Any], Any], folder: Path, rank: int, pipe: Any) ->
     try:
         rank_group.join(2, 20.0, "cpu", folder, rank)
         result = work(rank_group.RankGroup.joined(2))
-        pipe.send(result)
+        pipe.send_bytes(pickle.dumps(result))  # torch would share the memory of a process that ends
         rank_group.leave()
     except BaseException as error:
-        pipe.send(RuntimeError(f"rank {rank}: {type(error).__name__}: {error}"))
+        pipe.send_bytes(pickle.dumps(RuntimeError(f"rank {rank}: {type(error).__name__}: {error}")))
 
 
 @pytest.fixture(scope="session")

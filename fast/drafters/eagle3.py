@@ -13,7 +13,7 @@ from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rank_sums import join_slices
+from specsim.fast.model.rank_sums import join_slices, without_padding
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, rms_norm
 from specsim.fast.targets.decoder import DecoderTarget
@@ -37,7 +37,7 @@ class Eagle3Head:
         part = None if ranks is None else ranks.part
         self._config = config
         self._target = target
-        self._ranks = ranks
+        self.vocabulary_ranks = ranks
         self._model = config.model if part is None else part.config(config.model)
         if part is not None:
             head = part.padded(tensors["lm_head.weight"], config.draft_vocab_size)
@@ -98,9 +98,16 @@ class Eagle3Head:
         return rms_norm(hidden_RH, *self._norm("norm")) if self._config.norm_output else hidden_RH
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        logits_RV = self.own_logits(hidden_RH)
+        ranks = self.vocabulary_ranks
+        return logits_RV if ranks is None else join_slices(ranks, logits_RV, self.draft_vocab_size)
+
+    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Compute logits of the tokens of this rank's slice, -inf beyond them, or of all where no ranks share them."""
         norm = None if self._config.norm_output else self._norm("norm")
-        logits_RV = self._weights.project(Rows(hidden_RH, norm), "lm_head")
-        return logits_RV if self._ranks is None else join_slices(self._ranks, logits_RV, self.draft_vocab_size)
+        logits_RC = self._weights.project(Rows(hidden_RH, norm), "lm_head")
+        ranks = self.vocabulary_ranks
+        return logits_RC if ranks is None else without_padding(ranks, logits_RC, self.draft_vocab_size)
 
     def _normed_embedding(self, ids_R: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
         """Write the normed embeddings of tokens, those of the target where the head has none of its own."""

@@ -100,6 +100,14 @@ def sum_onto(
     return onto
 
 
+def without_padding(ranks: RankGroup, part_RC: torch.Tensor, size: int) -> torch.Tensor:
+    """Set the entries of a slice beyond the row's size to -inf, in place."""
+    own = len(ranks.part.tokens(size))
+    if own < part_RC.shape[1]:
+        part_RC[:, own:].fill_(float("-inf"))
+    return part_RC
+
+
 def join_slices(ranks: RankGroup, part_RC: torch.Tensor, size: int) -> torch.Tensor:
     """Join slices of a row's entries in the order of the ranks, [R, size]; the last ones may be longer than needed."""
     parts = gather(ranks, part_RC)

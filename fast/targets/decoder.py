@@ -10,7 +10,7 @@ from specsim.core.rank_group import RankGroup
 from specsim.core.target import ForwardOutput, ModelConfig
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rank_sums import join_slices, sum_onto
+from specsim.fast.model.rank_sums import join_slices, sum_onto, without_padding
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, embed
 from specsim.fast.targets.experts import mixture_onto
@@ -110,5 +110,10 @@ class DecoderTarget:
         return Norm(self._weights[f"{name}.weight"], self.config.rms_norm_eps)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        logits_RV = self._weights.project(Rows(hidden_RH), "lm_head")
+        logits_RV = self.own_logits(hidden_RH)
         return logits_RV if self.ranks is None else join_slices(self.ranks, logits_RV, self.config.vocab_size)
+
+    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Compute logits of the tokens of this rank's slice, -inf beyond them, or of all without ranks."""
+        logits_RC = self._weights.project(Rows(hidden_RH), "lm_head")
+        return logits_RC if self.ranks is None else without_padding(self.ranks, logits_RC, self.config.vocab_size)

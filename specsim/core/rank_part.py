@@ -15,7 +15,8 @@ from specsim.core.kv_buffer import KVLayout
 from specsim.core.layer_config import DenseMLP, HeadAttention, LayerConfig
 from specsim.core.target import ModelConfig
 
-BLOCK = 256  # tokens; slices of a large vocabulary begin at multiples, as summaries of the fast implementation do
+# Slices begin at multiples of one of these, as the groups do of which the fast implementation keeps summaries.
+BLOCKS = (256, 16, 1)  # tokens
 BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_INPUTS = ("o_proj", "down_proj")  # whose results are summed over ranks
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # of a target, divided by tokens
@@ -39,7 +40,7 @@ class RankPart:
 
     def chunk(self, vocab_size: int) -> int:
         """Count the tokens of every slice of a vocabulary but the last ones, which may have fewer."""
-        block = BLOCK if vocab_size >= BLOCK * self.size else 1
+        block = next(each for each in BLOCKS if vocab_size >= each * self.size or each == 1)
         return -(-vocab_size // (self.size * block)) * block
 
     def tokens(self, vocab_size: int) -> range:
