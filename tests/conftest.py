@@ -2,9 +2,7 @@
 
 import json
 import os
-import pickle
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -152,49 +150,13 @@ def _validator(output: str) -> Any:
 
 
 @pytest.fixture
-def in_two_ranks(tmp_path) -> Callable[[Callable[[Any], Any]], list[Any]]:
-    """Run a function of a rank group in two forked processes, and give what both return."""
+def in_two_ranks() -> Callable[[Callable[[Any], Any]], list[Any]]:
+    """Run a function of a rank group in two processes, and give what both return."""
     if DEVICE != "cpu":
         pytest.skip("forked processes cannot use this one's GPU; `specsim diff --tensor-parallel 2` tests ranks there")
-    return lambda work: _in_two_ranks(work, Path(tempfile.mkdtemp(dir=tmp_path)))
+    from specsim.correctness.ranks import run_in_ranks
 
-
-def _in_two_ranks(work: Callable[[Any], Any], folder: Path) -> list[Any]:
-    import multiprocessing
-
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(2)]
-    processes = [
-        context.Process(target=_one_rank, args=(work, folder, rank, pipe)) for rank, (_, pipe) in enumerate(pipes)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        results = [
-            pickle.loads(receive.recv_bytes()) if receive.poll(60) else RuntimeError("no answer")
-            for receive, _ in pipes
-        ]
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
-
-
-def _one_rank(work: Callable[[Any], Any], folder: Path, rank: int, pipe: Any) -> None:
-    from specsim.core import rank_group
-
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    try:
-        rank_group.join(2, 20.0, "cpu", folder, rank)
-        result = work(rank_group.RankGroup.joined(2))
-        pipe.send_bytes(pickle.dumps(result))  # torch would share the memory of a process that ends
-        rank_group.leave()
-    except BaseException as error:
-        pipe.send_bytes(pickle.dumps(RuntimeError(f"rank {rank}: {type(error).__name__}: {error}")))
+    return run_in_ranks
 
 
 @pytest.fixture(scope="session")

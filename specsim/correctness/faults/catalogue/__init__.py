@@ -4,6 +4,7 @@ from specsim.correctness.faults.catalogue import (
     draft_models,
     drafting,
     mtp,
+    ranks,
     serving,
     slots,
     targets,
@@ -12,5 +13,5 @@ from specsim.correctness.faults.catalogue import (
 )
 from specsim.correctness.faults.fault import Fault
 
-GROUPS = (drafting, draft_models, mtp, trees, slots, verification, targets, serving)
+GROUPS = (drafting, draft_models, mtp, trees, slots, verification, targets, ranks, serving)
 FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)
