@@ -70,7 +70,7 @@ FAULTS = (
         operation="targets",
         cause="a rank's slice of the vocabulary begins one token too late",
         symptom="all ranks agree, on logits that belong to other tokens",
-        fields=("hidden", "target keys", "logprob", "next_tokens", "draft keys", "target_logits"),
+        fields=("logprobs", "next_tokens", "target keys"),
         edits=(
             Edit(
                 "specsim.core.rank_part",
