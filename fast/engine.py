@@ -23,6 +23,7 @@ from specsim.core.phases import (
     PrefillInput,
     PrefillOutput,
     RoundOutput,
+    Sampling,
     VerifyInput,
     VerifyOutput,
 )
@@ -38,6 +39,7 @@ from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, TargetOutput
 from specsim.fast.model.draft_metadata import tree_metadata
 from specsim.fast.model.metadata import prefill_metadata
+from specsim.fast.model.rank_sums import join_slices
 from specsim.fast.model.side_rows import move_side, write_side
 from specsim.fast.runtime.graph import capture
 from specsim.fast.runtime.launch import check_kv_dtypes, next_power_of_2
@@ -55,6 +57,7 @@ from specsim.fast.runtime.sections import (
 from specsim.fast.runtime.states import load, load_extend_input, unload, unload_extend_input
 from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
+from specsim.fast.verifiers.shared import can_share, needs_all, verify_shared
 from specsim.fast.vocabulary.penalties import Allowed
 
 T = TypeVar("T")
@@ -102,7 +105,9 @@ class Engine:
         drafters.check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
         on = self.dtype, self.device
         tensors = pair.target.tensors if ranks is None else pair.target.tensors_of(ranks.part)
-        self.target: Target = family(target, tensors, *on, batch_invariant=invariant, ranks=ranks)
+        self._target = family(target, tensors, *on, batch_invariant=invariant, ranks=ranks)
+        self.target: Target = self._target
+        self._sampled_last: tuple[Sampling, bool] | None = None  # parameters, and whether rounds read slices for them
         sharing = ranks if options.draft_parallel == "sharded" else None
         self._drafter = drafters.make(pair.drafter, self.target, self.config, *on, invariant, sharing)
         self.drafter: Drafter = self._drafter
@@ -279,9 +284,12 @@ class Engine:
         self._run(frame, EXTEND_PHASE)
 
     def _verify_output(self, frame: Frame, size: int) -> VerifyOutput:
+        logits = frame.target_output.logits[: size * self.config.num_draft_tokens]
+        if frame.reads_slices and self._ranks is not None:
+            logits = join_slices(self._ranks, logits, frame.shape.vocab_size)
         return VerifyOutput(
             unload(frame.verdict, size, frame.bucket),
-            target_logits=frame.target_output.logits[: size * self.config.num_draft_tokens].clone(),
+            target_logits=logits.clone(),
             draft_extend_input=unload_extend_input(frame.extend_input, size, frame.shape.width, self.config.extend),
         )
 
@@ -298,7 +306,24 @@ class Engine:
             frame = self._frames[bucket] = Frame.of(self._shape(bucket), pools, *padded)
             self._capture(frame)
         frame.inlet.load(batch, draft_input)
+        frame.reads_slices = self._reads_slices(batch)
         return frame
+
+    @property
+    def _may_read_slices(self) -> bool:
+        """Whether a round can do with the logits of a few tokens where ranks share the vocabulary."""
+        if self._ranks is None or self.rule is not None or self._schedule is not None or self.grammars:
+            return False
+        return can_share(self._ranks, self.target.config.vocab_size, self.config)
+
+    def _reads_slices(self, batch: Batch) -> bool:
+        """Check whether this batch's rounds do; the host reads sampling parameters where they are new."""
+        if not self._may_read_slices:
+            return False
+        if self._sampled_last is None or self._sampled_last[0] is not batch.sampling:
+            all_of = needs_all(batch, self.target.config.vocab_size)
+            self._sampled_last = (batch.sampling, not all_of)
+        return self._sampled_last[1]
 
     @property
     def _num_features(self) -> int:
@@ -319,9 +344,10 @@ class Engine:
     def _capture(self, frame: Frame) -> None:
         """Capture this mode's graphs, while the frame has padded requests only."""
         self._enter("capture")
-        for sections in recorded(self.options.graph or "eager", self.config, *self._on_host):
-            graph = capture(lambda sections=sections: self._launch(frame, sections), self.device)
-            frame.recordings[sections] = Recording(graph, frame.target_output)
+        for frame.reads_slices in (False, True) if self._may_read_slices else (False,):
+            for sections in recorded(self.options.graph or "eager", self.config, *self._on_host):
+                graph = capture(lambda sections=sections: self._launch(frame, sections), self.device)
+                frame.recordings[sections, frame.reads_slices] = Recording(graph, frame.target_output)
 
     def _launch(self, frame: Frame, sections: Sections) -> None:
         for section in sections:
@@ -329,7 +355,7 @@ class Engine:
 
     def _run(self, frame: Frame, sections: Sections) -> None:
         """Run sections in order, from their graph where this mode has captured them together."""
-        recording = frame.recordings.get(sections)
+        recording = frame.recordings.get((sections, frame.reads_slices))
         if recording is None:
             self._launch(frame, sections)
         else:
@@ -378,24 +404,35 @@ class Engine:
         tokens = verify_input.draft_tokens.view(-1)
         output = self.target.forward(tokens, metadata, frame.pools.target, self._drafter.feature_layers)
         write_side(frame.pools, metadata.slots, output)
-        frame.target_output = TargetOutput(output.features, self.target.logits(output.hidden))
+        logits = self._target.own_logits if frame.reads_slices else self._target.logits
+        frame.target_output = TargetOutput(output.features, logits(output.hidden))
 
     def _check_trees(self, frame: Frame) -> None:
         batch = frame.batch
         pools = frame.pools
         verify_input = frame.verify_input
+        logits = frame.target_output.logits
+        if frame.reads_slices and self._ranks is not None:
+            size = frame.shape.vocab_size
+            verify_shared(self._ranks, batch, verify_input, logits, self.config, pools, size, frame.verdict)
+            self._commit(frame)
+            return
         verify.verify(
             batch,
             verify_input,
-            frame.target_output.logits,
+            logits,
             self.config,
             pools,
             acceptance=self.rule or self._schedule,
             allowed=frame.allowed,
             out=frame.verdict,
         )
-        move_side(batch, verify_input.cache_locations, frame.verdict, pools)
-        kv.commit(batch, verify_input.cache_locations, frame.verdict, pools, out=frame.outlet.progress)
+        self._commit(frame)
+
+    def _commit(self, frame: Frame) -> None:
+        locations_BN = frame.verify_input.cache_locations
+        move_side(frame.batch, locations_BN, frame.verdict, frame.pools)
+        kv.commit(frame.batch, locations_BN, frame.verdict, frame.pools, out=frame.outlet.progress)
 
     def _gather(self, frame: Frame) -> None:
         draft_extend_input(
