@@ -430,9 +430,11 @@ class Engine:
         self._commit(frame)
 
     def _commit(self, frame: Frame) -> None:
-        locations_BN = frame.verify_input.cache_locations
-        move_side(frame.batch, locations_BN, frame.verdict, frame.pools)
-        kv.commit(frame.batch, locations_BN, frame.verdict, frame.pools, out=frame.outlet.progress)
+        batch = frame.batch
+        verify_input = frame.verify_input
+        pools = frame.pools
+        move_side(batch, verify_input.cache_locations, frame.verdict, pools)
+        kv.commit(batch, verify_input.cache_locations, frame.verdict, pools, out=frame.outlet.progress)
 
     def _gather(self, frame: Frame) -> None:
         draft_extend_input(

@@ -109,7 +109,10 @@ def without_padding(ranks: RankGroup, part_RC: torch.Tensor, size: int) -> torch
 
 
 def join_slices(ranks: RankGroup, part_RC: torch.Tensor, size: int) -> torch.Tensor:
-    """Join slices of a row's entries in the order of the ranks, [R, size]; the last ones may be longer than needed."""
+    """Join slices of rows in the order of the ranks, [R, size].
+
+    The last slices may be longer than needed.
+    """
     parts = gather(ranks, part_RC)
     num_rows, chunk = part_RC.shape
     joined = part_RC.new_empty(num_rows, size)

@@ -130,7 +130,10 @@ def bonus_groups(
     verdict: Verdict,
     rejected_B: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the row and the group of tokens that each bonus token is drawn from, i64 [B], group -1 where greedy."""
+    """Find the row and the group of tokens that each bonus token is drawn from, i64 [B].
+
+    The group of a greedy request is -1.
+    """
     rows, groups = torch.empty(2, batch.size, dtype=torch.int64, device=rejected_B.device)
     _bonus_group_kernel[(batch.size,)](
         distributions=distributions.tables,

@@ -194,9 +194,10 @@ def drawn_group(
     GROUPS: tl.constexpr,
     PER: tl.constexpr,
 ):
-    """Find the group of the drawn token: (group, mass before it, mass at the uniform, first of the siblings left out).
+    """Find the group of the drawn token: (group, mass before it, mass at the uniform, first sibling).
 
-    If no mass remains without the siblings, none is left out. place: this program's row of the workspace.
+    The siblings from that one on are left out, none of them if no mass remains without them. place: this program's row
+    of the workspace.
     """
     own = place * tl.cdiv(distributions.vocab_size, GROUP)
     space = Workspace(workspace.masses_ptr + own, workspace.numbers_ptr + own)

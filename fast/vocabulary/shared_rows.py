@@ -58,7 +58,7 @@ def _place_kernel(
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """Rows of which this rank has a slice, and of the others' slices what was fetched."""
+    """This rank's slice of rows, and the groups that were fetched of the others' slices."""
 
     ranks: RankGroup
     own: torch.Tensor  # [R, chunk], -inf beyond the rank's tokens

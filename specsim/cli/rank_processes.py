@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from specsim.core import phase_board
 from specsim.core.phase_board import VARIABLE, Progress
 
-RANK_FAILED = 3  # exit status of a command of which a rank ended early or hung
+RANK_FAILED = 3  # exit status of a command where a rank ended early or hung
 LOST = 71  # exit status of a rank that lost the others
 BROKEN = 70  # exit status of a rank with an error of its own
 GRACE = 5.0  # seconds in which the other ranks may end by themselves

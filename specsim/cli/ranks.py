@@ -108,7 +108,7 @@ def _run_own(command: Callable[..., None], given: dict[str, Any]) -> None:
 
 
 def _aside(file: Path, folder: Path) -> Path:
-    """Name a file of a folder for an output, with what the output has now, from which a run may resume."""
+    """Copy an output, from which a run may resume, to a folder, and name its place there."""
     other = folder / file.name
     if file.is_file():
         shutil.copy(file, other)

@@ -1,4 +1,4 @@
-"""The part of a model that one rank of a group holds, for the readers of checkpoints and the fast implementation.
+"""The part of a model that one rank holds, for readers of checkpoints and the fast implementation.
 
 Heads and MLP channels are divided along the outputs of the projections that make them and along the inputs of those
 that read them. Embedding and head are divided by tokens.
@@ -15,7 +15,7 @@ from specsim.core.kv_buffer import KVLayout
 from specsim.core.layer_config import DenseMLP, HeadAttention, LayerConfig
 from specsim.core.target import ModelConfig
 
-# Slices begin at multiples of one of these, as the groups do of which the fast implementation keeps summaries.
+# Slices begin at multiples of one of these, as groups of tokens do that the fast implementation summarises.
 BLOCKS = (256, 16, 1)  # tokens
 BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_INPUTS = ("o_proj", "down_proj")  # whose results are summed over ranks

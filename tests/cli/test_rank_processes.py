@@ -1,4 +1,4 @@
-"""Processes of ranks: one that ends or hangs ends all of them, with one sentence that names it and its phase."""
+"""Processes of ranks: one that ends or hangs ends all, with a sentence that names it."""
 
 import sys
 import time

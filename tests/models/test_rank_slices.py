@@ -1,4 +1,4 @@
-"""Checkpoints of which a rank reads its slices."""
+"""Slices of a checkpoint, as one rank reads them."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_slices_that_are_read_are_those_of_the_whole(drafter):
 
 
 def test_no_slice_keeps_the_memory_of_a_whole_tensor():
-    """What a rank reads is no larger than its slices."""
+    """Tensors that a rank reads have no more memory than its slices."""
     part = RankPart(0, 2)
     own = load(drafter="eagle3", parts=Parts(part, part)).target
     for tensor in own.tensors.values():

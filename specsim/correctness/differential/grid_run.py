@@ -51,7 +51,7 @@ def check(
     """Compare the implementations in one cell, and the reference with the oracle.
 
     wrap: changes the implementation under test. pair: used instead of the cell's. shares: ranks of this process's
-    group, which all compare the cell at once, and of which the first compares the reference with the oracle.
+    group, which all compare the cell at once; rank 0 compares the reference with the oracle.
     """
     start = time.perf_counter()
     precision = getattr(torch, dtype)
