@@ -39,8 +39,8 @@ from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, TargetOutput
 from specsim.fast.model.draft_metadata import tree_metadata
 from specsim.fast.model.metadata import prefill_metadata
-from specsim.fast.model.rank_sums import join_slices
 from specsim.fast.model.side_rows import move_side, write_side
+from specsim.fast.runtime.gather import join_slices
 from specsim.fast.runtime.graph import capture
 from specsim.fast.runtime.launch import check_kv_dtypes, next_power_of_2
 from specsim.fast.runtime.padding import RoundShape

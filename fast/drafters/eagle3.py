@@ -13,9 +13,9 @@ from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rank_sums import join_slices, without_padding
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, rms_norm
+from specsim.fast.runtime.gather import join_slices, without_padding
 from specsim.fast.targets.decoder import DecoderTarget
 
 

@@ -1,4 +1,4 @@
-"""Sums and joins over ranks: every rank gathers all parts and adds them in the order of the ranks.
+"""Sums over ranks: every rank gathers all parts and adds them in the order of the ranks.
 
 So a result has the same bits on every rank, whatever library gathers.
 """
@@ -10,7 +10,8 @@ import triton.language as tl
 
 from specsim.core.rank_group import RankGroup
 from specsim.fast.model.rows import Norm, Rows
-from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, nearest, next_power_of_2, recorder
+from specsim.fast.runtime.gather import gather
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, nearest, next_power_of_2
 
 
 @kernel
@@ -53,18 +54,6 @@ def _sum_kernel(
         tl.store(squares_ptr + row, tl.sum(total * total, axis=1), mask=mask_r)
 
 
-def gather(ranks: RankGroup, part: torch.Tensor) -> torch.Tensor:
-    """Gather parts of one shape, [ranks, ...], also in a graph that is recorded."""
-    part = part.contiguous()
-    out = part.new_empty(ranks.size, *part.shape)
-    record = recorder.get()
-    if record is None:
-        ranks.gather(part, out)
-    else:
-        record("gather over ranks", lambda: ranks.gather(part, out))
-    return out
-
-
 def sum_onto(
     ranks: RankGroup,
     base: torch.Tensor | None,
@@ -98,27 +87,3 @@ def sum_onto(
         num_warps=8 if size > 2048 else 4,
     )
     return onto
-
-
-def without_padding(ranks: RankGroup, part_RC: torch.Tensor, size: int) -> torch.Tensor:
-    """Set the entries of a slice beyond the row's size to -inf, in place."""
-    own = len(ranks.part.tokens(size))
-    if own < part_RC.shape[1]:
-        part_RC[:, own:].fill_(float("-inf"))
-    return part_RC
-
-
-def join_slices(ranks: RankGroup, part_RC: torch.Tensor, size: int) -> torch.Tensor:
-    """Join slices of rows in the order of the ranks, [R, size].
-
-    The last slices may be longer than needed.
-    """
-    parts = gather(ranks, part_RC)
-    num_rows, chunk = part_RC.shape
-    joined = part_RC.new_empty(num_rows, size)
-    for rank in range(ranks.size):
-        start = rank * chunk
-        width = min(chunk, size - start)
-        if width > 0:
-            joined[:, start : start + width].copy_(parts[rank, :, :width])
-    return joined

@@ -10,9 +10,10 @@ from specsim.core.rank_group import RankGroup
 from specsim.core.target import ForwardOutput, ModelConfig
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rank_sums import join_slices, sum_onto, without_padding
+from specsim.fast.model.rank_sums import sum_onto
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.runtime.gather import join_slices, without_padding
 from specsim.fast.targets.experts import mixture_onto
 from specsim.fast.targets.latent_attention import latent_attention_onto
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from specsim.core.phases import Batch
 from specsim.core.rank_group import RankGroup
-from specsim.fast.model.rank_sums import gather
+from specsim.fast.runtime.gather import gather
 from specsim.fast.runtime.launch import await_input, kernel, require_contiguous
 from specsim.fast.vocabulary.summaries import GROUP, num_groups, summarise
 

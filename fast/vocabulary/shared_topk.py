@@ -10,7 +10,7 @@ import triton.language as tl
 
 from specsim.core.config import Score
 from specsim.core.rank_group import RankGroup
-from specsim.fast.model.rank_sums import gather
+from specsim.fast.runtime.gather import gather
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 from specsim.fast.vocabulary.summaries import LOG2_E, summarise, weights_of
 from specsim.fast.vocabulary.topk import TAKEN, best_of, group_size, index_of, key_of, value_of

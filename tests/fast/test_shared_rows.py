@@ -10,7 +10,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Sampling, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast import verify
-from specsim.fast.model.rank_sums import without_padding
+from specsim.fast.runtime.gather import without_padding
 from specsim.fast.verifiers.shared import can_share, needs_all, verify_shared
 from specsim.fast.vocabulary.shared_rows import SharedRows, best_groups
 from specsim.reference.tree_links import links

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from specsim.fast.model.rank_sums import join_slices, without_padding
+from specsim.fast.runtime.gather import without_padding
 from specsim.fast.vocabulary.shared_topk import can_share, shared_topk
 from specsim.fast.vocabulary.topk import draft_topk
 
@@ -39,14 +39,3 @@ def test_shared_rows_have_the_best_of_whole_rows(in_two_ranks, vocab_size, k, sc
     for (scores, index), (whole_scores, whole_index) in in_two_ranks(partial(_both, logits, k, score)):
         assert torch.equal(index, whole_index)
         assert torch.equal(scores, whole_scores)
-
-
-def _joined(logits_RV, ranks):
-    return join_slices(ranks, _cut(ranks, logits_RV), logits_RV.shape[1])
-
-
-@pytest.mark.parametrize("vocab_size", [1, 7, 48, 600])
-def test_joined_slices_are_the_row(in_two_ranks, vocab_size):
-    logits = torch.randn(3, vocab_size)
-    for joined in in_two_ranks(partial(_joined, logits)):
-        assert torch.equal(joined, logits)
