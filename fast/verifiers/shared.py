@@ -6,9 +6,12 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.core.rank_group import RankGroup
-from specsim.fast.acceptance import accept
 from specsim.fast.sampling import summarised_distributions
+from specsim.fast.verifiers import target_only
 from specsim.fast.verifiers.finish import bonus_groups, finish
+from specsim.fast.verifiers.path import PathTables
+from specsim.fast.verifiers.round import Round
+from specsim.fast.vocabulary.draw import Requests
 from specsim.fast.vocabulary.penalties import adjust_logits
 from specsim.fast.vocabulary.shared_rows import SharedRows, best_groups
 from specsim.fast.vocabulary.summaries import GROUP
@@ -55,7 +58,9 @@ def verify_shared(
     rows.fetch(*_wanted(verify_input, summaries[0]))
     made = summarised_distributions(batch, logits, summaries)
     rejected_B = torch.empty(batch.size, dtype=torch.int64, device=own_RC.device)
-    accept(batch, verify_input, made, None, config, out, rejected_B)
+    requests = Requests.of(batch)
+    paths = PathTables.of(out)
+    target_only.accept(Round(requests, verify_input, made, config, None, None, paths, rejected_B))
     rows.fetch(*bonus_groups(batch, verify_input, made, config, out, rejected_B))
     finish(batch, verify_input, made, None, None, config, out, rejected_B)
 
