@@ -109,7 +109,7 @@ class Engine:
         self.target: Target = self._target
         self._sampled_last: tuple[Sampling, bool] | None = None  # parameters, and whether rounds read slices for them
         sharing = ranks if options.draft_parallel == "sharded" else None
-        self._drafter = drafters.make(pair.drafter, self.target, self.config, *on, invariant, sharing)
+        self._drafter = drafters.make(pair.drafter, self._target, self.config, *on, invariant, sharing)
         self.drafter: Drafter = self._drafter
         self.options.check_draft_kv(config, self.drafter.kv_layout)
         self._launches: dict[Section, Callable[[Frame], None]] = {

@@ -14,7 +14,7 @@ from specsim.core.drafter import Head
 from specsim.core.errors import InputError
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
-from specsim.core.rank_group import RankGroup
+from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafting import expand
 from specsim.fast.extend import draft_rows
 from specsim.fast.kv import draft_kv, duplicate_tails
@@ -23,8 +23,6 @@ from specsim.fast.model.draft_metadata import lane_metadata
 from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts
-from specsim.fast.vocabulary.shared_topk import can_share, shared_topk
-from specsim.fast.vocabulary.topk import draft_topk
 
 
 @kernel
@@ -163,29 +161,9 @@ class AutoregressiveDrafter:
     def _draft_first(self, batch: Batch, root: Root, out: AutoregressiveInput) -> AutoregressiveInput:
         """Draft the root's children from out.hidden."""
         best = out.topk_scores, out.topk_index
-        logits_BV = self._best(out.hidden, self._config.topk, None, best)[0]
+        logits_BV, _ = best_drafts(self._head, out.hidden, self._config, self._config.topk, out=best)
         self._draw(batch, logits_BV, root, best, out.draft_prob)
         return out
-
-    def _best(
-        self,
-        hidden_RH: torch.Tensor,
-        count: int,
-        slots_R: torch.Tensor | None,
-        out: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Select the best drafts of rows: (logits, (scores, ids)).
-
-        Where ranks share the vocabulary, the logits are those of this rank's slice, unless drafts are drawn from all.
-        """
-        head, config = self._head, self._config
-        ranks: RankGroup | None = getattr(head, "vocabulary_ranks", None)
-        size = head.draft_vocab_size
-        if ranks is None or config.is_sampled or not can_share(ranks, size, count):
-            logits_RV = head.logits(hidden_RH)
-            return logits_RV, draft_topk(logits_RV, count, head.d2t, slots_R, config.score, out)
-        logits_RC = getattr(head, "own_logits")(hidden_RH)  # noqa: B009 - of heads with vocabulary_ranks
-        return logits_RC, shared_topk(ranks, logits_RC, size, count, head.d2t, slots_R, config.score, out)
 
     def _draw(
         self,
@@ -227,7 +205,8 @@ class AutoregressiveDrafter:
         config = self._config
         shape = lanes.tokens.shape
         hidden_RH, slots_R = self._run(batch, lanes, pools)
-        logits_RV, best = self._best(hidden_RH, 1 if config.is_sampled else config.topk, slots_R)
+        count = 1 if config.is_sampled else config.topk
+        logits_RV, best = best_drafts(self._head, hidden_RH, config, count, slots_R)
         loop = Loop(lanes.step, slots_R, config.num_steps)
         self._draw(batch, logits_RV, Root(batch.seq_lens), best, lanes.candidates.draft_prob, loop)
         topk_scores, topk_index = (rows.unflatten(0, shape) for rows in best)

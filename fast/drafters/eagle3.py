@@ -113,7 +113,5 @@ class Eagle3Head:
         """Write the normed embeddings of tokens, those of the target where the head has none of its own."""
         if self._embedding is not None:
             rms_norm(self._embedding, *norm, out=out, ids_R=ids_R)
-        elif self._target.ranks is None:
-            rms_norm(self._target.embedding, *norm, out=out, ids_R=ids_R)
         else:
-            rms_norm(self._target.embed(ids_R).values, *norm, out=out)
+            self._target.normed_embedding(ids_R, norm, out)

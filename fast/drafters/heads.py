@@ -8,7 +8,6 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_token_drafter
 from specsim.core.rank_group import RankGroup
-from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.drafters.eagle import EagleHead
@@ -23,6 +22,7 @@ from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.standalone import StandaloneHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafters.suffix import Suffix
+from specsim.fast.targets.decoder import DecoderTarget
 
 HEADS: dict[str, Any] = {
     "eagle": EagleHead,
@@ -31,8 +31,12 @@ HEADS: dict[str, Any] = {
     "mtp": MtpModule,
     "standalone": StandaloneHead,
 }
-SHARDED = ("eagle", "eagle3")
-REPLICATED = (*SHARDED, "standalone")
+PARALLEL = {  # by kind, where ranks share the target
+    "eagle": ("sharded", "replicated"),
+    "eagle3": ("sharded", "replicated"),
+    "mtp": ("sharded",),
+    "standalone": ("replicated",),
+}
 TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
 
 
@@ -41,15 +45,15 @@ def check_parallel(drafter: AnyDrafter | None, size: int, parallel: str) -> None
     kind = drafter.config.kind if isinstance(drafter, DrafterCheckpoint) else None
     if size == 1 or kind is None:
         return
-    if kind not in REPLICATED:
+    if kind not in PARALLEL:
         raise InputError("tensor_parallel", size, f"1 with a drafter of kind {kind}")
-    if parallel == "sharded" and kind not in SHARDED:
-        raise InputError("draft_parallel", parallel, f"replicated with a drafter of kind {kind}")
+    if parallel not in PARALLEL[kind]:
+        raise InputError("draft_parallel", parallel, f"{PARALLEL[kind][0]} with a drafter of kind {kind}")
 
 
 def make(
     drafter: AnyDrafter | None,
-    target: Target,
+    target: DecoderTarget,
     config: SpecConfig,
     dtype: torch.dtype,
     device: torch.device,
@@ -68,12 +72,12 @@ def make(
         raise InputError("num_steps", config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
     vocab_size = target.config.vocab_size
     if isinstance(drafter, DrafterCheckpoint):
-        if drafter.config.kind == "mtp" and drafter.config.num_modules > 1:
-            return MtpDrafter(drafter.config, drafter.tensors, target, dtype, device, config, batch_invariant)
-        make_head = HEADS[drafter.config.kind]
-        shared = {"ranks": ranks} if drafter.config.kind in SHARDED else {}
+        kind = drafter.config.kind
+        shared = {"ranks": ranks} if "sharded" in PARALLEL.get(kind, ()) else {}
         weights = drafter.config, drafter.tensors if ranks is None else drafter.tensors_of(ranks.part)
-        head = make_head(*weights, target, dtype, device, batch_invariant=batch_invariant, **shared)
+        if kind == "mtp" and drafter.config.num_modules > 1:
+            return MtpDrafter(*weights, target, dtype, device, config, batch_invariant, **shared)
+        head = HEADS[kind](*weights, target, dtype, device, batch_invariant=batch_invariant, **shared)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter
         return make_drafter(head, config, dtype, device, vocab_size)
     check_token_drafter(drafter, config)

@@ -12,7 +12,7 @@ from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rank_sums import sum_onto
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
-from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.model.rows import Norm, Rows, embed, rms_norm
 from specsim.fast.runtime.gather import join_slices, without_padding
 from specsim.fast.targets.experts import mixture_onto
 from specsim.fast.targets.latent_attention import latent_attention_onto
@@ -103,6 +103,13 @@ class DecoderTarget:
         first = self.ranks.part.tokens(self.config.vocab_size).start
         own_RH = embed(ids_R, self.embedding, first_token=first).values  # zeros for tokens of other ranks
         return sum_onto(self.ranks, None, own_RH, norm, out)
+
+    def normed_embedding(self, ids_R: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
+        """Write embeddings under a norm, for drafters that have none of their own."""
+        if self.ranks is None:
+            rms_norm(self.embedding, *norm, out=out, ids_R=ids_R)
+        else:
+            rms_norm(self.embed(ids_R).values, *norm, out=out)
 
     def _input_norm(self, layer: int) -> Norm:
         """Return the first norm of a layer, or the final norm after the last layer."""

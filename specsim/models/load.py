@@ -62,12 +62,13 @@ def load(
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter that has weights")
     parts = parts or Parts()
     # MTP modules may be in the target's folder, which is read once.
-    read = cache(read_weights if parts.target is None else partial(read_weights, slices=Slices(parts.target, TABLES)))
+    family = read_target_config(places.target).family
+    read = cache(partial(read_weights, slices=parts.target and Slices(parts.target, TABLES, family)))
     checkpoint = replace(load_target(places.target, read), part=parts.target)
     own: Any = token_drafter(drafter) if drafter is not None and is_token_drafter(drafter) else None
     if places.draft is not None:
-        if parts != Parts():
-            of_drafter = parts.drafter and Slices(parts.drafter, DRAFTER_TABLES)
+        if parts != Parts() and (places.draft != places.target or parts.drafter != parts.target):
+            of_drafter = parts.drafter and Slices(parts.drafter, DRAFTER_TABLES, family)
             read = partial(read_weights, slices=of_drafter)
         own = _load_drafter(places, checkpoint.config, draft_fields, drafter, read)
         own = replace(own, part=parts.drafter)

@@ -5,6 +5,7 @@ import torch
 
 from specsim import InputError
 from specsim.core.rank_part import TABLES, RankPart
+from specsim.core.target import FAMILIES
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.tiny_config import tiny_config
 
@@ -24,9 +25,10 @@ def test_slices_of_a_vocabulary_are_the_whole(vocab_size, size):
         assert vocab_size < 16 * size or chunk % 16 == 0
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_slices_of_tensors_are_the_whole(family):
-    config = tiny_config(family, vocab_size=51, attention_bias=family == "llama", mlp_bias=family == "llama")
+    has_bias = family in ("llama", "deepseek_v3")
+    config = tiny_config(family, vocab_size=51, attention_bias=has_bias, mlp_bias=has_bias)
     whole = {name: torch.randn(shape) for name, shape in target_layout(config).items()}
     parts = [RankPart(rank, 2) for rank in range(2)]
     slices = [part.tensors(whole) for part in parts]
@@ -36,12 +38,24 @@ def test_slices_of_tensors_are_the_whole(family):
         if span is None:
             assert [each is tensor for each in own] == [True, True]
         else:
-            assert torch.equal(torch.cat(own, span.dim), tensor)
+            joined = zip(*(each.chunk(span.parts, span.dim) for each in own), strict=True)
+            assert torch.equal(torch.cat([part for parts in joined for part in parts], span.dim), tensor)
 
 
-def test_slices_fit_the_shape_of_a_rank():
+def test_every_part_of_an_expert_has_a_slice():
+    """Of a layer with experts, only router and norms are whole on every rank."""
+    layout = target_layout(tiny_config("gpt_oss", num_layers=1))
+    whole = [name for name, shape in layout.items() if RankPart(1, 2).span(name, shape) is None]
+    assert sorted(name.removeprefix("model.layers.0.") for name in whole) == [
+        "input_layernorm.weight", "mlp.router.bias", "mlp.router.weight", "model.norm.weight",
+        "post_attention_layernorm.weight",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_slices_fit_the_shape_of_a_rank(family):
     """A rank's tensors have the layout of its own shape, but for embedding and head."""
-    config = tiny_config("qwen3")
+    config = tiny_config(family)
     whole = {name: torch.randn(shape) for name, shape in target_layout(config).items()}
     for rank in range(2):
         part = RankPart(rank, 2)
@@ -51,12 +65,15 @@ def test_slices_fit_the_shape_of_a_rank():
 
 
 @pytest.mark.parametrize(
-    ("family", "size", "name"),
-    [("llama", 4, "tensor_parallel"), ("qwen3_moe", 2, "tensor_parallel"), ("deepseek_v3", 2, "tensor_parallel")],
+    ("family", "size", "named"),
+    [("llama", 4, "key-value heads"), ("qwen3_moe", 5, "heads"), ("deepseek_v3", 3, "heads"), ("moe", 4, "an expert")],
 )
-def test_a_model_that_ranks_cannot_share_raises(family, size, name):
-    with pytest.raises(InputError, check=lambda error: error.name == name):
-        RankPart(0, size).config(tiny_config(family))
+def test_a_model_that_ranks_cannot_share_raises(family, size, named):
+    """One of the sizes is no multiple of the number of ranks, and the error names it."""
+    moe = family == "moe"
+    config = tiny_config("qwen3_moe", num_kv_heads=4, expert={"size": 6}) if moe else tiny_config(family)
+    with pytest.raises(InputError, match=named, check=lambda error: error.name == "tensor_parallel"):
+        RankPart(0, size).config(config)
 
 
 def test_a_padded_head_has_zeros_behind_its_tokens():

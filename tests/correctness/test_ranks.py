@@ -21,7 +21,12 @@ CELLS = (
     (dict(SMALL, kind="eagle", family="mistral", graph="step", sampling="warm"), "sharded"),
     (dict(SMALL, kind="eagle3", family="twins", graph="phase", release="round", extend="ragged"), "replicated"),
     (dict(SMALL, kind="eagle", topk=1, sampling="filtered", verifier="rejection", mode="free"), "replicated"),
+    (dict(SMALL, kind="eagle3", family="gpt_oss", graph="round", batch=1), "sharded"),
+    (dict(SMALL, kind="eagle", family="qwen3_moe", topk=1, batch=1, num_steps=0), "sharded"),
+    (dict(SMALL, kind="mtp", family="deepseek_v3", graph="step"), "sharded"),
+    (dict(SMALL, kind="mtp.one", graph="phase", sampling="warm"), "sharded"),
 )
+NAMES = ["round", "step", "phase", "free", "experts", "experts of a row", "modules", "one module"]
 TREE = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4)
 
 
@@ -29,7 +34,7 @@ def _checked(setting, draft_parallel, _):
     return check(cell_of(setting), device="cpu", shares=Shares(2, draft_parallel))
 
 
-@pytest.mark.parametrize(("setting", "draft_parallel"), CELLS, ids=["round", "step", "phase", "free"])
+@pytest.mark.parametrize(("setting", "draft_parallel"), CELLS, ids=NAMES)
 def test_two_ranks_equal_the_reference(in_two_ranks, setting, draft_parallel):
     """Both ranks compare every phase with the reference, their own heads of the KV, and a digest with each other."""
     for result in in_two_ranks(partial(_checked, setting, draft_parallel)):
@@ -59,7 +64,7 @@ def _refused(pair, draft_parallel, _):
 
 @pytest.mark.parametrize(
     ("pair", "draft_parallel"),
-    [("mtp-llama", "replicated"), ("standalone-llama", "sharded"), ("eagle-qwen3_moe", "sharded")],
+    [("mtp-llama", "replicated"), ("standalone-llama", "sharded"), ("frozen-kv-llama", "sharded")],
 )
 def test_what_ranks_cannot_share_is_refused(in_two_ranks, pair, draft_parallel):
     with pytest.raises(RankFailed, match=r"InputError: (tensor|draft)_parallel is"):

@@ -11,6 +11,7 @@ from specsim.correctness.differential.setting import AXES, CROSSED, DEFAULTS, LO
 from specsim.correctness.pairwise import pairwise
 
 WIDE = ("qwen2", "qwen3", "mistral")
+SHARED = ("eagle", "eagle3", "eagle3.1", "mtp", "mtp.one", "mtp.parallel", *LOOKED_UP)
 GRIDS = ("quick", "pairwise", "drafters", "full")
 QUICK = (
     dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
@@ -156,9 +157,8 @@ def is_smooth(setting: Mapping[str, Any]) -> bool:
 
 
 def is_shareable(setting: Mapping[str, Any]) -> bool:
-    """Whether ranks can share the weights of the pair: dense layers of heads, and an EAGLE drafter or none."""
-    kinds = ("eagle", "eagle3", "eagle3.1", *LOOKED_UP)
-    return setting.get("family") not in ROUTED and setting.get("kind", DEFAULTS["kind"]) in kinds
+    """Whether ranks can share the weights of the pair: of any target, with a drafter that has slices too or none."""
+    return setting.get("kind", DEFAULTS["kind"]) in SHARED
 
 
 def is_valid(setting: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from specsim.core.errors import InputError, require
 from specsim.core.rank_part import RankPart, Span
+from specsim.models.checkpoint.expert_slices import is_stacked, stacked_span
 from specsim.models.checkpoint.fields import read_json
 from specsim.models.checkpoint.layout import Layout
 
@@ -26,6 +27,8 @@ _HARMLESS = (
     "verifier_norm.weight",
     "verifier_lm_head.weight",
 )
+# Copies of embedding and head that MTP modules in their target's folder have.
+COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 
 
 class Stored(NamedTuple):
@@ -47,10 +50,16 @@ class Slices(NamedTuple):
 
     part: RankPart
     tables: tuple[str, ...]
+    family: str = "llama"  # of the model, as families store experts in different ways
 
     def span(self, key: str, shape: tuple[int, ...]) -> Span | None:
-        """Find the slice of a stored tensor."""
-        table = next((name for name in self.tables if key.endswith(name)), None)
+        """Find the slice of a stored tensor, None where it is whole."""
+        if not shape:
+            return None
+        if is_stacked(key):
+            return stacked_span(self.part, key, shape, self.family)
+        copied = next((name for copy, name in COPIES.items() if key.endswith(copy)), None)
+        table = copied if copied in self.tables else next((name for name in self.tables if key.endswith(name)), None)
         return self.part.span(key if table is None else table, shape, self.tables)
 
 
@@ -143,7 +152,11 @@ def _cut(content: Any, span: Span | None) -> torch.Tensor:
     """Read a slice into memory of its own."""
     if span is None:
         return content[:]
-    cut = content[span.start : span.stop] if span.dim == 0 else content[:, span.start : span.stop]
+    before = (slice(None),) * span.dim
+    step = content.get_shape()[span.dim] // span.parts
+    places = range(0, span.parts * step, step) if step else (0,)
+    cuts = [content[(*before, slice(first + span.start, first + span.stop))] for first in places]
+    cut = cuts[0] if len(cuts) == 1 else torch.cat(cuts, span.dim)
     return cut.clone() if cut.untyped_storage().nbytes() > cut.nbytes else cut
 
 
