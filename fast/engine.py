@@ -39,6 +39,7 @@ from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, TargetOutput
 from specsim.fast.model.draft_metadata import tree_metadata
 from specsim.fast.model.metadata import prefill_metadata
+from specsim.fast.model.rank_links import linked
 from specsim.fast.model.side_rows import move_side, write_side
 from specsim.fast.runtime.gather import join_slices
 from specsim.fast.runtime.graph import capture
@@ -101,7 +102,7 @@ class Engine:
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
         family = FAMILIES[target.family]
         invariant = options.batch_invariant
-        ranks = self._ranks = RankGroup.joined(options.tensor_parallel)
+        ranks = self._ranks = linked(RankGroup.joined(options.tensor_parallel), self.device)
         drafters.check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
         on = self.dtype, self.device
         tensors = pair.target.tensors if ranks is None else pair.target.tensors_of(ranks.part)

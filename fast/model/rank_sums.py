@@ -10,7 +10,7 @@ import triton.language as tl
 
 from specsim.core.rank_group import RankGroup
 from specsim.fast.model.rows import Norm, Rows
-from specsim.fast.runtime.gather import gather
+from specsim.fast.runtime.gather import parts_of
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, nearest, next_power_of_2
 
 
@@ -20,7 +20,7 @@ def _sum_kernel(
     out_ptr,
     weighted_ptr,
     squares_ptr,
-    parts_ptr,
+    parts_ptrs,
     base_ptr,
     norm_ptr,
     num_rows,
@@ -39,10 +39,15 @@ def _sum_kernel(
     offs = tl.arange(0, BLOCK_H)[None, :]
     mask_r = row < num_rows
     mask = mask_r[:, None] & (offs < size)
-    total = tl.load(parts_ptr + row[:, None] * size + offs, mask=mask, other=0.0).to(tl.float32)  # [BLOCK_R, BLOCK_H]
+    place = row[:, None] * size + offs
+    if parts_ptrs.epochs is not None:
+        epoch = tl.load(parts_ptrs.epochs)
+        place += (epoch & 1).to(tl.int64) * parts_ptrs.half
+        if tl.program_id(0) == 0:
+            tl.store(parts_ptrs.epochs + 1, epoch + 1)
+    total = tl.load(parts_ptrs.of_rank[0] + place, mask=mask, other=0.0).to(tl.float32)  # [BLOCK_R, BLOCK_H]
     for rank in tl.static_range(1, RANKS):
-        part = (rank * num_rows + row[:, None]) * size + offs
-        total += tl.load(parts_ptr + part, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(parts_ptrs.of_rank[rank] + place, mask=mask, other=0.0).to(tl.float32)
     total = nearest(total, DTYPE).to(tl.float32)
     if base_ptr is not None:
         base = tl.load(base_ptr + row[:, None] * stride_base + offs, mask=mask, other=0.0).to(tl.float32)
@@ -65,7 +70,7 @@ def sum_onto(
 
     base and out may be slices of wider tensors.
     """
-    parts = gather(ranks, part_RH)
+    parts = parts_of(ranks, part_RH)
     num_rows, size = part_RH.shape
     out = part_RH.new_empty(num_rows, size) if out is None else out
     onto = Rows.to_write(out, norm, 1)
@@ -74,7 +79,7 @@ def sum_onto(
         out_ptr=out,
         weighted_ptr=onto.weighted,
         squares_ptr=onto.squares,
-        parts_ptr=parts,
+        parts_ptrs=parts,
         base_ptr=base,
         norm_ptr=onto.next_weight,
         num_rows=num_rows,

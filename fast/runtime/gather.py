@@ -4,6 +4,7 @@ import torch
 
 from specsim.core.rank_group import RankGroup
 from specsim.fast.runtime.launch import recorder
+from specsim.fast.runtime.peer_memory import LinkedRanks, Parts
 
 
 def gather(ranks: RankGroup, part: torch.Tensor) -> torch.Tensor:
@@ -11,11 +12,22 @@ def gather(ranks: RankGroup, part: torch.Tensor) -> torch.Tensor:
     part = part.contiguous()
     out = part.new_empty(ranks.size, *part.shape)
     record = recorder.get()
-    if record is None:
+    if isinstance(ranks, LinkedRanks) and ranks.links(part):
+        ranks.peers.gather(part, out)
+    elif record is None:
         ranks.gather(part, out)
     else:
         record("gather over ranks", lambda: ranks.gather(part, out))
     return out
+
+
+def parts_of(ranks: RankGroup, part: torch.Tensor) -> Parts:
+    """Exchange parts of one shape, for a kernel that reads them where they are."""
+    part = part.contiguous()
+    if isinstance(ranks, LinkedRanks) and ranks.links(part):
+        ranks.peers.put(part)
+        return ranks.peers.parts(part.dtype)
+    return Parts(gather(ranks, part).unbind(0))
 
 
 def without_padding(ranks: RankGroup, part_RC: torch.Tensor, size: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ Every rank runs the same program on the same requests, with its slice of the wei
 bit for bit, on every rank, so ranks make the same choices without telling each other.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -21,6 +22,8 @@ from specsim.core.rank_part import RankPart
 from specsim.core.state import State
 
 LEAST_TIMEOUT = 1.0  # seconds
+# Unless a user sets them otherwise: no collective uses NVLink's multicast, which not every machine has.
+WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 class RankLost(RuntimeError):
@@ -118,14 +121,23 @@ def join(size: int, timeout: float, device: str, folder: Path | None = None, ran
     if not distributed.is_available():
         raise InputError("tensor_parallel", size, "1, as this PyTorch has no torch.distributed")
     limit = timedelta(seconds=timeout)
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    if folder is None or rank is None:
-        distributed.init_process_group(backend, timeout=limit)
-    else:
-        place = f"file://{folder / 'meeting'}"
-        distributed.init_process_group(backend, init_method=place, rank=rank, world_size=size, timeout=limit)
+    place = {}
+    if folder is not None and rank is not None:
+        place = {"init_method": f"file://{folder / 'meeting'}", "rank": rank, "world_size": size}
     if device == "cuda":
-        torch.cuda.set_device(distributed.get_rank() % torch.cuda.device_count())
+        for name, value in WITHOUT_MULTICAST.items():
+            os.environ.setdefault(name, value)
+        own = torch.device("cuda", (_local_rank() if rank is None else rank) % torch.cuda.device_count())
+        torch.cuda.set_device(own)
+        # With its device, NCCL connects the ranks now, and not within a graph that is captured.
+        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=limit, device_id=own, **place)
+    else:
+        distributed.init_process_group("gloo", timeout=limit, **place)
+
+
+def _local_rank() -> int:
+    """Read the place of a rank of torchrun on its machine."""
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
 
 
 def leave() -> None:
