@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specsim.core.engine_options import EngineOptions
 
 _OUTPUTS = ("json_file", "html_file", "trace")
-_MOST_RANKS = 64
+MOST_RANKS = 64
 
 TensorParallel = Annotated[
     int,
@@ -54,27 +54,32 @@ def in_ranks(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def started(**given: Any) -> None:
-        size = require_int("tensor_parallel", given["tensor_parallel"], 1, _MOST_RANKS)
+        size = require_int("tensor_parallel", given["tensor_parallel"], 1, MOST_RANKS)
         if size == 1:
             command(**given)
             return
-        timeout = given["rank_timeout"]
-        require_number("rank_timeout", timeout, 1, 86400, "a number of seconds from 1 to 86400")
         require_choice("impl", given["impl"], ("fast",))
-        device = _device(given["device"], size)
-        from specsim.core.rank_group import is_joined, join
-
-        if not is_joined() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            join(size, timeout, device)
-        if is_joined():
-            _run_own(command, given)
-        else:
-            from specsim.cli.rank_processes import run_ranks
-
-            status = run_ranks(lambda folder, rank: _words(folder, rank, size, timeout, device), size, timeout)
-            raise typer.Exit(status)
+        start_ranks(command, given, size, given["rank_timeout"], given["device"])
 
     return started
+
+
+def start_ranks(
+    command: Callable[..., None], given: dict[str, Any], size: int, timeout: float, device: str | None
+) -> None:
+    """Run a command in processes of its own for each rank, or as the rank that this process is."""
+    require_number("rank_timeout", timeout, 1, 86400, "a number of seconds from 1 to 86400")
+    chosen = _device(device, size)
+    from specsim.core.rank_group import is_joined, join
+
+    if not is_joined() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        join(size, timeout, chosen)
+    if is_joined():
+        _run_own(command, given, size)
+        return
+    from specsim.cli.rank_processes import run_ranks
+
+    raise typer.Exit(run_ranks(lambda folder, rank: _words(folder, rank, size, timeout, chosen), size, timeout))
 
 
 def _device(device: str | None, size: int) -> str:
@@ -94,11 +99,11 @@ def _words(folder: Path, rank: int, size: int, timeout: float, device: str) -> l
     return [sys.executable, "-m", "specsim.cli.rank_process", *own, *sys.argv[1:]]
 
 
-def _run_own(command: Callable[..., None], given: dict[str, Any]) -> None:
+def _run_own(command: Callable[..., None], given: dict[str, Any], size: int) -> None:
     """Run this rank's command; ranks other than 0 print nothing and write their files where nobody reads them."""
     from specsim.core.rank_group import RankGroup
 
-    group = RankGroup.joined(given["tensor_parallel"])
+    group = RankGroup.joined(size)
     if group is None or group.rank == 0:
         command(**given)
         return

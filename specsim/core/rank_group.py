@@ -80,6 +80,8 @@ class RankGroup:
     def require_equal(self, phase: str, state: Any) -> None:
         """Raise RanksDiffer unless a state is the same on every rank, bit for bit."""
         own = digests(state)
+        if not own:
+            raise TypeError(f"a {type(state).__name__} of phase {phase} has no tensors to compare")
         every = self.gather_objects(own)
         for rank, other in enumerate(every):
             if other != every[0]:
@@ -96,14 +98,16 @@ class RankGroup:
 
 
 def digests(state: Any, name: str = "") -> dict[str, str]:
-    """Digest every tensor of a state, by the name of its field."""
+    """Digest every tensor of a state, or of a NamedTuple of states, by the names of its fields."""
     if isinstance(state, torch.Tensor):
         content = state.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes()
         return {name: sha256(content + repr((state.shape, state.dtype)).encode()).hexdigest()}
-    found: dict[str, str] = {}
+    names: tuple[str, ...] = getattr(state, "_fields", ())
     if isinstance(state, State):
-        for each in fields(state):  # pyright: ignore[reportArgumentType]  # every State is a dataclass
-            found |= digests(getattr(state, each.name), f"{name}.{each.name}" if name else each.name)
+        names = tuple(each.name for each in fields(state))  # pyright: ignore[reportArgumentType]  # every State is a dataclass
+    found: dict[str, str] = {}
+    for each in names:
+        found |= digests(getattr(state, each), f"{name}.{each}" if name else each)
     return found
 
 

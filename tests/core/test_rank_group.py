@@ -1,11 +1,13 @@
 """Ranks of a group: gathered parts, and states that differ."""
 
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from specsim import InputError
+from specsim.core.phase_board import PhaseBoard
 from specsim.core.phases import AutoregressiveInput
 from specsim.core.rank_group import RankGroup, RanksDiffer
 
@@ -25,22 +27,36 @@ def test_every_rank_gathers_all_parts_in_order(in_two_ranks, dtype):
     assert torch.equal(first, torch.stack([expected, expected + 10]))
 
 
-def _compared(changes, ranks) -> str:
+class Both(NamedTuple):
+    """States as a round returns them."""
+
+    first: AutoregressiveInput
+    draft_input: AutoregressiveInput
+
+
+def _compared(changes, is_round, ranks) -> str:
     state = AutoregressiveInput.zeros(2, 2, 4)
     if changes and ranks.rank == 1:
         state.topk_index[1, 0] = 1
     try:
-        ranks.require_equal("draft", state)
+        ranks.require_equal("draft", Both(AutoregressiveInput.zeros(2, 2, 4), state) if is_round else state)
     except RanksDiffer as error:
         return str(error)
     return "equal"
 
 
-def test_a_state_that_differs_is_named_with_its_rank(in_two_ranks):
-    assert in_two_ranks(partial(_compared, False)) == ["equal", "equal"]
-    said = in_two_ranks(partial(_compared, True))
+@pytest.mark.parametrize("is_round", [False, True])
+def test_a_state_that_differs_is_named_with_its_rank(in_two_ranks, is_round):
+    assert in_two_ranks(partial(_compared, False, is_round)) == ["equal", "equal"]
+    said = in_two_ranks(partial(_compared, True, is_round))
     assert said[0] == said[1]
     assert all(word in said[0] for word in ("rank 1", "topk_index", "draft"))
+    assert ("draft_input.topk_index" in said[0]) == is_round
+
+
+def test_what_has_no_tensors_is_not_equal():
+    with pytest.raises(TypeError):
+        RankGroup(0, 2, PhaseBoard()).require_equal("draft", [torch.zeros(2)])
 
 
 def test_a_size_without_such_ranks_raises():
