@@ -17,7 +17,7 @@ from specsim.fast.vocabulary.topk import TAKEN, best_of, index_of, key_of
 
 @triton.jit
 @no_type_check
-def _extended(scores, topk_scores, LOG: tl.constexpr):
+def extended(scores, topk_scores, LOG: tl.constexpr):
     """Compute children's scores: the product, or sum of logarithms, along the path, never above the parent's."""
     return tl.minimum(scores + topk_scores if LOG else scores * topk_scores, scores)
 
@@ -82,7 +82,7 @@ def _expand_kernel(
         mask = mask_request & (child < k * k)
         parent = tl.maximum(tl.load(lane_ptrs.parent_list_ptr + block + child // k, mask=mask, other=0), 0)
         scores = tl.load(lane_ptrs.scores_ptr + pool + parent, mask=mask, other=0.0)
-        scores = _extended(scores, tl.load(topk_scores_ptr + request * k * k + child, mask=mask, other=0.0), LOG)
+        scores = extended(scores, tl.load(topk_scores_ptr + request * k * k + child, mask=mask, other=0.0), LOG)
         tokens = tl.load(topk_index_ptr + request * k * k + child, mask=mask & is_first)
         tl.store(lane_ptrs.tokens_ptr + pool + before + child, tokens, mask=mask & is_first)
         tl.store(lane_ptrs.scores_ptr + pool + before + child, scores, mask=mask & is_first)
@@ -146,7 +146,7 @@ def _expand_lanes_kernel(
         tokens = tl.load(topk_index_ptr + rows, mask=mask)
         candidate = request * k * num_steps + place
         scores = tl.load(lane_ptrs.scores_ptr + candidate - k, mask=mask, other=0.0)
-        scores = _extended(scores, tl.load(topk_scores_ptr + rows, mask=mask, other=0.0), LOG)
+        scores = extended(scores, tl.load(topk_scores_ptr + rows, mask=mask, other=0.0), LOG)
         tl.store(lane_ptrs.tokens_ptr + candidate, tokens, mask=mask)
         tl.store(lane_ptrs.scores_ptr + candidate, scores, mask=mask)
         tl.store(lane_ptrs.lane_tokens_ptr + rows, tokens, mask=mask_lane)

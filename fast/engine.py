@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import torch
 
 from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
 from specsim.core.display import engine_text
-from specsim.core.drafter import Drafter
+from specsim.core.drafter import Drafter, columns_ahead
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.feature_ring import FeatureRing
@@ -35,6 +35,7 @@ from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
 from specsim.fast import drafters, kv, tree, verify
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, TargetOutput
 from specsim.fast.model.draft_metadata import tree_metadata
@@ -58,6 +59,7 @@ from specsim.fast.runtime.sections import (
 from specsim.fast.runtime.states import load, load_extend_input, unload, unload_extend_input
 from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
+from specsim.fast.targets.decoder import DecoderTarget
 from specsim.fast.verifiers.shared import can_share, needs_all, verify_shared
 from specsim.fast.vocabulary.penalties import Allowed
 
@@ -70,7 +72,7 @@ class Engine:
 
     A graph of the whole round needs release `finish`, as pages cannot move inside a graph, and nothing that runs on the
     host: grammars between draft and verify, a rule between the target's forward and the commit. A single phase is then
-    launched without a graph.
+    launched without a graph. like: an engine whose models run and whose draft states pass between the rounds of both.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Engine:
         acceptance: SyntheticAcceptance | None = None,
         grammars: Grammars | None = None,
         rule: AcceptanceRule | None = None,
+        like: Self | None = None,
     ) -> None:
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
@@ -90,7 +93,7 @@ class Engine:
             )
             raise InputError("topk", config.topk, allowed)
         self.rule = rule
-        drafts_on_host = runs_on_host(pair.drafter, config)
+        drafts_on_host = runs_on_host(pair.drafter, config) if like is None else like.drafts_on_host(config)
         self.options = options.resolve(config, bool(grammars), drafts_on_host, rule is not None)
         check_kv_dtypes(kv_dtype=options.kv_dtype, draft_kv_dtype=options.draft_kv_dtype)
         self.dtype = options.dtype
@@ -100,18 +103,14 @@ class Engine:
         check(self.grammars, config, target.vocab_size)
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
-        family = FAMILIES[target.family]
-        invariant = options.batch_invariant
-        ranks = self._ranks = linked(RankGroup.joined(options.tensor_parallel), self.device)
+        self._ranks = linked(RankGroup.joined(options.tensor_parallel), self.device) if like is None else like._ranks
         drafters.check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
-        on = self.dtype, self.device
-        tensors = pair.target.tensors if ranks is None else pair.target.tensors_of(ranks.part)
-        self._target = family(target, tensors, *on, batch_invariant=invariant, ranks=ranks)
+        self._target = self._make_target(pair) if like is None else like._target
         self.target: Target = self._target
         self._sampled_last: tuple[Sampling, bool] | None = None  # parameters, and whether rounds read slices for them
-        sharing = ranks if options.draft_parallel == "sharded" else None
-        self._drafter = drafters.make(pair.drafter, self._target, self.config, *on, invariant, sharing)
+        self._drafter = self._make_drafter(pair) if like is None else like._drafter.under(self.config)
         self.drafter: Drafter = self._drafter
+        self._ahead = columns_ahead(self.drafter)
         self.options.check_draft_kv(config, self.drafter.kv_layout)
         self._launches: dict[Section, Callable[[Frame], None]] = {
             Section.START: self._start,
@@ -123,6 +122,22 @@ class Engine:
             Section.GATHER: self._gather,
             Section.EXTEND: self._rewrite_draft_kv,
         }
+
+    def _make_target(self, pair: Pair) -> DecoderTarget:
+        make = FAMILIES[pair.target.config.family]
+        ranks = self._ranks
+        tensors = pair.target.tensors if ranks is None else pair.target.tensors_of(ranks.part)
+        on = self.dtype, self.device
+        return make(pair.target.config, tensors, *on, batch_invariant=self.options.batch_invariant, ranks=ranks)
+
+    def _make_drafter(self, pair: Pair) -> StepDrafter:
+        sharing = self._ranks if self.options.draft_parallel == "sharded" else None
+        on = self.dtype, self.device
+        return drafters.make(pair.drafter, self._target, self.config, *on, self.options.batch_invariant, sharing)
+
+    def drafts_on_host(self, config: SpecConfig) -> bool:
+        """Check whether this engine's drafter drafts on the host under a setting."""
+        return self._drafter.runs_on_host and not config.is_plain
 
     def __repr__(self) -> str:
         return engine_text(self)
@@ -151,7 +166,7 @@ class Engine:
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt, which batch.seq_lens counts.
 
-        Columns up to seq_lens plus the drafter's lead must be owned.
+        Columns up to seq_lens, and those that the drafter needs ahead, must be owned.
         """
         self._enter("prefill")
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
@@ -249,14 +264,16 @@ class Engine:
         Under release `round` the lanes are always reserved.
         """
         if not reserved or self.config.release == "round":
-            own_lanes(pools, batch.req_pool_indices.tolist(), batch.seq_lens.tolist(), self.config, self._drafter.lead)
+            rows = batch.req_pool_indices.tolist()
+            drafter = self._drafter
+            own_lanes(pools, rows, batch.seq_lens.tolist(), self.config, self._ahead, drafter.block_rows)
 
     def _draft(self, frame: Frame, batch: Batch) -> None:
         self._enter("draft")
 
         def own() -> None:
             rows = batch.req_pool_indices.tolist()
-            own_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._drafter.lead)
+            own_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._ahead)
 
         if self.options.graph == "step":
             self._run(frame, (Section.START,))
@@ -274,7 +291,7 @@ class Engine:
         def own() -> None:
             after = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
             rows = after.req_pool_indices.tolist()
-            own_committed(frame.pools, rows, after.seq_lens.tolist(), self.config, self._drafter.lead)
+            own_committed(frame.pools, rows, after.seq_lens.tolist(), self.config, self._ahead)
 
         if frame.allowed is not None:
             frame.allowed.load(allowed_trees(batch, frame.verify_input, frame.pools, self.grammars))

@@ -124,6 +124,19 @@ def _queries(rows: Rows, weights: Weights, config: ModelConfig, layer: int, forw
     return rotate_and_write(qkv_R, norms, config.rms_norm_eps, forward, layer, own.num_heads)
 
 
+def write_keys_and_values(rows: Rows, weights: Weights, config: ModelConfig, layer: int, forward: Forward) -> None:
+    """Write the keys and values of rows that have no queries, from their part of the fused projection."""
+    own = heads_of(config, layer)
+    first = own.num_heads * own.head_dim
+    bias = weights.get("qkv_proj.bias")
+    k_norm = weights.get("k_norm.weight")
+    norms = None if k_norm is None else HeadNorms(k_norm, k_norm)
+    kv_R = linear(
+        rows, weights["qkv_proj.weight"][first:], None if bias is None else bias[first:], weights.batch_invariant
+    )
+    rotate_and_write(kv_R, norms, config.rms_norm_eps, forward, layer, num_heads=0)
+
+
 def self_attention_onto(
     base: torch.Tensor,
     rows: Rows,

@@ -203,8 +203,6 @@ def _empty(batch_size: int, num_nodes: int, device: torch.device) -> VerifyInput
 
 def proposed(candidates: Candidates | ExplicitCandidates) -> dict[str, Any]:
     """Make the fields of a VerifyInput that show the candidates, and the distributions of sampled ones."""
-    if isinstance(candidates, ExplicitCandidates):
-        return {"candidates": candidates, "draft_prob": None}
     return {"candidates": replace(candidates, draft_prob=None), "draft_prob": candidates.draft_prob}
 
 

@@ -64,7 +64,7 @@ for verifier in (None, rule):
 # Its text is no worse, and its accept length is even higher. Whoever tests it on single drafts finds no error either,
 # because with one draft it *is* the right rule.
 #
-# The package has 14 cases for rules of this kind: one to three drafts, ordinary models and degenerate ones. On each it
+# The package has 15 cases for rules of this kind: one to three drafts, ordinary models and degenerate ones. On each it
 # enumerates every draft and every region of the uniforms, in fractions.
 #
 # ### Prediction
@@ -72,12 +72,12 @@ for verifier in (None, rule):
 # The rule is right for one draft. Some cases have one draft, or a length limit that leaves room for one or none.
 
 # %%
-guess = specsim.course.predict("In how many of the 14 cases is the distribution wrong?", 12)
+guess = specsim.course.predict("In how many of the 15 cases is the distribution wrong?", 12)
 guess
 
 # %%
 certificates = certify_rules([rule])
-assert len(certificates.rows) == 14
+assert len(certificates.rows) == 15
 for row in certificates.rows:
     note = "more than any lossless rule" if row.accepted > row.optimum else ""
     print(f"{row.case:48} distance {row.total_variation!s:5} accepted {row.accepted!s:6} {note}")

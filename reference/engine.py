@@ -1,11 +1,13 @@
 """The reference engine, whose round is draft, verify, draft-extend."""
 
+from typing import Self
+
 import torch
 
 from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
 from specsim.core.display import engine_text
-from specsim.core.drafter import Drafter
+from specsim.core.drafter import Drafter, columns_ahead
 from specsim.core.engine_options import EngineOptions
 from specsim.core.feature_ring import FeatureRing
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check, stacked
@@ -37,7 +39,8 @@ class Engine:
 
     A pair without a drafter needs a setting without drafts. Without config.max_len the target's limit holds. Of the
     options only dtype matters. acceptance: decides how many drafts a round accepts, in place of the target. grammars:
-    constraints by request id. rule: verifies in place of the setting's verifier.
+    constraints by request id. rule: verifies in place of the setting's verifier. like: an engine whose models run and
+    whose draft states pass between the rounds of both.
     """
 
     target: Target
@@ -52,6 +55,7 @@ class Engine:
         acceptance: SyntheticAcceptance | None = None,
         grammars: Grammars | None = None,
         rule: AcceptanceRule | None = None,
+        like: Self | None = None,
     ) -> None:
         target = pair.target.config
         self.config = config.within(target.max_position_embeddings)
@@ -61,8 +65,13 @@ class Engine:
         self.rule = rule
         self.grammars = grammars or {}
         check(self.grammars, config, target.vocab_size)
-        self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
-        self.drafter = drafters.make(pair.drafter, self.target, self.config, self.dtype)
+        if like is not None:
+            self.target = like.target
+            self.drafter = like.drafter.under(self.config)
+        else:
+            self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
+            self.drafter = drafters.make(pair.drafter, self.target, self.config, self.dtype)
+        self._ahead = columns_ahead(self.drafter)
         self.options.check_draft_kv(config, self.drafter.kv_layout)
 
     def __repr__(self) -> str:
@@ -84,7 +93,7 @@ class Engine:
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt, which batch.seq_lens counts.
 
-        Columns up to seq_lens plus the drafter's lead must be owned.
+        Columns up to seq_lens, and those that the drafter needs ahead, must be owned.
         """
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
@@ -118,11 +127,11 @@ class Engine:
         rows = batch.req_pool_indices.tolist()
         lengths = batch.seq_lens.tolist()
         if not reserved or self.config.release == "round":
-            own_lanes(pools, rows, lengths, self.config, self.drafter.lead)
+            own_lanes(pools, rows, lengths, self.config, self._ahead, self.drafter.block_rows)
         candidates = self.drafter.propose(batch, draft_input, pools)
         if pools.draft is not None:
             pools.draft.take_snapshot()  # draft-extend writes over the lanes
-        own_tree(pools, rows, lengths, self.config, self.drafter.lead)
+        own_tree(pools, rows, lengths, self.config, self._ahead)
         locations_BN = kv.tree_locations(batch, self.config, pools)
         return tree.build(candidates, draft_input.bonus_tokens, batch.seq_lens, locations_BN, self.config)
 
@@ -146,7 +155,7 @@ class Engine:
         )
         kv.commit(batch, verify_input.cache_locations, verdict, pools)
         seq_lens = batch.seq_lens + verdict.num_accepted_tokens
-        own_committed(pools, batch.req_pool_indices.tolist(), seq_lens.tolist(), self.config, self.drafter.lead)
+        own_committed(pools, batch.req_pool_indices.tolist(), seq_lens.tolist(), self.config, self._ahead)
         extend_input = draft_extend_input(
             batch,
             verdict,

@@ -15,10 +15,12 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.kv_buffer import KVFormat
+from specsim.reference.oracle_dflash import block_draft
 from specsim.reference.oracle_distributions import inverse_cdf, logprob, next_distribution, ranked
 from specsim.reference.oracle_draft import Node, Path, draft, look_up, select
 from specsim.reference.oracle_forward import in_dtype
 from specsim.reference.oracle_mtp import mtp_draft
+from specsim.reference.oracle_p_eagle import p_eagle_draft
 from specsim.reference.oracle_request import Draws, Request, next_logits
 from specsim.reference.oracle_verify import Drafts, accepted
 
@@ -97,6 +99,10 @@ def grow(request: Request, tokens: list[int], root: Node) -> list[Node]:
         return []
     if not hasattr(drafter, "tensors"):
         return look_up(request, tokens, root)
+    if drafter.config.block is not None:
+        return block_draft(request, tokens, root)
+    if drafter.config.kind == "p-eagle":
+        return p_eagle_draft(request, tokens, root)
     return mtp_draft(request, tokens, root) if drafter.config.num_modules > 1 else draft(request, tokens, root)
 
 

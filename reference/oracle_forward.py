@@ -68,10 +68,10 @@ def draft_forward(
     """
     config = pair.drafter.config
     tensors = pair.drafter.tensors
-    if config.kind not in ("eagle", "eagle3", "mtp"):
-        raise InputError("kind", config.kind, "eagle, eagle3 or mtp")
+    if config.kind not in ("eagle", "eagle3", "p-eagle", "mtp"):
+        raise InputError("kind", config.kind, "eagle, eagle3, p-eagle or mtp")
     embedding = tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])[token_ids]
-    fused_MH = _fused(config, tensors, features_MF) if config.kind == "eagle3" else features_MF
+    fused_MH = _fused(config, tensors, features_MF) if config.kind in ("eagle3", "p-eagle") else features_MF
     hidden_RH = torch.cat([fused_MH, *(hidden[None] for hidden in hiddens)])
     if config.kind == "mtp":  # its only module
         hidden = mtp_forward(pair, 0, token_ids, hidden_RH)[-1]
@@ -128,4 +128,8 @@ def _eagle3(config: Any, tensors: Tensors, embedding_RH: torch.Tensor, hidden_RH
     normed_RH = norm(tensors, "midlayer.hidden_norm", hidden_RH, eps)
     residual_RH = normed_RH if config.norm_before_residual else hidden_RH
     both = torch.cat([embedding_RH, normed_RH], dim=-1)
-    return layer(config.model, 0, tensors, "midlayer", residual_RH, both)[0]
+    hidden_RH, _ = layer(config.model, 0, tensors, "midlayer", residual_RH, both)
+    for index in range(1, config.model.num_layers):  # of P-EAGLE
+        normed_RH = norm(tensors, f"layers.{index}.input_layernorm", hidden_RH, eps)
+        hidden_RH, _ = layer(config.model, index, tensors, f"layers.{index}", hidden_RH, normed_RH)
+    return hidden_RH

@@ -33,29 +33,48 @@ def mtp_draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
     lanes = [root]
     for module in range(config.num_steps):
         hidden_LH = mtp_forward(request, module, [*tokens, *drafted][1 + module :], hidden_LH)
-        child_ids, own_scores_K, draft_prob_V = _drafts(request, drafter, hidden_LH[-1], len(tokens) - 1, module)
+        logits = request.target.tensors["lm_head.weight"] @ hidden_LH[-1]
+        child_ids, own_scores_K, draft_prob_V = drafts(request, drafter, logits, len(tokens) - 1, module)
         drafted.append(child_ids[0])
-        level = []
-        for lane, parent in enumerate(lanes):
-            product_K = parent.score * own_scores_K if config.score == "prob" else parent.score + own_scores_K
-            scores = product_K.clamp(max=parent.score).tolist()
-            has_one = config.is_sampled and module > 0  # a sampled lane goes on with its own draft
-            for place in [lane] if has_one else range(config.topk):
-                path = (*parent.path, child_ids[place])
-                level.append(Node(path, parent, place, scores[place], draft_prob_V, hidden_LH[-1], ()))
-        best = ranked(torch.tensor([child.score for child in level]))[: config.topk]
-        lanes = level if config.is_sampled else [level[i] for i in best]
+        made = Node((), None, 0, 0.0, draft_prob_V, hidden_LH[-1], ())
+        level = children(request, lanes, child_ids, own_scores_K, made)
+        lanes = best_lanes(request, level)
         pool += level
         hidden_LH = hidden_LH if drafter.config.hidden_chain else target_LH
     return pool
 
 
-def _drafts(
-    request: Request, drafter: SimpleNamespace, hidden: torch.Tensor, root_len: int, depth: int
-) -> tuple[list[int], torch.Tensor, torch.Tensor | None]:
-    """Draft K tokens from a module's last row: (ids, scores f32 [K], distribution q of drawn ones)."""
+def children(
+    request: Request, lanes: list[Node], child_ids: list[int], own_scores_K: torch.Tensor, made: Node
+) -> list[Node]:
+    """Give every lane the same K children; a sampled lane below the root goes on with its own draft.
+
+    made: a node with the hidden state and the distribution that the children came from.
+    """
     config = request.config
-    logits = request.target.tensors["lm_head.weight"] @ hidden
+    level = []
+    for lane, parent in enumerate(lanes):
+        product_K = parent.score * own_scores_K if config.score == "prob" else parent.score + own_scores_K
+        scores = product_K.clamp(max=parent.score).tolist()
+        has_one = config.is_sampled and parent.path
+        for place in [lane] if has_one else range(config.topk):
+            path = (*parent.path, child_ids[place])
+            level.append(Node(path, parent, place, scores[place], made.draft_prob_V, made.hidden, ()))
+    return level
+
+
+def best_lanes(request: Request, level: list[Node]) -> list[Node]:
+    """Choose the lanes of the next level: the K best nodes, or all of a sampled one."""
+    if request.config.is_sampled:
+        return level
+    return [level[i] for i in ranked(torch.tensor([child.score for child in level]))[: request.config.topk]]
+
+
+def drafts(
+    request: Request, drafter: SimpleNamespace, logits: torch.Tensor, root_len: int, depth: int
+) -> tuple[list[int], torch.Tensor, torch.Tensor | None]:
+    """Draft K tokens from a row's logits: (ids, scores f32 [K], distribution q of drawn ones)."""
+    config = request.config
     if not request.draws_drafts:
         return *draft_topk(drafter, logits, config.topk, config.score), None
     draft_prob_V = draft_distribution(request, drafter, logits)

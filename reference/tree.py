@@ -64,7 +64,7 @@ def _build_explicit(
         tokens_BN[request, : len(chosen)] = candidates.tokens[request, chosen]
         scores_BN[request, : len(chosen)] = candidates.scores[request, chosen]
     made = _lay_out(parents, tokens_BN, scores_BN, (bonus_tokens, seq_lens, cache_locations), config)
-    return replace(made, candidates=candidates)
+    return replace(made, candidates=replace(candidates, draft_prob=None), draft_prob=candidates.draft_prob)
 
 
 def _lay_out(

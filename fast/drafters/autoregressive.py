@@ -15,6 +15,9 @@ from specsim.core.errors import InputError
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafters.best_drafts import best_drafts
+from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.setting import SettingStepDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import expand
 from specsim.fast.extend import draft_rows
 from specsim.fast.kv import draft_kv, duplicate_tails
@@ -22,7 +25,7 @@ from specsim.fast.lanes import Lanes, start_lanes
 from specsim.fast.model.draft_metadata import lane_metadata
 from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
-from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts
+from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
 
 
 @kernel
@@ -87,10 +90,12 @@ class AutoregressiveDrafter:
         self.feature_layers = head.feature_layers
         self.lead = head.lead
         self.lookahead = 0
+        self.num_mask_rows = 0
+        self.block_rows = 0
         self.runs_on_host = False
         self.hidden_size = head.hidden_size
         self._vocab_size = vocab_size
-        self._vocabulary = Vocabulary(head.d2t, None if head.d2t is None else _inverse(head.d2t, vocab_size))
+        self._vocabulary = Vocabulary(head.d2t, None if head.d2t is None else inverse_of(head.d2t, vocab_size))
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
@@ -148,6 +153,10 @@ class AutoregressiveDrafter:
 
     def idle(self) -> AutoregressiveInput:
         return self.zeros(0).to(self._device)
+
+    def under(self, config: SpecConfig) -> StepDrafter:
+        proposer = type(self)(self._head, config, self._dtype, self._device, self._vocab_size)
+        return SettingStepDrafter(self, NoDrafter(self._device) if config.is_plain else proposer, config)
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep nothing of an ended request, as the states hold all there is."""
@@ -211,9 +220,3 @@ class AutoregressiveDrafter:
         self._draw(batch, logits_RV, Root(batch.seq_lens), best, lanes.candidates.draft_prob, loop)
         topk_scores, topk_index = (rows.unflatten(0, shape) for rows in best)
         expand(lanes, topk_scores, topk_index, hidden_RH.unflatten(0, shape), config)
-
-
-def _inverse(d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Draft id of every target id, i64 [V], -1 for a token outside the draft vocabulary."""
-    ids = torch.arange(len(d2t), device=d2t.device)
-    return torch.full((vocab_size,), -1, device=d2t.device).index_put((ids + d2t,), ids)

@@ -75,7 +75,7 @@ class Eagle3Head:
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
-        """Run rows through the layer, and write their KV: hidden [R, H]."""
+        """Run rows through the layers, and write their KV: hidden [R, H]."""
         weights = self._weights.under("midlayer")
         eps = self._model.rms_norm_eps
         both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
@@ -94,8 +94,22 @@ class Eagle3Head:
             forward,
             Norm(weights["post_attention_layernorm.weight"], eps),
         )
-        hidden_RH = gated_mlp_onto(hidden, weights.under("mlp")).values
+        hidden_RH = self._further_layers(gated_mlp_onto(hidden, weights.under("mlp"), self._input_norm(1)), forward)
         return rms_norm(hidden_RH, *self._norm("norm")) if self._config.norm_output else hidden_RH
+
+    def _input_norm(self, layer: int) -> Norm | None:
+        """Return the first norm of a layer of P-EAGLE, None after the last layer."""
+        return self._norm(f"layers.{layer}.input_layernorm") if layer < self._model.num_layers else None
+
+    def _further_layers(self, rows: Rows, forward: Forward) -> torch.Tensor:
+        """Run the layers after the first, which are those of a Llama: hidden [R, H]."""
+        for layer in range(1, self._model.num_layers):
+            weights = self._weights.under(f"layers.{layer}")
+            between = self._norm(f"layers.{layer}.post_attention_layernorm")
+            inner = weights.under("self_attn")
+            rows = self_attention_onto(rows.values, rows, inner, self._model, layer, forward, between)
+            rows = gated_mlp_onto(rows, weights.under("mlp"), self._input_norm(layer + 1))
+        return rows.values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         logits_RV = self.own_logits(hidden_RH)

@@ -5,11 +5,14 @@ from typing import Any
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_token_drafter
 from specsim.core.rank_group import RankGroup
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
+from specsim.fast.drafters.block import BlockDrafter
+from specsim.fast.drafters.dflash import DFlashHead
 from specsim.fast.drafters.eagle import EagleHead
 from specsim.fast.drafters.eagle3 import Eagle3Head
 from specsim.fast.drafters.frozen_kv import FrozenKVDrafter, FrozenKVHead
@@ -19,22 +22,26 @@ from specsim.fast.drafters.mtp import MtpDrafter
 from specsim.fast.drafters.mtp_module import MtpModule
 from specsim.fast.drafters.ngram import Ngram
 from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.p_eagle import PEagleDrafter, mask_of
 from specsim.fast.drafters.standalone import StandaloneHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafters.suffix import Suffix
 from specsim.fast.targets.decoder import DecoderTarget
 
 HEADS: dict[str, Any] = {
+    **dict.fromkeys(BLOCK_KINDS, DFlashHead),
     "eagle": EagleHead,
     "eagle3": Eagle3Head,
     "frozen-kv": FrozenKVHead,
     "mtp": MtpModule,
+    "p-eagle": Eagle3Head,
     "standalone": StandaloneHead,
 }
 PARALLEL = {  # by kind, where ranks share the target
     "eagle": ("sharded", "replicated"),
     "eagle3": ("sharded", "replicated"),
     "mtp": ("sharded",),
+    "p-eagle": ("sharded", "replicated"),
     "standalone": ("replicated",),
 }
 TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
@@ -78,6 +85,10 @@ def make(
         if kind == "mtp" and drafter.config.num_modules > 1:
             return MtpDrafter(*weights, target, dtype, device, config, batch_invariant, **shared)
         head = HEADS[kind](*weights, target, dtype, device, batch_invariant=batch_invariant, **shared)
+        if kind == "p-eagle":
+            return PEagleDrafter(head, config, mask_of(drafter, dtype, device), vocab_size)
+        if isinstance(head, DFlashHead):
+            return BlockDrafter(head, config, vocab_size)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter
         return make_drafter(head, config, dtype, device, vocab_size)
     check_token_drafter(drafter, config)

@@ -1,6 +1,7 @@
 """Drafters that see token ids only and run on the host: n-gram, suffix, a user's own."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 
@@ -9,6 +10,9 @@ from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCan
 from specsim.core.pool import KVLayout, KVPool
 from specsim.core.proposals import Proposals
 from specsim.core.token_drafter import TokenDrafter
+from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.setting import SettingStepDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.lanes import CandidateBuffers
 from specsim.fast.runtime.states import load
 
@@ -23,6 +27,8 @@ class HostDrafter:
     feature_layers: tuple[int, ...] = ()
     lead: int = 0
     lookahead: int = 0
+    num_mask_rows: int = 0
+    block_rows: int = 0
     runs_on_host: bool = True
 
     def __init__(self, drafter: TokenDrafter, config: SpecConfig, vocab_size: int, device: torch.device) -> None:
@@ -67,3 +73,12 @@ class HostDrafter:
 
     def idle(self) -> DraftInput:
         return self.zeros(0).to(self._device)
+
+    def under(self, config: SpecConfig) -> StepDrafter:
+        return SettingStepDrafter(self, NoDrafter(self._device) if config.is_plain else self._proposing(config), config)
+
+    def _proposing(self, config: SpecConfig) -> StepDrafter:
+        made = copy(self)
+        made._proposals = self._proposals.under(config)
+        made._most = config.num_candidates
+        return made

@@ -8,7 +8,10 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.core.token_drafter import NgramConfig
+from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.prompt_lookup import Lookup, prompt_lookup
+from specsim.fast.drafters.setting import SettingStepDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.lanes import CandidateBuffers
 
 
@@ -19,6 +22,8 @@ class LookupChainDrafter:
     feature_layers: tuple[int, ...] = ()
     lead: int = 0
     lookahead: int = 0
+    num_mask_rows: int = 0
+    block_rows: int = 0
     runs_on_host: bool = False
 
     def __init__(self, ngram: NgramConfig, config: SpecConfig, device: torch.device) -> None:
@@ -71,3 +76,7 @@ class LookupChainDrafter:
 
     def idle(self) -> DraftInput:
         return self.zeros(0).to(self._device)
+
+    def under(self, config: SpecConfig) -> StepDrafter:
+        proposer = LookupChainDrafter(self._ngram, config, self._device)
+        return SettingStepDrafter(self, NoDrafter(self._device) if config.is_plain else proposer, config)

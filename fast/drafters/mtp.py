@@ -1,43 +1,28 @@
 """Multi-token prediction by S modules (DeepSeek-V3, arXiv 2412.19437), all of which run in draft-extend."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.mtp import MtpInput, check_modules
-from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput, State
+from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.core.rank_group import RankGroup
 from specsim.fast.drafters.best_drafts import best_drafts
-from specsim.fast.drafters.mtp_drafts import children, ids_of, last_hidden
+from specsim.fast.drafters.mtp_drafts import ids_of, last_hidden
 from specsim.fast.drafters.mtp_module import MtpModule
 from specsim.fast.drafters.mtp_rows import NewRows, Shape, Spans, gather_rows, spans_of
-from specsim.fast.drafting import expand
+from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.kv import draft_kv
-from specsim.fast.lanes import Lanes, start_lanes
 from specsim.fast.model.metadata import causal_metadata
 from specsim.fast.targets.decoder import DecoderTarget
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts
 
 
-@dataclass(frozen=True, slots=True)
-class MtpBuffers(State):
-    """Buffers of a draft phase that lays finished drafts out as lanes."""
-
-    lanes: Lanes  # with one entry of 0 as hidden state
-    topk_scores: torch.Tensor  # f32 [B, S, K], of the draft input
-    topk_index: torch.Tensor  # i64 [B, S, K], of the draft input
-
-    @property
-    def candidates(self) -> Candidates:
-        """The candidates that the lanes have proposed so far."""
-        return self.lanes.candidates
-
-
-class MtpDrafter:
+class MtpDrafter(ProductDrafter[MtpInput]):
     """The first S modules of a checkpoint as a step drafter, see the reference.
 
     Draft-extend has the same number of rows for each request: S + 1, and S-1 that are written again.
@@ -54,22 +39,21 @@ class MtpDrafter:
         batch_invariant: bool = False,
         ranks: RankGroup | None = None,
     ) -> None:
-        self._vocab_size = target.config.vocab_size
-        check_modules(drafter, config, self._vocab_size)
+        check_modules(drafter, config, target.config.vocab_size)
+        shape = DraftShape(drafter.model.hidden_size, target.config.vocab_size, dtype)
+        super().__init__(MtpInput, shape, config, device)
         self._modules = [
             MtpModule(drafter, tensors, target, dtype, device, batch_invariant, k, ranks)
             for k in range(config.num_steps)
         ]
         self._is_chained = drafter.hidden_chain
-        self._hidden_size = drafter.model.hidden_size
-        self._config = config
-        self._dtype = dtype
-        self._device = device
         self._depths = torch.arange(config.num_steps, dtype=torch.int32, device=device)
         self.kv_layout: KVLayout | None = replace(self._modules[0].kv_layout, num_layers=config.num_steps)
         self.feature_layers = drafter.feature_layers
         self.lead = 0
         self.lookahead = config.num_steps - 1 if drafter.boundary == "rewrite" else 0
+        self.num_mask_rows = 0
+        self.block_rows = 0
         self.runs_on_host = False
 
     def seed(
@@ -146,54 +130,8 @@ class MtpDrafter:
         out.topk_scores[:, depth].copy_(drafts.topk_scores)
         out.topk_index[:, depth].copy_(drafts.topk_index)
 
-    def propose(self, batch: Batch, draft_input: MtpInput, pools: KVPool) -> Candidates:
-        """Lay the drafts out as candidates, without a forward."""
-        buffers = self.buffers(batch.size).to(self._device)
-        self.start(batch, draft_input, buffers, pools)
-        for _ in range(self._config.num_steps - 1):
-            self.step(batch, buffers, pools)
-        return buffers.candidates
-
-    def start(self, batch: Batch, draft_input: MtpInput, buffers: MtpBuffers, pools: KVPool) -> None:
-        """Copy the drafts, and start the lanes with the root's children."""
-        config = self._config
-        buffers.topk_scores.copy_(draft_input.topk_scores)
-        buffers.topk_index.copy_(draft_input.topk_index)
-        draft_prob = draft_input.draft_prob
-        first = AutoregressiveInput(
-            bonus_tokens=draft_input.bonus_tokens,
-            topk_scores=draft_input.topk_scores[:, 0].clone(memory_format=torch.contiguous_format),
-            topk_index=draft_input.topk_index[:, 0].clone(memory_format=torch.contiguous_format),
-            hidden=buffers.lanes.hidden[:, 0].clone(memory_format=torch.contiguous_format),
-            draft_prob=None if draft_prob is None else draft_prob[:, 0],
-        )
-        start_lanes(first, config, out=buffers.lanes)
-        tree_prob = buffers.candidates.draft_prob
-        if draft_prob is not None and tree_prob is not None:  # one distribution for each node that has children
-            deeper = tree_prob[:, 1:].unflatten(1, (config.num_steps - 1, config.topk))
-            deeper.copy_(draft_prob[:, 1:, None].expand_as(deeper))
-
-    def step(self, batch: Batch, buffers: MtpBuffers, pools: KVPool) -> None:
-        """Add the next depth's drafts below every lane."""
-        lanes = buffers.lanes
-        scores, tokens = children(lanes.step, buffers.topk_scores, buffers.topk_index, self._config)
-        expand(lanes, scores, tokens, lanes.hidden, self._config)
-
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._modules[0].logits(hidden_RH)
-
-    def zeros(self, size: int) -> MtpInput:
-        """Make the draft input of `size` padded requests, on the host."""
-        return MtpInput.zeros(size, self._config, self._hidden_size, self._dtype, self._vocab_size)
-
-    def buffers(self, size: int) -> MtpBuffers:
-        """Make the buffers of `size` padded requests, on the host."""
-        lanes = Lanes.padded(size, 1, self._config, self._dtype, self._vocab_size)
-        drafts = self.zeros(size)
-        return MtpBuffers(lanes, drafts.topk_scores, drafts.topk_index)
-
-    def idle(self) -> MtpInput:
-        return self.zeros(0).to(self._device)
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep nothing of an ended request, as its features are cleared with its row of the pool."""

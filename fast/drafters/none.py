@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.lanes import CandidateBuffers
 
 
@@ -16,6 +18,8 @@ class NoDrafter:
     feature_layers: tuple[int, ...] = ()
     lead: int = 0
     lookahead: int = 0
+    num_mask_rows: int = 0
+    block_rows: int = 0
     runs_on_host: bool = False
 
     def __init__(self, device: torch.device) -> None:
@@ -55,3 +59,6 @@ class NoDrafter:
 
     def idle(self) -> DraftInput:
         return self.zeros(0).to(self._device)
+
+    def under(self, config: SpecConfig) -> StepDrafter:
+        return self

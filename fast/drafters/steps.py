@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, State
 from specsim.core.pool import KVPool
@@ -13,6 +14,10 @@ class StepDrafter(Drafter, Protocol):
     Draft inputs and buffers are of the drafter's own types. A drafter that runs on the host does all its work in
     `start`, outside graphs.
     """
+
+    def under(self, config: SpecConfig) -> "StepDrafter":
+        """Make a step drafter of the same weights that proposes under another setting."""
+        ...
 
     def zeros(self, size: int) -> DraftInput:
         """Make the draft input of `size` padded requests, on the host."""

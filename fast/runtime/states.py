@@ -16,14 +16,14 @@ _ROW_FIELDS = ("hidden", "input_ids", "positions", "cache_locations")
 def load(static: State, state: State) -> None:
     """Copy a state into the first rows of its static buffers and pad the rest.
 
-    Buffers of fields that are None stay as they are.
+    Buffers of fields that hold no tensor stay as they are.
     """
     for each in fields(state):
         value = getattr(state, each.name)
         buffer = getattr(static, each.name)
         if isinstance(value, State):
             load(buffer, value)
-        elif value is not None:
+        elif isinstance(value, torch.Tensor):
             fill(buffer, value, each.name)
 
 

@@ -66,7 +66,7 @@ def _block_kernel(
     root = request * limits.num_nodes
     length = tl.load(requests.seq_lens_ptr + request)
     lane = tl.full((), 0, tl.int32)
-    limit = depth_limit(limits, length).to(tl.int32)
+    limit = depth_limit(limits, request, length).to(tl.int32)
     greedy = tl.load(requests.temperature_ptr + request) == 0
     drafts = tl.full((), 0, tl.int32)
     follows = tl.full((), 1, tl.int32)

@@ -54,7 +54,7 @@ def _gumbel_kernel(
     await_input(PDL)
     root = request * limits.num_nodes
     length = tl.load(requests.seq_lens_ptr + request)
-    limit = depth_limit(limits, length)
+    limit = depth_limit(limits, request, length)
     greedy = tl.load(requests.temperature_ptr + request) == 0
     drafts = tl.full((), 0, tl.int32)
     going = tl.full((), 1, tl.int32)

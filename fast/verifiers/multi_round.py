@@ -35,7 +35,7 @@ def _multi_round_kernel(
     num_nodes = limits.num_nodes
     root = request * num_nodes
     length = tl.load(requests.seq_lens_ptr + request)
-    limit = depth_limit(limits, length)
+    limit = depth_limit(limits, request, length)
     drafts = tl.full((), 0, tl.int32)
     accept_index_ptr = path_ptrs.accept_index_ptr + request * (limits.num_steps + 1)
     tl.store(accept_index_ptr, tl.where(length > 0, root, -1).to(tl.int32))

@@ -43,13 +43,18 @@ class Limits(NamedTuple):
     num_parents: int  # nodes whose children's distribution is kept
     num_steps: int
     max_len: int
+    depths_ptr: torch.Tensor  # i32 [B], depth of the deepest draft of each tree
 
 
 @triton.jit
 @no_type_check
-def depth_limit(limits, length):
-    """Compute the depth of the deepest node that may be accepted, 0 in a padded request."""
-    allowed = tl.maximum(tl.minimum(limits.num_steps, limits.max_len - 1 - length), 0)
+def depth_limit(limits, request, length):
+    """Compute the depth of the deepest node that may be accepted, 0 in a padded request.
+
+    No dead node is that deep.
+    """
+    drafted = tl.load(limits.depths_ptr + request)
+    allowed = tl.maximum(tl.minimum(tl.minimum(limits.num_steps, drafted), limits.max_len - 1 - length), 0)
     return tl.where(length > 0, allowed, 0)
 
 

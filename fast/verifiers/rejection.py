@@ -31,7 +31,7 @@ def _reject_kernel(
     root = request * limits.num_nodes
     length = tl.load(requests.seq_lens_ptr + request)
     lane = tl.full((), 0, tl.int32)
-    limit = depth_limit(limits, length)
+    limit = depth_limit(limits, request, length)
     drafts = tl.full((), 0, tl.int32)
     rejected = tl.full((), 0, tl.int32)
     while (drafts < limit) & (rejected == 0):

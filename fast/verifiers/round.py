@@ -36,7 +36,8 @@ class Round:
     def limits(self) -> Limits:
         config = self.config
         num_parents = 0 if self.tree.draft_prob is None else self.tree.draft_prob.shape[1]
-        return Limits(config.num_draft_tokens, num_parents, config.num_steps, config.length_limit)
+        depths = self.tree.proposed_depth
+        return Limits(config.num_draft_tokens, num_parents, config.num_steps, config.length_limit, depths)
 
     def draw_bonus(self, residuals: Residuals) -> torch.Tensor:
         """Draw the bonus tokens, i32 [B], from the residual distributions."""

@@ -61,7 +61,7 @@ def _typical_kernel(
     await_input(PDL)
     root = request * limits.num_nodes
     length = tl.load(seq_lens_ptr + request)
-    limit = depth_limit(limits, length)
+    limit = depth_limit(limits, request, length)
     depth = tl.where(offs == 0, 0, -1)
     path_prob = tl.where(offs == 0, 1.0, 0.0)
     for node in range(1, limits.num_nodes):

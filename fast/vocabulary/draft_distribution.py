@@ -50,6 +50,12 @@ class Vocabulary(NamedTuple):
     t2d: torch.Tensor | None = None  # i64 [V], draft id, -1 for a token that cannot be drafted
 
 
+def inverse_of(d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Draft id of every target id, i64 [V], -1 for a token outside the draft vocabulary."""
+    ids = torch.arange(len(d2t), device=d2t.device)
+    return torch.full((vocab_size,), -1, device=d2t.device).index_put((ids + d2t,), ids)
+
+
 class Loop(NamedTuple):
     """State of the draft loop for some rows."""
 

@@ -7,12 +7,14 @@ from typing import NamedTuple
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Head
+from specsim.core.drafter import Drafter, Head
 from specsim.core.errors import require
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
+from specsim.core.setting_drafter import SettingDrafter
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import extend_metadata, lane_metadata, prefill_metadata
+from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.drafting import draft_distribution, draft_topk, expand, sampled
 from specsim.reference.extend import draft_rows
 from specsim.reference.kv import draft_kv, duplicate_tails
@@ -41,6 +43,8 @@ class AutoregressiveDrafter:
         self.feature_layers = head.feature_layers
         self.lead = head.lead
         self.lookahead = 0
+        self.block_rows = 0
+        self.num_mask_rows = 0
         self.runs_on_host = False
 
     def seed(
@@ -70,6 +74,10 @@ class AutoregressiveDrafter:
         vocab_size = self._vocab_size if self._config.has_draft_prob else None
         return AutoregressiveInput.empty(self._config.topk, self._head.hidden_size, self._dtype, vocab_size)
 
+    def under(self, config: SpecConfig) -> Drafter:
+        proposer = type(self)(self._head, config, self._dtype, self._vocab_size)
+        return SettingDrafter(self, NoDrafter() if config.is_plain else proposer, config)
+
     def _first_drafts(
         self, batch: Batch, hidden_BH: torch.Tensor, bonus_tokens: torch.Tensor, root_lens: torch.Tensor
     ) -> AutoregressiveInput:
@@ -77,10 +85,10 @@ class AutoregressiveDrafter:
 
         root_lens: i64 [B], L of their round.
         """
-        drafts = self._drafts(batch, self._head.logits(hidden_BH), self._config.topk, root_lens, 0)
+        drafts = self.drafts(batch, self._head.logits(hidden_BH), self._config.topk, root_lens, 0)
         return AutoregressiveInput(bonus_tokens, drafts.topk_scores, drafts.topk_index, hidden_BH, drafts.draft_prob)
 
-    def _drafts(
+    def drafts(
         self,
         batch: Batch,
         logits_RV: torch.Tensor,
@@ -119,7 +127,7 @@ class AutoregressiveDrafter:
         for step in range(1, config.num_steps):
             hidden_RH, slots_R = self._run(batch, lanes, pools)
             logits_RV = self._head.logits(hidden_RH)
-            drafts = self._drafts(batch, logits_RV, count, batch.seq_lens, step, slots_R)
+            drafts = self.drafts(batch, logits_RV, count, batch.seq_lens, step, slots_R)
             topk_scores, topk_index = (rows.unflatten(0, shape) for rows in (drafts.topk_scores, drafts.topk_index))
             lanes = expand(lanes, topk_scores, topk_index, hidden_RH.unflatten(0, shape), config)
             draft_logits.append(logits_RV.unflatten(0, shape))

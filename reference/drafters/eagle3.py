@@ -3,6 +3,8 @@
 EAGLE-3.1 (arXiv 2605.09992) adds norms, as vllm-project/vllm has them in vllm/model_executor/models/llama_eagle3.py:
 input_norm over all target features as one vector (norm_before_fc), then fc_norm.i over feature i (fc_norm), both before
 fc; and the next step reads the hidden state after the final norm (norm_output), which the head does not norm again.
+
+P-EAGLE (arXiv 2602.01469) has more layers, which are those of a Llama.
 """
 
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
+from specsim.reference.targets.decoder import decoder_layer
 
 
 class Eagle3Head:
@@ -57,7 +60,7 @@ class Eagle3Head:
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
-        """Run rows through the layer, and write their KV: hidden [R, H]."""
+        """Run rows through the layers, and write their KV: hidden [R, H]."""
         weights = self._weights.under("midlayer")
         eps = self._model.rms_norm_eps
         embedded = rms_norm(self._embedding[input_ids_R], weights["input_layernorm.weight"], eps)
@@ -69,6 +72,9 @@ class Eagle3Head:
         )
         normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
         hidden_RH = hidden_RH + gated_mlp(normed, weights.under("mlp"))
+        for layer in range(1, self._model.num_layers):
+            weights = self._weights.under(f"layers.{layer}")
+            hidden_RH, _ = decoder_layer(hidden_RH, weights, self._model, self._inverse_D, layer, kv, metadata)
         return self._norm(hidden_RH, "norm") if self._config.norm_output else hidden_RH
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:

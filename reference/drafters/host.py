@@ -1,14 +1,18 @@
 """Drafters that see token ids only and run on the host: n-gram, suffix, a user's own."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.proposals import Proposals
+from specsim.core.setting_drafter import SettingDrafter
 from specsim.core.token_drafter import TokenDrafter
+from specsim.reference.drafters.none import NoDrafter
 
 
 class HostDrafter:
@@ -18,6 +22,8 @@ class HostDrafter:
     feature_layers: tuple[int, ...] = ()
     lead = 0
     lookahead = 0
+    num_mask_rows = 0
+    block_rows = 0
     runs_on_host = True
 
     def __init__(self, drafter: TokenDrafter, config: SpecConfig, vocab_size: int) -> None:
@@ -42,3 +48,11 @@ class HostDrafter:
 
     def idle(self) -> DraftInput:
         return DraftInput(torch.empty(0, dtype=torch.int32))
+
+    def under(self, config: SpecConfig) -> Drafter:
+        return SettingDrafter(self, NoDrafter() if config.is_plain else self._proposing(config), config)
+
+    def _proposing(self, config: SpecConfig) -> Drafter:
+        made = copy(self)
+        made._proposals = self._proposals.under(config)
+        return made

@@ -5,12 +5,14 @@ from typing import Any
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Drafter
+from specsim.core.drafter import BLOCK_KINDS, Drafter
 from specsim.core.errors import InputError
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_token_drafter
 from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
+from specsim.reference.drafters.block import BlockDrafter
+from specsim.reference.drafters.dflash import DFlashHead
 from specsim.reference.drafters.eagle import EagleHead
 from specsim.reference.drafters.eagle3 import Eagle3Head
 from specsim.reference.drafters.frozen_kv import FrozenKVDrafter, FrozenKVHead
@@ -19,14 +21,17 @@ from specsim.reference.drafters.mtp import MtpDrafter
 from specsim.reference.drafters.mtp_module import MtpModule
 from specsim.reference.drafters.ngram import Ngram
 from specsim.reference.drafters.none import NoDrafter
+from specsim.reference.drafters.p_eagle import PEagleDrafter, mask_of
 from specsim.reference.drafters.standalone import StandaloneHead
 from specsim.reference.drafters.suffix import Suffix
 
 HEADS: dict[str, Any] = {
+    **dict.fromkeys(BLOCK_KINDS, DFlashHead),
     "eagle": EagleHead,
     "eagle3": Eagle3Head,
     "frozen-kv": FrozenKVHead,
     "mtp": MtpModule,
+    "p-eagle": Eagle3Head,
     "standalone": StandaloneHead,
 }
 TOKEN_DRAFTERS: dict[str, Any] = {"ngram": Ngram, "suffix": Suffix}
@@ -46,6 +51,10 @@ def make(drafter: AnyDrafter | None, target: Target, config: SpecConfig, dtype: 
         if drafter.config.kind == "mtp" and drafter.config.num_modules > 1:
             return MtpDrafter(drafter.config, drafter.tensors, target, dtype, config)
         head = HEADS[drafter.config.kind](drafter.config, drafter.tensors, target, dtype)
+        if drafter.config.kind == "p-eagle":
+            return PEagleDrafter(head, config, mask_of(drafter, dtype), vocab_size)
+        if isinstance(head, DFlashHead):
+            return BlockDrafter(head, config, vocab_size)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter
         return make_drafter(head, config, dtype, vocab_size)
     check_token_drafter(drafter, config)

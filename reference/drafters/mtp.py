@@ -6,6 +6,7 @@ tokens, row L-1 of module k gives draft d_{k+1}. Rows L-k..L-1 read drafts, as t
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,18 +14,20 @@ import torch
 from torch.nn.functional import pad
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import DrafterConfig
+from specsim.core.drafter import Drafter, DrafterConfig
 from specsim.core.mtp import MtpInput, check_modules
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
+from specsim.core.setting_drafter import SettingDrafter
 from specsim.core.target import Target
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import AttentionMetadata, causal_metadata
 from specsim.reference.drafters.autoregressive import Drafts
 from specsim.reference.drafters.mtp_module import MtpModule
-from specsim.reference.drafting import draft_distribution, draft_topk, expand, sampled
+from specsim.reference.drafters.none import NoDrafter
+from specsim.reference.drafters.product import product
+from specsim.reference.drafting import draft_distribution, draft_topk, sampled
 from specsim.reference.kv import draft_kv
-from specsim.reference.lanes import lanes_of
 
 
 class Rows(NamedTuple):
@@ -66,6 +69,8 @@ class MtpDrafter:
         self.feature_layers = drafter.feature_layers
         self.lead = 0
         self.lookahead = config.num_steps - 1 if drafter.boundary == "rewrite" else 0
+        self.num_mask_rows = 0
+        self.block_rows = 0
         self.runs_on_host = False
 
     def seed(
@@ -142,22 +147,7 @@ class MtpDrafter:
 
     def propose(self, batch: Batch, draft_input: MtpInput, pools: KVPool) -> Candidates:
         """Lay the drafts out as candidates, without a forward: K lanes, each with the children of its depth."""
-        config = self._config
-        scores_BSK = draft_input.topk_scores
-        tokens_BSK = draft_input.topk_index
-        lanes = lanes_of(tokens_BSK[:, 0], scores_BSK[:, 0], draft_input.hidden[:, 0], config)
-        for depth in range(1, config.num_steps):
-            parts = (scores_BSK[:, depth], tokens_BSK[:, depth])
-            if config.is_sampled:  # each lane has one child
-                scores_BKK, tokens_BKK = (part[:, :, None] for part in parts)
-            else:
-                scores_BKK, tokens_BKK = (part[:, None].expand(-1, config.topk, -1) for part in parts)
-            lanes = expand(lanes, scores_BKK, tokens_BKK, lanes.hidden, config)
-        draft_prob = draft_input.draft_prob
-        if draft_prob is not None:  # one distribution for each node that has children
-            deeper = draft_prob[:, 1:].repeat_interleave(config.topk, dim=1)
-            draft_prob = torch.cat([draft_prob[:, :1], deeper], dim=1)
-        return replace(lanes.candidates, draft_prob=draft_prob)
+        return product(draft_input, self._config)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._modules[0].logits(hidden_RH)
@@ -167,6 +157,11 @@ class MtpDrafter:
 
     def idle(self) -> MtpInput:
         return MtpInput.zeros(0, self._config, self._hidden_size, self._dtype, self._vocab_size)
+
+    def under(self, config: SpecConfig) -> Drafter:
+        proposer = copy(self)
+        proposer._config = config
+        return SettingDrafter(self, NoDrafter() if config.is_plain else proposer, config)
 
 
 def _next_ids(

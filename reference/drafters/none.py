@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.core.pool import KVPool
 
@@ -15,6 +17,8 @@ class NoDrafter:
     feature_layers: tuple[int, ...] = ()
     lead = 0
     lookahead = 0
+    num_mask_rows = 0
+    block_rows = 0
     runs_on_host = False
 
     def seed(
@@ -34,3 +38,6 @@ class NoDrafter:
 
     def idle(self) -> DraftInput:
         return DraftInput(torch.empty(0, dtype=torch.int32))
+
+    def under(self, config: SpecConfig) -> Drafter:
+        return self

@@ -9,6 +9,7 @@ from tqdm.auto import tqdm
 from specsim.acceptance.interval import with_interval
 from specsim.acceptance.own_results import CONVENTION
 from specsim.acceptance.prompts import Prompt, digest
+from specsim.core.columns import two_rounds
 from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require, require_int
@@ -39,7 +40,8 @@ def measure_pair(
     given: list[str] | list[list[int]] = list(prompts)  # pyright: ignore[reportAssignmentType] - all of one type
     requests = make_requests(pair, given, sampling, None, running.config.length_limit)
     longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
-    slots = min(require_int("batch", batch), len(requests)) * running.config.reserved_columns(longest)
+    columns = two_rounds(longest, running.config, running.drafter.num_mask_rows)
+    slots = min(require_int("batch", batch), len(requests)) * columns
     if slots > MOST_TOKENS:
         raise InputError("batch", batch, f"fewer: the longest requests together need {slots:,} KV slots")
     scheduler = Scheduler(running, ServingConfig(max_running=min(batch, len(requests)), num_slots=slots))

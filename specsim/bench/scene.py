@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from specsim.core.columns import two_rounds
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.pair import Pair
@@ -72,7 +73,9 @@ def prefilled(
     """Make requests by a real prefill of these prompts."""
     prompts = [list(prompt) for prompt in prompts]
     longest = max(map(len, prompts)) + SLACK
-    pools = engine.make_pools(len(prompts), len(prompts) * engine.config.reserved_columns(longest))
+    pools = engine.make_pools(
+        len(prompts), len(prompts) * two_rounds(longest, engine.config, engine.drafter.num_mask_rows)
+    )
     batch = _batch(engine, pools, [len(prompt) for prompt in prompts], longest, temperature)
     with torch.inference_mode():
         output = engine.prefill(batch, PrefillInput.whole(prompts).to(engine.device), pools)
@@ -117,7 +120,8 @@ def with_graph(scene: Scene, graph: Literal["eager", "step", "phase", "round"]) 
 def _batch(engine: Engine, pools: KVPool, seq_lens: list[int], longest: int, temperature: float) -> Batch:
     rows = [pools.open() for _ in seq_lens]
     for row in rows:
-        pools.reserve(row, min(engine.config.reserved_columns(longest), pools.req_to_token.shape[1]))
+        columns = two_rounds(longest, engine.config, engine.drafter.num_mask_rows)
+        pools.reserve(row, min(columns, pools.req_to_token.shape[1]))
     params = [SamplingParams(temperature=temperature)] * len(rows)
     vocab_size = engine.target.config.vocab_size
     return Batch.of(list(range(len(rows))), rows, seq_lens, params, vocab_size).to(engine.device)

@@ -8,6 +8,8 @@ import torch
 
 from specsim.core.config import SamplingParams, ServingConfig
 from specsim.core.engine import Engine
+from specsim.core.policies.policy import Policy
+from specsim.serving.adaptation import settings_of
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import StepRecord
@@ -57,13 +59,18 @@ class Served:
     starts: list[float] = field(default_factory=list)  # seconds
     running: list[int] = field(default_factory=list)  # requests in the round of each step
     prompt_tokens: list[int] = field(default_factory=list)
+    settings: list[int] = field(default_factory=list)  # of the round of each step, -1 without one
+    drafts: dict[int, list[int]] = field(default_factory=dict)  # by request: accepted in each round, ended or not
     requests: dict[int, Ended] = field(default_factory=dict)
 
 
-def serve(engine: Engine, workload: Workload, serving: ServingConfig) -> Served:
-    """Serve a workload with arrival times by the scheduler; a step takes the made-up time of what it launches."""
+def serve(engine: Engine, workload: Workload, serving: ServingConfig, policy: Policy | None = None) -> Served:
+    """Serve a workload with arrival times by the scheduler; a step takes the made-up time of what it launches.
+
+    policy: of an engine with several settings.
+    """
     assert workload.arrivals_s is not None
-    scheduler = Scheduler(engine, serving)
+    scheduler = Scheduler(engine, serving, policy=policy)
     served = Served()
     ordinals: dict[int, int] = {}  # of the scheduler's steps that launch, by its own number
     coming = _requests(engine, workload)
@@ -81,6 +88,8 @@ def serve(engine: Engine, workload: Workload, serving: ServingConfig) -> Served:
                 scheduler.submit(request)
                 arrival = next(arrivals, np.inf)
             record = scheduler.step()
+            for result in record.results:
+                served.drafts.setdefault(result.request_id, []).append(result.num_accepted_tokens - 1)
             start = now
             now += _seconds(record)
             if now > start:
@@ -109,6 +118,7 @@ def _seconds(record: StepRecord) -> float:
 def _note(served: Served, record: StepRecord, start: float) -> None:
     served.starts.append(start)
     served.running.append(len(record.decoded))
+    served.settings.append(record.setting if record.decoded else -1)
     served.prompt_tokens.append(sum(chunk.end - chunk.start for chunk in record.prefilled))
 
 
@@ -118,12 +128,18 @@ def _ended(request: Request, serving: ServingConfig, ordinals: dict[int, int]) -
     return Ended(first, last, request.num_preemptions, tuple(count - 1 for count in request.accepted))
 
 
-def simulated(engine: Engine, workload: Workload, serving: ServingConfig, served: Served) -> Run:
-    """Simulate the same workload; every round accepts what the scheduler's did."""
-    config = engine.config
-    counts = tuple(np.array([*served.requests[number].accepted, 0]) for number in sorted(served.requests))
-    option = Option(config, Recorded(counts, config.num_steps))
-    return simulate(TIMES, option, workload, serving, prefill="beside", log=True)
+def simulated(
+    engine: Engine, workload: Workload, serving: ServingConfig, served: Served, policy: Policy | None = None
+) -> Run:
+    """Simulate the same workload; every round accepts what the scheduler's did.
+
+    policy: as for serve, but a fresh one.
+    """
+    configs = settings_of(engine)
+    most = max(config.num_steps for config in configs)
+    counts = tuple(np.array([*served.drafts.get(number, ()), 0]) for number in sorted(served.requests))
+    options = [Option(config, Recorded(counts, most)) for config in configs]
+    return simulate(TIMES, options, workload, serving, prefill="beside", policy=policy, log=True)
 
 
 def difference(served: Served, run: Run) -> str:
@@ -133,6 +149,7 @@ def difference(served: Served, run: Run) -> str:
         "number of steps": (len(served.starts), run.num_steps),
         "start of each step": (served.starts, [step.start for step in run.log]),
         "requests in each round": (served.running, [step.running for step in run.log]),
+        "setting of each round": (served.settings, [step.option for step in run.log]),
         "prompt tokens of each step": (served.prompt_tokens, [step.prompt_tokens for step in run.log]),
         "step of each first token": ([each.first_step for each in requests], run.first_steps.tolist()),
         "step of each end": ([each.last_step for each in requests], run.last_steps.tolist()),

@@ -45,8 +45,8 @@ def diff(
         str,
         option(
             "Model",
-            "Drafter: eagle, eagle3, eagle3.1, mtp, standalone, standalone.tli (another vocabulary), frozen-kv, ngram "
-            "or suffix.",
+            "Drafter: eagle, eagle3, eagle3.1, p-eagle, mtp, standalone, standalone.tli (another vocabulary), "
+            "frozen-kv, dflash, dspark, ngram or suffix.",
             metavar="NAME",
         ),
     ] = "eagle3",
@@ -163,7 +163,8 @@ def _diff(given: dict[str, Any]) -> None:
         for key, parameter in signature(diff).parameters.items():
             if key not in (*run, *RANKS, "grid", "cell", "html_file") and given[key] != parameter.default:
                 raise InputError(key, given[key], f"only {parameter.default}, the default, with --grid")
-        cells = differential.grid(name, given["dtype"], is_shared=given["tensor_parallel"] > 1)
+        shared = given["draft_parallel"] if given["tensor_parallel"] > 1 else None
+        cells = differential.grid(name, given["dtype"], shared)
         if given["cell"] is not None:
             name = "one cell"
             cells = tuple(each for each in cells if each.id == given["cell"])

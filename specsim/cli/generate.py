@@ -10,6 +10,7 @@ from specsim.cli.options import option
 from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_int
+from specsim.core.policies.named import policy_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,6 +76,7 @@ def generate(
         option("Sampling", "JSON Schema file that the output must match.", metavar="FILE", show_default="none"),
     ] = None,
     rule: options.Rule = None,
+    adaptive: options.Adaptive = None,
     engine: EngineGroup,
     ranks: RankOptions,
     json_file: options.JsonFile = None,
@@ -95,6 +97,9 @@ def generate(
     config = pair.config(tree)
     sampling = options.pick(SamplingParams, given)
     _check_filters(sampling)
+    for name, value in (("rule", rule), ("html", html_file)):
+        options.without(name, adaptive, value)
+    policy = None if adaptive is None else policy_value(adaptive)
     verifier = None if rule is None else _load_rule(rule, config)
     has_grammar = regex is not None or json_schema is not None
     engine_options = engine.options(config, has_grammar, pair.drafts_on_host(config), verifier is not None)
@@ -124,6 +129,7 @@ def generate(
         "acceptance": acceptance,
         "verifier": verifier,
         "progress": True,
+        **({} if policy is None else {"adaptive": policy}),
     }
     with ExitStack() as after:  # no output that fails costs the others their result
         generation = _run(after, html_file, (loaded, prompts, config, sampling), settings)

@@ -16,6 +16,7 @@ from specsim.cli.bench import bench
 from specsim.cli.calibrate import calibrate
 from specsim.cli.certify import certify
 from specsim.cli.conformance import conformance
+from specsim.cli.convert import convert
 from specsim.cli.demo import demo
 from specsim.cli.diff import diff
 from specsim.cli.explain import explain
@@ -139,7 +140,7 @@ def specsim(
 
 
 COMMANDS = {
-    "Run": (generate, run),
+    "Run": (generate, run, convert),
     "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, lint_report),
     "Measure": (bench, accept, predict),
     "Simulate": (simulate, plan, sweep, calibrate),

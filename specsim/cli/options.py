@@ -33,8 +33,8 @@ Drafter = Annotated[
     str | None,
     option(
         "Model",
-        "Drafter: eagle, eagle3, mtp, frozen-kv, standalone, ngram, suffix, MODULE:NAME of your own, or none, which is "
-        "plain decoding.",
+        "Drafter: eagle, eagle3, p-eagle, mtp, frozen-kv, dflash, dspark, standalone, ngram, suffix, MODULE:NAME of "
+        "your own, or none, which is plain decoding.",
         metavar="NAME",
         show_default="eagle3, or the kind of --draft",
     ),
@@ -82,6 +82,16 @@ Rule = Annotated[
         "Acceptance rule of your own, in place of the verifier.",
         metavar="FILE.py:NAME",
         show_default="none",
+    ),
+]
+Adaptive = Annotated[
+    str | None,
+    option(
+        "Draft tree",
+        "Policy that chooses the draft steps of every round, up to --num-steps: moving-average (as in SGLang), "
+        "throughput, or a JSON file of a policy or of an engine's schedule.",
+        metavar="POLICY|FILE.json",
+        show_default="always --num-steps",
     ),
 ]
 Verifier = Annotated[
@@ -271,6 +281,12 @@ def exclusive(name: str, value: object, other: str) -> InputError:
     option = f"--{name.replace('_', '-')}"
     shown = value if isinstance(value, (int, float)) else str(value)
     return InputError(name, shown, f"nothing with {other}: leave out {option} or {other}")
+
+
+def without(name: str, adaptive: str | None, value: object) -> None:
+    """Refuse an option that --adaptive excludes, where it is given."""
+    if adaptive is not None and value not in (None, False):
+        raise exclusive(name, value, "--adaptive")
 
 
 def accepted_shares(text: str) -> tuple[float, ...]:

@@ -19,6 +19,7 @@ from specsim.models.shipped import REQUESTS
 if TYPE_CHECKING:
     from specsim.core.engine import Engine
     from specsim.core.pair import Pair
+    from specsim.core.policies.named import NamedPolicy
 
 _SERVING = ServingConfig()
 
@@ -67,6 +68,7 @@ def run(
             "--compare",
         ),
     ] = False,
+    adaptive: options.Adaptive = None,
     tree: TreeGroup,
     pair: PairGroup,
     engine: EngineGroup,
@@ -95,20 +97,32 @@ def run(
         engine_options = ranks.of(engine.options(config, drafts_on_host=pair.drafts_on_host(config)))
         acceptance = pair.acceptance(tree.num_steps)
         _check_run(given)
-        from specsim.serving.generation import load_engine
+        from specsim.core.policies.named import named_policy, policy_value
+        from specsim.serving.generation import load_adaptive_engine, load_engine
         from specsim.serving.scheduler import check_serving
         from specsim.serving.workload import read_file
 
         check_serving(serving, config)
         text = read_file(requests or REQUESTS)
         loaded = pair.load(config, engine_options, whole=compare)
-        running = load_engine(loaded, config, engine_options, acceptance=acceptance)
-        is_equal = _serve(given, text, loaded, running, serving)
+        policy = None if adaptive is None else named_policy(policy_value(adaptive), config)
+        if policy is None:
+            running = load_engine(loaded, config, engine_options, acceptance=acceptance)
+        else:
+            running = load_adaptive_engine(loaded, policy.settings, engine_options, acceptance=acceptance)
+        is_equal = _serve(given, text, loaded, running, serving, policy)
     if not is_equal:
         raise typer.Exit(1)
 
 
-def _serve(given: dict[str, Any], text: str, pair: "Pair", engine: "Engine", serving: ServingConfig) -> bool:
+def _serve(
+    given: dict[str, Any],
+    text: str,
+    pair: "Pair",
+    engine: "Engine",
+    serving: ServingConfig,
+    policy: "NamedPolicy | None" = None,
+) -> bool:
     """Serve the requests, and write and show the result; False if a comparison found a difference."""
     from specsim.cli.page import MOST_ROUNDS, served_rounds, write_rounds
     from specsim.core.display import stdout_console
@@ -141,7 +155,8 @@ def _serve(given: dict[str, Any], text: str, pair: "Pair", engine: "Engine", ser
             workload = read()
             page: Path | None = given["html_file"]
             recorder = None if page is None else Recorder(engine, MOST_ROUNDS)
-            result = serve(recorder or engine, workload.requests, serving, skipped=workload.skipped, progress=True)
+            watched = recorder or engine
+            result = serve(watched, workload.requests, serving, policy=policy, skipped=workload.skipped, progress=True)
             is_equal = True
             if given["trace"] is not None:
                 after.callback(result.trace.write_parquet, given["trace"])
@@ -160,6 +175,8 @@ def _check_run(given: dict[str, Any]) -> None:
     trace = given["trace"]
     source = given["requests"]
     check_files({"requests": source}, json=given["json_file"], trace=trace, html=given["html_file"])
+    for name in ("compare", "html_file"):
+        options.without(name.removesuffix("_file"), given["adaptive"], given[name])
     if given["shape"] is not None and source is None:
         raise InputError("requests", "the shipped texts", "a file with prompt_ids, as --shape has no tokenizer")
     if given["compare"]:

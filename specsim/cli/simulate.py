@@ -35,7 +35,7 @@ CLIENTS = 64
 DRAFTERS = ("eagle", "eagle3", "mtp", "none")
 RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
 _LENGTHS = ("prompt_tokens", "output_tokens")
-_DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", *NAMES)
+_DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", "adaptive", *NAMES)
 
 
 @with_groups
@@ -62,6 +62,7 @@ def simulate(
     topk: options.Topk = 1,
     num_steps: options.NumSteps = 3,
     num_draft_tokens: options.NumDraftTokens = None,
+    adaptive: options.Adaptive = None,
     page_size: options.PageSize = 16,
     acceptance: AcceptanceFile = None,
     accept_lengths: AcceptLengths = None,

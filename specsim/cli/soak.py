@@ -35,6 +35,7 @@ def soak(
         str | None,
         option("Requests", "Run only this workload, by the name that a failure shows.", show_default="all workloads"),
     ] = None,
+    adaptive: options.Adaptive = None,
     ranks: RankOptions,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -50,6 +51,7 @@ def soak(
       specsim soak --impl fast --program 0-0-1
     """
     from specsim.core.files import check_writable
+    from specsim.core.policies.named import policy_value
     from specsim.correctness.differential.implementation import Shares
     from specsim.correctness.soak import soak
 
@@ -59,6 +61,7 @@ def soak(
     if program is not None and drawn:
         raise InputError("program", program, "nothing with --requests or --seed, which are parts of the program's name")
     arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
+    arguments |= {"adaptive": None if adaptive is None else policy_value(adaptive), "policy_name": adaptive}
     draft_parallel: Any = ranks.draft_parallel  # which EngineOptions checks
     shares = Shares(ranks.tensor_parallel, draft_parallel)
     result = soak(**drawn, progress=True, shares=shares, **arguments)

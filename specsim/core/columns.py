@@ -42,48 +42,67 @@ def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
     return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)
 
 
-def round_columns(seq_len: int, config: SpecConfig, lead: int = 0) -> int:
+def round_columns(seq_len: int, config: SpecConfig, ahead: int = 0) -> int:
     """Count the most columns that a request of L tokens owns in its next round.
 
-    lead: of the drafter, columns between the prefix and its lanes.
+    ahead: of the drafter, columns that it needs after the committed ones.
     """
     if config.release == "finish":
-        return config.reserved_columns(seq_len + lead)
-    return max(_lanes_end(seq_len + lead, config), seq_len + config.num_draft_tokens + lead)
+        return two_rounds(seq_len, config, ahead)
+    return max(_lanes_end(seq_len + ahead, config), seq_len + config.num_draft_tokens + ahead)
+
+
+def two_rounds(seq_len: int, config: SpecConfig, ahead: int = 0) -> int:
+    """Count the columns of a request of L tokens under release `finish`, with those that its drafter needs ahead.
+
+    Two rounds that accept all S drafts end at L + 2(S + 1), and S + 1 is at most `need`. No row stands at or beyond
+    max_len, so no more columns are needed there.
+    """
+    return config.reserved_columns(min(seq_len + ahead, config.length_limit))
 
 
 def _lanes_end(seq_len: int, config: SpecConfig) -> int:
     return seq_len - prefix_tail(seq_len, config) + config.topk * lane_stride(seq_len, config)
 
 
-def own_lanes(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, lead: int = 0) -> None:
+def own_lanes(
+    pools: KVPool,
+    rows: Sequence[int],
+    seq_lens: Sequence[int],
+    config: SpecConfig,
+    ahead: int = 0,
+    block_rows: int = 0,
+) -> None:
     """Reserve columns before the draft phase: for two rounds (release `finish`) or for this round's lanes (`round`).
 
-    lead: of the drafter, whose lanes and rows of accepted tokens stand that much further on. Two rounds that accept all
-    S drafts end at L + 2(S + 1), and S + 1 is at most `need`. So `lead` more columns hold the second one's last row.
+    ahead: of the drafter, whose lanes and rows of accepted tokens reach that much further. block_rows: of a drafter
+    that writes a block in place of lanes.
     """
     for row, length in zip(rows, seq_lens, strict=True):
-        is_finish = config.release == "finish"
-        pools.reserve(row, config.reserved_columns(length + lead) if is_finish else _lanes_end(length + lead, config))
+        if config.release == "finish":
+            end = two_rounds(length, config, ahead)
+        else:
+            end = length + block_rows if block_rows else _lanes_end(length + ahead, config)
+        pools.reserve(row, end)
         pools.settle(row, length)
 
 
-def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, lead: int = 0) -> None:
+def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, ahead: int = 0) -> None:
     """Exchange the lanes' columns for the tree's after the draft phase, under release `round`.
 
-    lead: of the drafter, which keeps that many columns after the committed ones.
+    ahead: of the drafter, which needs that many columns after the committed ones.
     """
     if config.release == "round":
         for row, length in zip(rows, seq_lens, strict=True):
-            pools.release(row, length + lead)
+            pools.release(row, length + ahead)
         for row, length in zip(rows, seq_lens, strict=True):
-            pools.reserve(row, length + config.num_draft_tokens + lead)
+            pools.reserve(row, length + config.num_draft_tokens + ahead)
 
 
 def own_committed(
-    pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, lead: int = 0
+    pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, ahead: int = 0
 ) -> None:
-    """Release all columns beyond the committed ones, which seq_lens counts, and `lead` more, under release `round`."""
+    """Release all columns beyond the committed ones, which seq_lens counts, and `ahead` more, under release `round`."""
     if config.release == "round":
         for row, length in zip(rows, seq_lens, strict=True):
-            pools.release(row, length + lead)
+            pools.release(row, length + ahead)

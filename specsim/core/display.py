@@ -137,6 +137,7 @@ def metrics_rows(generation: Any) -> list[tuple[str, str]]:
         ("tokens", figure(metrics["tokens"], 0)),
         ("rounds", figure(metrics["rounds"], 0)),
         *acceptance_rows(generation.acceptance, generation.synthetic),
+        *(generation.switching.rows() if generation.switching else ()),
         ("seconds", figure(metrics["seconds"])),
         ("tokens a second", figure(metrics["tokens_per_s"], 1)),
     ]

@@ -6,11 +6,15 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from specsim.core.block import BlockConfig
+from specsim.core.config import SpecConfig
 from specsim.core.errors import require, require_choice
 from specsim.core.layer_config import HeadAttention
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.target import ModelConfig
+
+BLOCK_KINDS = ("dflash", "dspark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +36,21 @@ class DrafterConfig:
     # costs acceptance only.
     boundary: Literal["rewrite", "stale"] = "rewrite"
     position: Literal["last", "next"] = "last"  # of every step of frozen-kv: L-1, or L
+    # Token that a P-EAGLE head reads where no token is known yet; target features are replaced by `mask_hidden` there.
+    mask_token_id: int = 0
     # A standalone model runs token p at position p, or token p+1 there, without the first token, as sgl-project/sglang.
     rows: Literal["own", "shifted"] = "own"
+    block: BlockConfig | None = None  # of dflash and dspark
 
     def __post_init__(self) -> None:
         require(self.num_modules >= 1, "num_modules", self.num_modules, "at least 1")
+        of_model = f"0 to {self.model.vocab_size - 1}, a token of the vocabulary"
+        require(0 <= self.mask_token_id < self.model.vocab_size, "mask_token_id", self.mask_token_id, of_model)
         require_choice("position", self.position, ("last", "next"))
         require_choice("rows", self.rows, ("own", "shifted"))
         require_choice("boundary", self.boundary, ("rewrite", "stale"))
+        is_block = self.kind in BLOCK_KINDS
+        require(is_block == (self.block is not None), "block", self.block, "given for kinds dflash and dspark only")
 
 
 def source_layers(config: DrafterConfig, target: ModelConfig) -> tuple[int, ...]:
@@ -91,6 +102,22 @@ class Drafter(Protocol):
         ...
 
     @property
+    def block_rows(self) -> int:
+        """Rows that the draft phase writes at once, from column L on.
+
+        0: it has lanes, each with a row in a step, or writes nothing.
+        """
+        ...
+
+    @property
+    def num_mask_rows(self) -> int:
+        """Columns after the committed ones that prefill and draft-extend write, and the next round overwrites.
+
+        They hold the KV of mask tokens, by which a P-EAGLE head drafts several depths in one forward.
+        """
+        ...
+
+    @property
     def runs_on_host(self) -> bool:
         """Check whether `propose` is host code, which no graph captures."""
         ...
@@ -119,6 +146,18 @@ class Drafter(Protocol):
     def idle(self) -> DraftInput:
         """Make the DraftInput of a batch without requests."""
         ...
+
+    def under(self, config: SpecConfig) -> "Drafter":
+        """Make a drafter of the same weights that proposes under a setting of no more lanes and steps.
+
+        Its states are those of this drafter, so rounds of either may follow each other.
+        """
+        ...
+
+
+def columns_ahead(drafter: Drafter) -> int:
+    """Count the columns after the committed ones that a drafter needs between rounds."""
+    return drafter.lead + drafter.num_mask_rows
 
 
 class Head(Protocol):

@@ -31,8 +31,6 @@ class Engine(Protocol):
     Each phase is f(batch, state, pools) -> state; only the pools change.
     """
 
-    config: SpecConfig
-    options: EngineOptions
     dtype: torch.dtype
     device: torch.device
     target: Target
@@ -41,6 +39,16 @@ class Engine(Protocol):
     rule: AcceptanceRule | None  # verifies in place of the setting's verifier, where given
     grammars: Grammars  # constraints of requests by their ids
 
+    @property
+    def config(self) -> SpecConfig:
+        """The setting, or of an engine that switches the one of the next round."""
+        ...
+
+    @property
+    def options(self) -> EngineOptions:
+        """The options of the engine that runs the next round."""
+        ...
+
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
         ...
@@ -48,7 +56,7 @@ class Engine(Protocol):
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt, which batch.seq_lens counts.
 
-        Columns up to seq_lens plus the drafter's lead must be owned.
+        Columns up to seq_lens, and those that the drafter needs ahead, must be owned.
         """
         ...
 

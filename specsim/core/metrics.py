@@ -40,13 +40,13 @@ class Acceptance:
 def acceptance(
     num_accepted_drafts: Sequence[int],
     num_steps: int,
-    num_draft_tokens: int,
+    num_draft_tokens: float,
     proposed_depths: Sequence[int] | None = None,
 ) -> Acceptance:
     """Compute the acceptance of rounds from the number of drafts that each accepted.
 
-    proposed_depths: depth of each round's deepest draft; None: num_steps in all rounds. Raises
-    ValueError for counts that are not integers from 0 to num_steps.
+    num_draft_tokens: of a round, the mean where rounds differ. proposed_depths: depth of each round's deepest draft;
+    None: num_steps in all rounds. Raises ValueError for counts that are not integers from 0 to num_steps.
     """
     drafts = np.asarray(num_accepted_drafts)
     is_integer = np.issubdtype(drafts.dtype, np.integer)

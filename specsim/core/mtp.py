@@ -1,6 +1,6 @@
 """The state that an MTP drafter of several modules keeps between rounds, which reference and fast share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -36,6 +36,18 @@ class MtpInput(DraftInput):
             topk_index=torch.zeros(size, steps, config.topk, dtype=torch.int64),
             hidden=torch.zeros(size, steps, hidden_size, dtype=dtype),
             draft_prob=torch.zeros(size, steps, vocab_size) if config.has_draft_prob else None,
+        )
+
+    def narrowed(self, topk: int, num_steps: int) -> Self:
+        """Keep the drafts of the first depths and lanes."""
+        if self.topk_index.shape[1:] == (num_steps, topk):
+            return self
+        return replace(
+            self,
+            topk_scores=self.topk_scores[:, :num_steps, :topk].contiguous(),
+            topk_index=self.topk_index[:, :num_steps, :topk].contiguous(),
+            hidden=self.hidden[:, :num_steps].contiguous(),
+            draft_prob=None if self.draft_prob is None else self.draft_prob[:, :num_steps].contiguous(),
         )
 
 

@@ -44,9 +44,12 @@ class DrafterCheckpoint:
     # As stored, under the names of models/checkpoint/layout.py. eagle: embed_tokens, fc [H, 2H], fc.bias where it has
     # one, layers.i.*. eagle3: fc [H, features · target H], midlayer.*, norm, lm_head [draft vocabulary, H]; input_norm
     # and fc_norm.i as its flags say; d2t (i64, target id = i + d2t[i], ascending) and t2d (bool), both or neither;
-    # embed_tokens where it has its own. mtp: modules.k.*, eh_proj [H, 2H] in the order embedding, hidden state.
+    # embed_tokens where it has its own. p-eagle: those of eagle3, mask_hidden [features · target H], and layers.i.* for
+    # every layer after the first. mtp: modules.k.*, eh_proj [H, 2H] in the order embedding, hidden state.
     # frozen-kv: pre_projection [H, 2 · target H] in that order, layers.i.* with queries only, norm, post_projection
-    # [target H, H], lm_head. standalone: the names of a target; d2t and t2d where its own vocabulary was another one.
+    # [target H, H], lm_head. dflash, dspark: fc [H, features · target H], hidden_norm, layers.i.*, norm; markov_head.
+    # markov_w1 [V, rank] and markov_w2 [draft vocabulary, rank]; confidence_head.proj; embed_tokens, lm_head, d2t where
+    # it has its own. standalone: the names of a target; d2t and t2d where its own vocabulary was another one.
     tensors: Mapping[str, torch.Tensor]
     part: RankPart | None = None  # rank whose slices the tensors are; None: they are whole
 

@@ -11,7 +11,7 @@ Dimension key, used as the suffix of tensor names everywhere:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
@@ -92,6 +92,10 @@ class DraftInput(PerRequest):
 
     bonus_tokens: torch.Tensor  # i32 [B], root of the next tree
 
+    def narrowed(self, topk: int, num_steps: int) -> Self:
+        """Keep what a setting of fewer lanes or steps reads; a root alone serves every setting."""
+        return self
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AutoregressiveInput(DraftInput):
@@ -131,6 +135,13 @@ class AutoregressiveInput(DraftInput):
             draft_prob=None if vocab_size is None else torch.zeros(size, vocab_size),
         )
 
+    def narrowed(self, topk: int, num_steps: int) -> Self:
+        """Keep the first drafts of `topk` lanes: the best ones, or those of the first lanes where they are sampled."""
+        if topk == self.topk_index.shape[1]:
+            return self
+        scores = self.topk_scores[:, :topk].contiguous()
+        return replace(self, topk_scores=scores, topk_index=self.topk_index[:, :topk].contiguous())
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Candidates(State):
@@ -147,7 +158,7 @@ class Candidates(State):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExplicitCandidates(State):
-    """Up to M nodes for each request's tree, each with its own parent, from drafters that look tokens up.
+    """Up to M nodes for each request's tree, looked up or drafted by a block, each with its parent.
 
     A request may have fewer than M, or none. A parent comes before its children.
     """
@@ -156,6 +167,9 @@ class ExplicitCandidates(State):
     parents: torch.Tensor  # i64 [B, M], index of an earlier candidate, -1 for the root
     scores: torch.Tensor  # f32 [B, M], higher is better; a candidate counts at most what its parent counts
     num_alive: torch.Tensor  # i32 [B], the first num_alive entries exist
+    confidence: torch.Tensor | None = None  # f32 [B, S], logit of a confidence head for the drafts of each depth
+    draft_logits: tuple[torch.Tensor, ...] = ()  # [B, parents, draft vocabulary] by depth, kept by the reference only
+    draft_prob: torch.Tensor | None = None  # f32 [B, M, V] of sampled drafts, handed on to VerifyInput
 
     @classmethod
     def empty(cls, size: int, num_candidates: int) -> Self:

@@ -25,6 +25,12 @@ class Proposals:
         self._most = config.num_candidates
         self._tokens: dict[int, list[int]] = {}  # by request id, prompt and output so far
 
+    def under(self, config: SpecConfig) -> "Proposals":
+        """Make the same drafter's proposals for another setting, with what has been read of requests in common."""
+        made = Proposals(self._drafter, config, self._vocab_size)
+        made._tokens = self._tokens
+        return made
+
     def candidates(self, batch: Batch, pools: KVPool) -> ExplicitCandidates:
         """Collect the proposals of every request, on the host; a padded request has none.
 

@@ -4,7 +4,7 @@ It measures a serving system at a given acceptance, whatever the weights are. vL
 `synthetic` with synthetic_acceptance_rates; SGLang and llama.cpp simulate acceptance too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, Self
 
@@ -56,6 +56,12 @@ class SyntheticAcceptance:
         """Return the acceptance itself, or raise InputError unless it has a rate for each step."""
         require(len(self.rates) == num_steps, "rates", self.rates, f"num_steps rates, {num_steps}")
         return self
+
+    def cut(self, num_steps: int) -> "SyntheticAcceptance | None":
+        """Make the acceptance of a setting with fewer steps, None for plain decoding."""
+        allowed = f"at least num_steps rates, {num_steps}"
+        require(len(self.rates) >= num_steps, "rates", self.rates, allowed)
+        return replace(self, rates=self.rates[:num_steps]) if num_steps else None
 
     @property
     def shares(self) -> tuple[int, ...]:

@@ -97,6 +97,7 @@ class Noted(Implementation):
             stacked(allowed, notes.batch.size),
             self.engine.drafter.lead,
             writes_lanes(self.engine.drafter, notes.draft_input),
+            self.engine.drafter.block_rows > 0,
         )
 
 

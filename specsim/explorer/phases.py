@@ -7,6 +7,7 @@ import torch
 from specsim.core.columns import lane_columns, tail_columns
 from specsim.core.config import SpecConfig
 from specsim.core.mtp import MtpInput
+from specsim.core.p_eagle import PEagleInput
 from specsim.core.phases import AutoregressiveInput, Candidates, ExplicitCandidates
 from specsim.core.pool import KVPool
 from specsim.explorer.decisions import Walk, bonus_origin, decide
@@ -53,12 +54,14 @@ def request_round(each: Round, row: int, other: str = "") -> dict[str, Any]:
 
 
 def _draft_kind(states: Recorded) -> str:
-    """Name the way in which drafts were made: lanes of forwards, MTP modules, a look-up, or none."""
+    """Name the way in which drafts were made: lanes, MTP modules, a block, mask tokens, a look-up, or none."""
     candidates = states.verify_input.candidates
     if isinstance(candidates, ExplicitCandidates):
-        return "lookup"
+        return "block" if states.is_block else "lookup"
     if candidates is None or candidates.tokens.shape[1] == 0:
         return "none"
+    if isinstance(states.draft_input, PEagleInput):
+        return "masks"
     return "modules" if isinstance(states.draft_input, MtpInput) else "lanes"
 
 

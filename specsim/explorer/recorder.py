@@ -2,11 +2,14 @@
 
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.engine import Engine
+from specsim.core.engine_options import EngineOptions
 from specsim.core.grammar import allowed_trees, stacked
 from specsim.core.mtp import MtpInput
 from specsim.core.phases import (
@@ -36,7 +39,8 @@ class Recorded:
     committed_pools: KVPool  # the same after the commit
     allowed: torch.Tensor | None  # bool [B, N, V], tokens that grammars allow after each node
     lead: int  # of the drafter
-    writes_lanes: bool  # whether the draft phase writes KV: not without KV, nor after MTP modules, which ran before it
+    writes_lanes: bool  # whether the draft phase writes KV of lanes: not without KV, before it, or in a block
+    is_block: bool = False  # all drafts come from one forward over a block
 
 
 class Recorder:
@@ -45,8 +49,6 @@ class Recorder:
     def __init__(self, engine: Engine, most_rounds: int | None = None) -> None:
         self._engine = engine
         self._most_rounds = most_rounds  # rounds that are kept, the first ones; None: all
-        self.config = engine.config
-        self.options = engine.options
         self.dtype = engine.dtype
         self.device = engine.device
         self.target = engine.target
@@ -56,6 +58,17 @@ class Recorder:
         self.grammars = engine.grammars
         self.rounds: list[Recorded] = []
         self.num_rounds = 0  # those that are not kept included
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)  # settings and switches of an engine that has several
+
+    @property
+    def config(self) -> SpecConfig:
+        return self._engine.config
+
+    @property
+    def options(self) -> EngineOptions:
+        return self._engine.options
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         return self._engine.make_pools(num_requests, num_slots)
@@ -94,6 +107,7 @@ class Recorder:
             allowed,
             self.drafter.lead,
             writes_lanes(self.drafter, draft_input),
+            self.drafter.block_rows > 0,
         )
         self.rounds.append(recorded)
         return RoundOutput(verify_input, verify_output, next_draft_input)
@@ -112,5 +126,6 @@ def tables(pools: KVPool) -> KVPool:
 
 
 def writes_lanes(drafter: Drafter, draft_input: DraftInput) -> bool:
-    """Check whether a drafter writes KV in a draft phase that starts from this state."""
-    return drafter.kv_layout is not None and not isinstance(draft_input, MtpInput)
+    """Check whether a drafter writes KV of lanes in a draft phase that starts from this state."""
+    has_lanes = drafter.kv_layout is not None and drafter.block_rows == 0
+    return has_lanes and not isinstance(draft_input, MtpInput)

@@ -18,11 +18,19 @@ from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 
 OWN = "your own"
-WITH_WEIGHTS = ("eagle", "eagle3", "eagle3.1", "mtp", "frozen-kv", "standalone")
+WITH_WEIGHTS = ("eagle", "eagle3", "eagle3.1", "p-eagle", "mtp", "frozen-kv", "dflash", "dspark", "standalone")
 KINDS = (*WITH_WEIGHTS, "ngram", "suffix", OWN, "none")
 TREES = {1: "chain", 4: "tree"}  # by topk
 ALLOWED_HEADINGS = ("drafter", "drafts", "verifiers", "graph modes")
-PROTOCOL_HEADINGS = ("drafter", "state between rounds", "layers of draft KV", "lead", "lookahead", "host or device")
+PROTOCOL_HEADINGS = (
+    "drafter",
+    "state between rounds",
+    "layers of draft KV",
+    "lead",
+    "lookahead",
+    "mask rows",
+    "host or device",
+)
 REFUSED_HEADINGS = ("drafters", "refused with")
 ACCEPTANCE_HEADINGS = ("drafter", "temperature", "prompts", "accept length", "without loops", "accepted by position")
 STEPS = 3  # of the chains in the table of acceptance, and of all combinations
@@ -88,7 +96,7 @@ def _protocol_cells(pair: Pair, num_steps: int, topk: int) -> tuple[str, ...]:
     drafter = load_engine(pair, SpecConfig(topk, num_steps), EngineOptions("fast")).drafter
     layout = drafter.kv_layout
     place = "host" if drafter.runs_on_host else "device"
-    numbers = (layout.num_layers if layout else 0, drafter.lead, drafter.lookahead)
+    numbers = (layout.num_layers if layout else 0, drafter.lead, drafter.lookahead, drafter.num_mask_rows)
     return f"`{type(drafter.idle()).__name__}`", *map(str, numbers), place
 
 

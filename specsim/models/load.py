@@ -22,7 +22,9 @@ from specsim.models.checkpoint.vocabulary import check_vocabulary
 from specsim.models.checkpoint.weights import Slices, read_weights
 
 SHIPPED = "tiny"  # name of the shipped target
-DrafterName = Literal["eagle", "eagle3", "mtp", "frozen-kv", "standalone", "ngram", "suffix", "none"]
+DrafterName = Literal[
+    "eagle", "eagle3", "p-eagle", "mtp", "frozen-kv", "dflash", "dspark", "standalone", "ngram", "suffix", "none"
+]
 _TOKEN_DRAFTERS = {"ngram": NgramConfig, "suffix": SuffixConfig}
 _BRIDGED = "False, except for a drafter of kind standalone, which has a vocabulary of its own"
 

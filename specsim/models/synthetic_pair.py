@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.block import BlockConfig
+from specsim.core.drafter import BLOCK_KINDS, DrafterConfig
 from specsim.core.errors import require_choice
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
@@ -58,8 +59,9 @@ def synthetic_pair(
     """Make a pair without a tokenizer, whose first draft is accepted about 4 times in 10 at temperature 1.
 
     kind: of the drafter, or `eagle3.1`: an EAGLE-3 head with every norm of that version. EAGLE-3 heads draft from
-    seven eighths of the vocabulary, MTP has three modules. noise: more of it means less agreement. fields:
-    other fields of DrafterConfig. changes: arguments of tiny_config.
+    seven eighths of the vocabulary, P-EAGLE heads have two layers, MTP has three modules, DSpark drafts the next token
+    and has both heads. noise: more of it means less agreement. fields: other fields of DrafterConfig. changes:
+    arguments of tiny_config.
     """
     require_choice("kind", kind, tuple(_MAKE))
     target = random_target(tiny_config(family, num_layers, **changes), seed)
@@ -78,6 +80,8 @@ def _config(kind: str, target: ModelConfig) -> DrafterConfig:
     model = replace(target, layers=target.layers[-1:])
     dense = replace(model, layers=(dense_layer(target.layers[-1], target.hidden_size),))
     wide = replace(model, hidden_size=target.hidden_size * 3 // 2, tie_word_embeddings=False)
+    if kind in BLOCK_KINDS:
+        return _block_config(kind, target)
     config = DrafterConfig(kind, dense, target.vocab_size, target.hidden_size)
     if kind == "mtp":
         return replace(config, model=replace(model, layers=3 * model.layers), num_modules=3)
@@ -92,7 +96,21 @@ def _config(kind: str, target: ModelConfig) -> DrafterConfig:
     config = replace(config, kind="eagle3", draft_vocab_size=target.vocab_size * 7 // 8, feature_layers=layers[-3:])
     if kind == "eagle3":
         return config
+    if kind == "p-eagle":
+        mask = target.vocab_size - 1
+        return replace(config, kind=kind, model=replace(dense, layers=2 * dense.layers), mask_token_id=mask)
     return replace(config, feature_layers=layers, norm_before_fc=True, fc_norm=True, norm_output=True)
+
+
+def _block_config(kind: str, target: ModelConfig) -> DrafterConfig:
+    """Make the shape of a block of eight rows and two dense layers, which reads all layers' inputs."""
+    block = BlockConfig(8, target.vocab_size - 1)
+    if kind == "dspark":
+        rank = target.hidden_size * 3 // 4
+        block = replace(block, predicts="next", markov_rank=rank, confidence="hidden_and_token", threshold=0.25)
+    model = replace(target, layers=tuple(dense_layer(layer, target.hidden_size) for layer in target.layers[-2:]))
+    features = tuple(range(target.num_layers))[-3:]
+    return DrafterConfig(kind, model, target.vocab_size, target.hidden_size, feature_layers=features, block=block)
 
 
 def _random(layout: Layout, scale: float, generator: torch.Generator) -> Tensors:
@@ -153,6 +171,34 @@ def _standalone(config: DrafterConfig, target: TargetCheckpoint, noise: float, g
     return tensors
 
 
+def _dflash(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
+    """Make a block drafter whose rows attend to the bonus token, and whose Markov head reads the token before.
+
+    The norm's small weight keeps the context from drowning the block.
+    """
+    tensors = _random(drafter_layout(config).required, noise, generator)
+    tensors["fc.weight"] *= tensors["fc.weight"].shape[1] ** -0.5 / noise if noise else 0
+    tensors["hidden_norm.weight"] *= 0.2
+    tensors["norm.weight"] *= target.tensors["model.norm.weight"]
+    model = config.model
+    block = config.block
+    assert block is not None
+    embedding = target.tensors["model.embed_tokens.weight"]
+    prefix = "layers.0.self_attn."
+    for name in ("q", "k"):
+        tensors[f"{prefix}{name}_proj.weight"][:, 0] += 4.0
+        if model.heads.has_head_norms:
+            tensors[f"{prefix}{name}_norm.weight"] *= 4.0
+    tensors[f"{prefix}k_proj.weight"] -= 6.0 / model.hidden_size * embedding[block.mask_token]  # no row of a mask
+    _hand_on_values(tensors, prefix, model, torch.eye(model.hidden_size, dtype=torch.float64), gain=3.0)
+    if block.markov_rank:
+        head = tensors["confidence_head.proj.weight"]  # about one block of four is cut at each depth
+        head *= 1.5 * head.shape[1] ** -0.5 / noise if noise else 0
+        tensors["markov_head.markov_w1.weight"] += embedding[:, : block.markov_rank]
+        tensors["markov_head.markov_w2.weight"] += target.tensors["lm_head.weight"][:, : block.markov_rank]
+    return tensors
+
+
 def _copy_embedding(projection: torch.Tensor) -> None:
     """Make a projection of embedding and hidden state copy the embedding's features, the first of them twice."""
     width = projection.shape[1] // 2
@@ -177,17 +223,24 @@ def _attend_to_itself(tensors: Tensors, model: ModelConfig) -> None:
         tensors[f"{prefix}{name}_proj.weight"][:, 0] += 4.0
         if model.heads.has_head_norms:  # they would take the factor out again
             tensors[f"{prefix}{name}_norm.weight"] *= 4.0
-    tensors[f"{prefix}v_proj.weight"][: model.hidden_size] += torch.cat([identity, -identity], dim=1)
+    _hand_on_values(tensors, prefix, model, torch.cat([identity, -identity], dim=1))
+
+
+def _hand_on_values(tensors: Tensors, prefix: str, model: ModelConfig, values: torch.Tensor, gain: float = 1.0) -> None:
+    """Make an attention add `gain` times these values of what it attends to, [H, width of a row]."""
+    tensors[f"{prefix}v_proj.weight"][: model.hidden_size] += values
     channel = torch.arange(model.hidden_size)  # of the values, which the first query head of each group reads
     group = model.num_heads // model.num_kv_heads
     column = channel // model.head_dim * group * model.head_dim + channel % model.head_dim
-    tensors[f"{prefix}o_proj.weight"][:, column] += identity
+    tensors[f"{prefix}o_proj.weight"][:, column] += gain * torch.eye(model.hidden_size, dtype=torch.float64)
 
 
 _MAKE = {
+    **dict.fromkeys(BLOCK_KINDS, _dflash),
     "eagle": _eagle,
     "eagle3": _eagle3,
     "eagle3.1": _eagle3,
+    "p-eagle": _eagle3,
     "mtp": _mtp,
     "frozen-kv": _frozen_kv,
     "standalone": _standalone,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
+from specsim.core.adaptive_engine import AdaptiveEngine
+from specsim.core.columns import two_rounds
 from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.display import generation_html
 from specsim.core.engine import Engine
@@ -18,9 +20,13 @@ from specsim.core.files import without_nan
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
 from specsim.core.pair import AnyDrafter, Pair
+from specsim.core.policies.named import NamedPolicy, named_policy
+from specsim.core.policies.policy import Policy
 from specsim.core.rule import AcceptanceRule, check_rule
+from specsim.core.settings import Settings
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
 from specsim.models.load import load
+from specsim.serving.adaptation import Switching, settings_of
 from specsim.serving.frames import data_frame
 from specsim.serving.requests import Request, make_requests
 from specsim.serving.scheduler import Scheduler
@@ -41,6 +47,7 @@ class Output:
     proposed_depth_per_round: tuple[int, ...] = ()  # depth of the deepest draft, () if always num_steps
     prompt_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0  # sampling temperature; 0 is greedy
+    setting_per_round: tuple[int, ...] = ()  # number of each round's setting, () where there is one
     # By name, a row for each token of prompt and output but the last, which no forward read: `experts` has the experts
     # of each layer with some, i16 [tokens - 1, layers, experts of a row]. Not in to_json.
     side_outputs: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
@@ -55,6 +62,7 @@ class Generation:
     seconds: float  # wall-clock, without loading, with the fast implementation's compilation and graph capture
     synthetic: SyntheticAcceptance | None = None  # decided acceptance in place of the target: not lossless
     rule: AcceptanceRule | None = None  # decided acceptance in place of the setting's verifier
+    switching: Switching | None = None  # rounds by setting, where a policy chose them
     # the tokenizer's, for pictures; None where the target has no tokenizer
     decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False)
 
@@ -64,7 +72,8 @@ class Generation:
         drafts = [count - 1 for output in self.outputs for count in output.num_accepted_tokens_per_round]
         depths = [depth for output in self.outputs for depth in output.proposed_depth_per_round]
         proposed = depths if len(depths) == len(drafts) else None
-        return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens, proposed)
+        nodes = self.config.num_draft_tokens if self.switching is None else self.switching.mean_nodes
+        return acceptance(drafts, self.config.num_steps, nodes, proposed)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -86,6 +95,7 @@ class Generation:
             del output["side_outputs"]
         rule = self.rule and self.rule.name
         made = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic, rule)}
+        made["adaptive"] = self.switching and self.switching.to_json()
         return without_nan({"outputs": outputs, "metrics": self.metrics, **made})
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -142,6 +152,30 @@ def load_engine(
     return engine(pair, config, options, acceptance, grammars, verifier)
 
 
+def load_adaptive_engine(
+    pair: Pair,
+    settings: Settings,
+    options: EngineOptions | None = None,
+    *,
+    acceptance: SyntheticAcceptance | None = None,
+    grammars: Grammars | None = None,
+) -> AdaptiveEngine:
+    """Make an engine that switches between settings from round to round, each with graphs of its own.
+
+    options, acceptance, grammars: as for load_engine; shorter settings have the first rates only.
+    """
+    options = EngineOptions() if options is None else options
+    require_type("settings", settings, Settings, "Settings, such as Settings.of_steps(config, [0, 3])")
+
+    def make(config: SpecConfig, like: Engine | None) -> Engine:
+        rates = acceptance and acceptance.cut(config.num_steps)
+        if like is None:
+            return load_engine(pair, config, options, acceptance=rates, grammars=grammars)
+        return type(like)(pair, config, options, rates, grammars, like=like)  # pyright: ignore[reportCallIssue]
+
+    return AdaptiveEngine(make, settings, acceptance)
+
+
 def kernel_device(device: str | None) -> str:
     """Choose a device for the kernels of this process, as check_device does.
 
@@ -170,6 +204,7 @@ def generate(
     acceptance: SyntheticAcceptance | None = None,
     drafter: AnyDrafter | None = None,
     verifier: AcceptanceRule | None = None,
+    adaptive: str | Mapping[str, Any] | None = None,
     progress: bool = False,
     watch: Callable[[Engine], Engine] | None = None,
 ) -> Generation:
@@ -180,6 +215,8 @@ def generate(
     prompts or one each. request_ids (default 0, 1, ...) name the random streams, so a request with the same id, seed
     and prompt gives the same tokens in any batch. engine, acceptance, verifier: see load_engine. grammars: constraints
     of the outputs (core.grammar, serving.guidance), one for all prompts or one each, None for an unconstrained output.
+    adaptive: a policy that chooses the number of steps of every round, up to config's, by its name such as
+    `moving-average` or as an object with its fields (core.policies.named).
     drafter: replaces the pair's, such as a token drafter of your own or NgramConfig().
     watch: gives the engine that runs in place of the one made here, for instance one that records its rounds. Raises
     InputError for an empty or too long prompt and for token ids outside the vocabulary.
@@ -192,15 +229,30 @@ def generate(
     most = config.within(pair.target.config.max_position_embeddings).length_limit
     requests = make_requests(pair, prompts, sampling, request_ids, most)
     named = _by_request(grammars, requests)
-    running = load_engine(pair, config, engine, acceptance=acceptance, grammars=named, verifier=verifier)
+    policy = None if adaptive is None else adaptive_policy(adaptive, config, verifier)
+    if policy is None:
+        running = load_engine(pair, config, engine, acceptance=acceptance, grammars=named, verifier=verifier)
+    else:
+        running = load_adaptive_engine(pair, policy.settings, engine, acceptance=acceptance, grammars=named)
     if watch is not None:
         running = watch(running)
     start = time.perf_counter()
     with torch.inference_mode():
-        run_together(running, requests, progress)
+        choices = run_together(running, requests, progress, policy and policy.make())
     seconds = time.perf_counter() - start
     decode = pair.tokenizer and pair.tokenizer.decode
-    return Generation(tuple(map(output_of, requests)), config, seconds, acceptance, verifier, decode)
+    outputs = tuple(map(output_of, requests))
+    switching = None if policy is None else Switching.of(policy, requests, choices)
+    return Generation(outputs, config, seconds, acceptance, verifier, switching, decode)
+
+
+def adaptive_policy(
+    adaptive: str | Mapping[str, Any], config: SpecConfig, verifier: AcceptanceRule | None = None
+) -> NamedPolicy:
+    """Read a policy for a setting, or raise InputError with an acceptance rule, whose drafts are one setting's."""
+    if verifier is not None:
+        raise InputError("verifier", verifier.name, "none with an adaptive policy")
+    return named_policy(adaptive, config)
 
 
 def _default_config(pair: Pair, verifier: AcceptanceRule | None) -> SpecConfig:
@@ -222,21 +274,28 @@ def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: l
     return {request.request_id: each for request, each in zip(requests, own, strict=True) if each is not None}
 
 
-def run_together(engine: Engine, requests: list[Request], progress: bool = False) -> None:
-    """Run all requests in one batch from start to end, so that its rows keep their order."""
+def run_together(
+    engine: Engine, requests: list[Request], progress: bool = False, policy: Policy | None = None
+) -> tuple[int, ...]:
+    """Run all requests in one batch from start to end, so that its rows keep their order.
+
+    Returns the numbers of the rounds' settings, in order, where the engine has several.
+    """
     if not requests:
-        return
+        return ()
     longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
-    room = len(requests) * engine.config.reserved_columns(longest)
+    ahead = engine.drafter.num_mask_rows
+    room = len(requests) * max(two_rounds(longest, config, ahead) for config in settings_of(engine))
     if room > MOST_TOKENS:
         most = max(request.params.max_new_tokens for request in requests)
         raise InputError("max_new_tokens", most, f"fewer, or fewer prompts: together they need {room:,} KV slots")
-    scheduler = Scheduler(engine, ServingConfig(max_running=len(requests), num_slots=room))
+    scheduler = Scheduler(engine, ServingConfig(max_running=len(requests), num_slots=room), policy=policy)
     for request in requests:
         scheduler.submit(request)
     with tqdm(total=sum(r.max_tokens for r in requests), unit="token", disable=None if progress else True) as bar:
         scheduler.run(lambda: bar.update(sum(len(request.token_ids) for request in requests) - bar.n))
     scheduler.close()
+    return scheduler.choices
 
 
 def output_of(request: Request) -> Output:
@@ -250,5 +309,6 @@ def output_of(request: Request) -> Output:
         proposed_depth_per_round=tuple(request.proposed),
         prompt_token_ids=tuple(request.prompt_ids),
         temperature=request.params.temperature,
+        setting_per_round=tuple(request.settings) if any(request.settings) else (),
         side_outputs=request.side_outputs,
     )

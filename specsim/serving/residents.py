@@ -1,10 +1,10 @@
 """Owners of KV: admitted requests, sessions that wait for their next turn, cached prefixes."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
-from specsim.core.columns import round_columns
+from specsim.core.columns import round_columns, two_rounds
 from specsim.core.config import SpecConfig
 from specsim.core.pool import KVPool
 from specsim.serving.prefix import PrefixTree
@@ -18,11 +18,12 @@ class Residents:
     """
 
     def __init__(
-        self, pools: KVPool, config: SpecConfig, prefix_cache: bool, lead: int = 0, lookahead: int = 0
+        self, pools: KVPool, settings: Sequence[SpecConfig], prefix_cache: bool, ahead: int = 0, lookahead: int = 0
     ) -> None:
         self._pools = pools
-        self._config = config
-        self.lead = lead  # of the drafter
+        self._settings = settings  # between which the engine switches: reservations hold the largest need of all
+        self._config = settings[0]
+        self._ahead = ahead  # columns that the drafter needs after the committed ones
         self._tree = PrefixTree(pools, lookahead) if prefix_cache else None
         self._sessions: dict[int, Request] = {}
         self.evicted_pages = 0
@@ -34,7 +35,7 @@ class Residents:
         if length > most:
             return f"a prompt of {length} tokens; at most {most}, one less than max_len, can run"
         lengths = range(length, length + max(1, request.max_tokens - 1))  # at the start of a round
-        columns = max(round_columns(each, self._config, self.lead) for each in lengths)
+        columns = max(map(self._round_columns, lengths))
         needed = self._pools.num_pages(columns) * self._pools.page_size
         if needed > self._pools.num_slots:
             size = f"{length} prompt tokens and {request.max_tokens} new ones"
@@ -48,7 +49,7 @@ class Residents:
         """
         session = None if request.continues is None else self._sessions.get(request.continues)
         pages = self._pools.pages(session.row) if session else self._match(request)
-        if not self._can_fit(residents, pages, round_columns(request.prefill_len, self._config, self.lead)):
+        if not self._can_fit(residents, pages, self._round_columns(request.prefill_len)):
             return False
         if session is None and not self._free_a_row():
             return False
@@ -56,12 +57,19 @@ class Residents:
             del self._sessions[session.request_id]
         request.row = session.row if session else self._open(request)
         self.make_room([*residents, request])
-        columns = request.prefill_len + self.lead
+        length = request.prefill_len
         finish = self._config.release == "finish"
-        self._pools.reserve(request.row, self._config.reserved_columns(columns) if finish else columns)
+        self._pools.reserve(request.row, self._two_rounds(length) if finish else length + self._ahead)
         if session:
             session.row = -1
         return True
+
+    def _round_columns(self, length: int) -> int:
+        """Count the most columns that a request of that length owns in its next round, under any setting."""
+        return max(round_columns(length, config, self._ahead) for config in self._settings)
+
+    def _two_rounds(self, length: int) -> int:
+        return max(two_rounds(length, config, self._ahead) for config in self._settings)
 
     def _open(self, request: Request) -> int:
         row = self._pools.open()
@@ -109,15 +117,13 @@ class Residents:
 
     def least_slots(self, request: Request) -> int:
         """Count the slots that a request needs for its prefill and its next round."""
-        return (
-            self._pools.num_pages(round_columns(request.prefill_len, self._config, self.lead)) * self._pools.page_size
-        )
+        return self._pools.num_pages(self._round_columns(request.prefill_len)) * self._pools.page_size
 
     def _growth(self, residents: Collection[Request]) -> int:
         """Count the pages that the next round of these requests needs in addition to theirs."""
         needed = 0
         for request in residents:
-            columns = round_columns(request.prefill_len, self._config, self.lead)
+            columns = self._round_columns(request.prefill_len)
             needed += max(0, self._pools.num_pages(columns) - len(self._pools.pages(request.row)))
         return needed
 
@@ -125,7 +131,7 @@ class Residents:
         """Reserve before a round, under release `finish`, two rounds beyond the length that the host knows."""
         if self._config.release == "finish":
             for request in requests:
-                self._pools.reserve(request.row, self._config.reserved_columns(request.prefill_len + self.lead))
+                self._pools.reserve(request.row, self._two_rounds(request.prefill_len))
 
     def settle(self, request: Request, columns: int) -> None:
         """Mark a request's first columns as committed, and add their pages to the prefix cache."""

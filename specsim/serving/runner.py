@@ -74,6 +74,7 @@ class Launched:
     results: HostCopy
     is_round: bool
     places: tuple[int, ...]  # indices of the requests whose results count
+    setting: int = 0  # number of the round's setting
 
     def read(self) -> list[Delivery]:
         """Wait for the device, and return the new tokens of every request."""
@@ -139,14 +140,18 @@ class Runner:
         self._batch = self._batch.merge(batch)
         self._draft_input = self._draft_input.merge(draft_input)
 
-    def round(self, step: int) -> Launched:
-        """Launch a round of the batch, even of an empty one."""
+    def round(self, step: int, setting: int = 0) -> Launched:
+        """Launch a round of the batch, even of an empty one.
+
+        setting: number of the engine's setting.
+        """
         batch = self._batch if self._lagging else self._with_known_lengths()
         advance = self._engine.advance(batch, self._draft_input, self._pools, reserved=True)
         self._draft_input = advance.draft_input
         self._batch = advance.batch
         results = HostCopy(advance.verdict.tensors | {"proposed_depth": advance.proposed_depth})
-        return Launched(step, tuple(self.requests), results, is_round=True, places=tuple(range(len(self.requests))))
+        places = tuple(range(len(self.requests)))
+        return Launched(step, tuple(self.requests), results, is_round=True, places=places, setting=setting)
 
     def _with_known_lengths(self) -> Batch:
         lens = torch.tensor([request.prefill_len for request in self.requests], dtype=torch.int64)

@@ -10,8 +10,11 @@ from collections import deque
 from collections.abc import Callable
 
 from specsim.core.config import ServingConfig, SpecConfig
+from specsim.core.drafter import columns_ahead
 from specsim.core.engine import Engine
 from specsim.core.errors import InputError, require, require_type
+from specsim.core.policies.policy import Policy
+from specsim.serving.adaptation import adaptation_of, settings_of
 from specsim.serving.admission import Admission, Plan
 from specsim.serving.queue import Queue
 from specsim.serving.requests import Arrival, Emission, Request
@@ -32,7 +35,8 @@ class Scheduler:
     """Continuous batching over an engine of either implementation.
 
     Requests are added with `submit` and advanced with `step`, or with `run` until all have ended; `close` then frees
-    all slots. clock: seconds, for the requests' times. audits: whether the pool is audited after every step.
+    all slots. policy: chooses the setting of every round, for an engine with several. clock: seconds, for the requests'
+    times. audits: whether the pool is audited after every step.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Scheduler:
         engine: Engine,
         serving: ServingConfig | None = None,
         *,
+        policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
         audits: bool = False,
     ) -> None:
@@ -50,14 +55,16 @@ class Scheduler:
         check_serving(serving, config)
         self.max_len = config.length_limit
         self.pools = engine.make_pools(2 * serving.max_running, serving.num_slots)
-        drafter = engine.drafter
-        self.residents = Residents(self.pools, config, serving.prefix_cache, drafter.lead, drafter.lookahead)
+        self.drafter = engine.drafter
+        settings, ahead, lookahead = settings_of(engine), columns_ahead(self.drafter), self.drafter.lookahead
+        self.residents = Residents(self.pools, settings, serving.prefix_cache, ahead, lookahead)
         self.runner = Runner(engine, self.pools, lagging=serving.schedule == "overlap")
         self.trace = Trace(acceptance=str(engine.acceptance or engine.rule or "target"))
         self.audited_slots = 0  # over all audits
         self.is_stalled = False
         self._queue = Queue()
         self._admission = Admission(serving, config.page_size, self._queue, self.residents, self.runner)
+        self._adaptation = adaptation_of(engine, policy)
         self._unread: deque[Launched] = deque()
         self._clock = clock
         self._start = clock()
@@ -72,6 +79,11 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Add a request for its arrival step, which may continue a conversation that still runs."""
         self._queue.submit(request)
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Numbers of the settings of all rounds, in order, where a policy chooses them."""
+        return tuple(self._adaptation.choices) if self._adaptation else ()
 
     @property
     def step_index(self) -> int:
@@ -147,7 +159,9 @@ class Scheduler:
     def decode(self) -> None:
         """Launch a round of the running batch, even of an empty one."""
         self._log.events["decoded"] += [request.request_id for request in self.runner.requests]
-        self._launched(self.runner.round(self.step_index))
+        if self._adaptation:
+            self._log.setting = self._adaptation.choose(self.step_index, self.runner.requests, self._seconds())
+        self._launched(self.runner.round(self.step_index, self._log.setting))
 
     def end_step(self) -> StepRecord:
         """Read the results that are due, and record the step."""
@@ -228,22 +242,26 @@ class Scheduler:
             self._read(launched)
 
     def _read(self, launched: Launched) -> None:
-        for delivery in launched.read():
-            self._take(delivery, launched.step)
+        deliveries = launched.read()
+        if self._adaptation:
+            self._adaptation.observe(launched, deliveries, self._seconds())
+        for delivery in deliveries:
+            self._take(delivery, launched)
 
-    def _take(self, delivery: Delivery, launched: int) -> None:
+    def _take(self, delivery: Delivery, launched: Launched) -> None:
         """Append new tokens to a request, except to one that has ended meanwhile."""
         request = delivery.request
         has_ended = request.finish_reason is not None
         kept = request.take(delivery.token_ids, delivery.logprobs)
         if delivery.is_round:
             count = len(delivery.token_ids)
-            self._log.events["results"].append(Result(request.request_id, launched, count, kept))
+            self._log.events["results"].append(Result(request.request_id, launched.step, count, kept))
         if has_ended:
             return
         if delivery.is_round:
             request.accepted.append(len(delivery.token_ids))
             request.proposed.append(delivery.proposed_depth)
+            request.settings.append(launched.setting)
         request.emissions.append(Emission(self.step_index, self._seconds(), kept))
         if request.row >= 0:
             self.residents.settle(request, request.prefill_len)

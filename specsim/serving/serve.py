@@ -16,8 +16,10 @@ from specsim.core.display import acceptance_rows, figure, heading, paragraph, pr
 from specsim.core.engine import Engine
 from specsim.core.files import without_nan
 from specsim.core.metrics import Acceptance, Latency, acceptance, latency
+from specsim.core.policies.named import NamedPolicy
 from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
+from specsim.serving.adaptation import Switching, settings_of
 from specsim.serving.requests import Request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import Trace
@@ -48,13 +50,15 @@ class Served:
     skipped: tuple[SkippedLine, ...] = ()  # lines of the file that are not requests
     synthetic: SyntheticAcceptance | None = None  # decided acceptance in place of the target: not lossless
     rule: AcceptanceRule | None = None  # decided acceptance in place of the setting's verifier
+    switching: Switching | None = None  # rounds by setting, where a policy chose them
 
     @property
     def acceptance(self) -> Acceptance:
         """Acceptance over all rounds whose tokens went to a request."""
         drafts = [count - 1 for request in self.requests for count in request.accepted]
         depths = [depth for request in self.requests for depth in request.proposed]
-        return acceptance(drafts, self.config.num_steps, self.config.num_draft_tokens, depths)
+        nodes = self.config.num_draft_tokens if self.switching is None else self.switching.mean_nodes
+        return acceptance(drafts, self.config.num_steps, nodes, depths)
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -92,6 +96,7 @@ class Served:
             "acceptance": acceptance_json(self.synthetic, self.rule and self.rule.name),
             "serving": asdict(self.serving),
             "skipped": [{"line": line, "reason": reason} for line, reason in self.skipped],
+            "adaptive": self.switching and self.switching.to_json(),
             "trace": self.trace.to_json(),
         }
         return without_nan(value)
@@ -128,6 +133,7 @@ class Served:
             ("requests", f"{totals['requests']}: {reasons}"),
             *((name, figure(totals[key], 0)) for name, key in counted),
             *acceptance_rows(self.acceptance, self.synthetic),
+            *(self.switching.rows() if self.switching else ()),
             ("seconds", figure(totals["seconds"])),
             ("tokens a second", figure(totals["tokens_per_s"], 1)),
         ]
@@ -138,18 +144,20 @@ def serve(
     requests: Sequence[Request],
     serving: ServingConfig | None = None,
     *,
+    policy: NamedPolicy | None = None,
     skipped: Sequence[SkippedLine] = (),
     progress: bool = False,
 ) -> Served:
     """Serve new requests to their ends on an engine of either implementation, with a pool audit after every step.
 
-    Requests are advanced in place, so the same ones cannot be served again. Raises InputError for a schedule or slots
-    that the engine cannot run with, and for ids or conversations that do not fit together.
+    policy: whose settings the engine has. Requests are advanced in place, so the same ones cannot be served again.
+    Raises InputError for a schedule or slots that the engine cannot run with, and for ids or conversations that do not
+    fit together.
     """
     serving = serving or ServingConfig()
     start = time.perf_counter()
     total = sum(min(request.max_tokens, engine.config.length_limit) for request in requests)
-    scheduler = Scheduler(engine, serving, audits=True)
+    scheduler = Scheduler(engine, serving, policy=policy and policy.make(), audits=True)
     for request in requests:
         scheduler.submit(request)
     quiet = None if progress else True
@@ -160,12 +168,13 @@ def serve(
         requests=tuple(requests),
         trace=scheduler.trace,
         audit=Audit(len(scheduler.trace) + 1, scheduler.audited_slots + at_end["slots"], at_end),
-        config=engine.config,
+        config=max(settings_of(engine), key=lambda config: config.num_steps),
         serving=serving,
         seconds=time.perf_counter() - start,
         skipped=tuple(skipped),
         synthetic=engine.acceptance,
         rule=engine.rule,
+        switching=policy and Switching.of(policy, requests, scheduler.choices),
     )
 
 

@@ -115,6 +115,7 @@ class StepRecord:
     committed_slots: int
     cached_slots: int
     withheld_slots: int
+    setting: int = 0  # number of the round's setting, of an engine that switches
 
 
 class StepLog:
@@ -122,13 +123,16 @@ class StepLog:
 
     def __init__(self, step: int) -> None:
         self.step = step
+        self.setting = 0
         self.events: dict[str, list[Any]] = {name: [] for name in EVENTS}
 
     def record(self, seconds: float, evicted_pages: int, usage: dict[str, int]) -> StepRecord:
         """Make the record, with the slots of KVPool.usage at the end of the step."""
         slots = {name: usage[name.removesuffix("_slots")] for name in SLOTS}
         events: dict[str, Any] = {name: tuple(events) for name, events in self.events.items()}
-        return StepRecord(step=self.step, seconds=seconds, evicted_pages=evicted_pages, **slots, **events)
+        return StepRecord(
+            step=self.step, seconds=seconds, evicted_pages=evicted_pages, setting=self.setting, **slots, **events
+        )
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ CHOSEN = (  # fields that an operator chooses; the others, except the seed, are 
     "chunk_tokens",
     "max_running",
     "memory_share",
+    "adaptive",
 )
 GIVEN = tuple(name for name in FIELDS if name not in (*CHOSEN, "seed"))
 

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
+from specsim.core.policies.named import named_policy, policy_value
 from specsim.simulator.arrivals import DAY, Arrivals
 from specsim.simulator.bounds import count, is_number
 from specsim.simulator.calibration.profile import profile
@@ -66,6 +67,7 @@ class Cell:
     kept: tuple[str, ...] = ()  # parameters of efficiency that keep their defaults whatever the profile says
     profile: str | None = None  # a shipped profile or a file: parameters, unless efficiency or kept give others
     seed: int = 0
+    adaptive: str | None = None  # policy that chooses the steps of every round (core.policies.named); None: num_steps
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
@@ -122,6 +124,9 @@ class Cell:
         settings["schedule"] = self._schedule(option)
         made = Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
         scenario = made if self.profile is None else with_profile(made, profile(self.profile))
+        if self.adaptive is not None and not option.config.is_plain:
+            policy = named_policy(policy_value(self.adaptive), option.config, scenario.cost(option))
+            scenario = replace(scenario, policy=policy)
         if self.trace is None or not scenario.workload.cached_columns.any():
             return scenario
         arrivals = Arrivals(self.burstiness, self.swing, self.period)

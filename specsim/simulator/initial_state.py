@@ -7,11 +7,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from specsim.core.config import ServingConfig
+from specsim.core.policies.policy import Always, Policy
 from specsim.simulator import steps
 from specsim.simulator.columns import round_pages
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drawn_rounds import DrawnRounds, draw_rounds, is_drawn_before
-from specsim.simulator.option import Always, Cost, Option, Policy
+from specsim.simulator.option import Cost, Option
 from specsim.simulator.state import (
     Batch,
     Flight,
@@ -66,7 +67,7 @@ class Simulation:
     @property
     def fixed(self) -> int | None:
         """The option of every round, None where a policy chooses."""
-        return self.policy.option if type(self.policy) is Always else None
+        return self.policy.setting if type(self.policy) is Always else None
 
     @property
     def draws(self) -> int:

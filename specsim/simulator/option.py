@@ -1,4 +1,4 @@
-"""Parts of a simulated server: a cost, settings to choose from, and a policy that chooses."""
+"""Parts of a simulated server: a cost, and settings with their acceptance, from which a policy chooses."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,27 +47,3 @@ class Option:
     def plain(cls, page_size: int = 16) -> "Option":
         """Make the option without drafts."""
         return cls(SpecConfig.plain(page_size), PerPosition(()))
-
-
-class Policy(Protocol):
-    """A choice of one of the options for every round."""
-
-    def choose(self, contexts: np.ndarray) -> int:
-        """Choose an option by number, for requests of these committed lengths [B]."""
-        ...
-
-    def observe(self, option: int, accepted: np.ndarray, seconds: float) -> None:
-        """Observe the accepted drafts [B] of a round of this option, and the seconds of its step."""
-
-
-class Always:
-    """The policy that always takes the same option."""
-
-    def __init__(self, option: int = 0) -> None:
-        self.option = option
-
-    def choose(self, contexts: np.ndarray) -> int:
-        return self.option
-
-    def observe(self, option: int, accepted: np.ndarray, seconds: float) -> None:
-        pass

@@ -7,6 +7,7 @@ import numpy as np
 
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require, require_choice
+from specsim.core.policies.named import NamedPolicy
 from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.fitted import Graphs
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 MOST_SLOTS = 2**31 - 1
 MOST_REQUESTS = 512
+
+
+def switched(option: Option, policy: NamedPolicy) -> list[Option]:
+    """Make the options of a policy's settings, which accept the first drafts of the same rounds."""
+    allowed = "a policy of chains: the acceptance of one tree does not give that of another"
+    require(all(config.topk == 1 for config in policy.settings), "adaptive", policy.name, allowed)
+    page = option.config.page_size
+    return [Option.plain(page) if each.is_plain else Option(each, option.acceptance) for each in policy.settings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,7 @@ class Scenario:
     plain_schedule: Literal["sync", "overlap"] | None = None  # schedule of plain decoding, None for `schedule`
     front: FrontEnd | None = None  # of the profile; None: the workload's
     profile: "Profile | None" = None  # origin of the parameters (speedup_range.with_profile); None: uncalibrated
+    policy: NamedPolicy | None = None  # chooses among chains, the option's and shorter ones; None: always the option's
 
     def __post_init__(self) -> None:
         splits = self.model.splits
@@ -79,7 +89,12 @@ class Scenario:
     def run(self, option: Option) -> Run:
         """Serve the workload with this option."""
         serving = self.serving(option)
-        return simulate(self.cost(option), option, self.arriving, serving, prefill=self.prefill, seed=self.seed)
+        cost = self.cost(option)
+        if self.policy is None or option.config.is_plain:
+            return simulate(cost, option, self.arriving, serving, prefill=self.prefill, seed=self.seed)
+        options = switched(option, self.policy)
+        policy = self.policy.make(cost)
+        return simulate(cost, options, self.arriving, serving, prefill=self.prefill, policy=policy, seed=self.seed)
 
     @property
     def arriving(self) -> Workload:

@@ -17,6 +17,15 @@ from specsim.simulator.state import FirstRow, Request, column, with_objects
 from specsim.simulator.uniforms import named_uniforms
 
 
+class _Unread(NamedTuple):
+    """A round whose results the host has not read."""
+
+    step: int
+    option: int
+    accepted: np.ndarray  # int64 [B]
+    seconds: float
+
+
 class _Chunks(NamedTuple):
     """Chunks of prompts of a step."""
 
@@ -36,6 +45,8 @@ class Server:
         self._tabled = simulation.tabled
         self._configs = [option.config for option in simulation.options]
         self._keys = simulation.keys
+        self._unread: list[_Unread] = []
+        self._is_lagging = simulation.serving.schedule == "overlap"
         self._gaps = Quantiles()
         self._log: list[Step] = []
         self._loop = steps_loop or loop(int(simulation.workload.output_tokens.sum()))
@@ -61,7 +72,7 @@ class Server:
         simulation = self._simulation
         requests = column(self._state.places, "running", self._server.num_running)
         contexts = self._taken("ahead", requests)
-        option = simulation.policy.choose(contexts) if len(contexts) else -1
+        option = self._chosen(requests) if len(contexts) else -1
         config = self._configs[max(option, 0)]
         if self._server.num_chunks and simulation.prefill == "mixed":
             seconds = simulation.cost.mixed(*self._chunks(), contexts, config)
@@ -72,8 +83,20 @@ class Server:
         self._server.seconds = seconds
         if len(contexts) and self._is_answered:
             accepted = self._accepted(option, requests, contexts)
-            simulation.policy.observe(option, accepted, seconds)
+            self._unread.append(_Unread(int(self._server.num_steps), option, accepted, seconds))
             self._board(accepted)
+
+    def _chosen(self, requests: np.ndarray) -> int:
+        """Let the policy choose from what the host knows.
+
+        It knows all rounds, under an overlap schedule those up to the one before the last step.
+        """
+        policy = self._simulation.policy
+        known = int(self._server.num_steps) - self._is_lagging
+        while self._unread and self._unread[0].step < known:
+            read = self._unread.pop(0)
+            policy.observe(read.option, read.accepted, read.seconds)
+        return policy.choose(self._taken("length", requests))
 
     def _chunks(self) -> _Chunks:
         size = self._server.num_chunks

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from specsim.core.display import heading, paragraph, print_table, setting
+from specsim.core.display import heading, paragraph, print_table, setting, short_setting
 from specsim.simulator.calibration.posterior import CONFIDENCE
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 from specsim.simulator.results import Run
@@ -58,7 +58,13 @@ class Comparison:
                 for name, each in self.ratios.items()
             },
             "profile": scenario.profile and scenario.profile.name,
+            "adaptive": scenario.policy and {"policy": scenario.policy.to_json(), "rounds_by_setting": self.by_setting},
         }
+
+    @property
+    def by_setting(self) -> list[int]:
+        """Rounds of requests under each setting of the policy, in their order."""
+        return [int(rounds.sum()) for rounds in self.runs["drafts"].accepted_drafts]
 
 
 def compare(scenario: Scenario) -> Comparison:
@@ -96,6 +102,11 @@ def show(comparison: Comparison, console: Console) -> None:
         print_table(console, columns, _rounds(scenario))
         console.print()
         paragraph(console, f"Ratios and speed-ups are {words}; {_bands(scenario)}")
+    if scenario.policy is not None:
+        counts = zip(scenario.policy.settings, comparison.by_setting, strict=True)
+        rounds = "; ".join(f"{short_setting(config)}: {count:,}" for config, count in counts)
+        console.print()
+        paragraph(console, f"Rounds under policy {scenario.policy.name}: {rounds}.")
     took = ", ".join(
         f"{each.seconds:.1f} s, {each.core_seconds:.1f} s of a core ({name})" for name, each in comparison.took.items()
     )

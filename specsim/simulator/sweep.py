@@ -37,6 +37,7 @@ LATER = {  # fields that the first sweeps did not have; their defaults leave key
         "kv_cache_dtype",
         "kept",
         "profile",
+        "adaptive",
     )
 }
 VERSION = 1  # of the SQLite file; it grows when a column changes its meaning

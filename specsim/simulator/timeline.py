@@ -11,9 +11,10 @@ import numpy as np
 
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require, require_choice
+from specsim.core.policies.policy import Always, Policy
 from specsim.simulator.columns import round_pages
 from specsim.simulator.initial_state import PREFILLS, Prefill, Simulation
-from specsim.simulator.option import Always, Cost, Option, Policy
+from specsim.simulator.option import Cost, Option
 from specsim.simulator.results import Run
 from specsim.simulator.server import Server
 from specsim.simulator.workload import Workload

@@ -19,6 +19,9 @@ BAD = [
     ("--score logit", "score"),
     ("--penalties none", "penalties"),
     ("--top-k 5", "top_k"),
+    ("--adaptive fastest", "adaptive"),
+    ("--adaptive goodput", "adaptive"),
+    ("--adaptive throughput --html x.html", "html"),
     ("--top-p 0.9", "top_p"),
     ("--min-p 0.1", "min_p"),
     ("--drafter none --score logprob", "score"),
@@ -115,7 +118,8 @@ def test_bad_input_is_one_sentence(call, tiny, bad_files, arguments, name, asser
         (
             "--drafter medusa",
             "drafter is 'medusa'; allowed: "
-            "eagle or eagle3 or mtp or frozen-kv or standalone or ngram or suffix or none or MODULE:NAME",
+            "eagle or eagle3 or p-eagle or mtp or frozen-kv or dflash or dspark or standalone or ngram or suffix or "
+            "none or MODULE:NAME",
         ),
         ("--temperature warm", "temperature is 'warm'; allowed: a number"),
         ("--drafter none --topk 2", "topk is 2; allowed: only 4, the default, with drafter none"),

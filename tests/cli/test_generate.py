@@ -152,3 +152,24 @@ def test_a_drafter_with_another_vocabulary(call, tiny, tmp_path, assert_one_sent
         texts.append(result["outputs"][0]["token_ids"])
         assert ("--bridge-vocabularies" in result["command"]) == ("--draft" in options)
     assert texts[0] == texts[1]
+
+
+def test_an_adaptive_policy_switches_and_is_written(call, tmp_path):
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps({"policy": "scripted", "script": [2, 0, 1]}))
+    out = tmp_path / "out.json"
+    few = ("generate", "--max-new-tokens", "12")
+    status, text, err = call(*few, "--num-steps", "2", "--adaptive", str(file), "--json", str(out))
+    assert (status, err) == (0, "")
+    written = json.loads(out.read_text())
+    fixed = call(*few, "--drafter", "none", "--json", str(tmp_path / "plain.json"))
+    assert fixed[0] == 0
+    (plain,) = json.loads((tmp_path / "plain.json").read_text())["outputs"]
+    (output,) = written["outputs"]
+    assert output["token_ids"] == plain["token_ids"]
+    adaptive = written["adaptive"]
+    assert adaptive["policy"]["policy"] == "scripted"
+    assert sum(adaptive["rounds_by_setting"]) == written["metrics"]["rounds"]
+    assert adaptive["switches"] == written["metrics"]["rounds"] - 1
+    assert output["setting_per_round"][:3] == [2, 0, 1]  # numbers of the settings with 2, 0 and 1 steps
+    assert "rounds: no drafts" in text

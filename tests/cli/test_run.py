@@ -270,3 +270,22 @@ def test_a_command_with_a_preset_is_written_without_it(serve, tmp_path):
         assert serve(*options, "--json", str(tmp_path / "out.json"))[::2] == (0, "")
         written.append(json.loads((tmp_path / "out.json").read_text())["command"])
     assert shlex.split(written[0])[4:] == shlex.split(written[1])[4:] == ["--topk", "1", "--page-size", "1"]
+
+
+def test_an_adaptive_server_counts_rounds_by_setting(serve, tmp_path):
+    file = tmp_path / "policy.json"
+    file.write_text(json.dumps({"1": {"candidate_steps": [2, 0]}, "update_interval": 1, "warmup_batches": 0}))
+    outs = []
+    for options in (("--adaptive", str(file)), ("--drafter", "none")):
+        outs.append(tmp_path / f"{len(outs)}.json")
+        status, _, err = serve(*options, "--json", str(outs[-1]), lines=LINES[:1])
+        assert (status, err) == (0, "")
+    switching, plain = (json.loads(out.read_text()) for out in outs)
+    assert [each["token_ids"] for each in switching["outputs"]] == [each["token_ids"] for each in plain["outputs"]]
+    adaptive = switching["adaptive"]
+    assert sum(adaptive["rounds_by_setting"]) == switching["totals"]["rounds"]
+    steps = [each["num_steps"] for each in adaptive["policy"]["settings"]]
+    assert steps == [0, 2]
+    assert {record["setting"] for record in switching["trace"]["records"] if record["decoded"]} <= {0, 1}
+    assert plain["adaptive"] is None
+    assert serve("--adaptive", str(file), "--compare")[0] == 2

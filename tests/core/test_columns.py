@@ -157,4 +157,4 @@ def test_a_lead_adds_its_columns_to_the_reservation():
     """Two rounds of a chain of 3 end at L + 8, where the next root stands."""
     config = SpecConfig(topk=1, num_steps=3, page_size=1)
     assert config.reserved_columns(5) == 5 + 8
-    assert round_columns(5, config, lead=1) == config.reserved_columns(6) == 5 + 8 + 1
+    assert round_columns(5, config, ahead=1) == config.reserved_columns(6) == 5 + 8 + 1

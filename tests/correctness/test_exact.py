@@ -477,9 +477,9 @@ def test_the_command_prints_and_writes_the_certificates(capsys, tmp_path):
         main(["certify", "--verifier", "block", "--json", str(tmp_path / "c.json")])
     out, result = capsys.readouterr().out, json.loads((tmp_path / "c.json").read_text())
     assert exit_info.value.code == 0
-    assert "All 4 lossless certificates hold: the distribution is exactly the target's." in out
+    assert "All 5 lossless certificates hold: the distribution is exactly the target's." in out
     assert {row["total_variation"] for row in result["certificates"]} == {"0"}
-    assert {row["accepted"] for row in result["certificates"]} == {"11/9", "105/64", "17/16", "2/3"}
+    assert {row["accepted"] for row in result["certificates"]} == {"11/9", "105/64", "17/16", "2/3", "8/9"}
     assert (result["is_ok"], result["failures"]) == (True, [])
     assert result["command"].startswith("specsim certify --verifier block")
 

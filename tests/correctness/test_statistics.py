@@ -269,6 +269,35 @@ def test_drafts_of_common_tokens_have_the_targets_distribution(verifier):
     assert ln_e_value(sample(OPPOSED, PLAIN, found)) < -math.log(FALSE_ALARM)
 
 
+@pytest.mark.parametrize("name", ["rejection, dspark", "block, dspark", "multi_round, dspark", "target_only, dspark"])
+def test_drafts_cut_by_confidence_have_the_targets_distribution(name):
+    """With 960 tokens; some rounds have no drafts, some all of them."""
+    kind, config = DRAFTERS[name]
+    found = texts_of(config, 960, kind=kind)[PLAIN.name]
+    assert {0, 2} <= {depth for output in found for depth in output.proposed_depth_per_round}
+    assert any(count > 1 for output in found for count in output.num_accepted_tokens_per_round)
+    assert ln_e_value(sample(OPPOSED, PLAIN, found)) < -math.log(FALSE_ALARM)
+
+
+def test_a_markov_head_without_confidence_is_the_same_model():
+    """It drafts what the standalone drafter does, from the same uniforms, so every token is equal."""
+    pair = OPPOSED.pair("dspark")
+    own = pair.checkpoint.config
+    whole = replace(own, block=replace(own.block, threshold=0.0))
+    pairs = [pair.with_drafter(replace(pair.checkpoint, config=whole)), OPPOSED.pair("standalone")]
+    sampling = SamplingParams(temperature=1.0, seed=5, max_new_tokens=24)
+    texts = [generate(each, PAIRS[:16], CONFIGS["rejection"], sampling).outputs for each in pairs]
+    assert [output.token_ids for output in texts[0]] == [output.token_ids for output in texts[1]]
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "multi_round"])
+def test_drafts_of_one_forward_have_the_targets_distribution(verifier):
+    """With 960 tokens; P-EAGLE drafts do not depend on each other, and some of two depths are accepted."""
+    found = texts_of(DRAFTERS[f"{verifier}, p-eagle"][1], 960, kind="p-eagle")[PLAIN.name]
+    assert any(count > 2 for output in found for count in output.num_accepted_tokens_per_round)
+    assert ln_e_value(sample(OPPOSED, PLAIN, found)) < -math.log(FALSE_ALARM)
+
+
 @pytest.mark.parametrize("kind", ["ngram", "suffix"])
 def test_trees_with_dead_nodes_have_the_targets_distribution(kind):
     """With 960 tokens; most rounds have fewer drafts than nodes."""
@@ -279,7 +308,17 @@ def test_trees_with_dead_nodes_have_the_targets_distribution(kind):
 
 
 KINDS = {name: ("eagle", config) for name, config in CONFIGS.items()}
-KINDS |= {name: DRAFTERS[name] for name in ("rejection, standalone", "rejection, mtp", "target_only, ngram")}
+KINDS |= {
+    name: DRAFTERS[name]
+    for name in (
+        "rejection, standalone",
+        "rejection, mtp",
+        "rejection, p-eagle",
+        "rejection, dflash",
+        "block, dspark",
+        "target_only, ngram",
+    )
+}
 
 
 @pytest.mark.parametrize("verifier", KINDS)

@@ -11,7 +11,7 @@ from specsim.models.synthetic_pair import synthetic_pair
 TREE = SpecConfig(topk=3, num_steps=3, num_draft_tokens=7, page_size=4)
 CHAIN = SpecConfig(topk=1, num_steps=3, page_size=4)
 PROMPTS = [[5, 17, 3, 40, 5, 17], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
-WEIGHTS = ("eagle", "eagle3", "eagle3.1", "mtp", "standalone", "frozen-kv")
+WEIGHTS = ("eagle", "eagle3", "eagle3.1", "p-eagle", "mtp", "standalone", "frozen-kv", "dflash", "dspark")
 LOOKUPS = {"ngram": NgramConfig(), "suffix": SuffixConfig(shared=False)}
 ALWAYS = AcceptanceRule("root only", "best", lambda tree, p, q, uniforms, final: Accepted([0], 1), lossless=False)
 
@@ -36,6 +36,7 @@ KINDS = {
     "no drafter": ("eagle3", SpecConfig.plain(page_size=4), GREEDY, {}),
     **{verifier: ("eagle3", setting(verifier), SAMPLED, {}) for verifier in VERIFIERS},
     "mtp rejection": ("mtp", setting("rejection"), SAMPLED, {}),
+    "dspark rejection": ("dspark", setting("rejection"), SAMPLED, {}),
     "rule": ("eagle3", TREE, SAMPLED, {"verifier": ALWAYS}),
     "schedule": ("eagle3", TREE, GREEDY, {"acceptance": SyntheticAcceptance((0.9, 0.5, 0.2))}),
     "logprob": ("eagle3", SpecConfig(topk=3, num_steps=3, num_draft_tokens=7, score="logprob"), GREEDY, {}),

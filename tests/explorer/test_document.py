@@ -112,6 +112,8 @@ def test_kinds_of_drafts_are_told_apart():
     }
     assert found["eagle3"] == found["standalone"] == found["frozen-kv"] == {"lanes"}
     assert found["mtp"] == {"modules"}
+    assert found["dflash"] == found["dspark"] == {"block"}
+    assert found["p-eagle"] == {"masks"}
     assert found["ngram"] == found["suffix"] == {"lookup"}
     assert found["no drafter"] == {"none"}
 
@@ -130,7 +132,7 @@ def test_draft_lanes_begin_after_the_lead():
             assert [len(lane) for lane in own["kv"]["lanes"]] == [2, 2, 2]
     assert all(
         own["kv"]["lanes"] == []
-        for name in ("frozen-kv", "mtp", "ngram")
+        for name in ("frozen-kv", "mtp", "p-eagle", "dflash", "ngram")
         for own in document(recorded(name))["rounds"][0]["requests"]
     )
 

@@ -113,7 +113,7 @@ def test_a_standalone_drafter_has_the_tokens_of_its_target(tiny_pair: Path, tmp_
 
 
 @pytest.mark.usefixtures("tiny_pair")
-@pytest.mark.parametrize("drafter", ["mtp", "frozen-kv", "standalone"])
+@pytest.mark.parametrize("drafter", ["mtp", "frozen-kv", "dflash", "dspark", "standalone"])
 def test_a_drafter_that_is_not_shipped(drafter: str):
     with pytest.raises(InputError) as caught:
         load(drafter=drafter)
@@ -127,7 +127,8 @@ def test_a_drafter_that_is_not_shipped(drafter: str):
         (
             {"drafter": "medusa"},
             "drafter is 'medusa'; allowed: "
-            "eagle or eagle3 or mtp or frozen-kv or standalone or ngram or suffix or none or MODULE:NAME",
+            "eagle or eagle3 or p-eagle or mtp or frozen-kv or dflash or dspark or standalone or ngram or suffix or "
+            "none or MODULE:NAME",
         ),
         ({"draft": "x"}, "target is None; allowed: the target that the given drafter was trained for"),
         (

@@ -7,7 +7,7 @@ from specsim.core.errors import InputError
 from specsim.models.checkpoint.layout import drafter_layout
 from specsim.models.synthetic_pair import synthetic_pair
 
-KINDS = ("eagle", "eagle3", "eagle3.1", "mtp", "frozen-kv", "standalone")
+KINDS = ("eagle", "eagle3", "eagle3.1", "p-eagle", "mtp", "frozen-kv", "dflash", "dspark", "standalone")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])

@@ -42,6 +42,7 @@ DYNAMIC_IMPORTS = {
 # The oracle, and the tree that test_acceptance.py walks: neither has a twin in fast/.
 REFERENCE_ALONE = {
     "oracle",
+    "oracle_dflash",
     "oracle_distributions",
     "oracle_draft",
     "oracle_drafters",
@@ -49,6 +50,7 @@ REFERENCE_ALONE = {
     "oracle_frozen_kv",
     "oracle_layer",
     "oracle_mtp",
+    "oracle_p_eagle",
     "oracle_parts",
     "oracle_request",
     "oracle_verify",

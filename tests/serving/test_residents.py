@@ -39,7 +39,7 @@ def make_request(request_id=0, length=6, max_tokens=4, first=0, **schedule) -> R
 def make_residents(config=TREE, num_pages=30, prefix_cache=False, num_requests=6) -> tuple[Residents, KVPool]:
     target, draft = (KVBuffer(KVLayout(1, 1, 1), num_pages * config.page_size, torch.float32) for _ in range(2))
     pool = KVPool(target, draft, config.page_size, num_requests, config.reserved_columns(config.max_len))
-    return Residents(pool, config, prefix_cache), pool
+    return Residents(pool, (config,), prefix_cache), pool
 
 
 def books(pool: KVPool) -> tuple:

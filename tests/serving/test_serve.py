@@ -306,8 +306,8 @@ def test_rejected_requests_are_not_compared():
 def test_a_difference_fails_unless_within_rounding_error(monkeypatch, field, dtype):
     run_solo = specsim.correctness.invariance.solo.run_solo
 
-    def other(pair, config, asked, options):
-        output = run_solo(pair, config, asked, options)
+    def other(pair, config, asked, *others):
+        output = run_solo(pair, config, asked, *others)
         value = getattr(output, field)
         changed = "stop" if field == "finish_reason" else (*value[:-1], value[-1] + 1)
         return replace(output, **{field: changed}) if asked.request_id == 1 else output

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from specsim import SpecConfig
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
+from specsim.core.policies.policy import Always
 from specsim.simulator import CostModel, compiled, drafter, hardware, model, steps
 from specsim.simulator.acceptance import Callback, Mixture, Recorded, iid, steady
 from specsim.simulator.columns import round_pages
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.initial_state import PREFILLS, Simulation, initial_state
-from specsim.simulator.option import Always, Option
+from specsim.simulator.option import Option
 from specsim.simulator.policy import policies
 from specsim.simulator.results import Run
 from specsim.simulator.server import Server

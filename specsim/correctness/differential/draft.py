@@ -6,6 +6,7 @@ import torch
 
 from specsim.core.mtp import MtpInput
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
+from specsim.correctness.differential.block import compare_slots
 from specsim.correctness.differential.budget import log_prob_budget
 from specsim.correctness.differential.comparison import Mismatch, Trio, WithinRoundingError, present
 from specsim.correctness.differential.draft_input import first_draft_logits
@@ -47,6 +48,9 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
     """
     config = request.config
     check = request.check
+    if request.step.drafter.block_rows:
+        compare_slots(request)
+        return
     if isinstance(request.states.reference.candidates, ExplicitCandidates):
         _compare_explicit(request)
         return
@@ -175,10 +179,11 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
 
 def _compare_selection(request: ComparedRequest[VerifyInput]) -> None:
     """Count the selected tree as a choice; each is right by its implementation's own scores."""
-    if isinstance(request.states.reference.candidates, ExplicitCandidates):
-        return
-    exact = candidates(request).field("scores").exact
-    request.check.tally.coverage["ties"] += _ties_at_an_edge(exact, request.config.num_draft_tokens - 1)
+    if not request.step.drafter.block_rows:
+        if isinstance(request.states.reference.candidates, ExplicitCandidates):
+            return
+        exact = candidates(request).field("scores").exact
+        request.check.tally.coverage["ties"] += _ties_at_an_edge(exact, request.config.num_draft_tokens - 1)
     i = request.index
     trees = request.states.map(lambda tree: (tree.draft_tokens[i].tolist(), tree.parents[i].tolist()))
     request.check.decided(trees)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from specsim.core.config import VERIFIERS
+from specsim.core.drafter import BLOCK_KINDS
 from specsim.correctness.pairwise import pairwise
 
 LOOKED_UP = ("ngram", "suffix")  # kinds whose drafts are not sampled
@@ -11,7 +12,7 @@ LATER_FAMILIES = ("qwen2", "gpt_oss", "qwen3_moe", "deepseek_v3")
 ON_HOST = ("suffix",)  # kinds that no graph captures
 LATENT = ("deepseek_v3",)  # families without KV heads, which no drafter on frozen KV can read
 WITHOUT_KV = ("frozen-kv", *LOOKED_UP)  # kinds without KV of their own
-KINDS = ("eagle3.1", "mtp", "standalone", "standalone.tli", "frozen-kv", *LOOKED_UP)
+KINDS = ("eagle3.1", "p-eagle", "mtp", "standalone", "standalone.tli", "frozen-kv", *BLOCK_KINDS, *LOOKED_UP)
 DRAFTER_AXES: dict[str, list[Any]] = {
     "kind": list(KINDS),
     "num_draft_tokens": [8],

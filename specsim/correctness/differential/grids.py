@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.drafter_grid import LOOKED_UP_CELLS, drafter_settings
@@ -11,7 +12,11 @@ from specsim.correctness.differential.setting import AXES, CROSSED, DEFAULTS, LO
 from specsim.correctness.pairwise import pairwise
 
 WIDE = ("qwen2", "qwen3", "mistral")
-SHARED = ("eagle", "eagle3", "eagle3.1", "mtp", "mtp.one", "mtp.parallel", *LOOKED_UP)
+_EITHER = ("eagle", "eagle3", "eagle3.1", "p-eagle", *LOOKED_UP)
+SHARED = {  # kinds by draft_parallel
+    "sharded": (*_EITHER, "mtp", "mtp.one", "mtp.parallel"),
+    "replicated": (*_EITHER, "standalone", "standalone.shifted", "standalone.tli"),
+}
 GRIDS = ("quick", "pairwise", "drafters", "full")
 QUICK = (
     dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
@@ -93,14 +98,48 @@ MTP = (
     ),
     dict(QUICK[0], kind="mtp.parallel", graph="round", topk=1),
 )
+# P-EAGLE: chains and products, all verifiers, windows, chunks, mask rows at the length limit.
+P_EAGLE = (
+    *(
+        dict(topk=1, num_steps=3, page_size=4, batch=3, kind="p-eagle", family=family, graph=graph, sampling=sampling)
+        for family, graph, sampling in (
+            ("llama", "eager", "warm"),
+            ("qwen3", "phase", "greedy"),
+            ("mistral", "round", "warm"),
+            ("gpt_oss", "step", "warm"),
+            ("deepseek_v3", "round", "greedy"),
+            ("noisy", "round", "penalties"),
+        )
+    ),
+    dict(QUICK[0], kind="p-eagle", graph="phase", sampling="filtered", release="round", extend="ragged", chunks=2),
+    dict(QUICK[0], kind="p-eagle", family="twins", graph="round", score="logprob", mode="free", page_size=1),
+    dict(QUICK[0], kind="p-eagle", family="noisy", num_steps=5, graph="step", max_len="near", chunks=2, idle=True),
+    dict(topk=1, num_steps=5, page_size=4, kind="p-eagle", release="round", max_len="near", graph="phase"),
+    QUICK[0] | DEEP | {"kind": "p-eagle", "graph": "round"},  # drafts of all depths are accepted
+    dict(
+        DEEP,
+        topk=1,
+        threshold_acc=1e-4,
+        num_draft_tokens=6,
+        page_size=4,
+        kind="p-eagle",
+        family="mistral",
+        graph="step",
+        mode="free",
+    ),
+    *(dict(each, kind="p-eagle", num_steps=3) for each in VERIFIERS[:4]),
+)
 # Cells of drafters beyond their pairs.
 DRAFTERS = (
     QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
     QUICK[1] | {"kind": "eagle3.1", "family": "noisy", "extend": "ragged"},
     dict(QUICK[0], kind="eagle3.1", family="qwen3", topk=1, num_steps=3, graph="step"),
     *(each | {"kind": kind} for kind in ("standalone", "standalone.tli", "frozen-kv") for each in OWN_KV),
+    *(each | {"kind": kind} for kind in BLOCK_KINDS for each in OWN_KV),
+    *(dict(each, kind="dspark") for each in VERIFIERS[:4]),  # with drafts that a low confidence ends
     *(each | {"kind": kind} for kind in ("standalone.shifted", "frozen-kv.next") for each in OWN_KV[1:4]),
     *MTP,
+    *P_EAGLE,
     *LOOKED_UP_CELLS,
 )
 SHIPPED = (
@@ -113,20 +152,20 @@ SHIPPED = (
 )
 
 
-def grid(name: str, dtype: str = "float32", is_shared: bool = False) -> tuple[Cell, ...]:
+def grid(name: str, dtype: str = "float32", shared: str | None = None) -> tuple[Cell, ...]:
     """Make the cells of a grid by its name.
 
     In bfloat16 pairs have margins that its arithmetic keeps, and there are no experts and no KV in fp8, where a number
     that is rounded to the other side changes more than rounding does. The cover of all pairs in reverse leaves them out
     too, as the first cover has them.
 
-    is_shared: only cells of models whose weights ranks can share.
+    shared: draft_parallel of ranks that share the weights; only cells with drafters of which they have such parts.
     """
     if name not in GRIDS:
         raise InputError("grid", name, " or ".join(GRIDS))
 
     def is_included(setting: Mapping[str, Any]) -> bool:
-        return (dtype != "bfloat16" or is_smooth(setting)) and (not is_shared or is_shareable(setting))
+        return (dtype != "bfloat16" or is_wide(setting)) and (shared is None or is_shareable(setting, shared))
 
     if name == "quick":
         settings: list[dict] = [*QUICK]
@@ -151,14 +190,19 @@ def _wide(family: str) -> str:
     return {"llama": "wide", "noisy": "wide"}.get(family, f"wide_{family}" if family in WIDE else family)
 
 
+def is_wide(setting: Mapping[str, Any]) -> bool:
+    """Whether a setting has a pair with margins that bfloat16 keeps, which block drafters have not."""
+    return is_smooth(setting) and setting.get("kind") not in BLOCK_KINDS
+
+
 def is_smooth(setting: Mapping[str, Any]) -> bool:
     """Whether a small error stays small: no experts, which are chosen, and no KV in fp8."""
     return setting.get("family") not in ROUTED and setting.get("kv", "model") == "model"
 
 
-def is_shareable(setting: Mapping[str, Any]) -> bool:
-    """Whether ranks can share the weights of the pair: of any target, with a drafter that has slices too or none."""
-    return setting.get("kind", DEFAULTS["kind"]) in SHARED
+def is_shareable(setting: Mapping[str, Any], draft_parallel: str) -> bool:
+    """Whether ranks can share a pair whose drafter has slices on each, is whole on each, or has no weights."""
+    return setting.get("kind", DEFAULTS["kind"]) in SHARED[draft_parallel]
 
 
 def is_valid(setting: Mapping[str, Any]) -> bool:

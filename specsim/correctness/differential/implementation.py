@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from specsim.core.columns import two_rounds
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch
@@ -86,8 +87,8 @@ def load_implementation(cell: Cell, pair: Pair, options: EngineOptions) -> Imple
     """
     longest = max(len(p) + s.max_new_tokens for p, s in zip(cell.prompts, cell.sampling, strict=True))
     engine = load_engine(pair, cell.config, cell.options(options), grammars=cell.grammars, verifier=cell.rule)
-    num_slots = len(cell.prompts) * engine.config.reserved_columns(min(longest, engine.config.length_limit))
-    pools = engine.make_pools(len(cell.prompts), num_slots)
+    columns = two_rounds(longest, engine.config, engine.drafter.num_mask_rows)
+    pools = engine.make_pools(len(cell.prompts), len(cell.prompts) * columns)
     if cell.graph == "round" and pools.draft is not None:
         pools.draft.keep_snapshot()
     ranks = RankGroup.joined(options.tensor_parallel)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from specsim.core.drafter import columns_ahead
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput, PrefillOutput, State
@@ -160,7 +161,7 @@ class Lockstep:
                 empty(kv)
             rows = [each.pools.open() for _ in requests]
             for row, length in zip(rows, lengths, strict=True):
-                each.pools.reserve(row, length + each.engine.drafter.lead)
+                each.pools.reserve(row, length + columns_ahead(each.engine.drafter))
         for request, row in zip(requests, rows, strict=True):
             request.row = row
         ids = [request.request_id for request in requests]

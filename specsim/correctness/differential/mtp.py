@@ -1,4 +1,4 @@
-"""Comparison of an MTP drafter's state: the drafts of every depth, and the KV and features that they came from."""
+"""Comparison of finished drafts, of MTP and P-EAGLE: those of every depth, and the KV and features they came from."""
 
 from typing import Any
 
@@ -25,6 +25,10 @@ def compare_mtp_input(request: ComparedRequest[MtpInput], prefix: str) -> None:
             request.field(name).map(lambda own, at=depth: None if own is None else own[at])
             for name in ("hidden", "topk_index", "topk_scores", "draft_prob")
         )
+        if _is_dropped(request, depth):
+            check.same(f"{prefix}topk_index", *(present("topk_index", each) for each in tokens[::2]))
+            check.same(f"{prefix}topk_scores", *(present("topk_scores", each) for each in scores[::2]))
+            continue
         hidden = hidden.map(lambda own: present("hidden", own))
         check.close(f"{prefix}hidden", hidden)
         logits = _logits(request, hidden)
@@ -38,6 +42,11 @@ def compare_mtp_input(request: ComparedRequest[MtpInput], prefix: str) -> None:
             compare_drafts(request, name, tokens.map(lambda own: own[None]), logits)
         check.within(f"{prefix}topk_scores", values.exact, values.fast, logits.log_noise(request))
     _compare_features(request)
+
+
+def _is_dropped(request: ComparedRequest[Any], depth: int) -> bool:
+    """Check whether a depth's mask row stands at or beyond max_len, where it proposes nothing."""
+    return depth > 0 and request.step.drafter.num_mask_rows > 0 and request.end + depth > request.config.length_limit
 
 
 def _logits(request: ComparedRequest[Any], hidden: Trio[torch.Tensor]) -> Logits:

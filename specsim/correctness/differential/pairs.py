@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from specsim.core import target
+from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
@@ -25,7 +26,19 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "mtp.parallel": ("mtp", {"hidden_chain": False}),
 }
 BRIDGED = "standalone.tli"
-KINDS = ("eagle", "eagle3", "eagle3.1", "mtp", "standalone", "frozen-kv", *MODES, BRIDGED, *TOKEN_DRAFTERS)
+KINDS = (
+    "eagle",
+    "eagle3",
+    "eagle3.1",
+    "p-eagle",
+    "mtp",
+    "standalone",
+    "frozen-kv",
+    *BLOCK_KINDS,
+    *MODES,
+    BRIDGED,
+    *TOKEN_DRAFTERS,
+)
 FAMILIES = (*target.FAMILIES, "noisy", "twins", "wide", "wide_qwen2", "wide_qwen3", "wide_mistral", "shipped")
 _WINDOW = {"mistral": 7}
 _YARN = {
@@ -60,7 +73,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     if kind in TOKEN_DRAFTERS:
         return replace(make_pair(f"eagle-{family}", dtype), drafter=TOKEN_DRAFTERS[kind], name=name)
     if family == "shipped":
-        if kind in ("eagle3.1", BRIDGED, *MODES):
+        if kind in ("eagle3.1", "p-eagle", BRIDGED, *MODES):
             raise InputError("pair", name, f"{kind} with another family, as no such drafter is shipped")
         pair = load(drafter=kind)
     elif family.startswith("wide"):

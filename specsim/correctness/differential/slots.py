@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specsim.core.columns import lane_columns, own_lanes, tail_columns
+from specsim.core.drafter import columns_ahead
 from specsim.core.mtp import MtpInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.correctness.differential.comparison import Comparison, Mismatch, Trio, WithinRoundingError, present
@@ -54,7 +55,7 @@ def _written_slots(step: Step, not_compared: set[int]) -> tuple[list[torch.Tenso
     target = []
     draft = []
     config = step.config
-    lead = step.drafter.lead
+    ahead = columns_ahead(step.drafter)
     lookahead = step.drafter.lookahead
     for index in range(step.batch.size):
         request = ComparedRequest(step, index, step.entered)
@@ -63,21 +64,22 @@ def _written_slots(step: Step, not_compared: set[int]) -> tuple[list[torch.Tenso
         if "prefill" in step.outputs:
             start = int(step.entered.reference.start_lens[index])
             target.append(column_slots(request, start, length))
-            draft.append(column_slots(request, max(0, start - lookahead), length + lead))
+            draft.append(column_slots(request, max(0, start - lookahead), length + ahead))
         if "verify" in step.outputs:
             whole = column_slots(request, length, length + config.num_draft_tokens)
             target.append(whole if is_out else tree_slots(request))
         if "draft_extend" in step.outputs:
-            whole = column_slots(request, length, length + config.num_steps + 1 + lead)
+            whole = column_slots(request, length, length + config.num_steps + 1 + ahead)
             draft.append(whole if is_out else extend_slots(request))
+            draft.append(column_slots(request, request.end, request.end + step.drafter.num_mask_rows))
             draft.append(column_slots(request, max(0, length - lookahead), length))
     return target, draft
 
 
 def lane_slots(step: Step) -> list[torch.Tensor]:
-    """List each request's slots of draft lanes and of the tail copies of lanes 1..K-1.
+    """List each request's slots of draft lanes and of the tail copies of lanes 1..K-1, or those of its block.
 
-    There are none without draft KV, nor of MTP modules, which do not run in the draft phase.
+    There are none without draft KV, nor of MTP modules and P-EAGLE heads, which do not run in the draft phase.
 
     Under release `round` the lanes are already released when the phase ends, so they are allocated again in a copy of
     the page allocator from before the phase.
@@ -87,9 +89,13 @@ def lane_slots(step: Step) -> list[torch.Tensor]:
     config = step.config
     lead = step.drafter.lead
     books = deepcopy(step.tables_before)
-    own_lanes(books, step.batch.req_pool_indices.tolist(), step.batch.seq_lens.tolist(), config, lead)
+    block_rows = step.drafter.block_rows
+    own_lanes(books, step.batch.req_pool_indices.tolist(), step.batch.seq_lens.tolist(), config, lead, block_rows)
     slots = []
     for row, length in step.batch.rows_and_lens:
+        if block_rows:
+            slots.append(books.slots(row, torch.arange(length, min(length + block_rows, config.length_limit))))
+            continue
         first = length + lead
         steps = max(0, min(config.num_steps - 1, config.length_limit - first))
         lanes = lane_columns(first, config)[:, :steps]

@@ -86,7 +86,7 @@ def _eagle(model: ModelConfig, target: TargetCheckpoint, generator: torch.Genera
 def _eagle3(
     model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator, kind: str = "eagle3"
 ) -> DrafterCheckpoint:
-    """Make an EAGLE-3 head in whose residual two heads replace the hidden state's code by the new token's.
+    """Make an EAGLE-3 or P-EAGLE head in whose residual two heads replace the hidden state's code by the new token's.
 
     Norms of EAGLE-3.1 leave code and context as they are, up to a factor that the next norm takes out.
     """
@@ -94,8 +94,10 @@ def _eagle3(
     vocab = model.vocab_size
     chosen = torch.linspace(0, vocab - 1, vocab * 7 // 8).long()
     feature_layers = tuple(range(target.config.num_layers))[-3:]
+    own = "p-eagle" if kind == "p-eagle" else "eagle3"
+    model = replace(model, layers=2 * model.layers) if kind == "p-eagle" else model
     norms = dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output"), kind == "eagle3.1")
-    config = DrafterConfig("eagle3", model, len(chosen), hidden, feature_layers, norm_before_residual=True, **norms)
+    config = DrafterConfig(own, model, len(chosen), hidden, feature_layers, norm_before_residual=True, **norms)
     layout, _ = drafter_layout(config)
     tensors = random_tensors(layout, generator)
     tensors["lm_head.weight"] = target.tensors["lm_head.weight"][chosen]
@@ -168,6 +170,7 @@ _MAKE = {
     "eagle": _eagle,
     "eagle3": _eagle3,
     "eagle3.1": partial(_eagle3, kind="eagle3.1"),
+    "p-eagle": partial(_eagle3, kind="p-eagle"),
     "mtp": _mtp,
     "frozen-kv": _frozen_kv,
     "standalone": _standalone,

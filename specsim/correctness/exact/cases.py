@@ -38,15 +38,19 @@ GIVEN_TREE = Case("4 tokens, a given tree of 6 drafts", _TARGET4, _DRAFT4, (-1, 
 CUT_CHAIN = replace(PAPER, name=f"{PAPER.name}, 1 within max_len", depth_limit=1)
 CUT_TREE = replace(GIVEN_TREE, name=f"{GIVEN_TREE.name}, 2 within max_len", depth_limit=1)
 
+# A confidence head ends the drafts behind some tokens: a draft that exists still has the drafter's distribution.
+STOPPED_CHAIN = replace(PAPER, name=f"{PAPER.name}, none behind one token", stops=(0,))
+STOPPED_LANES = replace(LANES, name=f"{LANES.name}, none behind one token", stops=(1,))
+
 CASES = {
     "given": (GIVEN_CHAIN, GIVEN_TREE, CUT_TREE),
-    "chain": (PAPER, CHAIN, BRIDGED, CUT_CHAIN),
+    "chain": (PAPER, CHAIN, BRIDGED, CUT_CHAIN, STOPPED_CHAIN),
     "one": (ONE,),
-    "siblings": (PAIR, LANES, SQUARE, CUT_CHAIN),
+    "siblings": (PAIR, LANES, SQUARE, CUT_CHAIN, STOPPED_LANES),
 }
 # The fast implementation's lanes have one child a step; the interpreter takes a minute for 600 calls.
-LAUNCHED = CASES | {"siblings": (PAIR, LANES, CUT_CHAIN)}
-INTERPRETED = CASES | {"chain": (PAPER, CUT_CHAIN), "siblings": (PAIR, CUT_CHAIN)}
+LAUNCHED = CASES | {"siblings": (PAIR, LANES, CUT_CHAIN, STOPPED_LANES)}
+INTERPRETED = CASES | {"chain": (PAPER, CUT_CHAIN, STOPPED_CHAIN), "siblings": (PAIR, CUT_CHAIN)}
 
 # Rules of a user, whose breakpoints nobody has derived, run on more cases, the smallest first.
 _EVEN = Model(((1, 3), (3, 1)))

@@ -39,7 +39,7 @@ def _walk(verifier: Verifier, device: str, drafted: Sequence[Draw], trials: Sequ
     from specsim.fast.vocabulary.penalties import Logits
 
     draws = [drafted[trial.draw] for trial in trials]
-    config = _config(verifier, draws[0])
+    config = _config(verifier, max(draws, key=lambda draw: draw.depth_limit))
     batch = _batch(verifier, drafted, trials).to(device)
     logits_RV = rows([target_V for draw in draws for target_V in draw.target_NV]).log2().float().to(device)
     width = config.num_draft_tokens if verifier.drafts == "siblings" else config.num_steps + 1
@@ -108,7 +108,9 @@ def _verify_input(draws: Sequence[Draw], config: SpecConfig) -> VerifyInput:
 
     parents = list(draws[0].parents)
     size = len(draws)
-    parents_BN, next_token_BN, next_sibling_BN = (torch.tensor([row] * size) for row in (parents, *links(parents)))
+    living = [list(draw.living_parents) for draw in draws]
+    parents_BN = torch.tensor(living)
+    next_token_BN, next_sibling_BN = torch.tensor([links(own) for own in living]).unbind(1)
     depths_N = torch.tensor([draws[0].depth(node) for node in range(len(parents))])
     index_BN = torch.arange(size * len(parents)).view(size, -1)
     inner = max(parents) + 1
@@ -120,12 +122,12 @@ def _verify_input(draws: Sequence[Draw], config: SpecConfig) -> VerifyInput:
         parents=parents_BN,
         scores=torch.ones(parents_BN.shape),
         positions=(LENGTH + depths_N).repeat(size),
-        mask=visibility(parents).repeat(size, 1, 1),
+        mask=torch.stack([visibility(own) for own in living]),
         retrieve_index=index_BN,
-        retrieve_next_token=next_token_BN,
-        retrieve_next_sibling=next_sibling_BN,
+        retrieve_next_token=next_token_BN.contiguous(),
+        retrieve_next_sibling=next_sibling_BN.contiguous(),
         cache_locations=index_BN.flatten(),
-        proposed_depth=depths_N.max().int().repeat(size),
+        proposed_depth=torch.tensor([min(int(depths_N.max()), draw.drafted_depth) for draw in draws]).int(),
         draft_prob=draft_prob,
     )
 

@@ -51,6 +51,7 @@ class Case:
     parents: tuple[int, ...]  # [N], parents before children, the root's is -1
     tokens: tuple[int, ...] | None = None  # [N-1], tokens below the root; None: sampled at their parents
     depth_limit: int = FAR  # depth at which max_len ends every path
+    stops: tuple[int, ...] = ()  # tokens of the first lane behind which no draft exists, as with a confidence head
 
     @property
     def depths(self) -> list[int]:
@@ -73,7 +74,16 @@ class Draw:
     parents: tuple[int, ...]  # [N]
     target_NV: tuple[Distribution, ...]  # target's distribution after every node
     draft_NV: tuple[Distribution, ...]  # drafter's distribution after every node
-    depth_limit: int  # depth at which max_len ends every path
+    depth_limit: int  # depth at which max_len or the last draft ends every path
+    drafted_depth: int = FAR  # nodes deeper than this are dead
+
+    @property
+    def living_parents(self) -> tuple[int, ...]:
+        """Parents of all nodes, -1 for dead ones."""
+        depths = map(self.depth, range(len(self.parents)))
+        return tuple(
+            parent if depth <= self.drafted_depth else -1 for parent, depth in zip(self.parents, depths, strict=True)
+        )
 
     def children(self, node: int) -> list[int]:
         """List the children that may be accepted: none of a node at the limit."""
@@ -99,12 +109,24 @@ def draws(case: Case) -> Iterator[Draw]:
     drafted = itertools.product(range(case.draft.vocab_size), repeat=len(case.parents) - 1)
     for tokens in drafted if case.tokens is None else [case.tokens]:
         draw = Draw(Fraction(1), (0, *tokens), case.parents, (), (), case.depth_limit)
+        depth = _drafted_depth(draw, case.stops)
+        draw = replace(draw, depth_limit=min(depth, case.depth_limit), drafted_depth=depth)
         texts = [draw.text(node) for node in range(len(case.parents))]
         draft_NV = tuple(map(case.draft, texts))
         probs = (draft_NV[parent][token] for parent, token in zip(case.parents[1:], tokens, strict=True))
         prob = math.prod(probs, start=Fraction(1)) if case.tokens is None else Fraction(1)
         if prob:
             yield replace(draw, prob=prob, target_NV=tuple(map(case.target, texts)), draft_NV=draft_NV)
+
+
+def _drafted_depth(draw: Draw, stops: tuple[int, ...]) -> int:
+    """Find the depth of the first lane's first token that ends all lanes."""
+    node = 0
+    while node in draw.parents:
+        node = draw.parents.index(node)
+        if draw.tokens[node] in stops:
+            return draw.depth(node)
+    return FAR
 
 
 def text_prob(model: Model | Certain, text: Text, start: int = 0) -> Fraction:

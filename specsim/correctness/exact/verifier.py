@@ -39,7 +39,7 @@ class Given:
         from specsim.core.rule import Tree
         from specsim.reference.tree_links import links
 
-        parents = list(draw.parents)
+        parents = list(draw.living_parents)
         tree = Tree(list(draw.tokens), parents, *links(parents), draw.depth_limit)
         return cls(tree, rows(draw.target_NV), rows(draw.draft_NV))
 

@@ -15,6 +15,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair
+from specsim.core.settings import Settings
 from specsim.core.token_drafter import NgramConfig, Proposal, SuffixConfig, TokenDrafter, TreeLimits
 from specsim.correctness.invariance.solo import SoloComparison, SoloRuns
 from specsim.serving.requests import Request
@@ -82,6 +83,7 @@ class ReplayedRuns:
     dtype: torch.dtype  # of the batched runs
     proposals: Proposals  # of the batched run
     options: EngineOptions | None = None  # of the solo runs; None: the reference in float64
+    settings: Settings | None = None  # of batched runs that switched
     num_solo: int = 0  # number of solo runs so far
     _own: SoloRuns = field(init=False)  # with the drafter's own proposals
 
@@ -93,7 +95,7 @@ class ReplayedRuns:
         """Compare every request with its solo runs."""
         first, second = tee(requests)
         pair = self.pair.with_drafter(Replayed(self.proposals))
-        replaying = SoloRuns(pair, self.config, self.dtype, self.options)
+        replaying = SoloRuns(pair, self.config, self.dtype, self.options, settings=self.settings)
         replayed = replaying.compare(first)
         greedy = [each for each in second if each.params.temperature == 0 and self.config.penalties == "exact"]
         before = self._own.num_solo

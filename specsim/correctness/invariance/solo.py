@@ -1,6 +1,6 @@
 """Comparison of a batched request with the same request solo: tokens, end, rounds and logprobs."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,6 +9,8 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
+from specsim.core.policies.fields import TREE
+from specsim.core.settings import Settings
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.grid_run import check
 from specsim.serving.generation import Output, generate
@@ -61,6 +63,7 @@ class SoloRuns:
     dtype: torch.dtype  # of the batched runs
     options: EngineOptions | None = None  # of the solo runs; None: the reference in float64
     compared: tuple[str, ...] = DECIDED  # fields that have to be equal, besides logprobs
+    settings: Settings | None = None  # of batched runs that switched: a solo run has each round's setting again
     outputs: dict[tuple[int, ...], Output] = field(default_factory=dict)
 
     @property
@@ -70,9 +73,10 @@ class SoloRuns:
 
     def output(self, request: Request) -> Output:
         """Give the solo output; a turn after an aborted one has a prompt that varies from run to run."""
-        key = (request.request_id, *request.prompt_ids)
+        script = () if self.settings is None else tuple(request.settings)
+        key = (request.request_id, *request.prompt_ids, -1, *script)
         if key not in self.outputs:
-            self.outputs[key] = run_solo(self.pair, self.config, request, self.options)
+            self.outputs[key] = run_solo(self.pair, self.config, request, self.options, self.settings)
         return self.outputs[key]
 
     def compare(self, requests: Iterable[Request]) -> SoloComparison:
@@ -97,11 +101,28 @@ class SoloRuns:
         return check_request(self.pair, self.config, request, self.output(request), self.dtype, self.compared)
 
 
-def run_solo(pair: Pair, config: SpecConfig, request: Request, options: EngineOptions | None = None) -> Output:
-    """Serve the request by itself, from its whole prompt on; options None: the reference in float64."""
+def run_solo(
+    pair: Pair,
+    config: SpecConfig,
+    request: Request,
+    options: EngineOptions | None = None,
+    settings: Settings | None = None,
+) -> Output:
+    """Serve the request by itself, from its whole prompt on; options None: the reference in float64.
+
+    settings: of a run that switched between them; every round then has the setting that it had there.
+    """
     options = options or EngineOptions(dtype=torch.float64)
-    ids = [request.request_id]
-    return generate(pair, [request.prompt_ids], config, request.params, request_ids=ids, engine=options).outputs[0]
+    given = {"request_ids": [request.request_id], "engine": options}
+    if settings is not None and request.settings:
+        given["adaptive"] = _script(settings, request.settings)
+    return generate(pair, [request.prompt_ids], config, request.params, **given).outputs[0]
+
+
+def _script(settings: Settings, choices: Sequence[int]) -> dict[str, Any]:
+    """Make the policy that repeats choices."""
+    trees = [{name: getattr(config, name) for name in TREE} for config in settings]
+    return {"policy": "scripted", "settings": trees, "script": [settings[choice].num_steps for choice in choices]}
 
 
 def check_request(

@@ -66,6 +66,7 @@ class Program:
     # Number formats of the KV, a name of setting.KV_FORMATS, with the reference. The fast implementation has `model`:
     # after a number that float32 rounds to the other side in fp8, logprobs differ by more than rounding does.
     kv: str = "model"
+    script: tuple[int, ...] = ()  # steps of each round of the batch, over and over; (): always those of config
 
     @property
     def kind(self) -> str:
@@ -87,6 +88,7 @@ def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
     name = f"{seed}-{index}"
     program = _program(random.Random(name), random.Random(f"{name}-verifier"), most)
     program = _with_target(random.Random(f"{name}-target"), program)
+    program = _with_script(random.Random(f"{name}-script"), program)
     return replace(program, name=f"{name}-{len(program.submissions)}")
 
 
@@ -126,6 +128,16 @@ def _with_target(rng: random.Random, program: Program) -> Program:
     return replace(program, pair=pair, kv="model" if rng.random() < 0.5 else rng.choice(formats(kind)[1:]))
 
 
+def _with_script(rng: random.Random, program: Program) -> Program:
+    """Switch settings between rounds, in a third of the programs that draft."""
+    most = program.config.num_steps
+    if program.config.is_plain or rng.random() < 2 / 3:
+        return program
+    return replace(
+        program, script=tuple(rng.choice((0, most, rng.randint(0, most))) for _ in range(rng.randint(2, 12)))
+    )
+
+
 def _config(rng: random.Random, most_steps: int) -> SpecConfig:
     topk = rng.randint(1, 4)
     num_steps = rng.randint(1, most_steps)
@@ -162,7 +174,8 @@ def _with_verifier(rng: random.Random, config: SpecConfig, kind: str) -> SpecCon
 def _serving(rng: random.Random, config: SpecConfig) -> ServingConfig:
     """Give slots for one request of usual length, or for a few shorter ones, which need more as they grow."""
     usual, shorter = (min(length, config.max_len or length) for length in (USUAL_LEN, rng.randint(8, USUAL_LEN)))
-    columns = max(round_columns(usual, config), rng.randint(1, 4) * round_columns(shorter, config))
+    ahead = config.num_steps  # at least the columns that any drafter needs after the committed ones
+    columns = max(round_columns(usual, config, ahead), rng.randint(1, 4) * round_columns(shorter, config, ahead))
     return ServingConfig(
         schedule="sync" if config.release == "round" else rng.choice(("sync", "overlap")),
         max_running=rng.randint(1, 6),

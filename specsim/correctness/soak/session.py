@@ -27,7 +27,7 @@ from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.soak.coverage import REQUIRED, drafted_name, required, verified_name
 from specsim.correctness.soak.drafters import KINDS
 from specsim.correctness.soak.programs import draw
-from specsim.correctness.soak.trial import ProgramResult, check_named, options_of
+from specsim.correctness.soak.trial import Adaptive, ProgramResult, check_named, options_of
 from specsim.serving.generation import load_engine
 
 # Events that a soak of at least that many requests has to cover.
@@ -38,6 +38,7 @@ REQUIRED_EVENTS = (
     *map(drafted_name, KINDS),
     "steps with an idle rank",
     "closed under way",
+    "switches",
 )
 
 
@@ -155,12 +156,15 @@ def soak(
     progress: bool = False,
     program: str | None = None,
     shares: Shares = ALONE,
+    adaptive: Adaptive = None,
+    policy_name: str | None = None,
 ) -> Soak:
     """Run random programs with that many requests in total, in `jobs` processes, or the one that is named.
 
     impl: the implementation that serves; solo, requests run on the reference in float64. device, graph: of the fast
     implementation, as in generate; graph None: another from program to program. shares: ranks that run this soak
-    together, one process each, on programs whose models ranks can share.
+    together, one process each, on programs whose models ranks can share. adaptive: a policy that switches settings
+    between rounds; policy_name: its name or file in the command.
     """
     for name, value, least in (("requests", num_requests, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
         require_int(name, value, least)
@@ -171,13 +175,13 @@ def soak(
     load_engine(make_pair("eagle-llama"), SpecConfig(), options)  # raises InputError for what cannot serve here
     date = now()
     start = time.perf_counter()
-    names = list(_names(num_requests, seed, shares.tensor_parallel > 1)) if program is None else [program]
+    names = list(_names(num_requests, seed, shares)) if program is None else [program]
     results = []
     with tqdm(total=len(names), unit="program", disable=None if progress else True) as bar:
-        for result in _results(names, min(jobs, len(names)), partial(check_named, options=options)):
+        for result in _results(names, min(jobs, len(names)), partial(check_named, options=options, adaptive=adaptive)):
             results.append(result)
             bar.update()
-    given = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph}
+    given = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph, "adaptive": policy_name}
     if shares.tensor_parallel > 1:
         given |= {"jobs": 1} | {name.replace("_", "-"): value for name, value in shares._asdict().items()}
     arguments = "".join(f" --{name} {value}" for name, value in given.items() if value)
@@ -194,14 +198,15 @@ def soak(
     )
 
 
-def _names(num_requests: int, seed: int, is_shared: bool) -> Iterator[str]:
-    """Names of programs with that many requests in total; is_shared: of models whose weights ranks can share."""
+def _names(num_requests: int, seed: int, shares: Shares) -> Iterator[str]:
+    """Names of programs with that many requests in total, of models that these ranks can share."""
     index = 0
     while num_requests:
         program = draw(seed, index, num_requests)
         index += 1
         kind, _, family = program.pair.rpartition("-")
-        if not is_shared or is_shareable({"kind": kind, "family": family}):
+        is_alone = shares.tensor_parallel == 1
+        if is_alone or is_shareable({"kind": kind, "family": family}, shares.draft_parallel):
             yield program.name
             num_requests -= len(program.submissions)
 

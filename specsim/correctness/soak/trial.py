@@ -2,14 +2,19 @@
 
 import traceback
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from specsim.core.engine_options import EngineOptions
 from specsim.core.kv_buffer import KVBuffer
 from specsim.core.pair import Pair
+from specsim.core.policies.named import NamedPolicy, named_policy
+from specsim.core.settings import Settings
 from specsim.core.target import ModelConfig
 from specsim.correctness.differential.cell import storing
 from specsim.correctness.differential.setting import KV_FORMATS
@@ -18,11 +23,12 @@ from specsim.correctness.invariance.solo import SoloComparison, SoloRuns
 from specsim.correctness.soak.coverage import accepted_name, coverage_of, drafted_name, verified_name
 from specsim.correctness.soak.drafters import SHARED, pair_of, possible_graph
 from specsim.correctness.soak.programs import Program, Submission, named
-from specsim.serving.generation import load_engine
+from specsim.serving.generation import load_adaptive_engine, load_engine
 from specsim.serving.ranks import Ranks
 from specsim.serving.requests import Request
 from specsim.serving.scheduler import Scheduler
 
+Adaptive = str | Mapping[str, Any] | None  # a policy's name or its object
 _FP8_NAN = 0x7F  # of float8_e4m3fn, in which PyTorch does not fill by index
 MOST_STEPS = 20_000  # more than any program takes that ends
 
@@ -46,17 +52,21 @@ def options_of(impl: str, device: str | None = None, graph: str | None = None) -
     return replace(EngineOptions(), impl=impl, dtype=dtype, device=device, graph=graph)
 
 
-def check_named(name: str, options: EngineOptions) -> ProgramResult:
+def check_named(name: str, options: EngineOptions, adaptive: Adaptive = None) -> ProgramResult:
     """Serve the program of that name and compare each of its requests with its solo run."""
-    return check(named(name), options)
+    return check(named(name), options, adaptive)
 
 
 @torch.inference_mode()
-def check(program: Program, options: EngineOptions) -> ProgramResult:
-    """Serve a program and compare each of its requests with its solo run; an error counts as a difference."""
+def check(program: Program, options: EngineOptions, adaptive: Adaptive = None) -> ProgramResult:
+    """Serve a program and compare each of its requests with its solo run; an error counts as a difference.
+
+    adaptive: a policy of programs that draft, in place of a program's own script. Solo runs repeat the switches.
+    """
     pair = pair_of(program.pair, options.dtype)
     proposals: Proposals = {}
-    schedulers = _schedulers(program, pair, options, proposals)
+    policy = _policy(program, adaptive)
+    schedulers = _schedulers(program, pair, options, proposals, policy)
     counts = Counter()
     try:
         counts.update(_serve(program, Ranks(schedulers), pair.target.config))
@@ -67,13 +77,14 @@ def check(program: Program, options: EngineOptions) -> ProgramResult:
         error = f"step {schedulers[0].step_index}: {_described(raised)}"
     for scheduler in schedulers:
         counts.update(_by_depth(coverage_of(scheduler), program.config.num_steps))
+        counts["switches"] += sum(before != now for before, now in pairwise(scheduler.choices))
     requests = [request for scheduler in schedulers for request in scheduler.requests.values()]
     if not program.config.is_plain:
         counts[verified_name(program.config.verifier)] = len(requests)
         counts[drafted_name(program.kind)] = counts["drafts accepted"]
     if error is None:  # without the rejected, and those aborted before their first token
         started = [request for request in requests if request.token_ids]
-        found = _compare(program, pair, options.dtype, started, proposals)
+        found = _compare(program, pair, options.dtype, started, proposals, policy and policy.settings)
     else:
         found = SoloComparison(0, (), (error,), 0.0)
     return ProgramResult(
@@ -87,18 +98,33 @@ def check(program: Program, options: EngineOptions) -> ProgramResult:
     )
 
 
+def _policy(program: Program, adaptive: Adaptive) -> NamedPolicy | None:
+    if program.config.is_plain:
+        return None
+    script = {"policy": "scripted", "script": list(program.script)} if program.script else None
+    chosen = adaptive or script
+    return None if chosen is None else named_policy(chosen, program.config)
+
+
 def _compare(
-    program: Program, pair: Pair, dtype: torch.dtype, requests: list[Request], proposals: Proposals
+    program: Program,
+    pair: Pair,
+    dtype: torch.dtype,
+    requests: list[Request],
+    proposals: Proposals,
+    settings: Settings | None = None,
 ) -> SoloComparison:
     """Compare requests with their solo runs."""
     is_exact = dtype == torch.float64
     options = storing(EngineOptions(dtype=torch.float64), KV_FORMATS[program.kv if is_exact else "model"])
     if program.kind == SHARED and not program.config.is_plain:
-        return ReplayedRuns(pair, program.config, dtype, proposals, options).compare(requests)
-    return SoloRuns(pair, program.config, dtype, options).compare(requests)
+        return ReplayedRuns(pair, program.config, dtype, proposals, options, settings).compare(requests)
+    return SoloRuns(pair, program.config, dtype, options, settings=settings).compare(requests)
 
 
-def _schedulers(program: Program, pair: Pair, options: EngineOptions, proposals: Proposals) -> list[Scheduler]:
+def _schedulers(
+    program: Program, pair: Pair, options: EngineOptions, proposals: Proposals, policy: NamedPolicy | None = None
+) -> list[Scheduler]:
     """Make a scheduler for each rank, and record the proposals of drafters with a shared tree.
 
     The program's graph mode is used unless the options name a possible one.
@@ -111,8 +137,11 @@ def _schedulers(program: Program, pair: Pair, options: EngineOptions, proposals:
         options = storing(options, KV_FORMATS[program.kv])
     is_shared = program.kind == SHARED
     pairs = [recorded(pair, options.impl, proposals) if is_shared else pair for _ in range(program.num_ranks)]
-    engines = [load_engine(each, program.config, options) for each in pairs]
-    return [Scheduler(engine, program.serving, audits=True) for engine in engines]
+    if policy is None:
+        engines = [load_engine(each, program.config, options) for each in pairs]
+        return [Scheduler(engine, program.serving, audits=True) for engine in engines]
+    switching = [load_adaptive_engine(each, policy.settings, options) for each in pairs]
+    return [Scheduler(engine, program.serving, policy=policy.make(), audits=True) for engine in switching]
 
 
 def _serve(program: Program, ranks: Ranks, target_config: ModelConfig) -> Counter[str]:
@@ -157,7 +186,7 @@ def _poison(scheduler: Scheduler) -> None:
         filled[account.page] = account.committed if scheduler.serving.schedule == "sync" else pools.page_size
     is_read = (torch.arange(pools.page_size) < filled[:, None]).flatten()
     _fill(pools.target, ~is_read)
-    lead = torch.arange(scheduler.residents.lead)
+    lead = torch.arange(scheduler.drafter.lead)
     for request in scheduler.runner.requests:
         is_read[pools.slots(request.row, request.prefill_len + lead)] = True
     if pools.draft is not None:

@@ -11,7 +11,8 @@ from itertools import product
 import numpy as np
 import torch
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.block import BlockConfig
+from specsim.core.drafter import BLOCK_KINDS, DrafterConfig
 from specsim.core.layer_config import DenseMLP, HeadAttention, LayerConfig, Rope
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
@@ -71,10 +72,20 @@ class SmallVocabulary:
     def _drafter(self, kind: str) -> AnyDrafter:
         if kind in _TOKEN_DRAFTERS:
             return _TOKEN_DRAFTERS[kind]
+        if kind in BLOCK_KINDS:
+            block = BlockConfig(4, 3)
+            if kind == "dspark":
+                heads = {"markov_rank": VOCAB, "confidence": "hidden_and_token", "threshold": 0.5}
+                block = BlockConfig(4, 3, "next", **heads)
+            config = DrafterConfig(kind, _CONFIG, VOCAB, HIDDEN, feature_layers=(0,), block=block)
+            return DrafterCheckpoint(config, _block(config, self.draft_VV))
         config = DrafterConfig(kind, _CONFIG, draft_vocab_size=VOCAB, target_hidden_size=HIDDEN)
         if kind == "mtp":
             config = replace(config, model=replace(_CONFIG, layers=2 * _CONFIG.layers), num_modules=2)
             return DrafterCheckpoint(config, _mtp(config))
+        if kind == "p-eagle":
+            config = replace(config, feature_layers=(0,), mask_token_id=VOCAB - 1)
+            return DrafterCheckpoint(config, _p_eagle(config, self.draft_VV))
         if kind == "standalone":
             return DrafterCheckpoint(config, _standalone(config, self.draft_VV))
         return DrafterCheckpoint(config, _eagle(config))
@@ -144,12 +155,36 @@ def _mtp(config: DrafterConfig) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def _p_eagle(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
+    """Make a head that reads the token before the last one, and in mask rows one fixed token."""
+    tensors = _blank(drafter_layout(config)[0])
+    token = torch.arange(VOCAB)
+    tensors["fc.weight"][token, token] = 1.0
+    tensors["mask_hidden"][VOCAB // 2] = 1.0
+    tensors["lm_head.weight"][:, :VOCAB] = torch.from_numpy(draft_VV / HIDDEN**0.5)
+    return tensors
+
+
 def _standalone(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
     """Make a model whose head reads the last token's embedding; its layer adds nothing."""
     tensors = _blank(drafter_layout(config)[0])
     token = torch.arange(VOCAB)
     tensors["model.embed_tokens.weight"][token, token] = 1.0
     tensors["lm_head.weight"][:, :VOCAB] = torch.from_numpy(draft_VV / HIDDEN**0.5)
+    return tensors
+
+
+def _block(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
+    """Make a block whose rows draft what the target's head reads from the mask token, whatever the text is.
+
+    With a Markov head they draft by the token before alone, and drafts end behind every fourth token.
+    """
+    tensors = _blank(drafter_layout(config).required)
+    if config.kind == "dspark":
+        tensors["norm.weight"] *= 0.0
+        tensors["markov_head.markov_w1.weight"] = torch.eye(VOCAB, dtype=torch.float64)
+        tensors["markov_head.markov_w2.weight"] = torch.from_numpy(draft_VV)
+        tensors["confidence_head.proj.weight"][0, HIDDEN + torch.arange(0, VOCAB, 4)] = -1.0
     return tensors
 
 

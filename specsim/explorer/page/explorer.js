@@ -320,6 +320,8 @@ class Explorer {
     const verb = this.data.config.verifier === "target_only" || this.data.config.verifier === "typical" ? "proposes its best tokens" : "draws a token";
     if (!now.candidates.tokens.length) return "nothing is proposed; the target makes one token from the root.";
     if (now.draft_kind === "lookup") return `the drafter looks tokens up in the text so far, without a model: drafts of depth ${level}.`;
+    if (now.draft_kind === "block") return `slot ${level} of the block made these drafts; all slots come from one forward over the bonus token and mask tokens.`;
+    if (now.draft_kind === "masks") return `row ${level} of the one forward in ${first} made these drafts${level > 1 ? ", from a mask token" : ""}.`;
     if (now.draft_kind === "modules") return `module ${level} made these drafts in ${first}.`;
     if (level === 1) return `${first} left ${plural(topk, "first draft")}, children of the root.`;
     const lanes = topk === 1 ? "one lane, which" : `${topk} lanes; each`;
@@ -359,7 +361,7 @@ class Explorer {
       const name = `${rank >= 0 ? `lane ${rank + 1}, ` : ""}after`;
       return make("div", { class: "card", role: "group" }, make("h5", {}, `${name} `, make("bdi", {}, before.map((id) => this.token(id)).join(" "))), rows);
     });
-    const explicit = recorded.draft_kind === "lookup" ? "score: the drafter's, for the path" : "first number: the drafter's probability of the token; second: score of the path";
+    const explicit = ["lookup", "block"].includes(recorded.draft_kind) ? "score: the drafter's, for the path" : "first number: the drafter's probability of the token; second: score of the path";
     const pages = recorded.kv.lanes.length ? this.pages(recorded, "draft", level) : null;
     const legend = make("p", { class: "hint" }, "In a cell: the logical column, and below it lane.step. Dashed: a copy of the prefix's tail.");
     const kv = pages ? [make("h5", { class: "part" }, "KV of the draft lanes"), pages, this.saysPages(recorded, Number(pages.dataset.pages)), legend] : [];

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from specsim.core.config import SpecConfig
+from specsim.core.policies.goodput import Goodput
+from specsim.core.policies.policy import Always
 from specsim.simulator.acceptance import iid
 from specsim.simulator.cost import CostModel
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import Drafter, Model, drafter, model
-from specsim.simulator.option import Always, Option
-from specsim.simulator.policy import Goodput
+from specsim.simulator.option import Option
 from specsim.simulator.timeline import simulate
 from specsim.simulator.workload import closed_loop
 
@@ -103,7 +104,8 @@ def goodput_gain(requests: int, acceptance: float) -> float:
     options = [Option.plain(), *(Option(SpecConfig(1, n, n + 1), iid(acceptance, n)) for n in DRAFTS)]
     workload = closed_loop(2 * requests, requests, (256, 768), (64, 128), 0)
     cost = _eagle3()
-    plain, chosen = (simulate(cost, options, workload, policy=each) for each in (Always(0), Goodput(cost, options)))
+    goodput = Goodput(cost, [option.config for option in options])
+    plain, chosen = (simulate(cost, options, workload, policy=each) for each in (Always(0), goodput))
     return plain.duration / chosen.duration
 
 

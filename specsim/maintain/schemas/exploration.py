@@ -98,7 +98,9 @@ def _request_round() -> Schema:
         {
             "request": whole("Place in requests."),
             "length": whole("Tokens with committed KV before the round; the first node has this column."),
-            "draft_kind": choice("Way in which the drafts were made.", "lanes", "modules", "lookup", "none"),
+            "draft_kind": choice(
+                "Way in which the drafts were made.", "lanes", "modules", "block", "masks", "lookup", "none"
+            ),
             "candidates": _candidates(),
             "lanes": array(
                 "Candidates whose lanes the drafter ran, best first, by step.", array("Lanes.", whole("A candidate."))

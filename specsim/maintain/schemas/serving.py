@@ -3,7 +3,19 @@
 from specsim.core.config import ServingConfig
 from specsim.core.metrics import Latency
 from specsim.maintain.schemas.dataclass_fields import described
-from specsim.maintain.schemas.document import Schema, array, choice, flag, nullable, number, record, table, text, whole
+from specsim.maintain.schemas.document import (
+    Schema,
+    anything,
+    array,
+    choice,
+    flag,
+    nullable,
+    number,
+    record,
+    table,
+    text,
+    whole,
+)
 from specsim.maintain.schemas.settings import (
     COMMAND,
     DATE,
@@ -43,6 +55,20 @@ _SPEED = {
 }
 
 
+_BY_SETTING = "for each setting of the policy, in their order."
+_ADAPTIVE = nullable(
+    record(
+        "Settings of a run whose policy switched them between rounds; null for one setting.",
+        {
+            "policy": anything("The policy as an object that --adaptive reads from a file: its settings and fields."),
+            "rounds_by_setting": array(f"Rounds of requests, {_BY_SETTING}", whole("Rounds.")),
+            "accepted_by_setting": array(f"Accepted tokens, bonus included, {_BY_SETTING}", whole("Tokens.")),
+            "switches": whole("Rounds of the batch under another setting than the one before."),
+        },
+    )
+)
+
+
 def generate() -> Schema:
     """Describe the output of generate."""
     output = described(
@@ -58,8 +84,9 @@ def generate() -> Schema:
             "pair": _PAIR,
             "outputs": array("Outputs in the order of the prompts.", output),
             "metrics": record("Acceptance and speed over all outputs.", acceptance("")["properties"] | _SPEED),
-            "config": config("Setting of speculation."),
+            "config": config("Setting of speculation; with an adaptive policy the one of most steps."),
             "acceptance": SYNTHETIC,
+            "adaptive": _ADAPTIVE,
         },
     )
 
@@ -121,8 +148,9 @@ def _served() -> dict[str, Schema]:
             audited_slots="Slots accounted for, over all audits.",
             at_end="Slots by state after the last request; all are free.",
         ),
-        "config": config("Setting of speculation."),
+        "config": config("Setting of speculation; with an adaptive policy the one of most steps."),
         "acceptance": SYNTHETIC,
+        "adaptive": _ADAPTIVE,
         "serving": described(
             ServingConfig,
             "Settings of the scheduler.",

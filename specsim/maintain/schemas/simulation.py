@@ -5,6 +5,7 @@ from typing import Any
 from specsim.maintain.schemas.dataclass_fields import described
 from specsim.maintain.schemas.document import (
     Schema,
+    anything,
     array,
     nullable,
     number,
@@ -134,6 +135,15 @@ def simulate() -> Schema:
             ),
             "ratios": table("Ratios by metric; empty without a drafter.", ratio),
             "profile": nullable(text("Profile whose parameters are used; null: uncalibrated.")),
+            "adaptive": nullable(
+                record(
+                    "Settings that a policy chose among; null for one setting.",
+                    {
+                        "policy": anything("The policy as an object that --adaptive reads from a file."),
+                        "rounds_by_setting": array("Rounds of requests under each setting.", whole("Rounds.")),
+                    },
+                )
+            ),
         },
     )
 

@@ -11,23 +11,24 @@ from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.inherited import target_sizes
 from specsim.models.checkpoint.model_config import model_config
 
+_MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 _NORMS = ("norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3.1
 
 
 def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterConfig:
-    """Read the shape of an EAGLE head (`kind` eagle or eagle3), and check that it fits its target."""
+    """Read the shape of an EAGLE head (`kind` eagle, eagle3 or p-eagle), and check that it fits its target."""
     layer = fields.mapping("transformer_layer_config") if fields.get("speculators_model_type") else fields
     fields = fields.filled(fields.mapping("eagle_config").given)
     if not fields.flag("use_aux_hidden_state", default=True):
         raise fields.error("use_aux_hidden_state", "true")
     model = model_config(_inherit(layer, target))
-    model = model.with_windows(_windows(layer, model.num_layers))
+    model = model.with_windows(windows_of(layer, model.num_layers))
     config = DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=model.hidden_size)
     norms = {name: fields.flag(name) for name in _NORMS}
-    if kind == "eagle3":
-        config = replace(_eagle3(fields, model, target), **norms)
+    if kind in ("eagle3", "p-eagle"):
+        config = replace(_eagle3(fields, model, target, kind), **norms)
     elif any(norms.values()):
-        raise fields.error(next(filter(norms.get, norms)), "false, except in an EAGLE-3 head")
+        raise fields.error(next(filter(norms.get, norms)), "false, except in an EAGLE-3 or P-EAGLE head")
     _check_fit(config, target, fields.file)
     return config
 
@@ -42,8 +43,8 @@ def _inherit(layer: Fields, target: ModelConfig) -> Fields:
     return Fields(layer.file, values, layer.read_names)
 
 
-def _windows(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Read the window of each layer of a head, which a Llama target has not: only `layer_types` switches it on."""
+def windows_of(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """Read the window of each layer of a drafter, which only `layer_types` switches on."""
     layer_types = layer.get("layer_types", [])
     sliding = "sliding_attention"
     if not isinstance(layer_types, list) or any(each not in (sliding, "full_attention") for each in layer_types):
@@ -56,18 +57,30 @@ def _windows(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
     return tuple(window if each == sliding else None for each in layer_types)
 
 
-def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig) -> DrafterConfig:
-    require(model.num_layers == 1, f"num_hidden_layers in {fields.file}", model.num_layers, "1 in an EAGLE-3 head")
+def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig, kind: str) -> DrafterConfig:
+    if kind == "eagle3":
+        require(model.num_layers == 1, f"num_hidden_layers in {fields.file}", model.num_layers, "1 in an EAGLE-3 head")
     if fields.get("speculators_model_type") and fields.get("norm_before_residual") is None:
         raise fields.error("norm_before_residual", "true or false, as readers of the format differ in its default")
     return DrafterConfig(
-        kind="eagle3",
+        kind=kind,
         model=model,
         draft_vocab_size=fields.integer("draft_vocab_size", default=model.vocab_size),
         target_hidden_size=fields.integer("target_hidden_size", default=model.hidden_size),
         feature_layers=_feature_layers(fields, target.num_layers),
         norm_before_residual=fields.flag("norm_before_residual"),
+        mask_token_id=_mask_token_id(fields, model) if kind == "p-eagle" else 0,
     )
+
+
+def _mask_token_id(fields: Fields, model: ModelConfig) -> int:
+    """Read the token of a P-EAGLE head's mask rows, under one of the names that vllm-project/vllm reads."""
+    ids = {name: fields.integer(name, least=0) for name in _MASK_TOKENS if fields.get(name) is not None}
+    name = next(iter(ids), _MASK_TOKENS[0])
+    allowed = f"the id of the mask token, 0 to {model.vocab_size - 1}, in {' or '.join(_MASK_TOKENS)}"
+    if not ids or len({*ids.values()}) > 1 or ids[name] >= model.vocab_size:
+        raise fields.error(name, allowed)
+    return ids[name]
 
 
 def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:

@@ -1,12 +1,13 @@
 """Key and shape of every tensor of a checkpoint, under the names that the engines read.
 
 Targets and standalone drafters have Hugging Face's names, EAGLE heads those of the EAGLE repository, MTP modules those
-of DeepSeek-V3 under `modules.k`, and drafters on the target's KV those of Gemma 4's assistants.
+of DeepSeek-V3 under `modules.k`, drafters on the target's KV those of Gemma 4's assistants, and block drafters those
+of DFlash and DeepSpec.
 """
 
 from typing import NamedTuple
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.drafter import BLOCK_KINDS, DrafterConfig
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layer_layout import Layout, attention_layout, layer_layout, mlp_layout
 
@@ -66,6 +67,9 @@ def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
         layout |= {f"fc_norm.{index}.weight": (config.target_hidden_size,) for index in range(num_features)}
     layout |= _norms("midlayer", model, "hidden_norm", "input_layernorm", "post_attention_layernorm")
     layout |= layer_layout("midlayer", model.layers[0], width, 2 * width)
+    for index in range(1, model.num_layers):  # of P-EAGLE
+        layout |= _norms(f"layers.{index}", model, "input_layernorm", "post_attention_layernorm")
+        layout |= layer_layout(f"layers.{index}", model.layers[index], width, width)
     embedding: Layout = {"embed_tokens.weight": (model.vocab_size, width)}
     d2t: Layout = {"d2t": (draft_vocab_size,)}
     t2d: Layout = {"t2d": (model.vocab_size,)}
@@ -73,6 +77,12 @@ def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
     has_vocabulary = draft_vocab_size != model.vocab_size
     required = layout | (embedding if has_embedding else {}) | (d2t if has_vocabulary else {})
     return DrafterLayout(required, embedding | d2t | t2d)
+
+
+def _p_eagle_layout(config: DrafterConfig) -> DrafterLayout:
+    """List the tensors of an EAGLE-3 head of one or more layers, with the features that its mask rows read."""
+    required, optional = _eagle3_layout(config)
+    return DrafterLayout(required | {"mask_hidden": required["fc.weight"][1:]}, optional)
 
 
 def _mtp_layout(config: DrafterConfig) -> DrafterLayout:
@@ -119,9 +129,43 @@ def _standalone_layout(config: DrafterConfig) -> DrafterLayout:
     return DrafterLayout(layout | (table if has_vocabulary else {}), table | {"t2d": (config.model.vocab_size,)})
 
 
+def _block_layout(config: DrafterConfig) -> DrafterLayout:
+    """List the tensors of a block drafter, which has a head if it has a vocabulary of its own.
+
+    fc reads the target's features, which every layer's keys and values are made of. The Markov head embeds target ids.
+    """
+    model = config.model
+    width = model.hidden_size
+    block = config.block
+    assert block is not None
+    layout: Layout = {"fc.weight": (width, len(config.feature_layers) * config.target_hidden_size)}
+    layout |= {"hidden_norm.weight": (width,), "norm.weight": (width,)}
+    for index, layer in enumerate(model.layers):
+        name = f"layers.{index}"
+        layout |= _norms(name, model, "input_layernorm", "post_attention_layernorm")
+        layout |= layer_layout(name, layer, width, width)
+    if block.markov_rank:
+        layout["markov_head.markov_w1.weight"] = (model.vocab_size, block.markov_rank)
+        layout["markov_head.markov_w2.weight"] = (config.draft_vocab_size, block.markov_rank)
+    if block.confidence != "none":
+        read = width + (block.markov_rank if block.confidence == "hidden_and_token" else 0)
+        layout |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
+    embedding: Layout = {"embed_tokens.weight": (model.vocab_size, width)}
+    head: Layout = {"lm_head.weight": (config.draft_vocab_size, width)}
+    d2t: Layout = {"d2t": (config.draft_vocab_size,)}
+    has_vocabulary = config.draft_vocab_size != model.vocab_size
+    is_other_width = width != config.target_hidden_size
+    layout |= embedding if is_other_width else {}
+    layout |= head if is_other_width or has_vocabulary else {}
+    layout |= d2t if has_vocabulary else {}
+    return DrafterLayout(layout, embedding | head | d2t | {"t2d": (model.vocab_size,)})
+
+
 _LAYOUTS = {
+    **dict.fromkeys(BLOCK_KINDS, _block_layout),
     "eagle": _eagle_layout,
     "eagle3": _eagle3_layout,
+    "p-eagle": _p_eagle_layout,
     "mtp": _mtp_layout,
     "frozen-kv": _frozen_kv_layout,
     "standalone": _standalone_layout,

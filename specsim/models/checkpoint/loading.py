@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.drafter import BLOCK_KINDS, DrafterConfig
 from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.block import read_block
 from specsim.models.checkpoint.drafter_config import drafter_config
 from specsim.models.checkpoint.drafter_kind import drafter_kind
 from specsim.models.checkpoint.expert_tensors import gather_experts
@@ -64,7 +65,7 @@ def load_drafter(
     kind: str | None = None,
     read: Read = read_weights,
 ) -> DrafterCheckpoint:
-    """Load a drafter with weights: EAGLE-1/2, EAGLE-3, MTP modules, frozen KV, or a language model.
+    """Load a drafter with weights: EAGLE-1/2, EAGLE-3, P-EAGLE, MTP, frozen KV, a block, or a language model.
 
     draft_fields: replacements for fields of its config.json. kind: `mtp` for the modules in the folder of a language
     model. read: gives the tensors of a folder. Raises InputError as load_target does, and where the drafter does not
@@ -92,9 +93,17 @@ def _load_eagle(fields: Fields, stored: list[Stored], target: ModelConfig) -> Dr
     return DrafterCheckpoint(config, check_layout(named, folder, required, optional))
 
 
-def _load_eagle3(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+def _load_p_eagle(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    """Load a head whose mask_hidden is stored with leading dimensions of 1, or without."""
+    flat = [
+        each._replace(tensor=each.tensor.flatten()) if each.key.endswith("mask_hidden") else each for each in stored
+    ]
+    return _load_eagle3(fields, flat, target, "p-eagle")
+
+
+def _load_eagle3(fields: Fields, stored: list[Stored], target: ModelConfig, kind: str = "eagle3") -> DrafterCheckpoint:
     folder = fields.file.parent
-    config = drafter_config(fields, "eagle3", target)
+    config = drafter_config(fields, kind, target)
     tensors = check_layout(by_name(stored, _eagle3_name), folder, *drafter_layout(config))
     if "t2d" in tensors and "d2t" not in tensors:
         raise InputError(f"d2t in {folder}", "missing", "a table of offsets, as there is a t2d")
@@ -113,6 +122,15 @@ def _load_frozen_kv(fields: Fields, stored: list[Stored], target: ModelConfig) -
     return DrafterCheckpoint(config, check_layout(named, fields.file.parent, *drafter_layout(config)))
 
 
+def _load_block(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    kind = drafter_kind(fields, [entry.key for entry in stored])
+    config, named = read_block(fields, kind, stored, target)
+    folder = fields.file.parent
+    tensors = check_layout(named, folder, *drafter_layout(config))
+    tensors |= _vocabulary(tensors, folder, target.vocab_size) if "d2t" in tensors else {}
+    return DrafterCheckpoint(config, tensors)
+
+
 def _load_standalone(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
     model = _load_model(model_config(fields), fields.file.parent, stored, num_modules_of(fields))
     config = DrafterConfig("standalone", model.config, model.config.vocab_size, target.hidden_size)
@@ -120,8 +138,10 @@ def _load_standalone(fields: Fields, stored: list[Stored], target: ModelConfig) 
 
 
 _LOADERS = {
+    **dict.fromkeys(BLOCK_KINDS, _load_block),
     "eagle": _load_eagle,
     "eagle3": _load_eagle3,
+    "p-eagle": _load_p_eagle,
     "mtp": _load_mtp,
     "frozen-kv": _load_frozen_kv,
     "standalone": _load_standalone,

@@ -1,9 +1,12 @@
 """All faults, grouped by operation."""
 
 from specsim.correctness.faults.catalogue import (
+    adaptation,
+    blocks,
     draft_models,
     drafting,
     mtp,
+    p_eagle,
     ranks,
     serving,
     slots,
@@ -13,5 +16,5 @@ from specsim.correctness.faults.catalogue import (
 )
 from specsim.correctness.faults.fault import Fault
 
-GROUPS = (drafting, draft_models, mtp, trees, slots, verification, targets, ranks, serving)
+GROUPS = (drafting, draft_models, blocks, mtp, p_eagle, trees, slots, verification, targets, ranks, serving, adaptation)
 FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)

@@ -122,9 +122,8 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.drafters.eagle3",
-                'hidden_RH = gated_mlp_onto(hidden, weights.under("mlp")).values',
-                "self.residual_RH = hidden.values\n"
-                '        hidden_RH = gated_mlp_onto(hidden, weights.under("mlp")).values',
+                "hidden_RH = self._further_layers(",
+                "self.residual_RH = hidden.values\n        hidden_RH = self._further_layers(",
             ),
             Edit(
                 DRAFTER,

@@ -10,24 +10,45 @@ from typing import Any
 
 import torch
 
+from specsim.core.columns import two_rounds
 from specsim.core.config import ServingConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
 from specsim.core.phases import Advance, Batch, DraftInput
+from specsim.core.policies.named import NamedPolicy, named_policy
 from specsim.core.pool import KVPool
+from specsim.core.settings import with_steps
 from specsim.correctness.differential import Cell
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.faults.checks.cells import cell
 from specsim.correctness.faults.fault import Finding
 from specsim.correctness.invariance.solo import decided_differences
-from specsim.serving.generation import Output, load_engine
+from specsim.serving.adaptation import settings_of
+from specsim.serving.generation import Output, load_adaptive_engine, load_engine
 from specsim.serving.requests import Request, make_requests
 from specsim.serving.scheduler import Scheduler
 
-OWN = ("impl", "arrivals", "ids", "limits", "against", "schedule", "prefix_cache", "max_running", "slots", "prompts")
+OWN = (
+    "impl",
+    "arrivals",
+    "ids",
+    "limits",
+    "against",
+    "schedule",
+    "prefix_cache",
+    "max_running",
+    "slots",
+    "prompts",
+    "script",
+)
 ALLOWED = {torch.float64: 1e-6, torch.float32: 1e-3}  # of every compared value; faults cause larger errors
-ERRORS = {"AssertionError": "allocator balance", "Misfit": "next merge", "OutOfSlots": "out of bounds"}
+ERRORS = {
+    "AssertionError": "allocator balance",
+    "IndexError": "out of bounds",
+    "Misfit": "next merge",
+    "OutOfSlots": "out of bounds",
+}
 FIELDS = {"token_ids": "tokens", "finish_reason": "finish reason"}
 Notes = dict[tuple[int, int], dict[str, torch.Tensor]]
 
@@ -91,7 +112,20 @@ class Run:
     def engine(self, bucket: int | None) -> Any:
         """Load an engine of its own, in a NotingEngine; bucket: of the fast implementation."""
         options = replace(self.options, bucket=bucket) if self.options.impl == "fast" else self.options
+        if self.policy is not None:
+            return NotingEngine(load_adaptive_engine(self.pair, self.policy.settings, options))
         return NotingEngine(load_engine(self.pair, self.case.config, options))
+
+    @property
+    def policy(self) -> NamedPolicy | None:
+        """The policy that gives each round of the batch its steps, None for a fixed setting."""
+        script = self.setting.get("script")
+        return named_policy({"policy": "scripted", "script": script}, self.case.config) if script else None
+
+    def plain(self) -> "Run":
+        """Make the same requests without drafts."""
+        others = {name: value for name, value in self.setting.items() if name != "script"}
+        return replace(self, case=replace(self.case, config=with_steps(self.case.config, 0)), setting=others)
 
     def batched(self, bucket: int | None, found: dict[str, Finding]) -> tuple[list[Request], Notes]:
         """Serve all requests together in the given setting; an error becomes a finding."""
@@ -99,9 +133,11 @@ class Run:
         requests = self.requests(engine.config.max_len)
         longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
         names = {name: self.setting[name] for name in ("schedule", "prefix_cache") if name in self.setting}
-        room = self.setting.get("slots", len(requests) * engine.config.reserved_columns(longest))
-        most = self.setting.get("max_running", len(requests))
-        scheduler = Scheduler(engine, ServingConfig(max_running=most, num_slots=room, **names), audits=True)
+        ahead = engine.drafter.num_mask_rows
+        columns = max(two_rounds(longest, config, ahead) for config in settings_of(engine))
+        room = self.setting.get("slots", len(requests) * columns)
+        serving = ServingConfig(max_running=self.setting.get("max_running", len(requests)), num_slots=room, **names)
+        scheduler = Scheduler(engine, serving, policy=self.policy and self.policy.make(), audits=True)
         limits = dict(self.setting.get("limits", ()))
         for request in requests:
             scheduler.submit(request)
@@ -122,7 +158,8 @@ class Run:
         requests = self.requests(engine.config.max_len)
         for request in requests:
             request.arrival = 0
-            room = engine.config.reserved_columns(len(request.prompt_ids) + request.max_tokens)
+            longest = len(request.prompt_ids) + request.max_tokens
+            room = two_rounds(longest, engine.config, engine.drafter.num_mask_rows)
             scheduler = Scheduler(engine, ServingConfig(max_running=1, num_slots=room))
             scheduler.submit(request)
             scheduler.run()
@@ -133,9 +170,9 @@ class Run:
 def check(setting: dict[str, Any], device: str) -> list[Finding]:
     """Serve a cell's requests in a batch, and compare them with solo runs or with an unpadded batch.
 
-    setting: of a cell (checks.cells) and impl; against `exact` (no padding), else solo runs; of every request its
-    arrival, its id, and a prompt that is `own` or `equal`; of the server schedule, prefix_cache, max_running, slots,
-    limits [(step, slots)].
+    setting: of a cell (checks.cells) and impl; against `exact` (no padding) or `plain` (ends of solo runs without
+    drafts), else solo runs; of every request its arrival, its id, and a prompt that is `own` or `equal`; of the server
+    schedule, prefix_cache, max_running, slots, limits [(step, slots)], and a script of steps by round.
     """
     case = cell({name: value for name, value in setting.items() if name not in OWN})
     if setting.get("prompts") == "equal":
@@ -149,8 +186,11 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
     served, notes = run.batched(case.bucket, found)
     if found:  # ended by an error
         return list(found.values())
-    expected, right_notes = run.batched(len(case.prompts), {}) if setting.get("against") == "exact" else run.solo()
-    _compare_notes(right_notes, notes, ALLOWED[options.dtype], found)
+    if setting.get("against") == "plain":
+        expected, right_notes = run.plain().solo()
+    else:
+        expected, right_notes = run.batched(len(case.prompts), {}) if setting.get("against") == "exact" else run.solo()
+        _compare_notes(right_notes, notes, ALLOWED[options.dtype], found)
     _compare_ends(expected, served, found)
     return list(found.values())
 

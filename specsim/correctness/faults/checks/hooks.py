@@ -68,9 +68,9 @@ class HookedGraph:
 
 @contextmanager
 def hooked(engine: Any) -> Iterator[HeadHook | None]:
-    """Hook the drafter of an engine of either implementation; None where it has no head."""
+    """Hook the drafter of an engine of either implementation; None where it has no head that runs in steps."""
     drafter = engine.drafter
-    if not hasattr(drafter, "_head"):
+    if drafter.block_rows or not hasattr(drafter, "_head"):
         yield None
         return
     hook = HeadHook(drafter._head)

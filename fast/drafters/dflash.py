@@ -1,0 +1,92 @@
+"""DFlash (arXiv 2602.06036) and DSpark: a decoder over a block of mask tokens, which reads the target's features."""
+
+from collections.abc import Mapping
+
+import torch
+
+from specsim.core.block import BlockConfig
+from specsim.core.drafter import DrafterConfig
+from specsim.core.pool import KVBuffer
+from specsim.core.target import Target
+from specsim.fast.layers import Weights, write_keys_and_values
+from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
+from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.targets.decoder import decoder_layer_onto
+
+
+class DFlashHead:
+    """Layers of a block drafter, with the keys and values of a context from the rows of the fused projection."""
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        tensors: Mapping[str, torch.Tensor],
+        target: Target,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch_invariant: bool = False,
+    ) -> None:
+        assert config.block is not None
+        self.block: BlockConfig = config.block
+        self._model = config.model
+        self._target = target
+        floating = {name: each.to(device, dtype) for name, each in tensors.items() if each.is_floating_point()}
+        self._weights = Weights(floating, batch_invariant=batch_invariant)
+        d2t = tensors.get("d2t")
+        self.d2t = None if d2t is None else d2t.to(device)
+        own = self._weights.get("embed_tokens.weight")
+        self._embedding = target.embedding if own is None else own
+        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
+        self.device = device
+        self.kv_layout = config.model.kv_layout
+        self.feature_layers = config.feature_layers
+        self.draft_vocab_size = config.draft_vocab_size
+
+    def write_context(self, features_RF: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> None:
+        """Write every layer's keys and values of the rows' columns; a row with slot -1 writes nothing."""
+        projected_RH = self._weights.project(Rows(features_RF), "fc")
+        context = Rows(Rows(projected_RH, self._norm("hidden_norm")).applied())
+        forward = self._shared(metadata, kv)
+        for layer in range(self._model.num_layers):
+            weights = self._weights.under(f"layers.{layer}.self_attn")
+            write_keys_and_values(context, weights, self._model, layer, forward)
+
+    def forward(self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
+        """Run the rows of blocks, and write their KV: hidden after the final norm, [R, H]."""
+        forward = self._shared(metadata, kv)
+        rows = embed(input_ids_R, self._embedding, self._norm("layers.0.input_layernorm"))
+        for layer in range(self._model.num_layers):
+            is_last = layer == self._model.num_layers - 1
+            following = self._norm("norm" if is_last else f"layers.{layer + 1}.input_layernorm")
+            weights = self._weights.under(f"layers.{layer}")
+            rows, _ = decoder_layer_onto(rows, weights, self._model, layer, forward, following)
+        return rows.applied()
+
+    def _shared(self, metadata: AttentionMetadata, kv: KVBuffer) -> Forward:
+        dtype = self._embedding.dtype
+        turns = rotations(metadata.positions, self._inverse_D, dtype, self._model.rope.amplitude)
+        return Forward(turns, metadata, kv)
+
+    def _norm(self, name: str) -> Norm:
+        return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Compute draft logits, [R, draft vocabulary], which do not depend on the drafts before."""
+        has_head = self._weights.get("lm_head.weight") is not None
+        return self._weights.project(Rows(hidden_RH), "lm_head") if has_head else self._target.logits(hidden_RH)
+
+    def biased(self, logits_RV: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
+        """Add W2 · W1[token before], given as target ids, where there is a Markov head (DSpark)."""
+        if not self.block.markov_rank:
+            return logits_RV
+        return self._weights.project_onto(logits_RV, self._embed_before(before_R), "markov_head.markov_w2", None).values
+
+    def confidence(self, hidden_RH: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
+        """Predict the logit of each draft's acceptance, f32 [R], from what is known before it is drawn."""
+        if self.block.confidence == "hidden_and_token":
+            hidden_RH = torch.cat([hidden_RH, self._embed_before(before_R).values], dim=-1)
+        return self._weights.project(Rows(hidden_RH), "confidence_head.proj")[:, 0].float()
+
+    def _embed_before(self, before_R: torch.Tensor) -> Rows:
+        return embed(before_R, self._weights["markov_head.markov_w1.weight"])

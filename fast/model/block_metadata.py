@@ -1,0 +1,94 @@
+"""Attention metadata of blocks, whose rows see a request's committed columns and their whole block."""
+
+from typing import no_type_check
+
+import torch
+import triton.language as tl
+
+from specsim.core.phases import Batch
+from specsim.core.pool import KVPool
+from specsim.fast.model.draft_metadata import equal_rows, store_starts
+from specsim.fast.model.metadata import WORD, AttentionMetadata
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
+
+
+@kernel
+@no_type_check
+def _block_kernel(
+    metadata_ptrs,
+    slots_ptr,
+    ids_ptr,
+    bonus_tokens_ptr,
+    table_ptr,
+    rows_ptr,
+    lens_ptr,
+    num_requests,
+    num_rows,
+    mask_token,
+    max_len,
+    columns,
+    BLOCK: tl.constexpr,
+    WORD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write the ids and the metadata of some rows, each request with num_rows of them from column L on."""
+    await_input(PDL)
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)  # [BLOCK]
+    mask = offs < num_requests * num_rows
+    request = offs // num_rows
+    place = offs % num_rows
+    row = tl.load(rows_ptr + request, mask=mask, other=-1)
+    real = row >= 0
+    length = tl.load(lens_ptr + request, mask=mask & real, other=0)
+    limit = tl.minimum(max_len, columns)
+    live = mask & real & (length + place < limit)
+    slot = tl.load(table_ptr + row * columns + length + place, mask=live, other=-1)
+    position = tl.where(live, length + place, 0)
+    bonus = tl.load(bonus_tokens_ptr + request, mask=mask, other=0).to(tl.int64)
+    tl.store(ids_ptr + offs, tl.where(place == 0, bonus, mask_token), mask=mask)
+    tl.store(slots_ptr + offs, slot, mask=mask)
+    tl.store(metadata_ptrs.positions + offs, position, mask=mask)
+    tl.store(metadata_ptrs.prefix_lens + offs, tl.where(live, length, 0).to(tl.int32), mask=mask)
+    tl.store(metadata_ptrs.extra_slots + offs, slot.to(tl.int32), mask=mask)
+    tl.store(metadata_ptrs.extra_positions + offs, position.to(tl.int32), mask=mask)
+    first = mask & (place == 0)
+    tl.store(metadata_ptrs.key_lens + request, length.to(tl.int32), mask=first)
+    tl.store(metadata_ptrs.num_extras + request, tl.where(real, num_rows, 0).to(tl.int32), mask=first)
+    num_words = (num_rows + WORD - 1) // WORD
+    num_live = tl.where(live, tl.minimum(num_rows, limit - length), 0)
+    for word in range(num_words):
+        count = tl.minimum(tl.maximum(num_live - word * WORD, 0), WORD).to(tl.int64)
+        bits = ((tl.full([BLOCK], 1, tl.int64) << count) - 1).to(tl.int32)
+        tl.store(metadata_ptrs.visible + offs * num_words + word, bits, mask=mask)
+    store_starts(metadata_ptrs.row_starts, offs, num_rows, mask)
+
+
+def block_metadata(
+    batch: Batch, bonus_tokens: torch.Tensor, num_rows: int, mask_token: int, max_len: int, pools: KVPool
+) -> tuple[torch.Tensor, AttentionMetadata]:
+    """Make the ids i64 [R] and the metadata of blocks [bonus, mask, mask, ...], whose row j is column L + j.
+
+    A row at or beyond max_len is dropped, and seen by none.
+    """
+    total = batch.size * num_rows
+    slots = torch.empty(total, dtype=torch.int64, device=batch.seq_lens.device)
+    ids_R = torch.empty_like(slots)
+    metadata = equal_rows(batch, slots, num_rows, num_rows, pools)
+    block = block_of(total, 128)
+    _block_kernel[(ceil_div(total, block),)](
+        metadata_ptrs=metadata.tensors,
+        slots_ptr=slots,
+        ids_ptr=ids_R,
+        bonus_tokens_ptr=bonus_tokens,
+        table_ptr=pools.req_to_token,
+        rows_ptr=batch.req_pool_indices,
+        lens_ptr=batch.seq_lens,
+        num_requests=batch.size,
+        num_rows=num_rows,
+        mask_token=mask_token,
+        max_len=max_len,
+        columns=pools.req_to_token.shape[1],
+        BLOCK=block,
+        WORD=WORD.value,
+    )
+    return ids_R, metadata

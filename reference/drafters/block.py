@@ -1,0 +1,95 @@
+"""Drafters that make all drafts of a round in one forward over a block (DFlash, DSpark).
+
+Draft-extend writes the context's KV only, column p from the target's features of p. The draft phase runs rows
+[bonus, mask, mask, ...] at columns L, L+1, ... Their KV is dropped: the next context overwrites it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
+from specsim.core.errors import require
+from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
+from specsim.core.pool import KVPool
+from specsim.core.setting_drafter import SettingDrafter
+from specsim.reference.attention import AttentionMetadata, Keys, extend_metadata, prefill_metadata
+from specsim.reference.drafters.dflash import DFlashHead
+from specsim.reference.drafters.none import NoDrafter
+from specsim.reference.drafters.slot_tree import Slots, best_first, sampled_lanes
+from specsim.reference.kv import draft_kv
+
+
+class BlockDrafter:
+    """A head as a drafter, for a target of `vocab_size` tokens; between rounds it keeps the root only."""
+
+    def __init__(self, head: DFlashHead, config: SpecConfig, vocab_size: int) -> None:
+        allowed = f"at most the draft vocabulary, {head.draft_vocab_size}"
+        require(config.topk <= head.draft_vocab_size, "topk", config.topk, allowed)
+        self._head = head
+        self._config = config
+        self._vocab_size = vocab_size
+        self.kv_layout = head.kv_layout
+        self.feature_layers = head.feature_layers
+        self.lead = 0
+        self.lookahead = 0
+        self.block = head.block
+        self.num_mask_rows = 0
+        self.block_rows = head.block.rows(config)
+        self.runs_on_host = False
+
+    def seed(
+        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
+    ) -> DraftInput:
+        """Write the context of a prefill."""
+        self._head.write_context(features_RF, prefill_metadata(batch, prefill, pools), draft_kv(pools))
+        return DraftInput(next_tokens.int())
+
+    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
+        """Write the context of the accepted rows, over the KV of the block."""
+        extend = draft_extend_input
+        self._head.write_context(extend.hidden, extend_metadata(batch, extend, pools), draft_kv(pools))
+        return DraftInput(extend.bonus_tokens)
+
+    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> ExplicitCandidates:
+        """Run one block for each request, and draft from its slots: a tree, or sampled lanes."""
+        head = self._head
+        ids_BR = torch.full((batch.size, self.block_rows), head.block.mask_token)
+        ids_BR[:, 0] = draft_input.bonus_tokens
+        metadata = block_metadata(batch, self.block_rows, self._config.length_limit, pools)
+        hidden_RH = head.forward(ids_BR.flatten(), metadata, draft_kv(pools))
+        hidden_BSH = hidden_RH.unflatten(0, ids_BR.shape)[:, head.block.first_slot :]
+        depths_B = (self._config.length_limit - 1 - batch.seq_lens).clamp(min=0)
+        slots = Slots(hidden_BSH, draft_input.bonus_tokens.long(), depths_B)
+        grow = sampled_lanes if self._config.is_sampled else best_first
+        return grow(batch, head, slots, self._config, self._vocab_size)
+
+    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
+        """Keep nothing of an ended request, as the pool holds all there is."""
+
+    def idle(self) -> DraftInput:
+        return DraftInput(torch.empty(0, dtype=torch.int32))
+
+    def under(self, config: SpecConfig) -> Drafter:
+        proposer = NoDrafter() if config.is_plain else BlockDrafter(self._head, config, self._vocab_size)
+        return SettingDrafter(self, proposer, config)
+
+
+def block_metadata(batch: Batch, num_rows: int, max_len: int, pools: KVPool) -> AttentionMetadata:
+    """Make the metadata of blocks: each row sees columns 0..L-1 and its whole block.
+
+    Row j is column L + j. A row at or beyond max_len is dropped, and seen by none.
+    """
+    keys = []
+    positions_BR = batch.seq_lens[:, None] + torch.arange(num_rows)
+    slots_BR = pools.slots(batch.req_pool_indices[:, None], positions_BR)
+    slots_BR = torch.where(positions_BR < max_len, slots_BR, -1)
+    for request, (row, length) in enumerate(batch.rows_and_lens):
+        prefix = torch.arange(length)
+        own = slots_BR[request]
+        live = own >= 0
+        mask = torch.cat([torch.ones(num_rows, length, dtype=torch.bool), live.expand(num_rows, -1)], 1) & live[:, None]
+        keys.append(Keys(torch.cat([pools.slots(row, prefix), own]), torch.cat([prefix, positions_BR[request]]), mask))
+    slots_R = slots_BR.flatten()
+    return AttentionMetadata(torch.where(slots_R < 0, 0, positions_BR.flatten()), slots_R, tuple(keys))

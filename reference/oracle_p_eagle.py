@@ -1,0 +1,36 @@
+"""Drafts of the oracle from a P-EAGLE head (arXiv 2602.01469): one forward for every depth, without mask rows after it.
+
+The row of depth d follows d-1 mask rows, which read the mask token and `mask_hidden`, projected like target features.
+"""
+
+import torch
+
+from specsim.reference.oracle_draft import Node
+from specsim.reference.oracle_forward import draft_forward, target_forward
+from specsim.reference.oracle_mtp import best_lanes, children, drafts
+from specsim.reference.oracle_request import Request
+
+
+def p_eagle_draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
+    """Grow all candidates below the root: K children of every lane, the same for all lanes of a depth."""
+    config = request.config
+    own = request.draft_config
+    _, features_LF = target_forward(request.target.config, request.target.tensors, tokens[:-1], own.feature_layers)
+    mask_F = request.draft_tensors["mask_hidden"]
+    pool: list[Node] = []
+    lanes = [root]
+    for num_masks in range(config.num_steps):
+        hidden = None
+        draft_prob_V = None
+        child_ids = list(range(config.topk))
+        scores_K = torch.full((config.topk,), 0.0 if config.score == "prob" else -torch.inf)
+        if len(features_LF) + num_masks <= request.max_len:
+            token_ids = [*tokens[1:], *[own.mask_token_id] * num_masks]
+            features_RF = torch.cat([features_LF, mask_F.expand(num_masks, -1)])
+            hidden, logits = draft_forward(request, token_ids, features_RF, [])
+            child_ids, scores_K, draft_prob_V = drafts(request, request.drafter, logits, len(tokens) - 1, num_masks)
+        made = Node((), None, 0, 0.0, draft_prob_V, hidden, ())
+        level = children(request, lanes, child_ids, scores_K, made)
+        lanes = best_lanes(request, level)
+        pool += level
+    return pool

@@ -1,0 +1,161 @@
+"""Policies by name or from a JSON value, with the settings that they choose among."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError, require, require_choice
+from specsim.core.files import read_json
+from specsim.core.policies.by_batch_size import BatchTable, OffSwitch
+from specsim.core.policies.fields import CHOICE, COST, FIELDS, NEEDED, RULE_FIELDS, TABLE, TREE
+from specsim.core.policies.goodput import CostTable, Goodput, RoundCost
+from specsim.core.policies.moving_average import AverageRule, MovingAverage
+from specsim.core.policies.policy import Policy, Scripted, number_of
+from specsim.core.policies.throughput import Throughput
+from specsim.core.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy's name, its settings, and the fields that make a fresh one."""
+
+    name: str
+    settings: Settings
+    given: Mapping[str, Any]  # as in JSON, without the settings
+
+    def make(self, cost: RoundCost | None = None) -> Policy:
+        """Make a policy that has observed nothing.
+
+        cost: of rounds, for `goodput` without numbers of its own.
+        """
+        if self.name == "goodput" and "seconds" not in self.given:
+            if cost is None:
+                raise InputError("adaptive", self.name, f"a JSON file with the policy's {' and '.join(COST)}")
+            return Goodput(cost, self.settings.configs, self.given.get("weight", 0.02))
+        return MAKERS[self.name](self.settings.configs, self.given)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a JSON value of the policy and its settings, which named_policy reads."""
+        trees = [{name: getattr(config, name) for name in TREE} for config in self.settings]
+        return {"policy": self.name, "settings": trees, **self.given}
+
+
+def named_policy(value: str | Mapping[str, Any], config: SpecConfig, cost: RoundCost | None = None) -> NamedPolicy:
+    """Read a policy from its name or from an object with its fields.
+
+    config: the setting of most steps, from which the others are made. An object has `policy`, the
+    fields of that policy, and `steps` (the numbers of steps to choose among) or `settings` (objects with topk,
+    num_steps and num_draft_tokens). It may also be the file of an engine: SGLang's --speculative-adaptive-config, or
+    vLLM's --speculative-config with a table. cost: as for NamedPolicy.make, which checks the values.
+    """
+    given: dict[str, Any] = {"policy": value} if isinstance(value, str) else dict(value)
+    if "policy" not in given:
+        given = _of_engine(given)
+    name = given.pop("policy")
+    require_choice("adaptive", name, tuple(MAKERS))
+    _check(name, given)
+    steps = given.pop("steps", None)
+    trees = given.pop("settings", None)
+    require(steps is None or trees is None, "steps", steps, "nothing beside settings, which have their own")
+    if trees is None:
+        settings = Settings.of_steps(config, steps or _named_steps(name, given) or default_steps(config.num_steps))
+    else:
+        settings = Settings(tuple(_tree(config, tree) for tree in trees))
+    found = NamedPolicy(name, settings, given)
+    found.make(cost)
+    return found
+
+
+def policy_value(text: str) -> str | dict[str, Any]:
+    """Read a policy's name, or the object in a JSON file of that path."""
+    if text in MAKERS:
+        return text
+    allowed = f"{', '.join(MAKERS)}, or a JSON file with an object"
+    require(text.endswith(".json"), "adaptive", text, allowed)
+    value = read_json(Path(text), "adaptive", allowed)
+    require(isinstance(value, dict), "adaptive", text, allowed)
+    return value
+
+
+def default_steps(most: int) -> tuple[int, ...]:
+    """List the numbers of steps to choose among by default: none, 1, 3, 7, ... and the most."""
+    return tuple(sorted({most, *(2**power - 1 for power in range((most + 1).bit_length()))}))
+
+
+def _of_engine(given: dict[str, Any]) -> dict[str, Any]:
+    """Convert an engine's file."""
+    if TABLE in given:
+        return {"policy": "table", TABLE: given[TABLE]}
+    rules = {key: each for key, each in given.items() if key.isdecimal()}
+    require(rules, "adaptive", ", ".join(given), "an object with `policy`, or an engine's file of a schedule")
+    strategy = given.get("strategy", "ema")
+    require(strategy == "ema", "strategy", strategy, "ema, the moving average")
+    others = {key: each for key, each in given.items() if key not in rules and key != "strategy"}
+    return {"policy": "moving-average", "rules": rules, **others}
+
+
+def _check(name: str, given: Mapping[str, Any]) -> None:
+    """Check the fields of a policy's object by their JSON schemas."""
+    from jsonschema import Draft202012Validator
+
+    needed = COST if name == "goodput" and set(COST) & set(given) else NEEDED.get(name, ())
+    if missing := [field for field in needed if field not in given]:
+        raise InputError("adaptive", name, f"a JSON file with the policy's {' and '.join(missing)}")
+    schema = {"type": "object", "properties": {**FIELDS[name], **CHOICE}, "additionalProperties": False}
+    error = next(iter(sorted(Draft202012Validator(schema).iter_errors(given), key=str)), None)
+    if error is not None:
+        raise InputError("adaptive", error.json_path, f"the fields of policy {name}: {error.message}")
+
+
+def _named_steps(name: str, given: Mapping[str, Any]) -> list[int]:
+    """Find the numbers of steps that a policy's fields name."""
+    if name == "table":
+        return sorted({entry[2] for entry in given[TABLE]})
+    if name == "moving-average":
+        return sorted({steps for rule in given.get("rules", {}).values() for steps in rule["candidate_steps"]})
+    if name == "goodput":
+        return sorted(map(int, given.get("seconds", ())))
+    return sorted(set(given.get("script", ())))
+
+
+def _tree(config: SpecConfig, tree: Mapping[str, Any]) -> SpecConfig:
+    changes: dict[str, Any] = {"topk": 1, "num_draft_tokens": None} | dict(tree)
+    if changes["num_steps"] == 0 and config.has_draft_prob:
+        changes["verifier"] = "target_only"
+    return replace(config, **changes)
+
+
+def _average(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
+    common = {name: given[name] for name in RULE_FIELDS if name in given}
+    all_steps = {"1": {"candidate_steps": [config.num_steps for config in settings]}}
+    rules = {int(low): common | rule for low, rule in given.get("rules", all_steps).items()}
+    made = {
+        low: AverageRule(**rule | {"candidate_steps": tuple(rule["candidate_steps"])}) for low, rule in rules.items()
+    }
+    return MovingAverage(settings, made, given.get("first"))
+
+
+def _goodput(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
+    cost = CostTable(given["batch_sizes"], {int(steps): values for steps, values in given["seconds"].items()})
+    for config in settings:
+        cost.round(np.empty(0), config)
+    return Goodput(cost, settings, given.get("weight", 0.02))
+
+
+def _off_switch(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
+    most = max(config.num_steps for config in settings)
+    return OffSwitch(given["limit"], number_of(settings, most), number_of(settings, 0))
+
+
+MAKERS: Mapping[str, Callable[[Sequence[SpecConfig], Mapping[str, Any]], Policy]] = {
+    "moving-average": _average,
+    "table": lambda settings, given: BatchTable(settings, given[TABLE]),
+    "goodput": _goodput,
+    "throughput": lambda settings, given: Throughput(settings, **given),
+    "off-switch": _off_switch,
+    "scripted": lambda settings, given: Scripted([number_of(settings, steps) for steps in given["script"]]),
+}

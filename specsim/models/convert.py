@@ -1,0 +1,76 @@
+"""Heads written in another layout, and read back before the folder is there."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from typing import get_args
+
+import torch
+from safetensors.torch import save_file
+
+from specsim.core.drafter import DrafterConfig
+from specsim.core.errors import InputError, require, require_choice
+from specsim.core.pair import DrafterCheckpoint
+from specsim.models.checkpoint.head_files import LayoutName, head_fields, head_tensors
+from specsim.models.checkpoint.loading import load_drafter, locate
+from specsim.models.checkpoint.model_config import read_target_config
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A head in its new folder."""
+
+    folder: Path
+    layout: str
+    config: DrafterConfig
+    num_tensors: int
+    num_parameters: int
+
+
+def convert(
+    target: str | Path,
+    draft: str | Path,
+    folder: Path,
+    layout: str,
+    draft_fields: dict[str, object] | None = None,
+) -> Converted:
+    """Write an EAGLE-3 or P-EAGLE head in the layout `eagle` or `speculators`.
+
+    target: folder or hub id, only its config.json is read. The new folder must not exist. It is there only if what was
+    written reads back as the same config and the same tensors, bit for bit.
+    """
+    require_choice("layout", layout, get_args(LayoutName))
+    require(not folder.exists(), "to", str(folder), "a folder that does not exist yet")
+    require(folder.absolute().parent.is_dir(), "to", str(folder), "a new folder in a folder that exists")
+    model = read_target_config(locate("target", target))
+    head = load_drafter(draft, model, draft_fields)
+    fields = head_fields(head.config, layout)
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        part.mkdir()
+        (part / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in _named(head, layout)}
+        save_file(copies, part / "model.safetensors", metadata={"format": "pt"})
+        _require_same(head, load_drafter(part, model), layout)
+        part.rename(folder)
+    except OSError as error:
+        raise InputError("to", str(folder), f"a folder that can be written ({error.strerror})") from error
+    finally:
+        rmtree(part, ignore_errors=True)
+    parameters = sum(tensor.numel() for tensor in head.tensors.values() if tensor.is_floating_point())
+    return Converted(folder, layout, head.config, len(head.tensors), parameters)
+
+
+def _named(head: DrafterCheckpoint, layout: str) -> list[tuple[str, torch.Tensor]]:
+    return list(head_tensors(head, layout).items())
+
+
+def _require_same(head: DrafterCheckpoint, read: DrafterCheckpoint, layout: str) -> None:
+    """Raise InputError where the layout lost something of the head."""
+    require(read.config == head.config, "layout", layout, "one that keeps every field of this head's config")
+    is_same = read.tensors.keys() == head.tensors.keys() and all(
+        tensor.dtype == read.tensors[name].dtype and torch.equal(tensor, read.tensors[name])
+        for name, tensor in head.tensors.items()
+    )
+    require(is_same, "layout", layout, "one that keeps every tensor of this head")

@@ -1,0 +1,104 @@
+"""Choice of the setting of every round by a policy, from what the host has read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+
+from specsim.core.adaptive_engine import AdaptiveEngine
+from specsim.core.config import SpecConfig
+from specsim.core.display import figure, short_setting
+from specsim.core.engine import Engine
+from specsim.core.policies.named import NamedPolicy
+from specsim.core.policies.policy import Always, Policy
+from specsim.core.settings import Settings
+from specsim.serving.requests import Request
+from specsim.serving.runner import Delivery, Launched
+
+_LEAST_SECONDS = 1e-9  # of a round, by a clock that did not advance
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """Settings of a run whose policy switched them."""
+
+    policy: NamedPolicy
+    rounds_by_setting: tuple[int, ...]  # (request, round) pairs
+    accepted_by_setting: tuple[int, ...]  # tokens, bonus included
+    switches: int  # rounds of the batch with another setting than the one before
+
+    @classmethod
+    def of(cls, policy: NamedPolicy, requests: Sequence[Request], choices: Sequence[int]) -> Self:
+        """Count the rounds of finished requests; choices: settings of the batch's rounds, in order."""
+        rounds = [0] * len(policy.settings)
+        accepted = [0] * len(policy.settings)
+        for request in requests:
+            for setting, count in zip(request.settings, request.accepted, strict=True):
+                rounds[setting] += 1
+                accepted[setting] += count
+        return cls(policy, tuple(rounds), tuple(accepted), sum(before != now for before, now in pairwise(choices)))
+
+    @property
+    def mean_nodes(self) -> float:
+        """Mean nodes of a tree, over all rounds."""
+        total = sum(self.rounds_by_setting)
+        nodes = zip(self.policy.settings, self.rounds_by_setting, strict=True)
+        return sum(config.num_draft_tokens * rounds for config, rounds in nodes) / total if total else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a JSON value."""
+        counts = {name: list(getattr(self, name)) for name in ("rounds_by_setting", "accepted_by_setting")}
+        return {"policy": self.policy.to_json(), **counts, "switches": self.switches}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """List (name, value) pairs for a table."""
+        made = [("policy", self.policy.name), ("switches", figure(self.switches, 0))]
+        counts = zip(self.policy.settings, self.rounds_by_setting, self.accepted_by_setting, strict=True)
+        for config, rounds, accepted in counts:
+            length = f", accept length {figure(accepted / rounds)}" if rounds else ""
+            made.append((f"rounds: {short_setting(config)}", f"{figure(rounds, 0)}{length}"))
+        return made
+
+
+class Adaptation:
+    """A policy that switches an engine between rounds.
+
+    All requests of a round share its setting. The policy learns what a round accepted when the host reads its result,
+    junk rounds of requests that have ended included, as the simulator's policies do.
+    """
+
+    def __init__(self, engine: AdaptiveEngine, policy: Policy) -> None:
+        self._engine = engine
+        self._policy = policy
+        self.choices: list[int] = []  # settings of all rounds, in order
+        self._starts: dict[int, float] = {}  # seconds, by step of a round, until its result is read
+
+    def choose(self, step: int, requests: Sequence[Request], now: float) -> int:
+        """Switch to the setting of a step's round, and return its number; without requests the last one stays."""
+        self._starts[step] = now
+        if requests:
+            lengths = np.array([request.prefill_len for request in requests])
+            self._engine.switch(self._policy.choose(lengths))
+            self.choices.append(self._engine.current)
+        return self._engine.current
+
+    def observe(self, launched: Launched, deliveries: Sequence[Delivery], now: float) -> None:
+        """Tell the policy what a round accepted, and the seconds since it was launched."""
+        start = self._starts.pop(launched.step, now) if launched.is_round else now
+        if launched.is_round and deliveries:
+            accepted = np.array([len(delivery.token_ids) - 1 for delivery in deliveries])
+            self._policy.observe(launched.setting, accepted, max(now - start, _LEAST_SECONDS))
+
+
+def settings_of(engine: Engine) -> tuple[SpecConfig, ...]:
+    """List the settings between which an engine switches, or the one that it has."""
+    found: Settings | None = getattr(engine, "settings", None)  # an engine of one setting has no such attribute
+    return (engine.config,) if found is None else found.configs
+
+
+def adaptation_of(engine: Engine, policy: Policy | None) -> Adaptation | None:
+    """Make the adaptation of an engine with several settings, None for any other; without a policy the first stays."""
+    switches: Any = engine
+    return Adaptation(switches, policy or Always()) if hasattr(engine, "settings") else None

@@ -1,0 +1,98 @@
+"""P-EAGLE heads load from the layout of vLLM and from that of speculators, and bad ones are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specsim.core.drafter import DrafterConfig
+from specsim.core.errors import InputError
+from specsim.models.checkpoint import load_drafter
+from specsim.models.checkpoint.layout import drafter_layout
+from specsim.models.load import load
+from specsim.models.tiny_config import tiny_config
+
+SIZES = dict(vocab_size=40, hidden_size=24, intermediate_size=20, head_dim=6)
+TARGET = tiny_config(num_layers=4, **SIZES)
+HEAD = DrafterConfig("p-eagle", tiny_config(num_layers=3, **SIZES), 30, 24, (1, 2, 3))
+LAYER = {"num_hidden_layers": 3, "model_type": "llama"}
+FEATURES = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "eagle_aux_hidden_state_convention": "entering"}
+FIELDS = {
+    "vllm": LAYER | FEATURES | {"draft_vocab_size": 30, "pard_token": 39},
+    "speculators": {"speculators_model_type": "peagle", "transformer_layer_config": LAYER, "draft_vocab_size": 30}
+    | {"mask_token_id": 39, "norm_before_residual": True}
+    | FEATURES,
+}
+
+
+def drawn() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {key: torch.randn(shape, generator=generator) for key, shape in drafter_layout(HEAD).required.items()}
+    return tensors | {"d2t": torch.arange(30) // 3}
+
+
+def stored(tensors: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
+    """Name tensors as published ones, with the leading dimensions that training code gives mask_hidden."""
+    names = {key: key.replace("midlayer", "layers.0") for key in tensors}
+    named = {f"{prefix}{names[key]}": tensor for key, tensor in tensors.items()}
+    return named | {f"{prefix}mask_hidden": tensors["mask_hidden"][None, None]}
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("form", FIELDS)
+def test_every_tensor_is_read(form: str, prefix: str, tmp_path: Path, published):
+    own = drawn()
+    drafter = load_drafter(published.save(tmp_path, FIELDS[form], stored(own, prefix)), TARGET)
+    assert {key: drafter.tensors[key].tolist() for key in own} == {key: each.tolist() for key, each in own.items()}
+    config = drafter.config
+    assert (config.kind, config.mask_token_id, config.model.num_layers) == ("p-eagle", 39, 3)
+    assert (config.feature_layers, config.draft_vocab_size) == ((1, 2, 3), 30)
+    assert config.norm_before_residual is (form == "speculators")
+
+
+@pytest.mark.parametrize("name", ["mask_token_id", "pard_token", "ptd_token_id"])
+def test_every_name_of_the_mask_token(name: str, tmp_path: Path, published):
+    fields = {key: value for key, value in FIELDS["vllm"].items() if key != "pard_token"}
+    folder = published.save(tmp_path, fields | {name: 7, "parallel_drafting": True}, stored(drawn()))
+    assert load_drafter(folder, TARGET).config.mask_token_id == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"pard_token": None}, "mask_token_id"),
+        ({"pard_token": 40}, "pard_token"),
+        ({"pard_token": "<mask>"}, "pard_token"),
+        ({"ptd_token_id": 5}, "pard_token"),
+        ({"eagle_aux_hidden_state_convention": None}, "eagle_aux_hidden_state_convention"),
+    ],
+    ids=["missing", "outside", "no number", "two tokens", "no convention"],
+)
+def test_bad_fields_are_refused(changes: dict[str, Any], name: str, tmp_path: Path, published):
+    folder = published.save(tmp_path, FIELDS["vllm"] | changes, stored(drawn()))
+    with pytest.raises(InputError, check=lambda error: error.name == f"{name} in {folder / 'config.json'}"):
+        load_drafter(folder, TARGET)
+
+
+def test_learned_features_must_be_there(tmp_path: Path, published):
+    """Zeros in place of them, as some readers take, would draft something else."""
+    tensors = stored(drawn())
+    del tensors["mask_hidden"]
+    folder = published.save(tmp_path, FIELDS["vllm"] | {"parallel_drafting": True}, tensors)
+    with pytest.raises(InputError, check=lambda error: error.name == f"mask_hidden in {folder}"):
+        load_drafter(folder, TARGET)
+
+
+def test_a_head_without_mask_rows_has_one_layer(tmp_path: Path, published):
+    tensors = stored(drawn())
+    del tensors["mask_hidden"]
+    folder = published.save(tmp_path, FIELDS["vllm"], tensors)
+    with pytest.raises(InputError, check=lambda error: error.name == f"num_hidden_layers in {folder / 'config.json'}"):
+        load_drafter(folder, TARGET)
+
+
+def test_no_such_drafter_is_shipped():
+    with pytest.raises(InputError) as refused:
+        load(drafter="p-eagle")
+    assert (refused.value.name, refused.value.value) == ("drafter", "p-eagle")
