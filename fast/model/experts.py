@@ -166,7 +166,7 @@ def _combine_kernel(
     BLOCK_H: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Add the weighted outputs of a row's experts to the row, if there is a base, and prepare the next norm."""
+    """Add the weighted outputs of a row's experts to its base, if any, and prepare the next norm."""
     await_input(PDL)
     DTYPE: tl.constexpr = out_ptrs.rows.dtype.element_ty
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
@@ -228,9 +228,9 @@ def experts_onto(
     norm: Norm | None = None,
     out: torch.Tensor | None = None,
 ) -> Rows:
-    """Add Σ weight · down(gate x, up x) over each row's experts to base [R, H], None: zeros; prepare the next norm.
+    """Add Σ weight · down(gate x, up x) over each row's experts to base [R, H]; prepare the next norm.
 
-    x: rows after the layer's norm. base and out may be slices of wider tensors. Outputs of a row's experts are added in
+    x: rows after the layer's norm. base: None is zeros. base and out may be slices of wider tensors. Outputs of a row's experts are added in
     the order of its routes, so that a row's result depends on no other row.
     """
     num_rows, top_k = routes.experts.shape

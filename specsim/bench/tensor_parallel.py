@@ -32,7 +32,7 @@ ONE = "one GPU"
 LIBRARY = "NCCL"
 WIDTH = 4096  # of a row in bf16
 PART_ROWS = (1, 8, 16, 64, 128, 512)
-MOST_BYTES = 40e9  # of weights, of which a GPU holds another engine for the comparison with eager kernels
+MOST_BYTES = 40e9  # of weights that a GPU holds twice, for the comparison with eager kernels
 EXCHANGES = ("nccl", "barrier", "_put_kernel", "_take_kernel", "_sum_kernel")  # parts of kernels' names, in lower case
 Time = Callable[[Scene], Timing]
 
@@ -65,7 +65,7 @@ def exchange_rows(size: int, quick: bool) -> Iterator[Row]:
 
 @torch.inference_mode()
 def exchange_row(ranks: RankGroup, ways: dict[str, RankGroup], rows: int, note: str) -> Row:
-    """Compare the bits of a sum of each way with those of a sum in the order of the ranks, and time it."""
+    """Compare the bits of each way's sum with a sum in the order of the ranks, and time it."""
     from specsim.fast.model.rank_sums import sum_onto
 
     parts = [_part(rank, rows) for rank in range(ranks.size)]
@@ -190,7 +190,7 @@ def _kernel_us(scene: Scene) -> dict[str, float]:
 
 
 def scene_on(pair: Pair, requests: int, size: int, device: str = "cuda") -> Scene:
-    """Prefill requests of SEQ_LEN random tokens on so many ranks; a round is one graph on each."""
+    """Prefill requests of SEQ_LEN random tokens on `size` ranks; a round is one graph on each."""
     options = EngineOptions("fast", torch.bfloat16, device, "round", requests, tensor_parallel=size)
     engine = load_engine(pair, EAGLE3, options)
     prompts = random_prompts(max(REQUESTS), SEQ_LEN, pair.target.config.vocab_size)[:requests]

@@ -1,12 +1,15 @@
 """Processes of the ranks of one command, watched so that a rank that ends or hangs ends them all."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 from specsim.core import phase_board
 from specsim.core.phase_board import VARIABLE, Progress
@@ -28,7 +31,7 @@ def run_ranks(words: Words, size: int, timeout: float) -> int:
     this process's, that of the others nowhere. Where a rank ends early, or none moves for `timeout` seconds, all are
     ended, one sentence names the rank and its phase, and the status is RANK_FAILED.
     """
-    with TemporaryDirectory(prefix="specsim-ranks-") as name:
+    with TemporaryDirectory(prefix="specsim-ranks-") as name, _ending_at_sigterm():
         folder = Path(name)
         processes = [_start(words(folder, rank), folder, rank) for rank in range(size)]
         try:
@@ -42,6 +45,20 @@ def run_ranks(words: Words, size: int, timeout: float) -> int:
             return processes[0].returncode
         print(f"specsim: {sentence}", file=sys.stderr)
         return RANK_FAILED
+
+
+@contextmanager
+def _ending_at_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process in order, so that no rank outlives it."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _start(words: Sequence[str], folder: Path, rank: int) -> subprocess.Popen[bytes]:

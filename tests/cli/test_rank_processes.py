@@ -1,5 +1,8 @@
 """Processes of ranks: one that ends or hangs ends all, with a sentence that names it."""
 
+import os
+import signal
+import subprocess
 import sys
 import time
 
@@ -74,3 +77,25 @@ def test_ranks_that_move_are_not_ended(run):
     """A rank that works for longer than the timeout is alive as long as it moves."""
     moves = "end = time.monotonic() + 2\nwhile time.monotonic() < end: board.wait(); board.move_on(); time.sleep(0.02)"
     assert run(moves, moves, timeout=1.0) == (0, "")
+
+
+PARENT = """
+import sys
+from specsim.cli.rank_processes import run_ranks
+rank = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+run_ranks(lambda _, number: [sys.executable, "-c", rank, f"{sys.argv[1]}-{number}"], 2, 60.0)
+"""
+
+
+def test_no_rank_outlives_a_command_that_is_terminated(tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path / "pid")])
+    files = [tmp_path / f"pid-{rank}" for rank in range(2)]
+    end = time.monotonic() + 60
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    parent.terminate()
+    assert parent.wait(30) == 128 + signal.SIGTERM
+    for file in files:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)

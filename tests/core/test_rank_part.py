@@ -43,7 +43,7 @@ def test_slices_of_tensors_are_the_whole(family):
 
 
 def test_every_part_of_an_expert_has_a_slice():
-    """Of a layer with experts, only router and norms are whole on every rank."""
+    """Only router and norms of a layer with experts are whole on every rank."""
     layout = target_layout(tiny_config("gpt_oss", num_layers=1))
     whole = [name for name, shape in layout.items() if RankPart(1, 2).span(name, shape) is None]
     assert sorted(name.removeprefix("model.layers.0.") for name in whole) == [

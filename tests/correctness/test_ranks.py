@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from specsim import EngineOptions, SamplingParams, SpecConfig, generate, load
+from specsim import EngineOptions, InputError, SamplingParams, SpecConfig, generate, load
 from specsim.correctness.differential import check
 from specsim.correctness.differential.implementation import Shares
 from specsim.correctness.differential.pairs import make_pair
@@ -69,6 +69,13 @@ def _refused(pair, draft_parallel, _):
 def test_what_ranks_cannot_share_is_refused(in_two_ranks, pair, draft_parallel):
     with pytest.raises(RankFailed, match=r"InputError: (tensor|draft)_parallel is"):
         in_two_ranks(partial(_refused, pair, draft_parallel))
+
+
+def test_policies_of_ranks_would_differ():
+    """A policy may learn from seconds, which are each rank's own."""
+    options = EngineOptions("fast", device="cpu", tensor_parallel=2)
+    with pytest.raises(InputError, check=lambda error: error.name == "tensor_parallel"):
+        generate(make_pair("eagle-llama", torch.float32), [[1, 2]], TREE, engine=options, adaptive="moving-average")
 
 
 def _ends(ranks):

@@ -1,4 +1,4 @@
-"""Exchanges through the memory of other ranks: parts in order, halves that alternate, and the choice by measurement."""
+"""Exchanges through the memory of other ranks: parts in order, and halves that alternate."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch
 from specsim.core.phase_board import PhaseBoard
 from specsim.core.rank_group import RankGroup
 from specsim.fast.model import rank_sums
-from specsim.fast.model.rank_links import Links, LinkTime, slowest
 from specsim.fast.model.rank_sums import sum_onto
 from specsim.fast.runtime.peer_memory import LinkedRanks, PeerMemory, meet
 
@@ -80,17 +79,3 @@ def test_only_small_parts_on_gpus_are_linked():
     linked = LinkedRanks(0, 2, PhaseBoard(), two_ranks()[0], 8)
     assert not linked.links(torch.zeros(2))
     assert isinstance(linked, RankGroup)
-
-
-TIMES = (LinkTime(8, 5.0, 3.0, True), LinkTime(16, 6.0, 6.0, True), LinkTime(32, 7.0, 9.0, True))
-
-
-def test_the_slowest_rank_decides():
-    other = (TIMES[0], TIMES[1]._replace(peers=6.5), TIMES[2]._replace(library=20.0))
-    assert Links("", TIMES).most_bytes == 16
-    assert Links("", slowest([TIMES, other])).most_bytes == 8
-
-
-def test_nothing_is_linked_where_a_sum_differs():
-    wrong = (*TIMES[:2], TIMES[2]._replace(is_equal=False))
-    assert Links("", slowest([TIMES, wrong])).most_bytes == 0

@@ -159,7 +159,7 @@ def grid(name: str, dtype: str = "float32", shared: str | None = None) -> tuple[
     that is rounded to the other side changes more than rounding does. The cover of all pairs in reverse leaves them out
     too, as the first cover has them.
 
-    shared: draft_parallel of ranks that share the weights; only cells with drafters of which they have such parts.
+    shared: draft_parallel of ranks; only cells of drafters that they can have in that way.
     """
     if name not in GRIDS:
         raise InputError("grid", name, " or ".join(GRIDS))
