@@ -230,8 +230,8 @@ def experts_onto(
 ) -> Rows:
     """Add Σ weight · down(gate x, up x) over each row's experts to base [R, H]; prepare the next norm.
 
-    x: rows after the layer's norm. base: None is zeros. base and out may be slices of wider tensors. Outputs of a row's experts are added in
-    the order of its routes, so that a row's result depends on no other row.
+    x: rows after the layer's norm. base: None is zeros. base and out may be slices of wider tensors. Outputs of a row's
+    experts are added in the order of its routes, so that a row's result depends on no other row.
     """
     num_rows, top_k = routes.experts.shape
     num_pairs = num_rows * top_k

@@ -169,7 +169,8 @@ def routed_row_onto(
 ) -> tuple[Rows, torch.Tensor]:
     """Add Σ weight · down(gate x, up x) over one row's experts to base [1, H]; returns them, i16 [1, k].
 
-    base: None is zeros. x: the row after the layer's norm. logits_E, bias_E: as `routing.route` takes them; the choice is the same.
+    base: None is zeros. x: the row after the layer's norm. logits_E, bias_E: as `routing.route` takes them; the choice
+    is the same.
     """
     require_contiguous(x=x, logits=logits_E, bias=bias_E, **weights._asdict())
     routes = Routes(
