@@ -75,7 +75,8 @@ def _start(words: Sequence[str], folder: Path, rank: int) -> subprocess.Popen[by
 def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout: float) -> str | None:
     """Wait for all ranks to end; the sentence about the rank that kept them from it, None if none did.
 
-    Where rank 0 has ended by itself, with whatever status, its result stands.
+    Where rank 0 has ended by itself, with whatever status, its result stands. Another rank that has ended by itself may
+    be done earlier, as rank 0 alone compares with the oracle and prints.
     """
     failed_at: float | None = None
     while True:
@@ -83,7 +84,8 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout: 
         moment = time.monotonic()
         if None not in statuses or (failed_at is not None and moment > failed_at + GRACE):
             return None if _is_own(statuses[0]) else _blame(statuses, _boards(folder, len(processes)), folder)
-        if failed_at is None and any(status is not None for status in statuses):
+        is_over = statuses[0] is not None or any(status is not None and not _is_own(status) for status in statuses)
+        if failed_at is None and is_over:
             failed_at = moment
         boards = _boards(folder, len(processes))
         limit = max(timeout, STARTUP) if min(each.collectives for each in boards) == 0 else timeout

@@ -46,6 +46,11 @@ def test_the_status_of_rank_0_is_returned(run, status):
     assert run(f"sys.exit({status})", "sys.exit(0)") == (status, "")
 
 
+def test_a_rank_that_is_done_waits_for_rank_0(run):
+    """Rank 0 has work of its own at the end, for longer than ranks have to end after another one failed."""
+    assert run("time.sleep(1.5); sys.exit(1)", "sys.exit(1)") == (1, "")
+
+
 def test_a_killed_rank_is_named(run):
     status, said = run(WAIT, "os.kill(os.getpid(), signal.SIGKILL)")
     assert status == RANK_FAILED
