@@ -40,7 +40,7 @@ def end(status: object) -> NoReturn:
         gc.collect()
         leaving = Thread(target=leave, daemon=True)
         leaving.start()
-        leaving.join(GRACE)
+        leaving.join(GRACE / 2)
         if not leaving.is_alive():
             sys.exit(status)  # pyright: ignore[reportArgumentType] - a code or None
     sys.stdout.flush()

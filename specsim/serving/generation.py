@@ -15,7 +15,7 @@ from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, Spec
 from specsim.core.display import generation_html
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions, check_device
-from specsim.core.errors import InputError, require, require_type
+from specsim.core.errors import InputError, require_type
 from specsim.core.files import without_nan
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
@@ -166,8 +166,6 @@ def load_adaptive_engine(
     """
     options = EngineOptions() if options is None else options
     require_type("settings", settings, Settings, "Settings, such as Settings.of_steps(config, [0, 3])")
-    size = options.tensor_parallel
-    require(size == 1, "tensor_parallel", size, "1 with an adaptive policy, which learns from each rank's own clock")
 
     def make(config: SpecConfig, like: Engine | None) -> Engine:
         rates = acceptance and acceptance.cut(config.num_steps)

@@ -2,17 +2,20 @@
 
 import time
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from specsim import EngineOptions, InputError, SamplingParams, SpecConfig, generate, load
+from specsim import EngineOptions, SamplingParams, SpecConfig, generate, load
 from specsim.correctness.differential import check
 from specsim.correctness.differential.implementation import Shares
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.differential.setting import cell_of
 from specsim.correctness.ranks import RankFailed, run_in_ranks
 from specsim.models.load import Parts
+from specsim.serving.adaptation import Adaptation
 
 SMALL = dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=3)
 # Drafters and families once, both places of the drafter's weights, all graph modes, samplings that read all logits.
@@ -71,11 +74,45 @@ def test_what_ranks_cannot_share_is_refused(in_two_ranks, pair, draft_parallel):
         in_two_ranks(partial(_refused, pair, draft_parallel))
 
 
-def test_policies_of_ranks_would_differ():
-    """A policy may learn from seconds, which are each rank's own."""
-    options = EngineOptions("fast", device="cpu", tensor_parallel=2)
-    with pytest.raises(InputError, check=lambda error: error.name == "tensor_parallel"):
-        generate(make_pair("eagle-llama", torch.float32), [[1, 2]], TREE, engine=options, adaptive="moving-average")
+class _Learning:
+    """A policy that keeps the seconds it learns."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def observe(self, setting, accepted, seconds) -> None:
+        self.seconds.append(seconds)
+
+
+def _learned(ranks):
+    policy: Any = _Learning()
+    engine: Any = SimpleNamespace(options=EngineOptions("fast", device="cpu", tensor_parallel=2))
+    launched: Any = SimpleNamespace(step=3, is_round=True, setting=0)
+    delivery: Any = SimpleNamespace(token_ids=[1, 2])
+    adaptation = Adaptation(engine, policy)
+    adaptation.observe(launched, [delivery], now=1.0)
+    adaptation._starts[3] = 1.0
+    adaptation.observe(launched, [delivery], now=2.0 + 5 * ranks.rank)
+    return policy.seconds[1:]
+
+
+def test_policies_of_all_ranks_learn_the_seconds_of_rank_0(in_two_ranks):
+    assert in_two_ranks(_learned) == [[1.0], [1.0]]
+
+
+def _adaptive(ranks):
+    engine = EngineOptions("fast", device="cpu", tensor_parallel=2, compare_ranks=True)
+    pair = make_pair("eagle3-llama", torch.float32)
+    sampling = SamplingParams(max_new_tokens=10)
+    made = generate(pair, [[1, 2], [3, 4, 5]], TREE, sampling, engine=engine, adaptive="throughput")
+    assert made.switching is not None
+    return [output.token_ids for output in made.outputs], made.switching.switches
+
+
+def test_ranks_switch_settings_together(in_two_ranks):
+    first, second = in_two_ranks(_adaptive)
+    assert first == second
+    assert first[1] > 0
 
 
 def _ends(ranks):
