@@ -18,6 +18,7 @@ from specsim.fast.runtime.peer_memory import LinkedRanks, PeerMemory, meet
 MOST_BYTES = 4 * 2**20  # of a part
 WIDTH = 4096  # of a measured row
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # 8 KiB to 4 MiB in bf16
+_MOST_SPINS = 2**22  # some seconds
 _SUMS = 20  # in one graph
 _REPLAYS = 9
 
@@ -70,7 +71,8 @@ def links(size: int) -> Links:
     peers = meet(ranks, device, MOST_BYTES)
     if isinstance(peers, str):
         return Links(peers)
-    linked_ranks = LinkedRanks(ranks.rank, ranks.size, ranks.board, peers, MOST_BYTES)
+    # A rank that waits in vain has another sum, and none uses that memory.
+    linked_ranks = LinkedRanks(ranks.rank, ranks.size, ranks.board, peers, MOST_BYTES).within(_MOST_SPINS)
     with torch.inference_mode():
         own = [_measured((ranks, linked_ranks), rows, device) for rows in ROWS]
     return Links(peers, slowest(ranks.gather_objects(own)))

@@ -4,7 +4,7 @@ import torch
 
 from specsim.core.rank_group import RankGroup
 from specsim.fast.runtime.launch import recorder
-from specsim.fast.runtime.peer_memory import LinkedRanks, Parts
+from specsim.fast.runtime.peer_memory import LinkedRanks
 
 
 def gather(ranks: RankGroup, part: torch.Tensor) -> torch.Tensor:
@@ -19,15 +19,6 @@ def gather(ranks: RankGroup, part: torch.Tensor) -> torch.Tensor:
     else:
         record("gather over ranks", lambda: ranks.gather(part, out))
     return out
-
-
-def parts_of(ranks: RankGroup, part: torch.Tensor) -> Parts:
-    """Exchange parts of one shape, for a kernel that reads them where they are."""
-    part = part.contiguous()
-    if isinstance(ranks, LinkedRanks) and ranks.links(part):
-        ranks.peers.put(part)
-        return ranks.peers.parts(part.dtype)
-    return Parts(gather(ranks, part).unbind(0))
 
 
 def without_padding(ranks: RankGroup, part_RC: torch.Tensor, size: int) -> torch.Tensor:

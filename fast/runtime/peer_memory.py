@@ -1,121 +1,130 @@
-"""Exchanges of small tensors between the GPUs of one machine, which read each other's memory.
+"""Exchanges of small tensors between the GPUs of one machine, which read each other's memory in one kernel.
 
-Every rank copies its part to memory that all of them see, and reads the others' parts after a barrier: PyTorch's
-symmetric memory, without NVLink multicast. Exchanges alternate between two halves of that memory. A rank that writes to
-a half again has passed a later barrier, before which every other rank had ended its reads.
+Program p of every rank copies its share to memory that all ranks see (PyTorch's symmetric memory), raises a flag in the
+memory of the others, waits for program p of each of them, and reads their shares. Exchanges alternate between two
+halves. A rank that writes to a half again has met all others in the exchange between, before which they had ended
+their reads.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, no_type_check
 
 import torch
+import triton
 import triton.language as tl
 
 from specsim.core.rank_group import RankGroup
-from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
+from specsim.fast.runtime.launch import await_input, kernel
 
+PROGRAMS = 64  # of every exchange, fewer than a data-center GPU has multiprocessors
+_WORDS = 1024  # of one program at a time
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
-class Parts(NamedTuple):
-    """Parts of all ranks as kernel arguments."""
+class Peers(NamedTuple):
+    """Memory of all ranks as kernel arguments."""
 
-    of_rank: tuple[torch.Tensor, ...]  # in the order of the ranks, each with all of its part from its first entry on
-    epochs: torch.Tensor | None = None  # i32 [2], of PeerMemory, whose halves the parts are in; None: there are none
-    half: int = 0  # entries of a half
+    memory: tuple[torch.Tensor, ...]  # by rank: two halves
+    flags: tuple[torch.Tensor, ...]  # i32 [PROGRAMS · ranks] by rank: the last exchange that each rank's programs began
+    epochs: torch.Tensor  # i32 [PROGRAMS], of this rank: exchanges so far
+    half: int  # entries of a half
 
 
-@kernel
+@triton.jit
 @no_type_check
-def _put_kernel(
-    memory_ptr,
-    part_ptr,
-    epochs_ptr,
-    count,
-    half,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Copy a part to the half of the next exchange, and begin that exchange."""
-    await_input(PDL)
-    epoch = tl.load(epochs_ptr + 1)
-    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    part = tl.load(part_ptr + offs, mask=offs < count, other=0)
-    tl.store(memory_ptr + (epoch & 1).to(tl.int64) * half + offs, part, mask=offs < count)
-    if tl.program_id(0) == 0:
-        tl.store(epochs_ptr, epoch)
+def next_exchange(peers, program):
+    """Number the next exchange of a program, and find the first entry of its half."""
+    epoch = tl.load(peers.epochs + program) + 1
+    return epoch, (epoch & 1).to(tl.int64) * peers.half
 
 
-@kernel
+@triton.jit
 @no_type_check
-def _take_kernel(
-    out_ptr,
-    parts_ptrs,
-    count,
-    RANKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Copy all parts of this exchange behind each other, and end it."""
-    await_input(PDL)
-    epoch = tl.load(parts_ptrs.epochs)
-    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    source = (epoch & 1).to(tl.int64) * parts_ptrs.half + offs
+def meet_others(peers, program, epoch, most_spins, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """Tell every other rank that this program's share is there, and wait for theirs; most_spins: -1 for ever."""
+    tl.debug_barrier()  # the stores of all threads come before the flags
     for rank in tl.static_range(RANKS):
-        part = tl.load(parts_ptrs.of_rank[rank] + source, mask=offs < count, other=0)
-        tl.store(out_ptr + rank * count.to(tl.int64) + offs, part, mask=offs < count)
-    if tl.program_id(0) == 0:
-        tl.store(parts_ptrs.epochs + 1, epoch + 1)
+        if rank != RANK:
+            tl.atomic_xchg(peers.flags[rank] + program * RANKS + RANK, epoch, sem="release", scope="sys")
+    for rank in tl.static_range(RANKS):
+        if rank != RANK:
+            flag_ptr = peers.flags[RANK] + program * RANKS + rank
+            seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
+            spins = 0
+            while (seen - epoch < 0) & (spins != most_spins):
+                seen = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
+                spins += 1
+    tl.debug_barrier()
+
+
+@kernel
+@no_type_check
+def _exchange_kernel(
+    out_ptr,
+    part_ptr,
+    peers_ptrs,
+    count,
+    most_spins,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Copy every rank's part to the output, in the order of the ranks."""
+    await_input(PDL)
+    program = tl.program_id(0)
+    epoch, first = next_exchange(peers_ptrs, program)
+    num_blocks = tl.cdiv(count, BLOCK)
+    for block in range(program, num_blocks, PROGRAMS):
+        offs = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+        part = tl.load(part_ptr + offs, mask=offs < count, other=0)
+        tl.store(peers_ptrs.memory[RANK] + first + offs, part, mask=offs < count)
+    if program < num_blocks:
+        meet_others(peers_ptrs, program, epoch, most_spins, RANK, RANKS)
+    for block in range(program, num_blocks, PROGRAMS):
+        offs = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+        for rank in tl.static_range(RANKS):
+            part = tl.load(peers_ptrs.memory[rank] + first + offs, mask=offs < count, other=0)
+            tl.store(out_ptr + rank * count.to(tl.int64) + offs, part, mask=offs < count)
+    tl.store(peers_ptrs.epochs + program, epoch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerMemory:
     """Memory of all ranks that each of them sees."""
 
-    memory: tuple[torch.Tensor, ...]  # u8 [2 · half], by rank
+    memory: tuple[torch.Tensor, ...]  # u8 [2 · half + flags], by rank; zeros at first
     rank: int
-    barrier: Callable[[], None]  # after which what every rank has written before it is seen by all
-    epochs: torch.Tensor  # i32 [2]: number of this exchange, and of the next one
+    epochs: torch.Tensor  # i32 [PROGRAMS], zeros at first
+    half: int  # bytes of the largest part
+    most_spins: int = -1  # for the flags of the others; -1: for ever
 
-    @property
-    def half(self) -> int:
-        """Bytes of the largest part."""
-        return self.memory[0].numel() // 2
+    @staticmethod
+    def num_bytes(half: int, num_ranks: int) -> int:
+        """Count the bytes of one rank's memory."""
+        return 2 * half + 4 * PROGRAMS * num_ranks
 
-    def put(self, part: torch.Tensor) -> None:
-        """Begin an exchange: copy this rank's contiguous part, and wait on the device until all have theirs."""
-        integer = _integer_of(part)
-        words = part.view(-1).view(integer)
-        block = block_of(words.numel(), 1024)
-        _put_kernel[(ceil_div(words.numel(), block),)](
-            memory_ptr=self.memory[self.rank].view(integer),
-            part_ptr=words,
-            epochs_ptr=self.epochs,
-            count=words.numel(),
-            half=self.half // words.itemsize,
-            BLOCK=block,
-        )
-        self.barrier()
-
-    def parts(self, dtype: torch.dtype) -> Parts:
-        """List all parts of this exchange for a kernel that reads them, and then adds one to the second epoch."""
-        views = tuple(each.view(dtype) for each in self.memory)
-        return Parts(views, self.epochs, self.half // views[0].itemsize)
+    def arguments(self, dtype: torch.dtype) -> Peers:
+        """Make the arguments of a kernel that exchanges entries of this type."""
+        halves = tuple(each[: 2 * self.half].view(dtype) for each in self.memory)
+        flags = tuple(each[2 * self.half :].view(torch.int32) for each in self.memory)
+        return Peers(halves, flags, self.epochs, self.half // dtype.itemsize)
 
     def gather(self, part: torch.Tensor, out: torch.Tensor) -> None:
         """Copy every rank's part, of one shape, to out [ranks, ...], in the order of the ranks."""
-        self.put(part)
         integer = _integer_of(part)
-        words = out.view(-1).view(integer)
-        count = words.numel() // len(self.memory)
-        block = block_of(count, 1024)
-        _take_kernel[(ceil_div(count, block),)](
-            out_ptr=words,
-            parts_ptrs=self.parts(integer),
-            count=count,
+        words = part.view(-1).view(integer)
+        _exchange_kernel[(PROGRAMS,)](
+            out_ptr=out.view(-1).view(integer),
+            part_ptr=words,
+            peers_ptrs=self.arguments(integer),
+            count=words.numel(),
+            most_spins=self.most_spins,
+            RANK=self.rank,
             RANKS=len(self.memory),
-            BLOCK=block,
+            PROGRAMS=PROGRAMS,
+            BLOCK=_WORDS,
         )
 
 
@@ -129,6 +138,10 @@ class LinkedRanks(RankGroup):
     def links(self, part: torch.Tensor) -> bool:
         """Check whether a part goes through the memory of the others."""
         return part.is_cuda and 0 < part.nbytes <= self.most_bytes
+
+    def within(self, most_spins: int) -> "LinkedRanks":
+        """Let ranks give up the others after so many looks at their flags, as results are then wrong."""
+        return replace(self, peers=replace(self.peers, most_spins=most_spins))
 
 
 def _integer_of(part: torch.Tensor) -> torch.dtype:
@@ -146,10 +159,13 @@ def meet(ranks: RankGroup, device: torch.device, most_bytes: int) -> PeerMemory 
     if reason:
         return reason
     made: Any = None
+    size = PeerMemory.num_bytes(most_bytes, ranks.size)
     try:
         from torch.distributed import _symmetric_memory as symmetric
 
-        made = symmetric.empty(2 * most_bytes, dtype=torch.uint8, device=device)
+        made = symmetric.empty(size, dtype=torch.uint8, device=device)
+        made.zero_()
+        torch.cuda.synchronize()
     except (ImportError, RuntimeError) as error:
         reason = f"this PyTorch allocates none: {_first_line(error)}"
     if reason := _first(ranks, reason):
@@ -160,10 +176,10 @@ def meet(ranks: RankGroup, device: torch.device, most_bytes: int) -> PeerMemory 
 
         group: Any = distributed.group.WORLD
         shared = symmetric.rendezvous(made, group)
-        memory = [shared.get_buffer(rank, (2 * most_bytes,), torch.uint8) for rank in range(ranks.size)]
+        memory = [shared.get_buffer(rank, (size,), torch.uint8) for rank in range(ranks.size)]
         memory[ranks.rank] = made  # which is freed where nobody refers to it
-        epochs = torch.zeros(2, dtype=torch.int32, device=device)
-        peers = PeerMemory(tuple(memory), ranks.rank, lambda: shared.barrier(channel=0), epochs)
+        epochs = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)
+        peers = PeerMemory(tuple(memory), ranks.rank, epochs, most_bytes)
     except RuntimeError as error:
         peers = f"ranks do not see each other's memory: {_first_line(error)}"
     return _first(ranks, peers if isinstance(peers, str) else "") or peers

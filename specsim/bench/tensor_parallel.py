@@ -33,7 +33,12 @@ LIBRARY = "NCCL"
 WIDTH = 4096  # of a row in bf16
 PART_ROWS = (1, 8, 16, 64, 128, 512)
 MOST_BYTES = 40e9  # of weights that a GPU holds twice, for the comparison with eager kernels
-EXCHANGES = ("nccl", "barrier", "_put_kernel", "_take_kernel", "_sum_kernel")  # parts of kernels' names, in lower case
+EXCHANGES = (
+    "nccl",
+    "_exchange_kernel",
+    "_exchanged_sum_kernel",
+    "_sum_kernel",
+)  # parts of kernels' names, in lower case
 Time = Callable[[Scene], Timing]
 
 

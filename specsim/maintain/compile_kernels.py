@@ -218,16 +218,17 @@ def alone_of(size: int, is_linked: bool) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from specsim.fast import engine
-    from specsim.fast.runtime.peer_memory import LinkedRanks, PeerMemory
+    from specsim.fast.runtime.peer_memory import PROGRAMS, LinkedRanks, PeerMemory
 
     if size == 1:
         yield
         return
 
     def linked(ranks: Any, device: torch.device) -> LinkedRanks:
-        memory = tuple(torch.empty(2**20, dtype=torch.uint8) for _ in range(size))
-        peers = PeerMemory(memory, 0, lambda: None, torch.empty(2, dtype=torch.int32))
-        return LinkedRanks(0, size, ranks.board, peers, 2**19)
+        half = 2**19
+        memory = tuple(torch.empty(PeerMemory.num_bytes(half, size), dtype=torch.uint8) for _ in range(size))
+        peers = PeerMemory(memory, 0, torch.empty(PROGRAMS, dtype=torch.int32), half)
+        return LinkedRanks(0, size, ranks.board, peers, half)
 
     distributed.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
     try:
