@@ -3,8 +3,9 @@
 Both are measured once in a process, and sums have the same bits either way.
 """
 
-from collections.abc import Sequence
 from functools import cache
+from itertools import takewhile
+from math import nan
 from statistics import median
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ _REPLAYS = 9
 
 
 class LinkTime(NamedTuple):
-    """Microseconds of a sum over ranks, the slowest rank's."""
+    """Microseconds of a sum over ranks, on the slowest one."""
 
     num_bytes: int  # of each part
     library: float
@@ -39,16 +40,19 @@ class Links(NamedTuple):
     times: tuple[LinkTime, ...] = ()
 
     @property
+    def reason(self) -> str:
+        """Why that memory is not used; empty where it may be."""
+        if isinstance(self.peers, str):
+            return self.peers
+        return "" if all(each.is_equal for each in self.times) else "sums through the memory of other GPUs differ"
+
+    @property
     def most_bytes(self) -> int:
-        """Size up to which the memory of the others is the faster way, without an error."""
-        most = 0
-        for each in self.times:
-            if not each.is_equal:
-                return 0
-            if each.peers > each.library:
-                break
-            most = each.num_bytes
-        return most
+        """Size up to which the memory of the others is the faster way, 0 for none."""
+        if self.reason:
+            return 0
+        faster = takewhile(lambda each: each.peers <= each.library, self.times)
+        return max((each.num_bytes for each in faster), default=0)
 
 
 def linked(ranks: RankGroup | None, device: torch.device) -> RankGroup | None:
@@ -71,32 +75,30 @@ def links(size: int) -> Links:
     peers = meet(ranks, device, MOST_BYTES)
     if isinstance(peers, str):
         return Links(peers)
-    # A rank that waits in vain has another sum, and none uses that memory.
-    linked_ranks = LinkedRanks(ranks.rank, ranks.size, ranks.board, peers, MOST_BYTES).within(_MOST_SPINS)
+    through = LinkedRanks(ranks.rank, ranks.size, ranks.board, peers, MOST_BYTES)
     with torch.inference_mode():
-        own = [_measured((ranks, linked_ranks), rows, device) for rows in ROWS]
-    return Links(peers, slowest(ranks.gather_objects(own)))
+        # Compile without waiting for the others, which may take seconds longer.
+        sum_onto(through.within(0), None, torch.zeros(1, WIDTH, dtype=torch.bfloat16, device=device))
+        torch.cuda.synchronize()
+        # A rank that waits in vain has another sum then, and none uses that memory.
+        return Links(peers, measured(ranks, through.within(_MOST_SPINS), device))
 
 
-def slowest(by_rank: Sequence[Sequence[LinkTime]]) -> tuple[LinkTime, ...]:
-    """Combine the times of all ranks, so that every rank makes the same choice."""
-    return tuple(
-        LinkTime(
-            each[0].num_bytes,
-            max(time.library for time in each),
-            max(time.peers for time in each),
-            all(time.is_equal for time in each),
-        )
-        for each in zip(*by_rank, strict=True)
-    )
-
-
-def _measured(ways: tuple[RankGroup, RankGroup], num_rows: int, device: torch.device) -> LinkTime:
-    generator = torch.Generator(device).manual_seed(ways[0].rank)
-    part = torch.randn(num_rows, WIDTH, generator=generator, device=device).to(torch.bfloat16)
-    sums = [sum_onto(ranks, None, part).values for ranks in ways]
-    library, peers = (_time(ranks, part) for ranks in ways)
-    return LinkTime(part.nbytes, library, peers, torch.equal(*sums))
+def measured(library: RankGroup, peers: RankGroup, device: torch.device) -> tuple[LinkTime, ...]:
+    """Measure sums of both ways by size, up to the first one that differs; every rank gets the same times."""
+    times = []
+    for num_rows in ROWS:
+        generator = torch.Generator(device).manual_seed(library.rank)
+        part = torch.randn(num_rows, WIDTH, generator=generator, device=device).to(torch.bfloat16)
+        library.gather_objects(None)
+        sums = [sum_onto(ranks, None, part).values for ranks in (library, peers)]
+        if not all(library.gather_objects(torch.equal(*sums))):
+            times.append(LinkTime(part.nbytes, nan, nan, False))
+            break
+        own = [_time(ranks, part) for ranks in (library, peers)]
+        by_library, by_peers = (max(each) for each in zip(*library.gather_objects(own), strict=True))
+        times.append(LinkTime(part.nbytes, by_library, by_peers, True))
+    return tuple(times)
 
 
 def _time(ranks: RankGroup, part: torch.Tensor) -> float:

@@ -59,8 +59,8 @@ def exchange_rows(size: int, quick: bool) -> Iterator[Row]:
     ranks = joined(size)
     found = links(ranks.size)
     ways = {LIBRARY: ranks}
-    if isinstance(found.peers, str):
-        note = f"{OURS} is {LIBRARY}'s gather: {found.peers}"
+    if isinstance(found.peers, str) or found.reason:
+        note = f"rounds exchange all parts by {LIBRARY}: {found.reason}"
     else:
         ways = {OURS: LinkedRanks(ranks.rank, ranks.size, ranks.board, found.peers, LARGEST), **ways}
         note = f"rounds exchange parts of up to {found.most_bytes:,} bytes through the memory of the other GPUs"
