@@ -105,14 +105,30 @@ def test_soak(call, tmp_path, monkeypatch, is_ok):
     file = tmp_path / "soak.json"
     given = "--impl fast --device cpu --graph eager --jobs 1".split()
     options = {"impl": "fast", "device": "cpu", "graph": "eager", "jobs": 1, "progress": True}
-    drawn = {"--requests 7 --seed 3": {"num_requests": 7, "seed": 3, "program": None}, "--program x": {"program": "x"}}
+    drawn = {
+        "--requests 7 --seed 3": {"num_requests": 7, "seed": 3, "program": None, "adaptive": None, "policy_name": None},
+        "--adaptive throughput": {"program": None, "adaptive": "throughput", "policy_name": "throughput"},
+        "--program x": {"program": "x"},
+    }
     for words, expected in drawn.items():
         assert call("soak", *given, *words.split(), "--json", str(file)) == (0 if is_ok else 1, "shown\n", "")
         assert asked.pop() == ((), options | expected)
         assert json.loads(file.read_text()) == {"schema": "specsim/soak/1"} | soaked
     call("soak")
     assert asked == [
-        ((), {"impl": "reference", "device": None, "graph": None, "jobs": 2, "program": None, "progress": True})
+        (
+            (),
+            {
+                "impl": "reference",
+                "device": None,
+                "graph": None,
+                "jobs": 2,
+                "program": None,
+                "adaptive": None,
+                "policy_name": None,
+                "progress": True,
+            },
+        )
     ]
 
 

@@ -60,7 +60,7 @@ def rejection_sample(
     draft_token_ids: Tensor, num_draft_tokens: list[int], max_spec_len: int, _cu_num_draft_tokens: Tensor,
     draft_probs: Tensor | None, target_probs: Tensor, bonus_token_ids: Tensor, sampling_metadata: Any,
 ) -> Tensor:  # fmt: skip
-    """Pad all chains to the longest; each request's length limit admits only its own drafts.
+    """Pad all chains to the longest; the depth of each request's tree is the number of its drafts.
 
     Uniforms are named by a seed from torch's generator.
     """
@@ -84,9 +84,9 @@ def rejection_sample(
     temperatures = torch.where(sampling_metadata.temperature > 0, _UNIT, 0.0).tolist()
     params = [SamplingParams(temperature=temperature, seed=seed) for temperature in temperatures]
     requests = range(len(lengths))
-    batch = Batch.of(requests, requests, (steps + 1 - lengths).tolist(), params, vocab_size)
+    batch = Batch.of(requests, requests, [1] * len(lengths), params, vocab_size)
     no_links = torch.full_like(tokens_BN, -1)  # a chain needs none
-    tree = verify_input(Trees(tokens_BN, no_links, no_links), padded(draft_RV))
+    tree = verify_input(Trees(tokens_BN, no_links, no_links), padded(draft_RV), lengths.int().to(device))
     verdict = _walk_batch(batch, tree, logits_BNV, None, config)
     output = verdict.predict.view(tokens_BN.shape)
     is_bonus_BN = (torch.arange(steps + 1, device=device) == lengths.to(device)[:, None]) & (output >= 0)
@@ -118,7 +118,9 @@ def _walk_batch(
     return walk(batch, tree, Logits.unchanged(logits_BNV.flatten(0, 1), batch.size), uniforms, config)
 
 
-def verify_input(trees: Trees, draft_prob_BMV: Tensor | None = None) -> VerifyInput:
+def verify_input(
+    trees: Trees, draft_prob_BMV: Tensor | None = None, proposed_depth: Tensor | None = None
+) -> VerifyInput:
     """Make the state that the kernels read, without the tensors that they do not read."""
     tokens, next_token, next_sibling = trees
     unread = tokens.new_empty(0)
@@ -132,7 +134,7 @@ def verify_input(trees: Trees, draft_prob_BMV: Tensor | None = None) -> VerifyIn
         retrieve_next_token=next_token,
         retrieve_next_sibling=next_sibling,
         cache_locations=unread,
-        proposed_depth=unread,
+        proposed_depth=unread if proposed_depth is None else proposed_depth,
         draft_prob=draft_prob_BMV,
     )
 

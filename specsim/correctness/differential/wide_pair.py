@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 
+from specsim.core.block import BlockConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.correctness.differential.wide_weights import (
+    CODE,
     CONTEXT,
     HEAD,
+    PART,
     SHAPE,
     SHARE,
     SOFT,
@@ -160,6 +163,44 @@ def _frozen_kv(
     return DrafterCheckpoint(config, tensors)
 
 
+def _block(
+    model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator, kind: str = "dflash"
+) -> DrafterCheckpoint:
+    """Make a block drafter whose rows take their own code out and the codes of the tokens before in.
+
+    The Markov head of DSpark knows the token before the draft instead, and its code ends one draft of four.
+    """
+    is_own = kind == "dflash"
+    block = BlockConfig(8, model.vocab_size - 1)
+    if not is_own:
+        block = replace(block, predicts="next", markov_rank=PART, confidence="hidden_and_token", threshold=0.25)
+    features = tuple(range(target.config.num_layers))[-3:]
+    config = DrafterConfig(kind, model, model.vocab_size, model.hidden_size, feature_layers=features, block=block)
+    tensors = random_tensors(drafter_layout(config).required, generator)
+    tensors["norm.weight"] *= 1.3
+    fusing = tensors["fc.weight"]
+    fusing *= 0.2
+    embedded = torch.cat([torch.arange(CODE.stop), torch.arange(SOFT.start, SOFT.stop)])
+    fusing[embedded, embedded] = 1.0  # the first features are embeddings
+    prefix = "layers.0.self_attn."
+    output = tensors[f"{prefix}o_proj.weight"]
+    for part in (0, 1):
+        to = HEAD * part
+        for head_index, distance in ((2 * part, 1), (2 * part + 1, 0)):
+            find(tensors, prefix, head_index, distance, model, 1 / SHARE)
+            copy(tensors, prefix, head_index, to, to, model, SHARE)
+            output[:, HEAD * head_index : HEAD * (head_index + 1)] *= is_own if distance else -1.0
+        find(tensors, prefix, 4 + part, part + (2 if is_own else 1), model, 1 / SHARE)
+        copy(tensors, prefix, 4 + part, 0, CONTEXT.start + to, model, SHARE)
+    if block.markov_rank:
+        tensors["markov_head.markov_w1.weight"] = target.tensors["model.embed_tokens.weight"][:, CODE].clone()
+        tensors["markov_head.markov_w2.weight"] = target.tensors["lm_head.weight"][:, CODE].clone()
+        confidence = 0.02 * tensors["confidence_head.proj.weight"]
+        confidence[0, model.hidden_size + torch.tensor([3, 5])] = 2.0
+        tensors["confidence_head.proj.weight"] = confidence
+    return DrafterCheckpoint(config, tensors)
+
+
 def _standalone(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
     """Make a language model of one layer."""
     config = DrafterConfig("standalone", model, model.vocab_size, model.hidden_size)
@@ -172,6 +213,8 @@ _MAKE = {
     "eagle3.1": partial(_eagle3, kind="eagle3.1"),
     "p-eagle": partial(_eagle3, kind="p-eagle"),
     "mtp": _mtp,
+    "dflash": _block,
+    "dspark": partial(_block, kind="dspark"),
     "frozen-kv": _frozen_kv,
     "standalone": _standalone,
 }
