@@ -1,5 +1,7 @@
 """Choice of the way between GPUs by measured times."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -34,9 +36,10 @@ def test_nothing_is_linked_where_a_sum_differs(place):
 def _measured(ranks):
     """Measure with made-up times, rank 1 slower, and a sum of 16 rows that is wrong on rank 1."""
     peers = RankGroup(ranks.rank, ranks.size, PhaseBoard())
-    rank_links.ROWS = (1, 4, 16, 64)
-    rank_links.sum_onto = lambda way, base, part: Rows(part + float(len(part) == 16 and way is peers and ranks.rank))
-    rank_links._time = lambda way, part: 2.0 * len(part) + ranks.rank + (way is peers)
+    module: Any = rank_links
+    module.ROWS = (1, 4, 16, 64)
+    module.sum_onto = lambda way, base, part: Rows(part + float(len(part) == 16 and way is peers and ranks.rank))
+    module._time = lambda way, part: 2.0 * len(part) + ranks.rank + (way is peers)
     return measured(ranks, peers, torch.device("cpu"))
 
 

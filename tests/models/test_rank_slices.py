@@ -30,12 +30,14 @@ OF_FAMILY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("drafter", ["eagle", "eagle3"])
+@pytest.mark.parametrize("drafter", ["eagle", "eagle3", "mtp"])
 def test_slices_that_are_read_are_those_of_the_whole(drafter):
     whole = load(drafter=drafter)
     for rank in range(2):
         part = RankPart(rank, 2)
         own = load(drafter=drafter, parts=Parts(part, part))
+        assert own.checkpoint is not None
+        assert whole.checkpoint is not None
         for checkpoint, whole_one, tables in (
             (own.target, whole.target, TABLES),
             (own.checkpoint, whole.checkpoint, DRAFTER_TABLES),
