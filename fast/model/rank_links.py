@@ -41,7 +41,7 @@ class Links(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why that memory is not used; empty where it may be."""
+        """Obstacle to the use of that memory; empty where there is none."""
         if isinstance(self.peers, str):
             return self.peers
         return "" if all(each.is_equal for each in self.times) else "sums through the memory of other GPUs differ"

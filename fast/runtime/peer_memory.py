@@ -140,7 +140,7 @@ class LinkedRanks(RankGroup):
         return part.is_cuda and 0 < part.nbytes <= self.most_bytes
 
     def within(self, most_spins: int) -> "LinkedRanks":
-        """Let ranks give up the others after so many looks at their flags, as results are then wrong."""
+        """Let ranks look at most this often at the others' flags; after that a result may be wrong."""
         return replace(self, peers=replace(self.peers, most_spins=most_spins))
 
 

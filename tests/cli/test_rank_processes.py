@@ -47,7 +47,7 @@ def test_the_status_of_rank_0_is_returned(run, status):
 
 
 def test_a_rank_that_is_done_waits_for_rank_0(run):
-    """Rank 0 has work of its own at the end, for longer than ranks have to end after another one failed."""
+    """Rank 0 works alone at the end, for longer than ranks have after a failure."""
     assert run("time.sleep(1.5); sys.exit(1)", "sys.exit(1)") == (1, "")
 
 

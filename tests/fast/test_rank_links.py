@@ -16,7 +16,7 @@ MEMORY = PeerMemory((), 0, torch.zeros(0), 8)
 TIMES = (LinkTime(8, 5.0, 3.0, True), LinkTime(16, 6.0, 6.0, True), LinkTime(32, 7.0, 9.0, True))
 
 
-def test_the_other_way_is_taken_up_to_the_size_where_it_is_slower():
+def test_the_other_way_is_taken_up_to_where_it_is_slower():
     assert Links(MEMORY, TIMES).most_bytes == 16
     assert Links(MEMORY, (*TIMES, LinkTime(64, 9.0, 1.0, True))).most_bytes == 16
     assert Links(MEMORY, TIMES[2:]).most_bytes == 0
