@@ -7,10 +7,10 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.target import ModelConfig
-from specsim.simulator import CostModel, hardware, model
+from specsim.simulator import CostModel, drafter, hardware, model
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware, names
-from specsim.simulator.model import Model, drafter
+from specsim.simulator.model import Model
 
 
 class Expected(NamedTuple):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from specsim.bench import (
+    adaptive,
     baselines,
     bookkeeping,
     determinism,
@@ -83,6 +84,10 @@ _BASELINES: dict[str, Group] = {
     "shape": lambda run, peaks: baselines.shaped_rows(run.shape, peaks),
     "attention": lambda _, peaks: baselines.attention_rows(peaks),
 }
+_ADAPTIVE: dict[str, Group] = {
+    "loads": lambda run, _: adaptive.load_rows(run.shape, run.quick),
+    "shipped": lambda run, _: adaptive.shipped_rows(run.quick),
+}
 _SIMULATOR: dict[str, Group] = {
     "loop": lambda run, _: simulated.loop_rows(run.quick),
     "scheduler": lambda _, __: simulated.scheduler_rows(),
@@ -98,6 +103,7 @@ SUITES = {
     "round": Suite(_ROUND, 400),
     "scale": Suite(_SCALE, 240),
     "baselines": Suite(_BASELINES, 240),
+    "adaptive": Suite(_ADAPTIVE, 200),
     "simulator": Suite(_SIMULATOR, 240, needs_gpu=False),
     "tensor-parallel": Suite(_TENSOR_PARALLEL, 400, needs_ranks=True),
 }

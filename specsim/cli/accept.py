@@ -50,8 +50,8 @@ def accept(
         list[str] | None,
         option(
             "Model",
-            "Drafter: eagle3, eagle, mtp, frozen-kv, dflash, dspark, standalone, ngram, suffix, or MODULE:NAME of "
-            "your own; may be repeated. With --target also a folder or hub id of weights.",
+            "Drafter: eagle3, eagle, p-eagle, mtp, frozen-kv, dflash, dspark, standalone, ngram, suffix, or "
+            "MODULE:NAME of your own; may be repeated. With --target also a folder or hub id of weights.",
             metavar="NAME",
             show_default="all shipped ones",
         ),

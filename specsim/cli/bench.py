@@ -19,7 +19,7 @@ def bench(
         option(
             "Benchmark",
             "Operations that are timed.",
-            metavar="kernels|experts|round|scale|baselines|simulator|tensor-parallel",
+            metavar="kernels|experts|round|scale|baselines|adaptive|simulator|tensor-parallel",
         ),
     ],
     shape: Annotated[

@@ -88,7 +88,7 @@ def calibrate(
     from specsim.simulator.calibration.server_fit import fit_server, read_files
     from specsim.simulator.calibration.show import show
     from specsim.simulator.cost import CostModel
-    from specsim.simulator.model import drafter as drafters
+    from specsim.simulator.drafter import drafter as drafters
 
     target = models(model)
     head = drafters(drafter, target, draft_vocab if drafter == "eagle3" else None)

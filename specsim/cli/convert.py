@@ -9,14 +9,17 @@ from specsim.cli.options import option
 
 def convert(
     target: Annotated[str, option("Model", "Target's folder or hub id, for its config.json.", metavar="FOLDER")],
-    draft: Annotated[str, option("Model", "Head of kind EAGLE-3 or P-EAGLE: a folder or a hub id.", metavar="FOLDER")],
+    draft: Annotated[
+        str, option("Model", "EAGLE-3, P-EAGLE, DFlash or DSpark head: a folder or a hub id.", metavar="FOLDER")
+    ],
     to: Annotated[Path, option("Output", "New folder for the head.", metavar="FOLDER")],
-    layout: Annotated[str, option("Output", "Layout of its files.", metavar="eagle|speculators")],
+    layout: Annotated[str, option("Output", "Layout of its files.", metavar="eagle|z-lab|deepspec|speculators")],
     draft_field: options.DraftField = None,
 ) -> None:
     """Write a head in another layout, and read it back.
 
-    Tensors are copied bit for bit; the folder appears only if it reads back equal.
+    Tensors are copied bit for bit; the folder appears only if it reads back equal. Layout eagle is for EAGLE-3 and
+    P-EAGLE, z-lab for DFlash, deepspec for DSpark, and speculators for all of them.
 
     Exit status: 0 when written, 2 for bad input.
 

@@ -1,10 +1,11 @@
-"""Options of plan for files with the schedule by batch size that engines read."""
+"""Options of plan for files that engines, or the adaptive policy of this one, read."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli.options import option
+from specsim.core.errors import InputError
 from specsim.core.files import write_whole
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _FILE = "Write the best chain by batch size as"
 
 @dataclass(frozen=True, slots=True)
 class EngineFileGroup:
-    """Files with the schedule by batch size that engines read."""
+    """Files with the schedule by batch size that engines read, and that of the goodput policy."""
 
     sglang_file: Annotated[
         Path | None,
@@ -32,23 +33,41 @@ class EngineFileGroup:
         option("Output", f"{_FILE} TensorRT-LLM's --config: YAML or JSON.", metavar="FILE", show_default=False),
     ] = None
 
+    goodput_file: Annotated[
+        Path | None,
+        option(
+            "Output",
+            "Write the cost of rounds by batch size as a policy for specsim's --adaptive.",
+            metavar="FILE.json",
+            show_default=False,
+        ),
+    ] = None
+
     @property
     def paths(self) -> dict[str, Path | None]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def write(self, found: "Plan", draft: str) -> list[str]:
         """Write the files, all or none of them; returns the options that give them to the engines."""
-        from specsim.simulator.engine_files import FILES, text
+        from specsim.simulator.engine_files import text
 
-        cell = found.cell
-        made = {
-            path: text(FILES[name.removesuffix("_file")](found.chains, cell.drafter, draft), path)
-            for name, path in self.paths.items()
-            if path is not None
-        }
+        given = {name: path for name, path in self.paths.items() if path is not None}
+        if self.goodput_file is not None and self.goodput_file.suffix != ".json":
+            raise InputError("goodput_file", str(self.goodput_file), "a name that ends in .json")
+        made = {path: text(_value(name, found, draft), path) for name, path in given.items()}
         for path, content in made.items():
             write_whole(path, content.encode())
-        return [_usage(name, path, found, draft) for name, path in self.paths.items() if path is not None]
+        return [_usage(name, path, found, draft) for name, path in given.items()]
+
+
+def _value(name: str, found: "Plan", draft: str) -> dict[str, Any]:
+    """Make the value of a file."""
+    from specsim.simulator.engine_files import FILES
+    from specsim.simulator.goodput_file import goodput_file
+
+    if name == "goodput_file":
+        return goodput_file(found)
+    return FILES[name.removesuffix("_file")](found.chains, found.cell.drafter, draft)
 
 
 def _usage(name: str, path: Path, found: "Plan", draft: str) -> str:
@@ -57,14 +76,25 @@ def _usage(name: str, path: Path, found: "Plan", draft: str) -> str:
 
     if name == "sglang_file":
         first = max(found.chains, key=lambda each: (each.config.num_steps > 0, -each.low)).config
-        flags = sglang_flags(found.cell, first, draft)
+        flags = sglang_flags(found.cell, first, draft) or ""
         return f"SGLang: {flags} --speculative-adaptive --speculative-adaptive-config {path}"
+    if name == "goodput_file":
+        return f"specsim: {_tree_options(found)} --adaptive {path}"
     if name == "vllm_file":
         return f'vLLM: --speculative-config "$(cat {path})"'
     first = found.chains[0].config.num_steps
     fewer = any(each.config.num_steps > first for each in found.chains)
     note = f" (it takes the most drafts at batch size 1: {first} at most, fewer than planned)" if fewer else ""
     return f"TensorRT-LLM: trtllm-serve --config {path}{note}"
+
+
+def _tree_options(found: "Plan") -> str:
+    """Write the options of the goodput policy's setting of most steps."""
+    from specsim.simulator.goodput_file import deepest
+
+    config = deepest(found)
+    size = "" if config.topk == 1 else f" --num-draft-tokens {config.num_draft_tokens}"
+    return f"--topk {config.topk} --num-steps {config.num_steps}{size}"
 
 
 def show_chains(found: "Plan", console: "Console") -> None:

@@ -72,6 +72,7 @@ def plan(
       specsim plan --rate 4 --prompt-tokens 1000-2000 --output-tokens 200
       specsim plan --workload azure.csv --slo ttft=200ms,tpot=20ms
       specsim plan --workload chats.json --concurrency 32 --vllm-file spec.json
+      specsim plan --profile server.json --goodput-file goodput.json
     """
     given = flat(locals())
     from tqdm.auto import tqdm
@@ -126,7 +127,8 @@ def show(found: "Plan", draft: str, acceptance: str, console: "Console") -> None
     show_batches(found, console)
     show_chains(found, console)
     heading(console, f"SGLang: {short_setting(found.best.config)}")
-    console.print(sglang_flags(load, found.best.config, draft), soft_wrap=True)
+    flags = sglang_flags(load, found.best.config, draft)
+    console.print(flags or f"SGLang has no drafter of kind {load.drafter}.", soft_wrap=True)
     if found.best_chain is not None:
         heading(console, f"vLLM (chains only): {short_setting(found.best_chain.config)}")
         console.print(vllm_flags(load, found.best_chain.config, draft), soft_wrap=True)
@@ -195,11 +197,11 @@ def _method(found: "Plan") -> str:
 def show_limits(found: "Plan", console: "Console") -> None:
     """Say which settings were not tried though the best one may be among them."""
     from specsim.core.display import paragraph
-    from specsim.simulator.candidates import takes_trees
+    from specsim.simulator.candidates import why_no_trees
 
-    if not takes_trees(found.cell):
+    if why := why_no_trees(found.cell):
         console.print()
-        paragraph(console, "No trees were tried: engines take them for latent attention with --page-size 1 only.")
+        paragraph(console, f"No trees were tried: {why}.")
     if not found.limits:
         return
     names = {"topk": "topk", "num_steps": "steps", "num_draft_tokens": "draft tokens"}

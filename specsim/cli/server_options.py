@@ -25,7 +25,7 @@ Hardware = Annotated[
     ),
 ]
 TensorParallel = Annotated[int, option("Hardware", "GPUs that share the model by tensor parallelism. [at least 1]")]
-DraftVocab = Annotated[int, option("Model", "Vocabulary of an eagle3 drafter, in tokens. [at least 1]")]
+DraftVocab = Annotated[int, option("Model", "Vocabulary of an eagle3 or p-eagle drafter, in tokens. [at least 1]")]
 Requests = Annotated[int, option("Load", "Number of requests. [at least 1]")]
 Concurrency = Annotated[
     int | None,
@@ -103,7 +103,9 @@ class ServerGroup:
     model: Model = "llama-3.1-8b"
     hardware: Hardware = "H100-SXM"
     tensor_parallel: TensorParallel = 1
-    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3|mtp")] = "eagle3"
+    drafter: Annotated[
+        str, option("Model", "Drafter architecture.", metavar="eagle|eagle3|p-eagle|mtp|dflash|dspark")
+    ] = "eagle3"
     draft_vocab: DraftVocab = 32000
     kv_cache_dtype: KvCacheDtype = "auto"
     profile: Profile = None

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from specsim.simulator.option import Option
 
 CLIENTS = 64
-DRAFTERS = ("eagle", "eagle3", "mtp", "none")
 RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", "adaptive", *NAMES)
@@ -55,7 +54,12 @@ def simulate(
     hardware: cell.Hardware = "H100-SXM",
     tensor_parallel: cell.TensorParallel = 1,
     drafter: Annotated[
-        str, option("Model", "Drafter architecture; none is plain decoding.", metavar="eagle|eagle3|mtp|none")
+        str,
+        option(
+            "Model",
+            "Drafter architecture; none is plain decoding.",
+            metavar="eagle|eagle3|p-eagle|mtp|dflash|dspark|none",
+        ),
     ] = "eagle3",
     draft_vocab: cell.DraftVocab = 32000,
     kv_cache_dtype: cell.KvCacheDtype = "auto",
@@ -158,10 +162,11 @@ def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> Non
 def _served(given: dict[str, Any], traffic: TrafficGroup) -> tuple["Cell", "Option"]:
     """Make the server under its load, and the option that it serves with."""
     from specsim.simulator.cell import Cell
+    from specsim.simulator.drafter import KINDS
     from specsim.simulator.option import Option
     from specsim.simulator.request_formats import read_requests
 
-    require_choice("drafter", given["drafter"], DRAFTERS)
+    require_choice("drafter", given["drafter"], (*KINDS, "none"))
     cell.check_one_load(given | {"workload": None})
     values = {field.name: given[field.name] for field in fields(Cell) if field.name in given}
     if traffic.workload is not None:

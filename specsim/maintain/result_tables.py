@@ -22,7 +22,7 @@ GRID_HEADINGS = (
     "largest logprob error",
 )
 BENCH_HEADINGS = ("operation", "setting", "ours, us", "roofline, us", "ours / roofline", "target", "best baseline, us")
-SUITE_ORDER = ("round", "kernels", "experts", "scale", "baselines")
+SUITE_ORDER = ("round", "kernels", "experts", "scale", "baselines", "adaptive")
 MAX_ROWS = 8  # of one operation that get a table row each
 # Texts in kept results, and today's words for them.
 RENAMED = {

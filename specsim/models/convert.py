@@ -35,7 +35,9 @@ def convert(
     layout: str,
     draft_fields: dict[str, object] | None = None,
 ) -> Converted:
-    """Write an EAGLE-3 or P-EAGLE head in the layout `eagle` or `speculators`.
+    """Write a head in another of its layouts: `eagle` (EAGLE-3, P-EAGLE), `z-lab` (DFlash), `deepspec` (DSpark).
+
+    All four have the layout `speculators` too.
 
     target: folder or hub id, only its config.json is read. The new folder must not exist. It is there only if what was
     written reads back as the same config and the same tensors, bit for bit.

@@ -4,24 +4,30 @@ from collections.abc import Mapping
 
 import torch
 
+from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.pair import Pair
 
-_LOOKED_UP = ("embed_tokens.weight", "d2t", "t2d")  # tables: a token needs one row of them
+_LOOKED_UP = ("embed_tokens.weight", "markov_w1.weight", "d2t", "t2d")  # tables: a token needs one row of them
 _HEAD = "lm_head.weight"
+_OF_EACH_DRAFT = ("markov_head.markov_w2.weight", "confidence_head.proj.weight", "confidence_head.proj.bias")
 
 
-def draft_cost(pair: Pair) -> float:
+def draft_cost(pair: Pair, num_steps: int = 1) -> float:
     """Compute the weights that one draft reads, as a share of those that a forward pass of the target reads.
 
-    A drafter without a head of its own reads the target's. A draft of MTP is made by one of its modules. A drafter
-    without weights, and a pair without a drafter, cost nothing.
+    A drafter without a head of its own reads the target's. A draft of MTP is made by one of its modules. P-EAGLE and
+    block drafters make num_steps drafts in one forward, so a draft counts its share of it, and DSpark's heads for each
+    draft in whole. A drafter without weights, and a pair without a drafter, cost nothing.
     """
     checkpoint = pair.checkpoint
     if checkpoint is None:
         return 0.0
     target = _weights(pair.target.tensors)
-    own = _weights(checkpoint.tensors) / checkpoint.config.num_modules
     head = 0 if _HEAD in checkpoint.tensors else pair.target.tensors[_HEAD].numel()
+    if checkpoint.config.kind in ("p-eagle", *BLOCK_KINDS):
+        each = _weights({name: checkpoint.tensors[name] for name in _OF_EACH_DRAFT if name in checkpoint.tensors})
+        return ((_weights(checkpoint.tensors) - each + head) / num_steps + each) / target
+    own = _weights(checkpoint.tensors) / checkpoint.config.num_modules
     return (own + head) / target
 
 

@@ -14,6 +14,7 @@ from specsim.core.drafter import columns_ahead
 from specsim.core.engine import Engine
 from specsim.core.errors import InputError, require, require_type
 from specsim.core.policies.policy import Policy
+from specsim.core.pool import KVPool
 from specsim.serving.adaptation import adaptation_of, settings_of
 from specsim.serving.admission import Admission, Plan
 from specsim.serving.queue import Queue
@@ -35,8 +36,9 @@ class Scheduler:
     """Continuous batching over an engine of either implementation.
 
     Requests are added with `submit` and advanced with `step`, or with `run` until all have ended; `close` then frees
-    all slots. policy: chooses the setting of every round, for an engine with several. clock: seconds, for the requests'
-    times. audits: whether the pool is audited after every step.
+    all slots. policy: chooses the setting of every round, for an engine with several. pools: those of a closed
+    scheduler over the same engine and setting of serving, whose captured graphs then serve this one too. clock:
+    seconds, for the requests' times. audits: whether the pool is audited after every step.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Scheduler:
         serving: ServingConfig | None = None,
         *,
         policy: Policy | None = None,
+        pools: KVPool | None = None,
         clock: Callable[[], float] = time.perf_counter,
         audits: bool = False,
     ) -> None:
@@ -54,7 +57,7 @@ class Scheduler:
         config = engine.config
         check_serving(serving, config)
         self.max_len = config.length_limit
-        self.pools = engine.make_pools(2 * serving.max_running, serving.num_slots)
+        self.pools = engine.make_pools(2 * serving.max_running, serving.num_slots) if pools is None else pools
         self.drafter = engine.drafter
         settings, ahead, lookahead = settings_of(engine), columns_ahead(self.drafter), self.drafter.lookahead
         self.residents = Residents(self.pools, settings, serving.prefix_cache, ahead, lookahead)

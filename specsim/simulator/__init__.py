@@ -4,8 +4,9 @@ Nothing here needs torch: it only takes and returns figures.
 """
 
 from specsim.simulator.cost import CostModel, Phases
+from specsim.simulator.drafter import Drafter, drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware, hardware
-from specsim.simulator.model import Drafter, Model, drafter, model
+from specsim.simulator.model import Model, model
 
 __all__ = ["CostModel", "Drafter", "Efficiency", "Hardware", "Model", "Phases", "drafter", "hardware", "model"]

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from specsim.core.config import SpecConfig
 from specsim.simulator.cell import Cell
+from specsim.simulator.drafter import BLOCKS
 from specsim.simulator.model import read_config
 
 TREES = ((2, 2), (2, 3), (2, 5), (3, 4), (4, 3), (4, 5), (8, 3), (8, 5))  # topk and num_steps
+CHAINS_ONLY = ("p-eagle", *BLOCKS)  # drafters over whose drafts no released engine builds trees
 SIZES = (4, 8, 16, 32, 64)  # num_draft_tokens
 
 
@@ -26,8 +28,17 @@ def candidates(cell: Cell) -> list[SpecConfig]:
 
 
 def takes_trees(cell: Cell) -> bool:
-    """Whether an engine takes trees: none does for latent attention on pages of several tokens."""
-    return cell.page_size == 1 or not has_latent_attention(cell)
+    """Whether an engine takes trees."""
+    return not why_no_trees(cell)
+
+
+def why_no_trees(cell: Cell) -> str:
+    """Say why no engine takes trees; empty where one does."""
+    if cell.drafter in CHAINS_ONLY:
+        return "no released engine builds them over parallel drafts"
+    if cell.page_size > 1 and has_latent_attention(cell):
+        return "engines take them for latent attention with --page-size 1 only"
+    return ""
 
 
 def has_latent_attention(cell: Cell) -> bool:

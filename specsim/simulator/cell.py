@@ -9,9 +9,10 @@ from specsim.core.policies.named import named_policy, policy_value
 from specsim.simulator.arrivals import DAY, Arrivals
 from specsim.simulator.bounds import count, is_number
 from specsim.simulator.calibration.profile import profile
+from specsim.simulator.drafter import OWN_VOCABULARY, drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
-from specsim.simulator.model import drafter, model
+from specsim.simulator.model import model
 from specsim.simulator.option import Option
 from specsim.simulator.published_acceptance import DEFAULT
 from specsim.simulator.quantization import KV_BYTES
@@ -36,8 +37,8 @@ class Cell:
     model: str = "llama-3.1-8b"  # a shipped name or a config.json
     hardware: str = "H100-SXM"  # a name of hardware.csv, or a file (simulator.hardware)
     tensor_parallel: int = 1
-    drafter: str = "eagle3"  # eagle, eagle3 or mtp
-    draft_vocab: int = 32000  # vocabulary of eagle3
+    drafter: str = "eagle3"  # one of simulator.drafter.KINDS
+    draft_vocab: int = 32000  # vocabulary of an eagle3 or p-eagle head
     topk: int = 1
     num_steps: int = 3  # 0: plain decoding
     num_draft_tokens: int | None = None  # None: the whole chain
@@ -118,7 +119,7 @@ class Cell:
         target = model(self.model)
         if self.kv_cache_dtype != "auto":
             target = replace(target, kv_bytes=KV_BYTES[self.kv_cache_dtype])
-        head = drafter(self.drafter, target, self.draft_vocab if self.drafter == "eagle3" else None)
+        head = drafter(self.drafter, target, self.draft_vocab if self.drafter in OWN_VOCABULARY else None)
         same = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")
         settings: dict[str, Any] = {name: getattr(self, name) for name in (*same, "efficiency", "kept")}
         settings["schedule"] = self._schedule(option)

@@ -9,10 +9,11 @@ import numpy as np
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.simulator.bounds import lengths, share, whole
+from specsim.simulator.drafter import Drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.forward import Forward, padded
 from specsim.simulator.hardware import Hardware
-from specsim.simulator.model import Drafter, Model
+from specsim.simulator.model import Model
 from specsim.simulator.steps import exposed_seconds
 
 MOST_PARTS = 2**14  # most cached results of a cost model
@@ -126,9 +127,10 @@ class CostModel:
         if config.is_plain or self.drafter is None:
             return seconds
         drafting = self._forward(self.drafter.model)
-        seconds += self.drafter.forwards(config.num_steps) * drafting.exchanges(rows * config.topk)
-        if self.drafter.is_feature:
-            seconds += drafting.exchanges(rows * (config.num_steps + 1))
+        own = self.drafter.rows(config)
+        seconds += self.drafter.forwards(config.num_steps) * drafting.exchanges(rows * own.draft)
+        if self.drafter.is_feature and not self.drafter.is_block:
+            seconds += drafting.exchanges(rows * own.extend)
         return seconds
 
     def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
@@ -152,8 +154,13 @@ class CostModel:
         nodes = config.num_draft_tokens
         device = self._taken_along(self.model, new, behind, contexts, nodes, nodes) + self.efficiency.filters
         if self.drafter:
-            rows = 0 if config.is_plain or not self.drafter.is_feature else config.num_steps + 1
-            device += self._taken_along(self.drafter.model, new, behind, contexts, rows, min(rows, 1))
+            own = self.drafter.rows(config)
+            none = config.is_plain or not self.drafter.is_feature
+            rows, head_rows = (0, 0) if none else (own.extend, own.extend_head)
+            if self.drafter.is_block:
+                device += self._context(float(new.sum()) + size * rows, graph=False).at(contexts, 0.0)
+            else:
+                device += self._taken_along(self.drafter.model, new, behind, contexts, rows, head_rows)
         if size and self.drafter and not config.is_plain:
             device += self.phases(contexts, config).draft
         return device + self._exposed(size + len(new), device, config if size else _PLAIN)
@@ -220,15 +227,27 @@ class CostModel:
         none = Part()
         if config.is_plain or self.drafter is None:
             return RoundParts(none, verify, none)
-        drafting = self._forward(self.drafter.model, graph and self.draft_graph)
+        has_graph = graph and self.draft_graph
+        drafting = self._forward(self.drafter.model, has_graph)
         forwards = self.drafter.forwards(config.num_steps)
-        lanes = config.topk
-        draft = self._part(drafting, rows, lanes, lanes, lanes * forwards / 2, forwards) if forwards else none
-        draft = replace(draft, seconds=draft.seconds + config.num_steps * self.efficiency.draft_step)
+        own = self.drafter.rows(config)
+        draft = self._part(drafting, rows, own.draft, own.draft_head, own.beyond, forwards) if forwards else none
+        between = sum(drafting.step(self.drafter.step_weights, rows * each) for each in self.drafter.parents(config))
+        between += self.drafter.steps(config.num_steps) * self.efficiency.draft_step
+        draft = replace(draft, seconds=draft.seconds + between)
         if not self.drafter.is_feature:
             return RoundParts(draft, verify, none)
-        extend = self._part(drafting, rows, config.num_steps + 1, 1, config.num_steps / 2, entry=True)
+        if self.drafter.is_block:
+            return RoundParts(draft, verify, self._context(rows * own.extend, has_graph))
+        extend = self._part(drafting, rows, own.extend, own.extend_head, (own.extend - 1) / 2, entry=True)
         return RoundParts(draft, verify, extend)
+
+    def _context(self, rows: float, graph: bool) -> Part:
+        """Compute the writing of a block drafter's context."""
+        assert self.drafter is not None
+        forward = self._forward(self.drafter.model, graph)
+        launching = 0.0 if graph else forward.context_kernels * self.efficiency.launch
+        return Part(forward.context(rows), (), launching)
 
     def _part(
         self, forward: Forward, size: int, rows: int, head_rows: int, beyond: float, times: int = 1, entry: bool = False

@@ -22,14 +22,14 @@ def sglang_file(ranges: Sequence[Range], drafter: str, draft: str) -> dict[str, 
 
     A key is the lowest batch size of its range.
     """
-    _check_ranges(ranges)
+    _check_ranges(ranges, drafter)
     value = {str(each.low): {"candidate_steps": [each.config.num_steps]} for each in ranges}
     return check("sglang", value)
 
 
 def vllm_file(ranges: Sequence[Range], drafter: str, draft: str) -> dict[str, Any]:
     """Make vLLM's speculative config, whose entries are [lowest batch size, highest, draft tokens]."""
-    most = _check_ranges(ranges)
+    most = _check_ranges(ranges, drafter)
     value: dict[str, Any] = {"method": drafter, "num_speculative_tokens": most}
     if drafter != "mtp":
         value["model"] = draft
@@ -43,7 +43,7 @@ def tensorrt_llm_file(ranges: Sequence[Range], drafter: str, draft: str) -> dict
     The smallest batches have to have the most drafts: further ranges get no more than these. Plain decoding at the end
     follows from the lack of a key, and plain decoding for the smallest batches cannot be said.
     """
-    _check_ranges(ranges)
+    _check_ranges(ranges, drafter)
     most = ranges[0].config.num_steps
     allowed = "a schedule that drafts at batch size 1: TensorRT-LLM takes the most drafts there"
     require(most, "tensorrt_llm_file", "plain decoding at batch size 1", allowed)
@@ -62,8 +62,10 @@ FILES: Mapping[str, Callable[[Sequence[Range], str, str], dict[str, Any]]] = {
 }
 
 
-def _check_ranges(ranges: Sequence[Range]) -> int:
-    """Check that the ranges are of chains and that one of them drafts; returns the most drafts."""
+def _check_ranges(ranges: Sequence[Range], drafter: str) -> int:
+    """Check the drafter, that ranges are of chains and that one of them drafts; returns the most drafts."""
+    allowed = f"{', '.join(_DECODING_TYPES)}: engines document schedules by batch size for no other drafter"
+    require(drafter in _DECODING_TYPES, "drafter", drafter, allowed)
     for each in ranges:
         require(each.config.topk == 1, "topk", each.config.topk, "1: engines' schedules are of chains")
     most = max(each.config.num_steps for each in ranges)

@@ -12,6 +12,7 @@ from specsim.simulator.model import Model, expected_experts
 from specsim.simulator.weight_format import HALF, MXFP4, WeightFormat
 
 LOGIT_BYTES = 12  # written and read in 16 bits, written and read again in 32
+STEP_KERNELS = 3  # embedding, product, choice
 HEAD_KERNELS = 4  # embedding, last norm, head, choice
 
 
@@ -60,6 +61,21 @@ class Forward:
         device += self._product(model.head_weights, HALF, head_rows)
         device += self._seconds(head_rows * model.vocab_size * LOGIT_BYTES / self.parallel, 0, self._rate(HALF))
         return device + self.kernels * self.efficiency.gap + self.exchanges(rows)
+
+    def context(self, rows: float) -> float:
+        """Compute the seconds in which a block drafter writes the keys and values of its context, fc included."""
+        model = self.model
+        device = self._product(model.entry_weights, model.weight_format, rows)
+        for group in model.layers:
+            weights = model.hidden_size * group.kv_width
+            device += group.count * self._product(weights, model.weight_format, rows)
+        return device + self.context_kernels * self.efficiency.gap
+
+    def step(self, weights: int, rows: float) -> float:
+        """Compute the seconds of a product between one draft and the next, whose logits are written again."""
+        nbytes = rows * self.model.vocab_size * LOGIT_BYTES / self.parallel
+        device = self._product(weights, HALF, rows) + self._seconds(nbytes, 0, self._rate(HALF))
+        return device + STEP_KERNELS * self.efficiency.gap
 
     def column_seconds(self, rows: float) -> dict[int | None, float]:
         """Compute the seconds per column of the layers of each window, for `rows` rows of a request.
@@ -118,6 +134,11 @@ class Forward:
     def kernels(self) -> int:
         """Number of launches of one forward."""
         return HEAD_KERNELS + sum(group.count * group.kernels for group in self.model.layers)
+
+    @property
+    def context_kernels(self) -> int:
+        """Number of launches that write a block drafter's context: fc, norm, a product and a write of each layer."""
+        return 2 + 2 * self.model.num_layers
 
     def exchanges(self, rows: float) -> float:
         """Compute the seconds of the sums over GPUs in every layer and of one gather, 0 on one GPU."""

@@ -1,7 +1,7 @@
 """Shapes of models as a cost needs them: weights, KV and operations, layer by layer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import gcd
 from pathlib import Path
@@ -18,11 +18,6 @@ from specsim.simulator.quantization import quantization_of
 from specsim.simulator.weight_format import HALF, WeightFormat
 
 SKEW = 1.0  # with it vllm_41162's two models of experts are off by 2 and 4 %, without skew by 7 %
-# As vLLM's llama_eagle.py and llama_eagle3.py launch them one by one; graphs are compiled, which fuses them. EAGLE-1:
-# concatenation, fc and sum, less two norms that it lacks, and the fc that the layer's weights include counts as one.
-EAGLE_KERNELS = 1
-# A second norm, concatenation, and four that write the draft vocabulary's logits into the target's logits.
-EAGLE3_KERNELS = 6
 # The second folder has the weight formats in which models are published, so its files count where both have a name.
 _FOLDERS = (Path(__file__).parents[1] / "models" / "shapes" / "configs", Path(__file__).parent / "models")
 _TRAINING = {"meta", "base", "instruct", "chat", "hf", "thinking", "2507"}  # words of hub ids that keep the shape
@@ -96,22 +91,6 @@ class Model:
     def kv_bytes_per_token(self) -> float:
         """Bytes of a token's KV in all layers, windowed or not."""
         return self.kv_bytes * sum(group.count * group.kv_width for group in self.layers)
-
-
-@dataclass(frozen=True, slots=True)
-class Drafter:
-    """A drafter that runs forwards.
-
-    One that reads the target's hidden states (EAGLE, MTP) has its first draft from draft-extend, and num_steps - 1
-    forwards make the others. A language model of its own runs num_steps forwards and catches up in the first of them.
-    """
-
-    model: Model
-    is_feature: bool = True  # reads the target's hidden states
-
-    def forwards(self, num_steps: int) -> int:
-        """Number of forwards of one draft phase."""
-        return max(num_steps - 1, 0) if self.is_feature else num_steps
 
 
 def expected_experts(experts: int, chosen: int, rows: float | np.ndarray, skew: float = 0.0) -> float | np.ndarray:
@@ -202,36 +181,3 @@ def _model(name: str, source: Mapping[str, Any]) -> Model:
         expert_format=formats.experts,
         kv_bytes=formats.kv_bytes,
     )
-
-
-def drafter(
-    kind: str, target: Model, draft_vocab_size: int | None = None, intermediate_size: int | None = None
-) -> Drafter:
-    """The drafter of a target, one layer of the target's width.
-
-    `eagle`: fc over token and feature [H, 2H] before every forward, the target's head. `eagle3`: fc over three features
-    [H, 3H] in draft-extend, attention over token and feature, a head over `draft_vocab_size`. Both are a dense layer in
-    16 bits whatever the target is, with a gated feed-forward of `intermediate_size`; None: that of the target's config,
-    the rule by which vllm-project/speculators trains heads. Of targets with experts there are wider ones: those of
-    sgl-project/SpecForge for gpt-oss-20b and Qwen3-235B-A22B, and nvidia/gpt-oss-120b-Eagle3, have 6 H. `mtp`: fc like
-    eagle's, and the target's last layer, experts included.
-    """
-    if kind not in ("eagle", "eagle3", "mtp"):
-        raise InputError("drafter", kind, "eagle, eagle3 or mtp")
-    last = replace(target.layers[-1], count=1, window=None)
-    square = target.hidden_size**2
-    alone = replace(target, name=f"{kind} of {target.name}", embedding_weights=0)
-    if kind == "mtp":
-        return Drafter(replace(alone, layers=(replace(last, dense_weights=last.dense_weights + 2 * square),)))
-    width = target.intermediate_size if intermediate_size is None else whole("intermediate_size", intermediate_size)
-    feed_forward = {"dense_weights": 3 * target.hidden_size * width, "parts": gcd(last.parts, width)}
-    dense = replace(last, experts=0, experts_per_token=0, expert_weights=0, **feed_forward)
-    alone = replace(alone, intermediate_size=width, weight_format=HALF, expert_format=HALF)
-    if kind == "eagle":
-        entering = replace(dense, dense_weights=dense.dense_weights + 2 * square)
-        return Drafter(replace(alone, layers=(entering,), eager_kernels=EAGLE_KERNELS))
-    vocab = target.vocab_size if draft_vocab_size is None else draft_vocab_size
-    whole("draft_vocab_size", vocab)
-    layer = replace(dense, attention_weights=dense.attention_weights + dense.input_weights)
-    head = {"vocab_size": vocab, "head_weights": vocab * target.hidden_size}
-    return Drafter(replace(alone, layers=(layer,), entry_weights=3 * square, eager_kernels=EAGLE3_KERNELS, **head))

@@ -9,12 +9,13 @@ from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.policies.named import NamedPolicy
 from specsim.simulator.cost import CostModel, Phases
+from specsim.simulator.drafter import Drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.fitted import Graphs
 from specsim.simulator.front_end import FrontEnd
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.initial_state import Prefill
-from specsim.simulator.model import Drafter, Model
+from specsim.simulator.model import Model
 from specsim.simulator.option import Option
 from specsim.simulator.results import Run
 from specsim.simulator.timeline import check, simulate

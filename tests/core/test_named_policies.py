@@ -94,3 +94,10 @@ def test_files_have_an_object(text, tmp_path):
 def test_fields_are_those_of_the_policies():
     assert set(MAKERS) == set(FIELDS)
     assert {"candidate_steps", *RULE_FIELDS} == set(AverageRule.__dataclass_fields__)
+
+
+def test_a_policy_of_more_steps_than_the_setting_is_refused():
+    value = {"policy": "scripted", "script": [1, 4]}
+    assert max(config.num_steps for config in named_policy(value, SpecConfig(1, 4)).settings) == 4
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("num_steps", 3)):
+        named_policy(value, SpecConfig(1, 3))

@@ -66,9 +66,17 @@ def test_goodput_learns_by_its_weight():
     policy = Goodput(Fixed(1.3), [chain(0), chain(1)], weight=0.25)
     chosen = []
     for _ in range(4):
-        chosen.append(policy.choose(np.ones(4)))
-        policy.observe(1, np.zeros(4, int), 1.0)
+        chosen.append(policy.choose(np.ones(1)))
+        policy.observe(1, np.zeros(1, int), 1.0)
     assert chosen == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(("size", "choice"), [(2, 1), (3, 0)])
+def test_a_round_of_a_batch_counts_as_rounds_of_its_requests(size, choice):
+    """0.7 · 0.75² is above 0.3, 0.7 · 0.75³ is below."""
+    policy = Goodput(Fixed(1.3), [chain(0), chain(1)], weight=0.25)
+    policy.observe(1, np.zeros(size, int), 1.0)
+    assert policy.choose(np.ones(size)) == choice
 
 
 def test_goodput_extrapolates_to_drafts_that_it_has_not_seen():

@@ -12,8 +12,10 @@ from safetensors.torch import save_file
 from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.core.pair import DrafterCheckpoint
+from specsim.core.target import ModelConfig
 from specsim.models.checkpoint import load_drafter, load_target
 from specsim.models.checkpoint.head_files import head_fields, head_tensors
+from specsim.models.checkpoint.layout import drafter_layout
 from specsim.models.convert import convert
 from specsim.models.shipped import TINY
 from specsim.models.synthetic_pair import synthetic_pair
@@ -40,6 +42,21 @@ def folder_of(path: Path, head: DrafterCheckpoint, layout: str, **changes: Any) 
     return path
 
 
+def windowed(model: ModelConfig, window: int | None) -> ModelConfig:
+    return model.with_windows((window,) * model.num_layers)
+
+
+def target_folder(path: Path, model: ModelConfig) -> Path:
+    """Write the config.json of a target."""
+    path.mkdir()
+    sizes = ("vocab_size", "hidden_size", "rms_norm_eps", "max_position_embeddings", "num_heads", "num_kv_heads")
+    names = dict(num_heads="num_attention_heads", num_kv_heads="num_key_value_heads")
+    fields = {names.get(name, name): getattr(model, name) for name in sizes}
+    fields |= {"model_type": model.family, "num_hidden_layers": model.num_layers, "intermediate_size": model.mlp.size}
+    (path / "config.json").write_text(json.dumps(fields | {"head_dim": model.head_dim}))
+    return path
+
+
 @pytest.mark.parametrize("layout", ["eagle", "speculators"])
 def test_the_shipped_head_reads_back_equal(layout: str, tmp_path: Path):
     done = convert(TARGET, HEAD, tmp_path / "new", layout)
@@ -56,16 +73,10 @@ def test_the_shipped_head_reads_back_equal(layout: str, tmp_path: Path):
 def test_every_kind_goes_there_and_back(kind: str, window: int | None, tmp_path: Path):
     """EAGLE layout, then speculators, then EAGLE again: the first and the last folder have equal files."""
     pair = synthetic_pair(kind, num_layers=4)
-    layer = pair.drafter.config.model.with_windows((window,) * pair.drafter.config.model.num_layers)
+    layer = windowed(pair.drafter.config.model, window)
     head = replace(pair.drafter, config=replace(pair.drafter.config, model=layer, norm_before_residual=True))
-    target = tmp_path / "target"
-    target.mkdir()
     model = pair.target.config
-    sizes = ("vocab_size", "hidden_size", "rms_norm_eps", "max_position_embeddings", "num_heads", "num_kv_heads")
-    names = dict(num_heads="num_attention_heads", num_kv_heads="num_key_value_heads")
-    fields = {names.get(name, name): getattr(model, name) for name in sizes}
-    fields |= {"model_type": "llama", "num_hidden_layers": 4, "intermediate_size": model.mlp.size}
-    (target / "config.json").write_text(json.dumps(fields | {"head_dim": model.head_dim}))
+    target = target_folder(tmp_path / "target", model)
     first = folder_of(tmp_path / "first", head, "eagle")
     convert(target, first, tmp_path / "second", "speculators")
     convert(target, tmp_path / "second", tmp_path / "third", "eagle")
@@ -76,9 +87,89 @@ def test_every_kind_goes_there_and_back(kind: str, window: int | None, tmp_path:
     assert same(head, load_drafter(tmp_path / "third", model))
 
 
+NO_HEADS = {"markov_rank": 0, "confidence": "none", "threshold": 0.0}
+BLOCKS = {
+    "a dflash drafter": ("dflash", "z-lab", {}),
+    "a dflash drafter that drafts the next token": ("dflash", "z-lab", {"predicts": "next"}),
+    "a dspark drafter": ("dspark", "deepspec", {}),
+    "a dspark drafter without heads": (
+        "dspark",
+        "deepspec",
+        {"markov_rank": 0, "confidence": "none", "threshold": 0.0},
+    ),
+    "a dspark drafter whose confidence reads no token": ("dspark", "deepspec", {"confidence": "hidden"}),
+    "a dspark drafter that drafts its own token": ("dspark", "deepspec", {"predicts": "own"}),
+}
+
+
+def block_head(kind: str, family: str, changes: dict[str, Any], draft_vocab_size: int | None = None) -> Any:
+    """A pair with a block drafter of random weights."""
+    pair = synthetic_pair(kind, family, num_layers=4)
+    config = replace(pair.drafter.config, block=replace(pair.drafter.config.block, **changes))
+    config = config if draft_vocab_size is None else replace(config, draft_vocab_size=draft_vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    layout = drafter_layout(config).required
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in layout.items()}
+    if draft_vocab_size is not None:
+        tensors["d2t"] = torch.arange(draft_vocab_size) // 2
+    return replace(pair, drafter=DrafterCheckpoint(config, tensors))
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("case", BLOCKS)
+def test_block_drafters_go_there_and_back(case: str, family: str, window: int | None, tmp_path: Path):
+    kind, layout, changes = BLOCKS[case]
+    pair = block_head(kind, family, changes)
+    head = replace(pair.drafter, config=replace(pair.drafter.config, model=windowed(pair.drafter.config.model, window)))
+    model = pair.target.config
+    target = target_folder(tmp_path / "target", model)
+    first = folder_of(tmp_path / "first", head, layout)
+    assert same(head, load_drafter(first, model))
+    convert(target, first, tmp_path / "second", "speculators")
+    convert(target, tmp_path / "second", tmp_path / "third", layout)
+    fields = json.loads((tmp_path / "third" / "config.json").read_text())
+    assert fields == json.loads((first / "config.json").read_text())
+    assert same(head, load_drafter(tmp_path / "second", model))
+    assert same(head, load_drafter(tmp_path / "third", model))
+    ids = (fields["dflash_config"] if layout == "z-lab" else fields)["target_layer_ids"]
+    assert [layer + 1 for layer in ids] == list(head.config.feature_layers)
+    assert fields["model_type"] == family
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_vocabulary_of_its_own_stays_in_speculators(kind: str, tmp_path: Path):
+    pair = block_head(kind, "qwen3", {}, draft_vocab_size=20)
+    target = target_folder(tmp_path / "target", pair.target.config)
+    first = folder_of(tmp_path / "first", pair.drafter, "speculators")
+    convert(target, first, tmp_path / "second", "speculators")
+    read = [load_drafter(each, pair.target.config) for each in (first, tmp_path / "second")]
+    assert same(*read)
+    assert torch.equal(read[1].tensors["lm_head.weight"], pair.drafter.tensors["lm_head.weight"])
+    with pytest.raises(InputError, check=lambda error: error.name == "layout"):
+        convert(target, first, tmp_path / "third", {"dflash": "z-lab", "dspark": "deepspec"}[kind])
+    assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("dflash", "eagle"), ("dflash", "deepspec"), ("dspark", "z-lab"), ("dspark", "eagle")]
+)
+def test_a_layout_of_other_drafters_is_refused(kind: str, layout: str, tmp_path: Path):
+    pair = block_head(kind, "qwen3", {})
+    target = target_folder(tmp_path / "target", pair.target.config)
+    first = folder_of(tmp_path / "first", pair.drafter, "speculators")
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("layout", layout)):
+        convert(target, first, tmp_path / "second", layout)
+
+
 @pytest.mark.parametrize(
     ("draft", "layout", "name"),
-    [("eagle", "eagle", "draft"), ("mtp", "speculators", "draft"), ("eagle3", "vllm", "layout")],
+    [
+        ("eagle", "eagle", "draft"),
+        ("mtp", "speculators", "draft"),
+        ("eagle3", "vllm", "layout"),
+        ("eagle3", "z-lab", "layout"),
+    ],
 )
 def test_what_cannot_be_written_is_refused(draft: str, layout: str, name: str, tmp_path: Path):
     with pytest.raises(InputError, check=lambda error: error.name == name):

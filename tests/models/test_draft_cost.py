@@ -4,6 +4,7 @@ import pytest
 
 import specsim
 from specsim.models.draft_cost import draft_cost
+from specsim.models.synthetic_pair import synthetic_pair
 
 HIDDEN, VOCAB, MLP, KV = 256, 4096, 768, 128
 HEAD = VOCAB * HIDDEN
@@ -30,3 +31,18 @@ def test_a_smaller_draft_vocabulary_is_cheaper():
     own = draft_cost(specsim.load(drafter="eagle3"))
     layer = ATTENTION + HIDDEN * (HIDDEN + 2 * KV) + 3 * HIDDEN * 1280 + 3 * HIDDEN * HIDDEN + 4 * HIDDEN
     assert own == (layer + 3584 * HIDDEN) / TARGET
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "dflash", "dspark"])
+def test_drafts_of_one_forward_share_its_weights(kind):
+    pair = synthetic_pair(kind)
+    sizes = {name: tensor.numel() for name, tensor in pair.drafter.tensors.items()}
+    target = sum(tensor.numel() for name, tensor in pair.target.tensors.items() if "embed_tokens" not in name)
+    each = sum(size for name, size in sizes.items() if "markov_w2" in name or "confidence" in name)
+    tables = ("markov_head.markov_w1.weight", "embed_tokens.weight", "d2t", "t2d")
+    shared = sum(size for name, size in sizes.items() if name not in tables) - each
+    shared += 0 if "lm_head.weight" in sizes else pair.target.tensors["lm_head.weight"].numel()
+    assert (each > 0) is (kind == "dspark")
+    for steps in (1, 4):
+        assert draft_cost(pair, steps) == pytest.approx((shared / steps + each) / target)
+    assert draft_cost(specsim.load(drafter="eagle3"), 4) == draft_cost(specsim.load(drafter="eagle3"))

@@ -1,11 +1,13 @@
-"""Heads of drafters: the weights of one layer of each kind."""
+"""Heads of drafters: their weights, and the bytes that a round reads of them."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
-from specsim.simulator import drafter, model
+from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
 
 # Qwen/Qwen3-235B-A22B's config.json
 QWEN = {
@@ -50,3 +52,78 @@ def test_an_mtp_layer_keeps_the_experts_of_its_target():
     target = model(QWEN)
     last = replace(target.layers[-1], count=1)
     assert drafter("mtp", target).model.parameters == last.weights + 2 * H**2 + target.head_weights
+
+
+LLAMA = model("llama-3-8b")
+LAYER = LLAMA.layers[0].weights
+KV = LLAMA.layers[0].kv_width  # numbers of a token in one layer
+WIDE = LLAMA.layers[0].input_weights  # q, k and v of the second half of a first layer's input
+HEAD = LLAMA.hidden_size * LLAMA.vocab_size
+PERFECT = Efficiency(1, 1, 1, mxfp4_experts=1, gap=0, launch=0, host=0, host_request=0, collective=0, draft_step=0)
+CHAIN = SpecConfig(1, 3, 4)
+
+
+def read_bytes(kind: str, config: SpecConfig = CHAIN, draft_vocab: int | None = None) -> tuple[float, float]:
+    """Bytes of the draft phase and of draft-extend of one request of 1000 tokens, at full bandwidth."""
+    gpu = hardware("H100-SXM")
+    cost = CostModel(gpu, LLAMA, drafter(kind, LLAMA, draft_vocab), PERFECT)
+    phases = cost.phases(np.array([1000]), config)
+    return phases.draft * gpu.bandwidth, phases.extend * gpu.bandwidth
+
+
+def test_a_p_eagle_head_drafts_in_draft_extend_alone():
+    draft, extend = read_bytes("p-eagle", draft_vocab=VOCAB)
+    assert draft == 0
+    weights = 4 * LAYER + WIDE + 3 * LLAMA.hidden_size**2 + VOCAB * LLAMA.hidden_size
+    # Six rows, four of tokens and two of masks, see five halves of a column of each other; three of them have logits.
+    assert extend == pytest.approx(2 * weights + 4 * 2 * KV * (1000 + 2.5) + 3 * 12 * VOCAB, rel=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("dflash", 4), ("dspark", 3)])
+def test_a_block_drafter_reads_its_layers_once(kind, rows):
+    draft, extend = read_bytes(kind)
+    logits = 12 * LLAMA.vocab_size
+    block = 2 * (5 * LAYER + HEAD) + 5 * 2 * KV * (1000 + rows) + 3 * logits
+    markov = 3 * (2 * 256 * LLAMA.vocab_size + logits) if kind == "dspark" else 0
+    assert draft == pytest.approx(block + markov, rel=1e-12)
+    # Context only: fc of five features, and the keys and values of every layer.
+    assert extend == pytest.approx(2 * (5 * LLAMA.hidden_size**2 + 5 * LLAMA.hidden_size * KV), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "dflash"])
+def test_a_tree_over_parallel_drafts_costs_no_more_to_draft(kind):
+    assert read_bytes(kind, SpecConfig(4, 3, 8)) == read_bytes(kind)
+
+
+def test_a_markov_head_reads_its_table_for_every_depth_of_a_tree():
+    tree, chain = (read_bytes("dspark", config)[0] for config in (SpecConfig(2, 3, 6), CHAIN))
+    assert tree - chain == pytest.approx(12 * LLAMA.vocab_size * (1 + 2 + 4 - 3))  # logits of more parents
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "dflash", "dspark"])
+def test_more_drafts_of_one_forward_cost_little(kind):
+    """Rows grow, but no weight of the layers is read again, as every step of EAGLE-3 does."""
+
+    def seconds(which: str, steps: int) -> float:
+        cost = CostModel(hardware("H100-SXM"), LLAMA, drafter(which, LLAMA), PERFECT)
+        phases = cost.phases(np.array([1000]), SpecConfig(1, steps, steps + 1))
+        return phases.draft + phases.extend
+
+    assert seconds(kind, 7) - seconds(kind, 3) < (seconds("eagle3", 7) - seconds("eagle3", 3)) / 2
+
+
+@pytest.mark.parametrize("kind", ["p-eagle", "dflash", "dspark"])
+def test_prompts_cost_a_forward_or_the_context_alone(kind):
+    cost = CostModel(hardware("H100-SXM"), LLAMA, drafter(kind, LLAMA))
+    alone = replace(cost, drafter=None)
+    new, behind = np.array([512.0]), np.array([0.0])
+    share = cost.prefill(new, behind) / alone.prefill(new, behind) - 1
+    low, high = (4 / 32, 0.3) if kind == "p-eagle" else (0.001, 4 / 32)
+    assert low < share < high
+    contexts = np.full(3, 700)
+    assert cost.mixed(new, behind, contexts, CHAIN) > cost.round(contexts, CHAIN)
+
+
+def test_another_kind_is_refused():
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("drafter", "medusa")):
+        drafter("medusa", LLAMA)

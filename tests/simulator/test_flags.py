@@ -14,7 +14,8 @@ TREE = SpecConfig(4, 3, 8)
 CHAIN = SpecConfig(1, 3, 4)
 
 
-def options(flags: str) -> dict[str, str]:
+def options(flags: str | None) -> dict[str, str]:
+    assert flags is not None
     words = shlex.split(flags)
     return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -60,3 +61,20 @@ def test_flags_are_quoted_for_a_shell():
     name = "my heads/it's one"
     assert options(sglang_flags(Cell(), CHAIN, name))["--speculative-draft-model-path"] == name
     assert json.loads(options(vllm_flags(Cell(), CHAIN, name))["--speculative-config"])["model"] == name
+
+
+def test_flags_of_parallel_drafters():
+    """DFLASH and DSPARK are SGLang's names; vLLM reads a P-EAGLE head as EAGLE-3's with parallel_drafting."""
+    flags = options(sglang_flags(Cell(drafter="dflash"), CHAIN, "a/head"))
+    assert (flags["--speculative-algorithm"], flags["--speculative-num-draft-tokens"]) == ("DFLASH", "4")
+    flags = options(sglang_flags(Cell(drafter="dspark"), CHAIN, "a/head"))
+    assert set(flags) == {"--speculative-algorithm", "--speculative-draft-model-path", "--tp-size", "--page-size"}
+    assert flags["--speculative-algorithm"] == "DSPARK"
+    assert sglang_flags(Cell(drafter="p-eagle"), CHAIN) is None
+    assert sglang_flags(Cell(drafter="p-eagle"), SpecConfig.plain()) is not None
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("topk", 4)):
+        sglang_flags(Cell(drafter="dflash"), TREE)
+    for kind, method in (("dflash", "dflash"), ("dspark", "dspark"), ("p-eagle", "eagle3")):
+        settings = json.loads(options(vllm_flags(Cell(drafter=kind), CHAIN, "a/head"))["--speculative-config"])
+        assert settings["method"] == method
+        assert settings.get("parallel_drafting", False) is (kind == "p-eagle")

@@ -164,3 +164,27 @@ def test_names_of_settings_are_never_wrapped(command):
 )
 def test_bad_input_is_one_sentence(command, words, name, value):
     assert command("plan", *words).refuses(name, value)
+
+
+@pytest.mark.parametrize("drafter", ["p-eagle", "dflash", "dspark"])
+def test_plans_of_parallel_drafters_have_chains_only(command, tmp_path, drafter):
+    out = tmp_path / "out.json"
+    ended = command("plan", *QUICK, "--drafter", drafter, "--json", str(out))
+    assert "No trees were tried: no released engine builds them over parallel drafts." in text(ended)
+    value = json.loads(out.read_text())
+    assert {each["config"]["topk"] for each in value["candidates"]} == {1}
+    assert (value["sglang"] is None) is (drafter == "p-eagle")
+    assert "speculative-config" in value["vllm"]
+    sglang = tmp_path / "s.json"
+    assert command("plan", *QUICK, "--drafter", drafter, "--sglang-file", str(sglang)).refuses("drafter", drafter)
+    assert not sglang.exists()
+
+
+@pytest.mark.parametrize("drafter", ["p-eagle", "dflash", "dspark"])
+def test_parallel_drafters_are_simulated(command, tmp_path, drafter):
+    out = tmp_path / "out.json"
+    words = [*LOAD, "--drafter", drafter, "--json", str(out)]
+    assert command("simulate", *words, "--adaptive", "moving-average").status == 0
+    cells = tmp_path / "cells.sqlite"
+    assert command("sweep", "--out", str(cells), *LOAD, "--drafter", drafter, "--vary", "num_steps=1,3").status == 0
+    assert command("simulate", *LOAD, "--drafter", "medusa").refuses("drafter", "medusa")

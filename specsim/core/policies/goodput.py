@@ -51,10 +51,11 @@ class CostTable:
 class Goodput:
     """The setting with most expected tokens a second (TurboSpec, arXiv 2406.14066).
 
-    Tokens follow from recent acceptance rates, seconds from a cost. Rates by position are exponential averages;
-    positions that no recent round reached continue with the last known rate. Rounds without drafts observe nothing: the
-    averages return to the prior, a tenth as fast, so that drafting is tried again. Settings have the same topk, as the
-    rates of a tree are not those of a chain.
+    Tokens follow from recent acceptance rates, seconds from a cost. Rates by position are exponential averages over
+    rounds of requests, so a round of a large batch counts more. Positions that no recent round reached continue with
+    the last known rate. Rounds without drafts observe nothing: the averages return to the prior, a tenth as fast as one
+    request would move them, so that drafting is tried again. Settings have the same topk, as the rates of a tree are
+    not those of a chain. weight: of one request's round.
     """
 
     def __init__(self, cost: RoundCost, settings: Sequence[SpecConfig], weight: float = 0.02) -> None:
@@ -82,7 +83,7 @@ class Goodput:
             return
         reached = (accepted[:, None] >= np.arange(1, steps + 1)).mean(axis=0)
         rates = self._rates.copy()
-        rates[:steps] += self._weight * (reached - rates[:steps])
+        rates[:steps] += (1 - (1 - self._weight) ** len(accepted)) * (reached - rates[:steps])
         before = rates[steps - 2] if steps > 1 else 1.0
         going_on = rates[steps - 1] / before if before else 0.0
         beyond = np.arange(1, len(rates) - steps + 1)

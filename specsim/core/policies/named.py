@@ -65,6 +65,8 @@ def named_policy(value: str | Mapping[str, Any], config: SpecConfig, cost: Round
         settings = Settings.of_steps(config, steps or _named_steps(name, given) or default_steps(config.num_steps))
     else:
         settings = Settings(tuple(_tree(config, tree) for tree in trees))
+    most = max(each.num_steps for each in settings)
+    require(most <= config.num_steps, "num_steps", config.num_steps, f"at least {most}, the most steps of the policy")
     found = NamedPolicy(name, settings, given)
     found.make(cost)
     return found

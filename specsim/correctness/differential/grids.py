@@ -165,7 +165,7 @@ def grid(name: str, dtype: str = "float32", shared: str | None = None) -> tuple[
         raise InputError("grid", name, " or ".join(GRIDS))
 
     def is_included(setting: Mapping[str, Any]) -> bool:
-        return (dtype != "bfloat16" or is_wide(setting)) and (shared is None or is_shareable(setting, shared))
+        return (dtype != "bfloat16" or is_smooth(setting)) and (shared is None or is_shareable(setting, shared))
 
     if name == "quick":
         settings: list[dict] = [*QUICK]
@@ -188,11 +188,6 @@ def grid(name: str, dtype: str = "float32", shared: str | None = None) -> tuple[
 def _wide(family: str) -> str:
     """Name the family whose margins bfloat16 keeps; the shipped one has such margins, and equal logits stay equal."""
     return {"llama": "wide", "noisy": "wide"}.get(family, f"wide_{family}" if family in WIDE else family)
-
-
-def is_wide(setting: Mapping[str, Any]) -> bool:
-    """Whether a setting has a pair with margins that bfloat16 keeps, which block drafters have not."""
-    return is_smooth(setting) and setting.get("kind") not in BLOCK_KINDS
 
 
 def is_smooth(setting: Mapping[str, Any]) -> bool:

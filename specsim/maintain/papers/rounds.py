@@ -10,8 +10,9 @@ from specsim.core.policies.goodput import Goodput
 from specsim.core.policies.policy import Always
 from specsim.simulator.acceptance import iid
 from specsim.simulator.cost import CostModel
+from specsim.simulator.drafter import Drafter, drafter
 from specsim.simulator.hardware import hardware
-from specsim.simulator.model import Drafter, Model, drafter, model
+from specsim.simulator.model import Model, model
 from specsim.simulator.option import Option
 from specsim.simulator.timeline import simulate
 from specsim.simulator.workload import closed_loop

@@ -271,7 +271,7 @@ def plan() -> Schema:
             "highest_rates": nullable(rates),
             "crossover": nullable(whole("Smallest batch size from which plain decoding is best; null for none.")),
             "limits": table("Fields of the best setting at the edge of what was tried.", whole("Largest value tried.")),
-            "sglang": text("Flags of SGLang's server."),
+            "sglang": nullable(text("Flags of SGLang's server; null where it has no such drafter.")),
             "vllm": nullable(text("Flags of vLLM's server; null where no chain was tried.")),
             "policies": table("Metrics by policy; empty without --policies.", metrics),
         },

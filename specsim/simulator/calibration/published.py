@@ -11,8 +11,9 @@ from specsim.core.config import SpecConfig
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.calibration.structure import STRUCTURES, Structure
 from specsim.simulator.cost import CostModel
+from specsim.simulator.drafter import Drafter, drafter
 from specsim.simulator.hardware import hardware
-from specsim.simulator.model import Drafter, drafter, model
+from specsim.simulator.model import model
 from specsim.simulator.reproduce import fast_rounds, served, spec_bench, vllm_20780
 from specsim.simulator.reproduce.published import rows
 

@@ -11,10 +11,11 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require_choice
 from specsim.simulator.calibrate import Timed, calibrate
 from specsim.simulator.cost import CostModel
+from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.fitted import FittedServer
 from specsim.simulator.hardware import Hardware, hardware, names
-from specsim.simulator.model import drafter, model
+from specsim.simulator.model import model
 from specsim.simulator.reproduce.reproduction import Reproduction, Target, figures_of
 
 KEPT = Path("fast") / "measurements" / "bench-scale.json"

@@ -8,9 +8,10 @@ import numpy as np
 from specsim.core.config import SpecConfig
 from specsim.simulator.acceptance import Acceptance, Callback, Rounds, iid_of_length
 from specsim.simulator.cost import CostModel
+from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
-from specsim.simulator.model import drafter, model
+from specsim.simulator.model import model
 from specsim.simulator.option import Option
 from specsim.simulator.reproduce.published import rows
 from specsim.simulator.timeline import simulate

@@ -9,9 +9,10 @@ import numpy as np
 from specsim.core.config import SpecConfig
 from specsim.simulator.calibrate import Fitted
 from specsim.simulator.cost import CostModel
+from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
-from specsim.simulator.model import drafter, model
+from specsim.simulator.model import model
 from specsim.simulator.reproduce.published import rows
 from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target
 

@@ -8,11 +8,12 @@ import numpy as np
 from specsim.core.config import SpecConfig
 from specsim.simulator.calibrate import Free, Observed, fit
 from specsim.simulator.cost import CostModel
+from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.fitted import FittedServer
 from specsim.simulator.hardware import hardware
 from specsim.simulator.inverse import Interval, recover
-from specsim.simulator.model import drafter, model
+from specsim.simulator.model import model
 from specsim.simulator.reproduce.published import rows
 from specsim.simulator.reproduce.reproduction import Reproduction, at_most, figures_of
 

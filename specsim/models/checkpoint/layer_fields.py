@@ -1,0 +1,41 @@
+"""Fields of a drafter's layers as config.json has them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specsim.core.errors import InputError
+from specsim.core.target import ModelConfig
+
+
+def layer_fields(model: ModelConfig) -> dict[str, Any]:
+    """List the sizes of a drafter's layers, of the family that they have."""
+    windows = {window for window in model.sliding_windows if window is not None}
+    if len(windows) > 1:
+        raise InputError("sliding_window", sorted(windows), "one window in all layers that have any")
+    heads = model.heads
+    fields: dict[str, Any] = {
+        "model_type": model.family,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.mlp.size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": heads.num_heads,
+        "num_key_value_heads": heads.num_kv_heads,
+        "head_dim": heads.head_dim,
+        "rms_norm_eps": model.rms_norm_eps,
+        "max_position_embeddings": model.max_position_embeddings,
+        "attention_bias": heads.bias,
+        "mlp_bias": model.mlp.bias,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "rope_theta": model.rope.theta,
+    }
+    fields |= _optional("rope_scaling", dict(model.rope.scaling))
+    fields |= _optional("eos_token_id", list(model.eos_token_ids))
+    if windows:
+        kinds = ["full_attention" if window is None else "sliding_attention" for window in model.sliding_windows]
+        fields |= {"sliding_window": windows.pop(), "layer_types": kinds}
+    return fields
+
+
+def _optional(name: str, value: Mapping[str, Any] | list[Any]) -> dict[str, Any]:
+    return {name: value} if value else {}
