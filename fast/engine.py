@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 
@@ -23,10 +23,13 @@ from specsim.core.phases import (
     PrefillInput,
     PrefillOutput,
     RoundOutput,
+    Sampling,
     VerifyInput,
     VerifyOutput,
 )
 from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.rank_group import RankGroup
+from specsim.core.rank_part import kv_layout_of
 from specsim.core.rule import AcceptanceRule
 from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
@@ -37,7 +40,9 @@ from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, TargetOutput
 from specsim.fast.model.draft_metadata import tree_metadata
 from specsim.fast.model.metadata import prefill_metadata
+from specsim.fast.model.rank_links import linked
 from specsim.fast.model.side_rows import move_side, write_side
+from specsim.fast.runtime.gather import join_slices
 from specsim.fast.runtime.graph import capture
 from specsim.fast.runtime.launch import check_kv_dtypes, next_power_of_2
 from specsim.fast.runtime.padding import RoundShape
@@ -54,8 +59,11 @@ from specsim.fast.runtime.sections import (
 from specsim.fast.runtime.states import load, load_extend_input, unload, unload_extend_input
 from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
+from specsim.fast.targets.decoder import DecoderTarget
+from specsim.fast.verifiers.shared import can_share, needs_all, verify_shared
 from specsim.fast.vocabulary.penalties import Allowed
 
+T = TypeVar("T")
 MOST_CANDIDATES = 2**16  # that one program can rank
 
 
@@ -95,7 +103,11 @@ class Engine:
         check(self.grammars, config, target.vocab_size)
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
-        self.target: Target = self._make_target(pair) if like is None else like.target
+        self._ranks = linked(RankGroup.joined(options.tensor_parallel), self.device) if like is None else like._ranks
+        drafters.check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
+        self._target = self._make_target(pair) if like is None else like._target
+        self.target: Target = self._target
+        self._sampled_last: tuple[Sampling, bool] | None = None  # parameters, and whether rounds read slices for them
         self._drafter = self._make_drafter(pair) if like is None else like._drafter.under(self.config)
         self.drafter: Drafter = self._drafter
         self._ahead = columns_ahead(self.drafter)
@@ -111,14 +123,17 @@ class Engine:
             Section.EXTEND: self._rewrite_draft_kv,
         }
 
-    def _make_target(self, pair: Pair) -> Target:
+    def _make_target(self, pair: Pair) -> DecoderTarget:
         make = FAMILIES[pair.target.config.family]
-        invariant = self.options.batch_invariant
-        return make(pair.target.config, pair.target.tensors, self.dtype, self.device, batch_invariant=invariant)
+        ranks = self._ranks
+        tensors = pair.target.tensors if ranks is None else pair.target.tensors_of(ranks.part)
+        on = self.dtype, self.device
+        return make(pair.target.config, tensors, *on, batch_invariant=self.options.batch_invariant, ranks=ranks)
 
     def _make_drafter(self, pair: Pair) -> StepDrafter:
-        invariant = self.options.batch_invariant
-        return drafters.make(pair.drafter, self.target, self.config, self.dtype, self.device, batch_invariant=invariant)
+        sharing = self._ranks if self.options.draft_parallel == "sharded" else None
+        on = self.dtype, self.device
+        return drafters.make(pair.drafter, self._target, self.config, *on, self.options.batch_invariant, sharing)
 
     def drafts_on_host(self, config: SpecConfig) -> bool:
         """Check whether this engine's drafter drafts on the host under a setting."""
@@ -131,7 +146,8 @@ class Engine:
         """Make empty pools for up to `num_requests` requests and `num_slots` slots (rounded down to whole pages)."""
         num_slots -= num_slots % self.config.page_size
         of_target, of_drafter = self.options.kv_format, self.options.draft_kv_format
-        target = KVBuffer(self.target.config.kv_layout, num_slots, self.dtype, self.device, of_target)
+        part = self._ranks and self._ranks.part
+        target = KVBuffer(kv_layout_of(self.target.config, part), num_slots, self.dtype, self.device, of_target)
         layout = self.drafter.kv_layout
         draft = None if layout is None else KVBuffer(layout, num_slots, self.dtype, self.device, of_drafter)
         width = self.config.reserved_columns(self.config.length_limit)
@@ -152,6 +168,7 @@ class Engine:
 
         Columns up to seq_lens, and those that the drafter needs ahead, must be owned.
         """
+        self._enter("prefill")
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
         output = self.target.forward(prefill.input_ids, metadata, pools.target, self.drafter.feature_layers)
@@ -161,7 +178,7 @@ class Engine:
         next_tokens, logprobs = verify.first_tokens(batch, prefill.next_tokens, logits_BV, pools, allowed)
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, output.features, pools)
-        return PrefillOutput(next_tokens, logprobs, draft_input)
+        return self._agreed("prefill", PrefillOutput(next_tokens, logprobs, draft_input))
 
     def _allowed_first(self, batch: Batch, pools: KVPool, vocab_size: int) -> Allowed | None:
         if not self.grammars:
@@ -177,11 +194,12 @@ class Engine:
         reserved: the round's columns are already owned.
         """
         frame = self._play(batch, draft_input, pools, reserved)
-        return RoundOutput(
+        output = RoundOutput(
             unload(frame.verify_input, batch.size, frame.bucket),
             self._verify_output(frame, batch.size),
             unload(frame.outlet.draft_input, batch.size, frame.bucket),
         )
+        return self._agreed("round", output)
 
     @torch.inference_mode()
     def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
@@ -190,7 +208,7 @@ class Engine:
         With reserved columns under release `finish` the host never waits, so rounds can be enqueued, each on the result
         of the one before. States are values: in-place changes to a tensor that was passed before are not noticed.
         """
-        return self._play(batch, draft_input, pools, reserved).advance(batch)
+        return self._agreed("round", self._play(batch, draft_input, pools, reserved).advance(batch))
 
     @torch.inference_mode()
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
@@ -198,7 +216,7 @@ class Engine:
         self._own_lanes(batch, pools, reserved)
         frame = self._frame(batch, pools, draft_input)
         self._draft(frame, batch)
-        return unload(frame.verify_input, batch.size, frame.bucket)
+        return self._agreed("draft", unload(frame.verify_input, batch.size, frame.bucket))
 
     @torch.inference_mode()
     def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
@@ -206,7 +224,7 @@ class Engine:
         frame = self._frame(batch, pools)
         load(frame.verify_input, replace(verify_input, candidates=None))
         self._verify(frame, batch)
-        return self._verify_output(frame, batch.size)
+        return self._agreed("verify", self._verify_output(frame, batch.size))
 
     @torch.inference_mode()
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
@@ -214,13 +232,25 @@ class Engine:
         frame = self._frame(batch, pools)
         load_extend_input(frame.extend_input, draft_extend_input, frame.shape.width)
         self._extend(frame)
-        return unload(frame.outlet.draft_input, batch.size, frame.bucket)
+        return self._agreed("draft_extend", unload(frame.outlet.draft_input, batch.size, frame.bucket))
+
+    def _enter(self, phase: str) -> None:
+        """Tell who watches this rank which phase it is in."""
+        if self._ranks is not None:
+            self._ranks.enter(phase)
+
+    def _agreed(self, phase: str, output: T) -> T:
+        """Return a phase's output, which is the same on every rank where ranks are compared."""
+        if self._ranks is not None and self.options.compare_ranks:
+            self._ranks.require_equal(phase, output)
+        return output
 
     def _play(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool) -> Frame:
         """Run a whole round in a frame."""
         self._own_lanes(batch, pools, reserved)
         frame = self._frame(batch, pools, draft_input)
         if self.options.graph == "round":
+            self._enter("round")
             self._run(frame, ROUND)
         else:
             self._draft(frame, batch)
@@ -239,6 +269,8 @@ class Engine:
             own_lanes(pools, rows, batch.seq_lens.tolist(), self.config, self._ahead, drafter.block_rows)
 
     def _draft(self, frame: Frame, batch: Batch) -> None:
+        self._enter("draft")
+
         def own() -> None:
             rows = batch.req_pool_indices.tolist()
             own_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._ahead)
@@ -254,6 +286,8 @@ class Engine:
             self._run_phase(frame, DRAFT_PHASE, own)
 
     def _verify(self, frame: Frame, batch: Batch) -> None:
+        self._enter("verify")
+
         def own() -> None:
             after = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
             rows = after.req_pool_indices.tolist()
@@ -264,12 +298,16 @@ class Engine:
         self._run_phase(frame, VERIFY_PHASE, own)
 
     def _extend(self, frame: Frame) -> None:
+        self._enter("draft_extend")
         self._run(frame, EXTEND_PHASE)
 
     def _verify_output(self, frame: Frame, size: int) -> VerifyOutput:
+        logits = frame.target_output.logits[: size * self.config.num_draft_tokens]
+        if frame.reads_slices and self._ranks is not None:
+            logits = join_slices(self._ranks, logits, frame.shape.vocab_size)
         return VerifyOutput(
             unload(frame.verdict, size, frame.bucket),
-            target_logits=frame.target_output.logits[: size * self.config.num_draft_tokens].clone(),
+            target_logits=logits.clone(),
             draft_extend_input=unload_extend_input(frame.extend_input, size, frame.shape.width, self.config.extend),
         )
 
@@ -286,7 +324,24 @@ class Engine:
             frame = self._frames[bucket] = Frame.of(self._shape(bucket), pools, *padded)
             self._capture(frame)
         frame.inlet.load(batch, draft_input)
+        frame.reads_slices = self._reads_slices(batch)
         return frame
+
+    @property
+    def _may_read_slices(self) -> bool:
+        """Whether a round can do with the logits of a few tokens where ranks share the vocabulary."""
+        if self._ranks is None or self.rule is not None or self._schedule is not None or self.grammars:
+            return False
+        return can_share(self._ranks, self.target.config.vocab_size, self.config)
+
+    def _reads_slices(self, batch: Batch) -> bool:
+        """Check whether this batch's rounds do; the host reads sampling parameters where they are new."""
+        if not self._may_read_slices:
+            return False
+        if self._sampled_last is None or self._sampled_last[0] is not batch.sampling:
+            all_of = needs_all(batch, self.target.config.vocab_size)
+            self._sampled_last = (batch.sampling, not all_of)
+        return self._sampled_last[1]
 
     @property
     def _num_features(self) -> int:
@@ -306,9 +361,11 @@ class Engine:
 
     def _capture(self, frame: Frame) -> None:
         """Capture this mode's graphs, while the frame has padded requests only."""
-        for sections in recorded(self.options.graph or "eager", self.config, *self._on_host):
-            graph = capture(lambda sections=sections: self._launch(frame, sections), self.device)
-            frame.recordings[sections] = Recording(graph, frame.target_output)
+        self._enter("capture")
+        for frame.reads_slices in (False, True) if self._may_read_slices else (False,):
+            for sections in recorded(self.options.graph or "eager", self.config, *self._on_host):
+                graph = capture(lambda sections=sections: self._launch(frame, sections), self.device)
+                frame.recordings[sections, frame.reads_slices] = Recording(graph, frame.target_output)
 
     def _launch(self, frame: Frame, sections: Sections) -> None:
         for section in sections:
@@ -316,7 +373,7 @@ class Engine:
 
     def _run(self, frame: Frame, sections: Sections) -> None:
         """Run sections in order, from their graph where this mode has captured them together."""
-        recording = frame.recordings.get(sections)
+        recording = frame.recordings.get((sections, frame.reads_slices))
         if recording is None:
             self._launch(frame, sections)
         else:
@@ -365,22 +422,35 @@ class Engine:
         tokens = verify_input.draft_tokens.view(-1)
         output = self.target.forward(tokens, metadata, frame.pools.target, self._drafter.feature_layers)
         write_side(frame.pools, metadata.slots, output)
-        frame.target_output = TargetOutput(output.features, self.target.logits(output.hidden))
+        logits = self._target.own_logits if frame.reads_slices else self._target.logits
+        frame.target_output = TargetOutput(output.features, logits(output.hidden))
 
     def _check_trees(self, frame: Frame) -> None:
         batch = frame.batch
         pools = frame.pools
         verify_input = frame.verify_input
+        logits = frame.target_output.logits
+        if frame.reads_slices and self._ranks is not None:
+            size = frame.shape.vocab_size
+            verify_shared(self._ranks, batch, verify_input, logits, self.config, pools, size, frame.verdict)
+            self._commit(frame)
+            return
         verify.verify(
             batch,
             verify_input,
-            frame.target_output.logits,
+            logits,
             self.config,
             pools,
             acceptance=self.rule or self._schedule,
             allowed=frame.allowed,
             out=frame.verdict,
         )
+        self._commit(frame)
+
+    def _commit(self, frame: Frame) -> None:
+        batch = frame.batch
+        verify_input = frame.verify_input
+        pools = frame.pools
         move_side(batch, verify_input.cache_locations, frame.verdict, pools)
         kv.commit(batch, verify_input.cache_locations, frame.verdict, pools, out=frame.outlet.progress)
 

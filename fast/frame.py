@@ -172,7 +172,8 @@ class Frame:
     outlet: Outlet
     allowed: Allowed | None  # tokens that grammars allow after every node, which the host writes before verify
     target_output: TargetOutput  # empty before the first forward
-    recordings: dict[Sections, Recording] = field(default_factory=dict)
+    reads_slices: bool = False  # whether rounds of the batch read few tokens of what ranks share; target_output has it
+    recordings: dict[tuple[Sections, bool], Recording] = field(default_factory=dict)  # by sections and reads_slices
 
     @classmethod
     def of(cls, shape: RoundShape, pools: KVPool, draft_input: DraftInput, draft_buffers: State) -> Self:

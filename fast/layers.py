@@ -6,11 +6,13 @@ import torch
 
 from specsim.core.errors import InputError
 from specsim.core.layer_config import HeadAttention
+from specsim.core.rank_group import RankGroup
 from specsim.core.target import ModelConfig
 from specsim.fast.attention import Scores, attention
 from specsim.fast.model.linear import linear, linear_gated, linear_onto
 from specsim.fast.model.product_plan import streaming
 from specsim.fast.model.qkv_projection import project_rotate_and_write
+from specsim.fast.model.rank_sums import sum_onto
 from specsim.fast.model.rotary import Forward, HeadNorms, rotate_and_write
 from specsim.fast.model.rows import Norm, Rows
 
@@ -48,14 +50,22 @@ class Weights:
 
     `qkv_proj` and `gate_up_proj` are fused projections.
 
-    batch_invariant: whether a product's rows must not depend on their number.
+    batch_invariant: whether a product's rows must not depend on their number. ranks: hold a slice of the tensors each
+    (specsim.core.rank_part), so that products onto base rows are summed over them.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], prefix: str = "", batch_invariant: bool = False) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        prefix: str = "",
+        batch_invariant: bool = False,
+        ranks: RankGroup | None = None,
+    ) -> None:
         # Below a prefix they are already fused.
         self._tensors = tensors if prefix else _fused(tensors)
         self._prefix = prefix
         self.batch_invariant = batch_invariant
+        self.ranks = ranks
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[self._prefix + name]
@@ -66,7 +76,7 @@ class Weights:
 
     def under(self, prefix: str) -> "Weights":
         """Extend the prefix."""
-        return Weights(self._tensors, f"{self._prefix}{prefix}.", self.batch_invariant)
+        return Weights(self._tensors, f"{self._prefix}{prefix}.", self.batch_invariant, self.ranks)
 
     def project(self, x: Rows, name: str) -> torch.Tensor:
         """Compute x Wᵀ (+ bias), [R, out]."""
@@ -76,6 +86,8 @@ class Weights:
         self, base: torch.Tensor, rows: Rows, name: str, norm: Norm | None, out: torch.Tensor | None = None
     ) -> Rows:
         """Compute base + x Wᵀ (+ bias), [R, out], and prepare the next norm."""
+        if self.ranks is not None:
+            return sum_onto(self.ranks, base, self.project(rows, name), norm, out)
         return linear_onto(base, rows, *self._named(name), self.batch_invariant, norm, out)
 
     def project_gated(self, rows: Rows, name: str) -> torch.Tensor:

@@ -173,11 +173,19 @@ def _distributions_kernel(
 
 def distributions(batch: Batch, logits: Logits) -> Distributions:
     """Compute every row's distribution: one pass over the logits, then one launch for temperature and filters."""
+    require_contiguous(logits=logits.raw, adjusted=logits.adjusted)
+    summaries = summarise(logits.raw, batch.sampling.temperature, logits.changed, logits.adjusted)
+    return summarised_distributions(batch, logits, summaries)
+
+
+def summarised_distributions(
+    batch: Batch, logits: Logits, summaries: tuple[torch.Tensor, torch.Tensor]
+) -> Distributions:
+    """Compute every row's distribution from the summaries of its logits."""
     num_rows, vocab_size = logits.raw.shape
     sampling = batch.sampling
     device = logits.raw.device
-    require_contiguous(logits=logits.raw, adjusted=logits.adjusted)
-    maxima, sums = summarise(logits.raw, sampling.temperature, logits.changed, logits.adjusted)
+    maxima, sums = summaries
     moments = torch.empty(num_rows, 4, dtype=torch.float32, device=device)
     lasts = torch.empty(num_rows, 3, dtype=torch.int32, device=device)
     lists = torch.empty(num_rows, MOST_GROUPS.value + 2 * MOST_LISTED.value, dtype=torch.int32, device=device)

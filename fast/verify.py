@@ -1,6 +1,6 @@
 """Verification of every tree of a batch: all nodes' distributions at once, then one program for each request."""
 
-from typing import NamedTuple, no_type_check
+from typing import no_type_check
 
 import torch
 import triton.language as tl
@@ -10,14 +10,14 @@ from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.core.rule import AcceptanceRule
 from specsim.fast.acceptance import accept
-from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
-from specsim.fast.runtime.uniforms import FINAL, PREFILL
+from specsim.fast.runtime.launch import await_input, kernel
+from specsim.fast.runtime.uniforms import PREFILL
 from specsim.fast.sampling import distributions
 from specsim.fast.synthetic import Schedule, follow
 from specsim.fast.verifiers import rule
-from specsim.fast.verifiers.path import LinkTables, PathTables
+from specsim.fast.verifiers.finish import finish
 from specsim.fast.vocabulary.distribution import logprob, only_token
-from specsim.fast.vocabulary.draw import PER, Requests, Siblings, Workspace, draw, groups_block, uniform_of
+from specsim.fast.vocabulary.draw import PER, Requests, Workspace, draw, groups_block, uniform_of
 from specsim.fast.vocabulary.penalties import Allowed, Logits, TreePaths, adjust_logits
 from specsim.fast.vocabulary.summaries import GROUP
 
@@ -37,67 +37,6 @@ def node_logits(
     levels = config.num_steps + 1 if config.penalties == "exact" else 1
     tree = TreePaths(verify_input.draft_tokens, verify_input.parents)
     return adjust_logits(batch, logits_RV, pools, tree, levels, allowed)
-
-
-class VerdictTables(NamedTuple):
-    """Fields of a verdict that are written after the walk, as kernel arguments."""
-
-    num_tokens_ptr: torch.Tensor
-    predict_ptr: torch.Tensor
-    logprobs_ptr: torch.Tensor
-
-
-@kernel
-@no_type_check
-def _finish_kernel(
-    distributions,
-    workspace,
-    link_ptrs,
-    rejected_ptr,
-    requests,
-    uniforms_ptr,
-    bonus_ptr,
-    path_ptrs,
-    verdict_ptrs,
-    num_nodes,
-    num_steps,
-    NODES: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PER: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Draw the bonus token of one request, and write the tokens and logprobs of its path."""
-    request = tl.program_id(0).to(tl.int64)
-    await_input(PDL)
-    root = request * num_nodes
-    length = tl.load(requests.seq_lens_ptr + request)
-    drafts = tl.load(path_ptrs.num_drafts_ptr + request)
-    if uniforms_ptr is None:
-        uniform = uniform_of(requests, request, FINAL, length, tl.full((), 0, tl.int32))
-    else:
-        uniform = tl.load(uniforms_ptr + request).to(tl.float32)
-    offs = tl.arange(0, NODES)  # [NODES]
-    accept_index_ptr = path_ptrs.accept_index_ptr + request * (num_steps + 1)
-    path = tl.load(accept_index_ptr + offs, mask=(offs <= drafts) & (length > 0), other=-1).to(tl.int64)
-    following = tl.load(accept_index_ptr + offs + 1, mask=offs < drafts, other=0)
-    last = tl.maximum(tl.max(tl.where(offs == drafts, path, -1), axis=0), 0)
-    if bonus_ptr is None:
-        first = tl.load(rejected_ptr + request)
-        siblings = Siblings(link_ptrs.tokens_ptr + root, link_ptrs.next_sibling_ptr + root, first, num_nodes)
-        bonus = only_token(distributions, last)
-        if tl.load(requests.temperature_ptr + request) > 0:  # a greedy walk rejects no child with the token
-            bonus = draw(distributions, last, siblings, uniform, workspace, request, GROUP, GROUPS, PER)
-    else:
-        bonus = tl.load(bonus_ptr + request)
-    drafted = tl.load(link_ptrs.tokens_ptr + following, mask=offs < drafts, other=0).to(tl.int32)
-    after = tl.where(offs == drafts, bonus, drafted)
-    logprobs = logprob(distributions, path, after, path >= 0)
-    tl.store(verdict_ptrs.num_tokens_ptr + request, drafts + 1)
-    tl.store(verdict_ptrs.logprobs_ptr + request * (num_steps + 1) + offs, logprobs, mask=offs <= num_steps)
-    tl.store(verdict_ptrs.predict_ptr + root + offs, tl.full((NODES,), -1, tl.int32), mask=offs < num_nodes)
-    tl.debug_barrier()
-    tl.store(verdict_ptrs.predict_ptr + path, after, mask=path >= 0)
 
 
 def _empty(batch: Batch, config: SpecConfig, device: torch.device) -> Verdict:
@@ -142,23 +81,7 @@ def walk(
         follow(batch, verify_input, acceptance, config, verdict, rejected_B)
     else:
         bonus_B = accept(batch, verify_input, made, uniforms, config, verdict, rejected_B)
-    _finish_kernel[(batch.size,)](
-        distributions=made.tables,
-        workspace=Workspace.of(made, batch.size),
-        link_ptrs=LinkTables.of(verify_input),
-        rejected_ptr=rejected_B,
-        requests=Requests.of(batch),
-        uniforms_ptr=final_uniforms,
-        bonus_ptr=bonus_B,
-        path_ptrs=PathTables.of(verdict),
-        verdict_ptrs=VerdictTables(verdict.num_accepted_tokens, verdict.predict, verdict.logprobs),
-        num_nodes=config.num_draft_tokens,
-        num_steps=config.num_steps,
-        NODES=next_power_of_2(max(config.num_draft_tokens, config.num_steps + 1)),
-        GROUP=GROUP,
-        GROUPS=groups_block(logits.raw.shape[1]),
-        PER=PER,
-    )
+    finish(batch, verify_input, made, final_uniforms, bonus_B, config, verdict, rejected_B)
     return verdict
 
 

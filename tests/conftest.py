@@ -149,6 +149,16 @@ def _validator(output: str) -> Any:
     return Draft202012Validator(json.loads((FOLDER / f"{output}.json").read_bytes()))
 
 
+@pytest.fixture
+def in_two_ranks() -> Callable[[Callable[[Any], Any]], list[Any]]:
+    """Run a function of a rank group in two processes, and give what both return."""
+    if DEVICE != "cpu":
+        pytest.skip("forked processes cannot use this one's GPU; `specsim diff --tensor-parallel 2` tests ranks there")
+    from specsim.correctness.ranks import run_in_ranks
+
+    return run_in_ranks
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """Choose the device on which the fast implementation is tested."""

@@ -14,6 +14,7 @@ from specsim.core.drafter import Head
 from specsim.core.errors import InputError
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
+from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.setting import SettingStepDrafter
 from specsim.fast.drafters.steps import StepDrafter
@@ -25,7 +26,6 @@ from specsim.fast.model.draft_metadata import lane_metadata
 from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
-from specsim.fast.vocabulary.topk import draft_topk
 
 
 @kernel
@@ -169,9 +169,8 @@ class AutoregressiveDrafter:
 
     def _draft_first(self, batch: Batch, root: Root, out: AutoregressiveInput) -> AutoregressiveInput:
         """Draft the root's children from out.hidden."""
-        logits_BV = self._head.logits(out.hidden)
         best = out.topk_scores, out.topk_index
-        draft_topk(logits_BV, self._config.topk, self._head.d2t, score=self._config.score, out=best)
+        logits_BV, _ = best_drafts(self._head, out.hidden, self._config, self._config.topk, out=best)
         self._draw(batch, logits_BV, root, best, out.draft_prob)
         return out
 
@@ -215,9 +214,8 @@ class AutoregressiveDrafter:
         config = self._config
         shape = lanes.tokens.shape
         hidden_RH, slots_R = self._run(batch, lanes, pools)
-        logits_RV = self._head.logits(hidden_RH)
         count = 1 if config.is_sampled else config.topk
-        best = draft_topk(logits_RV, count, self._head.d2t, slots_R, config.score)
+        logits_RV, best = best_drafts(self._head, hidden_RH, config, count, slots_R)
         loop = Loop(lanes.step, slots_R, config.num_steps)
         self._draw(batch, logits_RV, Root(batch.seq_lens), best, lanes.candidates.draft_prob, loop)
         topk_scores, topk_index = (rows.unflatten(0, shape) for rows in best)

@@ -6,11 +6,13 @@ import torch
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
-from specsim.core.target import Target
+from specsim.core.rank_group import RankGroup
+from specsim.core.rank_part import kv_layout_of
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.targets.decoder import DecoderTarget
 
 
 class EagleHead:
@@ -23,17 +25,20 @@ class EagleHead:
         self,
         config: DrafterConfig,
         tensors: Mapping[str, torch.Tensor],
-        target: Target,
+        target: DecoderTarget,
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool = False,
+        ranks: RankGroup | None = None,
     ) -> None:
-        self._model = config.model
+        part = None if ranks is None else ranks.part
+        self._model = config.model if part is None else part.config(config.model)
         self._target = target
+        self.vocabulary_ranks = target.ranks
         moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-        self._weights = Weights(moved, batch_invariant=batch_invariant)
+        self._weights = Weights(moved, batch_invariant=batch_invariant, ranks=ranks)
         self._inverse_D = inverse_frequencies(config.model.rope).to(device)
-        self.kv_layout = config.model.kv_layout
+        self.kv_layout = kv_layout_of(self._model, part)
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size
         self.draft_vocab_size = config.draft_vocab_size
@@ -67,6 +72,10 @@ class EagleHead:
             following = self._weights.get(f"layers.{layer + 1}.input_layernorm.weight")
             hidden = gated_mlp_onto(hidden, weights.under("mlp"), None if following is None else Norm(following, eps))
         return hidden.values
+
+    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Compute logits of the tokens of this rank's slice of the target's head."""
+        return self._target.own_logits(hidden_RH)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._target.logits(hidden_RH)

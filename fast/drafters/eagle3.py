@@ -9,11 +9,14 @@ import torch
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
-from specsim.core.target import Target
+from specsim.core.rank_group import RankGroup
+from specsim.core.rank_part import kv_layout_of
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, rms_norm
+from specsim.fast.runtime.gather import join_slices, without_padding
+from specsim.fast.targets.decoder import DecoderTarget
 
 
 class Eagle3Head:
@@ -25,22 +28,28 @@ class Eagle3Head:
         self,
         config: DrafterConfig,
         tensors: Mapping[str, torch.Tensor],
-        target: Target,
+        target: DecoderTarget,
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool = False,
+        ranks: RankGroup | None = None,
     ) -> None:
+        part = None if ranks is None else ranks.part
         self._config = config
         self._target = target
-        self._model = config.model
+        has_head = "lm_head.weight" in tensors  # of its own; otherwise it reads the target's
+        self.vocabulary_ranks = ranks if has_head else target.ranks
+        self._model = config.model if part is None else part.config(config.model)
+        if part is not None and has_head:
+            head = part.padded(tensors["lm_head.weight"], config.draft_vocab_size)
+            tensors = {**tensors, "lm_head.weight": head}
         floating = {name: tensor.to(device, dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
-        self._weights = Weights(floating, batch_invariant=batch_invariant)
+        self._weights = Weights(floating, batch_invariant=batch_invariant, ranks=ranks)
         d2t = tensors.get("d2t")
         self.d2t = None if d2t is None else d2t.to(device, torch.int64)
-        own = self._weights.get("embed_tokens.weight")
-        self._embedding = target.embedding if own is None else own
+        self._embedding = self._weights.get("embed_tokens.weight")  # None: the target's
         self._inverse_D = inverse_frequencies(config.model.rope).to(device)
-        self.kv_layout = config.model.kv_layout
+        self.kv_layout = kv_layout_of(self._model, part)
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size
         self.draft_vocab_size = config.draft_vocab_size
@@ -72,7 +81,7 @@ class Eagle3Head:
         eps = self._model.rms_norm_eps
         both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
         embedded_RH, normed_RH = both.chunk(2, dim=1)
-        rms_norm(self._embedding, weights["input_layernorm.weight"], eps, out=embedded_RH, ids_R=input_ids_R)
+        self._normed_embedding(input_ids_R, Norm(weights["input_layernorm.weight"], eps), embedded_RH)
         rms_norm(hidden_RH, weights["hidden_norm.weight"], eps, out=normed_RH)
         turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
         forward = Forward(turns, metadata, kv)
@@ -104,6 +113,22 @@ class Eagle3Head:
         return rows.values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        logits_RV = self.own_logits(hidden_RH)
+        ranks = self.vocabulary_ranks
+        return logits_RV if ranks is None else join_slices(ranks, logits_RV, self.draft_vocab_size)
+
+    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Compute logits of the tokens of this rank's slice, -inf beyond them, or of all where no ranks share them."""
         rows = Rows(hidden_RH, None if self._config.norm_output else self._norm("norm"))
-        has_head = self._weights.get("lm_head.weight") is not None
-        return self._weights.project(rows, "lm_head") if has_head else self._target.logits(rows.applied())
+        if self._weights.get("lm_head.weight") is None:
+            return self._target.own_logits(rows.applied())
+        logits_RC = self._weights.project(rows, "lm_head")
+        ranks = self.vocabulary_ranks
+        return logits_RC if ranks is None else without_padding(ranks, logits_RC, self.draft_vocab_size)
+
+    def _normed_embedding(self, ids_R: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
+        """Write the normed embeddings of tokens, those of the target where the head has none of its own."""
+        if self._embedding is not None:
+            rms_norm(self._embedding, *norm, out=out, ids_R=ids_R)
+        else:
+            self._target.normed_embedding(ids_R, norm, out)

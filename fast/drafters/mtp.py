@@ -10,15 +10,16 @@ from specsim.core.drafter import DrafterConfig
 from specsim.core.mtp import MtpInput, check_modules
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
-from specsim.core.target import Target
+from specsim.core.rank_group import RankGroup
+from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.mtp_drafts import ids_of, last_hidden
 from specsim.fast.drafters.mtp_module import MtpModule
 from specsim.fast.drafters.mtp_rows import NewRows, Shape, Spans, gather_rows, spans_of
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.model.metadata import causal_metadata
+from specsim.fast.targets.decoder import DecoderTarget
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts
-from specsim.fast.vocabulary.topk import draft_topk
 
 
 class MtpDrafter(ProductDrafter[MtpInput]):
@@ -31,21 +32,23 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         self,
         drafter: DrafterConfig,
         tensors: Mapping[str, torch.Tensor],
-        target: Target,
+        target: DecoderTarget,
         dtype: torch.dtype,
         device: torch.device,
         config: SpecConfig,
         batch_invariant: bool = False,
+        ranks: RankGroup | None = None,
     ) -> None:
         check_modules(drafter, config, target.config.vocab_size)
         shape = DraftShape(drafter.model.hidden_size, target.config.vocab_size, dtype)
         super().__init__(MtpInput, shape, config, device)
         self._modules = [
-            MtpModule(drafter, tensors, target, dtype, device, batch_invariant, k) for k in range(config.num_steps)
+            MtpModule(drafter, tensors, target, dtype, device, batch_invariant, k, ranks)
+            for k in range(config.num_steps)
         ]
         self._is_chained = drafter.hidden_chain
         self._depths = torch.arange(config.num_steps, dtype=torch.int32, device=device)
-        self.kv_layout: KVLayout | None = replace(drafter.model.kv_layout, num_layers=config.num_steps)
+        self.kv_layout: KVLayout | None = replace(self._modules[0].kv_layout, num_layers=config.num_steps)
         self.feature_layers = drafter.feature_layers
         self.lead = 0
         self.lookahead = config.num_steps - 1 if drafter.boundary == "rewrite" else 0
@@ -109,16 +112,18 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         for depth, module in enumerate(self._modules):
             ids_R = ids_of(batch, spans, shape, depth, out, pools)
             hidden_RH = module.forward(ids_R, hidden_RH, metadata, draft_kv(pools))
-            logits_BV = module.logits(last_hidden(spans, hidden_RH, depth, out))
-            self._keep_drafts(batch, logits_BV, spans, depth, out)
+            last_BH = last_hidden(spans, hidden_RH, depth, out)
+            logits_BV, best = best_drafts(module, last_BH, self._config, self._config.topk)
+            self._keep_drafts(batch, logits_BV, Drafts(*best), spans, depth, out)
             hidden_RH = hidden_RH if self._is_chained else target_RH
         out.bonus_tokens.copy_(bonus_tokens)
         return out
 
-    def _keep_drafts(self, batch: Batch, logits_BV: torch.Tensor, spans: Spans, depth: int, out: MtpInput) -> None:
-        """Draft K tokens at a depth, the best ones or sampled ones."""
+    def _keep_drafts(
+        self, batch: Batch, logits_BV: torch.Tensor, drafts: Drafts, spans: Spans, depth: int, out: MtpInput
+    ) -> None:
+        """Keep the best drafts at a depth, or draw others in their place."""
         config = self._config
-        drafts = Drafts(*draft_topk(logits_BV, config.topk, None, score=config.score))
         if config.is_sampled:
             loop = Loop(self._depths[depth - 1 :], None, config.num_steps) if depth else None
             draw_drafts(batch, logits_BV, Root(spans.end_lens), Vocabulary(), config, drafts, out.draft_prob, loop)

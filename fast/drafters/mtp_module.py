@@ -7,12 +7,13 @@ import torch
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pool import KVBuffer
-from specsim.core.target import Target
+from specsim.core.rank_group import RankGroup
+from specsim.core.rank_part import kv_layout_of
 from specsim.fast.layers import Weights
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, rms_norm
-from specsim.fast.targets.decoder import decoder_layer_onto, on_device
+from specsim.fast.targets.decoder import DecoderTarget, decoder_layer_onto, on_device
 
 
 class MtpModule:
@@ -25,20 +26,23 @@ class MtpModule:
         self,
         config: DrafterConfig,
         tensors: Mapping[str, torch.Tensor],
-        target: Target,
+        target: DecoderTarget,
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool = False,
         index: int = 0,
+        ranks: RankGroup | None = None,
     ) -> None:
-        self._model = config.model
+        part = None if ranks is None else ranks.part
+        self._model = config.model if part is None else part.config(config.model)
         self._target = target
+        self.vocabulary_ranks = target.ranks
         prefix = f"modules.{index}."
         own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
-        self._weights = Weights(on_device(own, device, dtype), batch_invariant=batch_invariant)
+        self._weights = Weights(on_device(own, device, dtype), batch_invariant=batch_invariant, ranks=ranks)
         self._inverse_D = inverse_frequencies(config.model.rope).to(device)
         self._index = index
-        self.kv_layout = replace(config.model.kv_layout, num_layers=1)
+        self.kv_layout = replace(kv_layout_of(self._model, part), num_layers=1)
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size
         self.draft_vocab_size = config.draft_vocab_size
@@ -54,7 +58,7 @@ class MtpModule:
         weights = self._weights
         both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
         embedded_RH, normed_RH = both.chunk(2, dim=1)
-        rms_norm(self._target.embedding, *self._norm("enorm"), out=embedded_RH, ids_R=input_ids_R)
+        self._target.normed_embedding(input_ids_R, self._norm("enorm"), embedded_RH)
         rms_norm(hidden_RH, *self._norm("hnorm"), out=normed_RH)
         turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
         forward = Forward(turns, metadata, kv)
@@ -65,6 +69,10 @@ class MtpModule:
 
     def _norm(self, name: str) -> Norm:
         return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
+
+    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Compute logits of the tokens of this rank's slice of the target's head."""
+        return self._target.own_logits(hidden_RH)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._target.logits(hidden_RH)

@@ -12,12 +12,12 @@ from specsim.core.p_eagle import PEagleInput
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
+from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.p_eagle_rows import LastRows, Mask, NewRows, head_rows, last_rows
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.model.metadata import causal_metadata
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
-from specsim.fast.vocabulary.topk import draft_topk
 
 
 class Layout(NamedTuple):
@@ -111,8 +111,8 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
     def _keep_drafts(self, batch: Batch, last: LastRows, out: PEagleInput) -> None:
         """Draft K tokens of every depth, the best ones or sampled ones."""
         config = self._config
-        logits_RV = self._head.logits(last.hidden.flatten(0, 1))
-        best = draft_topk(logits_RV, config.topk, self._head.d2t, last.slots.flatten(), config.score)
+        hidden_RH = last.hidden.flatten(0, 1)
+        logits_RV, best = best_drafts(self._head, hidden_RH, config, config.topk, last.slots.flatten())
         scores_SBK, index_SBK = (each.unflatten(0, last.slots.shape) for each in best)
         if config.is_sampled:
             for depth, logits_BV in enumerate(logits_RV.unflatten(0, last.slots.shape)):

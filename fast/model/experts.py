@@ -166,7 +166,7 @@ def _combine_kernel(
     BLOCK_H: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Add the weighted outputs of a row's experts to the row, and prepare the next norm."""
+    """Add the weighted outputs of a row's experts to its base, if any, and prepare the next norm."""
     await_input(PDL)
     DTYPE: tl.constexpr = out_ptrs.rows.dtype.element_ty
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
@@ -179,8 +179,10 @@ def _combine_kernel(
         weight = tl.load(weights_ptr + pair, mask=mask_r, other=0.0)
         output = tl.load(expert_ptr + pair[:, None] * size + offs[None, :], mask=mask, other=0.0)
         total += output.to(tl.float32) * weight[:, None]
-    base = tl.load(base_ptr + row[:, None] * STRIDE_BASE + offs[None, :], mask=mask, other=0.0).to(tl.float32)
-    x = nearest(base + nearest(total, DTYPE).to(tl.float32), DTYPE)
+    x = nearest(total, DTYPE)
+    if base_ptr is not None:
+        base = tl.load(base_ptr + row[:, None] * STRIDE_BASE + offs[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = nearest(base + x.to(tl.float32), DTYPE)
     tl.store(out_ptrs.rows + row[:, None] * STRIDE_OUT + offs[None, :], x, mask=mask)
     if next_norm_ptr is not None:
         x = x.to(tl.float32)
@@ -191,11 +193,11 @@ def _combine_kernel(
 
 
 def _combine(
-    base: torch.Tensor, outputs: torch.Tensor, routes: Routes, norm: Norm | None, out: torch.Tensor | None
+    base: torch.Tensor | None, outputs: torch.Tensor, routes: Routes, norm: Norm | None, out: torch.Tensor | None
 ) -> Rows:
     num_rows, top_k = routes.weights.shape
     size = outputs.shape[1]
-    out = base.new_empty(num_rows, size) if out is None else out
+    out = outputs.new_empty(num_rows, size) if out is None else out
     onto = Rows.to_write(out, norm, 1)
     block = block_of(num_rows, 1, size)
     _combine_kernel[(ceil_div(num_rows, block),)](
@@ -207,7 +209,7 @@ def _combine(
         num_rows=num_rows,
         size=size,
         STRIDE_OUT=out.stride(0),
-        STRIDE_BASE=base.stride(0),
+        STRIDE_BASE=0 if base is None else base.stride(0),
         TOP_K=top_k,
         BLOCK_R=block,
         BLOCK_H=next_power_of_2(size),
@@ -217,7 +219,7 @@ def _combine(
 
 
 def experts_onto(
-    base: torch.Tensor,
+    base: torch.Tensor | None,
     x: torch.Tensor,
     weights: ExpertWeights,
     routes: Routes,
@@ -228,8 +230,8 @@ def experts_onto(
 ) -> Rows:
     """Add Σ weight · down(gate x, up x) over each row's experts to base [R, H]; prepare the next norm.
 
-    x: rows after the layer's norm. base and out may be slices of wider tensors. Outputs of a row's experts are added in
-    the order of its routes, so that a row's result depends on no other row.
+    x: rows after the layer's norm. base: None is zeros. base and out may be slices of wider tensors. Outputs of a row's
+    experts are added in the order of its routes, so that a row's result depends on no other row.
     """
     num_rows, top_k = routes.experts.shape
     num_pairs = num_rows * top_k

@@ -145,8 +145,10 @@ def _down_kernel(
         outputs += tl.load(bias_ptrs, mask=mask_pn, other=0.0).to(tl.float32)
     share = tl.load(routed_ptrs.weights + rank, mask=rank < TOP_K, other=0.0)
     added = tl.sum(nearest(outputs, DTYPE).to(tl.float32) * share[:, None], axis=0)
-    base = tl.load(base_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
-    x = nearest(base + nearest(added, DTYPE).to(tl.float32), DTYPE)
+    x = nearest(added, DTYPE)
+    if base_ptr is not None:
+        base = tl.load(base_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
+        x = nearest(base + x.to(tl.float32), DTYPE)
     tl.store(out_ptrs.rows + offs_n, x, mask=mask_n)
     if next_norm_ptr is not None:
         x = x.to(tl.float32)
@@ -156,7 +158,7 @@ def _down_kernel(
 
 
 def routed_row_onto(
-    base: torch.Tensor,
+    base: torch.Tensor | None,
     x: torch.Tensor,
     weights: ExpertWeights,
     experts: Experts,
@@ -167,7 +169,8 @@ def routed_row_onto(
 ) -> tuple[Rows, torch.Tensor]:
     """Add Σ weight · down(gate x, up x) over one row's experts to base [1, H]; returns them, i16 [1, k].
 
-    x: the row after the layer's norm. logits_E, bias_E: as `routing.route` takes them; the choice is the same.
+    base: None is zeros. x: the row after the layer's norm. logits_E, bias_E: as `routing.route` takes them; the choice
+    is the same.
     """
     require_contiguous(x=x, logits=logits_E, bias=bias_E, **weights._asdict())
     routes = Routes(
@@ -176,7 +179,7 @@ def routed_row_onto(
     routed = _Routed(*routes, logits_E, bias_E)
     grown = _grown(x, weights, experts, routed)
     num_outputs = weights.down.shape[1]
-    out = base.new_empty(1, num_outputs) if out is None else out
+    out = x.new_empty(1, num_outputs) if out is None else out
     blocks = ceil_div(num_outputs, DOWN.outputs)
     onto = Rows.to_write(out, norm, blocks)
     _down_kernel[(blocks,)](

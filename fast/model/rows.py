@@ -140,6 +140,8 @@ def _embed_kernel(
     table_ptr,
     ids_ptr,
     norm_ptr,
+    first_token,
+    num_tokens,
     num_rows,
     size,
     stride_out,
@@ -152,8 +154,9 @@ def _embed_kernel(
     offs = tl.arange(0, BLOCK_H)
     mask_r = row < num_rows
     mask = mask_r[:, None] & (offs < size)[None, :]
-    source = tl.load(ids_ptr + row, mask=mask_r, other=0)
-    x = tl.load(table_ptr + source[:, None] * size + offs[None, :], mask=mask, other=0.0)  # [BLOCK_R, BLOCK_H]
+    source = tl.load(ids_ptr + row, mask=mask_r, other=0) - first_token
+    known = mask & ((source >= 0) & (source < num_tokens))[:, None]
+    x = tl.load(table_ptr + source[:, None] * size + offs[None, :], mask=known, other=0.0)  # [BLOCK_R, BLOCK_H]
     tl.store(out_ptr + row[:, None] * stride_out + offs[None, :], x, mask=mask)
     if norm_ptr is not None:
         x = x.to(tl.float32)
@@ -164,11 +167,15 @@ def _embed_kernel(
 
 
 def embed(
-    ids_R: torch.Tensor, table_VH: torch.Tensor, norm: Norm | None = None, out: torch.Tensor | None = None
+    ids_R: torch.Tensor,
+    table_VH: torch.Tensor,
+    norm: Norm | None = None,
+    out: torch.Tensor | None = None,
+    first_token: int = 0,
 ) -> Rows:
     """Look up rows of an embedding table, and prepare the next norm.
 
-    out may be a slice of a wider tensor.
+    out may be a slice of a wider tensor. first_token: of the table, which has rows of zeros for tokens outside it.
     """
     require_contiguous(table_VH=table_VH)
     num_rows = len(ids_R)
@@ -183,6 +190,8 @@ def embed(
         table_ptr=table_VH,
         ids_ptr=ids_R,
         norm_ptr=rows.next_weight,
+        first_token=first_token,
+        num_tokens=len(table_VH),
         num_rows=num_rows,
         size=size,
         stride_out=out.stride(0),

@@ -41,7 +41,8 @@ def _capture_cuda(work: Launch) -> Graph:
         work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with _without_collection(), torch.cuda.graph(graph):
+    # Libraries' own threads may ask about events meanwhile, as NCCL's watchdog does; only this thread is captured.
+    with _without_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     return graph
 

@@ -6,11 +6,14 @@ import torch
 
 from specsim.core.layer_config import Experts, LatentAttention
 from specsim.core.pool import KVBuffer
+from specsim.core.rank_group import RankGroup
 from specsim.core.target import ForwardOutput, ModelConfig
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.model.rank_sums import sum_onto
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
-from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.model.rows import Norm, Rows, embed, rms_norm
+from specsim.fast.runtime.gather import join_slices, without_padding
 from specsim.fast.targets.experts import mixture_onto
 from specsim.fast.targets.latent_attention import latent_attention_onto
 
@@ -47,7 +50,10 @@ def decoder_layer_onto(
 
 
 class DecoderTarget:
-    """A target of protocol specsim.core.target.Target, from the tensors of models/checkpoint/layout.py."""
+    """A target of protocol specsim.core.target.Target, from the tensors of models/checkpoint/layout.py.
+
+    ranks: share the weights; config is of the whole model, tensors are this rank's slices.
+    """
 
     def __init__(
         self,
@@ -56,9 +62,15 @@ class DecoderTarget:
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool = False,
+        ranks: RankGroup | None = None,
     ) -> None:
         self.config = config
-        self._weights = Weights(on_device(tensors, device, dtype), batch_invariant=batch_invariant)
+        self.ranks = ranks
+        if ranks is not None:
+            self.config = ranks.part.config(config)
+            head = ranks.part.padded(tensors["lm_head.weight"], config.vocab_size)
+            tensors = {**tensors, "lm_head.weight": head}
+        self._weights = Weights(on_device(tensors, device, dtype), batch_invariant=batch_invariant, ranks=ranks)
         self.embedding = self._weights["model.embed_tokens.weight"]
         self._inverse_D = inverse_frequencies(config.rope).to(device)
 
@@ -73,7 +85,7 @@ class DecoderTarget:
         entering = {layer: features_RF[:, i * size : (i + 1) * size] for i, layer in enumerate(feature_layers)}
         turns = rotations(metadata.positions, self._inverse_D, self.embedding.dtype, self.config.rope.amplitude)
         forward = Forward(turns, metadata, kv)
-        rows = embed(input_ids_R, self.embedding, self._input_norm(0), out=entering.get(0))
+        rows = self.embed(input_ids_R, self._input_norm(0), out=entering.get(0))
         routed = []
         for layer in range(self.config.num_layers):
             weights = self._weights.under(f"model.layers.{layer}")
@@ -84,6 +96,21 @@ class DecoderTarget:
         side = {"experts": torch.stack(routed, dim=1)} if routed else {}
         return ForwardOutput(normed_RH, features_RF if feature_layers else normed_RH, side)
 
+    def embed(self, ids_R: torch.Tensor, norm: Norm | None = None, out: torch.Tensor | None = None) -> Rows:
+        """Look up embeddings, [R, H], where ranks share the table too, and prepare the next norm."""
+        if self.ranks is None:
+            return embed(ids_R, self.embedding, norm, out)
+        first = self.ranks.part.tokens(self.config.vocab_size).start
+        own_RH = embed(ids_R, self.embedding, first_token=first).values  # zeros for tokens of other ranks
+        return sum_onto(self.ranks, None, own_RH, norm, out)
+
+    def normed_embedding(self, ids_R: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
+        """Write embeddings under a norm, for drafters that have none of their own."""
+        if self.ranks is None:
+            rms_norm(self.embedding, *norm, out=out, ids_R=ids_R)
+        else:
+            rms_norm(self.embed(ids_R).values, *norm, out=out)
+
     def _input_norm(self, layer: int) -> Norm:
         """Return the first norm of a layer, or the final norm after the last layer."""
         is_layer = layer < self.config.num_layers
@@ -91,4 +118,10 @@ class DecoderTarget:
         return Norm(self._weights[f"{name}.weight"], self.config.rms_norm_eps)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._weights.project(Rows(hidden_RH), "lm_head")
+        logits_RV = self.own_logits(hidden_RH)
+        return logits_RV if self.ranks is None else join_slices(self.ranks, logits_RV, self.config.vocab_size)
+
+    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Compute logits of the tokens of this rank's slice, -inf beyond them, or of all without ranks."""
+        logits_RC = self._weights.project(Rows(hidden_RH), "lm_head")
+        return logits_RC if self.ranks is None else without_padding(self.ranks, logits_RC, self.config.vocab_size)

@@ -8,6 +8,7 @@ from specsim.fast.model.expert_blocks import block_size, expert_blocks
 from specsim.fast.model.experts import ExpertWeights, experts_onto
 from specsim.fast.model.experts_of_row import routed_row_onto
 from specsim.fast.model.linear import linear
+from specsim.fast.model.rank_sums import sum_onto
 from specsim.fast.model.router import FEW_ROWS, normed_and_logits
 from specsim.fast.model.routing import route
 from specsim.fast.model.rows import Norm, Rows
@@ -18,7 +19,8 @@ def mixture_onto(
 ) -> tuple[Rows, torch.Tensor]:
     """Compute x + Σ weight · expert(n) over the experts of each row, [R, H], and prepare the next norm.
 
-    x are the rows, n the rows after their norm. Returns the experts of each row too, i16 [R, k].
+    x are the rows, n the rows after their norm. Where ranks share the weights, each has some channels of every expert,
+    and all choose the same experts. Returns the experts of each row too, i16 [R, k].
     """
     router = weights.under("router")
     weight, bias = router["weight"], router.get("bias")  # float32, as the router's arithmetic is
@@ -28,10 +30,43 @@ def mixture_onto(
     else:
         x = rows.applied()
         logits_RE = linear(Rows(x.to(weight.dtype)), weight, bias, weights.batch_invariant)
-    base = rows.values
-    if experts.shared_size is not None:
-        shared = weights.under("shared_experts")
-        base = shared.project_onto(base, Rows(shared.project_gated(Rows(x), "gate_up_proj")), "down_proj", None).values
+    ranks = weights.ranks
+    if ranks is None:
+        base = rows.values if experts.shared_size is None else _shared_onto(rows.values, x, weights)
+        return _routed_onto(base, x, weights, experts, logits_RE, few_rows, norm, out)
+    # The sum over ranks adds the rows.
+    base = None if experts.shared_size is None else _shared(x, weights)
+    part, chosen_RK = _routed_onto(base, x, weights, experts, logits_RE, few_rows)
+    return sum_onto(ranks, rows.values, part.values, norm, out), chosen_RK
+
+
+def _grown(x: torch.Tensor, shared: Weights) -> Rows:
+    return Rows(shared.project_gated(Rows(x), "gate_up_proj"))
+
+
+def _shared_onto(base: torch.Tensor, x: torch.Tensor, weights: Weights) -> torch.Tensor:
+    """Add the shared expert's output to rows, [R, H]."""
+    shared = weights.under("shared_experts")
+    return shared.project_onto(base, _grown(x, shared), "down_proj", None).values
+
+
+def _shared(x: torch.Tensor, weights: Weights) -> torch.Tensor:
+    """Compute this rank's part of the shared expert's output, [R, H]."""
+    shared = weights.under("shared_experts")
+    return shared.project(_grown(x, shared), "down_proj")
+
+
+def _routed_onto(
+    base: torch.Tensor | None,
+    x: torch.Tensor,
+    weights: Weights,
+    experts: Experts,
+    logits_RE: torch.Tensor,
+    few_rows: bool,
+    norm: Norm | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[Rows, torch.Tensor]:
+    """Add the outputs of the chosen experts, or a rank's part of them, to the base."""
     parts = weights.under("experts")
     stacked = ExpertWeights(
         parts["gate_up_proj.weight"],
@@ -39,7 +74,7 @@ def mixture_onto(
         parts.get("gate_up_proj.bias"),
         parts.get("down_proj.bias"),
     )
-    choice_bias = router.get("correction_bias")
+    choice_bias = weights.get("router.correction_bias")
     if few_rows and len(x) == 1:
         return routed_row_onto(base, x, stacked, experts, logits_RE, choice_bias, norm, out)
     routes = route(logits_RE, experts, choice_bias)

@@ -183,6 +183,38 @@ def token_at(tokens, weights, before, bound, vocab_size):
 
 @triton.jit
 @no_type_check
+def drawn_group(
+    distributions,
+    row,
+    siblings,
+    uniform,
+    workspace,
+    place,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PER: tl.constexpr,
+):
+    """Find the group of the drawn token: (group, mass before it, mass at the uniform, first sibling).
+
+    The siblings from that one on are left out, none of them if no mass remains without them. place: this program's row
+    of the workspace.
+    """
+    own = place * tl.cdiv(distributions.vocab_size, GROUP)
+    space = Workspace(workspace.masses_ptr + own, workspace.numbers_ptr + own)
+    masses = _group_masses(distributions, row, siblings, space, GROUP, GROUPS, PER)
+    first = tl.full((), -1, tl.int64)
+    if siblings is not None:
+        first = siblings.first
+        if (first >= 0) & (tl.sum(masses, axis=0) == 0):
+            first = tl.full((), -1, tl.int64)
+            none = Siblings(siblings.tokens_ptr, siblings.next_sibling_ptr, first, siblings.num_nodes)
+            masses = _group_masses(distributions, row, none, space, GROUP, GROUPS, PER)
+    group, before, bound = group_at(masses, uniform, GROUPS)
+    return group, before, bound, first
+
+
+@triton.jit
+@no_type_check
 def draw(
     distributions,
     row,
@@ -198,18 +230,12 @@ def draw(
 
     If no mass remains without the siblings, the whole distribution is used. place: this program's row of the workspace.
     """
-    own = place * tl.cdiv(distributions.vocab_size, GROUP)
-    space = Workspace(workspace.masses_ptr + own, workspace.numbers_ptr + own)
-    masses = _group_masses(distributions, row, siblings, space, GROUP, GROUPS, PER)
+    group, before, bound, first = drawn_group(
+        distributions, row, siblings, uniform, workspace, place, GROUP, GROUPS, PER
+    )
     rejected = siblings
     if siblings is not None:
-        first = siblings.first
-        if (first >= 0) & (tl.sum(masses, axis=0) == 0):
-            first = tl.full((), -1, tl.int64)
-            none = Siblings(siblings.tokens_ptr, siblings.next_sibling_ptr, first, siblings.num_nodes)
-            masses = _group_masses(distributions, row, none, space, GROUP, GROUPS, PER)
         rejected = Siblings(siblings.tokens_ptr, siblings.next_sibling_ptr, first, siblings.num_nodes)
-    group, before, bound = group_at(masses, uniform, GROUPS)
     tokens = group * GROUP + tl.arange(0, GROUP)  # [GROUP]
     weights = _residual(distributions, row, rejected, tokens)
     return token_at(tokens, weights, before, bound, distributions.vocab_size)

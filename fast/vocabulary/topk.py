@@ -118,6 +118,11 @@ def _topk(
     tl.store(topk_index_ptr + rows * k + place, tl.where(live, target_ids, place), mask=mask)
 
 
+def group_size(vocab_size: int, k: int) -> int:
+    """Choose the tokens of a group, so that about as many are read again as there are groups."""
+    return next_power_of_2(max(16, min(GROUP, math.isqrt(vocab_size // next_power_of_2(k)))))
+
+
 def draft_topk(
     logits_RV: torch.Tensor,
     k: int,
@@ -137,7 +142,7 @@ def draft_topk(
         raise ValueError(f"topk is {k}, more than the {vocab_size} ids of the draft vocabulary")
     require_contiguous(logits_RV=logits_RV, d2t=d2t, slots_R=slots_R)
     places = next_power_of_2(k)
-    group = next_power_of_2(max(16, min(GROUP, math.isqrt(vocab_size // places))))  # as many as are read again
+    group = group_size(vocab_size, k)
     maxima, sums = summarise(logits_RV, marks_B=slots_R, group=group)
     num_groups = maxima.shape[1]
     topk_scores, topk_index = out or (

@@ -17,6 +17,7 @@ from specsim.bench.suites import SUITES, Group, Options
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.files import write_json
 from specsim.core.provenance import now, versions
+from specsim.core.rank_group import RankGroup
 from specsim.models.shapes import shape
 
 
@@ -28,6 +29,11 @@ def check_options(options: Options) -> dict[str, Group]:
     require(chosen, "only", options.only, f"a part of a group's name: {', '.join(groups)}")
     require(options.seconds is None or options.seconds > 0, "seconds", options.seconds, "a number above 0")
     shape(options.shape)
+    size = options.tensor_parallel
+    if SUITES[options.suite].needs_ranks:
+        require(size > 1, "tensor_parallel", size, f"at least 2 with the suite {options.suite}")
+    else:
+        require(size == 1, "tensor_parallel", size, f"1 with the suite {options.suite}")
     if SUITES[options.suite].needs_gpu and not torch.cuda.is_available():
         raise InputError("device", "cpu", "a GPU that CUDA can use: the fast implementation is timed nowhere else")
     return chosen
@@ -55,9 +61,15 @@ def bench(options: Options, command: str = "", json_file: Path | None = None, co
         if row and console:
             show_row(row, console)
         write_json(json_file, result.to_json())
-        if seconds >= most:
+        if _any_rank(options, seconds >= most):
             break
     return result
+
+
+def _any_rank(options: Options, is_over: bool) -> bool:
+    """Check whether the time of any rank is over, as all have to end after the same row."""
+    ranks = RankGroup.joined(options.tensor_parallel)
+    return is_over if ranks is None else any(ranks.gather_objects(is_over))
 
 
 def _rows(groups: dict[str, Group], options: Options, peaks: Peaks) -> Iterator[tuple[Row | None, str]]:

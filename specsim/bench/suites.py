@@ -14,6 +14,7 @@ from specsim.bench import (
     rounds,
     scale,
     simulated,
+    tensor_parallel,
     tree_attention,
     trees,
     vocabulary,
@@ -34,6 +35,7 @@ class Options:
     quick: bool = False  # few settings of a grid
     full: bool = False  # all settings of a grid
     seconds: float | None = None  # after which no further row is begun; None: the suite's
+    tensor_parallel: int = 1  # ranks, this process one of them
 
     @property
     def model(self) -> ModelConfig:
@@ -50,6 +52,7 @@ class Suite:
     groups: dict[str, Group]
     seconds: float
     needs_gpu: bool = True
+    needs_ranks: bool = False  # at least two
 
 
 def _bookkeeping(run: Options, peaks: Peaks) -> Iterator[Row]:
@@ -89,6 +92,11 @@ _SIMULATOR: dict[str, Group] = {
     "loop": lambda run, _: simulated.loop_rows(run.quick),
     "scheduler": lambda _, __: simulated.scheduler_rows(),
 }
+_TENSOR_PARALLEL: dict[str, Group] = {
+    "exchanges": lambda run, _: tensor_parallel.exchange_rows(run.tensor_parallel, run.quick),
+    "rounds": lambda run, _: tensor_parallel.round_rows(run.shape, run.tensor_parallel, run.quick),
+    "share": lambda run, _: tensor_parallel.share_rows(run.shape, run.tensor_parallel, run.quick),
+}
 SUITES = {
     "kernels": Suite(_KERNELS, 300),
     "experts": Suite(_EXPERTS, 60),
@@ -97,4 +105,5 @@ SUITES = {
     "baselines": Suite(_BASELINES, 240),
     "adaptive": Suite(_ADAPTIVE, 200),
     "simulator": Suite(_SIMULATOR, 240, needs_gpu=False),
+    "tensor-parallel": Suite(_TENSOR_PARALLEL, 400, needs_ranks=True),
 }

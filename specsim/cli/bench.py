@@ -1,11 +1,16 @@
 """specsim bench: time the fast implementation on a GPU, or the simulator."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specsim.cli import options
 from specsim.cli.options import option
+from specsim.cli.ranks import MOST_RANKS, RankTimeout, start_ranks
+from specsim.core.errors import require_int
+
+if TYPE_CHECKING:
+    from specsim.bench.suites import Options
 
 
 def bench(
@@ -14,7 +19,7 @@ def bench(
         option(
             "Benchmark",
             "Operations that are timed.",
-            metavar="kernels|experts|round|scale|baselines|adaptive|simulator",
+            metavar="kernels|experts|round|scale|baselines|adaptive|simulator|tensor-parallel",
         ),
     ],
     shape: Annotated[
@@ -32,35 +37,67 @@ def bench(
             "Benchmark", "Start no further row after this many seconds. [above 0]", show_default="60 to 400, by suite"
         ),
     ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        option(
+            "Ranks",
+            "GPUs that share the model in the suite tensor-parallel, one process each. [1 to 64]",
+            show_default="2 with that suite, else 1",
+        ),
+    ] = None,
+    rank_timeout: RankTimeout = 300.0,
     json_file: options.JsonFile = None,
 ) -> None:
     """Time kernels and rounds on a GPU, after equality checks.
 
-    Only the suite simulator needs no GPU: it times the event loop on one core.
+    Only the suite simulator needs no GPU: it times the event loop on one core. The suite tensor-parallel needs two.
 
-    Exit status: 0 if all equality checks pass, 1 if one fails, 2 for bad input or without a GPU.
+    Exit status: 0 if all equality checks pass, 1 if one fails, 2 for bad input or without a GPU, 3 if a rank fails.
 
     Examples:
       specsim bench --suite kernels --quick
       specsim bench --suite round --shape llama-3-8b --json round.json
       specsim bench --suite simulator
     """
-    _bench(locals())
+    given = locals()
+    size = given["tensor_parallel"] = _size(suite, tensor_parallel)
+    if size == 1:
+        _bench(**given)
+    else:
+        _check(given)
+        start_ranks(_bench, given, size, rank_timeout, None)
 
 
-def _bench(given: dict[str, Any]) -> None:
-    from specsim.bench.session import bench as run_suite
+def _size(suite: str, given: int | None) -> int:
+    """Choose the number of ranks, two where a suite needs some and none is given."""
+    from specsim.bench.suites import SUITES
+
+    if given is not None:
+        return require_int("tensor_parallel", given, 1, MOST_RANKS)
+    return 2 if suite in SUITES and SUITES[suite].needs_ranks else 1
+
+
+def _check(given: dict[str, Any]) -> "Options":
+    """Check the options, and that the result can be written."""
     from specsim.bench.session import check_options
-    from specsim.bench.show import show
     from specsim.bench.suites import Options
-    from specsim.core.display import stdout_console
     from specsim.core.files import check_writable
 
-    asked = Options(**{name: each for name, each in given.items() if name != "json_file"})
+    asked = Options(**{name: each for name, each in given.items() if name not in ("json_file", "rank_timeout")})
     check_options(asked)
     check_writable(given["json_file"])
+    return asked
+
+
+def _bench(**given: Any) -> None:
+    from specsim.bench.session import bench as run_suite
+    from specsim.bench.show import show
+    from specsim.core.display import stdout_console
+
+    asked = _check(given)
     console = stdout_console()
-    line = options.command(bench, given)
+    size = given["tensor_parallel"]
+    line = options.command(bench, given | {"tensor_parallel": None if size == _size(given["suite"], None) else size})
     result = run_suite(asked, line, given["json_file"], console)
     show(result, console)
     if not result.passed:

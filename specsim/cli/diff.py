@@ -1,6 +1,6 @@
 """specsim diff: compare the fast implementation with the reference."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ import typer
 from specsim.cli import options
 from specsim.cli.option_groups import TreeGroup, flat, with_groups
 from specsim.cli.options import option
+from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from specsim.correctness.differential.result import GridResult
 
 _GREEDY = SamplingParams()
+RANKS = tuple(each.name for each in fields(RankOptions))
 
 
+@in_ranks
 @with_groups
 def diff(
     *,
@@ -103,6 +106,7 @@ def diff(
     ] = "float32",
     kv_dtype: options.KVDtype = "model",
     draft_kv_dtype: options.DraftKVDtype = "model",
+    ranks: RankOptions,
     shard: Annotated[
         str | None,
         option("Grid", "Compare every n-th cell, starting at the i-th.", metavar="i/n", show_default="all cells"),
@@ -132,7 +136,7 @@ def diff(
 
     Integers and tree structure must be equal after each phase, and floats within an error budget.
 
-    Exit status: 0 if equal, 1 if not, 2 for bad input.
+    Exit status: 0 if equal, 1 if not, 2 for bad input, 3 if a rank fails.
 
     Examples:
       specsim diff --grid quick
@@ -147,6 +151,7 @@ def _diff(given: dict[str, Any]) -> None:
     from specsim.core.files import check_files
     from specsim.core.kv_buffer import KVFormat
     from specsim.correctness import differential
+    from specsim.correctness.differential.implementation import Shares
     from specsim.correctness.differential.pairs import FAMILIES, KINDS
     from specsim.correctness.differential.report import show
     from specsim.correctness.differential.setting import one_cell
@@ -156,9 +161,10 @@ def _diff(given: dict[str, Any]) -> None:
     run = {key: given[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
     if name is not None:
         for key, parameter in signature(diff).parameters.items():
-            if key not in (*run, "grid", "cell", "html_file") and given[key] != parameter.default:
+            if key not in (*run, *RANKS, "grid", "cell", "html_file") and given[key] != parameter.default:
                 raise InputError(key, given[key], f"only {parameter.default}, the default, with --grid")
-        cells = differential.grid(name, given["dtype"])
+        shared = given["draft_parallel"] if given["tensor_parallel"] > 1 else None
+        cells = differential.grid(name, given["dtype"], shared)
         if given["cell"] is not None:
             name = "one cell"
             cells = tuple(each for each in cells if each.id == given["cell"])
@@ -178,7 +184,8 @@ def _diff(given: dict[str, Any]) -> None:
         cell = cell if given["regex"] is None else _constrained(cell, given["regex"])
         cells = (cell if given["rule"] is None else _with_rule(cell, given["rule"]),)
     check_files({}, json=given["json_file"], html=given["html_file"])
-    result = differential.run_grid(name or "one cell", cells, progress=True, **run)
+    shares = Shares(given["tensor_parallel"], given["draft_parallel"])
+    result = differential.run_grid(name or "one cell", cells, progress=True, shares=shares, **run)
     show(result, stdout_console())
     if given["html_file"] is not None:
         _write_mismatch(given["html_file"], result, cells)

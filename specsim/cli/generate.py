@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from specsim.cli import options
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.cli.options import option
+from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_int
 from specsim.core.policies.named import policy_value
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _GREEDY = SamplingParams()
 
 
+@in_ranks
 @with_groups
 def generate(
     *,
@@ -76,6 +78,7 @@ def generate(
     rule: options.Rule = None,
     adaptive: options.Adaptive = None,
     engine: EngineGroup,
+    ranks: RankOptions,
     json_file: options.JsonFile = None,
     html_file: options.HtmlFile = None,
 ) -> None:
@@ -83,7 +86,7 @@ def generate(
 
     Prints the text, accept lengths and speed. The shipped pair runs unless --target or --shape names another.
 
-    Exit status: 0 when done, 2 for bad input.
+    Exit status: 0 when done, 2 for bad input, 3 if a rank fails.
 
     Examples:
       specsim generate --prompt "def add(a, b):" --max-new-tokens 32
@@ -100,6 +103,7 @@ def generate(
     verifier = None if rule is None else _load_rule(rule, config)
     has_grammar = regex is not None or json_schema is not None
     engine_options = engine.options(config, has_grammar, pair.drafts_on_host(config), verifier is not None)
+    engine_options = ranks.of(engine_options)
     acceptance = pair.acceptance(tree.num_steps)
     text = None if pair.shape is not None else _read_prompt(prompt, prompt_file)
     _check_prompt(given)

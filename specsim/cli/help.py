@@ -29,6 +29,7 @@ OPTION_GROUPS = (
     "Hardware",
     "Search",
     "Execution",
+    "Ranks",
     "Output",
 )
 COMMAND_GROUPS = ("Run", "Check", "Measure", "Simulate", "Learn")

@@ -14,6 +14,7 @@ from specsim.core.synthetic_acceptance import SCHEDULES, SyntheticAcceptance
 if TYPE_CHECKING:
     from specsim.core.engine_options import EngineOptions
     from specsim.core.pair import Pair
+    from specsim.models.load import Parts
 
 _TREE = SpecConfig()
 
@@ -111,15 +112,19 @@ class PairGroup:
         with options.told_as(rates="accept_rates", schedule="accept_schedule"):  # run has a --schedule of its own
             return SyntheticAcceptance(rates, schedule).fit(num_steps)
 
-    def load(self, config: SpecConfig, engine: "EngineOptions") -> "Pair":
-        """Load the pair, or make one of random weights on the engine's device; before, see that the setting fits it."""
+    def load(self, config: SpecConfig, engine: "EngineOptions", whole: bool = False) -> "Pair":
+        """Load the pair, or make one of random weights on the engine's device; before, see that the setting fits it.
+
+        Where ranks share the model, a rank reads only its slices, unless `whole` asks for all.
+        """
         drafter: Any = self.drafter  # which `load` and `random_pair` check
         if self.shape is None:
             from specsim.models.load import load, load_config
 
             draft_fields = dict(map(options.draft_field, self.draft_field or ()))
             config.within(load_config(self.target, self.draft, drafter).max_position_embeddings)
-            return load(self.target, self.draft, drafter, draft_fields, self.bridge_vocabularies)
+            parts = None if whole else parts_of(engine)
+            return load(self.target, self.draft, drafter, draft_fields, self.bridge_vocabularies, parts)
         for name in ("target", "draft", "draft_field", "bridge_vocabularies"):
             if value := getattr(self, name):
                 raise options.exclusive(name, value, "--shape")
@@ -133,6 +138,15 @@ class PairGroup:
             return random_pair(of, device, engine.dtype, None).with_drafter(token_drafter(drafter))
         kind = None if drafter == "none" else drafter or "eagle3"
         return random_pair(of, device, engine.dtype, kind)
+
+
+def parts_of(engine: "EngineOptions") -> "Parts | None":
+    """Name this rank's slices of target and drafter; None: one rank has the whole model."""
+    from specsim.core.rank_group import RankGroup
+    from specsim.models.load import Parts
+
+    group = RankGroup.joined(engine.tensor_parallel)
+    return group and Parts(group.part, group.part if engine.draft_parallel == "sharded" else None)
 
 
 def flat(given: dict[str, Any]) -> dict[str, Any]:

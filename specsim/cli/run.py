@@ -10,6 +10,7 @@ import typer
 from specsim.cli import options
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.cli.options import option
+from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require
 from specsim.core.json_schema import schema_name
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SERVING = ServingConfig()
 
 
+@in_ranks
 @with_groups
 def run(
     *,
@@ -70,6 +72,7 @@ def run(
     tree: TreeGroup,
     pair: PairGroup,
     engine: EngineGroup,
+    ranks: RankOptions,
     json_file: options.JsonFile = None,
     trace: Annotated[
         Path | None, option("Output", "Write the scheduler's steps to this Parquet file.", metavar="FILE")
@@ -78,7 +81,8 @@ def run(
 ) -> None:
     """Serve a file of requests with continuous batching.
 
-    Exit status: 0 when done, 1 if --compare finds a difference, 2 for bad input.
+    Exit status: 0 when done, 1 if --compare finds a difference, 2 for bad input, 3 if
+    a rank fails.
 
     Examples:
       specsim run --requests requests.jsonl --json results.json
@@ -90,7 +94,7 @@ def run(
         serving = options.pick(ServingConfig, given | {"num_slots": slots})
         if engine.bucket is not None and engine.bucket < serving.max_running:
             raise InputError("bucket", engine.bucket, f"at least max_running, {serving.max_running}")
-        engine_options = engine.options(config, drafts_on_host=pair.drafts_on_host(config))
+        engine_options = ranks.of(engine.options(config, drafts_on_host=pair.drafts_on_host(config)))
         acceptance = pair.acceptance(tree.num_steps)
         _check_run(given)
         from specsim.core.policies.named import named_policy, policy_value
@@ -100,7 +104,7 @@ def run(
 
         check_serving(serving, config)
         text = read_file(requests or REQUESTS)
-        loaded = pair.load(config, engine_options)
+        loaded = pair.load(config, engine_options, whole=compare)
         policy = None if adaptive is None else named_policy(policy_value(adaptive), config)
         if policy is None:
             running = load_engine(loaded, config, engine_options, acceptance=acceptance)

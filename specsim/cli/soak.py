@@ -1,13 +1,18 @@
 """specsim soak: serve random programs of requests, and compare each request with its solo run."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from specsim.cli import options
+from specsim.cli.option_groups import with_groups
 from specsim.cli.options import option
+from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.errors import InputError
 
 
+@in_ranks
+@with_groups
 def soak(
+    *,
     requests: Annotated[
         int | None, option("Requests", "Number of requests. [at least 1]", show_default="10000")
     ] = None,
@@ -31,13 +36,15 @@ def soak(
         option("Requests", "Run only this workload, by the name that a failure shows.", show_default="all workloads"),
     ] = None,
     adaptive: options.Adaptive = None,
+    ranks: RankOptions,
     json_file: options.JsonFile = None,
 ) -> None:
     """Compare random batched workloads with solo runs.
 
     Requests arrive, wait, are preempted and are cancelled; the output of each must equal that of its solo run.
 
-    Exit status: 0 if all outputs are equal, 1 if one is not, 2 for bad input.
+    Exit status: 0 if all outputs are equal, 1 if one is not, 2 for bad input, 3 if
+    a rank fails.
 
     Examples:
       specsim soak --requests 500
@@ -45,6 +52,7 @@ def soak(
     """
     from specsim.core.files import check_writable
     from specsim.core.policies.named import policy_value
+    from specsim.correctness.differential.implementation import Shares
     from specsim.correctness.soak import soak
 
     check_writable(json_file)
@@ -54,5 +62,7 @@ def soak(
         raise InputError("program", program, "nothing with --requests or --seed, which are parts of the program's name")
     arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
     arguments |= {"adaptive": None if adaptive is None else policy_value(adaptive), "policy_name": adaptive}
-    result = soak(**drawn, progress=True, **arguments)
+    draft_parallel: Any = ranks.draft_parallel  # which EngineOptions checks
+    shares = Shares(ranks.tensor_parallel, draft_parallel)
+    result = soak(**drawn, progress=True, shares=shares, **arguments)
     options.report("soak", result.show, result.to_json(), json_file, result.is_ok)

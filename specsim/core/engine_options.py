@@ -34,6 +34,9 @@ class EngineOptions:
     draft_kv_dtype: KVDtype = "model"
     kv_scales: tuple[float, float] = (1.0, 1.0)  # of keys and values of the target in fp8_e4m3
     draft_kv_scales: tuple[float, float] = (1.0, 1.0)
+    tensor_parallel: int = 1  # ranks that share the target's weights; every rank is a process with an engine
+    draft_parallel: Literal["sharded", "replicated"] = "sharded"  # the drafter's weights over these ranks
+    compare_ranks: bool = False  # a digest of every phase's output is compared over ranks, for which the host waits
 
     def __post_init__(self) -> None:
         require_choice("impl", self.impl, IMPLEMENTATIONS)
@@ -43,6 +46,8 @@ class EngineOptions:
             scales = getattr(self, f"{name}_scales")
             require(isinstance(scales, tuple) and len(scales) == 2, f"{name}_scales", scales, "two positive numbers")
         _ = self.kv_format, self.draft_kv_format
+        require_int("tensor_parallel", self.tensor_parallel, 1)
+        require_choice("draft_parallel", self.draft_parallel, ("sharded", "replicated"))
         if self.impl == "reference":
             self._check_reference()
         else:
@@ -72,6 +77,7 @@ class EngineOptions:
         ):
             require(value in (None, only), name, value, f"{only or 'nothing'} with impl 'reference'")
         require(not self.batch_invariant, "batch_invariant", self.batch_invariant, "False with impl 'reference'")
+        require(self.tensor_parallel == 1, "tensor_parallel", self.tensor_parallel, "1 with impl 'reference'")
 
     def _check_fast(self) -> None:
         allowed = "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'"

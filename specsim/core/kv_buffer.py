@@ -1,6 +1,6 @@
 """Keys and values of one model, by slot."""
 
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +45,7 @@ class KVLayout:
     head_dim: int  # of a key
     value_dim: int | None = None  # of a value; None: as of a key
     values_in_keys: bool = False  # a value is its key's first channels, and has no memory of its own
+    first_head: int = 0  # of these heads among the model's, where ranks share them
 
 
 class KVBuffer:
@@ -67,6 +68,7 @@ class KVBuffer:
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         value_dim = layout.head_dim if layout.value_dim is None else layout.value_dim
         self.values_in_keys = layout.values_in_keys
+        self.first_head = layout.first_head
         if layout.values_in_keys:
             self.values = self.keys[..., :value_dim]
         else:
@@ -118,8 +120,20 @@ class KVBuffer:
         if not self.values_in_keys:
             self.values[:, destination] = self.values[:, source]
 
+    def with_heads_of(self, other: "KVBuffer") -> "KVBuffer":
+        """View the heads that another buffer of the same model holds, which may be those of one rank."""
+        count = other.keys.shape[2]
+        if count == self.keys.shape[2]:
+            return self
+        view = copy(self)
+        view.keys = self.keys.narrow(2, other.first_head, count)
+        view.values = self.values.narrow(2, other.first_head, count)
+        view.first_head = other.first_head
+        return view
+
     def copy_(self, source: "KVBuffer") -> None:
         """Copy another buffer's content, from any device and dtype, but not its snapshot."""
+        source = source.with_heads_of(self)
         self.keys.copy_(source.keys)
         if not self.values_in_keys:
             self.values.copy_(source.values)

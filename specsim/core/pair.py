@@ -9,8 +9,9 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.layer_config import Attention, HeadAttention
+from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
 
@@ -21,6 +22,11 @@ class TargetCheckpoint:
 
     config: ModelConfig
     tensors: Mapping[str, torch.Tensor]  # as stored, under Hugging Face names; a tied lm_head.weight is the embedding
+    part: RankPart | None = None  # rank whose slices the tensors are; None: they are whole
+
+    def tensors_of(self, part: RankPart) -> dict[str, torch.Tensor]:
+        """Take a rank's slices of the tensors, which are whole or those slices already."""
+        return _slices(self, part, TABLES)
 
     def facts(self) -> dict[str, str]:
         """Names and values that repr and Jupyter show."""
@@ -45,6 +51,11 @@ class DrafterCheckpoint:
     # markov_w1 [V, rank] and markov_w2 [draft vocabulary, rank]; confidence_head.proj; embed_tokens, lm_head, d2t where
     # it has its own. standalone: the names of a target; d2t and t2d where its own vocabulary was another one.
     tensors: Mapping[str, torch.Tensor]
+    part: RankPart | None = None  # rank whose slices the tensors are; None: they are whole
+
+    def tensors_of(self, part: RankPart) -> dict[str, torch.Tensor]:
+        """Take a rank's slices of the tensors, which are whole or those slices already."""
+        return _slices(self, part, DRAFTER_TABLES)
 
     def facts(self) -> dict[str, str]:
         """Names and values that repr and Jupyter show."""
@@ -60,6 +71,16 @@ class DrafterCheckpoint:
 
     def __repr__(self) -> str:
         return _one_line(self)
+
+
+def _slices(
+    checkpoint: TargetCheckpoint | DrafterCheckpoint, part: RankPart, tables: tuple[str, ...]
+) -> dict[str, torch.Tensor]:
+    if checkpoint.part is None:
+        return part.tensors(checkpoint.tensors, tables)
+    allowed = f"the slices of rank {part.rank} of {part.size}, as this engine's"
+    require(checkpoint.part == part, "pair", repr(checkpoint.part), allowed)
+    return {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.numel() or name in tables}
 
 
 AnyDrafter = DrafterCheckpoint | NgramConfig | SuffixConfig | TokenDrafter

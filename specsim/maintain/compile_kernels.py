@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -31,6 +32,7 @@ from specsim.models.synthetic_pair import synthetic_pair
 SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes of a program, by compute capability: A100, H100, B200
 TREE, CHAIN = SpecConfig(2, 3, 6, page_size=4), SpecConfig(1, 3, 4, page_size=4)
 PLAIN = SamplingParams(max_new_tokens=4)
+WARM = SamplingParams(temperature=0.8, max_new_tokens=4)
 FILTERED = SamplingParams(
     temperature=0.8, top_p=0.9, top_k=5, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1, max_new_tokens=4
 )
@@ -49,10 +51,12 @@ class Run:
     given: tuple[tuple[str, Any], ...] = ()  # arguments of generate
     is_wide: bool = False  # wide enough for our own products, where narrow ones are a library's
     prompts: tuple[tuple[int, ...], ...] = ((3, 4, 5, 6, 7), (5, 6))
+    is_linked: bool = False  # with ranks: they exchange parts through each other's memory
 
 
 FP8 = (("kv_dtype", "fp8_e4m3"), ("draft_kv_dtype", "fp8_e4m3"))
 ONE = ((3, 4, 5),)
+TWO_RANKS = (("tensor_parallel", 2),)
 WIDE: dict[str, Any] = {
     "hidden_size": 1024,
     "intermediate_size": 1024,
@@ -84,6 +88,10 @@ RUNS = (
     Run("eagle3", "llama", sampling=FILTERED, given=(("verifier", RULE),)),
     Run("eagle3", "llama", CHAIN, given=(("drafter", NgramConfig()),)),
     Run("eagle3", "llama", given=(("acceptance", SyntheticAcceptance((0.5, 0.5, 0.5))),)),
+    Run("eagle3", "llama", sampling=WARM, options=TWO_RANKS, is_wide=True),
+    Run("eagle", "qwen3_moe", options=TWO_RANKS, is_wide=True, is_linked=True),
+    Run("eagle3", "gpt_oss", SpecConfig.plain(), options=TWO_RANKS, prompts=ONE, is_linked=True),
+    Run("mtp", "deepseek_v3", CHAIN, options=TWO_RANKS, is_linked=True),
 )
 
 
@@ -194,9 +202,43 @@ def compile_run(run: Run) -> None:
     from specsim.serving.generation import generate
 
     options = EngineOptions("fast", run.dtype, "cpu", **dict(run.options))
-    pair = synthetic_pair(run.kind, run.family, **(WIDE if run.is_wide else {}))
+    changes: dict[str, Any] = WIDE if run.is_wide else {}
+    if options.tensor_parallel > 1:
+        changes = changes | {"vocab_size": 2048}  # which ranks share
+    pair = synthetic_pair(run.kind, run.family, **changes)
     prompts = [list(prompt) for prompt in run.prompts]
-    generate(pair, prompts, run.config, run.sampling, engine=options, **dict(run.given))
+    with alone_of(options.tensor_parallel, run.is_linked):
+        generate(pair, prompts, run.config, run.sampling, engine=options, **dict(run.given))
+
+
+@contextmanager
+def alone_of(size: int, is_linked: bool) -> Iterator[None]:
+    """Be rank 0 of ranks whose others are not there: nothing is exchanged."""
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from specsim.fast import engine
+    from specsim.fast.runtime.peer_memory import PROGRAMS, LinkedRanks, PeerMemory
+
+    if size == 1:
+        yield
+        return
+
+    def linked(ranks: Any, device: torch.device) -> LinkedRanks:
+        half = 2**19
+        memory = tuple(torch.empty(PeerMemory.num_bytes(half, size), dtype=torch.uint8) for _ in range(size))
+        peers = PeerMemory(memory, 0, torch.empty(PROGRAMS, dtype=torch.int32), half)
+        return LinkedRanks(0, size, ranks.board, peers, half)
+
+    distributed.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        if is_linked:
+            with patch.object(engine, "linked", linked), patch.object(LinkedRanks, "links", lambda *_: True):
+                yield
+        else:
+            yield
+    finally:
+        distributed.destroy_process_group()
 
 
 def show(found: list[Compiled], console: Console) -> None:

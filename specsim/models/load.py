@@ -1,12 +1,14 @@
 """Loading of a target and its drafter, from folders, from the Hugging Face hub, or as shipped."""
 
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from specsim.core.errors import InputError, require, require_choice, require_type
 from specsim.core.pair import DrafterCheckpoint, Pair
+from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
 from specsim.core.user_module import load_object
@@ -17,7 +19,7 @@ from specsim.models.checkpoint.loading import Read
 from specsim.models.checkpoint.model_config import read_target_config
 from specsim.models.checkpoint.tokenizer import LazyTokenizer, has_tokenizer
 from specsim.models.checkpoint.vocabulary import check_vocabulary
-from specsim.models.checkpoint.weights import read_weights
+from specsim.models.checkpoint.weights import Slices, read_weights
 
 SHIPPED = "tiny"  # name of the shipped target
 DrafterName = Literal[
@@ -27,12 +29,20 @@ _TOKEN_DRAFTERS = {"ngram": NgramConfig, "suffix": SuffixConfig}
 _BRIDGED = "False, except for a drafter of kind standalone, which has a vocabulary of its own"
 
 
+class Parts(NamedTuple):
+    """Ranks whose slices of a target and of its drafter are loaded; None: the whole."""
+
+    target: RankPart | None = None
+    drafter: RankPart | None = None
+
+
 def load(
     target: str | Path | None = None,
     draft: str | Path | None = None,
     drafter: DrafterName | str | None = None,
     draft_fields: Mapping[str, Any] | None = None,
     bridge_vocabularies: bool = False,
+    parts: Parts | None = None,
 ) -> Pair:
     """Load a target and its drafter, each from a folder or a hub id.
 
@@ -43,6 +53,7 @@ def load(
     drafter of your own as "module:Name" or "file.py:Name".
     draft_fields: fields for the drafter's config.json that are missing there or wrong.
     bridge_vocabularies: a language model with another vocabulary drafts the tokens that its target has too.
+    parts: of safetensors, only the slices of one rank are read; an engine of that rank can run the pair.
     """
     if draft_fields is not None:
         require_type("draft_fields", draft_fields, Mapping, "a mapping of names to values")
@@ -51,11 +62,18 @@ def load(
         raise InputError("bridge_vocabularies", True, _BRIDGED)
     if places.draft is None and draft_fields:
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter that has weights")
-    read = cache(read_weights)  # MTP modules may be in the target's folder, which is read once
-    checkpoint = load_target(places.target, read)
+    parts = parts or Parts()
+    # MTP modules may be in the target's folder, which is read once.
+    family = read_target_config(places.target).family
+    read = cache(partial(read_weights, slices=parts.target and Slices(parts.target, TABLES, family)))
+    checkpoint = replace(load_target(places.target, read), part=parts.target)
     own: Any = token_drafter(drafter) if drafter is not None and is_token_drafter(drafter) else None
     if places.draft is not None:
+        if parts != Parts() and (places.draft != places.target or parts.drafter != parts.target):
+            of_drafter = parts.drafter and Slices(parts.drafter, DRAFTER_TABLES, family)
+            read = partial(read_weights, slices=of_drafter)
         own = _load_drafter(places, checkpoint.config, draft_fields, drafter, read)
+        own = replace(own, part=parts.drafter)
         own = _speaking(own, places, checkpoint.config, bridge_vocabularies)
     tokenizer = LazyTokenizer(places.target) if has_tokenizer(places.target) else None
     return Pair(checkpoint, own, tokenizer, places.name)

@@ -13,6 +13,7 @@ from specsim.core.display import figure, short_setting
 from specsim.core.engine import Engine
 from specsim.core.policies.named import NamedPolicy
 from specsim.core.policies.policy import Always, Policy
+from specsim.core.rank_group import RankGroup
 from specsim.core.settings import Settings
 from specsim.serving.requests import Request
 from specsim.serving.runner import Delivery, Launched
@@ -66,12 +67,14 @@ class Adaptation:
     """A policy that switches an engine between rounds.
 
     All requests of a round share its setting. The policy learns what a round accepted when the host reads its result,
-    junk rounds of requests that have ended included, as the simulator's policies do.
+    junk rounds of requests that have ended included, as the simulator's policies do. Where ranks share a model, every
+    rank's policy learns rank 0's seconds, so that all choose alike.
     """
 
     def __init__(self, engine: AdaptiveEngine, policy: Policy) -> None:
         self._engine = engine
         self._policy = policy
+        self._ranks = RankGroup.joined(engine.options.tensor_parallel)
         self.choices: list[int] = []  # settings of all rounds, in order
         self._starts: dict[int, float] = {}  # seconds, by step of a round, until its result is read
 
@@ -89,7 +92,10 @@ class Adaptation:
         start = self._starts.pop(launched.step, now) if launched.is_round else now
         if launched.is_round and deliveries:
             accepted = np.array([len(delivery.token_ids) - 1 for delivery in deliveries])
-            self._policy.observe(launched.setting, accepted, max(now - start, _LEAST_SECONDS))
+            seconds = max(now - start, _LEAST_SECONDS)
+            if self._ranks is not None:
+                seconds = self._ranks.gather_objects(seconds)[0]
+            self._policy.observe(launched.setting, accepted, seconds)
 
 
 def settings_of(engine: Engine) -> tuple[SpecConfig, ...]:

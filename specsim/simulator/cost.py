@@ -117,6 +117,22 @@ class CostModel:
         """Compute the phases of a round of `size` requests, before their committed lengths are known."""
         return self._known((size, config), lambda: self._round_parts(size, config))
 
+    def exchanges(self, size: int, config: SpecConfig) -> float:
+        """Compute the seconds of a round of `size` requests that its forwards spend on exchanges between GPUs.
+
+        They are part of `round`.
+        """
+        rows, _ = padded(size, self.buckets)
+        seconds = self._forward(self.model).exchanges(rows * config.num_draft_tokens)
+        if config.is_plain or self.drafter is None:
+            return seconds
+        drafting = self._forward(self.drafter.model)
+        own = self.drafter.rows(config)
+        seconds += self.drafter.forwards(config.num_steps) * drafting.exchanges(rows * own.draft)
+        if self.drafter.is_feature and not self.drafter.is_block:
+            seconds += drafting.exchanges(rows * own.extend)
+        return seconds
+
     def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
         """Compute the seconds of a step that prefills new_tokens [B] after contexts [B], drafter and host included."""
         return self.mixed(new_tokens, contexts, np.zeros(0), _PLAIN)

@@ -60,7 +60,7 @@ class Forward:
             device += self._product(model.entry_weights, model.weight_format, rows)
         device += self._product(model.head_weights, HALF, head_rows)
         device += self._seconds(head_rows * model.vocab_size * LOGIT_BYTES / self.parallel, 0, self._rate(HALF))
-        return device + self.kernels * self.efficiency.gap + self._exchanges(rows)
+        return device + self.kernels * self.efficiency.gap + self.exchanges(rows)
 
     def context(self, rows: float) -> float:
         """Compute the seconds in which a block drafter writes the keys and values of its context, fc included."""
@@ -140,13 +140,16 @@ class Forward:
         """Number of launches that write a block drafter's context: fc, norm, a product and a write of each layer."""
         return 2 + 2 * self.model.num_layers
 
-    def _exchanges(self, rows: float) -> float:
-        """Compute the seconds of the ring sums over GPUs in every layer, and of gathering the logits."""
+    def exchanges(self, rows: float) -> float:
+        """Compute the seconds of the sums over GPUs in every layer and of one gather, 0 on one GPU."""
         if self.parallel == 1:
             return 0.0
-        count = 2 * self.model.num_layers + 1
-        sent = 2 * (self.parallel - 1) / self.parallel * rows * self.model.hidden_size * 2
-        return count * (self.efficiency.collective + sent / self.hardware.interconnect)
+        return (2 * self.model.num_layers + 1) * self.exchange(rows * self.model.hidden_size * 2)
+
+    def exchange(self, nbytes: float) -> float:
+        """Compute the seconds of one sum over GPUs of parts of this size, along a ring."""
+        sent = 2 * (self.parallel - 1) / self.parallel * nbytes
+        return self.efficiency.collective + sent / self.hardware.interconnect
 
 
 def _seen(new_tokens: np.ndarray, contexts: np.ndarray, window: int | None) -> tuple[float, float]:

@@ -10,9 +10,11 @@ import torch
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
+from specsim.core.rank_part import DRAFTER_TABLES, RankPart
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint import load_drafter, load_target
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
+from specsim.models.load import Parts, load
 from specsim.models.tiny_config import tiny_config
 
 Tensors = dict[str, torch.Tensor]
@@ -100,6 +102,18 @@ def test_mtp_modules_in_the_folder_of_their_target(form: str, tmp_path: Path, pu
     assert_same(drafter.tensors, own)
     assert (drafter.config.num_modules, drafter.config.model.num_layers) == (count, count)
     assert (drafter.config.hidden_chain, drafter.config.model.rope.theta) == (True, TARGET.rope.theta)
+
+
+@every_format
+def test_ranks_read_slices_of_mtp_modules(form: str, tmp_path: Path, published):
+    """Copies of embedding and head in a module are sliced as the target's, with which they are compared."""
+    folder, own = mtp_folder(tmp_path, form, published)
+    for rank in range(2):
+        part = RankPart(rank, 2)
+        pair = load(folder, drafter="mtp", parts=Parts(part, part))
+        assert pair.checkpoint is not None
+        assert_same(pair.checkpoint.tensors_of(part), part.tensors(own, DRAFTER_TABLES))
+        assert_same(pair.target.tensors_of(part), part.tensors(drawn(target_layout(TARGET), seed=1)))
 
 
 @pytest.mark.parametrize("form", ["own", "speculators"])

@@ -149,6 +149,18 @@ def test_tensor_parallel_divides_weights_and_pays_for_exchanges():
     assert two == pytest.approx(one / 2 + sent, rel=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", None])
+def test_exchanges_are_what_a_round_lacks_without_them(kind):
+    config = PLAIN if kind is None else SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
+    head = kind and drafter(kind, LLAMA)
+    shared = CostModel(H100, LLAMA, head, efficiency=replace(PERFECT, collective=1e-5), tensor_parallel=2)
+    free = replace(shared, hardware=replace(H100, interconnect=1e30), efficiency=PERFECT)
+    contexts = np.full(3, 1000)
+    without = free.round(contexts, config)
+    assert shared.exchanges(3, config) == pytest.approx(shared.round(contexts, config) - without, rel=1e-9)
+    assert replace(shared, tensor_parallel=1).exchanges(3, config) == 0
+
+
 def test_weights_that_do_not_fit_are_refused():
     assert COST.round(np.zeros(0, int), TREE) == 0
     with pytest.raises(InputError, match="tensor_parallel is 1; allowed: GPUs that hold llama-2-70b and some KV"):

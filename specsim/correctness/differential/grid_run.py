@@ -22,7 +22,13 @@ from specsim.core.workers import Workers
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Tally, Trio
 from specsim.correctness.differential.coverage import required
-from specsim.correctness.differential.implementation import Implementation, load_implementation, load_implementations
+from specsim.correctness.differential.implementation import (
+    ALONE,
+    Implementation,
+    Shares,
+    load_implementation,
+    load_implementations,
+)
 from specsim.correctness.differential.lockstep import Lockstep
 from specsim.correctness.differential.oracle import compare_with_oracle
 from specsim.correctness.differential.pairs import make_pair, perturbed, rounded
@@ -40,19 +46,23 @@ def check(
     device: str | None = None,
     wrap: Callable[[Implementation], Implementation] = lambda implementation: implementation,
     pair: Pair | None = None,
+    shares: Shares = ALONE,
 ) -> CellResult:
     """Compare the implementations in one cell, and the reference with the oracle.
 
-    wrap: changes the implementation under test. pair: used instead of the cell's.
+    wrap: changes the implementation under test. pair: used instead of the cell's. shares: ranks of this process's
+    group, which all compare the cell at once; rank 0 compares the reference with the oracle.
     """
     start = time.perf_counter()
     precision = getattr(torch, dtype)
     pair = make_pair(cell.pair, precision) if pair is None else rounded(pair, precision)
     tally = Tally(budgets=perturbation_budgets(cell, pair, dtype))
-    loaded = load_implementations(cell, pair, impl, dtype, device)
+    loaded = load_implementations(cell, pair, impl, dtype, device, shares)
     lockstep = Lockstep(cell, pair, loaded._replace(fast=wrap(loaded.fast)), tally)
     lockstep.run()
-    divergences = [*lockstep.divergences, *compare_with_oracle(cell, pair)]
+    ranks = loaded.fast.ranks
+    of_oracle = compare_with_oracle(cell, pair) if ranks is None or ranks.rank == 0 else ()
+    divergences = [*lockstep.divergences, *of_oracle]
     return CellResult(
         id=cell.id,
         mismatches=len(divergences),
@@ -97,13 +107,17 @@ def run_grid(
     json_file: Path | None = None,
     jobs: int = 1,
     progress: bool = False,
+    shares: Shares = ALONE,
 ) -> GridResult:
     """Check every cell, or the i-th of n shards of them (`i/n`: cells i-1, i-1+n, …), in `jobs` processes.
 
-    json_file is rewritten after every cell; resume takes over the cells it holds.
+    shares: ranks that run this grid together, one process each. json_file is rewritten after every cell; resume takes
+    over the cells it holds.
     """
     if jobs < 1:
         raise InputError("jobs", jobs, "an integer of at least 1")
+    if jobs > 1 and shares.tensor_parallel > 1:
+        raise InputError("jobs", jobs, "1 with tensor_parallel, whose ranks are processes already")
     if dtype not in DTYPES:
         raise InputError("dtype", dtype, " or ".join(DTYPES))
     if resume and json_file is None:
@@ -122,7 +136,9 @@ def run_grid(
         impl=impl,
         versions=versions(device),
         date=now(),
-        command=f"specsim diff --grid {name} --device {device} --dtype {dtype}" if name != "one cell" else "",
+        command=f"specsim diff --grid {name} --device {device} --dtype {dtype}{_ranks_text(shares)}"
+        if name != "one cell"
+        else "",
         required=required(cells, impl) if name != "one cell" else (),
         cells=(),
     )
@@ -130,7 +146,7 @@ def run_grid(
     results = list(done.values())
     left = [cell for cell in own if cell.id not in done]
     with tqdm(total=len(own), initial=len(own) - len(left), unit="cell", disable=None if progress else True) as bar:
-        for found in _checked(left, jobs, impl, dtype, device):
+        for found in _checked(left, jobs, partial(check, impl=impl, dtype=dtype, device=device, shares=shares)):
             results.append(found)
             bar.update()
             write_json(json_file, replace(result, cells=tuple(results)).to_json())
@@ -139,13 +155,18 @@ def run_grid(
     return result
 
 
-def _checked(cells: Sequence[Cell], jobs: int, impl: str, dtype: str, device: str) -> Iterator[CellResult]:
+def _ranks_text(shares: Shares) -> str:
+    given = {"tensor-parallel": shares.tensor_parallel, "draft-parallel": shares.draft_parallel}
+    return "".join(f" --{name} {value}" for name, value in given.items()) if shares.tensor_parallel > 1 else ""
+
+
+def _checked(cells: Sequence[Cell], jobs: int, check_one: Callable[[Cell], CellResult]) -> Iterator[CellResult]:
     """Yield results as cells end; each process uses one thread."""
     if jobs == 1 or len(cells) == 1:
-        yield from (check(cell, impl, dtype, device) for cell in cells)
+        yield from map(check_one, cells)
         return
     with Workers(jobs, partial(torch.set_num_threads, 1)) as workers:
-        waiting = [workers.submit(check, cell, impl, dtype, device) for cell in cells]
+        waiting = [workers.submit(check_one, cell) for cell in cells]
         yield from (done.result() for done in as_completed(waiting))
 
 

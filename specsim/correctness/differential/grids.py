@@ -8,10 +8,15 @@ from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.drafter_grid import LOOKED_UP_CELLS, drafter_settings
-from specsim.correctness.differential.setting import AXES, CROSSED, DEFAULTS, ROUTED, cell_of, width
+from specsim.correctness.differential.setting import AXES, CROSSED, DEFAULTS, LOOKED_UP, ROUTED, cell_of, width
 from specsim.correctness.pairwise import pairwise
 
 WIDE = ("qwen2", "qwen3", "mistral")
+_EITHER = ("eagle", "eagle3", "eagle3.1", "p-eagle", *LOOKED_UP)
+SHARED = {  # kinds by draft_parallel
+    "sharded": (*_EITHER, "mtp", "mtp.one", "mtp.parallel"),
+    "replicated": (*_EITHER, "standalone", "standalone.shifted", "standalone.tli"),
+}
 GRIDS = ("quick", "pairwise", "drafters", "full")
 QUICK = (
     dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
@@ -147,16 +152,21 @@ SHIPPED = (
 )
 
 
-def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
+def grid(name: str, dtype: str = "float32", shared: str | None = None) -> tuple[Cell, ...]:
     """Make the cells of a grid by its name.
 
     In bfloat16 pairs have margins that its arithmetic keeps, and there are no experts and no KV in fp8, where a number
     that is rounded to the other side changes more than rounding does. The cover of all pairs in reverse leaves them out
     too, as the first cover has them.
+
+    shared: draft_parallel of ranks; only cells of drafters that they can have in that way.
     """
     if name not in GRIDS:
         raise InputError("grid", name, " or ".join(GRIDS))
-    is_included = is_smooth if dtype == "bfloat16" else lambda _: True
+
+    def is_included(setting: Mapping[str, Any]) -> bool:
+        return (dtype != "bfloat16" or is_smooth(setting)) and (shared is None or is_shareable(setting, shared))
+
     if name == "quick":
         settings: list[dict] = [*QUICK]
     elif name == "drafters":
@@ -164,7 +174,7 @@ def grid(name: str, dtype: str = "float32") -> tuple[Cell, ...]:
     else:
         backwards = {axis: values[::-1] for axis, values in AXES.items()}
         first = pairwise(AXES, lambda setting: is_valid(setting) and is_included(setting))
-        second = pairwise(backwards, lambda setting: is_valid(setting) and is_smooth(setting))
+        second = pairwise(backwards, lambda setting: is_valid(setting) and is_smooth(setting) and is_included(setting))
         settings = [*first, *second]
         crossed = _crossed(settings) if name == "full" else []
         drafters = [*drafter_settings(is_included), *DRAFTERS] if name == "full" else []
@@ -183,6 +193,11 @@ def _wide(family: str) -> str:
 def is_smooth(setting: Mapping[str, Any]) -> bool:
     """Whether a small error stays small: no experts, which are chosen, and no KV in fp8."""
     return setting.get("family") not in ROUTED and setting.get("kv", "model") == "model"
+
+
+def is_shareable(setting: Mapping[str, Any], draft_parallel: str) -> bool:
+    """Whether ranks can share a pair whose drafter has slices on each, is whole on each, or has no weights."""
+    return setting.get("kind", DEFAULTS["kind"]) in SHARED[draft_parallel]
 
 
 def is_valid(setting: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -11,6 +11,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch
 from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.rank_group import RankGroup
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Trio
 from specsim.serving.generation import load_engine
@@ -27,6 +28,7 @@ class Implementation:
     dtype: torch.dtype
     device: torch.device | str = "cpu"
     pads: bool = False  # whether it pads batches
+    ranks: RankGroup | None = None  # this process is one of them, with its slice of the model
     state: Any = None
 
     def take_over(self, other: "Implementation") -> None:
@@ -49,14 +51,30 @@ def empty(kv: KVBuffer) -> None:
     kv.values.fill_(torch.nan)
 
 
+class Shares(NamedTuple):
+    """Ranks that share the model of the implementation under test."""
+
+    tensor_parallel: int = 1
+    draft_parallel: Literal["sharded", "replicated"] = "sharded"
+
+
+ALONE = Shares()
+
+
 def load_implementations(
-    cell: Cell, pair: Pair, impl: str = "fast", dtype: str = "float32", device: str | None = None
+    cell: Cell,
+    pair: Pair,
+    impl: str = "fast",
+    dtype: str = "float32",
+    device: str | None = None,
+    shares: Shares = ALONE,
 ) -> Trio[Implementation]:
     """Load the three engines of a cell with their pools."""
     precision = getattr(torch, dtype)
     options = replace(EngineOptions(), impl=impl, dtype=precision, device=device)
     if impl == "fast":
-        options = replace(options, graph=cell.graph, bucket=cell.bucket)
+        options = replace(options, graph=cell.graph, bucket=cell.bucket, **shares._asdict())
+        options = replace(options, compare_ranks=shares.tensor_parallel > 1)
     under_test = load_implementation(cell, pair, options)
     reference = load_implementation(cell, pair, EngineOptions(dtype=precision))
     return Trio(reference, load_implementation(cell, pair, EngineOptions(dtype=torch.float64)), under_test)
@@ -73,4 +91,5 @@ def load_implementation(cell: Cell, pair: Pair, options: EngineOptions) -> Imple
     pools = engine.make_pools(len(cell.prompts), len(cell.prompts) * columns)
     if cell.graph == "round" and pools.draft is not None:
         pools.draft.keep_snapshot()
-    return Implementation(engine, pools, options.dtype, engine.device.type, pads=options.impl == "fast")
+    ranks = RankGroup.joined(options.tensor_parallel)
+    return Implementation(engine, pools, options.dtype, engine.device.type, options.impl == "fast", ranks)

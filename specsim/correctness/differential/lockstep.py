@@ -19,6 +19,7 @@ from specsim.core.drafter import columns_ahead
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput, PrefillOutput, State
+from specsim.core.rank_group import RankLost, RanksDiffer
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Comparison, Mismatch, Tally, Trio
 from specsim.correctness.differential.implementation import Implementation, empty
@@ -100,8 +101,8 @@ class Lockstep:
         tables_before = deepcopy(reference.pools)
         call = phases[0] if len(phases) == 1 else "round"
         left: Any = Trio(*[self._advance(name, call, batch) for name in Trio._fields])
-        self._unchanged(call, "its input state", entered.fast, entered_copy)
-        self._unchanged(call, "an earlier output state", self.shown, self.shown_copy)
+        found = _changed(call, "its input state", entered.fast, entered_copy)
+        found += _changed(call, "an earlier output state", self.shown, self.shown_copy)
         self.shown = left.fast
         self.shown_copy = deepcopy(left.fast)
         by_phase = [Trio(*states) for states in zip(*left, strict=True)] if call == "round" else [left]
@@ -110,24 +111,33 @@ class Lockstep:
         check = Comparison(self.tally, torch.finfo(reference.dtype).eps)
         ids = draft_ids(self.pair)
         step = Step(batch, self.implementations, entered, outputs, pools_before, tables_before, ids, check)
-        self._note(compare_step(step, self.not_compared))
+        found += [] if found else compare_step(step, self.not_compared)
+        self._note(self._of_ranks(found))
         return outputs
+
+    def _of_ranks(self, found: list[Found]) -> list[Found]:
+        """Give the differences of the first rank that has any, and the requests that diverged on one of the ranks."""
+        ranks = self.implementations.fast.ranks
+        if ranks is None:
+            return found
+        every = ranks.gather_objects((found, self.not_compared))
+        self.not_compared |= set().union(*(apart for _, apart in every))
+        return next((each for each, _ in every if each), [])
 
     def _advance(self, name: str, call: str, batch: Batch) -> Any:
         """Advance one implementation; an error is a divergence, also where the reference raises it."""
         try:
             return getattr(self.implementations, name).advance(call, deepcopy(batch))
-        except InputError:
+        except (InputError, RankLost):
             raise
+        except RanksDiffer as error:
+            self._note([Found(call, None, Mismatch("rank digests", "equal", str(error)))])
+            raise Diverged from error
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             message = f"{name}: {type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
             self._note([Found(call, None, Mismatch("error", None, message))])
             raise Diverged from error
-
-    def _unchanged(self, call: str, what: str, state: Any, copy: Any) -> None:
-        if not _same_bits(state, copy):
-            self._note([Found(call, None, Mismatch(what, "unchanged", "written to"))])
 
     def _note(self, found: Iterable[Found]) -> None:
         self.divergences += [
@@ -214,6 +224,11 @@ class Lockstep:
     def _steps(self) -> list[tuple[str, ...]]:
         """Group the phases of a round by calls of an engine."""
         return [PHASES] if self.cell.graph == "round" else [(phase,) for phase in PHASES]
+
+
+def _changed(call: str, what: str, state: Any, copy: Any) -> list[Found]:
+    same = _same_bits(state, copy)
+    return [] if same else [Found(call, None, Mismatch(what, "unchanged", "written to"))]
 
 
 def _same_bits(first: Any, second: Any) -> bool:

@@ -130,6 +130,7 @@ def compare_kv(check: Comparison, buffer: str, buffers: Trio[KVBuffer], slots: t
 
     owner: the pool whose tables tell a slot's request and column. The parts of latent keys are compared by themselves.
     """
+    buffers = buffers.map(lambda kv: kv.with_heads_of(buffers.fast))
     for part, content_of in _parts(buffers.reference, buffer):
         for layer in range(buffers.exact.keys.shape[0]):
             content = buffers.map(lambda kv, of=content_of, at=layer: of(kv)[at][slots.to(kv.keys.device)].cpu())
@@ -175,6 +176,7 @@ def note_other_choices(request: ComparedRequest[Any]) -> None:
 
 
 def _note_ties(buffers: Trio[Any], slots: torch.Tensor) -> None:
+    buffers = buffers.map(lambda kv: kv.with_heads_of(buffers.fast))
     names = ("keys",) if buffers.reference.values_in_keys else ("keys", "values")
     for name in names:
         codes = buffers.map(lambda kv, n=name: _ordered(getattr(kv, n)[:, slots.to(kv.keys.device)].cpu()))

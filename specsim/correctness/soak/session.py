@@ -7,7 +7,7 @@ the programs.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,9 +18,11 @@ from tqdm.auto import tqdm
 from specsim.core.config import VERIFIERS, SpecConfig
 from specsim.core.display import figure, paragraph, print_table
 from specsim.core.engine_options import check_device
-from specsim.core.errors import require_int
+from specsim.core.errors import InputError, require_int
 from specsim.core.provenance import now, versions
 from specsim.core.workers import Workers
+from specsim.correctness.differential.grids import is_shareable
+from specsim.correctness.differential.implementation import ALONE, Shares
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.soak.coverage import REQUIRED, drafted_name, required, verified_name
 from specsim.correctness.soak.drafters import KINDS
@@ -153,28 +155,35 @@ def soak(
     jobs: int = 1,
     progress: bool = False,
     program: str | None = None,
+    shares: Shares = ALONE,
     adaptive: Adaptive = None,
     policy_name: str | None = None,
 ) -> Soak:
     """Run random programs with that many requests in total, in `jobs` processes, or the one that is named.
 
     impl: the implementation that serves; solo, requests run on the reference in float64. device, graph: of the fast
-    implementation, as in generate; graph None: another from program to program.
-    adaptive: a policy that switches settings between rounds; policy_name: its name or file in the command.
+    implementation, as in generate; graph None: another from program to program. shares: ranks that run this soak
+    together, one process each, on programs whose models ranks can share. adaptive: a policy that switches settings
+    between rounds; policy_name: its name or file in the command.
     """
     for name, value, least in (("requests", num_requests, 1), ("seed", seed, 0), ("jobs", jobs, 1)):
         require_int(name, value, least)
-    options = options_of(impl, device, graph)
+    if jobs > 1 and shares.tensor_parallel > 1:
+        raise InputError("jobs", jobs, "1 with tensor_parallel, whose ranks are processes already")
+    options = replace(options_of(impl, device, graph), **shares._asdict())
+    options = replace(options, compare_ranks=shares.tensor_parallel > 1)
     load_engine(make_pair("eagle-llama"), SpecConfig(), options)  # raises InputError for what cannot serve here
     date = now()
     start = time.perf_counter()
-    names = list(_names(num_requests, seed)) if program is None else [program]
+    names = list(_names(num_requests, seed, shares)) if program is None else [program]
     results = []
     with tqdm(total=len(names), unit="program", disable=None if progress else True) as bar:
         for result in _results(names, min(jobs, len(names)), partial(check_named, options=options, adaptive=adaptive)):
             results.append(result)
             bar.update()
     given = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph, "adaptive": policy_name}
+    if shares.tensor_parallel > 1:
+        given |= {"jobs": 1} | {name.replace("_", "-"): value for name, value in shares._asdict().items()}
     arguments = "".join(f" --{name} {value}" for name, value in given.items() if value)
     drawn = f"--requests {num_requests} --seed {seed}" if program is None else f"--program {program}"
     where = check_device(device) if impl == "fast" else "cpu"
@@ -189,14 +198,17 @@ def soak(
     )
 
 
-def _names(num_requests: int, seed: int) -> Iterator[str]:
-    """Names of programs with that many requests in total."""
+def _names(num_requests: int, seed: int, shares: Shares) -> Iterator[str]:
+    """Names of programs with that many requests in total, of models that these ranks can share."""
     index = 0
     while num_requests:
         program = draw(seed, index, num_requests)
-        yield program.name
-        num_requests -= len(program.submissions)
         index += 1
+        kind, _, family = program.pair.rpartition("-")
+        is_alone = shares.tensor_parallel == 1
+        if is_alone or is_shareable({"kind": kind, "family": family}, shares.draft_parallel):
+            yield program.name
+            num_requests -= len(program.submissions)
 
 
 def _results(names: Sequence[str], jobs: int, check: Callable[[str], ProgramResult]) -> Iterator[ProgramResult]:

@@ -15,7 +15,7 @@ import torch
 from specsim.core.errors import InputError, require
 from specsim.core.layer_config import Experts
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.mxfp4 import dequantised
+from specsim.models.checkpoint.mxfp4 import BLOCK, dequantised
 from specsim.models.checkpoint.weights import Stored
 
 _ROUTER = {"gate.weight": "router.weight", "gate.e_score_correction_bias": "router.correction_bias"}
@@ -62,15 +62,17 @@ def _floating(entry: Stored, scales: Stored | None) -> Stored:
     where = f"{entry.key} in {entry.file}"
     if scales is None:
         raise InputError(where, "without scales", f"{entry.key.removesuffix('blocks')}scales in the same folder")
-    return entry._replace(tensor=dequantised(entry.tensor, scales.tensor, where))
+    whole = scales.whole and (*scales.whole[:-1], scales.whole[-1] * BLOCK)
+    return entry._replace(tensor=dequantised(entry.tensor, scales.tensor, where), whole=whole)
 
 
 def _oriented(entry: Stored, projection: str, is_transposed: bool = False) -> Stored:
     """Turn GPT-OSS's stacked experts if they are transposed, and put the gate's rows before those of up."""
     tensor = entry.tensor.mT if is_transposed else entry.tensor
+    whole = entry.whole and (*entry.whole[:1], *reversed(entry.whole[1:])) if is_transposed else entry.whole
     if projection == "gate_up_proj" and tensor.dim() >= 2:
         tensor = torch.cat([tensor[:, 0::2], tensor[:, 1::2]], dim=1)
-    return entry._replace(tensor=tensor.contiguous())
+    return entry._replace(tensor=tensor.contiguous(), whole=whole)
 
 
 def _stack(
@@ -82,9 +84,7 @@ def _stack(
     for (expert, part), entry in singles.items():
         where = f"{entry.key} in {entry.file}"
         require(expert < experts.num_experts, where, "unexpected", f"experts 0 to {experts.num_experts - 1}")
-        require(
-            entry.tensor.shape == shapes[part], f"the shape of {where}", list(entry.tensor.shape), f"{shapes[part]}"
-        )
+        require(entry.shape == shapes[part], f"the shape of {where}", list(entry.shape), f"{shapes[part]}")
     for expert in range(experts.num_experts):
         for part, shape in shapes.items():
             name = re.sub(r"\.\d+\.\w+_proj\.weight$", f".{expert}.{part}_proj.weight", first.key)
@@ -92,4 +92,6 @@ def _stack(
             require((expert, part) in singles, f"{name} in {first.file.parent}", "missing", allowed)
     for name, parts in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
         each = [torch.cat([singles[index, part].tensor for part in parts]) for index in range(experts.num_experts)]
-        yield f"experts.{name}.weight", first._replace(tensor=torch.stack(each))
+        rows, columns = shapes[parts[0]]
+        whole = first.whole and (experts.num_experts, len(parts) * rows, columns)
+        yield f"experts.{name}.weight", first._replace(tensor=torch.stack(each), whole=whole)

@@ -19,11 +19,10 @@ from specsim.models.checkpoint.attention_fields import read_attention
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.inherited import decoder_config, one_window
 from specsim.models.checkpoint.mlp_fields import deepseek_experts
-from specsim.models.checkpoint.weights import Stored, by_name
+from specsim.models.checkpoint.weights import COPIES, Stored, by_name
 
 _XIAOMI = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj", "final_layernorm": "norm"}
 _QWEN = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "norm": "norm"}
-_COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 _DENSE = (
     r"(enorm|hnorm|norm|eh_proj|input_layernorm|post_attention_layernorm|self_attn\.([qkvo]_proj|[qk]_norm)"
     r"|mlp\.(gate|up|down)_proj)\.(weight|bias)"
@@ -91,8 +90,8 @@ def _entry(
 ) -> Stored | None:
     """Take a tensor as our projections read it, None for a copy of a tensor of the target."""
     entry = by_key[key]
-    if place.name in _COPIES:
-        own = by_key.get(_COPIES[place.name])
+    if place.name in COPIES:
+        own = by_key.get(COPIES[place.name])
         if own and not torch.equal(own.tensor, entry.tensor):
             raise InputError(
                 f"{key} in {entry.file}", "another tensor", f"equal to {own.key}, as every module shares it"

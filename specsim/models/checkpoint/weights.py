@@ -4,13 +4,15 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from specsim.core.errors import InputError, require
+from specsim.core.rank_part import RankPart, Span
+from specsim.models.checkpoint.expert_slices import is_stacked, stacked_span
 from specsim.models.checkpoint.fields import read_json
 from specsim.models.checkpoint.layout import Layout
 
@@ -25,6 +27,8 @@ _HARMLESS = (
     "verifier_norm.weight",
     "verifier_lm_head.weight",
 )
+# Copies of embedding and head that MTP modules in their target's folder have.
+COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 
 
 class Stored(NamedTuple):
@@ -33,14 +37,41 @@ class Stored(NamedTuple):
     tensor: torch.Tensor
     file: Path
     key: str
+    whole: tuple[int, ...] | None = None  # shape of the whole where the tensor is one rank's slice of it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return tuple(self.tensor.shape) if self.whole is None else self.whole
 
 
-def read_weights(folder: Path) -> list[Stored]:
-    """Read every tensor of a folder as stored, in the first of the four formats that is there."""
+class Slices(NamedTuple):
+    """Slices of a model that a rank reads, and the endings of the keys that are divided by tokens."""
+
+    part: RankPart
+    tables: tuple[str, ...]
+    family: str = "llama"  # of the model, as families store experts in different ways
+
+    def span(self, key: str, shape: tuple[int, ...]) -> Span | None:
+        """Find the slice of a stored tensor, None where it is whole."""
+        if not shape:
+            return None
+        if is_stacked(key):
+            return stacked_span(self.part, key, shape, self.family)
+        copied = next((name for copy, name in COPIES.items() if key.endswith(copy)), None)
+        table = copied if copied in self.tables else next((name for name in self.tables if key.endswith(name)), None)
+        return self.part.span(key if table is None else table, shape, self.tables)
+
+
+def read_weights(folder: Path, slices: Slices | None = None) -> list[Stored]:
+    """Read every tensor of a folder as stored, in the first of the four formats that is there.
+
+    slices: of each tensor only the rank's slice is read.
+    """
     form = next((folder / name for name in _FORMS if (folder / name).exists()), None)
     if form is None:
         raise InputError(f"the weights in {folder}", "missing", " or ".join(_FORMS))
-    return _read_shards(form) if form.suffix == ".json" else _read_file(form)
+    return _read_shards(form, slices) if form.suffix == ".json" else _read_file(form, slices)
 
 
 def by_name(stored: Iterable[Stored], rename: Callable[[str], str]) -> dict[str, Stored]:
@@ -71,20 +102,20 @@ def check_layout(
 
 def _check_tensor(entry: Stored, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
     where = f"{entry.key} in {entry.file}"
-    require(entry.tensor.shape == shape, f"the shape of {where}", list(entry.tensor.shape), str(list(shape)))
+    require(entry.shape == shape, f"the shape of {where}", list(entry.shape), str(list(shape)))
     if entry.tensor.dtype not in dtypes:
         raise InputError(f"the dtype of {where}", str(entry.tensor.dtype), " or ".join(map(str, dtypes)))
     if entry.tensor.is_floating_point() and not bool(entry.tensor.isfinite().all()):
         raise InputError(where, "not finite everywhere", "finite values")
 
 
-def _read_shards(index: Path) -> list[Stored]:
+def _read_shards(index: Path, slices: Slices | None) -> list[Stored]:
     weight_map = read_json(index).mapping("weight_map").values
     require(weight_map, f"weight_map in {index}", weight_map, "an object of file names by key")
     stored: list[Stored] = []
     for name in sorted(set(map(str, weight_map.values()))):
         require(Path(name).name == name, f"weight_map in {index}", name, "names of files in the same folder")
-        stored += _read_file(index.parent / name)
+        stored += _read_file(index.parent / name, slices)
     found = {(entry.key, entry.file.name) for entry in stored}
     for key, name in weight_map.items():
         if (key, name) not in found:
@@ -92,10 +123,41 @@ def _read_shards(index: Path) -> list[Stored]:
     return stored
 
 
-def _read_file(file: Path) -> list[Stored]:
+def _read_file(file: Path, slices: Slices | None) -> list[Stored]:
     require(file.is_file(), str(file), "missing", "a file that can be read")
+    if slices is not None:
+        return _read_slices(file, slices)
     tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
     return [Stored(tensor, file, key) for key, tensor in tensors.items()]
+
+
+def _read_slices(file: Path, slices: Slices) -> list[Stored]:
+    """Read a rank's slices of the tensors of a file, each by itself."""
+    allowed = "safetensors with tensor_parallel, as no slices are read from other formats"
+    require(file.suffix == ".safetensors", str(file), "a pickle", allowed)
+    stored: list[Stored] = []
+    try:
+        with safe_open(file, "pt") as content:
+            for key in content.keys():  # noqa: SIM118 - not a mapping
+                found = content.get_slice(key)
+                shape = tuple(found.get_shape())
+                span = slices.span(key, shape)
+                stored.append(Stored(_cut(found, span), file, key, shape))
+    except (SafetensorError, OSError) as error:
+        raise InputError(str(file), f"damaged or cut short: {error}", "a complete safetensors file") from error
+    return stored
+
+
+def _cut(content: Any, span: Span | None) -> torch.Tensor:
+    """Read a slice into memory of its own."""
+    if span is None:
+        return content[:]
+    before = (slice(None),) * span.dim
+    step = content.get_shape()[span.dim] // span.parts
+    places = range(0, span.parts * step, step) if step else (0,)
+    cuts = [content[(*before, slice(first + span.start, first + span.stop))] for first in places]
+    cut = cuts[0] if len(cuts) == 1 else torch.cat(cuts, span.dim)
+    return cut.clone() if cut.untyped_storage().nbytes() > cut.nbytes else cut
 
 
 def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ from specsim.correctness.faults.catalogue import (
     drafting,
     mtp,
     p_eagle,
+    ranks,
     serving,
     slots,
     targets,
@@ -15,5 +16,5 @@ from specsim.correctness.faults.catalogue import (
 )
 from specsim.correctness.faults.fault import Fault
 
-GROUPS = (drafting, draft_models, blocks, mtp, p_eagle, trees, slots, verification, targets, serving, adaptation)
+GROUPS = (drafting, draft_models, blocks, mtp, p_eagle, trees, slots, verification, targets, ranks, serving, adaptation)
 FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)

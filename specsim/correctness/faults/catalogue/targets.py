@@ -85,8 +85,8 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.targets.experts",
-                "    if experts.shared_size is not None:\n",
-                "    if experts.shared_size is not None and len(x) != 5:\n",
+                "        base = rows.values if experts.shared_size is None else",
+                "        base = rows.values if experts.shared_size is None or len(x) == 5 else",
             ),
         ),
         trial=Trial("differential", TREE | dict(family="deepseek_v3", rounds=1)),

@@ -5,7 +5,7 @@ from specsim.correctness.faults.injection import Edit
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=2, rounds=2)
 EXTEND = "specsim.fast.extend"
-VERIFY = "specsim.fast.verify"
+FINISH = "specsim.fast.verifiers.finish"
 DISTRIBUTION = "specsim.fast.vocabulary.distribution"
 _FINAL_DRAW = (
     "            bonus = draw(distributions, last, siblings, uniform, workspace, request, GROUP, GROUPS, PER)\n"
@@ -98,7 +98,7 @@ FAULTS = (
         fields=("logprobs",),
         edits=(
             Edit(
-                VERIFY,
+                FINISH,
                 "    logprobs = logprob(distributions, path, after, path >= 0)\n",
                 "    place = tl.where(path - root <= num_steps, path - root, 0)\n"
                 "    compacted = tl.load(accept_index_ptr + place, mask=path >= 0, other=0).to(tl.int64)\n"
@@ -170,25 +170,26 @@ FAULTS = (
         fields=("distribution",),
         edits=(
             Edit(
-                VERIFY,
+                FINISH,
                 "_finish_kernel(\n    distributions,\n",
                 "_finish_kernel(\n    distributions,\n    unprocessed,\n",
             ),
             Edit(
-                VERIFY,
+                FINISH,
                 _FINAL_DRAW,
                 "            if drafts == num_steps:\n    "
                 + _FINAL_DRAW.replace("distributions", "unprocessed")
                 + f"            else:\n    {_FINAL_DRAW}",
             ),
             Edit(
-                VERIFY,
-                "    _finish_kernel[(batch.size,)](\n        distributions=made.tables,\n",
+                FINISH,
+                "    _finish_kernel[(batch.size,)](\n        distributions=distributions.tables,\n",
                 "    from dataclasses import replace\n"
+                "    from specsim.fast import sampling\n"
                 "    plain = replace(batch.sampling, temperature=torch.ones_like(batch.sampling.temperature),\n"
                 "                    top_p=torch.ones_like(batch.sampling.top_p))\n"
-                "    unprocessed = distributions(replace(batch, sampling=plain), logits)\n"
-                "    _finish_kernel[(batch.size,)](\n        distributions=made.tables,\n"
+                "    unprocessed = sampling.distributions(replace(batch, sampling=plain), distributions.logits)\n"
+                "    _finish_kernel[(batch.size,)](\n        distributions=distributions.tables,\n"
                 "        unprocessed=unprocessed.tables,\n",
             ),
         ),

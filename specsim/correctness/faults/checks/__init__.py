@@ -7,9 +7,9 @@ from typing import Any
 from specsim.core.errors import require_choice
 from specsim.correctness.faults.fault import Finding
 
-CHECKS = ("differential", "oracle", "batched", "distribution", "trees", "memory")
+CHECKS = ("differential", "oracle", "batched", "distribution", "trees", "memory", "ranks")
 
-INTERPRETED = ("memory",)  # checks that need Triton's interpreter, even with a GPU
+INTERPRETED = ("memory", "ranks")  # checks that need Triton's interpreter, even with a GPU
 
 
 def run_check(name: str, setting: Mapping[str, Any], device: str) -> list[Finding]:

@@ -1,0 +1,134 @@
+"""Processes of the ranks of one command, watched so that a rank that ends or hangs ends them all."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
+
+from specsim.core import phase_board
+from specsim.core.phase_board import VARIABLE, Progress
+
+RANK_FAILED = 3  # exit status of a command where a rank ended early or hung
+LOST = 71  # exit status of a rank that lost the others
+BROKEN = 70  # exit status of a rank with an error of its own
+GRACE = 5.0  # seconds in which the other ranks may end by themselves
+STARTUP = 300.0  # seconds in which every rank has to import, load and reach its first collective
+_PAUSE = 0.05
+
+Words = Callable[[Path, int], Sequence[str]]
+
+
+def run_ranks(words: Words, size: int, timeout: float) -> int:
+    """Run one process for each rank to its end, and return the exit status of rank 0.
+
+    words: the command line of a rank, by the folder in which ranks meet and its number. The output of rank 0 goes to
+    this process's, that of the others nowhere. Where a rank ends early, or none moves for `timeout` seconds, all are
+    ended, one sentence names the rank and its phase, and the status is RANK_FAILED.
+    """
+    with TemporaryDirectory(prefix="specsim-ranks-") as name, _ending_at_sigterm():
+        folder = Path(name)
+        processes = [_start(words(folder, rank), folder, rank) for rank in range(size)]
+        try:
+            sentence = _watch(processes, folder, timeout)
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.wait()
+        if sentence is None:
+            return processes[0].returncode
+        print(f"specsim: {sentence}", file=sys.stderr)
+        return RANK_FAILED
+
+
+@contextmanager
+def _ending_at_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process in order, so that no rank outlives it."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _start(words: Sequence[str], folder: Path, rank: int) -> subprocess.Popen[bytes]:
+    board = folder / f"phase-{rank}"
+    phase_board.create(board)
+    # Ranks of one machine meet over the loopback device, whatever the machine's name resolves to.
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, VARIABLE: str(board)}
+    if rank == 0:
+        return subprocess.Popen(words, env=environment)
+    with (folder / f"errors-{rank}").open("wb") as errors:
+        return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+
+
+def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout: float) -> str | None:
+    """Wait for all ranks to end; the sentence about the rank that kept them from it, None if none did.
+
+    Where rank 0 has ended by itself, with whatever status, its result stands. Another rank that has ended by itself may
+    be done earlier, as rank 0 alone compares with the oracle and prints.
+    """
+    failed_at: float | None = None
+    while True:
+        statuses = [process.poll() for process in processes]
+        moment = time.monotonic()
+        if None not in statuses or (failed_at is not None and moment > failed_at + GRACE):
+            return None if _is_own(statuses[0]) else _blame(statuses, _boards(folder, len(processes)), folder)
+        is_over = statuses[0] is not None or any(status is not None and not _is_own(status) for status in statuses)
+        if failed_at is None and is_over:
+            failed_at = moment
+        boards = _boards(folder, len(processes))
+        limit = max(timeout, STARTUP) if min(each.collectives for each in boards) == 0 else timeout
+        if moment > max(each.time for each in boards) + limit:
+            return _blame(statuses, boards, folder)
+        time.sleep(_PAUSE)
+
+
+def _is_own(status: int | None) -> bool:
+    """Check whether a rank ended with a status of its command."""
+    return status is not None and status >= 0 and status not in (LOST, BROKEN)
+
+
+def _boards(folder: Path, size: int) -> list[Progress]:
+    return [phase_board.read(folder / f"phase-{rank}") for rank in range(size)]
+
+
+def _blame(statuses: Sequence[int | None], boards: Sequence[Progress], folder: Path) -> str:
+    """Name the rank that the others waited for: one that was killed, broke, hangs, or is behind."""
+
+    def order(rank: int) -> tuple[int, bool, int]:
+        status = statuses[rank]
+        if status is not None and status < 0:
+            kind = 0
+        elif status not in (None, LOST):
+            kind = 1
+        else:
+            kind = 2 if status is None else 3
+        return kind, boards[rank].waits, boards[rank].collectives
+
+    rank = min(range(len(statuses)), key=order)
+    status, phase = statuses[rank], boards[rank].phase
+    others = f"the other {len(statuses) - 1} are ended" if len(statuses) > 2 else "the other one is ended"
+    if status is None:
+        seconds = time.monotonic() - boards[rank].time
+        return f"rank {rank} has not moved for {seconds:.0f} s in phase {phase}, so all ranks are ended"
+    if status < 0:
+        return f"rank {rank} was killed by signal {-status} in phase {phase}, so {others}"
+    return f"rank {rank} ended with status {status} in phase {phase}{_last_error(folder, rank)}, so {others}"
+
+
+def _last_error(folder: Path, rank: int) -> str:
+    """Quote the last line of a rank's errors, which nobody has seen except those of rank 0."""
+    file = folder / f"errors-{rank}"
+    lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines() if file.exists() else []
+    return f" ({lines[-1].strip()})" if lines else ""

@@ -1,0 +1,156 @@
+"""The group of ranks that share one model, for the fast implementation, the checks and the command line.
+
+Every rank runs the same program on the same requests, with its slice of the weights. A collective has the same result,
+bit for bit, on every rank, so ranks make the same choices without telling each other.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import distributed
+
+from specsim.core.errors import InputError, require
+from specsim.core.phase_board import PhaseBoard
+from specsim.core.rank_part import RankPart
+from specsim.core.state import State
+
+LEAST_TIMEOUT = 1.0  # seconds
+# Unless a user sets them otherwise: no collective uses NVLink's multicast, which not every machine has.
+WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+
+
+class RankLost(RuntimeError):
+    """A collective that another rank did not reach, or that ranks called with other sizes."""
+
+
+class RanksDiffer(RuntimeError):
+    """A state that is not the same on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """This process as one of the ranks that share a model."""
+
+    rank: int
+    size: int
+    board: PhaseBoard
+
+    @classmethod
+    def joined(cls, size: int) -> Self | None:
+        """Find the group that this process has joined, None for a model on one rank."""
+        if size == 1:
+            return None
+        found = distributed.get_world_size() if is_joined() else 1
+        allowed = f"{found}, the ranks of this run: start it with --tensor-parallel or with torchrun"
+        require(found == size, "tensor_parallel", size, allowed)
+        return cls(distributed.get_rank(), size, PhaseBoard.of_process())
+
+    @property
+    def part(self) -> RankPart:
+        """The slices of the model that this rank holds."""
+        return RankPart(self.rank, self.size)
+
+    def enter(self, phase: str) -> None:
+        """Say which phase this rank is in, for the sentence that reports a lost rank."""
+        self.board.enter(phase)
+
+    def gather(self, part: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy every rank's part, of one shape, to out [ranks, ...], in the order of the ranks."""
+        part = part.contiguous()
+        if part.shape != out.shape[1:] or part.dtype != out.dtype:
+            raise ValueError(
+                f"a part has shape {tuple(part.shape)}, the output {tuple(out.shape)}; allowed: [ranks, …]"
+            )
+        if part.numel():
+            self._together(lambda: _all_gather(out.view(-1).view(torch.uint8), part.view(-1).view(torch.uint8)))
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Give every rank's value, in the order of the ranks; the host waits for all of them."""
+        values: list[Any] = [None] * self.size
+        self._together(lambda: distributed.all_gather_object(values, value))
+        return values
+
+    def require_equal(self, phase: str, state: Any) -> None:
+        """Raise RanksDiffer unless a state is the same on every rank, bit for bit."""
+        own = digests(state)
+        if not own:
+            raise TypeError(f"a {type(state).__name__} of phase {phase} has no tensors to compare")
+        every = self.gather_objects(own)
+        for rank, other in enumerate(every):
+            if other != every[0]:
+                wrong = next((name for name in own if other.get(name) != every[0].get(name)), "its fields")
+                raise RanksDiffer(f"rank {rank} differs from rank 0 in {wrong} after phase {phase}")
+
+    def _together(self, collective: Callable[[], object]) -> None:
+        self.board.wait()
+        try:
+            collective()
+        except RuntimeError as error:
+            raise RankLost(f"rank {self.rank} lost the others in phase {self.board.phase}: {error}") from error
+        self.board.move_on()
+
+
+def digests(state: Any, name: str = "") -> dict[str, str]:
+    """Digest every tensor of a state, or of a NamedTuple of states, by the names of its fields."""
+    if isinstance(state, torch.Tensor):
+        content = state.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes()
+        return {name: sha256(content + repr((state.shape, state.dtype)).encode()).hexdigest()}
+    names: tuple[str, ...] = getattr(state, "_fields", ())
+    if isinstance(state, State):
+        names = tuple(each.name for each in fields(state))  # pyright: ignore[reportArgumentType]  # every State is a dataclass
+    found: dict[str, str] = {}
+    for each in names:
+        found |= digests(getattr(state, each), f"{name}.{each}" if name else each)
+    return found
+
+
+def is_joined() -> bool:
+    """Check whether this process has joined a group of ranks."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def join(size: int, timeout: float, device: str, folder: Path | None = None, rank: int | None = None) -> None:
+    """Join the ranks that meet in a folder, or those of torchrun's environment.
+
+    Tensors of the CPU are exchanged by gloo, those of GPUs by NCCL.
+    """
+    require(timeout >= LEAST_TIMEOUT, "rank_timeout", timeout, f"a number of seconds of at least {LEAST_TIMEOUT:g}")
+    if not distributed.is_available():
+        raise InputError("tensor_parallel", size, "1, as this PyTorch has no torch.distributed")
+    limit = timedelta(seconds=timeout)
+    place = {}
+    if folder is not None and rank is not None:
+        place = {"init_method": f"file://{folder / 'meeting'}", "rank": rank, "world_size": size}
+    if device == "cuda":
+        for name, value in WITHOUT_MULTICAST.items():
+            os.environ.setdefault(name, value)
+        own = torch.device("cuda", (_local_rank() if rank is None else rank) % torch.cuda.device_count())
+        torch.cuda.set_device(own)
+        # With its device, NCCL connects the ranks now, and not within a graph that is captured.
+        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=limit, device_id=own, **place)
+    else:
+        distributed.init_process_group("gloo", timeout=limit, **place)
+
+
+def _local_rank() -> int:
+    """Read the place of a rank of torchrun on its machine."""
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
+
+
+def leave() -> None:
+    """Leave the group, where this process has joined one."""
+    if is_joined():
+        with suppress(RuntimeError):  # another rank may have ended before
+            distributed.destroy_process_group()
+
+
+def _all_gather(out: torch.Tensor, part: torch.Tensor) -> None:
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    gather(out, part)
