@@ -157,7 +157,8 @@ def _mtp(config: DrafterConfig) -> dict[str, torch.Tensor]:
 
 def _p_eagle(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
     """Make a head that reads the token before the last one, and in mask rows one fixed token."""
-    tensors = _blank(drafter_layout(config)[0])
+    layout = drafter_layout(config)
+    tensors = _blank({**layout.required, "lm_head.weight": layout.optional["lm_head.weight"]})
     token = torch.arange(VOCAB)
     tensors["fc.weight"][token, token] = 1.0
     tensors["mask_hidden"][VOCAB // 2] = 1.0
