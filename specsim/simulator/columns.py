@@ -26,7 +26,7 @@ def round_pages(lengths: np.ndarray, configs: tuple[SpecConfig, ...]) -> np.ndar
 def _reach(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:
     """Compute the same columns before rounding to whole pages."""
     if config.release == "finish":
-        return lengths + 2 * config.need
+        return np.minimum(lengths, config.length_limit) + 2 * config.need
     page = config.page_size
     tail = 0 if config.lanes_share_prefix else lengths % page
     stride = config.num_steps if config.lanes_share_prefix else -(-(tail + config.num_steps) // page) * page

@@ -72,7 +72,8 @@ def test_each_kind_of_drafter_is_compared_in_bfloat16(kind, family):
     assert sum(result.compared.values()) >= 0.9 * (sum(result.compared.values()) + sum(result.not_compared.values()))
 
 
-@pytest.mark.parametrize("kind", [each for each in NEW if each not in TOKEN_DRAFTERS])
+# DSpark's Markov head knows the token before a draft, so attention decides little.
+@pytest.mark.parametrize("kind", [each for each in NEW if each not in (*TOKEN_DRAFTERS, "dspark")])
 def test_a_wide_drafter_agrees_by_its_attention(kind):
     """Drafts are accepted more often than those of the same drafter without values in attention."""
     pair = make_pair(f"{kind}-wide")

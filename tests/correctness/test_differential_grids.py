@@ -115,7 +115,7 @@ def test_shards_and_resume_make_the_whole(tmp_path, monkeypatch):
     assert [cell.id for cell in first.cells] == [CELL.id]
     assert not first.is_complete
     ran = []
-    monkeypatch.setattr(running, "check", lambda cell, *rest: ran.append(cell.id) or check(cell, *rest))
+    monkeypatch.setattr(running, "check", lambda cell, **given: ran.append(cell.id) or check(cell, **given))
     both = run_grid("g", TWO, impl="reference", resume=True, json_file=file)
     assert ran == [WARM.id]
     stripped = [[replace(cell, seconds=0.0) for cell in result.cells] for result in (both, whole)]
@@ -124,10 +124,10 @@ def test_shards_and_resume_make_the_whole(tmp_path, monkeypatch):
 
 
 def test_the_file_holds_every_cell_as_soon_as_it_is_done(tmp_path, monkeypatch):
-    def interrupted(cell, *rest):
+    def interrupted(cell, **given):
         if cell.id == WARM.id:
             raise KeyboardInterrupt
-        return check(cell, *rest)
+        return check(cell, **given)
 
     monkeypatch.setattr(running, "check", interrupted)
     file = tmp_path / "grid.json"
@@ -284,7 +284,7 @@ def test_diff_shows_one_cell(call, tmp_path):
 
 def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):
     cells = []
-    monkeypatch.setattr(running, "check", lambda cell, *rest: cells.append(cell) or replace(GOOD, id=cell.id))
+    monkeypatch.setattr(running, "check", lambda cell, **_: cells.append(cell) or replace(GOOD, id=cell.id))
     status, _, err = call("--family", "shipped", "--regex", "(no|yes)!", "--impl", "reference", "--jobs", "2")
     assert (status, err) == (0, "")
     (cell,) = cells
@@ -294,7 +294,7 @@ def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):
 
 def test_diff_fails_on_a_mismatch_and_names_its_place(call, monkeypatch):
     wrong = replace(GOOD, mismatches=1, first_divergence=Divergence("a", 1, "draft", 0, 0, "positions", 15, 16))
-    monkeypatch.setattr(running, "check", lambda cell, *_: replace(wrong, id=cell.id))
+    monkeypatch.setattr(running, "check", lambda cell, **_: replace(wrong, id=cell.id))
     status, out, _ = call("--impl", "reference")
     assert status == 1
     assert "First divergence: " in out

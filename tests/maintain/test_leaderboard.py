@@ -71,7 +71,7 @@ def test_a_submitted_rule_stands_on_the_page(tmp_path, monkeypatch):
     page = submit(tmp_path, HALF)
     leaderboard.main([], tmp_path)
     text = page.read_text()
-    assert f"| half | yes | 0 | 40.2% | {BOTH} |" in text
+    assert f"| half | yes | 0 | 40.9% | {BOTH} |" in text
     assert "| half | 0 | 0.4444 | 1.2222 | 36.4% |" in text
 
 

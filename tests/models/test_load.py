@@ -96,7 +96,10 @@ def test_mtp_modules_come_from_the_folder_of_their_target(tiny_pair: Path, publi
     assert load(target, drafter="none").target.config.num_layers == 32
     fields = {"hidden_chain": False}
     reads = []
-    monkeypatch.setattr("specsim.models.load.read_weights", lambda folder: reads.append(folder) or read_weights(folder))
+    monkeypatch.setattr(
+        "specsim.models.load.read_weights",
+        lambda folder, **given: reads.append(folder) or read_weights(folder, **given),
+    )
     assert not load(target, drafter="mtp", draft_fields=fields).drafter.config.hidden_chain
     assert reads == [target]
 
