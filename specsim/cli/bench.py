@@ -18,8 +18,8 @@ def bench(
         str,
         option(
             "Benchmark",
-            "Operations that are timed.",
-            metavar="kernels|experts|round|scale|baselines|adaptive|simulator|tensor-parallel",
+            "What is timed: kernels, experts, round, scale, baselines, adaptive, simulator or tensor-parallel.",
+            metavar="NAME",
         ),
     ],
     shape: Annotated[

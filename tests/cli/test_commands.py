@@ -8,6 +8,7 @@ import pytest
 from specsim.acceptance.settings import NAMES, SETTINGS, Setting, chain
 from specsim.acceptance.study import Check, Measurement, Study
 from specsim.core.metrics import acceptance
+from specsim.correctness.differential.implementation import ALONE
 
 pytestmark = pytest.mark.usefixtures("shipped")
 
@@ -104,9 +105,10 @@ def test_soak(call, tmp_path, monkeypatch, is_ok):
     monkeypatch.setattr("specsim.correctness.soak.soak", Result)
     file = tmp_path / "soak.json"
     given = "--impl fast --device cpu --graph eager --jobs 1".split()
-    options = {"impl": "fast", "device": "cpu", "graph": "eager", "jobs": 1, "progress": True}
+    options = {"impl": "fast", "device": "cpu", "graph": "eager", "jobs": 1, "progress": True, "shares": ALONE}
+    options |= {"adaptive": None, "policy_name": None}
     drawn = {
-        "--requests 7 --seed 3": {"num_requests": 7, "seed": 3, "program": None, "adaptive": None, "policy_name": None},
+        "--requests 7 --seed 3": {"num_requests": 7, "seed": 3, "program": None},
         "--adaptive throughput": {"program": None, "adaptive": "throughput", "policy_name": "throughput"},
         "--program x": {"program": "x"},
     }
@@ -115,21 +117,8 @@ def test_soak(call, tmp_path, monkeypatch, is_ok):
         assert asked.pop() == ((), options | expected)
         assert json.loads(file.read_text()) == {"schema": "specsim/soak/1"} | soaked
     call("soak")
-    assert asked == [
-        (
-            (),
-            {
-                "impl": "reference",
-                "device": None,
-                "graph": None,
-                "jobs": 2,
-                "program": None,
-                "adaptive": None,
-                "policy_name": None,
-                "progress": True,
-            },
-        )
-    ]
+    default = {"impl": "reference", "device": None, "graph": None, "jobs": 2, "program": None}
+    assert asked == [((), options | default)]
 
 
 def test_demo(call):
