@@ -171,12 +171,15 @@ def verify_input_of(tree: Tree, size: int) -> VerifyInput:
     ]
     tokens, parents, next_token, next_sibling = tables
     num_nodes = len(tree.tokens)
+    depths = [0] * num_nodes
+    for node, parent in enumerate(tree.parents[1:], 1):
+        depths[node] = depths[parent] + 1
     return VerifyInput(
         draft_tokens=tokens, parents=parents, scores=torch.ones(size, num_nodes),
         positions=torch.zeros(size * num_nodes, dtype=torch.int64), mask=visibility(tree.parents).expand(size, -1, -1),
         retrieve_index=torch.arange(size * num_nodes).view(size, num_nodes), retrieve_next_token=next_token,
         retrieve_next_sibling=next_sibling, cache_locations=torch.zeros(size * num_nodes, dtype=torch.int64),
-        proposed_depth=torch.zeros(size, dtype=torch.int32),
+        proposed_depth=torch.full((size,), max(depths), dtype=torch.int32),
     )  # fmt: skip
 
 
