@@ -30,7 +30,14 @@ def soak(
             show_default="varies between workloads",
         ),
     ] = None,
-    jobs: Annotated[int, option("Execution", "Processes that share the workloads. [at least 1]")] = 2,
+    jobs: Annotated[
+        int | None,
+        option(
+            "Execution",
+            "Processes that share the workloads. [at least 1]",
+            show_default="2, and 1 with --tensor-parallel, whose ranks are processes",
+        ),
+    ] = None,
     program: Annotated[
         str | None,
         option("Requests", "Run only this workload, by the name that a failure shows.", show_default="all workloads"),
@@ -60,6 +67,8 @@ def soak(
     drawn = {name: value for name, value in drawn.items() if value is not None}
     if program is not None and drawn:
         raise InputError("program", program, "nothing with --requests or --seed, which are parts of the program's name")
+    if jobs is None:
+        jobs = 2 if ranks.tensor_parallel == 1 else 1
     arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
     arguments |= {"adaptive": None if adaptive is None else policy_value(adaptive), "policy_name": adaptive}
     draft_parallel: Any = ranks.draft_parallel  # which EngineOptions checks
