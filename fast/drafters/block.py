@@ -1,6 +1,7 @@
 """Drafters that make all drafts of a round in one forward over a block (DFlash, DSpark), see the reference."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -53,14 +54,10 @@ class BlockDrafter:
     def buffers(self, size: int) -> CandidateBuffers:
         """Make the candidates of `size` padded requests, on the host."""
         config = self._config
-        made = ExplicitCandidates.empty(size, sum(level_sizes(config)))
         has_confidence = self._head.block.confidence != "none"
         return CandidateBuffers(
-            ExplicitCandidates(
-                tokens=made.tokens,
-                parents=made.parents,
-                scores=made.scores,
-                num_alive=made.num_alive,
+            replace(
+                ExplicitCandidates.empty(size, sum(level_sizes(config))),
                 confidence=torch.zeros(size, config.num_steps) if has_confidence else None,
                 draft_prob=torch.zeros(size, config.num_parents, self._vocab_size) if config.has_draft_prob else None,
             )

@@ -7,6 +7,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
+from specsim.core.p_eagle import Mask
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_token_drafter
 from specsim.core.rank_group import RankGroup
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
@@ -22,7 +23,7 @@ from specsim.fast.drafters.mtp import MtpDrafter
 from specsim.fast.drafters.mtp_module import MtpModule
 from specsim.fast.drafters.ngram import Ngram
 from specsim.fast.drafters.none import NoDrafter
-from specsim.fast.drafters.p_eagle import PEagleDrafter, mask_of
+from specsim.fast.drafters.p_eagle import PEagleDrafter
 from specsim.fast.drafters.standalone import StandaloneHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafters.suffix import Suffix
@@ -86,7 +87,7 @@ def make(
             return MtpDrafter(*weights, target, dtype, device, config, batch_invariant, **shared)
         head = HEADS[kind](*weights, target, dtype, device, batch_invariant=batch_invariant, **shared)
         if kind == "p-eagle":
-            return PEagleDrafter(head, config, mask_of(drafter, dtype, device), vocab_size)
+            return PEagleDrafter(head, config, Mask.of(drafter, dtype, device), vocab_size)
         if isinstance(head, DFlashHead):
             return BlockDrafter(head, config, vocab_size)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter

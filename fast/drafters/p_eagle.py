@@ -8,12 +8,11 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Head
 from specsim.core.errors import InputError
-from specsim.core.p_eagle import PEagleInput
-from specsim.core.pair import DrafterCheckpoint
+from specsim.core.p_eagle import Mask, PEagleInput
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafters.best_drafts import best_drafts
-from specsim.fast.drafters.p_eagle_rows import LastRows, Mask, NewRows, head_rows, last_rows
+from specsim.fast.drafters.p_eagle_rows import LastRows, NewRows, head_rows, last_rows
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.model.metadata import causal_metadata
@@ -27,11 +26,6 @@ class Layout(NamedTuple):
     num_rows: int  # R
     most_rows: int  # of one request
     has_equal_rows: bool  # in every batch of the phase
-
-
-def mask_of(drafter: DrafterCheckpoint, dtype: torch.dtype, device: torch.device) -> Mask:
-    """Take the mask of a checkpoint."""
-    return Mask(drafter.config.mask_token_id, drafter.tensors["mask_hidden"].to(device, dtype).contiguous())
 
 
 class PEagleDrafter(ProductDrafter[PEagleInput]):

@@ -5,19 +5,13 @@ from typing import NamedTuple, no_type_check
 import torch
 import triton.language as tl
 
+from specsim.core.p_eagle import Mask
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 
 _FEATURES = 1024
 _ROWS = 16
-
-
-class Mask(NamedTuple):
-    """Input of every mask row."""
-
-    token_id: int
-    features: torch.Tensor  # [F], learned, in place of the target's
 
 
 class NewRows(NamedTuple):

@@ -7,6 +7,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import BLOCK_KINDS, Drafter
 from specsim.core.errors import InputError
+from specsim.core.p_eagle import Mask
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_token_drafter
 from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
@@ -21,7 +22,7 @@ from specsim.reference.drafters.mtp import MtpDrafter
 from specsim.reference.drafters.mtp_module import MtpModule
 from specsim.reference.drafters.ngram import Ngram
 from specsim.reference.drafters.none import NoDrafter
-from specsim.reference.drafters.p_eagle import PEagleDrafter, mask_of
+from specsim.reference.drafters.p_eagle import PEagleDrafter
 from specsim.reference.drafters.standalone import StandaloneHead
 from specsim.reference.drafters.suffix import Suffix
 
@@ -52,7 +53,7 @@ def make(drafter: AnyDrafter | None, target: Target, config: SpecConfig, dtype: 
             return MtpDrafter(drafter.config, drafter.tensors, target, dtype, config)
         head = HEADS[drafter.config.kind](drafter.config, drafter.tensors, target, dtype)
         if drafter.config.kind == "p-eagle":
-            return PEagleDrafter(head, config, mask_of(drafter, dtype), vocab_size)
+            return PEagleDrafter(head, config, Mask.of(drafter, dtype), vocab_size)
         if isinstance(head, DFlashHead):
             return BlockDrafter(head, config, vocab_size)
         make_drafter = FrozenKVDrafter if head.kv_layout is None else AutoregressiveDrafter

@@ -6,7 +6,6 @@ tokens, row L-1 of module k gives draft d_{k+1}. Rows L-k..L-1 read drafts, as t
 """
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,18 +13,16 @@ import torch
 from torch.nn.functional import pad
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Drafter, DrafterConfig
+from specsim.core.drafter import DrafterConfig
 from specsim.core.mtp import MtpInput, check_modules
-from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
+from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
-from specsim.core.setting_drafter import SettingDrafter
 from specsim.core.target import Target
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import AttentionMetadata, causal_metadata
 from specsim.reference.drafters.autoregressive import Drafts
 from specsim.reference.drafters.mtp_module import MtpModule
-from specsim.reference.drafters.none import NoDrafter
-from specsim.reference.drafters.product import product
+from specsim.reference.drafters.product import ProductDrafter
 from specsim.reference.drafting import draft_distribution, draft_topk, sampled
 from specsim.reference.kv import draft_kv
 
@@ -40,7 +37,7 @@ class Rows(NamedTuple):
     metadata: AttentionMetadata
 
 
-class MtpDrafter:
+class MtpDrafter(ProductDrafter[MtpInput]):
     """The first S modules of a checkpoint as a drafter.
 
     Rows that read drafts hold wrong tokens once these are refused. The next draft-extend, or the next chunk of a
@@ -58,11 +55,11 @@ class MtpDrafter:
         dtype: torch.dtype,
         config: SpecConfig,
     ) -> None:
+        super().__init__(MtpInput, config)
         self._vocab_size = target.config.vocab_size
         check_modules(drafter, config, self._vocab_size)
         self._modules = [MtpModule(drafter, tensors, target, dtype, k) for k in range(config.num_steps)]
         self._drafter = drafter
-        self._config = config
         self._dtype = dtype
         self._hidden_size = drafter.model.hidden_size
         self.kv_layout = replace(drafter.model.kv_layout, num_layers=config.num_steps)
@@ -72,21 +69,6 @@ class MtpDrafter:
         self.num_mask_rows = 0
         self.block_rows = 0
         self.runs_on_host = False
-
-    def seed(
-        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
-    ) -> MtpInput:
-        """Run all modules over a prefill, which drafts the first round's tree."""
-        features = list(features_RF.split(prefill.row_starts.diff().tolist()))
-        return self._draft(batch, prefill.start_lens, features, next_tokens.int(), pools)
-
-    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> MtpInput:
-        """Run all modules over the accepted rows, which drafts the next round's tree."""
-        extend = draft_extend_input
-        counts = extend.num_accepted_tokens.tolist()
-        rows = extend.hidden.split(extend.row_starts.diff().tolist())
-        features = [each[:count] for each, count in zip(rows, counts, strict=True)]
-        return self._draft(batch, extend.seq_lens, features, extend.bonus_tokens, pools)
 
     def _draft(
         self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], bonus: torch.Tensor, pools: KVPool
@@ -104,14 +86,7 @@ class MtpDrafter:
             hidden.append(hidden_RH[last_B])
             made.append(self._drafts(batch, module.logits(hidden[-1]), end_lens, depth))
             hidden_RH = hidden_RH if self._drafter.hidden_chain else rows.features
-        draft_prob = [each.draft_prob for each in made if each.draft_prob is not None]
-        return MtpInput(
-            bonus_tokens=bonus,
-            topk_scores=torch.stack([each.topk_scores for each in made], 1),
-            topk_index=torch.stack([each.topk_index for each in made], 1),
-            hidden=torch.stack(hidden, 1),
-            draft_prob=torch.stack(draft_prob, 1) if draft_prob else None,
-        )
+        return self._finished(bonus, torch.stack(hidden, 1), made)
 
     def _rows(self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], pools: KVPool) -> Rows:
         """Put the rows that are written again before each request's new ones, and keep the new ones' features."""
@@ -145,10 +120,6 @@ class MtpDrafter:
         uniforms_BK = draft_uniforms(batch.seeds, batch.request_ids, root_lens, depth, config.topk)
         return Drafts(*sampled(best, draft_prob_BV, uniforms_BK, score=config.score), draft_prob_BV)
 
-    def propose(self, batch: Batch, draft_input: MtpInput, pools: KVPool) -> Candidates:
-        """Lay the drafts out as candidates, without a forward: K lanes, each with the children of its depth."""
-        return product(draft_input, self._config)
-
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._modules[0].logits(hidden_RH)
 
@@ -157,11 +128,6 @@ class MtpDrafter:
 
     def idle(self) -> MtpInput:
         return MtpInput.zeros(0, self._config, self._hidden_size, self._dtype, self._vocab_size)
-
-    def under(self, config: SpecConfig) -> Drafter:
-        proposer = copy(self)
-        proposer._config = config
-        return SettingDrafter(self, NoDrafter() if config.is_plain else proposer, config)
 
 
 def _next_ids(

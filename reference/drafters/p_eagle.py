@@ -6,39 +6,22 @@ mask row sees the context and the mask rows before it. Row L-2+d gives the draft
 """
 
 from collections.abc import Sequence
-from copy import copy
-from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Drafter, Head
-from specsim.core.p_eagle import PEagleInput
-from specsim.core.pair import DrafterCheckpoint
-from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
+from specsim.core.drafter import Head
+from specsim.core.p_eagle import Mask, PEagleInput
+from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
-from specsim.core.setting_drafter import SettingDrafter
 from specsim.reference.attention import causal_metadata
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
-from specsim.reference.drafters.none import NoDrafter
-from specsim.reference.drafters.product import product
+from specsim.reference.drafters.product import ProductDrafter
 from specsim.reference.kv import draft_kv
 
 
-class Mask(NamedTuple):
-    """Input of every mask row."""
-
-    token_id: int
-    features: torch.Tensor  # [F], learned, in place of the target's
-
-
-def mask_of(drafter: DrafterCheckpoint, dtype: torch.dtype) -> Mask:
-    """Take the mask of a checkpoint."""
-    return Mask(drafter.config.mask_token_id, drafter.tensors["mask_hidden"].to(dtype))
-
-
-class PEagleDrafter:
+class PEagleDrafter(ProductDrafter[PEagleInput]):
     """An EAGLE-3 head whose prefill and draft-extend run S-1 mask rows after each request's own rows.
 
     The KV of mask rows is of no use to the next round, whose rows overwrite it. With K > 1 the tree is a product: all
@@ -46,10 +29,10 @@ class PEagleDrafter:
     """
 
     def __init__(self, head: Head, config: SpecConfig, mask: Mask, vocab_size: int) -> None:
+        super().__init__(PEagleInput, config)
         dtype = mask.features.dtype
         self._rows = AutoregressiveDrafter(head, config, dtype, vocab_size)
         self._head = head
-        self._config = config
         self._mask = mask
         self._idle = PEagleInput.zeros(0, config, head.hidden_size, dtype, vocab_size)
         self.kv_layout = head.kv_layout
@@ -59,21 +42,6 @@ class PEagleDrafter:
         self.num_mask_rows = config.num_steps - 1
         self.block_rows = 0
         self.runs_on_host = False
-
-    def seed(
-        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
-    ) -> PEagleInput:
-        """Run the head over a prefill, which drafts the first round's tree."""
-        features = list(features_RF.split(prefill.row_starts.diff().tolist()))
-        return self._draft(batch, prefill.start_lens, features, next_tokens.int(), pools)
-
-    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> PEagleInput:
-        """Run the head over the accepted rows, which drafts the next round's tree."""
-        extend = draft_extend_input
-        counts = extend.num_accepted_tokens.tolist()
-        rows = extend.hidden.split(extend.row_starts.diff().tolist())
-        features = [each[:count] for each, count in zip(rows, counts, strict=True)]
-        return self._draft(batch, extend.seq_lens, features, extend.bonus_tokens, pools)
 
     def _draft(
         self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], bonus: torch.Tensor, pools: KVPool
@@ -113,29 +81,13 @@ class PEagleDrafter:
             self._rows.drafts(batch, self.logits(hidden_BSH[:, depth]), self._config.topk, root_lens, depth, slots_B)
             for depth, slots_B in enumerate(slots_BS.unbind(1))
         ]
-        draft_prob = [each.draft_prob for each in made if each.draft_prob is not None]
-        return PEagleInput(
-            bonus_tokens=bonus,
-            topk_scores=torch.stack([each.topk_scores for each in made], 1),
-            topk_index=torch.stack([each.topk_index for each in made], 1),
-            hidden=hidden_BSH,
-            draft_prob=torch.stack(draft_prob, 1) if draft_prob else None,
-        )
-
-    def propose(self, batch: Batch, draft_input: PEagleInput, pools: KVPool) -> Candidates:
-        """Lay the drafts out as candidates, without a forward."""
-        return product(draft_input, self._config)
+        return self._finished(bonus, hidden_BSH, made)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden_RH)
 
     def idle(self) -> PEagleInput:
         return self._idle
-
-    def under(self, config: SpecConfig) -> Drafter:
-        proposer = copy(self)
-        proposer._config = config
-        return SettingDrafter(self, NoDrafter() if config.is_plain else proposer, config)
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep nothing of an ended request, as the states hold all there is."""

@@ -1,14 +1,76 @@
-"""Candidates of finished drafts: all lanes of a depth have the same children."""
+"""Drafters whose states hold finished drafts: all lanes of a depth have the same children."""
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
 from specsim.core.mtp import MtpInput
-from specsim.core.phases import Candidates
+from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
+from specsim.core.pool import KVPool
+from specsim.core.setting_drafter import SettingDrafter
+from specsim.reference.drafters.autoregressive import Drafts
+from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.drafting import expand
 from specsim.reference.lanes import lanes_of
+
+AnyDrafts = TypeVar("AnyDrafts", bound=MtpInput)
+
+
+class ProductDrafter(Generic[AnyDrafts]):
+    """A drafter that makes all drafts of a round in prefill or draft-extend, into a state of type `state`."""
+
+    def __init__(self, state: type[AnyDrafts], config: SpecConfig) -> None:
+        self._state = state
+        self._config = config
+
+    def seed(
+        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
+    ) -> AnyDrafts:
+        """Run over a prefill, which drafts the first round's tree."""
+        features = list(features_RF.split(prefill.row_starts.diff().tolist()))
+        return self._draft(batch, prefill.start_lens, features, next_tokens.int(), pools)
+
+    def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AnyDrafts:
+        """Run over the accepted rows, which drafts the next round's tree."""
+        extend = draft_extend_input
+        counts = extend.num_accepted_tokens.tolist()
+        rows = extend.hidden.split(extend.row_starts.diff().tolist())
+        features = [each[:count] for each, count in zip(rows, counts, strict=True)]
+        return self._draft(batch, extend.seq_lens, features, extend.bonus_tokens, pools)
+
+    def _draft(
+        self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], bonus: torch.Tensor, pools: KVPool
+    ) -> AnyDrafts:
+        """Draft from each request's rows, from start_lens on."""
+        raise NotImplementedError
+
+    def _finished(self, bonus: torch.Tensor, hidden_BSH: torch.Tensor, made: Sequence[Drafts]) -> AnyDrafts:
+        """Join the drafts of every depth."""
+        draft_prob = [each.draft_prob for each in made if each.draft_prob is not None]
+        return self._state(
+            bonus_tokens=bonus,
+            topk_scores=torch.stack([each.topk_scores for each in made], 1),
+            topk_index=torch.stack([each.topk_index for each in made], 1),
+            hidden=hidden_BSH,
+            draft_prob=torch.stack(draft_prob, 1) if draft_prob else None,
+        )
+
+    def propose(self, batch: Batch, draft_input: AnyDrafts, pools: KVPool) -> Candidates:
+        """Lay the drafts out as candidates, without a forward."""
+        return product(draft_input, self._config)
+
+    def under(self, config: SpecConfig) -> Drafter:
+        carrier: Any = self
+        proposer: Any = NoDrafter()
+        if not config.is_plain:
+            proposer = copy(self)
+            proposer._config = config
+        return SettingDrafter(carrier, proposer, config)
 
 
 def product(draft_input: MtpInput, config: SpecConfig) -> Candidates:

@@ -70,7 +70,7 @@ def sampled_lanes(
     tokens_BW = slots.bonus[:, None]
     scores_BW = torch.full(tokens_BW.shape, 1.0 if config.score == "prob" else 0.0)
     levels: list[Level] = []
-    laws = []
+    draft_probs = []
     for depth in range(config.num_steps):
         count = 1 if depth else k  # of each parent
         logits_BWV, confidence_B = _read(head, slots, depth, tokens_BW)
@@ -80,10 +80,10 @@ def sampled_lanes(
         lane = torch.arange(k).expand_as(tokens)
         parents = lane + (depth - 1) * k if depth else torch.full_like(tokens, -1)
         levels.append(Level(tokens, parents, scores, logits_BWV, confidence_B))
-        laws.append(draft_prob)
+        draft_probs.append(draft_prob)
         tokens_BW = tokens
         scores_BW = scores
-    return _joined(levels, head, slots, torch.cat(laws, 1) if config.has_draft_prob else None)
+    return _joined(levels, head, slots, torch.cat(draft_probs, 1) if config.has_draft_prob else None)
 
 
 def _read(

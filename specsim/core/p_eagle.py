@@ -1,8 +1,24 @@
-"""The state that a P-EAGLE drafter keeps between rounds, which reference and fast share."""
+"""The state that a P-EAGLE drafter keeps between rounds, and its mask, which reference and fast share."""
 
 from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
 
 from specsim.core.mtp import MtpInput
+from specsim.core.pair import DrafterCheckpoint
+
+
+class Mask(NamedTuple):
+    """Input of every mask row."""
+
+    token_id: int
+    features: torch.Tensor  # [F], learned, in place of the target's
+
+    @classmethod
+    def of(cls, drafter: DrafterCheckpoint, dtype: torch.dtype, device: torch.device | None = None) -> Self:
+        """Take the mask of a checkpoint."""
+        return cls(drafter.config.mask_token_id, drafter.tensors["mask_hidden"].to(device, dtype).contiguous())
 
 
 @dataclass(frozen=True, slots=True, repr=False)

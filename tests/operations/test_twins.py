@@ -36,7 +36,7 @@ def names_of(package: ModuleType) -> set[str]:
 
 
 def differences(reference: inspect.Signature, fast: inspect.Signature) -> list[str]:
-    """List parameters by which a fast function is more than its twin with a device and keyword-only options."""
+    """List parameters in which a fast function is more than its twin with keyword-only buffers and options."""
     shared = list(reference.parameters.values())
     own = list(fast.parameters.values())
     differing = [
@@ -45,7 +45,7 @@ def differences(reference: inspect.Signature, fast: inspect.Signature) -> list[s
         if (each.name, each.kind, each.default) != (other.name, other.kind, other.default)
     ]
     missing = [each.name for each in shared[len(own) :]]
-    behind = [each for each in own[len(shared) :] if each.name != "device"]
+    behind = own[len(shared) :]
     extra = [each.name for each in behind if each.kind != each.KEYWORD_ONLY or each.default not in (None, False)]
     return differing + missing + extra
 
