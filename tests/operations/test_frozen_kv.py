@@ -15,7 +15,6 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from specsim import SamplingParams, SpecConfig
-from specsim.core.config import ServingConfig
 from specsim.core.drafter import source_layers
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
@@ -25,8 +24,8 @@ from specsim.correctness.differential import Cell
 from specsim.correctness.differential.oracle import compare_with_oracle
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import generate, load_engine
-from specsim.serving.requests import make_requests
-from specsim.serving.scheduler import Scheduler
+
+from .served import PREFIXED, SAMPLING, served
 
 PROMPTS = ((5, 17, 3, 40, 8, 9, 30), (1, 2, 3, 4), (30,))
 EXACT = EngineOptions(dtype=torch.float64)
@@ -254,20 +253,9 @@ def test_an_unknown_position_is_refused():
 def test_served_rounds_are_those_of_a_solo_run(setting, release):
     pair = pair_of("mistral", noise=0.1)
     config = replace(CHAIN, release=release)
-    prefix = tuple(range(3, 13))
-    prompts = [(*prefix, 20), (*prefix, 21, 22), (*prefix, 20, 5, 6), (9, 8)]
-    engine = load_engine(pair, config, EXACT)
-    requests = make_requests(pair, prompts, SamplingParams(max_new_tokens=13), None, engine.config.length_limit)
-    for place, request in enumerate(requests):
-        request.arrival = 2 * place
-    scheduler = Scheduler(engine, ServingConfig(**{"num_slots": 640} | setting), audits=True)
-    for request in requests:
-        scheduler.submit(request)
-    with torch.inference_mode():
-        scheduler.run()
-    scheduler.close()
-    for request, prompt in zip(requests, prompts, strict=True):
-        (solo,) = generate(pair, [prompt], config, SamplingParams(max_new_tokens=13), engine=EXACT).outputs
+    _, requests = served(pair, config, setting, EXACT)
+    for request, prompt in zip(requests, PREFIXED, strict=True):
+        (solo,) = generate(pair, [prompt], config, SAMPLING, engine=EXACT).outputs
         assert (tuple(request.token_ids), tuple(request.accepted)) == (
             solo.token_ids,
             solo.num_accepted_tokens_per_round,

@@ -21,6 +21,8 @@ from specsim.serving.generation import generate, load_engine
 from specsim.serving.requests import make_requests
 from specsim.serving.scheduler import Scheduler
 
+from .served import served
+
 PROMPTS = ((5, 17, 3, 40, 8, 9, 30), (1, 2, 3, 4), (30,))
 EXACT = EngineOptions(dtype=torch.float64)
 FAST = EngineOptions(impl="fast")
@@ -187,36 +189,19 @@ SERVED = {
 }
 
 
-def served(pair: Pair, config: SpecConfig, setting: dict, options: EngineOptions = EXACT):
-    """Serve requests with a common prefix, and return the scheduler and the requests."""
-    prefix = tuple(range(3, 13))
-    prompts = [(*prefix, 20), (*prefix, 21, 22), (*prefix, 20, 5, 6), (9, 8)]
-    engine = load_engine(pair, config, options)
-    requests = make_requests(pair, prompts, SamplingParams(max_new_tokens=13), None, engine.config.length_limit)
-    for place, request in enumerate(requests):
-        request.arrival = 2 * place
-    scheduler = Scheduler(engine, ServingConfig(**{"num_slots": 640} | setting), audits=True)
-    for request in requests:
-        scheduler.submit(request)
-    with torch.inference_mode():
-        scheduler.run()
-    scheduler.close()
-    return scheduler, requests
-
-
 @pytest.mark.parametrize(
     ("name", "release"), [(name, release) for name in SERVED for release in ("finish", "round")][:-1]
 )
 def test_serving_keeps_every_draft_of_the_target_itself_right(name, release):
     config = replace(CHAIN, release=release, page_size=1 if name == "overlap" else 4)
-    _, requests = served(its_own_drafter(), config, SERVED[name])
+    _, requests = served(its_own_drafter(), config, SERVED[name], EXACT)
     assert {count for request in requests for count in request.accepted} == {4}
-    plain = served(its_own_drafter(), SpecConfig.plain(page_size=4), {})[1]
+    plain = served(its_own_drafter(), SpecConfig.plain(page_size=4), {}, EXACT)[1]
     assert [request.token_ids for request in requests] == [request.token_ids for request in plain]
 
 
 def test_the_small_pool_preempts_and_the_cache_is_hit():
-    trace = served(its_own_drafter(), CHAIN, SERVED["preemption"])[0].trace
+    trace = served(its_own_drafter(), CHAIN, SERVED["preemption"], EXACT)[0].trace
     assert any(record.preempted for record in trace.records)
     chunks = [chunk for record in trace.records for chunk in record.prefilled]
     assert any(chunk.start > 0 for chunk in chunks)
