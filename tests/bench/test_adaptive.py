@@ -17,7 +17,8 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.correctness.differential.pairs import rounded
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.adaptation import Switching
-from specsim.serving.generation import Generation, Output, load_adaptive_engine
+from specsim.serving.generation import load_adaptive_engine
+from specsim.serving.outputs import Generation, Output
 
 # Their tensors are on the CPU, where kernels run only if they are interpreted.
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of this machine run on its GPU")
