@@ -7,6 +7,7 @@ import torch
 import triton.language as tl
 
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
+from specsim.fast.model.columns import slot_of
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, require_contiguous
 
 _TOKENS = 1024
@@ -183,8 +184,8 @@ def _rows_kernel(
     tl.store(out_ptrs.hidden + rows * FEATURES + offs, features, mask=mask & mask_offs)
     if tl.program_id(1) == 0:
         position = tl.where(real, tl.load(seq_lens_ptr + request, mask=mask, other=0) + lead + step, 0)
-        writes = (live if RAGGED else real) & (position < max_len) & (position < num_columns)
-        slot = tl.load(req_to_token_ptr + row * num_columns + position, mask=writes, other=-1)
+        writes = (live if RAGGED else real) & (position < max_len)
+        slot = slot_of(req_to_token_ptr, num_columns, row, position, mask=writes)
         ids = tl.load(verdict_ptrs.predict + node, mask=live & (node >= 0), other=0)
         tl.store(out_ptrs.input_ids + rows, ids.to(tl.int64), mask=mask)
         tl.store(out_ptrs.positions + rows, position, mask=mask)

@@ -9,6 +9,7 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVBuffer, KVPool
+from specsim.fast.model.columns import slot_of
 from specsim.fast.model.draft_metadata import lane_column
 from specsim.fast.model.metadata import KVTensors
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
@@ -126,7 +127,7 @@ def _locations_kernel(
     request = offs // num_nodes
     row = tl.load(rows_ptr + request, mask=mask, other=-1)
     column = tl.load(lens_ptr + request, mask=mask, other=0) + offs % num_nodes
-    slot = tl.load(table_ptr + row * columns + column, mask=(row >= 0) & (column < columns), other=-1)
+    slot = slot_of(table_ptr, columns, row, column, mask=row >= 0)
     tl.store(out_ptr + offs, slot, mask=mask)
 
 
@@ -181,7 +182,7 @@ def _commit_kernel(
     real = row >= 0
     node = tl.load(accept_index_ptr + request * width + step, mask=(step < width) & real, other=-1).to(tl.int64)
     source = tl.load(locations_ptr + node, mask=node >= 0, other=-1)
-    destination = tl.load(table_ptr + row * columns + column, mask=(node >= 0) & (column < columns), other=-1)
+    destination = slot_of(table_ptr, columns, row, column, mask=node >= 0)
     moved = (source >= 0) & (destination >= 0) & (source != destination)
     if (tl.program_id(1) == 0) & (tl.program_id(2) == 0):
         count = tl.load(num_accepted_tokens_ptr + request)

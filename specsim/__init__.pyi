@@ -19,10 +19,10 @@ from specsim.core.token_drafter import TreeLimits as TreeLimits
 from specsim.explorer.explore import explore as explore
 from specsim.explorer.rounds import trace as trace
 from specsim.models.load import load as load
-from specsim.serving.generation import Generation as Generation
-from specsim.serving.generation import Output as Output
 from specsim.serving.generation import generate as generate
 from specsim.serving.generation import load_engine as load_engine
+from specsim.serving.outputs import Generation as Generation
+from specsim.serving.outputs import Output as Output
 from specsim.serving.requests import make_request as make_request
 from specsim.serving.scheduler import Scheduler as Scheduler
 

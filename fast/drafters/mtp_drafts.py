@@ -10,6 +10,7 @@ from specsim.core.mtp import MtpInput
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
 from specsim.fast.drafters.mtp_rows import Shape, Spans
+from specsim.fast.model.columns import known_token
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 
 
@@ -40,8 +41,7 @@ def _ids_kernel(
     live = mask & (row >= 0) & (column < end)
     token = column + 1 + depth
     unknown = tl.maximum(token - end, 0)  # 1 for the first draft
-    is_known = live & (unknown == 0) & (token < token_columns)
-    known = tl.load(token_ids_ptr + row * token_columns + token, mask=is_known, other=0)
+    known = known_token(token_ids_ptr, token_columns, row, token, mask=live & (unknown == 0))
     draft = topk_index_ptr + (request * num_steps + unknown - 1) * topk
     drafted = tl.load(draft, mask=live & (unknown > 0), other=0)
     tl.store(out_ptr + place, tl.where(unknown > 0, drafted, known), mask=mask)

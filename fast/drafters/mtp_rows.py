@@ -7,6 +7,7 @@ import triton.language as tl
 
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
+from specsim.fast.model.columns import slot_of
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 
 _FEATURES = 1024
@@ -120,8 +121,7 @@ def _gather_kernel(
         features = tl.where(is_new, features, kept)
     tl.store(out_ptr + place * FEATURES + offs, features, mask=mask & mask_f)
     if tl.program_id(2) == 0:
-        owned = live & (column < max_len) & (column < columns)
-        slot = tl.load(table_ptr + row * columns + column, mask=owned, other=-1)
+        slot = slot_of(table_ptr, columns, row, column, mask=live & (column < max_len))
         tl.store(slots_ptr + place, slot, mask=mask)
 
 

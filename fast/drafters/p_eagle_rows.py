@@ -8,6 +8,7 @@ import triton.language as tl
 from specsim.core.p_eagle import Mask
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
+from specsim.fast.model.columns import known_token, slot_of
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 
 _FEATURES = 1024
@@ -79,11 +80,9 @@ def _rows_kernel(
     tl.store(out_ptrs.features + (low + step) * FEATURES + offs, features, mask=mask & mask_f)
     if tl.program_id(2) == 0:
         column = start + step
-        is_known = is_new & (column + 1 < token_columns)
-        known = tl.load(token_ids_ptr + row * token_columns + column + 1, mask=is_known, other=0)
+        known = known_token(token_ids_ptr, token_columns, row, column + 1, mask=is_new)
         tl.store(out_ptrs.ids + low + step, tl.where(live & (step >= count), mask_token, known), mask=mask)
-        owned = live & (column < max_len) & (column < columns)
-        slot = tl.load(table_ptr + row * columns + column, mask=owned, other=-1)
+        slot = slot_of(table_ptr, columns, row, column, mask=live & (column < max_len))
         tl.store(out_ptrs.slots + low + step, slot, mask=mask)
 
 

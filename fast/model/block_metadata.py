@@ -7,7 +7,8 @@ import triton.language as tl
 
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
-from specsim.fast.model.draft_metadata import equal_rows, store_starts
+from specsim.fast.model.columns import slot_of
+from specsim.fast.model.equal_rows import equal_rows, store_own_extras, store_rows
 from specsim.fast.model.metadata import WORD, AttentionMetadata
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 
@@ -42,25 +43,28 @@ def _block_kernel(
     length = tl.load(lens_ptr + request, mask=mask & real, other=0)
     limit = tl.minimum(max_len, columns)
     live = mask & real & (length + place < limit)
-    slot = tl.load(table_ptr + row * columns + length + place, mask=live, other=-1)
+    slot = slot_of(table_ptr, columns, row, length + place, mask=live)
     position = tl.where(live, length + place, 0)
     bonus = tl.load(bonus_tokens_ptr + request, mask=mask, other=0).to(tl.int64)
     tl.store(ids_ptr + offs, tl.where(place == 0, bonus, mask_token), mask=mask)
     tl.store(slots_ptr + offs, slot, mask=mask)
-    tl.store(metadata_ptrs.positions + offs, position, mask=mask)
-    tl.store(metadata_ptrs.prefix_lens + offs, tl.where(live, length, 0).to(tl.int32), mask=mask)
-    tl.store(metadata_ptrs.extra_slots + offs, slot.to(tl.int32), mask=mask)
-    tl.store(metadata_ptrs.extra_positions + offs, position.to(tl.int32), mask=mask)
-    first = mask & (place == 0)
-    tl.store(metadata_ptrs.key_lens + request, length.to(tl.int32), mask=first)
-    tl.store(metadata_ptrs.num_extras + request, tl.where(real, num_rows, 0).to(tl.int32), mask=first)
+    store_rows(
+        metadata_ptrs,
+        offs,
+        num_rows,
+        position=position,
+        prefix_len=tl.where(live, length, 0),
+        key_len=length,
+        num_extras=tl.where(real, num_rows, 0),
+        mask=mask,
+    )
+    store_own_extras(metadata_ptrs, offs, slot, position, mask)
     num_words = (num_rows + WORD - 1) // WORD
     num_live = tl.where(live, tl.minimum(num_rows, limit - length), 0)
     for word in range(num_words):
         count = tl.minimum(tl.maximum(num_live - word * WORD, 0), WORD).to(tl.int64)
         bits = ((tl.full([BLOCK], 1, tl.int64) << count) - 1).to(tl.int32)
         tl.store(metadata_ptrs.visible + offs * num_words + word, bits, mask=mask)
-    store_starts(metadata_ptrs.row_starts, offs, num_rows, mask)
 
 
 def block_metadata(

@@ -10,43 +10,10 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.fast.lanes import Lanes
+from specsim.fast.model.columns import slot_of
+from specsim.fast.model.equal_rows import equal_rows, store_own_extras, store_rows
 from specsim.fast.model.metadata import WORD, AttentionMetadata
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
-
-
-@triton.jit
-@no_type_check
-def store_starts(row_starts_ptr, offs, rows_per_request, mask):
-    """Store row_starts of requests that all have the same number of rows."""
-    tl.store(row_starts_ptr + offs // rows_per_request, offs, mask=mask & (offs % rows_per_request == 0))
-    end = offs + 1
-    tl.store(row_starts_ptr + end // rows_per_request, end, mask=mask & (end % rows_per_request == 0))
-
-
-def equal_rows(batch: Batch, slots: torch.Tensor, rows: int, extras: int, pools: KVPool) -> AttentionMetadata:
-    """Allocate metadata of requests that all have the same number of rows."""
-    total = batch.size * rows
-    device = batch.seq_lens.device
-
-    def new(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    return AttentionMetadata(
-        positions=new(total, dtype=torch.int64),
-        slots=slots,
-        row_starts=new(batch.size + 1, dtype=torch.int64),
-        max_rows=rows,
-        has_equal_rows=True,
-        table=pools.req_to_token,
-        table_rows=batch.req_pool_indices,
-        prefix_lens=new(total),
-        key_lens=new(batch.size),
-        is_causal=False,
-        num_extras=new(batch.size),
-        extra_slots=new(batch.size, extras),
-        extra_positions=new(batch.size, extras),
-        visible=new(total, ceil_div(extras, WORD.value)),
-    )
 
 
 @kernel
@@ -69,20 +36,23 @@ def _tree_kernel(
     offs = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)  # [BLOCK_R]
     mask = offs < num_requests * num_nodes
     request = offs // num_nodes
-    node = offs % num_nodes
     slot = tl.load(slots_ptr + offs, mask=mask, other=-1)
     real = tl.load(rows_ptr + request, mask=mask, other=-1) >= 0
     live = real & (slot >= 0)
     if tl.program_id(1) == 0:
         position = tl.load(node_positions_ptr + offs, mask=live, other=0)
-        length = tl.load(lens_ptr + request, mask=real & mask, other=0).to(tl.int32)
-        tl.store(metadata_ptrs.positions + offs, position, mask=mask)
-        tl.store(metadata_ptrs.prefix_lens + offs, tl.where(live, length, 0), mask=mask)
-        tl.store(metadata_ptrs.key_lens + request, length, mask=mask & (node == 0))
-        tl.store(metadata_ptrs.extra_slots + offs, slot.to(tl.int32), mask=mask)
-        tl.store(metadata_ptrs.extra_positions + offs, position.to(tl.int32), mask=mask)
-        tl.store(metadata_ptrs.num_extras + request, tl.where(real, num_nodes, 0), mask=mask & (node == 0))
-        store_starts(metadata_ptrs.row_starts, offs, num_nodes, mask)
+        length = tl.load(lens_ptr + request, mask=real & mask, other=0)
+        store_rows(
+            metadata_ptrs,
+            offs,
+            num_nodes,
+            position=position,
+            prefix_len=tl.where(live, length, 0),
+            key_len=length,
+            num_extras=tl.where(real, num_nodes, 0),
+            mask=mask,
+        )
+        store_own_extras(metadata_ptrs, offs, slot, position, mask)
     word = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     bit = tl.arange(0, WORD)[None, None, :]
     other = word[None, :, None] * WORD + bit  # [1, BLOCK_W, WORD]
@@ -158,20 +128,22 @@ def _lane_kernel(
     row = tl.load(rows_ptr + request, mask=mask, other=-1)
     length = tl.load(lens_ptr + request, mask=mask, other=0) + lead  # columns of the drafter's prefix
     column = lane_column(length, lane, step, num_steps, page_size)
-    kept = (row >= 0) & (length + step < max_len) & (column < columns)
-    slot = tl.load(table_ptr + row * columns + column, mask=kept, other=-1)
+    slot = slot_of(table_ptr, columns, row, column, mask=(row >= 0) & (length + step < max_len))
     live = slot >= 0
     tail = length % page_size
     num_extras = num_lanes * (tail + step + 1)
     if tl.program_id(1) == 0:
-        tl.store(metadata_ptrs.positions + offs, tl.where(live, length + step, 0), mask=mask)
         tl.store(slots_ptr + offs, slot, mask=mask)
-        prefix_len = tl.where(row >= 0, length - tail, 0).to(tl.int32)
-        tl.store(metadata_ptrs.prefix_lens + offs, tl.where(live, prefix_len, 0), mask=mask)
-        tl.store(metadata_ptrs.key_lens + request, prefix_len, mask=mask & (lane == 0))
-        own_extras = tl.where(row >= 0, num_extras, 0).to(tl.int32)
-        tl.store(metadata_ptrs.num_extras + request, own_extras, mask=mask & (lane == 0))
-        store_starts(metadata_ptrs.row_starts, offs, num_lanes, mask)
+        store_rows(
+            metadata_ptrs,
+            offs,
+            num_lanes,
+            position=tl.where(live, length + step, 0),
+            prefix_len=tl.where(live, length - tail, 0),
+            key_len=tl.where(row >= 0, length - tail, 0),
+            num_extras=tl.where(row >= 0, num_extras, 0),
+            mask=mask,
+        )
     # Extra keys: every lane's copy of the tail, lane after lane, then every step's tokens, step after step.
     most = num_lanes * (page_size - 1 + num_steps)
     word = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
@@ -194,8 +166,7 @@ def _lane_kernel(
     first = mask[:, None, None] & (lane == 0) & (extra < most)  # [BLOCK_R, BLOCK_W, WORD]
     request = request[:, None, None]
     column = lane_column(length[:, None, None], holder, held_step, num_steps, page_size)
-    slot_address = table_ptr + row[:, None, None] * columns + column
-    held_slot = tl.load(slot_address, mask=first & present & (column < columns), other=-1)
+    held_slot = slot_of(table_ptr, columns, row[:, None, None], column, mask=first & present)
     tl.store(metadata_ptrs.extra_slots + request * most + extra, held_slot.to(tl.int32), mask=first)
     position = tl.where(present, length[:, None, None] + held_step, 0)
     tl.store(metadata_ptrs.extra_positions + request * most + extra, position.to(tl.int32), mask=first)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
-from specsim.fast.model.draft_metadata import equal_rows, store_starts
+from specsim.fast.model.equal_rows import equal_rows, store_rows
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 from specsim.fast.vocabulary.draft_distribution import Root
@@ -37,13 +37,17 @@ def _prefix_kernel(
         length += tl.load(root.counts_ptr + request, mask=mask, other=0)
     length = tl.where(real, length, 0)
     position = tl.maximum(length - 1, 0) if IS_LAST else length
-    tl.store(metadata_ptrs.positions + offs, position, mask=mask)
     tl.store(slots_ptr + offs, tl.full([BLOCK], -1, tl.int64), mask=mask)
-    tl.store(metadata_ptrs.prefix_lens + offs, length.to(tl.int32), mask=mask)
-    first = mask & (offs % num_rows == 0)
-    tl.store(metadata_ptrs.key_lens + request, length.to(tl.int32), mask=first)
-    tl.store(metadata_ptrs.num_extras + request, tl.zeros([BLOCK], tl.int32), mask=first)
-    store_starts(metadata_ptrs.row_starts, offs, num_rows, mask)
+    store_rows(
+        metadata_ptrs,
+        offs,
+        num_rows,
+        position=position,
+        prefix_len=length,
+        key_len=length,
+        num_extras=tl.zeros([BLOCK], tl.int32),
+        mask=mask,
+    )
 
 
 def prefix_metadata(batch: Batch, root: Root, num_rows: int, position: str, pools: KVPool) -> AttentionMetadata:

@@ -8,6 +8,7 @@ import triton.language as tl
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVPool
 from specsim.core.target import ForwardOutput
+from specsim.fast.model.columns import slot_of
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2, require_contiguous
 
 
@@ -57,7 +58,7 @@ def _move_kernel(
     column = tl.load(lens_ptr + request) + step
     node = tl.load(accept_index_ptr + request * width + step, mask=(step < width) & (row >= 0), other=-1).to(tl.int64)
     source = tl.load(locations_ptr + node, mask=node >= 0, other=-1)
-    destination = tl.load(table_ptr + row * columns + column, mask=(node >= 0) & (column < columns), other=-1)
+    destination = slot_of(table_ptr, columns, row, column, mask=node >= 0)
     moved = ((source >= 0) & (destination >= 0) & (source != destination))[:, None]
     offs = tl.arange(0, BLOCK)[None, :]
     values = tl.load(out_ptr + source[:, None] * SIZE + offs, mask=moved & (offs < SIZE))

@@ -14,7 +14,8 @@ from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, Spec
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require, require_int
 from specsim.core.pair import Pair
-from specsim.serving.generation import Generation, load_engine
+from specsim.serving.generation import load_engine
+from specsim.serving.outputs import Generation
 from specsim.serving.requests import make_requests
 from specsim.serving.scheduler import Scheduler
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts

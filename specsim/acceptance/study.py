@@ -18,7 +18,8 @@ from specsim.core.errors import require, require_int
 from specsim.core.metrics import LOOP_SHARE, Acceptance, is_loop
 from specsim.core.pair import Pair
 from specsim.core.workers import Workers
-from specsim.serving.generation import Generation, Output, generate
+from specsim.serving.generation import generate
+from specsim.serving.outputs import Generation, Output
 
 LEAST_PROMPTS = 40
 LEAST_NEW_TOKENS = 64

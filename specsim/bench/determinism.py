@@ -14,7 +14,8 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
 from specsim.models.load import load
 from specsim.models.shipped import load_prompts
-from specsim.serving.generation import Generation, generate
+from specsim.serving.generation import generate
+from specsim.serving.outputs import Generation
 
 TOGETHER = 64
 ALONE = 4

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from specsim.core.pair import Pair
     from specsim.core.rule import AcceptanceRule
-    from specsim.serving.generation import Generation
     from specsim.serving.guidance import Guidance
+    from specsim.serving.outputs import Generation
 
 _GREEDY = SamplingParams()
 

@@ -24,7 +24,7 @@ def write_rounds(path: Path, rounds: "Rounds") -> None:
 def served_rounds(pair: "Pair", recorder: "Recorder", served: "Served") -> "Rounds":
     """Join the recorded rounds of a server with its requests."""
     from specsim.explorer.rounds import recorded_rounds
-    from specsim.serving.generation import Generation, output_of
+    from specsim.serving.outputs import Generation, output_of
 
     outputs = tuple(map(output_of, served.requests))
     generation = Generation(outputs, served.config, served.seconds, served.synthetic, served.rule)

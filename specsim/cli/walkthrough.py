@@ -17,7 +17,8 @@ from specsim.core.errors import InputError
 from specsim.core.metrics import is_loop
 from specsim.core.phases import Batch, PrefillInput, VerifyInput, VerifyOutput
 from specsim.correctness.differential import Cell, check
-from specsim.serving.generation import Generation, generate, load_engine
+from specsim.serving.generation import generate, load_engine
+from specsim.serving.outputs import Generation
 
 PLAIN = SpecConfig.plain()
 CHAIN = SpecConfig(topk=1, num_draft_tokens=4)

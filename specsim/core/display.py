@@ -129,7 +129,7 @@ def acceptance_html(acceptance: Any) -> str:
 
 
 def metrics_rows(generation: Any) -> list[tuple[str, str]]:
-    """List (name, value) pairs of the metrics of a specsim.serving.generation.Generation."""
+    """List (name, value) pairs of the metrics of a specsim.serving.outputs.Generation."""
     metrics = generation.metrics
     return [
         ("setting", setting(generation.config, generation.rule)),
@@ -144,7 +144,7 @@ def metrics_rows(generation: Any) -> list[tuple[str, str]]:
 
 
 def generation_html(generation: Any) -> str:
-    """Render a specsim.serving.generation.Generation for a notebook: all outputs by round, then the metrics."""
+    """Render a specsim.serving.outputs.Generation for a notebook: all outputs by round, then the metrics."""
     figures = "".join(_html_row(*row) for row in metrics_rows(generation))
     decode = generation.decode
     texts = "".join(
@@ -156,7 +156,7 @@ def generation_html(generation: Any) -> str:
 
 
 def coloured(output: Any, decode: Callable[[Sequence[int]], str]) -> str:
-    """Render prompt and output of a specsim.serving.generation.Output, every round on a background of its own."""
+    """Render prompt and output of a specsim.serving.outputs.Output, every round on a background of its own."""
     texts = token_texts(decode, output.prompt_token_ids, output.token_ids)
     parts = [f"<span style='opacity:.6'>{escape(decode(output.prompt_token_ids))}</span>"]
     counts = (1, *output.num_accepted_tokens_per_round)  # the first token is the prefill's
@@ -187,7 +187,7 @@ def token_texts(decode: Callable[[Sequence[int]], str], prompt: Sequence[int], t
 
 
 def output_text(output: Any) -> str:
-    """Return the text of a specsim.serving.generation.Output, or its token ids where the target has no tokenizer."""
+    """Return the text of a specsim.serving.outputs.Output, or its token ids where the target has no tokenizer."""
     return output.text or " ".join(map(str, output.token_ids))
 
 

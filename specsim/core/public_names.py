@@ -6,7 +6,8 @@ HOMES = {
     **dict.fromkeys(("SamplingParams", "ServingConfig", "SpecConfig"), "core.config"),
     **dict.fromkeys(("AcceptanceRule", "Accepted"), "core.rule"),
     **dict.fromkeys(("NgramConfig", "Proposal", "SuffixConfig", "TokenDrafter", "TreeLimits"), "core.token_drafter"),
-    **dict.fromkeys(("Generation", "Output", "generate", "load_engine"), "serving.generation"),
+    **dict(generate="serving.generation", load_engine="serving.generation"),
+    **dict(Generation="serving.outputs", Output="serving.outputs"),
     **dict(Pair="core.pair", load="models.load", EngineOptions="core.engine_options", InputError="core.errors"),
     **dict(Scheduler="serving.scheduler", make_request="serving.requests"),
 }

@@ -18,7 +18,8 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.explorer.recorder import Recorder
 from specsim.explorer.round import Round, node_table
 from specsim.models.load import load
-from specsim.serving.generation import Generation, generate
+from specsim.serving.generation import generate
+from specsim.serving.outputs import Generation
 
 if TYPE_CHECKING:
     import pandas

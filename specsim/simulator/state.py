@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+MIXED, BESIDE, FIRST = range(3)  # modes of prefill, in the order of initial_state.PREFILLS
 NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
@@ -16,7 +17,7 @@ NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 class Settings:
     """Settings of a run, which never change."""
 
-    mode: int  # of prefill: steps.MIXED, BESIDE or FIRST
+    mode: int  # of prefill: MIXED, BESIDE or FIRST
     is_lagging: bool  # the host reads a step's results while the next one runs
     victim_sign: int  # a victim has most columns with 1, fewest with -1; 0: the latest
     num_pages: int

@@ -1,18 +1,20 @@
 """Steps of a simulated server, in the subset of Python that numba compiles.
 
-specsim.simulator.compiled makes the compiled copy of this file, so it imports nothing with rules of its own. Compiled
-or not, results are equal, bit for bit. Requests arrive in the order of their numbers, as the front end takes them in
-one after the other.
+specsim.simulator.compiled makes compiled copies of this file and of those that it imports functions from, so they
+import nothing with rules of its own. Compiled or not, results are equal, bit for bit. Requests arrive in the order of
+their numbers, as the front end takes them in one after the other.
 """
 
 from math import inf
 from typing import Any
 
-from specsim.simulator.state import Batch, Flight, Progress, Request, State
+from specsim.simulator.host_reads import read
+from specsim.simulator.places import admit, choose_chunks, count_waiting, drop_prefilling, pages_of, preempt
+from specsim.simulator.state import FIRST, MIXED, Flight, Progress, State
+from specsim.simulator.tabled_round import look_up_round
 
 DONE, FULL, PREFILL, ROUND = range(4)  # results of advance
 BEGIN, PREFILLED, ROUNDED = range(3)  # phases of a step: to be planned, or after an answer
-MIXED, BESIDE, FIRST = range(3)  # modes of prefill, in the order of initial_state.PREFILLS
 PLAIN, DRAWN, ANSWERED = range(3)  # sources of accepted drafts
 
 
@@ -82,11 +84,6 @@ def plan(state: State) -> None:
     server.waiting = count_waiting(server)
 
 
-def count_waiting(server: Progress) -> int:
-    """Count the requests without a place."""
-    return server.num_preempted + server.num_arrived - server.num_admitted
-
-
 def count_unread(flights: Any) -> int:
     """Count the results that the host has not read."""
     return flights[0].size + flights[1].size + flights[2].size + flights[3].size
@@ -114,94 +111,6 @@ def arrive(state: State) -> None:
         state.requests[server.num_arrived].arrivals = sent
         server.idle = there - settings.latency
         server.num_arrived += 1
-
-
-def pages_of(length: int, page_counts: Any) -> int:
-    """Count the pages of the columns that a request of this length needs in its next round."""
-    return length // len(page_counts) + page_counts[length % len(page_counts)]
-
-
-def preempt(state: State) -> None:
-    """Preempt a victim: it waits, and computes the KV of its known tokens again."""
-    server = state.server[0]
-    places = state.places
-    sign = state.settings[0].victim_sign
-    victim = -1
-    most = 0
-    for place in range(server.num_running + server.num_prefilling):
-        is_running = place < server.num_running
-        number = places[place].running if is_running else places[place - server.num_running].prefilling
-        request = state.requests[number]
-        columns = sign * (request.length if is_running else request.filled)
-        if victim < 0 or columns > most or (columns == most and number > victim):
-            victim = number
-            most = columns
-    kept = 0
-    for place in range(server.num_running):
-        if places[place].running != victim:
-            places[kept].running = places[place].running
-            kept += 1
-    server.num_running = kept
-    drop_prefilling(state, victim)
-    request = state.requests[victim]
-    request.preemptions += 1
-    server.pages -= pages_of(request.length, state.page_counts)
-    places[server.num_preempted].preempted = victim
-    server.num_preempted += 1
-
-
-def drop_prefilling(state: State, number: int) -> None:
-    """Remove a request from those in prefill, if it is there."""
-    kept = 0
-    for place in range(state.server[0].num_prefilling):
-        if state.places[place].prefilling != number:
-            state.places[kept].prefilling = state.places[place].prefilling
-            kept += 1
-    state.server[0].num_prefilling = kept
-
-
-def admit(state: State) -> None:
-    """Admit waiting requests in order, up to the first that does not fit."""
-    server = state.server[0]
-    places = state.places
-    while count_waiting(server) > 0 and server.num_running + server.num_prefilling < len(places):
-        number = server.num_admitted
-        found = -1
-        for place in range(server.num_preempted):  # they arrived before those that never had a place
-            if places[place].preempted < number:
-                number = places[place].preempted
-                found = place
-        request = state.requests[number]
-        pages = pages_of(request.length, state.page_counts)
-        if server.pages + pages > state.settings[0].num_pages:
-            return
-        if found < 0:
-            server.num_admitted += 1
-        else:
-            server.num_preempted -= 1
-            places[found].preempted = places[server.num_preempted].preempted
-        server.pages += pages
-        request.filled = 0 if request.preemptions > 0 else request.cached
-        places[server.num_prefilling].prefilling = number
-        server.num_prefilling += 1
-
-
-def choose_chunks(state: State) -> None:
-    """Choose chunks of prompts for a step, at most `most_tokens` tokens, earlier requests first."""
-    server = state.server[0]
-    left = state.settings[0].most_tokens
-    server.num_chunks = 0
-    for place in range(server.num_prefilling):
-        number = state.places[place].prefilling
-        request = state.requests[number]
-        end = min(request.length, request.filled + left)
-        if end > request.filled:
-            left -= end - request.filled
-            chunk = state.places[server.num_chunks]
-            chunk.chunk_request = number
-            chunk.chunk_start = request.filled
-            chunk.chunk_end = end
-            server.num_chunks += 1
 
 
 def prefill(state: State) -> None:
@@ -295,130 +204,3 @@ def write_log(state: State) -> None:
     entry.option = server.option
     entry.pages = server.pages
     server.num_logged += 1
-
-
-def read(state: State, half: int) -> None:
-    """Read a step's tokens on the host, in the order of its forwards, and remove ended requests."""
-    before = state.server[0].num_ended
-    if state.settings[0].mode == MIXED:
-        read_round(state, 2 * half)
-        read_firsts(state, 2 * half + 1)
-    else:
-        read_firsts(state, 2 * half + 1)
-        read_round(state, 2 * half)
-    if state.server[0].num_ended > before:
-        drop_ended(state)
-
-
-def read_firsts(state: State, at: int) -> None:
-    """Read first tokens."""
-    flight = state.flights[at]
-    for place in range(flight.size):
-        request = state.requests[state.passengers[at * len(state.places) + place].request]
-        request.left -= 1
-        request.firsts = flight.seconds
-        request.lasts = flight.seconds
-        request.first_steps = flight.step
-        if request.left == 0:
-            end(state, request, flight)
-    flight.size = 0
-
-
-def read_round(state: State, at: int) -> None:
-    """Read the tokens of a round, and drop those beyond a request's end."""
-    server = state.server[0]
-    flight = state.flights[at]
-    row = flight.option * (state.settings[0].most_steps + 1)
-    for place in range(flight.size):
-        passenger = state.passengers[at * len(state.places) + place]
-        request = state.requests[passenger.request]
-        if request.left == 0:  # it ended while this round ran
-            continue
-        kept = min(passenger.accepted + 1, request.left)
-        request.left -= kept
-        request.length += kept
-        state.gaps[server.num_gaps] = flight.seconds - request.lasts
-        server.num_gaps += 1
-        request.lasts = flight.seconds
-        request.rounds += 1
-        request.drafts += passenger.accepted
-        state.histogram[row + passenger.accepted] += 1
-        if request.left == 0:
-            end(state, request, flight)
-    flight.size = 0
-
-
-def end(state: State, request: Request, flight: Flight) -> None:
-    """Note the end of a request."""
-    request.last_steps = flight.step
-    state.requests[state.server[0].num_ended].ends = flight.seconds
-    state.server[0].num_ended += 1
-
-
-def drop_ended(state: State) -> None:
-    """Remove requests that have all of their tokens, whether running or waiting after a preemption."""
-    server = state.server[0]
-    places = state.places
-    kept = 0
-    for place in range(server.num_running):
-        if state.requests[places[place].running].left > 0:
-            places[kept].running = places[place].running
-            kept += 1
-    server.num_running = kept
-    kept = 0
-    for place in range(server.num_preempted):
-        if state.requests[places[place].preempted].left > 0:
-            places[kept].preempted = places[place].preempted
-            kept += 1
-    server.num_preempted = kept
-
-
-def look_up_round(state: State) -> bool:
-    """Compute the seconds of a round without prompts, if the tables hold its batch size."""
-    server = state.server[0]
-    settings = state.settings[0]
-    size = server.num_running
-    batch = state.batches[size]
-    if settings.tabled < 0 or batch.verify < 0 or (settings.mode == MIXED and server.num_chunks > 0):
-        return False
-    total = 0
-    for place in range(size):
-        total += state.requests[state.places[place].running].ahead
-    draft = batch.draft
-    verify = batch.verify
-    extend = batch.extend
-    for slope in state.slopes:
-        seconds = slope.seconds * columns(state, slope.window, slope.beyond, total)
-        if slope.phase == 0:
-            draft += seconds
-        elif slope.phase == 1:
-            verify += seconds
-        else:
-            extend += seconds
-    server.seconds = round_seconds(batch, draft, verify, extend, settings.filters)
-    host = settings.host + size * settings.host_request
-    server.seconds += exposed_seconds(host, server.seconds, settings.hides_host)
-    server.option = settings.tabled
-    return True
-
-
-def columns(state: State, window: float, beyond: float, total: int) -> float:
-    """Count the columns that running requests of `total` columns, and `beyond` more of each, read in a window."""
-    size = state.server[0].num_running
-    if window == inf:
-        return total + beyond * size
-    seen = 0.0
-    for place in range(size):
-        seen += min(state.requests[state.places[place].running].ahead + beyond, window)
-    return seen
-
-
-def round_seconds(batch: Batch, draft: float, verify: float, extend: float, filters: float) -> float:
-    """Add the phases of a round, none shorter than its least."""
-    verify = max(verify, batch.verify_least) + filters
-    return max(draft, batch.draft_least) + verify + max(extend, batch.extend_least)
-
-
-def exposed_seconds(host: float, device: float, is_hidden: bool) -> float:
-    """Compute the seconds of host work that the device waits for; is_hidden: the host works while the device does."""
-    return max(0.0, host - device) if is_hidden else host

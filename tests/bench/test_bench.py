@@ -209,7 +209,7 @@ def test_transformers_gets_the_same_model_and_is_checked():
 
 def test_outputs_are_compared_token_for_token_and_bit_for_bit():
     from specsim.bench.determinism import _equal, _same_tokens
-    from specsim.serving.generation import Generation, Output
+    from specsim.serving.outputs import Generation, Output
 
     def made(*outputs: tuple[tuple[int, ...], tuple[float, ...]]) -> Generation:
         return Generation(tuple(Output("", *each, "length", (1,)) for each in outputs), TREE, 1.0)

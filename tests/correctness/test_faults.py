@@ -75,7 +75,6 @@ def test_the_copy_has_every_source_and_only_the_change():
                 copy = root.joinpath(*name.split("."), path.relative_to(folder))
                 assert not copy.is_symlink()
                 assert (copy.read_bytes() == path.read_bytes()) == (path != path_of(SHARED))
-        assert environment(root)["PYTHONPATH"] == str(root)
     assert not root.exists()
     assert read(SHARED) == path_of(SHARED).read_text()
 
@@ -88,6 +87,22 @@ with copied_package({}) as root: print(len([*root.rglob('*.py')]))"""
         run = subprocess.run([sys.executable, "-c", program], env=environment(root), capture_output=True, text=True)
         assert run.stderr == ""
         assert int(run.stdout) == len([*root.rglob("*.py")]) > 300
+
+
+def test_a_copy_finds_packages_of_the_python_path(tmp_path, monkeypatch):
+    """The copy itself comes first, and folders are named relative to where the process was started."""
+    program = "import specsim, elsewhere; print(specsim.__file__)"
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "elsewhere.py").touch()
+    (tmp_path / "packages" / "specsim.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "packages")
+    with copied_package({}) as root:
+        run = subprocess.run(
+            [sys.executable, "-c", program], env=environment(root), cwd=root, capture_output=True, text=True
+        )
+        assert run.stderr == ""
+        assert run.stdout.strip() == str(root / "specsim" / "__init__.py")
 
 
 # Checking.

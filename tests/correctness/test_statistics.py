@@ -23,7 +23,7 @@ from specsim.correctness.statistics.small_vocabulary import VOCAB, SmallVocabula
 from specsim.correctness.statistics.suite import FALSE_ALARM
 from specsim.reference import acceptance
 from specsim.reference.sampling import adjust_logits, target_prob
-from specsim.serving.generation import Output
+from specsim.serving.outputs import Output
 
 OPPOSED = opposed()
 DYADIC = dyadic()

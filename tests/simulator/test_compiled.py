@@ -1,5 +1,6 @@
 """The compiled loop and the interpreted one, with and without tables of the cost model: equal, bit for bit."""
 
+import importlib
 import os
 import sys
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from specsim import SpecConfig
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.core.policies.policy import Always
-from specsim.simulator import CostModel, compiled, drafter, hardware, model, steps
+from specsim.simulator import CostModel, compiled, drafter, hardware, model, places, steps, tabled_round
 from specsim.simulator.acceptance import Callback, Mixture, Recorded, iid, steady
 from specsim.simulator.columns import round_pages
 from specsim.simulator.efficiency import Efficiency
@@ -204,7 +205,7 @@ def test_policies_choose_alike_in_both_loops(name):
 def test_pages_follow_from_the_last_page(simulation, length):
     state = with_objects(initial_state(simulation))
     configs = tuple(option.config for option in simulation.options)
-    assert steps.pages_of(length, state.page_counts) == round_pages(np.array([length]), configs)[0]
+    assert places.pages_of(length, state.page_counts) == round_pages(np.array([length]), configs)[0]
 
 
 def test_a_buffer_that_fills_up_loses_nothing(monkeypatch):
@@ -250,5 +251,20 @@ def test_without_a_folder_for_machine_code_it_still_compiles(monkeypatch):
 
         return compiled_function
 
-    assert compiled._compile(njit, steps.exposed_seconds)(3.0, 1.0, True) == 2.0
-    assert made == [steps.exposed_seconds]
+    assert compiled._compile(njit, tabled_round.exposed_seconds)(3.0, 1.0, True) == 2.0
+    assert made == [tabled_round.exposed_seconds]
+
+
+def test_a_caller_is_compiled_again_after_its_callee(tmp_path, monkeypatch):
+    """The caller's file and its time of change are the same, so numba's own cache would return its old code."""
+    called, calling = tmp_path / "called.py", tmp_path / "calling.py"
+    calling.write_text("from called import number\n\n\ndef advance():\n    return number()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for value in (1, 2):
+        called.write_text(f"def number():\n    return {value}\n# a file of another size{' ' * value}\n")
+        modules = []
+        for path in (called, calling):
+            monkeypatch.delitem(sys.modules, path.stem, raising=False)
+            modules.append(importlib.import_module(path.stem))
+        made = compiled.compiled_copy(modules, compiled.digest_of(modules))
+        assert made.advance() == value

@@ -111,11 +111,15 @@ def _replace(path: Path, text: str) -> None:
 def environment(root: Path, device: str | None = None) -> dict[str, str]:
     """Make the environment of a process that imports the package from a copy, in one thread.
 
-    device: `cpu` has kernels interpreted, even with a GPU; None leaves that as it is.
+    It finds other packages where this process does, by PYTHONPATH too. device: `cpu` has kernels interpreted, even with
+    a GPU; None leaves that as it is.
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     interpreted = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    return {**os.environ, **threads, **interpreted, "PYTHONPATH": str(root), "PYTHONSAFEPATH": "1"}
+    inherited = os.environ.get("PYTHONPATH")
+    folders = [str(Path(folder).absolute()) for folder in inherited.split(os.pathsep)] if inherited else []
+    path = os.pathsep.join([str(root), *folders])  # absolute, since the process may start in another folder
+    return {**os.environ, **threads, **interpreted, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def require_copy(root: Path) -> None:

@@ -13,7 +13,8 @@ from specsim.core.policies.fields import TREE
 from specsim.core.settings import Settings
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.grid_run import check
-from specsim.serving.generation import Output, generate
+from specsim.serving.generation import generate
+from specsim.serving.outputs import Output
 from specsim.serving.requests import Request
 
 # Largest error of a logprob, by the dtype of the weights: logprobs themselves are kept in float32.

@@ -14,7 +14,8 @@ from specsim.correctness.statistics.distribution import draft_distribution, next
 from specsim.correctness.statistics.e_value import Sample
 from specsim.correctness.statistics.settings import Setting
 from specsim.correctness.statistics.small_vocabulary import SmallVocabulary
-from specsim.serving.generation import Output, generate
+from specsim.serving.generation import generate
+from specsim.serving.outputs import Output
 
 BATCH = 96
 GPU_BATCH = 1024  # each batch captures its own graphs, which takes a GPU seconds

@@ -20,7 +20,8 @@ from specsim.correctness.statistics.report import Row, SamplingTests
 from specsim.correctness.statistics.samples import Load, outputs, sample
 from specsim.correctness.statistics.settings import CONFIGS, DRAFTER_SETTINGS, DRAFTERS, PLAIN, SETTINGS
 from specsim.correctness.statistics.small_vocabulary import opposed
-from specsim.serving.generation import Output, kernel_device
+from specsim.serving.generation import kernel_device
+from specsim.serving.outputs import Output
 
 FALSE_ALARM = 1e-6
 IMPLS = ("reference", "fast", "both")

@@ -25,7 +25,7 @@ from specsim.maintain.schemas.settings import (
     acceptance,
     config,
 )
-from specsim.serving.generation import Output
+from specsim.serving.outputs import Output
 from specsim.serving.serve import Audit
 from specsim.serving.trace import Chunk, Preemption, Result, StepRecord
 

@@ -73,7 +73,7 @@ class Sketched(NamedTuple):
 
 def find_sources() -> list[Source]:
     """List CPython's library and the installed distributions that declare a permissive licence, by name."""
-    found = {"cpython": _standard_library()}
+    found = {"cpython": standard_library()}
     for distribution in distributions():
         name = distribution.metadata["Name"].lower()
         licence = declared_licence(distribution.metadata)
@@ -84,7 +84,8 @@ def find_sources() -> list[Source]:
     return [found[name] for name in sorted(found)]
 
 
-def _standard_library() -> Source:
+def standard_library() -> Source:
+    """List the files of CPython's library."""
     root = Path(sysconfig.get_path("stdlib"))
     relative = (path.relative_to(root) for path in root.rglob("*.py"))
     paths = tuple(

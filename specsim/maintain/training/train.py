@@ -18,7 +18,15 @@ from specsim.maintain.training import distil, drafter, parallel, rollouts, targe
 from specsim.maintain.training import estimate as acceptance
 from specsim.maintain.training.block import build_dflash, build_dspark
 from specsim.maintain.training.card import write_card
-from specsim.maintain.training.corpus import build_corpus, find_sources, first_bytes, read_documents, write_documents
+from specsim.maintain.training.corpus import (
+    Source,
+    build_corpus,
+    find_sources,
+    first_bytes,
+    read_documents,
+    standard_library,
+    write_documents,
+)
 from specsim.maintain.training.edits import write_edits
 from specsim.maintain.training.manifest import compare_selection, follow_manifest, make_manifest
 from specsim.maintain.training.minimise import Budget
@@ -41,13 +49,16 @@ def _write_lines(path: Path, rows: list[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
+def _few_sources() -> list[Source]:
+    library = standard_library()
+    return [replace(library, paths=library.paths[::8])]
+
+
 def select_corpus(run: Run) -> None:
     """Write the corpus, its manifest, and its differences from the manifest to follow, which are printed."""
-    sources = find_sources()
     wanted = None
     differences = []
-    if run.is_smoke:
-        sources = [source for source in sources if source.name == "cpython"]
+    sources = _few_sources() if run.is_smoke else find_sources()
     if run.manifest:
         wanted = json.loads(run.manifest.read_text(encoding="utf-8"))
         sources, differences = follow_manifest(sources, wanted)

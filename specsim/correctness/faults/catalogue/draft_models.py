@@ -36,8 +36,8 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.model.prefix_metadata",
-                "tl.store(metadata_ptrs.key_lens + request, length.to(tl.int32), mask=first)",
-                "tl.store(metadata_ptrs.key_lens + request, (length + (length > 0)).to(tl.int32), mask=first)",
+                "key_len=length,",
+                "key_len=length + (length > 0),",
             ),
         ),
         trial=Trial("differential", TREE | dict(kind="frozen-kv", rounds=2)),

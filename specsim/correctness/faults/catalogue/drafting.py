@@ -18,8 +18,8 @@ FAULTS = (
         edits=(
             Edit(
                 METADATA,
-                "tl.store(metadata_ptrs.positions + offs, tl.where(live, length + step, 0), mask=mask)",
-                "tl.store(metadata_ptrs.positions + offs, tl.where(live, length + step + 1, 0), mask=mask)",
+                "position=tl.where(live, length + step, 0)",
+                "position=tl.where(live, length + step + 1, 0)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1)),

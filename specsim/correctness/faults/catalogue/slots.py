@@ -124,8 +124,8 @@ FAULTS = (
             ),
             Edit(
                 METADATA,
-                "length = tl.load(lens_ptr + request, mask=real & mask, other=0).to(tl.int32)",
-                "length = tl.load(lens_ptr + request, mask=mask, other=0).to(tl.int32)",
+                "length = tl.load(lens_ptr + request, mask=real & mask, other=0)",
+                "length = tl.load(lens_ptr + request, mask=mask, other=0)",
             ),
         ),
         trial=Trial("memory", TREE | dict(page_size=1, bucket=2, batch=1, max_new_tokens=2)),

@@ -25,7 +25,8 @@ from specsim.correctness.faults.checks.cells import cell
 from specsim.correctness.faults.fault import Finding
 from specsim.correctness.invariance.solo import decided_differences
 from specsim.serving.adaptation import settings_of
-from specsim.serving.generation import Output, load_adaptive_engine, load_engine
+from specsim.serving.generation import load_adaptive_engine, load_engine
+from specsim.serving.outputs import Output
 from specsim.serving.requests import Request, make_requests
 from specsim.serving.scheduler import Scheduler
 
