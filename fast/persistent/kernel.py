@@ -1,0 +1,875 @@
+"""The persistent forward in Gluon, for GPUs of compute capability 9.
+
+Every program is resident and has five roles. The producer (one warp) streams weights, then keys and values, through a
+ring in shared memory, and waits for free slots only. The multiplier (eight warps) multiplies and attends. Two finishers
+(a warp each) take its sums: scale, rotation, KV write, gate, residual sum, and squares for the next norm. The poller (a
+warp) awaits the other programs' counters and wakes the other roles.
+
+The order of everything stands in schedule.py, and S is a Schedule.
+"""
+
+from typing import Any, NamedTuple, no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, mma_v2, tma
+
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 renamed it
+
+D = gl.constexpr(128)
+SUMS, STRIDE, WAKES, COLUMNS, OWN = (gl.constexpr(size) for size in (4, 8, 4, 64, 16))
+PATIENCE = gl.constexpr(1 << 21)  # polls of one counter, each of about a microsecond
+WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
+HALVES = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
+MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8]))  # a warp takes one eighth of the inputs
+A = gl.constexpr(gl.DotOperandLayout(0, MMA, 8))
+B = gl.constexpr(gl.DotOperandLayout(1, MMA, 8))
+SHARES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+TILE3 = gl.constexpr(gl.BlockedLayout([8, 1, 2], [1, 8, 4], [1, 1, 1], [2, 1, 0]))
+TILE = gl.constexpr(gl.SliceLayout(0, TILE3))  # half a tile: 8 outputs of all rows
+LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
+SQUARES = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [1, 1], [1, 0]))
+KV = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+COPY = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0]))
+MINE = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [8, 1], [1, 0]))
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 2], [16, 8]))
+VALUES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1], [16, 8]))
+QUERY = gl.constexpr(gl.BlockedLayout([16, 1], [8, 4], [1, 8], [0, 1]))
+MERGE = gl.constexpr(gl.BlockedLayout([16, 1], [1, 32], [1, 8], [1, 0]))
+LOG2_E = gl.constexpr(1.4426950408889634)
+
+
+class Tables(NamedTuple):
+    """Weights that are no products."""
+
+    embedding: Any  # [V, H]
+    input_norms: Any  # [layers + 1, H], the final norm last
+    inner_norms: Any  # [layers, H], before the MLP
+    query_norms: Any  # [layers, D], used with head norms only
+    key_norms: Any
+
+
+class Meta(NamedTuple):
+    """Tensors of the forward's rows, as in AttentionMetadata."""
+
+    ids: Any
+    positions: Any
+    slots: Any
+    prefix_lens: Any
+    visible: Any
+    key_lens: Any
+    table: Any
+    table_rows: Any
+    turns: Any  # [R, 2, D/2]
+    windows: Any  # i32 [layers]
+
+
+class Work(NamedTuple):
+    """Memory that programs share within one forward."""
+
+    residual: Any  # [R, H]
+    weighted: Any  # [R, H], residual rows times the next norm's weight
+    squares: Any  # f32 [R, H / 16]
+    query: Any  # [R, A D]
+    key: Any  # [R, KV heads D], used with head norms only
+    attended: Any  # [R, A D]
+    inner: Any  # [R, I]
+    parts: Any  # f32 [units, splits, pairs, D]
+    stats: Any  # f32 [units, splits, pairs, 2]: largest score and sum of exponentials
+    features: Any  # [R, features H]
+    counters: Any  # i32
+    error: Any  # i32 in the host's memory: set where a counter was awaited in vain
+
+
+class Ring(NamedTuple):
+    """Slots in shared memory and their barriers."""
+
+    slots: Any
+    full: Any
+    empty: Any
+    sums: Any
+    sums_full: Any
+    sums_empty: Any
+    wakes: Any
+
+
+@gluon.jit
+@no_type_check
+def _step(slot, phase, SLOTS: gl.constexpr):
+    last = slot == SLOTS - 1
+    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
+
+
+@gluon.jit
+@no_type_check
+def _count(TILES: gl.constexpr, PROGRAMS: gl.constexpr):
+    """Count the tiles of this program."""
+    return (TILES - gl.program_id(0) + PROGRAMS - 1) // PROGRAMS
+
+
+@gluon.jit
+@no_type_check
+def _here(x):
+    """Return x so that the compiler does not move what is computed from it out of the loop over layers."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, False, 1)
+
+
+@gluon.jit
+@no_type_check
+def _unit(me, S: gl.constexpr):
+    KV_HEADS: gl.constexpr = S.kv_heads
+    REQUESTS: gl.constexpr = S.requests
+    rest = me // KV_HEADS
+    return rest % REQUESTS, me % KV_HEADS, rest // REQUESTS
+
+
+@gluon.jit
+@no_type_check
+def _key_span(meta, layer, request, split, S: gl.constexpr):
+    """Compute the first visible column, the length, and the stages of a part of a request's keys."""
+    SPLITS: gl.constexpr = S.splits
+    length = gl.load(meta.key_lens + request)
+    first = gl.maximum(0, length + 1 - gl.load(meta.windows + layer))
+    stages = (OWN + length - first + COLUMNS - 1) // COLUMNS
+    return first, length, split * stages // SPLITS, (split + 1) * stages // SPLITS
+
+
+# The producer.
+
+
+@gluon.jit
+@no_type_check
+def _free(ring, slot, phase):
+    mbarrier.wait(ring.empty.index(slot), phase ^ 1)
+    mbarrier.expect(ring.full.index(slot), 32768)
+    return ring.slots.index(slot), ring.full.index(slot)
+
+
+@gluon.jit
+@no_type_check
+def _stream(weight, layer, ring, slot, phase, OUT: gl.constexpr, HALF: gl.constexpr, TILES: gl.constexpr,
+            DEPTH: gl.constexpr, TOGETHER: gl.constexpr, S: gl.constexpr):  # fmt: skip
+    """Stream a weight's tiles. HALF: rows of the halves of which a tile takes 8 each; 0: 16 successive rows."""
+    PROGRAMS: gl.constexpr = S.programs
+    RING: gl.constexpr = S.ring
+    STAGES: gl.constexpr = (DEPTH + 1023) // 1024
+    me = gl.program_id(0)
+    count = _count(TILES, PROGRAMS)
+    for first in range(0, count, TOGETHER):
+        together = gl.minimum(count - first, TOGETHER)
+        for s in range(STAGES * together):
+            tile = me + PROGRAMS * (first + s % together)
+            to, bar = _free(ring, slot, phase)
+            if HALF > 0:
+                at = layer * (OUT // HALF) + tile // (HALF // 8) * 2
+                to = to._reinterpret(gl.bfloat16, [16, 2, 8, 64], HALVES)
+                tma.async_copy_global_to_shared(weight, [s // together * 16, at, tile % (HALF // 8) * 8, 0], bar, to)
+            else:
+                tma.async_copy_global_to_shared(weight, [s // together * 16, layer * OUT + tile * 16, 0], bar, to)
+            slot, phase = _step(slot, phase, RING)
+    return slot, phase
+
+
+@gluon.jit
+@no_type_check
+def _slots_of(meta, request, column, first, length, columns):
+    row = gl.load(meta.table_rows + request)
+    seen = (column >= first) & (column < length)
+    return gl.load(meta.table + row * columns + column, seen, -1).to(gl.int32)
+
+
+@gluon.jit
+@no_type_check
+def _stream_keys(cache, meta, layer, num_slots, ring, slot, phase, columns, S: gl.constexpr):
+    """Copy keys and values of the prefix columns of this program's part."""
+    KV_HEADS: gl.constexpr = S.kv_heads
+    SPLITS: gl.constexpr = S.splits
+    RING: gl.constexpr = S.ring
+    request, head, split = _unit(gl.program_id(0), S)
+    if split < SPLITS:
+        first, length, low, high = _key_span(meta, layer, request, split, S)
+        dim = gl.arange(0, 128, layout=gl.SliceLayout(0, COPY))[None, :]
+        place = gl.arange(0, 16, layout=LANES)
+        base = first - OWN + place + low * COLUMNS
+        a0 = _slots_of(meta, request, base, first, length, columns)
+        a1 = _slots_of(meta, request, base + 16, first, length, columns)
+        a2 = _slots_of(meta, request, base + 32, first, length, columns)
+        a3 = _slots_of(meta, request, base + 48, first, length, columns)
+        for _ in range(low, high):
+            n0, n1, n2, n3 = a0, a1, a2, a3
+            base += COLUMNS
+            a0 = _slots_of(meta, request, base, first, length, columns)  # of the next stage
+            a1 = _slots_of(meta, request, base + 16, first, length, columns)
+            a2 = _slots_of(meta, request, base + 32, first, length, columns)
+            a3 = _slots_of(meta, request, base + 48, first, length, columns)
+            mbarrier.wait(ring.empty.index(slot), phase ^ 1)
+            to = ring.slots.index(slot)._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+            for i in gl.static_range(4):
+                own = n0 if i == 0 else n1 if i == 1 else n2 if i == 2 else n3
+                own = gl.convert_layout(own, gl.SliceLayout(1, COPY))
+                at = ((layer * num_slots + own.to(gl.int64)) * KV_HEADS + head)[:, None] * D + dim
+                seen = (own >= 0)[:, None] & (dim >= 0)
+                async_copy.async_copy_global_to_shared(to.index(0).slice(i * 16, 16), cache[0] + at, seen)
+                async_copy.async_copy_global_to_shared(to.index(1).slice(i * 16, 16), cache[1] + at, seen)
+            async_copy.mbarrier_arrive(ring.full.index(slot))
+            mbarrier.arrive(ring.full.index(slot), count=1)
+            slot, phase = _step(slot, phase, RING)
+    return slot, phase
+
+
+@gluon.jit
+@no_type_check
+def _producer(qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S: gl.constexpr):
+    H: gl.constexpr = S.hidden
+    INNER: gl.constexpr = S.inner
+    ATTENDED: gl.constexpr = S.heads * 128
+    QKV: gl.constexpr = S.qkv_tiles
+    ONTO: gl.constexpr = S.residual_tiles
+    GATED: gl.constexpr = S.gate_up_tiles
+    W: gl.constexpr = S.width
+    OF_H: gl.constexpr = 1 if H <= 4096 and W == 8 else 2
+    OF_A: gl.constexpr = 1 if ATTENDED <= 4096 and W == 8 else 2
+    OF_I: gl.constexpr = 1 if INNER <= 4096 and W == 8 else 2
+    LAYERS: gl.constexpr = S.layers
+    slot, phase = 0, 0
+    for layer in range(LAYERS):
+        slot, phase = _stream(qkv, layer, ring, slot, phase, QKV * 16, 64, QKV, H, OF_H, S)
+        slot, phase = _stream_keys(cache, meta, layer, num_slots, ring, slot, phase, columns, S)
+        slot, phase = _stream(o, layer, ring, slot, phase, H, 0, ONTO, ATTENDED, OF_A, S)
+        slot, phase = _stream(gate_up, layer, ring, slot, phase, 2 * INNER, INNER, GATED, H, OF_H, S)
+        slot, phase = _stream(down, layer, ring, slot, phase, H, 0, ONTO, INNER, OF_I, S)
+
+
+# The poller.
+
+
+@gluon.jit
+@no_type_check
+def _read(p, PAUSE: gl.constexpr):
+    if PAUSE:
+        return gl.inline_asm_elementwise(
+            "nanosleep.u32 100; ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [p.to(gl.int64)], gl.int32, False, 1
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [p.to(gl.int64)], gl.int32, False, 1
+        )
+
+
+@gluon.jit
+@no_type_check
+def _await(work, at, MANY: gl.constexpr, EXPECTED: gl.constexpr, ring, turn, left):
+    """Wait until counters have their values, or until the patience that is left is spent, and wake the other roles."""
+    p = work.counters + (at + gl.minimum(gl.arange(0, 32, layout=LANES), MANY - 1)) * STRIDE
+    low = gl.min(_read(p, False), axis=0)
+    while (low < EXPECTED) & (left > 0):
+        low = gl.min(_read(p, True), axis=0)
+        left -= 1
+        if left == 0:
+            gl.store(work.error, 1)
+    mbarrier.arrive(ring.wakes.index(turn % WAKES), count=1)
+    return turn + 1, gl.where(left > 0, PATIENCE, 0)
+
+
+@gluon.jit
+@no_type_check
+def _poller(work, ring, S: gl.constexpr):
+    KV_HEADS: gl.constexpr = S.kv_heads
+    LAYERS: gl.constexpr = S.layers
+    ONTO: gl.constexpr = S.residual_tiles
+    HEAD: gl.constexpr = S.head_tiles
+    SPLITS: gl.constexpr = S.splits
+    PARTS: gl.constexpr = S.units * S.splits
+    AT_ATTENDED: gl.constexpr = S.at_attended
+    AT_MERGED: gl.constexpr = S.at_merged
+    AT_O: gl.constexpr = S.at_o
+    AT_INNER: gl.constexpr = S.at_inner
+    INNER: gl.constexpr = S.inner_counters
+    EACH: gl.constexpr = S.gate_up_tiles // S.inner_counters
+    LAYER: gl.constexpr = S.layer_counters
+    request, head, _ = _unit(gl.program_id(0), S)
+    turn = 0
+    left = PATIENCE + 0
+    at = 1
+    for _ in range(LAYERS):
+        turn, left = _await(work, at - 1, 1, ONTO, ring, turn, left)
+        turn, left = _await(work, at + head, 1, HEAD, ring, turn, left)
+        turn, left = _await(work, at + AT_ATTENDED + request * KV_HEADS + head, 1, SPLITS, ring, turn, left)
+        turn, left = _await(work, at + AT_MERGED, 1, PARTS, ring, turn, left)
+        turn, left = _await(work, at + AT_O, 1, ONTO, ring, turn, left)
+        turn, left = _await(work, at + AT_INNER, INNER, EACH, ring, turn, left)
+        at += LAYER
+
+
+@gluon.jit
+@no_type_check
+def _woken(ring, turn, has_work):
+    """Wait for the next dependency, where this role has work that needs it."""
+    if has_work:
+        mbarrier.wait(ring.wakes.index(turn % WAKES), (turn // WAKES) & 1)
+    return turn + 1
+
+
+# The multiplier.
+
+
+@gluon.jit
+@no_type_check
+def _inputs(x, first, K: gl.constexpr, CHECKED: gl.constexpr, S: gl.constexpr):
+    """Load 512 inputs of every row."""
+    W: gl.constexpr = S.width
+    ROWS: gl.constexpr = S.rows
+    part = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, B)))
+    k = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(2, B)))
+    n = gl.arange(0, W, layout=gl.SliceLayout(0, gl.SliceLayout(1, B)))
+    place = part[:, None, None] * 64 + k[None, :, None] + first
+    mask = (place >= 0) & (n[None, None, :] < ROWS)
+    if CHECKED:
+        mask = mask & (place < K)
+    return gl.load(x + place + n[None, None, :] * K, mask=mask, other=0.0, cache_modifier=".cg")
+
+
+@gluon.jit
+@no_type_check
+def _stage_inputs(x, K: gl.constexpr, k: gl.constexpr, S: gl.constexpr):
+    CHECKED: gl.constexpr = (k + 1) * 1024 > K
+    return _inputs(x, k * 1024, K, CHECKED, S), _inputs(x, k * 1024 + 512, K, CHECKED, S)
+
+
+@gluon.jit
+@no_type_check
+def _consume(ring, slot, phase, c, e, b, S: gl.constexpr):
+    RING: gl.constexpr = S.ring
+    mbarrier.wait(ring.full.index(slot), phase)
+    w = ring.slots.index(slot)
+    low, high = w.slice(0, 8).load(A), w.slice(8, 8).load(A)
+    mbarrier.arrive(ring.empty.index(slot), count=1)
+    slot, phase = _step(slot, phase, RING)
+    return slot, phase, mma_v2(low, b[0], c), mma_v2(high, b[1], e)
+
+
+@gluon.jit
+@no_type_check
+def _hand_over(ring, at, at_phase, v):
+    mbarrier.wait(ring.sums_empty.index(at), at_phase ^ 1)
+    ring.sums.index(at).store(v)
+    mbarrier.arrive(ring.sums_full.index(at), count=1)
+    at, at_phase = _step(at, at_phase, SUMS)
+    return at, at_phase
+
+
+@gluon.jit
+@no_type_check
+def _held(x, count, ring, slot, phase, at, at_phase, K: gl.constexpr, S: gl.constexpr):
+    """Multiply tile by tile; registers hold the rows, up to 4,096 inputs."""
+    STAGES: gl.constexpr = (K + 1023) // 1024
+    b0 = _stage_inputs(x, K, 0, S)
+    b1, b2, b3 = b0, b0, b0
+    if STAGES > 1:
+        b1 = _stage_inputs(x, K, 1, S)
+    if STAGES > 2:
+        b2 = _stage_inputs(x, K, 2, S)
+    if STAGES > 3:
+        b3 = _stage_inputs(x, K, 3, S)
+    for _ in range(count):
+        c = gl.zeros([8, 16, 8], gl.float32, MMA)
+        e = gl.zeros([8, 16, 8], gl.float32, MMA)
+        slot, phase, c, e = _consume(ring, slot, phase, c, e, b0, S)
+        if STAGES > 1:
+            slot, phase, c, e = _consume(ring, slot, phase, c, e, b1, S)
+        if STAGES > 2:
+            slot, phase, c, e = _consume(ring, slot, phase, c, e, b2, S)
+        if STAGES > 3:
+            slot, phase, c, e = _consume(ring, slot, phase, c, e, b3, S)
+        at, at_phase = _hand_over(ring, at, at_phase, c + e)
+    return slot, phase, at, at_phase
+
+
+@gluon.jit
+@no_type_check
+def _paired(x, ring, slot, phase, at, at_phase, K: gl.constexpr, TWO: gl.constexpr, S: gl.constexpr):
+    """Multiply two tiles (TWO) or one, with inputs that are loaded a few stages ahead."""
+    W: gl.constexpr = S.width
+    STAGES: gl.constexpr = (K + 1023) // 1024
+    AHEAD: gl.constexpr = 3 if W == 8 else 1
+    b0 = _stage_inputs(x, K, 0, S)
+    b1, b2 = b0, b0
+    if AHEAD > 1 and STAGES > 1:
+        b1 = _stage_inputs(x, K, 1, S)
+    if AHEAD > 2 and STAGES > 2:
+        b2 = _stage_inputs(x, K, 2, S)
+    c0 = gl.zeros([8, 16, W], gl.float32, MMA)
+    e0, c1, e1 = c0, c0, c0
+    for k in gl.static_range(STAGES):
+        b3 = b2 if AHEAD == 3 else b0
+        if k + AHEAD < STAGES:
+            b3 = _stage_inputs(x, K, k + AHEAD, S)
+        slot, phase, c0, e0 = _consume(ring, slot, phase, c0, e0, b0, S)
+        if TWO:
+            slot, phase, c1, e1 = _consume(ring, slot, phase, c1, e1, b0, S)
+        if AHEAD == 3:
+            b0, b1, b2 = b1, b2, b3
+        else:
+            b0 = b3
+    at, at_phase = _hand_over(ring, at, at_phase, c0 + e0)
+    if TWO:
+        at, at_phase = _hand_over(ring, at, at_phase, c1 + e1)
+    return slot, phase, at, at_phase
+
+
+@gluon.jit
+@no_type_check
+def _product(x, ring, slot, phase, at, at_phase, turn, K: gl.constexpr, TILES: gl.constexpr, S: gl.constexpr):
+    """Multiply this program's tiles of one product, after its dependency."""
+    PROGRAMS: gl.constexpr = S.programs
+    W: gl.constexpr = S.width
+    count = _count(TILES, PROGRAMS)
+    turn = _woken(ring, turn, count > 0)
+    if K <= 4096 and W == 8:
+        slot, phase, at, at_phase = _held(x, count, ring, slot, phase, at, at_phase, K, S)
+    else:
+        for _ in range(count // 2):
+            slot, phase, at, at_phase = _paired(x, ring, slot, phase, at, at_phase, K, True, S)
+        if TILES % (2 * PROGRAMS) != 0:
+            for _ in range(count % 2):
+                slot, phase, at, at_phase = _paired(x, ring, slot, phase, at, at_phase, K, False, S)
+    return slot, phase, at, at_phase, turn
+
+
+@gluon.jit
+@no_type_check
+def _rounded(x):
+    return x.to(gl.bfloat16).to(gl.float32)
+
+
+@gluon.jit
+@no_type_check
+def _normed_and_turned(x_ptr, norm, turns, dim, mask, EPS: gl.constexpr, AXIS: gl.constexpr):
+    """Load heads, normalise and rotate them; both halves of a head are read twice, as partners of each other."""
+    x = gl.load(x_ptr + dim, mask, 0.0, cache_modifier=".cg").to(gl.float32)
+    y = gl.load(x_ptr + (dim ^ 64), mask, 0.0, cache_modifier=".cg").to(gl.float32)
+    scale = gl.expand_dims(gl.rsqrt(gl.sum(x * x, axis=AXIS) / D + EPS), AXIS)
+    x = _rounded(gl.load(norm + dim).to(gl.float32) * _rounded(x * scale))
+    y = _rounded(gl.load(norm + (dim ^ 64)).to(gl.float32) * _rounded(y * scale))
+    co = gl.load(turns + (dim & 63), mask, 0.0).to(gl.float32)
+    si = gl.load(turns + 64 + (dim & 63), mask, 0.0).to(gl.float32)
+    return (_rounded(x * co) + _rounded(y * gl.where(dim < 64, -si, si))).to(gl.bfloat16)
+
+
+@gluon.jit
+@no_type_check
+def _queries(tables, meta, work, layer, request, head, S: gl.constexpr):
+    """Load the queries of a unit, [D, pairs], normalised and rotated here where there are head norms."""
+    P: gl.constexpr = S.pairs
+    GROUP: gl.constexpr = S.group
+    NODES: gl.constexpr = S.nodes
+    HEADS: gl.constexpr = S.heads
+    EPS: gl.constexpr = S.eps
+    NORMS: gl.constexpr = S.has_head_norms
+    Q: gl.constexpr = QUERY if NORMS else gl.DotOperandLayout(1, SCORES, 8)
+    pair = gl.arange(0, P, layout=gl.SliceLayout(0, Q))[None, :]
+    dim = gl.arange(0, 128, layout=gl.SliceLayout(1, Q))[:, None]
+    mask = (pair < NODES * GROUP) & (dim >= 0)
+    row = request * NODES + pair // GROUP
+    at = work.query + (row * HEADS + head * GROUP + pair % GROUP) * D
+    if NORMS:
+        made = _normed_and_turned(at, tables.query_norms + layer * D, meta.turns + row * D, dim, mask, EPS, 0)
+        return gl.convert_layout(made, gl.DotOperandLayout(1, SCORES, 8))
+    else:
+        return gl.load(at + dim, mask, 0.0, cache_modifier=".cg")
+
+
+@gluon.jit
+@no_type_check
+def _store_own(cache, tables, meta, work, layer, request, head, num_slots, to, S: gl.constexpr):
+    """Put the rows' own keys and values into the first places of a stage, and write keys that had to be normalised."""
+    NODES: gl.constexpr = S.nodes
+    KV_HEADS: gl.constexpr = S.kv_heads
+    EPS: gl.constexpr = S.eps
+    NORMS: gl.constexpr = S.has_head_norms
+    n = gl.arange(0, 16, layout=gl.SliceLayout(1, MINE))[:, None]
+    dim = gl.arange(0, 128, layout=gl.SliceLayout(0, MINE))[None, :]
+    own = gl.load(meta.slots + request * NODES + n, n < NODES, -1)
+    at = ((layer * num_slots + own) * KV_HEADS + head) * D + dim
+    mask = (own >= 0) & (dim >= 0)
+    if NORMS:
+        row = request * NODES + n
+        raw = work.key + (row * KV_HEADS + head) * D
+        key = _normed_and_turned(raw, tables.key_norms + layer * D, meta.turns + row * D, dim, mask, EPS, 1)
+        gl.store(cache[0] + at, key, mask)
+    else:
+        key = gl.load(cache[0] + at, mask, 0.0, cache_modifier=".cg")
+    value = gl.load(cache[1] + at, mask, 0.0, cache_modifier=".cg")
+    to.index(0).slice(0, 16).store(key)
+    to.index(1).slice(0, 16).store(value)
+
+
+@gluon.jit
+@no_type_check
+def _attend(cache, tables, meta, work, layer, num_slots, ring, slot, phase, S: gl.constexpr):
+    """Attend from all rows of a request to one part of its keys, with online softmax."""
+    P: gl.constexpr = S.pairs
+    GROUP: gl.constexpr = S.group
+    NODES: gl.constexpr = S.nodes
+    KV_HEADS: gl.constexpr = S.kv_heads
+    SPLITS: gl.constexpr = S.splits
+    RING: gl.constexpr = S.ring
+    request, head, split = _unit(_here(gl.program_id(0)), S)
+    query = _queries(tables, meta, work, layer, request, head, S)
+    pair = gl.arange(0, P, layout=gl.SliceLayout(0, SCORES))
+    row = request * NODES + pair // GROUP
+    is_row = pair < NODES * GROUP
+    seen = gl.load(meta.visible + row, is_row, 0)
+    prefix = gl.load(meta.prefix_lens + row, is_row, 0)
+    lowest = gl.load(meta.positions + row, is_row, 0).to(gl.int32) - gl.load(meta.windows + layer)
+    first, length, low, high = _key_span(meta, layer, request, split, S)
+    top = gl.full([P], float("-inf"), gl.float32, gl.SliceLayout(0, SCORES))
+    total = gl.zeros([P], gl.float32, gl.SliceLayout(0, SCORES))
+    acc = gl.zeros([128, P], gl.float32, VALUES)
+    for stage in range(low, high):
+        mbarrier.wait(ring.full.index(slot), phase)
+        kv = ring.slots.index(slot)._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+        if stage == 0:
+            _store_own(cache, tables, meta, work, layer, request, head, num_slots, kv, S)
+            barrier()
+        s = mma_v2(kv.index(0).load(gl.DotOperandLayout(0, SCORES, 8)), query, gl.zeros([64, P], gl.float32, SCORES))
+        place = stage * COLUMNS + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))[:, None]
+        column = first - OWN + place
+        ok = (column < prefix[None, :]) & (column > lowest[None, :])
+        ok = gl.where(place < OWN, ((seen[None, :] >> gl.minimum(place, 31)) & 1) == 1, ok)
+        s = gl.where(ok, s * (0.08838834764831845 * LOG2_E), float("-inf"))
+        higher = gl.maximum(top, gl.max(s, axis=0))
+        shift = gl.where(higher == float("-inf"), 0.0, higher)
+        before = gl.exp2(top - shift)
+        weight = gl.exp2(s - shift[None, :])
+        total = total * before + gl.sum(weight, axis=0)
+        top = higher
+        acc = acc * gl.convert_layout(before, gl.SliceLayout(0, VALUES))[None, :]
+        v = kv.index(1).permute((1, 0)).load(gl.DotOperandLayout(0, VALUES, 2))
+        acc = mma_v2(v, gl.convert_layout(weight.to(gl.bfloat16), gl.DotOperandLayout(1, VALUES, 2)), acc)
+        fence_async_shared()
+        mbarrier.arrive(ring.empty.index(slot), count=1)
+        slot, phase = _step(slot, phase, RING)
+    at = ((request * KV_HEADS + head) * SPLITS + split) * P
+    gl.store(work.stats + (at + pair) * 2, top)
+    gl.store(work.stats + (at + pair) * 2 + 1, total)
+    pair = gl.arange(0, P, layout=gl.SliceLayout(0, VALUES))[None, :]
+    dim = gl.arange(0, 128, layout=gl.SliceLayout(1, VALUES))[:, None]
+    gl.store(work.parts + (at + pair) * D + dim, acc)
+    return slot, phase
+
+
+@gluon.jit
+@no_type_check
+def _merge(work, S: gl.constexpr):
+    """Merge some numbers of all parts of a unit, in the order of the parts."""
+    P: gl.constexpr = S.pairs
+    GROUP: gl.constexpr = S.group
+    NODES: gl.constexpr = S.nodes
+    KV_HEADS: gl.constexpr = S.kv_heads
+    HEADS: gl.constexpr = S.heads
+    SPLITS: gl.constexpr = S.splits
+    MERGED: gl.constexpr = S.merged
+    request, head, split = _unit(_here(gl.program_id(0)), S)
+    at = split * MERGED + gl.arange(0, MERGED, layout=gl.SliceLayout(0, MERGE))
+    pair, dim = at // D, at % D
+    part = gl.arange(0, SPLITS, layout=gl.SliceLayout(1, MERGE))[:, None]
+    source = ((request * KV_HEADS + head) * SPLITS + part) * P + pair[None, :]
+    top = gl.load(work.stats + source * 2, cache_modifier=".cg")
+    total = gl.load(work.stats + source * 2 + 1, cache_modifier=".cg")
+    acc = gl.load(work.parts + source * D + dim[None, :], cache_modifier=".cg")
+    highest = gl.max(top, axis=0)
+    weight = gl.exp2(top - gl.where(highest == float("-inf"), 0.0, highest)[None, :])
+    whole = gl.sum(weight * total, axis=0)
+    out = gl.sum(weight * acc, axis=0) / gl.where(whole > 0, whole, 1.0)
+    row = request * NODES + pair // GROUP
+    to = work.attended + (row * HEADS + head * GROUP + pair % GROUP) * D + dim
+    gl.store(to, out.to(gl.bfloat16), pair < NODES * GROUP)
+
+
+@gluon.jit
+@no_type_check
+def _signal(work, at):
+    barrier()
+    gl.atomic_add(work.counters + at * STRIDE, 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+@no_type_check
+def _multiplier(cache, tables, meta, work, num_slots, ring, S: gl.constexpr):
+    H: gl.constexpr = S.hidden
+    INNER: gl.constexpr = S.inner
+    ATTENDED: gl.constexpr = S.heads * 128
+    QKV: gl.constexpr = S.qkv_tiles
+    ONTO: gl.constexpr = S.residual_tiles
+    GATED: gl.constexpr = S.gate_up_tiles
+    KV_HEADS: gl.constexpr = S.kv_heads
+    LAYERS: gl.constexpr = S.layers
+    SPLITS: gl.constexpr = S.splits
+    AT_ATTENDED: gl.constexpr = S.at_attended
+    AT_MERGED: gl.constexpr = S.at_merged
+    LAYER: gl.constexpr = S.layer_counters
+    slot, phase, at, at_phase, turn, base = 0, 0, 0, 0, 0, 1
+    request, head, split = _unit(gl.program_id(0), S)
+    attends = split < SPLITS
+    for layer in range(LAYERS):
+        slot, phase, at, at_phase, turn = _product(work.weighted, ring, slot, phase, at, at_phase, turn, H, QKV, S)
+        turn = _woken(ring, turn, attends)
+        if attends:
+            slot, phase = _attend(cache, tables, meta, work, layer, num_slots, ring, slot, phase, S)
+            _signal(work, base + AT_ATTENDED + request * KV_HEADS + head)
+        turn = _woken(ring, turn, attends)
+        if attends:
+            _merge(work, S)
+            _signal(work, base + AT_MERGED)
+        slot, phase, at, at_phase, turn = _product(work.attended, ring, slot, phase, at, at_phase, turn, ATTENDED, ONTO, S)
+        slot, phase, at, at_phase, turn = _product(work.weighted, ring, slot, phase, at, at_phase, turn, H, GATED, S)
+        slot, phase, at, at_phase, turn = _product(work.inner, ring, slot, phase, at, at_phase, turn, INNER, ONTO, S)
+        base += LAYER
+
+
+# The finishers.
+
+
+@gluon.jit
+@no_type_check
+def _summed(ring, at, at_phase):
+    mbarrier.wait(ring.sums_full.index(at), at_phase)
+    s = ring.sums.index(at)
+    low, high = gl.sum(s.slice(0, 8, dim=1).load(TILE3), axis=0), gl.sum(s.slice(8, 8, dim=1).load(TILE3), axis=0)
+    mbarrier.arrive(ring.sums_empty.index(at), count=1)
+    return low, high
+
+
+@gluon.jit
+@no_type_check
+def _scale(work, S: gl.constexpr):
+    """Compute the scale of each row's norm, [1, rows], from the squares of all tiles."""
+    H: gl.constexpr = S.hidden
+    ROWS: gl.constexpr = S.rows
+    W: gl.constexpr = S.width
+    ONTO: gl.constexpr = S.residual_tiles
+    EPS: gl.constexpr = S.eps
+    n = gl.arange(0, W, layout=gl.SliceLayout(1, SQUARES))[:, None]
+    tile = gl.arange(0, 128, layout=gl.SliceLayout(0, SQUARES))[None, :]
+    total = gl.zeros([W, 128], gl.float32, SQUARES)
+    for i in gl.static_range((ONTO + 127) // 128):
+        mask = (n < ROWS) & (tile + i * 128 < ONTO)
+        total += gl.load(work.squares + n * ONTO + tile + i * 128, mask, 0.0, cache_modifier=".cg")
+    scale = gl.rsqrt(gl.sum(total, axis=1) / H + EPS)
+    return gl.convert_layout(scale, gl.SliceLayout(0, TILE))[None, :]
+
+
+@gluon.jit
+@no_type_check
+def _store_rows(work, norm, tile, low, high, layer, S: gl.constexpr):
+    """Store a tile of residual rows, what the next norm needs of it, and features where a layer's input is one.
+
+    low, high: bf16. layer: the one whose input it is.
+    """
+    H: gl.constexpr = S.hidden
+    ROWS: gl.constexpr = S.rows
+    W: gl.constexpr = S.width
+    ONTO: gl.constexpr = S.residual_tiles
+    FEATURES: gl.constexpr = S.features
+    COUNT: gl.constexpr = len(FEATURES)
+    o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None] + tile * 16
+    n = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))[None, :]
+    row = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))
+    mask = (n < ROWS) & (o >= 0)
+    gl.store(work.residual + n * H + o, low, mask)
+    gl.store(work.residual + n * H + o + 8, high, mask)
+    for i in gl.static_range(COUNT):
+        if layer == FEATURES[i]:
+            gl.store(work.features + (n * COUNT + i) * H + o, low, mask)
+            gl.store(work.features + (n * COUNT + i) * H + o + 8, high, mask)
+    low, high = low.to(gl.float32), high.to(gl.float32)
+    gl.store(work.weighted + n * H + o, (low * gl.load(norm + o).to(gl.float32)).to(gl.bfloat16), mask)
+    gl.store(work.weighted + n * H + o + 8, (high * gl.load(norm + o + 8).to(gl.float32)).to(gl.bfloat16), mask)
+    gl.store(work.squares + row * ONTO + tile, gl.sum(low * low + high * high, axis=0), row < ROWS)
+
+
+@gluon.jit
+@no_type_check
+def _finish_rows(work, norm, ring, at, at_phase, turn, counter, layer, SIDE: gl.constexpr, S: gl.constexpr):
+    """Add tiles to the residual rows."""
+    H: gl.constexpr = S.hidden
+    ROWS: gl.constexpr = S.rows
+    W: gl.constexpr = S.width
+    ONTO: gl.constexpr = S.residual_tiles
+    PROGRAMS: gl.constexpr = S.programs
+    count = _count(ONTO, PROGRAMS)
+    turn = _woken(ring, turn, count > SIDE)
+    n = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))[None, :]
+    for i in range(count):
+        if i % 2 == SIDE:
+            tile = gl.program_id(0) + PROGRAMS * i
+            o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None] + tile * 16
+            mask = (n < ROWS) & (o >= 0)
+            before_low = gl.load(work.residual + n * H + o, mask, 0.0, cache_modifier=".cg")
+            before_high = gl.load(work.residual + n * H + o + 8, mask, 0.0, cache_modifier=".cg")
+            low, high = _summed(ring, at, at_phase)
+            low, high = before_low + low.to(gl.bfloat16), before_high + high.to(gl.bfloat16)
+            _store_rows(work, norm, tile, low, high, layer, S)
+            _signal(work, counter)
+        at, at_phase = _step(at, at_phase, SUMS)
+    return at, at_phase, turn
+
+
+@gluon.jit
+@no_type_check
+def _embed(tables, meta, work, SIDE: gl.constexpr, S: gl.constexpr):
+    H: gl.constexpr = S.hidden
+    ROWS: gl.constexpr = S.rows
+    W: gl.constexpr = S.width
+    ONTO: gl.constexpr = S.residual_tiles
+    PROGRAMS: gl.constexpr = S.programs
+    n = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))[None, :]
+    source = gl.load(meta.ids + n, n < ROWS, 0) * H
+    for i in range(_count(ONTO, PROGRAMS)):
+        if i % 2 == SIDE:
+            tile = gl.program_id(0) + PROGRAMS * i
+            o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None] + tile * 16
+            low, high = gl.load(tables.embedding + source + o), gl.load(tables.embedding + source + o + 8)
+            _store_rows(work, tables.input_norms, tile, low, high, 0, S)
+            _signal(work, 0)
+
+
+@gluon.jit
+@no_type_check
+def _finish_qkv(cache, meta, work, layer, num_slots, ring, at, at_phase, turn, base, SIDE: gl.constexpr, S: gl.constexpr):
+    """Scale and rotate queries and keys, and write queries, keys and values; with head norms, attention rotates."""
+    ROWS: gl.constexpr = S.rows
+    W: gl.constexpr = S.width
+    HEADS: gl.constexpr = S.heads
+    KV_HEADS: gl.constexpr = S.kv_heads
+    GROUP: gl.constexpr = S.group
+    PROGRAMS: gl.constexpr = S.programs
+    TILES: gl.constexpr = S.qkv_tiles
+    NORMS: gl.constexpr = S.has_head_norms
+    count = _count(TILES, PROGRAMS)
+    turn = _woken(ring, turn, count > SIDE)
+    scale = _scale(work, S)
+    n = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))[None, :]
+    o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None]
+    mask = (n < ROWS) & (o >= 0)
+    for i in range(count):
+        if i % 2 == SIDE:
+            tile = _here(gl.program_id(0)) + PROGRAMS * i
+            head, dim = tile // 8, tile % 8 * 8 + o
+            own = gl.load(meta.slots + n, n < ROWS, -1)
+            co = gl.load(meta.turns + n * 128 + dim, mask, 0.0).to(gl.float32)
+            si = gl.load(meta.turns + n * 128 + 64 + dim, mask, 0.0).to(gl.float32)
+            low, high = _summed(ring, at, at_phase)
+            x, y = _rounded(low * scale), _rounded(high * scale)
+            if (not NORMS) and head < HEADS + KV_HEADS:
+                x, y = _rounded(x * co) - _rounded(y * si), _rounded(y * co) + _rounded(x * si)
+            x, y = x.to(gl.bfloat16), y.to(gl.bfloat16)
+            if head < HEADS:
+                to = work.query + (n * HEADS + head) * 128 + dim
+                gl.store(to, x, mask)
+                gl.store(to + 64, y, mask)
+                _signal(work, base + head // GROUP)
+            elif head < HEADS + KV_HEADS:
+                if NORMS:
+                    to = work.key + (n * KV_HEADS + head - HEADS) * 128 + dim
+                    gl.store(to, x, mask)
+                    gl.store(to + 64, y, mask)
+                else:
+                    to = cache[0] + ((layer * num_slots + own) * KV_HEADS + head - HEADS) * 128 + dim
+                    gl.store(to, x, mask & (own >= 0))
+                    gl.store(to + 64, y, mask & (own >= 0))
+                _signal(work, base + head - HEADS)
+            else:
+                to = cache[1] + ((layer * num_slots + own) * KV_HEADS + head - HEADS - KV_HEADS) * 128 + dim
+                gl.store(to, x, mask & (own >= 0))
+                gl.store(to + 64, y, mask & (own >= 0))
+                _signal(work, base + head - HEADS - KV_HEADS)
+        at, at_phase = _step(at, at_phase, SUMS)
+    return at, at_phase, turn
+
+
+@gluon.jit
+@no_type_check
+def _finish_gated(work, ring, at, at_phase, turn, counter, SIDE: gl.constexpr, S: gl.constexpr):
+    ROWS: gl.constexpr = S.rows
+    W: gl.constexpr = S.width
+    INNER: gl.constexpr = S.inner
+    PROGRAMS: gl.constexpr = S.programs
+    TILES: gl.constexpr = S.gate_up_tiles
+    COUNTERS: gl.constexpr = S.inner_counters
+    count = _count(TILES, PROGRAMS)
+    turn = _woken(ring, turn, count > SIDE)
+    scale = _scale(work, S)
+    n = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))[None, :]
+    o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None]
+    mask = (n < ROWS) & (o >= 0)
+    for i in range(count):
+        if i % 2 == SIDE:
+            tile = gl.program_id(0) + PROGRAMS * i
+            low, high = _summed(ring, at, at_phase)
+            gate, up = _rounded(low * scale), _rounded(high * scale)
+            shrunk = gl.exp(-gl.abs(gate))
+            silu = _rounded(gate * gl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk))
+            gl.store(work.inner + n * INNER + tile * 8 + o, (silu * up).to(gl.bfloat16), mask)
+            _signal(work, counter + tile % COUNTERS)
+        at, at_phase = _step(at, at_phase, SUMS)
+    return at, at_phase, turn
+
+
+@gluon.jit
+@no_type_check
+def _finisher(cache, tables, meta, work, num_slots, ring, SIDE: gl.constexpr, S: gl.constexpr):
+    H: gl.constexpr = S.hidden
+    LAYERS: gl.constexpr = S.layers
+    AT_O: gl.constexpr = S.at_o
+    AT_INNER: gl.constexpr = S.at_inner
+    AT_DOWN: gl.constexpr = S.at_down
+    LAYER: gl.constexpr = S.layer_counters
+    at, at_phase, turn, base = 0, 0, 0, 1
+    _embed(tables, meta, work, SIDE, S)
+    for layer in range(LAYERS):
+        at, at_phase, turn = _finish_qkv(cache, meta, work, layer, num_slots, ring, at, at_phase, turn, base, SIDE, S)
+        turn += 2
+        norm = tables.inner_norms + layer * H
+        at, at_phase, turn = _finish_rows(work, norm, ring, at, at_phase, turn, base + AT_O, -1, SIDE, S)
+        at, at_phase, turn = _finish_gated(work, ring, at, at_phase, turn, base + AT_INNER, SIDE, S)
+        norm = tables.input_norms + (layer + 1) * H
+        at, at_phase, turn = _finish_rows(work, norm, ring, at, at_phase, turn, base + AT_DOWN, layer + 1, SIDE, S)
+        base += LAYER
+
+
+@gluon.jit(do_not_specialize=["num_slots", "columns"])
+@no_type_check
+def forward(qkv, o, gate_up, down, cache, tables, meta, work, num_slots, columns,
+            S: gl.constexpr, REGS: gl.constexpr):  # fmt: skip
+    """Run all layers. cache: keys and values, [layers, slots, KV heads, D]. columns: of the table of slots."""
+    SLOTS: gl.constexpr = S.ring
+    W: gl.constexpr = S.width
+    BAR: gl.constexpr = mbarrier.MBarrierLayout()
+    slots = gl.allocate_shared_memory(gl.bfloat16, [SLOTS, 16, 16, 64], WEIGHTS)
+    sums = gl.allocate_shared_memory(gl.float32, [SUMS, 8, 16, W], SHARES)
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BAR)
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BAR)
+    sums_full = gl.allocate_shared_memory(gl.int64, [SUMS, 1], BAR)
+    sums_empty = gl.allocate_shared_memory(gl.int64, [SUMS, 1], BAR)
+    wakes = gl.allocate_shared_memory(gl.int64, [WAKES, 1], BAR)
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(SUMS):
+        mbarrier.init(sums_full.index(i), count=1)
+        mbarrier.init(sums_empty.index(i), count=1)
+        mbarrier.init(wakes.index(i), count=1)
+    ring = Ring(slots, full, empty, sums, sums_full, sums_empty, wakes)
+    gl.warp_specialize(
+        [
+            (_multiplier, (cache, tables, meta, work, num_slots, ring, S)),
+            (_producer, (qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S)),
+            (_poller, (work, ring, S)),
+            (_finisher, (cache, tables, meta, work, num_slots, ring, 0, S)),
+            (_finisher, (cache, tables, meta, work, num_slots, ring, 1, S)),
+        ],
+        [1, 1, 1, 1],
+        [REGS, REGS, REGS, REGS],
+    )
