@@ -22,7 +22,9 @@ _SMALL_ROLE = 72  # registers of a thread of these
 def _stack(tensors: dict[str, torch.Tensor], layers: int, name: str) -> torch.Tensor:
     """Stack a weight over layers, and replace each layer's by a view, so that it is stored once."""
     names = [f"model.layers.{layer}.{name}.weight" for layer in range(layers)]
-    whole = torch.empty(layers, *tensors[names[0]].shape, dtype=tensors[names[0]].dtype, device=tensors[names[0]].device)
+    whole = torch.empty(
+        layers, *tensors[names[0]].shape, dtype=tensors[names[0]].dtype, device=tensors[names[0]].device
+    )
     for layer, each in enumerate(names):
         whole[layer] = tensors.pop(each)
         tensors[each] = whole[layer]
@@ -158,7 +160,7 @@ class PersistentForward:
             work=work,
             num_slots=kv.keys.shape[1],
             columns=metadata.table.shape[1],
-            S=schedule,
+            S=kernel.Constants(schedule),
             REGS=_SMALL_ROLE,
             num_warps=8,
             maxnreg=_REGISTERS,

@@ -8,11 +8,14 @@ warp) awaits the other programs' counters and wakes the other roles.
 The order of everything stands in schedule.py, and S is a Schedule.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, mma_v2, tma
+
+from specsim.fast.persistent.schedule import Schedule
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 renamed it
 
@@ -37,6 +40,18 @@ VALUES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1], [16, 8]))
 QUERY = gl.constexpr(gl.BlockedLayout([16, 1], [8, 4], [1, 8], [0, 1]))
 MERGE = gl.constexpr(gl.BlockedLayout([16, 1], [1, 32], [1, 8], [1, 0]))
 LOG2_E = gl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Numbers of a schedule as constants of a compilation."""
+
+    schedule: Schedule
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return gl.constexpr(getattr(self.schedule, name))
 
 
 class Tables(NamedTuple):
@@ -91,6 +106,7 @@ class Ring(NamedTuple):
     sums_full: Any
     sums_empty: Any
     wakes: Any
+    seen: Any  # used in a sparse schedule only
 
 
 @gluon.jit
@@ -117,21 +133,18 @@ def _here(x):
 @gluon.jit
 @no_type_check
 def _unit(me, S: gl.constexpr):
-    KV_HEADS: gl.constexpr = S.kv_heads
-    REQUESTS: gl.constexpr = S.requests
-    rest = me // KV_HEADS
-    return rest % REQUESTS, me % KV_HEADS, rest // REQUESTS
+    rest = me // S.kv_heads
+    return rest % S.requests, me % S.kv_heads, rest // S.requests
 
 
 @gluon.jit
 @no_type_check
 def _key_span(meta, layer, request, split, S: gl.constexpr):
     """Compute the first visible column, the length, and the stages of a part of a request's keys."""
-    SPLITS: gl.constexpr = S.splits
     length = gl.load(meta.key_lens + request)
     first = gl.maximum(0, length + 1 - gl.load(meta.windows + layer))
     stages = (OWN + length - first + COLUMNS - 1) // COLUMNS
-    return first, length, split * stages // SPLITS, (split + 1) * stages // SPLITS
+    return first, length, split * stages // S.splits, (split + 1) * stages // S.splits
 
 
 # The producer.
@@ -148,17 +161,16 @@ def _free(ring, slot, phase):
 @gluon.jit
 @no_type_check
 def _stream(weight, layer, ring, slot, phase, OUT: gl.constexpr, HALF: gl.constexpr, TILES: gl.constexpr,
-            DEPTH: gl.constexpr, TOGETHER: gl.constexpr, S: gl.constexpr):  # fmt: skip
+            DEPTH: gl.constexpr, S: gl.constexpr):  # fmt: skip
     """Stream a weight's tiles. HALF: rows of the halves of which a tile takes 8 each; 0: 16 successive rows."""
-    PROGRAMS: gl.constexpr = S.programs
-    RING: gl.constexpr = S.ring
     STAGES: gl.constexpr = (DEPTH + 1023) // 1024
+    TOGETHER: gl.constexpr = 1 if DEPTH <= 4096 and S.width == 8 else 2
     me = gl.program_id(0)
-    count = _count(TILES, PROGRAMS)
+    count = _count(TILES, S.programs)
     for first in range(0, count, TOGETHER):
         together = gl.minimum(count - first, TOGETHER)
         for s in range(STAGES * together):
-            tile = me + PROGRAMS * (first + s % together)
+            tile = me + S.programs * (first + s % together)
             to, bar = _free(ring, slot, phase)
             if HALF > 0:
                 at = layer * (OUT // HALF) + tile // (HALF // 8) * 2
@@ -166,7 +178,7 @@ def _stream(weight, layer, ring, slot, phase, OUT: gl.constexpr, HALF: gl.conste
                 tma.async_copy_global_to_shared(weight, [s // together * 16, at, tile % (HALF // 8) * 8, 0], bar, to)
             else:
                 tma.async_copy_global_to_shared(weight, [s // together * 16, layer * OUT + tile * 16, 0], bar, to)
-            slot, phase = _step(slot, phase, RING)
+            slot, phase = _step(slot, phase, S.ring)
     return slot, phase
 
 
@@ -182,11 +194,8 @@ def _slots_of(meta, request, column, first, length, columns):
 @no_type_check
 def _stream_keys(cache, meta, layer, num_slots, ring, slot, phase, columns, S: gl.constexpr):
     """Copy keys and values of the prefix columns of this program's part."""
-    KV_HEADS: gl.constexpr = S.kv_heads
-    SPLITS: gl.constexpr = S.splits
-    RING: gl.constexpr = S.ring
     request, head, split = _unit(gl.program_id(0), S)
-    if split < SPLITS:
+    if split < S.splits:
         first, length, low, high = _key_span(meta, layer, request, split, S)
         dim = gl.arange(0, 128, layout=gl.SliceLayout(0, COPY))[None, :]
         place = gl.arange(0, 16, layout=LANES)
@@ -207,37 +216,26 @@ def _stream_keys(cache, meta, layer, num_slots, ring, slot, phase, columns, S: g
             for i in gl.static_range(4):
                 own = n0 if i == 0 else n1 if i == 1 else n2 if i == 2 else n3
                 own = gl.convert_layout(own, gl.SliceLayout(1, COPY))
-                at = ((layer * num_slots + own.to(gl.int64)) * KV_HEADS + head)[:, None] * D + dim
+                at = ((layer * num_slots + own.to(gl.int64)) * S.kv_heads + head)[:, None] * D + dim
                 seen = (own >= 0)[:, None] & (dim >= 0)
                 async_copy.async_copy_global_to_shared(to.index(0).slice(i * 16, 16), cache[0] + at, seen)
                 async_copy.async_copy_global_to_shared(to.index(1).slice(i * 16, 16), cache[1] + at, seen)
             async_copy.mbarrier_arrive(ring.full.index(slot))
             mbarrier.arrive(ring.full.index(slot), count=1)
-            slot, phase = _step(slot, phase, RING)
+            slot, phase = _step(slot, phase, S.ring)
     return slot, phase
 
 
 @gluon.jit
 @no_type_check
 def _producer(qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S: gl.constexpr):
-    H: gl.constexpr = S.hidden
-    INNER: gl.constexpr = S.inner
-    ATTENDED: gl.constexpr = S.heads * 128
-    QKV: gl.constexpr = S.qkv_tiles
-    ONTO: gl.constexpr = S.residual_tiles
-    GATED: gl.constexpr = S.gate_up_tiles
-    W: gl.constexpr = S.width
-    OF_H: gl.constexpr = 1 if H <= 4096 and W == 8 else 2
-    OF_A: gl.constexpr = 1 if ATTENDED <= 4096 and W == 8 else 2
-    OF_I: gl.constexpr = 1 if INNER <= 4096 and W == 8 else 2
-    LAYERS: gl.constexpr = S.layers
     slot, phase = 0, 0
-    for layer in range(LAYERS):
-        slot, phase = _stream(qkv, layer, ring, slot, phase, QKV * 16, 64, QKV, H, OF_H, S)
+    for layer in range(S.layers):
+        slot, phase = _stream(qkv, layer, ring, slot, phase, S.qkv_tiles * 16, 64, S.qkv_tiles, S.hidden, S)
         slot, phase = _stream_keys(cache, meta, layer, num_slots, ring, slot, phase, columns, S)
-        slot, phase = _stream(o, layer, ring, slot, phase, H, 0, ONTO, ATTENDED, OF_A, S)
-        slot, phase = _stream(gate_up, layer, ring, slot, phase, 2 * INNER, INNER, GATED, H, OF_H, S)
-        slot, phase = _stream(down, layer, ring, slot, phase, H, 0, ONTO, INNER, OF_I, S)
+        slot, phase = _stream(o, layer, ring, slot, phase, S.hidden, 0, S.residual_tiles, S.attended, S)
+        slot, phase = _stream(gate_up, layer, ring, slot, phase, 2 * S.inner, S.inner, S.gate_up_tiles, S.hidden, S)
+        slot, phase = _stream(down, layer, ring, slot, phase, S.hidden, 0, S.residual_tiles, S.inner, S)
 
 
 # The poller.
@@ -258,7 +256,7 @@ def _read(p, PAUSE: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _await(work, at, MANY: gl.constexpr, EXPECTED: gl.constexpr, ring, turn, left):
+def _await(work, at, MANY: gl.constexpr, EXPECTED: gl.constexpr, ring, turn, left, S: gl.constexpr):
     """Wait until counters have their values, or until the patience that is left is spent, and wake the other roles."""
     p = work.counters + (at + gl.minimum(gl.arange(0, 32, layout=LANES), MANY - 1)) * STRIDE
     low = gl.min(_read(p, False), axis=0)
@@ -267,6 +265,8 @@ def _await(work, at, MANY: gl.constexpr, EXPECTED: gl.constexpr, ring, turn, lef
         left -= 1
         if left == 0:
             gl.store(work.error, 1)
+    if S.is_sparse:
+        mbarrier.wait(ring.seen.index(turn % WAKES), ((turn // WAKES) & 1) ^ 1)
     mbarrier.arrive(ring.wakes.index(turn % WAKES), count=1)
     return turn + 1, gl.where(left > 0, PATIENCE, 0)
 
@@ -274,39 +274,27 @@ def _await(work, at, MANY: gl.constexpr, EXPECTED: gl.constexpr, ring, turn, lef
 @gluon.jit
 @no_type_check
 def _poller(work, ring, S: gl.constexpr):
-    KV_HEADS: gl.constexpr = S.kv_heads
-    LAYERS: gl.constexpr = S.layers
-    ONTO: gl.constexpr = S.residual_tiles
-    HEAD: gl.constexpr = S.head_tiles
-    SPLITS: gl.constexpr = S.splits
-    PARTS: gl.constexpr = S.units * S.splits
-    AT_ATTENDED: gl.constexpr = S.at_attended
-    AT_MERGED: gl.constexpr = S.at_merged
-    AT_O: gl.constexpr = S.at_o
-    AT_INNER: gl.constexpr = S.at_inner
-    INNER: gl.constexpr = S.inner_counters
-    EACH: gl.constexpr = S.gate_up_tiles // S.inner_counters
-    LAYER: gl.constexpr = S.layer_counters
     request, head, _ = _unit(gl.program_id(0), S)
     turn = 0
     left = PATIENCE + 0
     at = 1
-    for _ in range(LAYERS):
-        turn, left = _await(work, at - 1, 1, ONTO, ring, turn, left)
-        turn, left = _await(work, at + head, 1, HEAD, ring, turn, left)
-        turn, left = _await(work, at + AT_ATTENDED + request * KV_HEADS + head, 1, SPLITS, ring, turn, left)
-        turn, left = _await(work, at + AT_MERGED, 1, PARTS, ring, turn, left)
-        turn, left = _await(work, at + AT_O, 1, ONTO, ring, turn, left)
-        turn, left = _await(work, at + AT_INNER, INNER, EACH, ring, turn, left)
-        at += LAYER
+    for _ in range(S.layers):
+        turn, left = _await(work, at - 1, 1, S.residual_tiles, ring, turn, left, S)
+        turn, left = _await(work, at + head, 1, S.head_tiles, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_attended + request * S.kv_heads + head, 1, S.splits, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_merged, 1, S.parts, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_o, 1, S.residual_tiles, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_inner, S.inner_counters, S.inner_expected, ring, turn, left, S)
+        at += S.layer_counters
 
 
 @gluon.jit
 @no_type_check
-def _woken(ring, turn, has_work):
-    """Wait for the next dependency, where this role has work that needs it."""
-    if has_work:
-        mbarrier.wait(ring.wakes.index(turn % WAKES), (turn // WAKES) & 1)
+def _woken(ring, turn, S: gl.constexpr):
+    """Wait for the next dependency."""
+    mbarrier.wait(ring.wakes.index(turn % WAKES), (turn // WAKES) & 1)
+    if S.is_sparse:
+        mbarrier.arrive(ring.seen.index(turn % WAKES), count=1)
     return turn + 1
 
 
@@ -317,13 +305,11 @@ def _woken(ring, turn, has_work):
 @no_type_check
 def _inputs(x, first, K: gl.constexpr, CHECKED: gl.constexpr, S: gl.constexpr):
     """Load 512 inputs of every row."""
-    W: gl.constexpr = S.width
-    ROWS: gl.constexpr = S.rows
     part = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, B)))
     k = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(2, B)))
-    n = gl.arange(0, W, layout=gl.SliceLayout(0, gl.SliceLayout(1, B)))
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, gl.SliceLayout(1, B)))
     place = part[:, None, None] * 64 + k[None, :, None] + first
-    mask = (place >= 0) & (n[None, None, :] < ROWS)
+    mask = (place >= 0) & (n[None, None, :] < S.rows)
     if CHECKED:
         mask = mask & (place < K)
     return gl.load(x + place + n[None, None, :] * K, mask=mask, other=0.0, cache_modifier=".cg")
@@ -339,12 +325,11 @@ def _stage_inputs(x, K: gl.constexpr, k: gl.constexpr, S: gl.constexpr):
 @gluon.jit
 @no_type_check
 def _consume(ring, slot, phase, c, e, b, S: gl.constexpr):
-    RING: gl.constexpr = S.ring
     mbarrier.wait(ring.full.index(slot), phase)
     w = ring.slots.index(slot)
     low, high = w.slice(0, 8).load(A), w.slice(8, 8).load(A)
     mbarrier.arrive(ring.empty.index(slot), count=1)
-    slot, phase = _step(slot, phase, RING)
+    slot, phase = _step(slot, phase, S.ring)
     return slot, phase, mma_v2(low, b[0], c), mma_v2(high, b[1], e)
 
 
@@ -389,16 +374,15 @@ def _held(x, count, ring, slot, phase, at, at_phase, K: gl.constexpr, S: gl.cons
 @no_type_check
 def _paired(x, ring, slot, phase, at, at_phase, K: gl.constexpr, TWO: gl.constexpr, S: gl.constexpr):
     """Multiply two tiles (TWO) or one, with inputs that are loaded a few stages ahead."""
-    W: gl.constexpr = S.width
     STAGES: gl.constexpr = (K + 1023) // 1024
-    AHEAD: gl.constexpr = 3 if W == 8 else 1
+    AHEAD: gl.constexpr = 3 if S.width == 8 else 1
     b0 = _stage_inputs(x, K, 0, S)
     b1, b2 = b0, b0
     if AHEAD > 1 and STAGES > 1:
         b1 = _stage_inputs(x, K, 1, S)
     if AHEAD > 2 and STAGES > 2:
         b2 = _stage_inputs(x, K, 2, S)
-    c0 = gl.zeros([8, 16, W], gl.float32, MMA)
+    c0 = gl.zeros([8, 16, S.width], gl.float32, MMA)
     e0, c1, e1 = c0, c0, c0
     for k in gl.static_range(STAGES):
         b3 = b2 if AHEAD == 3 else b0
@@ -421,16 +405,14 @@ def _paired(x, ring, slot, phase, at, at_phase, K: gl.constexpr, TWO: gl.constex
 @no_type_check
 def _product(x, ring, slot, phase, at, at_phase, turn, K: gl.constexpr, TILES: gl.constexpr, S: gl.constexpr):
     """Multiply this program's tiles of one product, after its dependency."""
-    PROGRAMS: gl.constexpr = S.programs
-    W: gl.constexpr = S.width
-    count = _count(TILES, PROGRAMS)
-    turn = _woken(ring, turn, count > 0)
-    if K <= 4096 and W == 8:
+    count = _count(TILES, S.programs)
+    turn = _woken(ring, turn, S)
+    if K <= 4096 and S.width == 8:
         slot, phase, at, at_phase = _held(x, count, ring, slot, phase, at, at_phase, K, S)
     else:
         for _ in range(count // 2):
             slot, phase, at, at_phase = _paired(x, ring, slot, phase, at, at_phase, K, True, S)
-        if TILES % (2 * PROGRAMS) != 0:
+        if TILES % (2 * S.programs) != 0:
             for _ in range(count % 2):
                 slot, phase, at, at_phase = _paired(x, ring, slot, phase, at, at_phase, K, False, S)
     return slot, phase, at, at_phase, turn
@@ -460,20 +442,14 @@ def _normed_and_turned(x_ptr, norm, turns, dim, mask, EPS: gl.constexpr, AXIS: g
 @no_type_check
 def _queries(tables, meta, work, layer, request, head, S: gl.constexpr):
     """Load the queries of a unit, [D, pairs], normalised and rotated here where there are head norms."""
-    P: gl.constexpr = S.pairs
-    GROUP: gl.constexpr = S.group
-    NODES: gl.constexpr = S.nodes
-    HEADS: gl.constexpr = S.heads
-    EPS: gl.constexpr = S.eps
-    NORMS: gl.constexpr = S.has_head_norms
-    Q: gl.constexpr = QUERY if NORMS else gl.DotOperandLayout(1, SCORES, 8)
-    pair = gl.arange(0, P, layout=gl.SliceLayout(0, Q))[None, :]
+    Q: gl.constexpr = QUERY if S.has_head_norms else gl.DotOperandLayout(1, SCORES, 8)
+    pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, Q))[None, :]
     dim = gl.arange(0, 128, layout=gl.SliceLayout(1, Q))[:, None]
-    mask = (pair < NODES * GROUP) & (dim >= 0)
-    row = request * NODES + pair // GROUP
-    at = work.query + (row * HEADS + head * GROUP + pair % GROUP) * D
-    if NORMS:
-        made = _normed_and_turned(at, tables.query_norms + layer * D, meta.turns + row * D, dim, mask, EPS, 0)
+    mask = (pair < S.nodes * S.group) & (dim >= 0)
+    row = request * S.nodes + pair // S.group
+    at = work.query + (row * S.heads + head * S.group + pair % S.group) * D
+    if S.has_head_norms:
+        made = _normed_and_turned(at, tables.query_norms + layer * D, meta.turns + row * D, dim, mask, S.eps, 0)
         return gl.convert_layout(made, gl.DotOperandLayout(1, SCORES, 8))
     else:
         return gl.load(at + dim, mask, 0.0, cache_modifier=".cg")
@@ -483,19 +459,15 @@ def _queries(tables, meta, work, layer, request, head, S: gl.constexpr):
 @no_type_check
 def _store_own(cache, tables, meta, work, layer, request, head, num_slots, to, S: gl.constexpr):
     """Put the rows' own keys and values into the first places of a stage, and write keys that had to be normalised."""
-    NODES: gl.constexpr = S.nodes
-    KV_HEADS: gl.constexpr = S.kv_heads
-    EPS: gl.constexpr = S.eps
-    NORMS: gl.constexpr = S.has_head_norms
     n = gl.arange(0, 16, layout=gl.SliceLayout(1, MINE))[:, None]
     dim = gl.arange(0, 128, layout=gl.SliceLayout(0, MINE))[None, :]
-    own = gl.load(meta.slots + request * NODES + n, n < NODES, -1)
-    at = ((layer * num_slots + own) * KV_HEADS + head) * D + dim
+    own = gl.load(meta.slots + request * S.nodes + n, n < S.nodes, -1)
+    at = ((layer * num_slots + own) * S.kv_heads + head) * D + dim
     mask = (own >= 0) & (dim >= 0)
-    if NORMS:
-        row = request * NODES + n
-        raw = work.key + (row * KV_HEADS + head) * D
-        key = _normed_and_turned(raw, tables.key_norms + layer * D, meta.turns + row * D, dim, mask, EPS, 1)
+    if S.has_head_norms:
+        row = request * S.nodes + n
+        raw = work.key + (row * S.kv_heads + head) * D
+        key = _normed_and_turned(raw, tables.key_norms + layer * D, meta.turns + row * D, dim, mask, S.eps, 1)
         gl.store(cache[0] + at, key, mask)
     else:
         key = gl.load(cache[0] + at, mask, 0.0, cache_modifier=".cg")
@@ -508,31 +480,27 @@ def _store_own(cache, tables, meta, work, layer, request, head, num_slots, to, S
 @no_type_check
 def _attend(cache, tables, meta, work, layer, num_slots, ring, slot, phase, S: gl.constexpr):
     """Attend from all rows of a request to one part of its keys, with online softmax."""
-    P: gl.constexpr = S.pairs
-    GROUP: gl.constexpr = S.group
-    NODES: gl.constexpr = S.nodes
-    KV_HEADS: gl.constexpr = S.kv_heads
-    SPLITS: gl.constexpr = S.splits
-    RING: gl.constexpr = S.ring
     request, head, split = _unit(_here(gl.program_id(0)), S)
     query = _queries(tables, meta, work, layer, request, head, S)
-    pair = gl.arange(0, P, layout=gl.SliceLayout(0, SCORES))
-    row = request * NODES + pair // GROUP
-    is_row = pair < NODES * GROUP
+    pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, SCORES))
+    row = request * S.nodes + pair // S.group
+    is_row = pair < S.nodes * S.group
     seen = gl.load(meta.visible + row, is_row, 0)
     prefix = gl.load(meta.prefix_lens + row, is_row, 0)
     lowest = gl.load(meta.positions + row, is_row, 0).to(gl.int32) - gl.load(meta.windows + layer)
     first, length, low, high = _key_span(meta, layer, request, split, S)
-    top = gl.full([P], float("-inf"), gl.float32, gl.SliceLayout(0, SCORES))
-    total = gl.zeros([P], gl.float32, gl.SliceLayout(0, SCORES))
-    acc = gl.zeros([128, P], gl.float32, VALUES)
+    top = gl.full([S.pairs], float("-inf"), gl.float32, gl.SliceLayout(0, SCORES))
+    total = gl.zeros([S.pairs], gl.float32, gl.SliceLayout(0, SCORES))
+    acc = gl.zeros([128, S.pairs], gl.float32, VALUES)
     for stage in range(low, high):
         mbarrier.wait(ring.full.index(slot), phase)
         kv = ring.slots.index(slot)._reinterpret(gl.bfloat16, [2, 64, 128], KV)
         if stage == 0:
             _store_own(cache, tables, meta, work, layer, request, head, num_slots, kv, S)
             barrier()
-        s = mma_v2(kv.index(0).load(gl.DotOperandLayout(0, SCORES, 8)), query, gl.zeros([64, P], gl.float32, SCORES))
+        s = mma_v2(
+            kv.index(0).load(gl.DotOperandLayout(0, SCORES, 8)), query, gl.zeros([64, S.pairs], gl.float32, SCORES)
+        )
         place = stage * COLUMNS + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))[:, None]
         column = first - OWN + place
         ok = (column < prefix[None, :]) & (column > lowest[None, :])
@@ -549,11 +517,11 @@ def _attend(cache, tables, meta, work, layer, num_slots, ring, slot, phase, S: g
         acc = mma_v2(v, gl.convert_layout(weight.to(gl.bfloat16), gl.DotOperandLayout(1, VALUES, 2)), acc)
         fence_async_shared()
         mbarrier.arrive(ring.empty.index(slot), count=1)
-        slot, phase = _step(slot, phase, RING)
-    at = ((request * KV_HEADS + head) * SPLITS + split) * P
+        slot, phase = _step(slot, phase, S.ring)
+    at = ((request * S.kv_heads + head) * S.splits + split) * S.pairs
     gl.store(work.stats + (at + pair) * 2, top)
     gl.store(work.stats + (at + pair) * 2 + 1, total)
-    pair = gl.arange(0, P, layout=gl.SliceLayout(0, VALUES))[None, :]
+    pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, VALUES))[None, :]
     dim = gl.arange(0, 128, layout=gl.SliceLayout(1, VALUES))[:, None]
     gl.store(work.parts + (at + pair) * D + dim, acc)
     return slot, phase
@@ -563,18 +531,11 @@ def _attend(cache, tables, meta, work, layer, num_slots, ring, slot, phase, S: g
 @no_type_check
 def _merge(work, S: gl.constexpr):
     """Merge some numbers of all parts of a unit, in the order of the parts."""
-    P: gl.constexpr = S.pairs
-    GROUP: gl.constexpr = S.group
-    NODES: gl.constexpr = S.nodes
-    KV_HEADS: gl.constexpr = S.kv_heads
-    HEADS: gl.constexpr = S.heads
-    SPLITS: gl.constexpr = S.splits
-    MERGED: gl.constexpr = S.merged
     request, head, split = _unit(_here(gl.program_id(0)), S)
-    at = split * MERGED + gl.arange(0, MERGED, layout=gl.SliceLayout(0, MERGE))
+    at = split * S.merged + gl.arange(0, S.merged, layout=gl.SliceLayout(0, MERGE))
     pair, dim = at // D, at % D
-    part = gl.arange(0, SPLITS, layout=gl.SliceLayout(1, MERGE))[:, None]
-    source = ((request * KV_HEADS + head) * SPLITS + part) * P + pair[None, :]
+    part = gl.arange(0, S.splits, layout=gl.SliceLayout(1, MERGE))[:, None]
+    source = ((request * S.kv_heads + head) * S.splits + part) * S.pairs + pair[None, :]
     top = gl.load(work.stats + source * 2, cache_modifier=".cg")
     total = gl.load(work.stats + source * 2 + 1, cache_modifier=".cg")
     acc = gl.load(work.parts + source * D + dim[None, :], cache_modifier=".cg")
@@ -582,9 +543,9 @@ def _merge(work, S: gl.constexpr):
     weight = gl.exp2(top - gl.where(highest == float("-inf"), 0.0, highest)[None, :])
     whole = gl.sum(weight * total, axis=0)
     out = gl.sum(weight * acc, axis=0) / gl.where(whole > 0, whole, 1.0)
-    row = request * NODES + pair // GROUP
-    to = work.attended + (row * HEADS + head * GROUP + pair % GROUP) * D + dim
-    gl.store(to, out.to(gl.bfloat16), pair < NODES * GROUP)
+    row = request * S.nodes + pair // S.group
+    to = work.attended + (row * S.heads + head * S.group + pair % S.group) * D + dim
+    gl.store(to, out.to(gl.bfloat16), pair < S.nodes * S.group)
 
 
 @gluon.jit
@@ -597,35 +558,31 @@ def _signal(work, at):
 @gluon.jit
 @no_type_check
 def _multiplier(cache, tables, meta, work, num_slots, ring, S: gl.constexpr):
-    H: gl.constexpr = S.hidden
-    INNER: gl.constexpr = S.inner
-    ATTENDED: gl.constexpr = S.heads * 128
-    QKV: gl.constexpr = S.qkv_tiles
-    ONTO: gl.constexpr = S.residual_tiles
-    GATED: gl.constexpr = S.gate_up_tiles
-    KV_HEADS: gl.constexpr = S.kv_heads
-    LAYERS: gl.constexpr = S.layers
-    SPLITS: gl.constexpr = S.splits
-    AT_ATTENDED: gl.constexpr = S.at_attended
-    AT_MERGED: gl.constexpr = S.at_merged
-    LAYER: gl.constexpr = S.layer_counters
     slot, phase, at, at_phase, turn, base = 0, 0, 0, 0, 0, 1
     request, head, split = _unit(gl.program_id(0), S)
-    attends = split < SPLITS
-    for layer in range(LAYERS):
-        slot, phase, at, at_phase, turn = _product(work.weighted, ring, slot, phase, at, at_phase, turn, H, QKV, S)
-        turn = _woken(ring, turn, attends)
+    attends = split < S.splits
+    for layer in range(S.layers):
+        slot, phase, at, at_phase, turn = _product(
+            work.weighted, ring, slot, phase, at, at_phase, turn, S.hidden, S.qkv_tiles, S
+        )
+        turn = _woken(ring, turn, S)
         if attends:
             slot, phase = _attend(cache, tables, meta, work, layer, num_slots, ring, slot, phase, S)
-            _signal(work, base + AT_ATTENDED + request * KV_HEADS + head)
-        turn = _woken(ring, turn, attends)
+            _signal(work, base + S.at_attended + request * S.kv_heads + head)
+        turn = _woken(ring, turn, S)
         if attends:
             _merge(work, S)
-            _signal(work, base + AT_MERGED)
-        slot, phase, at, at_phase, turn = _product(work.attended, ring, slot, phase, at, at_phase, turn, ATTENDED, ONTO, S)
-        slot, phase, at, at_phase, turn = _product(work.weighted, ring, slot, phase, at, at_phase, turn, H, GATED, S)
-        slot, phase, at, at_phase, turn = _product(work.inner, ring, slot, phase, at, at_phase, turn, INNER, ONTO, S)
-        base += LAYER
+            _signal(work, base + S.at_merged)
+        slot, phase, at, at_phase, turn = _product(
+            work.attended, ring, slot, phase, at, at_phase, turn, S.attended, S.residual_tiles, S
+        )
+        slot, phase, at, at_phase, turn = _product(
+            work.weighted, ring, slot, phase, at, at_phase, turn, S.hidden, S.gate_up_tiles, S
+        )
+        slot, phase, at, at_phase, turn = _product(
+            work.inner, ring, slot, phase, at, at_phase, turn, S.inner, S.residual_tiles, S
+        )
+        base += S.layer_counters
 
 
 # The finishers.
@@ -645,18 +602,13 @@ def _summed(ring, at, at_phase):
 @no_type_check
 def _scale(work, S: gl.constexpr):
     """Compute the scale of each row's norm, [1, rows], from the squares of all tiles."""
-    H: gl.constexpr = S.hidden
-    ROWS: gl.constexpr = S.rows
-    W: gl.constexpr = S.width
-    ONTO: gl.constexpr = S.residual_tiles
-    EPS: gl.constexpr = S.eps
-    n = gl.arange(0, W, layout=gl.SliceLayout(1, SQUARES))[:, None]
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(1, SQUARES))[:, None]
     tile = gl.arange(0, 128, layout=gl.SliceLayout(0, SQUARES))[None, :]
-    total = gl.zeros([W, 128], gl.float32, SQUARES)
-    for i in gl.static_range((ONTO + 127) // 128):
-        mask = (n < ROWS) & (tile + i * 128 < ONTO)
-        total += gl.load(work.squares + n * ONTO + tile + i * 128, mask, 0.0, cache_modifier=".cg")
-    scale = gl.rsqrt(gl.sum(total, axis=1) / H + EPS)
+    total = gl.zeros([S.width, 128], gl.float32, SQUARES)
+    for i in gl.static_range((S.residual_tiles + 127) // 128):
+        mask = (n < S.rows) & (tile + i * 128 < S.residual_tiles)
+        total += gl.load(work.squares + n * S.residual_tiles + tile + i * 128, mask, 0.0, cache_modifier=".cg")
+    scale = gl.rsqrt(gl.sum(total, axis=1) / S.hidden + S.eps)
     return gl.convert_layout(scale, gl.SliceLayout(0, TILE))[None, :]
 
 
@@ -667,47 +619,37 @@ def _store_rows(work, norm, tile, low, high, layer, S: gl.constexpr):
 
     low, high: bf16. layer: the one whose input it is.
     """
-    H: gl.constexpr = S.hidden
-    ROWS: gl.constexpr = S.rows
-    W: gl.constexpr = S.width
-    ONTO: gl.constexpr = S.residual_tiles
-    FEATURES: gl.constexpr = S.features
-    COUNT: gl.constexpr = len(FEATURES)
+    COUNT: gl.constexpr = len(S.features)
     o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None] + tile * 16
-    n = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))[None, :]
-    row = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))
-    mask = (n < ROWS) & (o >= 0)
-    gl.store(work.residual + n * H + o, low, mask)
-    gl.store(work.residual + n * H + o + 8, high, mask)
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
+    row = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))
+    mask = (n < S.rows) & (o >= 0)
+    gl.store(work.residual + n * S.hidden + o, low, mask)
+    gl.store(work.residual + n * S.hidden + o + 8, high, mask)
     for i in gl.static_range(COUNT):
-        if layer == FEATURES[i]:
-            gl.store(work.features + (n * COUNT + i) * H + o, low, mask)
-            gl.store(work.features + (n * COUNT + i) * H + o + 8, high, mask)
+        if layer == S.features[i]:
+            gl.store(work.features + (n * COUNT + i) * S.hidden + o, low, mask)
+            gl.store(work.features + (n * COUNT + i) * S.hidden + o + 8, high, mask)
     low, high = low.to(gl.float32), high.to(gl.float32)
-    gl.store(work.weighted + n * H + o, (low * gl.load(norm + o).to(gl.float32)).to(gl.bfloat16), mask)
-    gl.store(work.weighted + n * H + o + 8, (high * gl.load(norm + o + 8).to(gl.float32)).to(gl.bfloat16), mask)
-    gl.store(work.squares + row * ONTO + tile, gl.sum(low * low + high * high, axis=0), row < ROWS)
+    gl.store(work.weighted + n * S.hidden + o, (low * gl.load(norm + o).to(gl.float32)).to(gl.bfloat16), mask)
+    gl.store(work.weighted + n * S.hidden + o + 8, (high * gl.load(norm + o + 8).to(gl.float32)).to(gl.bfloat16), mask)
+    gl.store(work.squares + row * S.residual_tiles + tile, gl.sum(low * low + high * high, axis=0), row < S.rows)
 
 
 @gluon.jit
 @no_type_check
 def _finish_rows(work, norm, ring, at, at_phase, turn, counter, layer, SIDE: gl.constexpr, S: gl.constexpr):
     """Add tiles to the residual rows."""
-    H: gl.constexpr = S.hidden
-    ROWS: gl.constexpr = S.rows
-    W: gl.constexpr = S.width
-    ONTO: gl.constexpr = S.residual_tiles
-    PROGRAMS: gl.constexpr = S.programs
-    count = _count(ONTO, PROGRAMS)
-    turn = _woken(ring, turn, count > SIDE)
-    n = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))[None, :]
+    count = _count(S.residual_tiles, S.programs)
+    turn = _woken(ring, turn, S)
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
     for i in range(count):
         if i % 2 == SIDE:
-            tile = gl.program_id(0) + PROGRAMS * i
+            tile = gl.program_id(0) + S.programs * i
             o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None] + tile * 16
-            mask = (n < ROWS) & (o >= 0)
-            before_low = gl.load(work.residual + n * H + o, mask, 0.0, cache_modifier=".cg")
-            before_high = gl.load(work.residual + n * H + o + 8, mask, 0.0, cache_modifier=".cg")
+            mask = (n < S.rows) & (o >= 0)
+            before_low = gl.load(work.residual + n * S.hidden + o, mask, 0.0, cache_modifier=".cg")
+            before_high = gl.load(work.residual + n * S.hidden + o + 8, mask, 0.0, cache_modifier=".cg")
             low, high = _summed(ring, at, at_phase)
             low, high = before_low + low.to(gl.bfloat16), before_high + high.to(gl.bfloat16)
             _store_rows(work, norm, tile, low, high, layer, S)
@@ -719,16 +661,11 @@ def _finish_rows(work, norm, ring, at, at_phase, turn, counter, layer, SIDE: gl.
 @gluon.jit
 @no_type_check
 def _embed(tables, meta, work, SIDE: gl.constexpr, S: gl.constexpr):
-    H: gl.constexpr = S.hidden
-    ROWS: gl.constexpr = S.rows
-    W: gl.constexpr = S.width
-    ONTO: gl.constexpr = S.residual_tiles
-    PROGRAMS: gl.constexpr = S.programs
-    n = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))[None, :]
-    source = gl.load(meta.ids + n, n < ROWS, 0) * H
-    for i in range(_count(ONTO, PROGRAMS)):
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
+    source = gl.load(meta.ids + n, n < S.rows, 0) * S.hidden
+    for i in range(_count(S.residual_tiles, S.programs)):
         if i % 2 == SIDE:
-            tile = gl.program_id(0) + PROGRAMS * i
+            tile = gl.program_id(0) + S.programs * i
             o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None] + tile * 16
             low, high = gl.load(tables.embedding + source + o), gl.load(tables.embedding + source + o + 8)
             _store_rows(work, tables.input_norms, tile, low, high, 0, S)
@@ -737,54 +674,48 @@ def _embed(tables, meta, work, SIDE: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _finish_qkv(cache, meta, work, layer, num_slots, ring, at, at_phase, turn, base, SIDE: gl.constexpr, S: gl.constexpr):
+def _finish_qkv(
+    cache, meta, work, layer, num_slots, ring, at, at_phase, turn, base, SIDE: gl.constexpr, S: gl.constexpr
+):
     """Scale and rotate queries and keys, and write queries, keys and values; with head norms, attention rotates."""
-    ROWS: gl.constexpr = S.rows
-    W: gl.constexpr = S.width
-    HEADS: gl.constexpr = S.heads
-    KV_HEADS: gl.constexpr = S.kv_heads
-    GROUP: gl.constexpr = S.group
-    PROGRAMS: gl.constexpr = S.programs
-    TILES: gl.constexpr = S.qkv_tiles
-    NORMS: gl.constexpr = S.has_head_norms
-    count = _count(TILES, PROGRAMS)
-    turn = _woken(ring, turn, count > SIDE)
+    count = _count(S.qkv_tiles, S.programs)
+    turn = _woken(ring, turn, S)
     scale = _scale(work, S)
-    n = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))[None, :]
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
     o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None]
-    mask = (n < ROWS) & (o >= 0)
+    mask = (n < S.rows) & (o >= 0)
     for i in range(count):
         if i % 2 == SIDE:
-            tile = _here(gl.program_id(0)) + PROGRAMS * i
+            tile = _here(gl.program_id(0)) + S.programs * i
             head, dim = tile // 8, tile % 8 * 8 + o
-            own = gl.load(meta.slots + n, n < ROWS, -1)
+            own = gl.load(meta.slots + n, n < S.rows, -1)
             co = gl.load(meta.turns + n * 128 + dim, mask, 0.0).to(gl.float32)
             si = gl.load(meta.turns + n * 128 + 64 + dim, mask, 0.0).to(gl.float32)
             low, high = _summed(ring, at, at_phase)
             x, y = _rounded(low * scale), _rounded(high * scale)
-            if (not NORMS) and head < HEADS + KV_HEADS:
+            if (not S.has_head_norms) and head < S.heads + S.kv_heads:
                 x, y = _rounded(x * co) - _rounded(y * si), _rounded(y * co) + _rounded(x * si)
             x, y = x.to(gl.bfloat16), y.to(gl.bfloat16)
-            if head < HEADS:
-                to = work.query + (n * HEADS + head) * 128 + dim
+            if head < S.heads:
+                to = work.query + (n * S.heads + head) * 128 + dim
                 gl.store(to, x, mask)
                 gl.store(to + 64, y, mask)
-                _signal(work, base + head // GROUP)
-            elif head < HEADS + KV_HEADS:
-                if NORMS:
-                    to = work.key + (n * KV_HEADS + head - HEADS) * 128 + dim
+                _signal(work, base + head // S.group)
+            elif head < S.heads + S.kv_heads:
+                if S.has_head_norms:
+                    to = work.key + (n * S.kv_heads + head - S.heads) * 128 + dim
                     gl.store(to, x, mask)
                     gl.store(to + 64, y, mask)
                 else:
-                    to = cache[0] + ((layer * num_slots + own) * KV_HEADS + head - HEADS) * 128 + dim
+                    to = cache[0] + ((layer * num_slots + own) * S.kv_heads + head - S.heads) * 128 + dim
                     gl.store(to, x, mask & (own >= 0))
                     gl.store(to + 64, y, mask & (own >= 0))
-                _signal(work, base + head - HEADS)
+                _signal(work, base + head - S.heads)
             else:
-                to = cache[1] + ((layer * num_slots + own) * KV_HEADS + head - HEADS - KV_HEADS) * 128 + dim
+                to = cache[1] + ((layer * num_slots + own) * S.kv_heads + head - S.heads - S.kv_heads) * 128 + dim
                 gl.store(to, x, mask & (own >= 0))
                 gl.store(to + 64, y, mask & (own >= 0))
-                _signal(work, base + head - HEADS - KV_HEADS)
+                _signal(work, base + head - S.heads - S.kv_heads)
         at, at_phase = _step(at, at_phase, SUMS)
     return at, at_phase, turn
 
@@ -792,27 +723,21 @@ def _finish_qkv(cache, meta, work, layer, num_slots, ring, at, at_phase, turn, b
 @gluon.jit
 @no_type_check
 def _finish_gated(work, ring, at, at_phase, turn, counter, SIDE: gl.constexpr, S: gl.constexpr):
-    ROWS: gl.constexpr = S.rows
-    W: gl.constexpr = S.width
-    INNER: gl.constexpr = S.inner
-    PROGRAMS: gl.constexpr = S.programs
-    TILES: gl.constexpr = S.gate_up_tiles
-    COUNTERS: gl.constexpr = S.inner_counters
-    count = _count(TILES, PROGRAMS)
-    turn = _woken(ring, turn, count > SIDE)
+    count = _count(S.gate_up_tiles, S.programs)
+    turn = _woken(ring, turn, S)
     scale = _scale(work, S)
-    n = gl.arange(0, W, layout=gl.SliceLayout(0, TILE))[None, :]
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
     o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None]
-    mask = (n < ROWS) & (o >= 0)
+    mask = (n < S.rows) & (o >= 0)
     for i in range(count):
         if i % 2 == SIDE:
-            tile = gl.program_id(0) + PROGRAMS * i
+            tile = gl.program_id(0) + S.programs * i
             low, high = _summed(ring, at, at_phase)
             gate, up = _rounded(low * scale), _rounded(high * scale)
             shrunk = gl.exp(-gl.abs(gate))
             silu = _rounded(gate * gl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk))
-            gl.store(work.inner + n * INNER + tile * 8 + o, (silu * up).to(gl.bfloat16), mask)
-            _signal(work, counter + tile % COUNTERS)
+            gl.store(work.inner + n * S.inner + tile * 8 + o, (silu * up).to(gl.bfloat16), mask)
+            _signal(work, counter + tile % S.inner_counters)
         at, at_phase = _step(at, at_phase, SUMS)
     return at, at_phase, turn
 
@@ -820,23 +745,20 @@ def _finish_gated(work, ring, at, at_phase, turn, counter, SIDE: gl.constexpr, S
 @gluon.jit
 @no_type_check
 def _finisher(cache, tables, meta, work, num_slots, ring, SIDE: gl.constexpr, S: gl.constexpr):
-    H: gl.constexpr = S.hidden
-    LAYERS: gl.constexpr = S.layers
-    AT_O: gl.constexpr = S.at_o
-    AT_INNER: gl.constexpr = S.at_inner
-    AT_DOWN: gl.constexpr = S.at_down
-    LAYER: gl.constexpr = S.layer_counters
     at, at_phase, turn, base = 0, 0, 0, 1
     _embed(tables, meta, work, SIDE, S)
-    for layer in range(LAYERS):
+    for layer in range(S.layers):
         at, at_phase, turn = _finish_qkv(cache, meta, work, layer, num_slots, ring, at, at_phase, turn, base, SIDE, S)
-        turn += 2
-        norm = tables.inner_norms + layer * H
-        at, at_phase, turn = _finish_rows(work, norm, ring, at, at_phase, turn, base + AT_O, -1, SIDE, S)
-        at, at_phase, turn = _finish_gated(work, ring, at, at_phase, turn, base + AT_INNER, SIDE, S)
-        norm = tables.input_norms + (layer + 1) * H
-        at, at_phase, turn = _finish_rows(work, norm, ring, at, at_phase, turn, base + AT_DOWN, layer + 1, SIDE, S)
-        base += LAYER
+        if S.is_sparse:
+            turn = _woken(ring, _woken(ring, turn, S), S)
+        else:
+            turn += 2
+        norm = tables.inner_norms + layer * S.hidden
+        at, at_phase, turn = _finish_rows(work, norm, ring, at, at_phase, turn, base + S.at_o, -1, SIDE, S)
+        at, at_phase, turn = _finish_gated(work, ring, at, at_phase, turn, base + S.at_inner, SIDE, S)
+        norm = tables.input_norms + (layer + 1) * S.hidden
+        at, at_phase, turn = _finish_rows(work, norm, ring, at, at_phase, turn, base + S.at_down, layer + 1, SIDE, S)
+        base += S.layer_counters
 
 
 @gluon.jit(do_not_specialize=["num_slots", "columns"])
@@ -844,24 +766,24 @@ def _finisher(cache, tables, meta, work, num_slots, ring, SIDE: gl.constexpr, S:
 def forward(qkv, o, gate_up, down, cache, tables, meta, work, num_slots, columns,
             S: gl.constexpr, REGS: gl.constexpr):  # fmt: skip
     """Run all layers. cache: keys and values, [layers, slots, KV heads, D]. columns: of the table of slots."""
-    SLOTS: gl.constexpr = S.ring
-    W: gl.constexpr = S.width
     BAR: gl.constexpr = mbarrier.MBarrierLayout()
-    slots = gl.allocate_shared_memory(gl.bfloat16, [SLOTS, 16, 16, 64], WEIGHTS)
-    sums = gl.allocate_shared_memory(gl.float32, [SUMS, 8, 16, W], SHARES)
-    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BAR)
-    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BAR)
+    slots = gl.allocate_shared_memory(gl.bfloat16, [S.ring, 16, 16, 64], WEIGHTS)
+    sums = gl.allocate_shared_memory(gl.float32, [SUMS, 8, 16, S.width], SHARES)
+    full = gl.allocate_shared_memory(gl.int64, [S.ring, 1], BAR)
+    empty = gl.allocate_shared_memory(gl.int64, [S.ring, 1], BAR)
     sums_full = gl.allocate_shared_memory(gl.int64, [SUMS, 1], BAR)
     sums_empty = gl.allocate_shared_memory(gl.int64, [SUMS, 1], BAR)
     wakes = gl.allocate_shared_memory(gl.int64, [WAKES, 1], BAR)
-    for i in gl.static_range(SLOTS):
+    seen = gl.allocate_shared_memory(gl.int64, [WAKES, 1], BAR)
+    for i in gl.static_range(S.ring):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
     for i in gl.static_range(SUMS):
         mbarrier.init(sums_full.index(i), count=1)
         mbarrier.init(sums_empty.index(i), count=1)
         mbarrier.init(wakes.index(i), count=1)
-    ring = Ring(slots, full, empty, sums, sums_full, sums_empty, wakes)
+        mbarrier.init(seen.index(i), count=3)
+    ring = Ring(slots, full, empty, sums, sums_full, sums_empty, wakes, seen)
     gl.warp_specialize(
         [
             (_multiplier, (cache, tables, meta, work, num_slots, ring, S)),

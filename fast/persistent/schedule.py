@@ -114,6 +114,16 @@ class Schedule:
         return min(_SPLITS, 1 << (self.programs // self.units).bit_length() - 1)
 
     @property
+    def parts(self) -> int:
+        """Parts of the keys of all units."""
+        return self.units * self.splits
+
+    @property
+    def attended(self) -> int:
+        """Width of the attention's output."""
+        return self.heads * HEAD_DIM
+
+    @property
     def merged(self) -> int:
         """Numbers that one program merges."""
         return max(1, self.pairs * HEAD_DIM // self.splits)
@@ -121,10 +131,9 @@ class Schedule:
     @property
     def products(self) -> dict[str, Product]:
         """Products of a layer in their order."""
-        attended = self.heads * HEAD_DIM
         made = (
             Product("qkv", (self.heads + 2 * self.kv_heads) * HEAD_DIM // TILE, self.hidden),
-            Product("o", self.hidden // TILE, attended),
+            Product("o", self.hidden // TILE, self.attended),
             Product("gate_up", 2 * self.inner // TILE, self.hidden),
             Product("down", self.hidden // TILE, self.inner),
         )
@@ -152,6 +161,21 @@ class Schedule:
     def inner_counters(self) -> int:
         """Counters that share the gate-up tiles evenly."""
         return max(count for count in range(1, _COUNTERS + 1) if self.gate_up_tiles % count == 0)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Check whether a role may have no work in some step.
+
+        Its poller then waits until all roles have noticed a dependency, before it uses the same barrier again: a role
+        without work delays nobody, so that the poller could otherwise be a whole turn ahead of it.
+        """
+        fewest = min(product.tiles // self.programs for product in self.products.values())
+        return fewest < 2 or self.parts < self.programs
+
+    @property
+    def inner_expected(self) -> int:
+        """Gate-up tiles of each of their counters."""
+        return self.gate_up_tiles // self.inner_counters
 
     # Places of a layer's counters. The first of all counters is the embedding's.
     @property
@@ -245,9 +269,9 @@ class Schedule:
             (-1, 1, self.residual_tiles),
             (head, 1, self.head_tiles),
             (self.at_attended + request * self.kv_heads + head, 1, self.splits),
-            (self.at_merged, 1, self.units * self.splits),
+            (self.at_merged, 1, self.parts),
             (self.at_o, 1, self.residual_tiles),
-            (self.at_inner, self.inner_counters, self.gate_up_tiles // self.inner_counters),
+            (self.at_inner, self.inner_counters, self.inner_expected),
         )
 
     def signal(self, product: str, tile: int) -> int:
