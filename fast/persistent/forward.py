@@ -47,6 +47,7 @@ def schedule_of(model: ModelConfig, requests: int, nodes: int, features: tuple[i
         nodes=nodes,
         programs=PROGRAMS,
         has_head_norms=attention.has_head_norms,
+        has_windows=any(model.sliding_windows),
         features=features,
         eps=model.rms_norm_eps,
     )

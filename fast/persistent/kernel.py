@@ -76,7 +76,7 @@ class Meta(NamedTuple):
     table: Any
     table_rows: Any
     turns: Any  # [R, 2, D/2]
-    windows: Any  # i32 [layers]
+    windows: Any  # i32 [layers], used where there are any
 
 
 class Work(NamedTuple):
@@ -97,7 +97,7 @@ class Work(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """Slots in shared memory and their barriers."""
+    """Slots in shared memory, each with barriers. A cursor is a slot's number and the parity of its use."""
 
     slots: Any
     full: Any
@@ -111,16 +111,16 @@ class Ring(NamedTuple):
 
 @gluon.jit
 @no_type_check
-def _step(slot, phase, SLOTS: gl.constexpr):
-    last = slot == SLOTS - 1
-    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
+def _next(cursor, SLOTS: gl.constexpr):
+    last = cursor[0] == SLOTS - 1
+    return gl.where(last, 0, cursor[0] + 1), gl.where(last, cursor[1] ^ 1, cursor[1])
 
 
 @gluon.jit
 @no_type_check
-def _count(TILES: gl.constexpr, PROGRAMS: gl.constexpr):
+def _count(TILES: gl.constexpr, S: gl.constexpr):
     """Count the tiles of this program."""
-    return (TILES - gl.program_id(0) + PROGRAMS - 1) // PROGRAMS
+    return (TILES - gl.program_id(0) + S.programs - 1) // S.programs
 
 
 @gluon.jit
@@ -132,6 +132,19 @@ def _here(x):
 
 @gluon.jit
 @no_type_check
+def _rounded(x):
+    return x.to(gl.bfloat16).to(gl.float32)
+
+
+@gluon.jit
+@no_type_check
+def _signal(work, at):
+    barrier()
+    gl.atomic_add(work.counters + at * STRIDE, 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+@no_type_check
 def _unit(me, S: gl.constexpr):
     rest = me // S.kv_heads
     return rest % S.requests, me % S.kv_heads, rest // S.requests
@@ -139,12 +152,13 @@ def _unit(me, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _key_span(meta, layer, request, split, S: gl.constexpr):
-    """Compute the first visible column, the length, and the stages of a part of a request's keys."""
-    length = gl.load(meta.key_lens + request)
-    first = gl.maximum(0, length + 1 - gl.load(meta.windows + layer))
+def _span(meta, layer, length, split, S: gl.constexpr):
+    """Compute the first visible column, and the stages of a part of a request's keys."""
+    first = 0
+    if S.has_windows:
+        first = gl.maximum(0, length + 1 - gl.load(meta.windows + layer))
     stages = (OWN + length - first + COLUMNS - 1) // COLUMNS
-    return first, length, split * stages // S.splits, (split + 1) * stages // S.splits
+    return first, split * stages // S.splits, (split + 1) * stages // S.splits
 
 
 # The producer.
@@ -152,90 +166,84 @@ def _key_span(meta, layer, request, split, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _free(ring, slot, phase):
-    mbarrier.wait(ring.empty.index(slot), phase ^ 1)
-    mbarrier.expect(ring.full.index(slot), 32768)
-    return ring.slots.index(slot), ring.full.index(slot)
-
-
-@gluon.jit
-@no_type_check
-def _stream(weight, layer, ring, slot, phase, OUT: gl.constexpr, HALF: gl.constexpr, TILES: gl.constexpr,
+def _stream(weight, layer, ring, slot, OUT: gl.constexpr, HALF: gl.constexpr, TILES: gl.constexpr,
             DEPTH: gl.constexpr, S: gl.constexpr):  # fmt: skip
     """Stream a weight's tiles. HALF: rows of the halves of which a tile takes 8 each; 0: 16 successive rows."""
     STAGES: gl.constexpr = (DEPTH + 1023) // 1024
     TOGETHER: gl.constexpr = 1 if DEPTH <= 4096 and S.width == 8 else 2
-    me = gl.program_id(0)
-    count = _count(TILES, S.programs)
+    count = _count(TILES, S)
     for first in range(0, count, TOGETHER):
-        together = gl.minimum(count - first, TOGETHER)
-        for s in range(STAGES * together):
-            tile = me + S.programs * (first + s % together)
-            to, bar = _free(ring, slot, phase)
+        pair = gl.minimum(count - first, TOGETHER) - 1  # 1 for two tiles
+        for s in range(STAGES << pair):
+            tile = gl.program_id(0) + S.programs * (first + (s & pair))
+            k = (s >> pair) * 16
+            bar = ring.full.index(slot[0])
+            mbarrier.wait(ring.empty.index(slot[0]), slot[1] ^ 1)
+            mbarrier.expect(bar, 32768)
+            to = ring.slots.index(slot[0])
             if HALF > 0:
                 at = layer * (OUT // HALF) + tile // (HALF // 8) * 2
                 to = to._reinterpret(gl.bfloat16, [16, 2, 8, 64], HALVES)
-                tma.async_copy_global_to_shared(weight, [s // together * 16, at, tile % (HALF // 8) * 8, 0], bar, to)
+                tma.async_copy_global_to_shared(weight, [k, at, tile % (HALF // 8) * 8, 0], bar, to)
             else:
-                tma.async_copy_global_to_shared(weight, [s // together * 16, layer * OUT + tile * 16, 0], bar, to)
-            slot, phase = _step(slot, phase, S.ring)
-    return slot, phase
+                tma.async_copy_global_to_shared(weight, [k, layer * OUT + tile * 16, 0], bar, to)
+            slot = _next(slot, S.ring)
+    return slot
 
 
 @gluon.jit
 @no_type_check
-def _slots_of(meta, request, column, first, length, columns):
-    row = gl.load(meta.table_rows + request)
-    seen = (column >= first) & (column < length)
-    return gl.load(meta.table + row * columns + column, seen, -1).to(gl.int32)
+def _slots_of(table, column, first, length):
+    """Load the slots of 64 columns, -1 for columns that are not visible, in four parts."""
+    a = gl.load(table + column, (column >= first) & (column < length), -1).to(gl.int32)
+    b = gl.load(table + column + 16, (column + 16 >= first) & (column + 16 < length), -1).to(gl.int32)
+    c = gl.load(table + column + 32, (column + 32 >= first) & (column + 32 < length), -1).to(gl.int32)
+    d = gl.load(table + column + 48, (column + 48 >= first) & (column + 48 < length), -1).to(gl.int32)
+    return a, b, c, d
 
 
 @gluon.jit
 @no_type_check
-def _stream_keys(cache, meta, layer, num_slots, ring, slot, phase, columns, S: gl.constexpr):
+def _stream_keys(keys, values, table, meta, layer, length, head, split, ring, slot, S: gl.constexpr):
     """Copy keys and values of the prefix columns of this program's part."""
-    request, head, split = _unit(gl.program_id(0), S)
-    if split < S.splits:
-        first, length, low, high = _key_span(meta, layer, request, split, S)
-        dim = gl.arange(0, 128, layout=gl.SliceLayout(0, COPY))[None, :]
-        place = gl.arange(0, 16, layout=LANES)
-        base = first - OWN + place + low * COLUMNS
-        a0 = _slots_of(meta, request, base, first, length, columns)
-        a1 = _slots_of(meta, request, base + 16, first, length, columns)
-        a2 = _slots_of(meta, request, base + 32, first, length, columns)
-        a3 = _slots_of(meta, request, base + 48, first, length, columns)
-        for _ in range(low, high):
-            n0, n1, n2, n3 = a0, a1, a2, a3
-            base += COLUMNS
-            a0 = _slots_of(meta, request, base, first, length, columns)  # of the next stage
-            a1 = _slots_of(meta, request, base + 16, first, length, columns)
-            a2 = _slots_of(meta, request, base + 32, first, length, columns)
-            a3 = _slots_of(meta, request, base + 48, first, length, columns)
-            mbarrier.wait(ring.empty.index(slot), phase ^ 1)
-            to = ring.slots.index(slot)._reinterpret(gl.bfloat16, [2, 64, 128], KV)
-            for i in gl.static_range(4):
-                own = n0 if i == 0 else n1 if i == 1 else n2 if i == 2 else n3
-                own = gl.convert_layout(own, gl.SliceLayout(1, COPY))
-                at = ((layer * num_slots + own.to(gl.int64)) * S.kv_heads + head)[:, None] * D + dim
-                seen = (own >= 0)[:, None] & (dim >= 0)
-                async_copy.async_copy_global_to_shared(to.index(0).slice(i * 16, 16), cache[0] + at, seen)
-                async_copy.async_copy_global_to_shared(to.index(1).slice(i * 16, 16), cache[1] + at, seen)
-            async_copy.mbarrier_arrive(ring.full.index(slot))
-            mbarrier.arrive(ring.full.index(slot), count=1)
-            slot, phase = _step(slot, phase, S.ring)
-    return slot, phase
+    dim = gl.arange(0, 128, layout=gl.SliceLayout(0, COPY))[None, :] + head * D
+    first, low, high = _span(meta, layer, length, split, S)
+    column = first - OWN + gl.arange(0, 16, layout=LANES) + low * COLUMNS
+    following = _slots_of(table, column, first, length)
+    for _ in range(low, high):
+        own = following
+        column += COLUMNS
+        following = _slots_of(table, column, first, length)
+        mbarrier.wait(ring.empty.index(slot[0]), slot[1] ^ 1)
+        to = ring.slots.index(slot[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+        for i in gl.static_range(4):
+            source = gl.convert_layout(own[i], gl.SliceLayout(1, COPY))[:, None]
+            at = source * (S.kv_heads * 128) + dim
+            mask = (source >= 0) & (dim >= 0)
+            async_copy.async_copy_global_to_shared(to.index(0).slice(i * 16, 16), keys + at, mask)
+            async_copy.async_copy_global_to_shared(to.index(1).slice(i * 16, 16), values + at, mask)
+        async_copy.mbarrier_arrive(ring.full.index(slot[0]))
+        mbarrier.arrive(ring.full.index(slot[0]), count=1)
+        slot = _next(slot, S.ring)
+    return slot
 
 
 @gluon.jit
 @no_type_check
 def _producer(qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S: gl.constexpr):
-    slot, phase = 0, 0
+    request, head, split = _unit(gl.program_id(0), S)
+    length = gl.load(meta.key_lens + request)
+    table = meta.table + gl.load(meta.table_rows + request) * columns
+    slot = (0, 0)
     for layer in range(S.layers):
-        slot, phase = _stream(qkv, layer, ring, slot, phase, S.qkv_tiles * 16, 64, S.qkv_tiles, S.hidden, S)
-        slot, phase = _stream_keys(cache, meta, layer, num_slots, ring, slot, phase, columns, S)
-        slot, phase = _stream(o, layer, ring, slot, phase, S.hidden, 0, S.residual_tiles, S.attended, S)
-        slot, phase = _stream(gate_up, layer, ring, slot, phase, 2 * S.inner, S.inner, S.gate_up_tiles, S.hidden, S)
-        slot, phase = _stream(down, layer, ring, slot, phase, S.hidden, 0, S.residual_tiles, S.inner, S)
+        slot = _stream(qkv, layer, ring, slot, S.qkv_tiles * 16, 64, S.qkv_tiles, S.hidden, S)
+        if split < S.splits:
+            base = layer.to(gl.int64) * num_slots * (S.kv_heads * 128)
+            keys, values = cache[0] + base, cache[1] + base
+            slot = _stream_keys(keys, values, table, meta, layer, length, head, split, ring, slot, S)
+        slot = _stream(o, layer, ring, slot, S.hidden, 0, S.residual_tiles, S.attended, S)
+        slot = _stream(gate_up, layer, ring, slot, 2 * S.inner, S.inner, S.gate_up_tiles, S.hidden, S)
+        slot = _stream(down, layer, ring, slot, S.hidden, 0, S.residual_tiles, S.inner, S)
 
 
 # The poller.
@@ -244,14 +252,10 @@ def _producer(qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S: g
 @gluon.jit
 @no_type_check
 def _read(p, PAUSE: gl.constexpr):
-    if PAUSE:
-        return gl.inline_asm_elementwise(
-            "nanosleep.u32 100; ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [p.to(gl.int64)], gl.int32, False, 1
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [p.to(gl.int64)], gl.int32, False, 1
-        )
+    wait: gl.constexpr = "nanosleep.u32 100; " if PAUSE else ""
+    return gl.inline_asm_elementwise(
+        wait + "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [p.to(gl.int64)], gl.int32, False, 1
+    )
 
 
 @gluon.jit
@@ -275,13 +279,14 @@ def _await(work, at, MANY: gl.constexpr, EXPECTED: gl.constexpr, ring, turn, lef
 @no_type_check
 def _poller(work, ring, S: gl.constexpr):
     request, head, _ = _unit(gl.program_id(0), S)
+    unit = request * S.kv_heads + head
     turn = 0
     left = PATIENCE + 0
     at = 1
     for _ in range(S.layers):
         turn, left = _await(work, at - 1, 1, S.residual_tiles, ring, turn, left, S)
         turn, left = _await(work, at + head, 1, S.head_tiles, ring, turn, left, S)
-        turn, left = _await(work, at + S.at_attended + request * S.kv_heads + head, 1, S.splits, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_attended + unit, 1, S.splits, ring, turn, left, S)
         turn, left = _await(work, at + S.at_merged, 1, S.parts, ring, turn, left, S)
         turn, left = _await(work, at + S.at_o, 1, S.residual_tiles, ring, turn, left, S)
         turn, left = _await(work, at + S.at_inner, S.inner_counters, S.inner_expected, ring, turn, left, S)
@@ -303,125 +308,98 @@ def _woken(ring, turn, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _inputs(x, first, K: gl.constexpr, CHECKED: gl.constexpr, S: gl.constexpr):
+def _inputs(x, K: gl.constexpr, k: gl.constexpr, S: gl.constexpr):
     """Load 512 inputs of every row."""
-    part = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, B)))
-    k = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(2, B)))
-    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, gl.SliceLayout(1, B)))
-    place = part[:, None, None] * 64 + k[None, :, None] + first
-    mask = (place >= 0) & (n[None, None, :] < S.rows)
-    if CHECKED:
+    part = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
+    place = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, gl.SliceLayout(1, B)))[None, None, :]
+    place = part * 64 + place + k * 512
+    mask = (place >= 0) & (n < S.rows)
+    if (k + 1) * 512 > K:
         mask = mask & (place < K)
-    return gl.load(x + place + n[None, None, :] * K, mask=mask, other=0.0, cache_modifier=".cg")
+    return gl.load(x + place + n * K, mask=mask, other=0.0, cache_modifier=".cg")
 
 
 @gluon.jit
 @no_type_check
-def _stage_inputs(x, K: gl.constexpr, k: gl.constexpr, S: gl.constexpr):
-    CHECKED: gl.constexpr = (k + 1) * 1024 > K
-    return _inputs(x, k * 1024, K, CHECKED, S), _inputs(x, k * 1024 + 512, K, CHECKED, S)
-
-
-@gluon.jit
-@no_type_check
-def _consume(ring, slot, phase, c, e, b, S: gl.constexpr):
-    mbarrier.wait(ring.full.index(slot), phase)
-    w = ring.slots.index(slot)
+def _consume(ring, slot, low_sum, high_sum, x, S: gl.constexpr):
+    mbarrier.wait(ring.full.index(slot[0]), slot[1])
+    w = ring.slots.index(slot[0])
     low, high = w.slice(0, 8).load(A), w.slice(8, 8).load(A)
-    mbarrier.arrive(ring.empty.index(slot), count=1)
-    slot, phase = _step(slot, phase, S.ring)
-    return slot, phase, mma_v2(low, b[0], c), mma_v2(high, b[1], e)
+    mbarrier.arrive(ring.empty.index(slot[0]), count=1)
+    return _next(slot, S.ring), mma_v2(low, x[0], low_sum), mma_v2(high, x[1], high_sum)
 
 
 @gluon.jit
 @no_type_check
-def _hand_over(ring, at, at_phase, v):
-    mbarrier.wait(ring.sums_empty.index(at), at_phase ^ 1)
-    ring.sums.index(at).store(v)
-    mbarrier.arrive(ring.sums_full.index(at), count=1)
-    at, at_phase = _step(at, at_phase, SUMS)
-    return at, at_phase
+def _hand_over(ring, done, value):
+    mbarrier.wait(ring.sums_empty.index(done[0]), done[1] ^ 1)
+    ring.sums.index(done[0]).store(value)
+    mbarrier.arrive(ring.sums_full.index(done[0]), count=1)
+    return _next(done, SUMS)
 
 
 @gluon.jit
 @no_type_check
-def _held(x, count, ring, slot, phase, at, at_phase, K: gl.constexpr, S: gl.constexpr):
+def _held(x, count, ring, slot, done, K: gl.constexpr, S: gl.constexpr):
     """Multiply tile by tile; registers hold the rows, up to 4,096 inputs."""
     STAGES: gl.constexpr = (K + 1023) // 1024
-    b0 = _stage_inputs(x, K, 0, S)
-    b1, b2, b3 = b0, b0, b0
-    if STAGES > 1:
-        b1 = _stage_inputs(x, K, 1, S)
-    if STAGES > 2:
-        b2 = _stage_inputs(x, K, 2, S)
-    if STAGES > 3:
-        b3 = _stage_inputs(x, K, 3, S)
+    held = ()
+    for k in gl.static_range(STAGES):
+        held = held + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)
     for _ in range(count):
         c = gl.zeros([8, 16, 8], gl.float32, MMA)
         e = gl.zeros([8, 16, 8], gl.float32, MMA)
-        slot, phase, c, e = _consume(ring, slot, phase, c, e, b0, S)
-        if STAGES > 1:
-            slot, phase, c, e = _consume(ring, slot, phase, c, e, b1, S)
-        if STAGES > 2:
-            slot, phase, c, e = _consume(ring, slot, phase, c, e, b2, S)
-        if STAGES > 3:
-            slot, phase, c, e = _consume(ring, slot, phase, c, e, b3, S)
-        at, at_phase = _hand_over(ring, at, at_phase, c + e)
-    return slot, phase, at, at_phase
+        for k in gl.static_range(STAGES):
+            slot, c, e = _consume(ring, slot, c, e, held[k], S)
+        done = _hand_over(ring, done, c + e)
+    return slot, done
 
 
 @gluon.jit
 @no_type_check
-def _paired(x, ring, slot, phase, at, at_phase, K: gl.constexpr, TWO: gl.constexpr, S: gl.constexpr):
+def _paired(x, ring, slot, done, K: gl.constexpr, TWO: gl.constexpr, S: gl.constexpr):
     """Multiply two tiles (TWO) or one, with inputs that are loaded a few stages ahead."""
     STAGES: gl.constexpr = (K + 1023) // 1024
     AHEAD: gl.constexpr = 3 if S.width == 8 else 1
-    b0 = _stage_inputs(x, K, 0, S)
-    b1, b2 = b0, b0
-    if AHEAD > 1 and STAGES > 1:
-        b1 = _stage_inputs(x, K, 1, S)
-    if AHEAD > 2 and STAGES > 2:
-        b2 = _stage_inputs(x, K, 2, S)
+    ahead = ()
+    for k in gl.static_range(AHEAD):
+        ahead = ahead + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)
     c0 = gl.zeros([8, 16, S.width], gl.float32, MMA)
     e0, c1, e1 = c0, c0, c0
     for k in gl.static_range(STAGES):
-        b3 = b2 if AHEAD == 3 else b0
+        own = ahead[0]
+        following = own
         if k + AHEAD < STAGES:
-            b3 = _stage_inputs(x, K, k + AHEAD, S)
-        slot, phase, c0, e0 = _consume(ring, slot, phase, c0, e0, b0, S)
+            following = (_inputs(x, K, 2 * (k + AHEAD), S), _inputs(x, K, 2 * (k + AHEAD) + 1, S))
+        slot, c0, e0 = _consume(ring, slot, c0, e0, own, S)
         if TWO:
-            slot, phase, c1, e1 = _consume(ring, slot, phase, c1, e1, b0, S)
+            slot, c1, e1 = _consume(ring, slot, c1, e1, own, S)
         if AHEAD == 3:
-            b0, b1, b2 = b1, b2, b3
+            ahead = (ahead[1], ahead[2], following)
         else:
-            b0 = b3
-    at, at_phase = _hand_over(ring, at, at_phase, c0 + e0)
+            ahead = (following,)
+    done = _hand_over(ring, done, c0 + e0)
     if TWO:
-        at, at_phase = _hand_over(ring, at, at_phase, c1 + e1)
-    return slot, phase, at, at_phase
+        done = _hand_over(ring, done, c1 + e1)
+    return slot, done
 
 
 @gluon.jit
 @no_type_check
-def _product(x, ring, slot, phase, at, at_phase, turn, K: gl.constexpr, TILES: gl.constexpr, S: gl.constexpr):
+def _product(x, ring, slot, done, turn, K: gl.constexpr, TILES: gl.constexpr, S: gl.constexpr):
     """Multiply this program's tiles of one product, after its dependency."""
-    count = _count(TILES, S.programs)
+    count = _count(TILES, S)
     turn = _woken(ring, turn, S)
     if K <= 4096 and S.width == 8:
-        slot, phase, at, at_phase = _held(x, count, ring, slot, phase, at, at_phase, K, S)
+        slot, done = _held(x, count, ring, slot, done, K, S)
     else:
         for _ in range(count // 2):
-            slot, phase, at, at_phase = _paired(x, ring, slot, phase, at, at_phase, K, True, S)
+            slot, done = _paired(x, ring, slot, done, K, True, S)
         if TILES % (2 * S.programs) != 0:
             for _ in range(count % 2):
-                slot, phase, at, at_phase = _paired(x, ring, slot, phase, at, at_phase, K, False, S)
-    return slot, phase, at, at_phase, turn
-
-
-@gluon.jit
-@no_type_check
-def _rounded(x):
-    return x.to(gl.bfloat16).to(gl.float32)
+                slot, done = _paired(x, ring, slot, done, K, False, S)
+    return slot, done, turn
 
 
 @gluon.jit
@@ -457,15 +435,13 @@ def _queries(tables, meta, work, layer, request, head, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _store_own(cache, tables, meta, work, layer, request, head, num_slots, to, S: gl.constexpr):
+def _store_own(cache, tables, meta, work, layer, request, head, own, num_slots, to, S: gl.constexpr):
     """Put the rows' own keys and values into the first places of a stage, and write keys that had to be normalised."""
-    n = gl.arange(0, 16, layout=gl.SliceLayout(1, MINE))[:, None]
     dim = gl.arange(0, 128, layout=gl.SliceLayout(0, MINE))[None, :]
-    own = gl.load(meta.slots + request * S.nodes + n, n < S.nodes, -1)
     at = ((layer * num_slots + own) * S.kv_heads + head) * D + dim
     mask = (own >= 0) & (dim >= 0)
     if S.has_head_norms:
-        row = request * S.nodes + n
+        row = request * S.nodes + gl.arange(0, 16, layout=gl.SliceLayout(1, MINE))[:, None]
         raw = work.key + (row * S.kv_heads + head) * D
         key = _normed_and_turned(raw, tables.key_norms + layer * D, meta.turns + row * D, dim, mask, S.eps, 1)
         gl.store(cache[0] + at, key, mask)
@@ -474,57 +450,90 @@ def _store_own(cache, tables, meta, work, layer, request, head, num_slots, to, S
     value = gl.load(cache[1] + at, mask, 0.0, cache_modifier=".cg")
     to.index(0).slice(0, 16).store(key)
     to.index(1).slice(0, 16).store(value)
+    barrier()
 
 
 @gluon.jit
 @no_type_check
-def _attend(cache, tables, meta, work, layer, num_slots, ring, slot, phase, S: gl.constexpr):
-    """Attend from all rows of a request to one part of its keys, with online softmax."""
+def _scores(kv, query, stage, first, seen, prefix, lowest, S: gl.constexpr):
+    """Compute the scores of a stage's keys, [64, pairs], in powers of two."""
+    s = mma_v2(kv.index(0).load(gl.DotOperandLayout(0, SCORES, 8)), query, gl.zeros([64, S.pairs], gl.float32, SCORES))
+    place = stage * COLUMNS + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))[:, None]
+    column = first - OWN + place
+    ok = column < prefix[None, :]
+    if S.has_windows:
+        ok = ok & (column > lowest[None, :])
+    ok = gl.where(place < OWN, ((seen[None, :] >> gl.minimum(place, 31)) & 1) == 1, ok)
+    return gl.where(ok, s * (0.08838834764831845 * LOG2_E), float("-inf"))
+
+
+@gluon.jit
+@no_type_check
+def _weighted_values(kv, weight, acc):
+    v = kv.index(1).permute((1, 0)).load(gl.DotOperandLayout(0, VALUES, 2))
+    return mma_v2(v, gl.convert_layout(weight.to(gl.bfloat16), gl.DotOperandLayout(1, VALUES, 2)), acc)
+
+
+@gluon.jit
+@no_type_check
+def _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, turn, S: gl.constexpr):
+    """Attend from all rows of a request to one part of its keys, two stages at a time, with online softmax."""
     request, head, split = _unit(_here(gl.program_id(0)), S)
-    query = _queries(tables, meta, work, layer, request, head, S)
     pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, SCORES))
     row = request * S.nodes + pair // S.group
     is_row = pair < S.nodes * S.group
+    n = gl.arange(0, 16, layout=gl.SliceLayout(1, MINE))[:, None]
+    # What other programs do not write is loaded before their signal comes.
+    own = gl.load(meta.slots + request * S.nodes + n, n < S.nodes, -1)
     seen = gl.load(meta.visible + row, is_row, 0)
     prefix = gl.load(meta.prefix_lens + row, is_row, 0)
-    lowest = gl.load(meta.positions + row, is_row, 0).to(gl.int32) - gl.load(meta.windows + layer)
-    first, length, low, high = _key_span(meta, layer, request, split, S)
+    lowest = prefix
+    if S.has_windows:
+        lowest = gl.load(meta.positions + row, is_row, 0).to(gl.int32) - gl.load(meta.windows + layer)
+    first, low, high = _span(meta, layer, length, split, S)
+    turn = _woken(ring, turn, S)
+    query = _queries(tables, meta, work, layer, request, head, S)
     top = gl.full([S.pairs], float("-inf"), gl.float32, gl.SliceLayout(0, SCORES))
-    total = gl.zeros([S.pairs], gl.float32, gl.SliceLayout(0, SCORES))
+    total = gl.zeros([64, S.pairs], gl.float32, SCORES)
     acc = gl.zeros([128, S.pairs], gl.float32, VALUES)
-    for stage in range(low, high):
-        mbarrier.wait(ring.full.index(slot), phase)
-        kv = ring.slots.index(slot)._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+    for stage in range(low, high, 2):
+        mbarrier.wait(ring.full.index(slot[0]), slot[1])
+        kv = ring.slots.index(slot[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
         if stage == 0:
-            _store_own(cache, tables, meta, work, layer, request, head, num_slots, kv, S)
-            barrier()
-        s = mma_v2(
-            kv.index(0).load(gl.DotOperandLayout(0, SCORES, 8)), query, gl.zeros([64, S.pairs], gl.float32, SCORES)
-        )
-        place = stage * COLUMNS + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))[:, None]
-        column = first - OWN + place
-        ok = (column < prefix[None, :]) & (column > lowest[None, :])
-        ok = gl.where(place < OWN, ((seen[None, :] >> gl.minimum(place, 31)) & 1) == 1, ok)
-        s = gl.where(ok, s * (0.08838834764831845 * LOG2_E), float("-inf"))
-        higher = gl.maximum(top, gl.max(s, axis=0))
+            _store_own(cache, tables, meta, work, layer, request, head, own, num_slots, kv, S)
+        a = _scores(kv, query, stage, first, seen, prefix, lowest, S)
+        other = _next(slot, S.ring)
+        is_two = stage + 1 < high
+        if is_two:
+            mbarrier.wait(ring.full.index(other[0]), other[1])
+            kv_b = ring.slots.index(other[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+            b = _scores(kv_b, query, stage + 1, first, seen, prefix, lowest, S)
+        else:
+            b = gl.full([64, S.pairs], float("-inf"), gl.float32, SCORES)
+        higher = gl.maximum(top, gl.max(gl.maximum(a, b), axis=0))
         shift = gl.where(higher == float("-inf"), 0.0, higher)
         before = gl.exp2(top - shift)
-        weight = gl.exp2(s - shift[None, :])
-        total = total * before + gl.sum(weight, axis=0)
+        a, b = gl.exp2(a - shift[None, :]), gl.exp2(b - shift[None, :])
+        total = total * before[None, :] + a + b
         top = higher
         acc = acc * gl.convert_layout(before, gl.SliceLayout(0, VALUES))[None, :]
-        v = kv.index(1).permute((1, 0)).load(gl.DotOperandLayout(0, VALUES, 2))
-        acc = mma_v2(v, gl.convert_layout(weight.to(gl.bfloat16), gl.DotOperandLayout(1, VALUES, 2)), acc)
+        acc = _weighted_values(kv, a, acc)
+        if is_two:
+            kv_b = ring.slots.index(other[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+            acc = _weighted_values(kv_b, b, acc)
         fence_async_shared()
-        mbarrier.arrive(ring.empty.index(slot), count=1)
-        slot, phase = _step(slot, phase, S.ring)
+        mbarrier.arrive(ring.empty.index(slot[0]), count=1)
+        slot = other
+        if is_two:
+            mbarrier.arrive(ring.empty.index(slot[0]), count=1)
+            slot = _next(slot, S.ring)
     at = ((request * S.kv_heads + head) * S.splits + split) * S.pairs
     gl.store(work.stats + (at + pair) * 2, top)
-    gl.store(work.stats + (at + pair) * 2 + 1, total)
+    gl.store(work.stats + (at + pair) * 2 + 1, gl.sum(total, axis=0))
     pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, VALUES))[None, :]
     dim = gl.arange(0, 128, layout=gl.SliceLayout(1, VALUES))[:, None]
     gl.store(work.parts + (at + pair) * D + dim, acc)
-    return slot, phase
+    return slot, turn
 
 
 @gluon.jit
@@ -550,51 +559,47 @@ def _merge(work, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _signal(work, at):
-    barrier()
-    gl.atomic_add(work.counters + at * STRIDE, 1, sem="release", scope="gpu")
-
-
-@gluon.jit
-@no_type_check
 def _multiplier(cache, tables, meta, work, num_slots, ring, S: gl.constexpr):
-    slot, phase, at, at_phase, turn, base = 0, 0, 0, 0, 0, 1
     request, head, split = _unit(gl.program_id(0), S)
-    attends = split < S.splits
+    length = gl.load(meta.key_lens + request)
+    slot, done = (0, 0), (0, 0)
+    turn = 0
+    base = 1
     for layer in range(S.layers):
-        slot, phase, at, at_phase, turn = _product(
-            work.weighted, ring, slot, phase, at, at_phase, turn, S.hidden, S.qkv_tiles, S
-        )
-        turn = _woken(ring, turn, S)
-        if attends:
-            slot, phase = _attend(cache, tables, meta, work, layer, num_slots, ring, slot, phase, S)
+        slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.qkv_tiles, S)
+        if split < S.splits:
+            slot, turn = _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, turn, S)
             _signal(work, base + S.at_attended + request * S.kv_heads + head)
-        turn = _woken(ring, turn, S)
-        if attends:
+            turn = _woken(ring, turn, S)
             _merge(work, S)
             _signal(work, base + S.at_merged)
-        slot, phase, at, at_phase, turn = _product(
-            work.attended, ring, slot, phase, at, at_phase, turn, S.attended, S.residual_tiles, S
-        )
-        slot, phase, at, at_phase, turn = _product(
-            work.weighted, ring, slot, phase, at, at_phase, turn, S.hidden, S.gate_up_tiles, S
-        )
-        slot, phase, at, at_phase, turn = _product(
-            work.inner, ring, slot, phase, at, at_phase, turn, S.inner, S.residual_tiles, S
-        )
+        else:
+            turn = _woken(ring, _woken(ring, turn, S), S)
+        slot, done, turn = _product(work.attended, ring, slot, done, turn, S.attended, S.residual_tiles, S)
+        slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.gate_up_tiles, S)
+        slot, done, turn = _product(work.inner, ring, slot, done, turn, S.inner, S.residual_tiles, S)
         base += S.layer_counters
 
 
-# The finishers.
+# The finishers, of which each takes every other tile of a product.
 
 
 @gluon.jit
 @no_type_check
-def _summed(ring, at, at_phase):
-    mbarrier.wait(ring.sums_full.index(at), at_phase)
-    s = ring.sums.index(at)
+def _tile(i, S: gl.constexpr):
+    """Number of this program's i-th tile, and places, rows and mask of half a tile."""
+    o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None]
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
+    return _here(gl.program_id(0)) + S.programs * i, o, n, (n < S.rows) & (o >= 0)
+
+
+@gluon.jit
+@no_type_check
+def _summed(ring, done):
+    mbarrier.wait(ring.sums_full.index(done[0]), done[1])
+    s = ring.sums.index(done[0])
     low, high = gl.sum(s.slice(0, 8, dim=1).load(TILE3), axis=0), gl.sum(s.slice(8, 8, dim=1).load(TILE3), axis=0)
-    mbarrier.arrive(ring.sums_empty.index(at), count=1)
+    mbarrier.arrive(ring.sums_empty.index(done[0]), count=1)
     return low, high
 
 
@@ -614,84 +619,74 @@ def _scale(work, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _store_rows(work, norm, tile, low, high, layer, S: gl.constexpr):
+def _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, layer, S: gl.constexpr):
     """Store a tile of residual rows, what the next norm needs of it, and features where a layer's input is one.
 
     low, high: bf16. layer: the one whose input it is.
     """
     COUNT: gl.constexpr = len(S.features)
-    o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None] + tile * 16
-    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
-    row = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))
-    mask = (n < S.rows) & (o >= 0)
-    gl.store(work.residual + n * S.hidden + o, low, mask)
-    gl.store(work.residual + n * S.hidden + o + 8, high, mask)
+    gl.store(work.residual + at, low, mask)
+    gl.store(work.residual + at + 8, high, mask)
     for i in gl.static_range(COUNT):
         if layer == S.features[i]:
-            gl.store(work.features + (n * COUNT + i) * S.hidden + o, low, mask)
-            gl.store(work.features + (n * COUNT + i) * S.hidden + o + 8, high, mask)
+            to = work.features + n * ((COUNT - 1) * S.hidden) + i * S.hidden + at
+            gl.store(to, low, mask)
+            gl.store(to + 8, high, mask)
     low, high = low.to(gl.float32), high.to(gl.float32)
-    gl.store(work.weighted + n * S.hidden + o, (low * gl.load(norm + o).to(gl.float32)).to(gl.bfloat16), mask)
-    gl.store(work.weighted + n * S.hidden + o + 8, (high * gl.load(norm + o + 8).to(gl.float32)).to(gl.bfloat16), mask)
+    gl.store(work.weighted + at, (low * low_norm.to(gl.float32)).to(gl.bfloat16), mask)
+    gl.store(work.weighted + at + 8, (high * high_norm.to(gl.float32)).to(gl.bfloat16), mask)
+    row = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))
     gl.store(work.squares + row * S.residual_tiles + tile, gl.sum(low * low + high * high, axis=0), row < S.rows)
 
 
 @gluon.jit
 @no_type_check
-def _finish_rows(work, norm, ring, at, at_phase, turn, counter, layer, SIDE: gl.constexpr, S: gl.constexpr):
+def _finish_rows(work, norm, ring, done, turn, counter, layer, SIDE: gl.constexpr, S: gl.constexpr):
     """Add tiles to the residual rows."""
-    count = _count(S.residual_tiles, S.programs)
     turn = _woken(ring, turn, S)
-    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
-    for i in range(count):
+    for i in range(_count(S.residual_tiles, S)):
         if i % 2 == SIDE:
-            tile = gl.program_id(0) + S.programs * i
-            o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None] + tile * 16
-            mask = (n < S.rows) & (o >= 0)
-            before_low = gl.load(work.residual + n * S.hidden + o, mask, 0.0, cache_modifier=".cg")
-            before_high = gl.load(work.residual + n * S.hidden + o + 8, mask, 0.0, cache_modifier=".cg")
-            low, high = _summed(ring, at, at_phase)
-            low, high = before_low + low.to(gl.bfloat16), before_high + high.to(gl.bfloat16)
-            _store_rows(work, norm, tile, low, high, layer, S)
+            tile, o, n, mask = _tile(i, S)
+            at = n * S.hidden + tile * 16 + o
+            low_norm, high_norm = gl.load(norm + tile * 16 + o), gl.load(norm + tile * 16 + o + 8)
+            low_before = gl.load(work.residual + at, mask, 0.0, cache_modifier=".cg")
+            high_before = gl.load(work.residual + at + 8, mask, 0.0, cache_modifier=".cg")
+            low, high = _summed(ring, done)
+            low, high = low_before + low.to(gl.bfloat16), high_before + high.to(gl.bfloat16)
+            _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, layer, S)
             _signal(work, counter)
-        at, at_phase = _step(at, at_phase, SUMS)
-    return at, at_phase, turn
+        done = _next(done, SUMS)
+    return done, turn
 
 
 @gluon.jit
 @no_type_check
 def _embed(tables, meta, work, SIDE: gl.constexpr, S: gl.constexpr):
-    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
-    source = gl.load(meta.ids + n, n < S.rows, 0) * S.hidden
-    for i in range(_count(S.residual_tiles, S.programs)):
+    for i in range(_count(S.residual_tiles, S)):
         if i % 2 == SIDE:
-            tile = gl.program_id(0) + S.programs * i
-            o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None] + tile * 16
-            low, high = gl.load(tables.embedding + source + o), gl.load(tables.embedding + source + o + 8)
-            _store_rows(work, tables.input_norms, tile, low, high, 0, S)
+            tile, o, n, mask = _tile(i, S)
+            source = tables.embedding + gl.load(meta.ids + n, n < S.rows, 0) * S.hidden + tile * 16 + o
+            norm = tables.input_norms + tile * 16 + o
+            low, high, low_norm, high_norm = gl.load(source), gl.load(source + 8), gl.load(norm), gl.load(norm + 8)
+            at = n * S.hidden + tile * 16 + o
+            _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, 0, S)
             _signal(work, 0)
 
 
 @gluon.jit
 @no_type_check
-def _finish_qkv(
-    cache, meta, work, layer, num_slots, ring, at, at_phase, turn, base, SIDE: gl.constexpr, S: gl.constexpr
-):
+def _finish_qkv(cache, meta, work, layer, num_slots, ring, done, turn, base, SIDE: gl.constexpr, S: gl.constexpr):
     """Scale and rotate queries and keys, and write queries, keys and values; with head norms, attention rotates."""
-    count = _count(S.qkv_tiles, S.programs)
     turn = _woken(ring, turn, S)
     scale = _scale(work, S)
-    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
-    o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None]
-    mask = (n < S.rows) & (o >= 0)
-    for i in range(count):
+    for i in range(_count(S.qkv_tiles, S)):
         if i % 2 == SIDE:
-            tile = _here(gl.program_id(0)) + S.programs * i
+            tile, o, n, mask = _tile(i, S)
             head, dim = tile // 8, tile % 8 * 8 + o
             own = gl.load(meta.slots + n, n < S.rows, -1)
             co = gl.load(meta.turns + n * 128 + dim, mask, 0.0).to(gl.float32)
             si = gl.load(meta.turns + n * 128 + 64 + dim, mask, 0.0).to(gl.float32)
-            low, high = _summed(ring, at, at_phase)
+            low, high = _summed(ring, done)
             x, y = _rounded(low * scale), _rounded(high * scale)
             if (not S.has_head_norms) and head < S.heads + S.kv_heads:
                 x, y = _rounded(x * co) - _rounded(y * si), _rounded(y * co) + _rounded(x * si)
@@ -701,63 +696,61 @@ def _finish_qkv(
                 gl.store(to, x, mask)
                 gl.store(to + 64, y, mask)
                 _signal(work, base + head // S.group)
-            elif head < S.heads + S.kv_heads:
-                if S.has_head_norms:
-                    to = work.key + (n * S.kv_heads + head - S.heads) * 128 + dim
-                    gl.store(to, x, mask)
-                    gl.store(to + 64, y, mask)
-                else:
-                    to = cache[0] + ((layer * num_slots + own) * S.kv_heads + head - S.heads) * 128 + dim
-                    gl.store(to, x, mask & (own >= 0))
-                    gl.store(to + 64, y, mask & (own >= 0))
-                _signal(work, base + head - S.heads)
             else:
-                to = cache[1] + ((layer * num_slots + own) * S.kv_heads + head - S.heads - S.kv_heads) * 128 + dim
-                gl.store(to, x, mask & (own >= 0))
-                gl.store(to + 64, y, mask & (own >= 0))
-                _signal(work, base + head - S.heads - S.kv_heads)
-        at, at_phase = _step(at, at_phase, SUMS)
-    return at, at_phase, turn
+                kv_head = (head - S.heads) % S.kv_heads
+                place = ((layer * num_slots + own) * S.kv_heads + kv_head) * 128 + dim
+                kept = mask & (own >= 0)
+                if head >= S.heads + S.kv_heads:
+                    gl.store(cache[1] + place, x, kept)
+                    gl.store(cache[1] + place + 64, y, kept)
+                elif S.has_head_norms:
+                    raw = work.key + (n * S.kv_heads + kv_head) * 128 + dim
+                    gl.store(raw, x, mask)
+                    gl.store(raw + 64, y, mask)
+                else:
+                    gl.store(cache[0] + place, x, kept)
+                    gl.store(cache[0] + place + 64, y, kept)
+                _signal(work, base + kv_head)
+        done = _next(done, SUMS)
+    return done, turn
 
 
 @gluon.jit
 @no_type_check
-def _finish_gated(work, ring, at, at_phase, turn, counter, SIDE: gl.constexpr, S: gl.constexpr):
-    count = _count(S.gate_up_tiles, S.programs)
+def _finish_gated(work, ring, done, turn, counter, SIDE: gl.constexpr, S: gl.constexpr):
     turn = _woken(ring, turn, S)
     scale = _scale(work, S)
-    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
-    o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None]
-    mask = (n < S.rows) & (o >= 0)
-    for i in range(count):
+    for i in range(_count(S.gate_up_tiles, S)):
         if i % 2 == SIDE:
-            tile = gl.program_id(0) + S.programs * i
-            low, high = _summed(ring, at, at_phase)
+            tile, o, n, mask = _tile(i, S)
+            low, high = _summed(ring, done)
             gate, up = _rounded(low * scale), _rounded(high * scale)
             shrunk = gl.exp(-gl.abs(gate))
             silu = _rounded(gate * gl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk))
             gl.store(work.inner + n * S.inner + tile * 8 + o, (silu * up).to(gl.bfloat16), mask)
             _signal(work, counter + tile % S.inner_counters)
-        at, at_phase = _step(at, at_phase, SUMS)
-    return at, at_phase, turn
+        done = _next(done, SUMS)
+    return done, turn
 
 
 @gluon.jit
 @no_type_check
 def _finisher(cache, tables, meta, work, num_slots, ring, SIDE: gl.constexpr, S: gl.constexpr):
-    at, at_phase, turn, base = 0, 0, 0, 1
+    done = (0, 0)
+    turn = 0
+    base = 1
     _embed(tables, meta, work, SIDE, S)
     for layer in range(S.layers):
-        at, at_phase, turn = _finish_qkv(cache, meta, work, layer, num_slots, ring, at, at_phase, turn, base, SIDE, S)
+        done, turn = _finish_qkv(cache, meta, work, layer, num_slots, ring, done, turn, base, SIDE, S)
         if S.is_sparse:
             turn = _woken(ring, _woken(ring, turn, S), S)
         else:
             turn += 2
         norm = tables.inner_norms + layer * S.hidden
-        at, at_phase, turn = _finish_rows(work, norm, ring, at, at_phase, turn, base + S.at_o, -1, SIDE, S)
-        at, at_phase, turn = _finish_gated(work, ring, at, at_phase, turn, base + S.at_inner, SIDE, S)
+        done, turn = _finish_rows(work, norm, ring, done, turn, base + S.at_o, -1, SIDE, S)
+        done, turn = _finish_gated(work, ring, done, turn, base + S.at_inner, SIDE, S)
         norm = tables.input_norms + (layer + 1) * S.hidden
-        at, at_phase, turn = _finish_rows(work, norm, ring, at, at_phase, turn, base + S.at_down, layer + 1, SIDE, S)
+        done, turn = _finish_rows(work, norm, ring, done, turn, base + S.at_down, layer + 1, SIDE, S)
         base += S.layer_counters
 
 

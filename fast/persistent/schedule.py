@@ -75,6 +75,7 @@ class Schedule:
     nodes: int
     programs: int = 128
     has_head_norms: bool = False
+    has_windows: bool = False
     features: tuple[int, ...] = ()  # layers whose inputs are outputs of the forward
     eps: float = 1e-5
 
