@@ -17,19 +17,21 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_a
 
 from specsim.fast.persistent.schedule import Schedule
 
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 renamed it
+barrier = getattr(gl, "barrier" if hasattr(gl, "barrier") else "thread_barrier")  # Triton 3.7 renamed it
 
 D = gl.constexpr(128)
 SUMS, STRIDE, WAKES, COLUMNS, OWN = (gl.constexpr(size) for size in (4, 8, 4, 64, 16))
 PATIENCE = gl.constexpr(1 << 21)  # polls of one counter, each of about a microsecond
 WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 HALVES = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
-MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8]))  # a warp takes one eighth of the inputs
-A = gl.constexpr(gl.DotOperandLayout(0, MMA, 8))
-B = gl.constexpr(gl.DotOperandLayout(1, MMA, 8))
+_EIGHTHS = gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8])  # a warp takes one eighth of a stage's inputs
+MMA = gl.constexpr(_EIGHTHS)
+A = gl.constexpr(gl.DotOperandLayout(0, _EIGHTHS, 8))
+B = gl.constexpr(gl.DotOperandLayout(1, _EIGHTHS, 8))
 SHARES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
-TILE3 = gl.constexpr(gl.BlockedLayout([8, 1, 2], [1, 8, 4], [1, 1, 1], [2, 1, 0]))
-TILE = gl.constexpr(gl.SliceLayout(0, TILE3))  # half a tile: 8 outputs of all rows
+_SHARE = gl.BlockedLayout([8, 1, 2], [1, 8, 4], [1, 1, 1], [2, 1, 0])
+TILE3 = gl.constexpr(_SHARE)
+TILE = gl.constexpr(gl.SliceLayout(0, _SHARE))  # half a tile: 8 outputs of all rows
 LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 SQUARES = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [1, 1], [1, 0]))
 KV = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
@@ -346,7 +348,7 @@ def _held(x, count, ring, slot, done, K: gl.constexpr, S: gl.constexpr):
     STAGES: gl.constexpr = (K + 1023) // 1024
     held = ()
     for k in gl.static_range(STAGES):
-        held = held + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)
+        held = held + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)  # noqa: RUF005 - Triton unpacks no tuple
     for _ in range(count):
         c = gl.zeros([8, 16, 8], gl.float32, MMA)
         e = gl.zeros([8, 16, 8], gl.float32, MMA)
@@ -364,7 +366,7 @@ def _paired(x, ring, slot, done, K: gl.constexpr, TWO: gl.constexpr, S: gl.const
     AHEAD: gl.constexpr = 3 if S.width == 8 else 1
     ahead = ()
     for k in gl.static_range(AHEAD):
-        ahead = ahead + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)
+        ahead = ahead + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)  # noqa: RUF005 - as above
     c0 = gl.zeros([8, 16, S.width], gl.float32, MMA)
     e0, c1, e1 = c0, c0, c0
     for k in gl.static_range(STAGES):
@@ -428,9 +430,10 @@ def _queries(tables, meta, work, layer, request, head, S: gl.constexpr):
     at = work.query + (row * S.heads + head * S.group + pair % S.group) * D
     if S.has_head_norms:
         made = _normed_and_turned(at, tables.query_norms + layer * D, meta.turns + row * D, dim, mask, S.eps, 0)
-        return gl.convert_layout(made, gl.DotOperandLayout(1, SCORES, 8))
+        query = gl.convert_layout(made, gl.DotOperandLayout(1, SCORES, 8))
     else:
-        return gl.load(at + dim, mask, 0.0, cache_modifier=".cg")
+        query = gl.load(at + dim, mask, 0.0, cache_modifier=".cg")
+    return query
 
 
 @gluon.jit

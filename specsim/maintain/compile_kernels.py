@@ -97,7 +97,14 @@ RUNS = (
 
 
 # Persistent forwards: a shape, requests, and rows of each.
-PERSISTENT = (("llama-3-8b", 1, 1), ("llama-3-8b", 1, 8), ("llama-3-8b", 4, 4), ("qwen3-8b", 1, 8), ("llama-2-70b", 1, 8))
+PERSISTENT = (
+    ("llama-3-8b", 1, 1),
+    ("llama-3-8b", 1, 8),
+    ("llama-3-8b", 4, 4),
+    ("qwen3-8b", 1, 8),
+    ("mistral-7b-v0.1", 2, 4),
+    ("llama-2-70b", 1, 8),
+)
 
 
 # Kernels that no round launches, or that write sizes of later launches.
