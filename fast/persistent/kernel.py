@@ -122,10 +122,7 @@ def _next(cursor, SLOTS: gl.constexpr):
 @no_type_check
 def _count(TILES: gl.constexpr, S: gl.constexpr):
     """Count the tiles of this program."""
-    count = (TILES - gl.program_id(0) + S.programs - 1) // S.programs
-    if TILES % S.programs == 0:
-        count = TILES // S.programs
-    return count
+    return (TILES - gl.program_id(0) + S.programs - 1) // S.programs
 
 
 @gluon.jit
@@ -482,43 +479,6 @@ def _weighted_values(kv, weight, acc):
 
 @gluon.jit
 @no_type_check
-def _fold(ring, slot, query, stage, sight, top, total, acc, has_more, TWO: gl.constexpr, S: gl.constexpr):
-    """Fold two stages of keys (TWO) or one into the largest scores, sums and weighted values of those before."""
-    other = _next(slot, S.ring)
-    mbarrier.wait(ring.full.index(slot[0]), slot[1])
-    kv = ring.slots.index(slot[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
-    a = _scores(kv, query, stage, sight[0], sight[1], sight[2], sight[3], S)
-    b = a
-    higher = a
-    if TWO:
-        mbarrier.wait(ring.full.index(other[0]), other[1])
-        kv_b = ring.slots.index(other[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
-        b = _scores(kv_b, query, stage + 1, sight[0], sight[1], sight[2], sight[3], S)
-        higher = gl.maximum(a, b)
-    higher = gl.maximum(top, gl.max(higher, axis=0))
-    shift = gl.where(higher == float("-inf"), 0.0, higher)
-    if has_more:
-        before = gl.exp2(top - shift)
-        total = total * before[None, :]
-        acc = acc * gl.convert_layout(before, gl.SliceLayout(0, VALUES))[None, :]
-    a = gl.exp2(a - shift[None, :])
-    total += a
-    acc = _weighted_values(kv, a, acc)
-    if TWO:
-        b = gl.exp2(b - shift[None, :])
-        total += b
-        acc = _weighted_values(kv_b, b, acc)
-    fence_async_shared()
-    mbarrier.arrive(ring.empty.index(slot[0]), count=1)
-    slot = other
-    if TWO:
-        mbarrier.arrive(ring.empty.index(slot[0]), count=1)
-        slot = _next(slot, S.ring)
-    return higher, total, acc, slot
-
-
-@gluon.jit
-@no_type_check
 def _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, turn, S: gl.constexpr):
     """Attend from all rows of a request to one part of its keys, two stages at a time, with online softmax."""
     request, head, split = _unit(_here(gl.program_id(0)), S)
@@ -539,17 +499,37 @@ def _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, tur
     top = gl.full([S.pairs], float("-inf"), gl.float32, gl.SliceLayout(0, SCORES))
     total = gl.zeros([64, S.pairs], gl.float32, SCORES)
     acc = gl.zeros([128, S.pairs], gl.float32, VALUES)
-    stage = low
-    if low == 0:
+    for stage in range(low, high, 2):
         mbarrier.wait(ring.full.index(slot[0]), slot[1])
-        to = ring.slots.index(slot[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
-        _store_own(cache, tables, meta, work, layer, request, head, own, num_slots, to, S)
-    sight = (first, seen, prefix, lowest)
-    for _ in range((high - low) // 2):
-        top, total, acc, slot = _fold(ring, slot, query, stage, sight, top, total, acc, stage > low, True, S)
-        stage += 2
-    for _ in range((high - low) % 2):
-        top, total, acc, slot = _fold(ring, slot, query, stage, sight, top, total, acc, stage > low, False, S)
+        kv = ring.slots.index(slot[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+        if stage == 0:
+            _store_own(cache, tables, meta, work, layer, request, head, own, num_slots, kv, S)
+        a = _scores(kv, query, stage, first, seen, prefix, lowest, S)
+        other = _next(slot, S.ring)
+        is_two = stage + 1 < high
+        if is_two:
+            mbarrier.wait(ring.full.index(other[0]), other[1])
+            kv_b = ring.slots.index(other[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+            b = _scores(kv_b, query, stage + 1, first, seen, prefix, lowest, S)
+        else:
+            b = gl.full([64, S.pairs], float("-inf"), gl.float32, SCORES)
+        higher = gl.maximum(top, gl.max(gl.maximum(a, b), axis=0))
+        shift = gl.where(higher == float("-inf"), 0.0, higher)
+        before = gl.exp2(top - shift)
+        a, b = gl.exp2(a - shift[None, :]), gl.exp2(b - shift[None, :])
+        total = total * before[None, :] + a + b
+        top = higher
+        acc = acc * gl.convert_layout(before, gl.SliceLayout(0, VALUES))[None, :]
+        acc = _weighted_values(kv, a, acc)
+        if is_two:
+            kv_b = ring.slots.index(other[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+            acc = _weighted_values(kv_b, b, acc)
+        fence_async_shared()
+        mbarrier.arrive(ring.empty.index(slot[0]), count=1)
+        slot = other
+        if is_two:
+            mbarrier.arrive(ring.empty.index(slot[0]), count=1)
+            slot = _next(slot, S.ring)
     at = ((request * S.kv_heads + head) * S.splits + split) * S.pairs
     gl.store(work.stats + (at + pair) * 2, top)
     gl.store(work.stats + (at + pair) * 2 + 1, gl.sum(total, axis=0))
