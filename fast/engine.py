@@ -42,6 +42,7 @@ from specsim.fast.model.draft_metadata import tree_metadata
 from specsim.fast.model.metadata import prefill_metadata
 from specsim.fast.model.rank_links import linked
 from specsim.fast.model.side_rows import move_side, write_side
+from specsim.fast.persistent.limits import uses_persistent
 from specsim.fast.runtime.gather import join_slices
 from specsim.fast.runtime.graph import capture
 from specsim.fast.runtime.launch import check_kv_dtypes, next_power_of_2
@@ -128,7 +129,10 @@ class Engine:
         ranks = self._ranks
         tensors = pair.target.tensors if ranks is None else pair.target.tensors_of(ranks.part)
         on = self.dtype, self.device
-        return make(pair.target.config, tensors, *on, batch_invariant=self.options.batch_invariant, ranks=ranks)
+        target = make(pair.target.config, tensors, *on, batch_invariant=self.options.batch_invariant, ranks=ranks)
+        if uses_persistent(pair.target.config, self.options, self.config):
+            target.make_persistent()
+        return target
 
     def _make_drafter(self, pair: Pair) -> StepDrafter:
         sharing = self._ranks if self.options.draft_parallel == "sharded" else None
@@ -323,6 +327,7 @@ class Engine:
             padded = self._drafter.zeros(bucket), self._drafter.buffers(bucket)
             frame = self._frames[bucket] = Frame.of(self._shape(bucket), pools, *padded)
             self._capture(frame)
+        self._target.check()
         frame.inlet.load(batch, draft_input)
         frame.reads_slices = self._reads_slices(batch)
         return frame

@@ -70,6 +70,11 @@ class Weights:
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[self._prefix + name]
 
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """All tensors by their whole names."""
+        return self._tensors
+
     def get(self, name: str) -> torch.Tensor | None:
         """Find a tensor by name, None if there is none."""
         return self._tensors.get(self._prefix + name)

@@ -13,6 +13,7 @@ from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rank_sums import sum_onto
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
 from specsim.fast.model.rows import Norm, Rows, embed, rms_norm
+from specsim.fast.persistent.forward import PersistentForward
 from specsim.fast.runtime.gather import join_slices, without_padding
 from specsim.fast.targets.experts import mixture_onto
 from specsim.fast.targets.latent_attention import latent_attention_onto
@@ -73,18 +74,31 @@ class DecoderTarget:
         self._weights = Weights(on_device(tensors, device, dtype), batch_invariant=batch_invariant, ranks=ranks)
         self.embedding = self._weights["model.embed_tokens.weight"]
         self._inverse_D = inverse_frequencies(config.rope).to(device)
+        self.persistent: PersistentForward | None = None
+
+    def make_persistent(self) -> None:
+        """Run forwards over trees as one kernel from now on."""
+        tensors = dict(self._weights.tensors)
+        self.persistent = PersistentForward(self.config, tensors)
+        self._weights = Weights(tensors, batch_invariant=self._weights.batch_invariant, ranks=self.ranks)
+
+    def check(self) -> None:
+        """Raise RuntimeError where a persistent forward has failed, as far as the host can know without waiting."""
+        if self.persistent is not None:
+            self.persistent.check()
 
     def forward(
         self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer, feature_layers: tuple[int, ...]
     ) -> ForwardOutput:
         """Run rows through the model and write their KV."""
+        if self.persistent is not None and self.persistent.takes(metadata):
+            return self._forward_persistent(self.persistent, input_ids_R, metadata, kv, feature_layers)
         size = self.config.hidden_size
         num_rows = len(input_ids_R)
         features_RF = self.embedding.new_empty(num_rows, len(feature_layers) * size)
         # The input of a layer is written directly to the features, where it is one.
         entering = {layer: features_RF[:, i * size : (i + 1) * size] for i, layer in enumerate(feature_layers)}
-        turns = rotations(metadata.positions, self._inverse_D, self.embedding.dtype, self.config.rope.amplitude)
-        forward = Forward(turns, metadata, kv)
+        forward = Forward(self._turns(metadata), metadata, kv)
         rows = self.embed(input_ids_R, self._input_norm(0), out=entering.get(0))
         routed = []
         for layer in range(self.config.num_layers):
@@ -95,6 +109,21 @@ class DecoderTarget:
         normed_RH = rows.applied()
         side = {"experts": torch.stack(routed, dim=1)} if routed else {}
         return ForwardOutput(normed_RH, features_RF if feature_layers else normed_RH, side)
+
+    def _turns(self, metadata: AttentionMetadata) -> torch.Tensor:
+        return rotations(metadata.positions, self._inverse_D, self.embedding.dtype, self.config.rope.amplitude)
+
+    def _forward_persistent(
+        self,
+        persistent: PersistentForward,
+        input_ids_R: torch.Tensor,
+        metadata: AttentionMetadata,
+        kv: KVBuffer,
+        feature_layers: tuple[int, ...],
+    ) -> ForwardOutput:
+        rows_RH, features_RF = persistent(input_ids_R, self._turns(metadata), metadata, kv, feature_layers)
+        normed_RH = rms_norm(rows_RH, *self._input_norm(self.config.num_layers))
+        return ForwardOutput(normed_RH, features_RF if feature_layers else normed_RH)
 
     def embed(self, ids_R: torch.Tensor, norm: Norm | None = None, out: torch.Tensor | None = None) -> Rows:
         """Look up embeddings, [R, H], where ranks share the table too, and prepare the next norm."""

@@ -11,6 +11,7 @@ from specsim.bench import (
     experts,
     linears,
     modes,
+    persistent,
     rounds,
     scale,
     simulated,
@@ -75,6 +76,9 @@ _ROUND: dict[str, Group] = {
     "sameness": lambda run, _: determinism.sameness_rows(run.quick),
     "launches": lambda run, _: rounds.launch_rows(run.shape),
 }
+_PERSISTENT: dict[str, Group] = {
+    "rounds": lambda run, peaks: persistent.persistent_rows(run.shape, peaks, run.quick),
+}
 _SCALE: dict[str, Group] = {
     "plain": lambda run, peaks: scale.scale_rows(run.shape, scale.PLAIN, peaks, run.full, run.quick),
     "eagle3": lambda run, peaks: scale.scale_rows(run.shape, scale.EAGLE3, peaks, run.full, run.quick),
@@ -101,6 +105,7 @@ SUITES = {
     "kernels": Suite(_KERNELS, 300),
     "experts": Suite(_EXPERTS, 60),
     "round": Suite(_ROUND, 400),
+    "persistent": Suite(_PERSISTENT, 240),
     "scale": Suite(_SCALE, 240),
     "baselines": Suite(_BASELINES, 240),
     "adaptive": Suite(_ADAPTIVE, 200),

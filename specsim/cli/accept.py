@@ -29,6 +29,7 @@ _PAIR_ONLY = {
     "batch_invariant": False,
     "kv_dtype": "model",
     "draft_kv_dtype": "model",
+    "forward": "auto",
 }
 
 

@@ -18,7 +18,8 @@ def bench(
         str,
         option(
             "Benchmark",
-            "What is timed: kernels, experts, round, scale, baselines, adaptive, simulator or tensor-parallel.",
+            "What is timed: kernels, experts, round, persistent, scale, baselines, adaptive, simulator or "
+            "tensor-parallel.",
             metavar="NAME",
         ),
     ],

@@ -106,6 +106,7 @@ def diff(
     ] = "float32",
     kv_dtype: options.KVDtype = "model",
     draft_kv_dtype: options.DraftKVDtype = "model",
+    forward: options.Forward = "auto",
     ranks: RankOptions,
     shard: Annotated[
         str | None,
@@ -161,7 +162,7 @@ def _diff(given: dict[str, Any]) -> None:
     run = {key: given[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
     if name is not None:
         for key, parameter in signature(diff).parameters.items():
-            if key not in (*run, *RANKS, "grid", "cell", "html_file") and given[key] != parameter.default:
+            if key not in (*run, *RANKS, "forward", "grid", "cell", "html_file") and given[key] != parameter.default:
                 raise InputError(key, given[key], f"only {parameter.default}, the default, with --grid")
         shared = given["draft_parallel"] if given["tensor_parallel"] > 1 else None
         cells = differential.grid(name, given["dtype"], shared)
@@ -184,7 +185,7 @@ def _diff(given: dict[str, Any]) -> None:
         cell = cell if given["regex"] is None else _constrained(cell, given["regex"])
         cells = (cell if given["rule"] is None else _with_rule(cell, given["rule"]),)
     check_files({}, json=given["json_file"], html=given["html_file"])
-    shares = Shares(given["tensor_parallel"], given["draft_parallel"])
+    shares = Shares(given["tensor_parallel"], given["draft_parallel"], given["forward"])
     result = differential.run_grid(name or "one cell", cells, progress=True, shares=shares, **run)
     show(result, stdout_console())
     if given["html_file"] is not None:

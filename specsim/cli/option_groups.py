@@ -48,6 +48,7 @@ class EngineGroup:
     batch_invariant: options.BatchInvariant = False
     kv_dtype: options.KVDtype = "model"
     draft_kv_dtype: options.DraftKVDtype = "model"
+    forward: options.Forward = "auto"
 
     def options(
         self,

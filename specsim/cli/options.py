@@ -228,6 +228,15 @@ BatchInvariant = Annotated[
         "--batch-invariant",
     ),
 ]
+Forward = Annotated[
+    str,
+    option(
+        "Execution",
+        "Decode and verify forwards of the target: a kernel for each step, or one resident kernel; auto: the faster "
+        "one as measured.",
+        metavar="auto|kernels|persistent",
+    ),
+]
 _KV_DTYPES = "model|fp8_e4m3"
 KVDtype = Annotated[
     str,

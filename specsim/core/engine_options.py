@@ -12,6 +12,7 @@ from specsim.core.kv_buffer import KV_DTYPES, KVDtype, KVFormat, KVLayout
 IMPLEMENTATIONS = ("reference", "fast")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 GRAPHS = ("eager", "step", "phase", "round")
+FORWARDS = ("auto", "kernels", "persistent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,9 @@ class EngineOptions:
     tensor_parallel: int = 1  # ranks that share the target's weights; every rank is a process with an engine
     draft_parallel: Literal["sharded", "replicated"] = "sharded"  # the drafter's weights over these ranks
     compare_ranks: bool = False  # a digest of every phase's output is compared over ranks, for which the host waits
+    # Decode and verify forwards of the target. `kernels`: a kernel for each step. `persistent`: one resident kernel for
+    # all layers, on GPUs and for models that it takes. `auto`: the faster one by our measurements.
+    forward: Literal["auto", "kernels", "persistent"] = "auto"
 
     def __post_init__(self) -> None:
         require_choice("impl", self.impl, IMPLEMENTATIONS)
@@ -48,6 +52,7 @@ class EngineOptions:
         _ = self.kv_format, self.draft_kv_format
         require_int("tensor_parallel", self.tensor_parallel, 1)
         require_choice("draft_parallel", self.draft_parallel, ("sharded", "replicated"))
+        require_choice("forward", self.forward, FORWARDS)
         if self.impl == "reference":
             self._check_reference()
         else:
@@ -78,6 +83,7 @@ class EngineOptions:
             require(value in (None, only), name, value, f"{only or 'nothing'} with impl 'reference'")
         require(not self.batch_invariant, "batch_invariant", self.batch_invariant, "False with impl 'reference'")
         require(self.tensor_parallel == 1, "tensor_parallel", self.tensor_parallel, "1 with impl 'reference'")
+        require(self.forward != "persistent", "forward", self.forward, "kernels or auto with impl 'reference'")
 
     def _check_fast(self) -> None:
         allowed = "torch.float32, torch.bfloat16 or torch.float16 with impl 'fast'"

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import print_table, stdout_console
 from specsim.core.engine_options import EngineOptions
+from specsim.core.kv_buffer import KVBuffer
 from specsim.core.rule import AcceptanceRule, Accepted
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.token_drafter import NgramConfig
@@ -92,6 +93,17 @@ RUNS = (
     Run("eagle", "qwen3_moe", options=TWO_RANKS, is_wide=True, is_linked=True),
     Run("eagle3", "gpt_oss", SpecConfig.plain(), options=TWO_RANKS, prompts=ONE, is_linked=True),
     Run("mtp", "deepseek_v3", CHAIN, options=TWO_RANKS, is_linked=True),
+)
+
+
+# Persistent forwards: a shape, requests, and rows of each.
+PERSISTENT = (
+    ("llama-3-8b", 1, 1),
+    ("llama-3-8b", 1, 8),
+    ("llama-3-8b", 4, 4),
+    ("qwen3-8b", 1, 8),
+    ("mistral-7b-v0.1", 2, 4),
+    ("llama-2-70b", 1, 8),
 )
 
 
@@ -211,6 +223,42 @@ def compile_run(run: Run) -> None:
         generate(pair, prompts, run.config, run.sampling, engine=options, **dict(run.given))
 
 
+def compile_persistent(name: str, requests: int, nodes: int) -> None:
+    """Launch the persistent forward of a shape, with tensors that have no memory."""
+    from specsim.fast.layers import Weights
+    from specsim.fast.model.metadata import AttentionMetadata
+    from specsim.fast.persistent.forward import PersistentForward
+    from specsim.models.checkpoint.layout import target_layout
+    from specsim.models.shapes import shape
+
+    def new(*sizes: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    model = shape(name).config
+    weights = Weights({each: new(*size, dtype=torch.bfloat16) for each, size in target_layout(model).items()})
+    rows = requests * nodes
+    metadata = AttentionMetadata(
+        positions=new(rows, dtype=torch.int64),
+        slots=new(rows, dtype=torch.int64),
+        row_starts=new(requests + 1, dtype=torch.int64),
+        max_rows=nodes,
+        has_equal_rows=True,
+        table=new(requests, 1024, dtype=torch.int64),
+        table_rows=new(requests, dtype=torch.int64),
+        prefix_lens=new(rows),
+        key_lens=new(requests),
+        is_causal=False,
+        num_extras=new(requests),
+        extra_slots=new(requests, nodes),
+        extra_positions=new(requests, nodes),
+        visible=new(rows, 1),
+    )
+    kv = KVBuffer(model.kv_layout, 1024, torch.bfloat16, "meta")
+    turns = new(rows, 2, 64, dtype=torch.bfloat16)
+    forward = PersistentForward(model, dict(weights.tensors))
+    forward(new(rows, dtype=torch.int64), turns, metadata, kv, (0, 1, 2) if nodes > 1 else ())
+
+
 @contextmanager
 def alone_of(size: int, is_linked: bool) -> Iterator[None]:
     """Be rank 0 of ranks whose others are not there: nothing is exchanged."""
@@ -256,16 +304,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--capability", type=int, default=90, choices=SHARED_MEMORY)
     parser.add_argument("--run", type=int, action="append", choices=range(len(RUNS)), help="numbers of RUNS")
+    parser.add_argument("--persistent", type=int, action="append", choices=range(len(PERSISTENT)), help="its numbers")
     given = parser.parse_args()
+    is_whole = given.run is None and given.persistent is None
+    has_hopper = given.capability == 90
+    runs = range(len(RUNS)) if is_whole else given.run or ()
+    persistent = range(len(PERSISTENT)) if is_whole and has_hopper else given.persistent or ()
     found: list[Compiled] = []
     with compile_only(given.capability, found.append):
         has_fp8 = given.capability >= 89
-        for number in given.run or (number for number, run in enumerate(RUNS) if has_fp8 or run.options != FP8):
-            compile_run(RUNS[number])
+        for number in runs:
+            if has_fp8 or RUNS[number].options != FP8:
+                compile_run(RUNS[number])
+        for number in persistent:
+            compile_persistent(*PERSISTENT[number])
     console = stdout_console()
     show(found, console)
     console.print(f"{len(found)} programs compiled for compute capability {given.capability}.")
-    missing = sorted(every_kernel() - APART - {each.name for each in found}) if given.run is None else []
+    missing = sorted(every_kernel() - APART - {each.name for each in found}) if is_whole else []
     if missing:
         console.print(f"No run launched {', '.join(missing)}.")
     return 1 if missing else 0

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from specsim.correctness.faults.injection import Edit, changed, copied_package, environment
-from specsim.maintain.compile_kernels import APART, RUNS, every_kernel
+from specsim.maintain.compile_kernels import APART, PERSISTENT, RUNS, SHARED_MEMORY, every_kernel
 
 LATENT = next(str(number) for number, run in enumerate(RUNS) if run.family == "deepseek_v3")
 # One name for pointers of two widths: the interpreter runs it, the compiler refuses it.
@@ -28,6 +28,18 @@ def test_kernels_compile_without_a_gpu(tmp_path):
     assert "programs compiled for compute capability 90." in run.stdout
     names = {line.split()[0] for line in run.stdout.splitlines() if line.startswith("_")}
     assert {"_attention_kernel", "_latent_kernel", "_expert_kernel"} <= names <= every_kernel()
+
+
+def test_the_persistent_forward_keeps_to_its_registers(tmp_path):
+    plain = next(str(number) for number, each in enumerate(PERSISTENT) if each == ("llama-3-8b", 1, 1))
+    run = compiled("--persistent", plain, cache=tmp_path)
+    assert run.returncode == 0, run.stderr
+    line = next(line for line in run.stdout.splitlines() if line.startswith("forward"))
+    _, programs, registers, stack_bytes, shared_bytes = line.split()
+    assert int(programs) == 1
+    assert int(registers) * 384 <= 65_536  # of a multiprocessor, for the twelve warps of its one program
+    assert int(stack_bytes) <= 32  # no array and almost no register is in local memory
+    assert int(shared_bytes.replace(",", "")) <= SHARED_MEMORY[90]
 
 
 def test_what_the_interpreter_runs_may_not_compile(tmp_path):

@@ -157,7 +157,9 @@ def run_grid(
 
 def _ranks_text(shares: Shares) -> str:
     given = {"tensor-parallel": shares.tensor_parallel, "draft-parallel": shares.draft_parallel}
-    return "".join(f" --{name} {value}" for name, value in given.items()) if shares.tensor_parallel > 1 else ""
+    given = given if shares.tensor_parallel > 1 else {}
+    given |= {} if shares.forward == "auto" else {"forward": shares.forward}
+    return "".join(f" --{name} {value}" for name, value in given.items())
 
 
 def _checked(cells: Sequence[Cell], jobs: int, check_one: Callable[[Cell], CellResult]) -> Iterator[CellResult]:

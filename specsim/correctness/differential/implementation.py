@@ -52,10 +52,11 @@ def empty(kv: KVBuffer) -> None:
 
 
 class Shares(NamedTuple):
-    """Ranks that share the model of the implementation under test."""
+    """Ranks that share the model of the implementation under test, and its forward."""
 
     tensor_parallel: int = 1
     draft_parallel: Literal["sharded", "replicated"] = "sharded"
+    forward: Literal["auto", "kernels", "persistent"] = "auto"
 
 
 ALONE = Shares()

@@ -1,0 +1,1 @@
+"""A decode or verify forward of the target as one resident kernel on a Hopper GPU."""

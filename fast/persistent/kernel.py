@@ -1,0 +1,793 @@
+"""The persistent forward in Gluon, for GPUs of compute capability 9.
+
+Every program is resident and has five roles. The producer (one warp) streams weights, then keys and values, through a
+ring in shared memory, and waits for free slots only. The multiplier (eight warps) multiplies and attends. Two finishers
+(a warp each) take its sums: scale, rotation, KV write, gate, residual sum, and squares for the next norm. The poller (a
+warp) awaits the other programs' counters and wakes the other roles.
+
+The order of everything stands in schedule.py, and S is a Schedule.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, no_type_check
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, mma_v2, tma
+
+from specsim.fast.persistent.schedule import Schedule
+
+barrier = getattr(gl, "barrier" if hasattr(gl, "barrier") else "thread_barrier")  # Triton 3.7 renamed it
+
+D = gl.constexpr(128)
+SUMS, STRIDE, WAKES, COLUMNS, OWN = (gl.constexpr(size) for size in (4, 8, 4, 64, 16))
+PATIENCE = gl.constexpr(1 << 21)  # polls of one counter, each of about a microsecond
+WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
+HALVES = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
+_EIGHTHS = gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8])  # a warp takes one eighth of a stage's inputs
+MMA = gl.constexpr(_EIGHTHS)
+A = gl.constexpr(gl.DotOperandLayout(0, _EIGHTHS, 8))
+B = gl.constexpr(gl.DotOperandLayout(1, _EIGHTHS, 8))
+SHARES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+_SHARE = gl.BlockedLayout([8, 1, 2], [1, 8, 4], [1, 1, 1], [2, 1, 0])
+TILE3 = gl.constexpr(_SHARE)
+TILE = gl.constexpr(gl.SliceLayout(0, _SHARE))  # half a tile: 8 outputs of all rows
+LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
+SQUARES = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [1, 1], [1, 0]))
+KV = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+COPY = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0]))
+MINE = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [8, 1], [1, 0]))
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 2], [16, 8]))
+VALUES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1], [16, 8]))
+QUERY = gl.constexpr(gl.BlockedLayout([16, 1], [8, 4], [1, 8], [0, 1]))
+MERGE = gl.constexpr(gl.BlockedLayout([16, 1], [1, 32], [1, 8], [1, 0]))
+LOG2_E = gl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Numbers of a schedule as constants of a compilation."""
+
+    schedule: Schedule
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return gl.constexpr(getattr(self.schedule, name))
+
+
+class Tables(NamedTuple):
+    """Weights that are no products."""
+
+    embedding: Any  # [V, H]
+    input_norms: Any  # [layers + 1, H], the final norm last
+    inner_norms: Any  # [layers, H], before the MLP
+    query_norms: Any  # [layers, D], used with head norms only
+    key_norms: Any
+
+
+class Meta(NamedTuple):
+    """Tensors of the forward's rows, as in AttentionMetadata."""
+
+    ids: Any
+    positions: Any
+    slots: Any
+    prefix_lens: Any
+    visible: Any
+    key_lens: Any
+    table: Any
+    table_rows: Any
+    turns: Any  # [R, 2, D/2]
+    windows: Any  # i32 [layers], used where there are any
+
+
+class Work(NamedTuple):
+    """Memory that programs share within one forward."""
+
+    residual: Any  # [R, H]
+    weighted: Any  # [R, H], residual rows times the next norm's weight
+    squares: Any  # f32 [R, H / 16]
+    query: Any  # [R, A D]
+    key: Any  # [R, KV heads D], used with head norms only
+    attended: Any  # [R, A D]
+    inner: Any  # [R, I]
+    parts: Any  # f32 [units, splits, pairs, D]
+    stats: Any  # f32 [units, splits, pairs, 2]: largest score and sum of exponentials
+    features: Any  # [R, features H]
+    counters: Any  # i32
+    error: Any  # i32 in the host's memory: set where a counter was awaited in vain
+
+
+class Ring(NamedTuple):
+    """Slots in shared memory, each with barriers. A cursor is a slot's number and the parity of its use."""
+
+    slots: Any
+    full: Any
+    empty: Any
+    sums: Any
+    sums_full: Any
+    sums_empty: Any
+    wakes: Any
+    seen: Any  # used in a sparse schedule only
+
+
+@gluon.jit
+@no_type_check
+def _next(cursor, SLOTS: gl.constexpr):
+    last = cursor[0] == SLOTS - 1
+    return gl.where(last, 0, cursor[0] + 1), gl.where(last, cursor[1] ^ 1, cursor[1])
+
+
+@gluon.jit
+@no_type_check
+def _count(TILES: gl.constexpr, S: gl.constexpr):
+    """Count the tiles of this program."""
+    return (TILES - gl.program_id(0) + S.programs - 1) // S.programs
+
+
+@gluon.jit
+@no_type_check
+def _here(x):
+    """Return x so that the compiler does not move what is computed from it out of the loop over layers."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, False, 1)
+
+
+@gluon.jit
+@no_type_check
+def _rounded(x):
+    return x.to(gl.bfloat16).to(gl.float32)
+
+
+@gluon.jit
+@no_type_check
+def _signal(work, at):
+    barrier()
+    gl.atomic_add(work.counters + at * STRIDE, 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+@no_type_check
+def _unit(me, S: gl.constexpr):
+    rest = me // S.kv_heads
+    return rest % S.requests, me % S.kv_heads, rest // S.requests
+
+
+@gluon.jit
+@no_type_check
+def _span(meta, layer, length, split, S: gl.constexpr):
+    """Compute the first visible column, and the stages of a part of a request's keys."""
+    first = 0
+    if S.has_windows:
+        first = gl.maximum(0, length + 1 - gl.load(meta.windows + layer))
+    stages = (OWN + length - first + COLUMNS - 1) // COLUMNS
+    return first, split * stages // S.splits, (split + 1) * stages // S.splits
+
+
+# The producer.
+
+
+@gluon.jit
+@no_type_check
+def _stream(weight, layer, ring, slot, OUT: gl.constexpr, HALF: gl.constexpr, TILES: gl.constexpr,
+            DEPTH: gl.constexpr, S: gl.constexpr):  # fmt: skip
+    """Stream a weight's tiles. HALF: rows of the halves of which a tile takes 8 each; 0: 16 successive rows."""
+    STAGES: gl.constexpr = (DEPTH + 1023) // 1024
+    TOGETHER: gl.constexpr = 1 if DEPTH <= 4096 and S.width == 8 else 2
+    count = _count(TILES, S)
+    for first in range(0, count, TOGETHER):
+        pair = gl.minimum(count - first, TOGETHER) - 1  # 1 for two tiles
+        for s in range(STAGES << pair):
+            tile = gl.program_id(0) + S.programs * (first + (s & pair))
+            k = (s >> pair) * 16
+            bar = ring.full.index(slot[0])
+            mbarrier.wait(ring.empty.index(slot[0]), slot[1] ^ 1)
+            mbarrier.expect(bar, 32768)
+            to = ring.slots.index(slot[0])
+            if HALF > 0:
+                at = layer * (OUT // HALF) + tile // (HALF // 8) * 2
+                to = to._reinterpret(gl.bfloat16, [16, 2, 8, 64], HALVES)
+                tma.async_copy_global_to_shared(weight, [k, at, tile % (HALF // 8) * 8, 0], bar, to)
+            else:
+                tma.async_copy_global_to_shared(weight, [k, layer * OUT + tile * 16, 0], bar, to)
+            slot = _next(slot, S.ring)
+    return slot
+
+
+@gluon.jit
+@no_type_check
+def _slots_of(table, column, first, length):
+    """Load the slots of 64 columns, -1 for columns that are not visible, in four parts."""
+    a = gl.load(table + column, (column >= first) & (column < length), -1).to(gl.int32)
+    b = gl.load(table + column + 16, (column + 16 >= first) & (column + 16 < length), -1).to(gl.int32)
+    c = gl.load(table + column + 32, (column + 32 >= first) & (column + 32 < length), -1).to(gl.int32)
+    d = gl.load(table + column + 48, (column + 48 >= first) & (column + 48 < length), -1).to(gl.int32)
+    return a, b, c, d
+
+
+@gluon.jit
+@no_type_check
+def _stream_keys(keys, values, table, meta, layer, length, head, split, ring, slot, S: gl.constexpr):
+    """Copy keys and values of the prefix columns of this program's part."""
+    dim = gl.arange(0, 128, layout=gl.SliceLayout(0, COPY))[None, :] + head * D
+    first, low, high = _span(meta, layer, length, split, S)
+    column = first - OWN + gl.arange(0, 16, layout=LANES) + low * COLUMNS
+    following = _slots_of(table, column, first, length)
+    for _ in range(low, high):
+        own = following
+        column += COLUMNS
+        following = _slots_of(table, column, first, length)
+        mbarrier.wait(ring.empty.index(slot[0]), slot[1] ^ 1)
+        to = ring.slots.index(slot[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+        for i in gl.static_range(4):
+            source = gl.convert_layout(own[i], gl.SliceLayout(1, COPY))[:, None]
+            at = source * (S.kv_heads * 128) + dim
+            mask = (source >= 0) & (dim >= 0)
+            async_copy.async_copy_global_to_shared(to.index(0).slice(i * 16, 16), keys + at, mask)
+            async_copy.async_copy_global_to_shared(to.index(1).slice(i * 16, 16), values + at, mask)
+        async_copy.mbarrier_arrive(ring.full.index(slot[0]))
+        mbarrier.arrive(ring.full.index(slot[0]), count=1)
+        slot = _next(slot, S.ring)
+    return slot
+
+
+@gluon.jit
+@no_type_check
+def _producer(qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S: gl.constexpr):
+    request, head, split = _unit(gl.program_id(0), S)
+    length = gl.load(meta.key_lens + request)
+    table = meta.table + gl.load(meta.table_rows + request) * columns
+    slot = (0, 0)
+    for layer in range(S.layers):
+        slot = _stream(qkv, layer, ring, slot, S.qkv_tiles * 16, 64, S.qkv_tiles, S.hidden, S)
+        if split < S.splits:
+            base = layer.to(gl.int64) * num_slots * (S.kv_heads * 128)
+            keys, values = cache[0] + base, cache[1] + base
+            slot = _stream_keys(keys, values, table, meta, layer, length, head, split, ring, slot, S)
+        slot = _stream(o, layer, ring, slot, S.hidden, 0, S.residual_tiles, S.attended, S)
+        slot = _stream(gate_up, layer, ring, slot, 2 * S.inner, S.inner, S.gate_up_tiles, S.hidden, S)
+        slot = _stream(down, layer, ring, slot, S.hidden, 0, S.residual_tiles, S.inner, S)
+
+
+# The poller.
+
+
+@gluon.jit
+@no_type_check
+def _read(p, PAUSE: gl.constexpr):
+    wait: gl.constexpr = "nanosleep.u32 100; " if PAUSE else ""
+    return gl.inline_asm_elementwise(
+        wait + "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [p.to(gl.int64)], gl.int32, False, 1
+    )
+
+
+@gluon.jit
+@no_type_check
+def _await(work, at, MANY: gl.constexpr, EXPECTED: gl.constexpr, ring, turn, left, S: gl.constexpr):
+    """Wait until counters have their values, or until the patience that is left is spent, and wake the other roles."""
+    p = work.counters + (at + gl.minimum(gl.arange(0, 32, layout=LANES), MANY - 1)) * STRIDE
+    low = gl.min(_read(p, False), axis=0)
+    while (low < EXPECTED) & (left > 0):
+        low = gl.min(_read(p, True), axis=0)
+        left -= 1
+        if left == 0:
+            gl.store(work.error, 1)
+    if S.is_sparse:
+        mbarrier.wait(ring.seen.index(turn % WAKES), ((turn // WAKES) & 1) ^ 1)
+    mbarrier.arrive(ring.wakes.index(turn % WAKES), count=1)
+    return turn + 1, gl.where(left > 0, PATIENCE, 0)
+
+
+@gluon.jit
+@no_type_check
+def _poller(work, ring, S: gl.constexpr):
+    request, head, _ = _unit(gl.program_id(0), S)
+    unit = request * S.kv_heads + head
+    turn = 0
+    left = PATIENCE + 0
+    at = 1
+    for _ in range(S.layers):
+        turn, left = _await(work, at - 1, 1, S.residual_tiles, ring, turn, left, S)
+        turn, left = _await(work, at + head, 1, S.head_tiles, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_attended + unit, 1, S.splits, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_merged, 1, S.parts, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_o, 1, S.residual_tiles, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_inner, S.inner_counters, S.inner_expected, ring, turn, left, S)
+        at += S.layer_counters
+
+
+@gluon.jit
+@no_type_check
+def _woken(ring, turn, S: gl.constexpr):
+    """Wait for the next dependency."""
+    mbarrier.wait(ring.wakes.index(turn % WAKES), (turn // WAKES) & 1)
+    if S.is_sparse:
+        mbarrier.arrive(ring.seen.index(turn % WAKES), count=1)
+    return turn + 1
+
+
+# The multiplier.
+
+
+@gluon.jit
+@no_type_check
+def _inputs(x, K: gl.constexpr, k: gl.constexpr, S: gl.constexpr):
+    """Load 512 inputs of every row."""
+    part = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
+    place = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, gl.SliceLayout(1, B)))[None, None, :]
+    place = part * 64 + place + k * 512
+    mask = (place >= 0) & (n < S.rows)
+    if (k + 1) * 512 > K:
+        mask = mask & (place < K)
+    return gl.load(x + place + n * K, mask=mask, other=0.0, cache_modifier=".cg")
+
+
+@gluon.jit
+@no_type_check
+def _consume(ring, slot, low_sum, high_sum, x, S: gl.constexpr):
+    mbarrier.wait(ring.full.index(slot[0]), slot[1])
+    w = ring.slots.index(slot[0])
+    low, high = w.slice(0, 8).load(A), w.slice(8, 8).load(A)
+    mbarrier.arrive(ring.empty.index(slot[0]), count=1)
+    return _next(slot, S.ring), mma_v2(low, x[0], low_sum), mma_v2(high, x[1], high_sum)
+
+
+@gluon.jit
+@no_type_check
+def _hand_over(ring, done, value):
+    mbarrier.wait(ring.sums_empty.index(done[0]), done[1] ^ 1)
+    ring.sums.index(done[0]).store(value)
+    mbarrier.arrive(ring.sums_full.index(done[0]), count=1)
+    return _next(done, SUMS)
+
+
+@gluon.jit
+@no_type_check
+def _held(x, count, ring, slot, done, K: gl.constexpr, S: gl.constexpr):
+    """Multiply tile by tile; registers hold the rows, up to 4,096 inputs."""
+    STAGES: gl.constexpr = (K + 1023) // 1024
+    held = ()
+    for k in gl.static_range(STAGES):
+        held = held + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)  # noqa: RUF005 - Triton unpacks no tuple
+    for _ in range(count):
+        c = gl.zeros([8, 16, 8], gl.float32, MMA)
+        e = gl.zeros([8, 16, 8], gl.float32, MMA)
+        for k in gl.static_range(STAGES):
+            slot, c, e = _consume(ring, slot, c, e, held[k], S)
+        done = _hand_over(ring, done, c + e)
+    return slot, done
+
+
+@gluon.jit
+@no_type_check
+def _paired(x, ring, slot, done, K: gl.constexpr, TWO: gl.constexpr, S: gl.constexpr):
+    """Multiply two tiles (TWO) or one, with inputs that are loaded a few stages ahead."""
+    STAGES: gl.constexpr = (K + 1023) // 1024
+    AHEAD: gl.constexpr = 3 if S.width == 8 else 1
+    ahead = ()
+    for k in gl.static_range(AHEAD):
+        ahead = ahead + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)  # noqa: RUF005 - as above
+    c0 = gl.zeros([8, 16, S.width], gl.float32, MMA)
+    e0, c1, e1 = c0, c0, c0
+    for k in gl.static_range(STAGES):
+        own = ahead[0]
+        following = own
+        if k + AHEAD < STAGES:
+            following = (_inputs(x, K, 2 * (k + AHEAD), S), _inputs(x, K, 2 * (k + AHEAD) + 1, S))
+        slot, c0, e0 = _consume(ring, slot, c0, e0, own, S)
+        if TWO:
+            slot, c1, e1 = _consume(ring, slot, c1, e1, own, S)
+        if AHEAD == 3:
+            ahead = (ahead[1], ahead[2], following)
+        else:
+            ahead = (following,)
+    done = _hand_over(ring, done, c0 + e0)
+    if TWO:
+        done = _hand_over(ring, done, c1 + e1)
+    return slot, done
+
+
+@gluon.jit
+@no_type_check
+def _product(x, ring, slot, done, turn, K: gl.constexpr, TILES: gl.constexpr, S: gl.constexpr):
+    """Multiply this program's tiles of one product, after its dependency."""
+    count = _count(TILES, S)
+    turn = _woken(ring, turn, S)
+    if K <= 4096 and S.width == 8:
+        slot, done = _held(x, count, ring, slot, done, K, S)
+    else:
+        for _ in range(count // 2):
+            slot, done = _paired(x, ring, slot, done, K, True, S)
+        if TILES % (2 * S.programs) != 0:
+            for _ in range(count % 2):
+                slot, done = _paired(x, ring, slot, done, K, False, S)
+    return slot, done, turn
+
+
+@gluon.jit
+@no_type_check
+def _normed_and_turned(x_ptr, norm, turns, dim, mask, EPS: gl.constexpr, AXIS: gl.constexpr):
+    """Load heads, normalise and rotate them; both halves of a head are read twice, as partners of each other."""
+    x = gl.load(x_ptr + dim, mask, 0.0, cache_modifier=".cg").to(gl.float32)
+    y = gl.load(x_ptr + (dim ^ 64), mask, 0.0, cache_modifier=".cg").to(gl.float32)
+    scale = gl.expand_dims(gl.rsqrt(gl.sum(x * x, axis=AXIS) / D + EPS), AXIS)
+    x = _rounded(gl.load(norm + dim).to(gl.float32) * _rounded(x * scale))
+    y = _rounded(gl.load(norm + (dim ^ 64)).to(gl.float32) * _rounded(y * scale))
+    co = gl.load(turns + (dim & 63), mask, 0.0).to(gl.float32)
+    si = gl.load(turns + 64 + (dim & 63), mask, 0.0).to(gl.float32)
+    return (_rounded(x * co) + _rounded(y * gl.where(dim < 64, -si, si))).to(gl.bfloat16)
+
+
+@gluon.jit
+@no_type_check
+def _queries(tables, meta, work, layer, request, head, S: gl.constexpr):
+    """Load the queries of a unit, [D, pairs], normalised and rotated here where there are head norms."""
+    Q: gl.constexpr = QUERY if S.has_head_norms else gl.DotOperandLayout(1, SCORES, 8)
+    pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, Q))[None, :]
+    dim = gl.arange(0, 128, layout=gl.SliceLayout(1, Q))[:, None]
+    mask = (pair < S.nodes * S.group) & (dim >= 0)
+    row = request * S.nodes + pair // S.group
+    at = work.query + (row * S.heads + head * S.group + pair % S.group) * D
+    if S.has_head_norms:
+        made = _normed_and_turned(at, tables.query_norms + layer * D, meta.turns + row * D, dim, mask, S.eps, 0)
+        query = gl.convert_layout(made, gl.DotOperandLayout(1, SCORES, 8))
+    else:
+        query = gl.load(at + dim, mask, 0.0, cache_modifier=".cg")
+    return query
+
+
+@gluon.jit
+@no_type_check
+def _store_own(cache, tables, meta, work, layer, request, head, own, num_slots, to, S: gl.constexpr):
+    """Put the rows' own keys and values into the first places of a stage, and write keys that had to be normalised."""
+    dim = gl.arange(0, 128, layout=gl.SliceLayout(0, MINE))[None, :]
+    at = ((layer * num_slots + own) * S.kv_heads + head) * D + dim
+    mask = (own >= 0) & (dim >= 0)
+    if S.has_head_norms:
+        row = request * S.nodes + gl.arange(0, 16, layout=gl.SliceLayout(1, MINE))[:, None]
+        raw = work.key + (row * S.kv_heads + head) * D
+        key = _normed_and_turned(raw, tables.key_norms + layer * D, meta.turns + row * D, dim, mask, S.eps, 1)
+        gl.store(cache[0] + at, key, mask)
+    else:
+        key = gl.load(cache[0] + at, mask, 0.0, cache_modifier=".cg")
+    value = gl.load(cache[1] + at, mask, 0.0, cache_modifier=".cg")
+    to.index(0).slice(0, 16).store(key)
+    to.index(1).slice(0, 16).store(value)
+    barrier()
+
+
+@gluon.jit
+@no_type_check
+def _scores(kv, query, stage, first, seen, prefix, lowest, S: gl.constexpr):
+    """Compute the scores of a stage's keys, [64, pairs], in powers of two."""
+    s = mma_v2(kv.index(0).load(gl.DotOperandLayout(0, SCORES, 8)), query, gl.zeros([64, S.pairs], gl.float32, SCORES))
+    place = stage * COLUMNS + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))[:, None]
+    column = first - OWN + place
+    ok = column < prefix[None, :]
+    if S.has_windows:
+        ok = ok & (column > lowest[None, :])
+    ok = gl.where(place < OWN, ((seen[None, :] >> gl.minimum(place, 31)) & 1) == 1, ok)
+    return gl.where(ok, s * (0.08838834764831845 * LOG2_E), float("-inf"))
+
+
+@gluon.jit
+@no_type_check
+def _weighted_values(kv, weight, acc):
+    v = kv.index(1).permute((1, 0)).load(gl.DotOperandLayout(0, VALUES, 2))
+    return mma_v2(v, gl.convert_layout(weight.to(gl.bfloat16), gl.DotOperandLayout(1, VALUES, 2)), acc)
+
+
+@gluon.jit
+@no_type_check
+def _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, turn, S: gl.constexpr):
+    """Attend from all rows of a request to one part of its keys, two stages at a time, with online softmax."""
+    request, head, split = _unit(_here(gl.program_id(0)), S)
+    pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, SCORES))
+    row = request * S.nodes + pair // S.group
+    is_row = pair < S.nodes * S.group
+    n = gl.arange(0, 16, layout=gl.SliceLayout(1, MINE))[:, None]
+    # What other programs do not write is loaded before their signal comes.
+    own = gl.load(meta.slots + request * S.nodes + n, n < S.nodes, -1)
+    seen = gl.load(meta.visible + row, is_row, 0)
+    prefix = gl.load(meta.prefix_lens + row, is_row, 0)
+    lowest = prefix
+    if S.has_windows:
+        lowest = gl.load(meta.positions + row, is_row, 0).to(gl.int32) - gl.load(meta.windows + layer)
+    first, low, high = _span(meta, layer, length, split, S)
+    turn = _woken(ring, turn, S)
+    query = _queries(tables, meta, work, layer, request, head, S)
+    top = gl.full([S.pairs], float("-inf"), gl.float32, gl.SliceLayout(0, SCORES))
+    total = gl.zeros([64, S.pairs], gl.float32, SCORES)
+    acc = gl.zeros([128, S.pairs], gl.float32, VALUES)
+    for stage in range(low, high, 2):
+        mbarrier.wait(ring.full.index(slot[0]), slot[1])
+        kv = ring.slots.index(slot[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+        if stage == 0:
+            _store_own(cache, tables, meta, work, layer, request, head, own, num_slots, kv, S)
+        a = _scores(kv, query, stage, first, seen, prefix, lowest, S)
+        other = _next(slot, S.ring)
+        is_two = stage + 1 < high
+        if is_two:
+            mbarrier.wait(ring.full.index(other[0]), other[1])
+            kv_b = ring.slots.index(other[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+            b = _scores(kv_b, query, stage + 1, first, seen, prefix, lowest, S)
+        else:
+            b = gl.full([64, S.pairs], float("-inf"), gl.float32, SCORES)
+        higher = gl.maximum(top, gl.max(gl.maximum(a, b), axis=0))
+        shift = gl.where(higher == float("-inf"), 0.0, higher)
+        before = gl.exp2(top - shift)
+        a, b = gl.exp2(a - shift[None, :]), gl.exp2(b - shift[None, :])
+        total = total * before[None, :] + a + b
+        top = higher
+        acc = acc * gl.convert_layout(before, gl.SliceLayout(0, VALUES))[None, :]
+        acc = _weighted_values(kv, a, acc)
+        if is_two:
+            kv_b = ring.slots.index(other[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
+            acc = _weighted_values(kv_b, b, acc)
+        fence_async_shared()
+        mbarrier.arrive(ring.empty.index(slot[0]), count=1)
+        slot = other
+        if is_two:
+            mbarrier.arrive(ring.empty.index(slot[0]), count=1)
+            slot = _next(slot, S.ring)
+    at = ((request * S.kv_heads + head) * S.splits + split) * S.pairs
+    gl.store(work.stats + (at + pair) * 2, top)
+    gl.store(work.stats + (at + pair) * 2 + 1, gl.sum(total, axis=0))
+    pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, VALUES))[None, :]
+    dim = gl.arange(0, 128, layout=gl.SliceLayout(1, VALUES))[:, None]
+    gl.store(work.parts + (at + pair) * D + dim, acc)
+    return slot, turn
+
+
+@gluon.jit
+@no_type_check
+def _merge(work, S: gl.constexpr):
+    """Merge some numbers of all parts of a unit, in the order of the parts."""
+    request, head, split = _unit(_here(gl.program_id(0)), S)
+    at = split * S.merged + gl.arange(0, S.merged, layout=gl.SliceLayout(0, MERGE))
+    pair, dim = at // D, at % D
+    part = gl.arange(0, S.splits, layout=gl.SliceLayout(1, MERGE))[:, None]
+    source = ((request * S.kv_heads + head) * S.splits + part) * S.pairs + pair[None, :]
+    top = gl.load(work.stats + source * 2, cache_modifier=".cg")
+    total = gl.load(work.stats + source * 2 + 1, cache_modifier=".cg")
+    acc = gl.load(work.parts + source * D + dim[None, :], cache_modifier=".cg")
+    highest = gl.max(top, axis=0)
+    weight = gl.exp2(top - gl.where(highest == float("-inf"), 0.0, highest)[None, :])
+    whole = gl.sum(weight * total, axis=0)
+    out = gl.sum(weight * acc, axis=0) / gl.where(whole > 0, whole, 1.0)
+    row = request * S.nodes + pair // S.group
+    to = work.attended + (row * S.heads + head * S.group + pair % S.group) * D + dim
+    gl.store(to, out.to(gl.bfloat16), pair < S.nodes * S.group)
+
+
+@gluon.jit
+@no_type_check
+def _multiplier(cache, tables, meta, work, num_slots, ring, S: gl.constexpr):
+    request, head, split = _unit(gl.program_id(0), S)
+    length = gl.load(meta.key_lens + request)
+    slot, done = (0, 0), (0, 0)
+    turn = 0
+    base = 1
+    for layer in range(S.layers):
+        slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.qkv_tiles, S)
+        if split < S.splits:
+            slot, turn = _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, turn, S)
+            _signal(work, base + S.at_attended + request * S.kv_heads + head)
+            turn = _woken(ring, turn, S)
+            _merge(work, S)
+            _signal(work, base + S.at_merged)
+        else:
+            turn = _woken(ring, _woken(ring, turn, S), S)
+        slot, done, turn = _product(work.attended, ring, slot, done, turn, S.attended, S.residual_tiles, S)
+        slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.gate_up_tiles, S)
+        slot, done, turn = _product(work.inner, ring, slot, done, turn, S.inner, S.residual_tiles, S)
+        base += S.layer_counters
+
+
+# The finishers, of which each takes every other tile of a product.
+
+
+@gluon.jit
+@no_type_check
+def _tile(i, S: gl.constexpr):
+    """Number of this program's i-th tile, and places, rows and mask of half a tile."""
+    o = gl.arange(0, 8, layout=gl.SliceLayout(1, TILE))[:, None]
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))[None, :]
+    return _here(gl.program_id(0)) + S.programs * i, o, n, (n < S.rows) & (o >= 0)
+
+
+@gluon.jit
+@no_type_check
+def _summed(ring, done):
+    mbarrier.wait(ring.sums_full.index(done[0]), done[1])
+    s = ring.sums.index(done[0])
+    low, high = gl.sum(s.slice(0, 8, dim=1).load(TILE3), axis=0), gl.sum(s.slice(8, 8, dim=1).load(TILE3), axis=0)
+    mbarrier.arrive(ring.sums_empty.index(done[0]), count=1)
+    return low, high
+
+
+@gluon.jit
+@no_type_check
+def _scale(work, S: gl.constexpr):
+    """Compute the scale of each row's norm, [1, rows], from the squares of all tiles."""
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(1, SQUARES))[:, None]
+    tile = gl.arange(0, 128, layout=gl.SliceLayout(0, SQUARES))[None, :]
+    total = gl.zeros([S.width, 128], gl.float32, SQUARES)
+    for i in gl.static_range((S.residual_tiles + 127) // 128):
+        mask = (n < S.rows) & (tile + i * 128 < S.residual_tiles)
+        total += gl.load(work.squares + n * S.residual_tiles + tile + i * 128, mask, 0.0, cache_modifier=".cg")
+    scale = gl.rsqrt(gl.sum(total, axis=1) / S.hidden + S.eps)
+    return gl.convert_layout(scale, gl.SliceLayout(0, TILE))[None, :]
+
+
+@gluon.jit
+@no_type_check
+def _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, layer, S: gl.constexpr):
+    """Store a tile of residual rows, what the next norm needs of it, and features where a layer's input is one.
+
+    low, high: bf16. layer: the one whose input it is.
+    """
+    COUNT: gl.constexpr = len(S.features)
+    gl.store(work.residual + at, low, mask)
+    gl.store(work.residual + at + 8, high, mask)
+    for i in gl.static_range(COUNT):
+        if layer == S.features[i]:
+            to = work.features + n * ((COUNT - 1) * S.hidden) + i * S.hidden + at
+            gl.store(to, low, mask)
+            gl.store(to + 8, high, mask)
+    low, high = low.to(gl.float32), high.to(gl.float32)
+    gl.store(work.weighted + at, (low * low_norm.to(gl.float32)).to(gl.bfloat16), mask)
+    gl.store(work.weighted + at + 8, (high * high_norm.to(gl.float32)).to(gl.bfloat16), mask)
+    row = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))
+    gl.store(work.squares + row * S.residual_tiles + tile, gl.sum(low * low + high * high, axis=0), row < S.rows)
+
+
+@gluon.jit
+@no_type_check
+def _finish_rows(work, norm, ring, done, turn, counter, layer, SIDE: gl.constexpr, S: gl.constexpr):
+    """Add tiles to the residual rows."""
+    turn = _woken(ring, turn, S)
+    for i in range(_count(S.residual_tiles, S)):
+        if i % 2 == SIDE:
+            tile, o, n, mask = _tile(i, S)
+            at = n * S.hidden + tile * 16 + o
+            low_norm, high_norm = gl.load(norm + tile * 16 + o), gl.load(norm + tile * 16 + o + 8)
+            low_before = gl.load(work.residual + at, mask, 0.0, cache_modifier=".cg")
+            high_before = gl.load(work.residual + at + 8, mask, 0.0, cache_modifier=".cg")
+            low, high = _summed(ring, done)
+            low, high = low_before + low.to(gl.bfloat16), high_before + high.to(gl.bfloat16)
+            _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, layer, S)
+            _signal(work, counter)
+        done = _next(done, SUMS)
+    return done, turn
+
+
+@gluon.jit
+@no_type_check
+def _embed(tables, meta, work, SIDE: gl.constexpr, S: gl.constexpr):
+    for i in range(_count(S.residual_tiles, S)):
+        if i % 2 == SIDE:
+            tile, o, n, mask = _tile(i, S)
+            source = tables.embedding + gl.load(meta.ids + n, n < S.rows, 0) * S.hidden + tile * 16 + o
+            norm = tables.input_norms + tile * 16 + o
+            low, high, low_norm, high_norm = gl.load(source), gl.load(source + 8), gl.load(norm), gl.load(norm + 8)
+            at = n * S.hidden + tile * 16 + o
+            _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, 0, S)
+            _signal(work, 0)
+
+
+@gluon.jit
+@no_type_check
+def _finish_qkv(cache, meta, work, layer, num_slots, ring, done, turn, base, SIDE: gl.constexpr, S: gl.constexpr):
+    """Scale and rotate queries and keys, and write queries, keys and values; with head norms, attention rotates."""
+    turn = _woken(ring, turn, S)
+    scale = _scale(work, S)
+    for i in range(_count(S.qkv_tiles, S)):
+        if i % 2 == SIDE:
+            tile, o, n, mask = _tile(i, S)
+            head, dim = tile // 8, tile % 8 * 8 + o
+            own = gl.load(meta.slots + n, n < S.rows, -1)
+            co = gl.load(meta.turns + n * 128 + dim, mask, 0.0).to(gl.float32)
+            si = gl.load(meta.turns + n * 128 + 64 + dim, mask, 0.0).to(gl.float32)
+            low, high = _summed(ring, done)
+            x, y = _rounded(low * scale), _rounded(high * scale)
+            if (not S.has_head_norms) and head < S.heads + S.kv_heads:
+                x, y = _rounded(x * co) - _rounded(y * si), _rounded(y * co) + _rounded(x * si)
+            x, y = x.to(gl.bfloat16), y.to(gl.bfloat16)
+            if head < S.heads:
+                to = work.query + (n * S.heads + head) * 128 + dim
+                gl.store(to, x, mask)
+                gl.store(to + 64, y, mask)
+                _signal(work, base + head // S.group)
+            else:
+                kv_head = (head - S.heads) % S.kv_heads
+                place = ((layer * num_slots + own) * S.kv_heads + kv_head) * 128 + dim
+                kept = mask & (own >= 0)
+                if head >= S.heads + S.kv_heads:
+                    gl.store(cache[1] + place, x, kept)
+                    gl.store(cache[1] + place + 64, y, kept)
+                elif S.has_head_norms:
+                    raw = work.key + (n * S.kv_heads + kv_head) * 128 + dim
+                    gl.store(raw, x, mask)
+                    gl.store(raw + 64, y, mask)
+                else:
+                    gl.store(cache[0] + place, x, kept)
+                    gl.store(cache[0] + place + 64, y, kept)
+                _signal(work, base + kv_head)
+        done = _next(done, SUMS)
+    return done, turn
+
+
+@gluon.jit
+@no_type_check
+def _finish_gated(work, ring, done, turn, counter, SIDE: gl.constexpr, S: gl.constexpr):
+    turn = _woken(ring, turn, S)
+    scale = _scale(work, S)
+    for i in range(_count(S.gate_up_tiles, S)):
+        if i % 2 == SIDE:
+            tile, o, n, mask = _tile(i, S)
+            low, high = _summed(ring, done)
+            gate, up = _rounded(low * scale), _rounded(high * scale)
+            shrunk = gl.exp(-gl.abs(gate))
+            silu = _rounded(gate * gl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk))
+            gl.store(work.inner + n * S.inner + tile * 8 + o, (silu * up).to(gl.bfloat16), mask)
+            _signal(work, counter + tile % S.inner_counters)
+        done = _next(done, SUMS)
+    return done, turn
+
+
+@gluon.jit
+@no_type_check
+def _finisher(cache, tables, meta, work, num_slots, ring, SIDE: gl.constexpr, S: gl.constexpr):
+    done = (0, 0)
+    turn = 0
+    base = 1
+    _embed(tables, meta, work, SIDE, S)
+    for layer in range(S.layers):
+        done, turn = _finish_qkv(cache, meta, work, layer, num_slots, ring, done, turn, base, SIDE, S)
+        if S.is_sparse:
+            turn = _woken(ring, _woken(ring, turn, S), S)
+        else:
+            turn += 2
+        norm = tables.inner_norms + layer * S.hidden
+        done, turn = _finish_rows(work, norm, ring, done, turn, base + S.at_o, -1, SIDE, S)
+        done, turn = _finish_gated(work, ring, done, turn, base + S.at_inner, SIDE, S)
+        norm = tables.input_norms + (layer + 1) * S.hidden
+        done, turn = _finish_rows(work, norm, ring, done, turn, base + S.at_down, layer + 1, SIDE, S)
+        base += S.layer_counters
+
+
+@gluon.jit(do_not_specialize=["num_slots", "columns"])
+@no_type_check
+def forward(qkv, o, gate_up, down, cache, tables, meta, work, num_slots, columns,
+            S: gl.constexpr, REGS: gl.constexpr):  # fmt: skip
+    """Run all layers. cache: keys and values, [layers, slots, KV heads, D]. columns: of the table of slots."""
+    BAR: gl.constexpr = mbarrier.MBarrierLayout()
+    slots = gl.allocate_shared_memory(gl.bfloat16, [S.ring, 16, 16, 64], WEIGHTS)
+    sums = gl.allocate_shared_memory(gl.float32, [SUMS, 8, 16, S.width], SHARES)
+    full = gl.allocate_shared_memory(gl.int64, [S.ring, 1], BAR)
+    empty = gl.allocate_shared_memory(gl.int64, [S.ring, 1], BAR)
+    sums_full = gl.allocate_shared_memory(gl.int64, [SUMS, 1], BAR)
+    sums_empty = gl.allocate_shared_memory(gl.int64, [SUMS, 1], BAR)
+    wakes = gl.allocate_shared_memory(gl.int64, [WAKES, 1], BAR)
+    seen = gl.allocate_shared_memory(gl.int64, [WAKES, 1], BAR)
+    for i in gl.static_range(S.ring):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    for i in gl.static_range(SUMS):
+        mbarrier.init(sums_full.index(i), count=1)
+        mbarrier.init(sums_empty.index(i), count=1)
+        mbarrier.init(wakes.index(i), count=1)
+        mbarrier.init(seen.index(i), count=3)
+    ring = Ring(slots, full, empty, sums, sums_full, sums_empty, wakes, seen)
+    gl.warp_specialize(
+        [
+            (_multiplier, (cache, tables, meta, work, num_slots, ring, S)),
+            (_producer, (qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S)),
+            (_poller, (work, ring, S)),
+            (_finisher, (cache, tables, meta, work, num_slots, ring, 0, S)),
+            (_finisher, (cache, tables, meta, work, num_slots, ring, 1, S)),
+        ],
+        [1, 1, 1, 1],
+        [REGS, REGS, REGS, REGS],
+    )

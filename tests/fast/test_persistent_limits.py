@@ -1,0 +1,123 @@
+"""The persistent forward is refused with its reason where it does not fit, and is not chosen by default."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specsim.core.config import SpecConfig
+from specsim.core.engine_options import EngineOptions
+from specsim.core.errors import InputError
+from specsim.core.target import ModelConfig
+from specsim.fast.persistent import limits
+from specsim.fast.persistent.forward import PersistentForward, schedule_of
+from specsim.fast.persistent.limits import batch_limit, engine_limit, machine_limit, model_limit, uses_persistent
+from specsim.models.shapes import shape
+from specsim.models.synthetic_pair import synthetic_pair
+from specsim.serving.generation import load_engine
+
+LLAMA = shape("llama-3-8b").config
+FITTING = EngineOptions("fast", torch.bfloat16, forward="persistent")
+TREE = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
+
+
+def with_mlp(model: ModelConfig, **changes) -> ModelConfig:
+    return replace(model, layers=tuple(replace(each, mlp=replace(each.mlp, **changes)) for each in model.layers))
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3.1-8b", "llama-2-7b", "qwen3-8b", "qwen3-4b", "llama-2-70b"])
+def test_published_shapes_fit(name):
+    assert model_limit(shape(name).config) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (shape("gpt-oss-20b").config, "experts"),
+        (shape("qwen3-30b-a3b").config, "experts"),
+        (LLAMA.with_heads(head_dim=64), "heads of 128 channels, not 64"),
+        (LLAMA.with_heads(bias=True), "neither biases nor sinks"),
+        (LLAMA.with_heads(has_sinks=True), "neither biases nor sinks"),
+        (LLAMA.with_windows([8] * 32), "windows are at least 16, not 8"),
+        (replace(LLAMA, hidden_size=4000), "hidden_size is a multiple of 64, not 4000"),
+        (with_mlp(LLAMA, size=1000), "intermediate_size is a multiple of 64, not 1000"),
+        (with_mlp(LLAMA, bias=True), "its MLP has them"),
+    ],
+)
+def test_a_model_that_does_not_fit_has_a_reason(model, reason):
+    assert reason in (model_limit(model) or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": torch.float16}, "dtype bfloat16, not float16"),
+        ({"kv_dtype": "fp8_e4m3"}, "kv_dtype model"),
+        ({"tensor_parallel": 2}, "one GPU"),
+        ({"batch_invariant": True}, "batch_invariant False"),
+    ],
+)
+def test_options_that_do_not_fit_have_a_reason(change, reason):
+    assert engine_limit(FITTING) is None
+    assert reason in (engine_limit(replace(FITTING, **change)) or "")
+
+
+@pytest.mark.parametrize(
+    ("requests", "nodes", "reason"),
+    [(1, 16, None), (16, 1, None), (2, 8, None), (1, 17, "at most 16 rows"), (3, 6, "at most 16 rows")],
+)
+def test_rows_of_a_batch_are_limited(requests, nodes, reason):
+    found = batch_limit(LLAMA, requests, nodes)
+    assert found is None if reason is None else reason in found
+
+
+def test_many_heads_of_many_requests_are_refused():
+    assert "pairs of a request and a KV head" in (batch_limit(shape("llama-2-7b").config, 8, 1) or "")
+    assert "pairs of a row and a query head" in (batch_limit(shape("llama-2-70b").config, 1, 16) or "")
+    with pytest.raises(InputError, check=lambda error: error.name == "forward"):
+        schedule_of(LLAMA, 1, 17)
+
+
+@pytest.mark.parametrize("forward", ["auto", "kernels"])
+def test_kernels_are_the_default(forward):
+    assert EngineOptions().forward == "auto"
+    assert not uses_persistent(LLAMA, replace(FITTING, forward=forward), TREE)
+
+
+def test_a_persistent_forward_is_chosen_where_it_fits(monkeypatch):
+    monkeypatch.setattr(limits, "machine_limit", lambda: None)
+    assert uses_persistent(LLAMA, FITTING, TREE)
+    for model, options, config in (
+        (shape("gpt-oss-20b").config, FITTING, TREE),
+        (LLAMA, replace(FITTING, dtype=torch.float16), TREE),
+        (LLAMA, FITTING, SpecConfig(topk=8, num_steps=6, num_draft_tokens=64)),
+    ):
+        with pytest.raises(InputError, check=lambda error: error.name == "forward"):
+            uses_persistent(model, options, config)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_the_machine_is_the_reason():
+    assert "this machine has none" in (machine_limit() or "")
+    with pytest.raises(InputError, match="this machine has none"):
+        uses_persistent(LLAMA, FITTING, TREE)
+
+
+def test_an_engine_refuses_a_model_that_does_not_fit(device):
+    options = replace(FITTING, device=device.type if isinstance(device, torch.device) else device)
+    with pytest.raises(InputError, match="heads of 128 channels"):
+        load_engine(synthetic_pair("eagle3"), SpecConfig(topk=2, num_steps=2, num_draft_tokens=4), options)
+
+
+def test_the_reference_has_no_persistent_forward():
+    with pytest.raises(InputError, check=lambda error: error.name == "forward"):
+        EngineOptions(forward="persistent")
+
+
+def test_a_failed_wait_is_raised_once_the_host_sees_it():
+    forward = PersistentForward.__new__(PersistentForward)
+    forward._error = torch.zeros(1, dtype=torch.int32)
+    forward.check()
+    forward._error[0] = 1
+    with pytest.raises(RuntimeError, match="awaited another in vain"):
+        forward.check()
