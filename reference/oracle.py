@@ -63,8 +63,8 @@ def generate(
     """Decode one request of a specsim.core.pair.Pair, with models in dtype and distributions in float64.
 
     formats: of the target's and the drafter's KV. token_drafter: a specsim.core.token_drafter.TokenDrafter in place of
-    the pair's drafter. draft_steps: most depth of a draft by round, from the first one on again after the last; (): that
-    of config.
+    the pair's drafter. draft_steps: most depth of a draft by round, after the last one from the first on again; ():
+    that of config.
     """
     target = in_dtype(pair.target, dtype, formats[0])
     prompt_len = len(prompt_ids)

@@ -24,20 +24,21 @@ def build(
     """Build each request's tree of its N-1 best candidates, or of all sampled drafts, below its bonus token.
 
     draft_steps: i32 [B], most depth of a node; None: num_steps. The tree is chosen among the candidates of that depth
-    or less, as under a setting of so many steps. Steps are known before any draft of the round is drawn, so every
-    verifier keeps its distribution. Where there are fewer candidates, the tree's last nodes are dead. cache_locations:
-    i64 [B, N], slot of column L + j. A node at or beyond max_len loses its slot.
+    or less, as under a setting of so many steps. Steps depend on no draft of the round and on no uniform that verifies
+    it, so every verifier keeps its distribution. Where there are fewer candidates, the tree's last nodes are dead.
+    cache_locations: i64 [B, N], slot of column L + j. A node at or beyond max_len loses its slot.
     """
     steps_B = torch.full((len(bonus_tokens),), config.num_steps) if draft_steps is None else draft_steps
     steps_B = steps_B.clamp(0, config.num_steps).int()
-    is_explicit = isinstance(candidates, ExplicitCandidates)
-    choose = _chosen_explicit if is_explicit else _chosen
-    chosen, parents = choose(candidates, steps_B, config)
+    if isinstance(candidates, ExplicitCandidates):
+        chosen, parents = _chosen_explicit(candidates, steps_B, config)
+    else:
+        chosen, parents = _chosen(candidates, steps_B, config)
     tokens_BN = _entries(candidates.tokens, chosen, config.num_draft_tokens - 1)
     scores_BN = _entries(candidates.scores, chosen, config.num_draft_tokens - 1)
     made = _lay_out(parents, tokens_BN, scores_BN, (bonus_tokens, seq_lens, cache_locations), config)
     shown = replace(candidates, draft_prob=None)
-    depth = made.proposed_depth if is_explicit else steps_B
+    depth = made.proposed_depth if isinstance(candidates, ExplicitCandidates) else steps_B
     return replace(made, candidates=shown, draft_prob=candidates.draft_prob, proposed_depth=depth)
 
 

@@ -21,7 +21,7 @@ from specsim.core.grammar import Grammar, Grammars
 from specsim.core.metrics import Acceptance, acceptance
 from specsim.core.pair import AnyDrafter, Pair
 from specsim.core.policies.named import NamedPolicy, named_policy
-from specsim.core.policies.policy import Policy
+from specsim.core.policies.per_request import AnyPolicy
 from specsim.core.rule import AcceptanceRule, check_rule
 from specsim.core.settings import Settings
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
@@ -48,6 +48,7 @@ class Output:
     prompt_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0  # sampling temperature; 0 is greedy
     setting_per_round: tuple[int, ...] = ()  # number of each round's setting, () where there is one
+    draft_steps_per_round: tuple[int, ...] = ()  # the request's own, () where no policy gives it any
     # By name, a row for each token of prompt and output but the last, which no forward read: `experts` has the experts
     # of each layer with some, i16 [tokens - 1, layers, experts of a row]. Not in to_json.
     side_outputs: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
@@ -275,7 +276,7 @@ def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: l
 
 
 def run_together(
-    engine: Engine, requests: list[Request], progress: bool = False, policy: Policy | None = None
+    engine: Engine, requests: list[Request], progress: bool = False, policy: AnyPolicy | None = None
 ) -> tuple[int, ...]:
     """Run all requests in one batch from start to end, so that its rows keep their order.
 
@@ -310,5 +311,6 @@ def output_of(request: Request) -> Output:
         prompt_token_ids=tuple(request.prompt_ids),
         temperature=request.params.temperature,
         setting_per_round=tuple(request.settings) if any(request.settings) else (),
+        draft_steps_per_round=tuple(request.draft_steps),
         side_outputs=request.side_outputs,
     )

@@ -45,7 +45,7 @@ def roots(size: int, config: SpecConfig = CONFIG, length: int = 5) -> tuple[torc
     return 90 + torch.arange(size, dtype=torch.int32), torch.full((size,), length), slots
 
 
-def built(implementation, candidates: ExplicitCandidates | Candidates, config=CONFIG, device="cpu", length=5, steps=None):
+def built(implementation, candidates, config=CONFIG, device="cpu", length=5, steps=None) -> VerifyInput:
     given = [each.to(device) for each in roots(len(candidates.tokens), config, length)]
     limits = None if steps is None else torch.tensor(steps, dtype=torch.int32, device=device)
     return implementation(candidates.to(device), *given, config, limits).to("cpu")

@@ -96,9 +96,7 @@ class Lockstep:
         """Give every request its own draft steps, where the cell has them."""
         if not self.cell.draft_steps:
             return batch
-        ids = self.cell.request_ids or tuple(range(len(self.cell.prompts)))
-        places = [ids.index(each) for each in batch.request_ids.tolist()]
-        steps = [self.cell.steps_of(place, self.round - 1) for place in places]
+        steps = [self.cell.steps_from(each + self.round - 1)[0] for each in batch.request_ids.tolist()]
         return replace(batch, draft_steps=torch.tensor(steps, dtype=torch.int32))
 
     def _step(self, phases: tuple[str, ...], batch: Batch) -> dict[str, Trio[Any]]:
