@@ -24,7 +24,7 @@ def build(
     """Build each request's tree of its N-1 best candidates, or of all sampled drafts, below its bonus token.
 
     draft_steps: i32 [B], most depth of a node; None: num_steps. The tree is chosen among the candidates of that depth
-    or less, as under a setting of so many steps. Steps depend on no draft of the round and on no uniform that verifies
+    or less, as under a setting with those steps. Steps depend on no draft of the round and on no uniform that verifies
     it, so every verifier keeps its distribution. Where there are fewer candidates, the tree's last nodes are dead.
     cache_locations: i64 [B, N], slot of column L + j. A node at or beyond max_len loses its slot.
     """

@@ -59,9 +59,8 @@ class Switching:
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON value."""
         counts = {name: list(getattr(self, name)) for name in ("rounds_by_setting", "accepted_by_setting")}
-        steps = self.rounds_by_steps
-        by_steps = {} if steps is None else {"rounds_by_steps": list(steps)}
-        return {"policy": self.policy.to_json(), **counts, "switches": self.switches, **by_steps}
+        by_steps = self.rounds_by_steps and list(self.rounds_by_steps)
+        return {"policy": self.policy.to_json(), **counts, "switches": self.switches, "rounds_by_steps": by_steps}
 
     def rows(self) -> list[tuple[str, str]]:
         """List (name, value) pairs for a table."""

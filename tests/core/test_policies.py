@@ -230,7 +230,7 @@ def test_a_script_per_request_starts_at_the_request_id():
     assert [CHAINS[choice.setting].num_steps for choice in found] == [3, 3, 3]
 
 
-def test_a_request_that_skips_a_round_keeps_its_place_in_the_script():
+def test_a_request_that_skips_a_round_keeps_its_place():
     policy = RequestScript(CHAINS, [0, 3, 1])
     assert policy.choose_requests(np.array([0, 1]), np.ones(2)).steps.tolist() == [0, 3]
     assert policy.choose_requests(np.array([1]), np.ones(1)).steps.tolist() == [1]
@@ -288,7 +288,7 @@ class PerRow:
 
 
 def test_goodput_per_request_drafts_where_a_row_pays():
-    """Of two requests one accepts all drafts, the other none.
+    """One request accepts all drafts, the other none.
 
     With all of 5 drafts the first gets 7 tokens of both in 1.5 s if dead rows are saved, 4.67 a second; the other's
     drafts would cost 0.5 s more and bring nothing.

@@ -168,7 +168,7 @@ ALONE = {
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("kind", ["eagle3", "standalone", "mtp", "p-eagle"])
 def test_own_steps_give_the_tokens_of_a_setting_of_those(kind, name, temperature):
-    """A batch whose requests have own steps in each round; alone each round has a setting of so many steps.
+    """A batch whose requests have own steps in each round; alone each round has the setting of those steps.
 
     Without drafts gumbel's own setting draws the token by a uniform, not by noise.
     """

@@ -66,7 +66,7 @@ class Rates:
         return 1 + np.concatenate([[0.0], np.cumsum(self._rates)])
 
     def add(self, steps: int, accepted: np.ndarray) -> None:
-        """Add rounds of so many steps, each with its accepted drafts."""
+        """Add rounds of this number of steps, each with its accepted drafts."""
         if not steps:
             self._rates = self._rates + self._weight / 10 * (self._prior - self._rates)
             return
