@@ -419,7 +419,8 @@ class Engine:
         locations_BN = kv.tree_locations(batch, self.config, frame.pools)
         bonus_tokens = frame.draft_input.bonus_tokens
         candidates = frame.draft_buffers.candidates
-        tree.build(candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, out=frame.verify_input)
+        steps = batch.draft_steps
+        tree.build(candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, steps, out=frame.verify_input)
 
     def _run_target(self, frame: Frame) -> None:
         verify_input = frame.verify_input

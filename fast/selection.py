@@ -51,20 +51,33 @@ def selected(scores, mask, count):
 @kernel
 @no_type_check
 def _select_kernel(
-    scores_ptr, out_ptr, num_rows, num_candidates, count, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+    scores_ptr,
+    num_alive_ptr,
+    out_ptr,
+    num_rows,
+    num_candidates,
+    count,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     await_input(PDL)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     index = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (index < num_candidates)
     scores = tl.load(scores_ptr + rows * num_candidates + index, mask=mask, other=0.0)
+    if num_alive_ptr is not None:
+        scores = tl.where(index < tl.load(num_alive_ptr + rows, mask=rows < num_rows, other=0), scores, -float("inf"))
     kept, place = selected(scores, mask, count)
     tl.store(out_ptr + rows * count + place, index, mask=kept)
 
 
-def select(scores: torch.Tensor, count: int, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def select(
+    scores: torch.Tensor, count: int, num_alive: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Select the `count` best candidates, as ascending flat indices i64 [B, count].
 
+    num_alive: i32 [B], the first num_alive candidates of a request go before all others; None: there are no others.
     Fused: selection and ordering, without a sort.
     """
     num_rows, num_candidates = scores.shape
@@ -76,6 +89,7 @@ def select(scores: torch.Tensor, count: int, *, out: torch.Tensor | None = None)
     rows = block_of(num_rows, 1, block)
     _select_kernel[(ceil_div(num_rows, rows),)](
         scores_ptr=scores,
+        num_alive_ptr=num_alive,
         out_ptr=out,
         num_rows=num_rows,
         num_candidates=num_candidates,

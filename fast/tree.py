@@ -12,7 +12,16 @@ from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel,
 from specsim.fast.selection import select, selected
 from specsim.fast.tree_explicit import write_explicit_nodes
 from specsim.fast.tree_links import store_links, write_links
-from specsim.fast.tree_parents import CandidateTables, Roots, TreeTables, store_nodes, write_nodes
+from specsim.fast.tree_parents import (
+    CandidateTables,
+    Roots,
+    TreeTables,
+    alive_candidates,
+    num_alive,
+    steps_of,
+    store_nodes,
+    write_nodes,
+)
 
 _ROWS = 32
 # Trees of at most this many nodes and candidates are built by one program each.
@@ -46,9 +55,11 @@ def _small_tree_kernel(
     node = tl.arange(0, NODES)
     first = request * num_nodes
     mask = node < num_nodes
-    mask_draft = (node > 0) & (node < num_nodes)
     candidates = request * num_candidates + index
-    is_candidate = index < num_candidates
+    num_alive = alive_candidates(root_ptrs, request, num_steps, k)
+    count = tl.minimum(num_alive, num_nodes - 1)
+    mask_draft = (node > 0) & (node <= count)
+    is_candidate = index < num_alive
     scores = tl.load(candidate_ptrs.scores_ptr + candidates, mask=is_candidate, other=0.0)
     all_tokens = tl.load(candidate_ptrs.tokens_ptr + candidates, mask=is_candidate, other=0)
     num_blocks = num_candidates // k
@@ -58,8 +69,9 @@ def _small_tree_kernel(
     )
     bonus = tl.load(root_ptrs.bonus_tokens_ptr + request).to(tl.int64)
     length = tl.load(root_ptrs.seq_lens_ptr + request)
-    slot = tl.load(root_ptrs.cache_locations_ptr + own, mask=mask)
-    kept, place = selected(scores[None, :], is_candidate[None, :], num_nodes - 1)
+    is_live = node <= count
+    slot = tl.load(root_ptrs.cache_locations_ptr + own, mask=is_live, other=-1)
+    kept, place = selected(scores[None, :], is_candidate[None, :], count)
     node_of = tl.reshape(tl.where(kept, 1 + place, 0), [BLOCK])
     tl.store(tree_ptrs.draft_tokens_ptr + first + node_of, index.to(tl.int64), mask=node_of > 0)
     tl.debug_barrier()  # all are written before any is read, and read before tokens take their place
@@ -69,27 +81,28 @@ def _small_tree_kernel(
     is_known = (flat >= k) & (wanted >= 0) & (wanted < num_candidates)
     parent = tl.gather(node_of, tl.where(is_known, wanted, 0).to(tl.int32), 0)
     parent = tl.where(is_known & (parent < node), parent, 0)
-    parent = tl.where(mask_draft, parent, tl.where(node == 0, -1, -2))  # -2: of no node
-    tokens = tl.gather(all_tokens, flat, 0)
-    node_scores = tl.gather(scores, flat, 0)
-    store_nodes(tree_ptrs, own, node, bonus, tokens, parent, node_scores, mask, LOG)
-    tl.store(tree_ptrs.proposed_depth_ptr + request, num_steps)
+    parent = tl.where(mask_draft, parent, tl.where(node == 0, -1, -2))  # -2: of no node, or dead
+    tokens = tl.where(mask_draft, tl.gather(all_tokens, flat, 0), 0)
+    node_scores = tl.where(mask_draft, tl.gather(scores, flat, 0), 0.0)
+    store_nodes(tree_ptrs, own, node, bonus, tokens, tl.maximum(parent, -1), node_scores, mask, LOG)
+    tl.store(tree_ptrs.proposed_depth_ptr + request, steps_of(root_ptrs, request, num_steps))
 
     row = node[:, None]
     column = node[None, :]
     parent_of_column = parent[None, :]
     first_child = tl.min(tl.where(parent_of_column == row, column, NODES), axis=1)
-    is_sibling = (parent_of_column == parent[:, None]) & (column > row)
+    is_sibling = (parent_of_column == parent[:, None]) & (column > row) & mask_draft[:, None]
     next_sibling = tl.min(tl.where(is_sibling, column, NODES), axis=1)
     sees = (column == row).to(tl.int32)
-    ancestor = tl.where(mask, node, 0)
+    ancestor = tl.where(is_live, node, 0)
     depth = tl.zeros_like(node)
     for _ in range(num_steps):
         depth += (ancestor > 0).to(tl.int32)
         ancestor = tl.maximum(tl.gather(parent, ancestor, 0), 0)
         sees = tl.where(column == ancestor[:, None], 1, sees)
-    tl.store(tree_ptrs.mask_ptr + own[:, None] * num_nodes + column, sees != 0, mask=mask[:, None] & mask[None, :])
-    position = length + depth
+    sees = (sees != 0) & is_live[:, None]
+    tl.store(tree_ptrs.mask_ptr + own[:, None] * num_nodes + column, sees, mask=mask[:, None] & mask[None, :])
+    position = tl.where(is_live, length + depth, 0)
     store_links(tree_ptrs, own, first_child, next_sibling, position, slot, num_nodes, max_len, mask)
 
 
@@ -138,20 +151,25 @@ def _lanes_kernel(
     node = rows % num_nodes
     mask = rows < num_rows
     candidate = rows - request - 1
-    mask_draft = mask & (node > 0)
-    tokens = tl.load(candidate_ptrs.tokens_ptr + candidate, mask=mask_draft)
-    scores = tl.load(candidate_ptrs.scores_ptr + candidate, mask=mask_draft)
+    steps = steps_of(root_ptrs, request, num_steps, mask)
+    num_live = 1 + k * steps
+    is_live = mask & (node < num_live)
+    mask_draft = is_live & (node > 0)
+    tokens = tl.load(candidate_ptrs.tokens_ptr + candidate, mask=mask_draft, other=0)
+    scores = tl.load(candidate_ptrs.scores_ptr + candidate, mask=mask_draft, other=0.0)
     bonus = tl.load(root_ptrs.bonus_tokens_ptr + request, mask=mask).to(tl.int64)
-    store_nodes(tree_ptrs, rows, node, bonus, tokens, tl.maximum(node - k, 0), scores, mask, LOG)
-    depth = tl.zeros_like(node).to(tl.int32) + num_steps
-    tl.store(tree_ptrs.proposed_depth_ptr + request, depth, mask=mask & (node == 0))
+    parent = tl.where(is_live, tl.maximum(node - k, 0), -1)
+    store_nodes(tree_ptrs, rows, node, bonus, tokens, parent, scores, mask, LOG)
+    tl.store(tree_ptrs.proposed_depth_ptr + request, steps, mask=mask & (node == 0))
     position = tl.load(root_ptrs.seq_lens_ptr + request, mask=mask, other=0) + (node + k - 1) // k
-    slot = tl.load(root_ptrs.cache_locations_ptr + rows, mask=mask)
+    position = tl.where(is_live, position, 0)
+    slot = tl.load(root_ptrs.cache_locations_ptr + rows, mask=is_live, other=-1)
     child = tl.where(node == 0, 1, node + k)
-    sibling = tl.where((node > 0) & (node < k), node + 1, num_nodes)
+    child = tl.where(child < num_live, child, num_nodes)
+    sibling = tl.where(mask_draft & (node < k), node + 1, num_nodes)
     store_links(tree_ptrs, rows, child, sibling, position, slot, num_nodes, max_len, mask)
     column = tl.arange(0, COLUMNS)[None, :]
-    sees = (column == 0) | ((column <= node) & ((node - column) % k == 0))
+    sees = is_live & ((column == 0) | ((column <= node) & ((node - column) % k == 0)))
     tl.store(tree_ptrs.mask_ptr + rows * num_nodes + column, sees, mask=mask & (column < num_nodes))
 
 
@@ -179,7 +197,8 @@ def _build_tree(tree: VerifyInput, candidates: Candidates, roots: Roots, config:
     if num_nodes <= _SMALL_NODES and config.num_candidates <= _SMALL_CANDIDATES:
         _build_small_tree(tree, candidates, roots, config)
     else:
-        write_nodes(tree, candidates, select(candidates.scores, num_nodes - 1), roots, config)
+        chosen = select(candidates.scores, num_nodes - 1, num_alive(roots, config))
+        write_nodes(tree, candidates, chosen, roots, config)
         write_links(tree, roots, config)
 
 
@@ -212,20 +231,24 @@ def build(
     seq_lens: torch.Tensor,
     cache_locations: torch.Tensor,
     config: SpecConfig,
+    draft_steps: torch.Tensor | None = None,
     *,
     out: VerifyInput | None = None,
 ) -> VerifyInput:
     """Build each request's tree of its N-1 best candidates, or of all in a chain or of sampled drafts.
 
-    Explicit candidates may be fewer; the tree's last nodes are then dead. cache_locations: i64 [B, N], slot of column L
-    + j. A node at or beyond max_len loses its slot. A node with a malformed parent gets the root as parent; `check`
-    finds it.
+    draft_steps: i32 [B], the tree is chosen among candidates of at most that depth; None: num_steps. Where there are
+    fewer than N-1, the tree's last nodes are dead. cache_locations: i64 [B, N], slot of column L + j. A node at or
+    beyond max_len loses its slot. A node with a malformed parent gets the root as parent; `check` finds it.
     """
     require_contiguous(**candidates.tensors)
     require_contiguous(bonus_tokens=bonus_tokens, seq_lens=seq_lens, cache_locations=cache_locations)
     empty = out or _empty(len(bonus_tokens), config.num_draft_tokens, bonus_tokens.device)
     tree = replace(empty, **proposed(candidates))
-    roots = Roots(bonus_tokens, seq_lens, cache_locations)
+    if draft_steps is None:
+        draft_steps = torch.full_like(bonus_tokens, config.num_steps)
+    require_contiguous(draft_steps=draft_steps)
+    roots = Roots(bonus_tokens, seq_lens, cache_locations, draft_steps)
     if isinstance(candidates, ExplicitCandidates):
         write_explicit_nodes(tree, candidates, roots, config)
         write_links(tree, roots, config)

@@ -10,7 +10,7 @@ from specsim.core.errors import InputError
 from specsim.core.phases import ExplicitCandidates, VerifyInput
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.selection import selected
-from specsim.fast.tree_parents import Roots, TreeTables, store_nodes
+from specsim.fast.tree_parents import Roots, TreeTables, steps_of, store_nodes
 
 MOST_EXPLICIT = 4096  # candidates of a request, which one program ranks
 
@@ -53,7 +53,6 @@ def _explicit_nodes_kernel(
     own = request * num_nodes + node
     mask = node < num_nodes
     num_alive = tl.minimum(tl.load(candidate_ptrs.num_alive_ptr + request), num_candidates)
-    count = tl.minimum(num_alive, num_nodes - 1)
     is_alive = index < num_alive
     candidates = request * num_candidates + index
     scores = tl.load(candidate_ptrs.scores_ptr + candidates, mask=is_alive, other=0.0)
@@ -69,6 +68,8 @@ def _explicit_nodes_kernel(
         above = tl.gather(scores, tl.maximum(ancestor, 0), 0)
         path_scores = tl.where(is_node, tl.minimum(path_scores, above), path_scores)
         ancestor = tl.where(is_node, tl.gather(parents, tl.maximum(ancestor, 0), 0), -1)
+    is_alive = is_alive & (depth <= steps_of(root_ptrs, request, num_steps))
+    count = tl.minimum(tl.sum(is_alive.to(tl.int32), axis=0), num_nodes - 1)
     kept, place = selected(path_scores[None, :], is_alive[None, :], count)
     node_of = tl.reshape(tl.where(kept, 1 + place, 0), [BLOCK])
     tl.store(tree_ptrs.proposed_depth_ptr + request, tl.max(tl.where(node_of > 0, depth, 0), axis=0))

@@ -66,6 +66,39 @@ class Roots(NamedTuple):
     bonus_tokens_ptr: torch.Tensor  # i32 [B]
     seq_lens_ptr: torch.Tensor  # i64 [B]
     cache_locations_ptr: torch.Tensor  # i64 [B, N], before the length limit
+    draft_steps_ptr: torch.Tensor  # i32 [B], most depth of a node
+
+
+@triton.jit
+@no_type_check
+def steps_of(root_ptrs, request, num_steps, mask=None):
+    """Load the draft steps of requests, at most those of the setting."""
+    return tl.maximum(tl.minimum(tl.load(root_ptrs.draft_steps_ptr + request, mask=mask), num_steps), 0)
+
+
+@triton.jit
+@no_type_check
+def alive_candidates(root_ptrs, request, num_steps, k):
+    """Count a request's candidates of its draft steps, which are the first ones."""
+    steps = steps_of(root_ptrs, request, num_steps)
+    return tl.where(steps > 0, k + (steps - 1) * k * k, 0)
+
+
+@kernel
+@no_type_check
+def _alive_kernel(root_ptrs, out_ptr, num_steps, k, PDL: tl.constexpr):
+    """Write the number of one request's candidates of its draft steps."""
+    await_input(PDL)
+    request = tl.program_id(0).to(tl.int64)
+    tl.store(out_ptr + request, alive_candidates(root_ptrs, request, num_steps, k))
+
+
+def num_alive(roots: Roots, config: SpecConfig) -> torch.Tensor:
+    """Count every request's candidates of its draft steps, i32 [B]."""
+    steps = roots.draft_steps_ptr
+    out = torch.empty(len(steps), dtype=torch.int32, device=steps.device)
+    _alive_kernel[(len(steps),)](root_ptrs=roots, out_ptr=out, num_steps=config.num_steps, k=config.topk)
+    return out
 
 
 @triton.jit
@@ -126,12 +159,15 @@ def _nodes_kernel(
     flat, parent, _ = _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS)
     own = request * num_nodes + node
     mask = node < num_nodes
-    candidate = request * num_candidates + flat  # of the root any
-    tokens = tl.load(candidate_ptrs.tokens_ptr + candidate, mask=mask)
-    scores = tl.load(candidate_ptrs.scores_ptr + candidate, mask=mask)
+    is_draft = mask & (node > 0) & (flat < alive_candidates(root_ptrs, request, num_steps, k))
+    candidate = request * num_candidates + flat
+    tokens = tl.load(candidate_ptrs.tokens_ptr + candidate, mask=is_draft, other=0)
+    scores = tl.load(candidate_ptrs.scores_ptr + candidate, mask=is_draft, other=0.0)
+    parent = tl.where(is_draft, parent, -1)
     bonus = tl.load(root_ptrs.bonus_tokens_ptr + request).to(tl.int64)
     store_nodes(tree_ptrs, own, node, bonus, tokens, parent, scores, mask, LOG)
-    tl.store(tree_ptrs.proposed_depth_ptr + request, num_steps, mask=tl.program_id(1) == 0)
+    steps = steps_of(root_ptrs, request, num_steps)
+    tl.store(tree_ptrs.proposed_depth_ptr + request, steps, mask=tl.program_id(1) == 0)
 
 
 def write_nodes(

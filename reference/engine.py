@@ -133,7 +133,8 @@ class Engine:
             pools.draft.take_snapshot()  # draft-extend writes over the lanes
         own_tree(pools, rows, lengths, self.config, self._ahead)
         locations_BN = kv.tree_locations(batch, self.config, pools)
-        return tree.build(candidates, draft_input.bonus_tokens, batch.seq_lens, locations_BN, self.config)
+        bonus_tokens = draft_input.bonus_tokens
+        return tree.build(candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, batch.draft_steps)
 
     def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
         """Run the target over the trees, verify the drafts, and commit the accepted path."""

@@ -58,11 +58,13 @@ def generate(
     token_drafter: Any = None,
     *,
     formats: Sequence[KVFormat] = (KVFormat(), KVFormat()),
+    draft_steps: Sequence[int] = (),
 ) -> OracleResult:
     """Decode one request of a specsim.core.pair.Pair, with models in dtype and distributions in float64.
 
     formats: of the target's and the drafter's KV. token_drafter: a specsim.core.token_drafter.TokenDrafter in place of
-    the pair's drafter.
+    the pair's drafter. draft_steps: most depth of a draft by round, after the last one from the first on again; ():
+    that of config.
     """
     target = in_dtype(pair.target, dtype, formats[0])
     prompt_len = len(prompt_ids)
@@ -84,7 +86,8 @@ def generate(
     finish_reason = append(tokens, [first], request)
     while finish_reason is None:
         root = Node((), None, 0, 1.0 if config.score == "prob" else 0.0, None, None, ())
-        tree = select(grow(request, tokens, root), config.num_draft_tokens - 1)
+        steps = draft_steps[len(rounds) % len(draft_steps)] if draft_steps else config.num_steps
+        tree = select(grow(request, tokens, root, steps), config.num_draft_tokens - 1)
         rounds.append(verify(request, tokens, [root, *tree]))
         finish_reason = append(tokens, rounds[-1].accepted, request)
         logprobs += rounds[-1].logprobs
@@ -92,18 +95,18 @@ def generate(
     return OracleResult(token_ids, tuple(logprobs[: len(token_ids)]), finish_reason, tuple(rounds))
 
 
-def grow(request: Request, tokens: list[int], root: Node) -> list[Node]:
-    """Grow all candidates below the root, none without a drafter."""
+def grow(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+    """Grow all candidates of at most this depth below the root, none without a drafter."""
     drafter = request.drafter
     if drafter is None:
         return []
-    if not hasattr(drafter, "tensors"):
-        return look_up(request, tokens, root)
-    if drafter.config.block is not None:
-        return block_draft(request, tokens, root)
-    if drafter.config.kind == "p-eagle":
-        return p_eagle_draft(request, tokens, root)
-    return mtp_draft(request, tokens, root) if drafter.config.num_modules > 1 else draft(request, tokens, root)
+    if hasattr(drafter, "tensors") and drafter.config.block is not None:
+        return block_draft(request, tokens, root, depth)
+    grow_all = look_up
+    if hasattr(drafter, "tensors"):
+        of_mtp = mtp_draft if drafter.config.num_modules > 1 else draft
+        grow_all = p_eagle_draft if drafter.config.kind == "p-eagle" else of_mtp
+    return [node for node in grow_all(request, tokens, root) if len(node.path) <= depth]
 
 
 def append(tokens: list[int], accepted: Sequence[int], request: Request) -> Literal["stop", "length"] | None:

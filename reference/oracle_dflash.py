@@ -17,9 +17,12 @@ from specsim.reference.oracle_parts import Tensors, linear, norm
 from specsim.reference.oracle_request import Request
 
 
-def block_draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
-    """Grow the candidates below the root: the best of the tree over the slots, or K sampled lanes."""
-    room = request.max_len - len(tokens)  # depth of the deepest node that max_len allows
+def block_draft(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+    """Grow the candidates below the root: the best of the tree over the slots, or K sampled lanes.
+
+    depth: of the deepest candidate, whose block is as long as that of the setting.
+    """
+    room = min(request.max_len - len(tokens), depth)  # depth of the deepest node that max_len allows, too
     if room <= 0:
         return []
     slots_SH = _slots(request, tokens)[:room]

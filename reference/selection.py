@@ -5,9 +5,13 @@ import torch
 from specsim.reference.sampling import topk
 
 
-def select(scores: torch.Tensor, count: int) -> torch.Tensor:
+def select(scores: torch.Tensor, count: int, num_alive: torch.Tensor | None = None) -> torch.Tensor:
     """Select the `count` best candidates, as ascending flat indices i64 [B, count].
 
     A parent scores no less than its child and precedes it. So with ties to the lower index the set is a tree.
+    num_alive: i32 [B], the first num_alive candidates of a request go before all others; None: there are no others.
     """
+    if num_alive is not None:
+        is_alive = torch.arange(scores.shape[1]) < num_alive[:, None]
+        scores = torch.where(is_alive, scores, -torch.inf)
     return topk(scores, count)[1].sort(dim=-1).values

@@ -19,52 +19,66 @@ def build(
     seq_lens: torch.Tensor,
     cache_locations: torch.Tensor,
     config: SpecConfig,
+    draft_steps: torch.Tensor | None = None,
 ) -> VerifyInput:
     """Build each request's tree of its N-1 best candidates, or of all sampled drafts, below its bonus token.
 
-    Explicit candidates may be fewer; the tree's last nodes are then dead. cache_locations: i64 [B, N], slot of column L
-    + j. A node at or beyond max_len loses its slot.
+    draft_steps: i32 [B], most depth of a node; None: num_steps. The tree is chosen among the candidates of that depth
+    or less, as under a setting with those steps. Steps depend on no draft of the round and on no uniform that verifies
+    it, so every verifier keeps its distribution. Where there are fewer candidates, the tree's last nodes are dead.
+    cache_locations: i64 [B, N], slot of column L + j. A node at or beyond max_len loses its slot.
     """
+    steps_B = torch.full((len(bonus_tokens),), config.num_steps) if draft_steps is None else draft_steps
+    steps_B = steps_B.clamp(0, config.num_steps).int()
     if isinstance(candidates, ExplicitCandidates):
-        return _build_explicit(candidates, bonus_tokens, seq_lens, cache_locations, config)
-    num_nodes = config.num_draft_tokens
-    top_scores_index = select(candidates.scores, num_nodes - 1)
-    rows = zip(top_scores_index.tolist(), candidates.parent_list.tolist(), strict=True)
-    parents = [
-        lane_parents(config.topk, config.num_steps)
-        if config.is_sampled
-        else parents_of(chosen, parent_list, config.topk, request)
-        for request, (chosen, parent_list) in enumerate(rows)
-    ]
-    tokens_BN = candidates.tokens.gather(1, top_scores_index)
-    scores_BN = candidates.scores.gather(1, top_scores_index)
+        chosen, parents = _chosen_explicit(candidates, steps_B, config)
+    else:
+        chosen, parents = _chosen(candidates, steps_B, config)
+    tokens_BN = _entries(candidates.tokens, chosen, config.num_draft_tokens - 1)
+    scores_BN = _entries(candidates.scores, chosen, config.num_draft_tokens - 1)
     made = _lay_out(parents, tokens_BN, scores_BN, (bonus_tokens, seq_lens, cache_locations), config)
-    depth = torch.full((len(parents),), config.num_steps, dtype=torch.int32)
     shown = replace(candidates, draft_prob=None)
+    depth = made.proposed_depth if isinstance(candidates, ExplicitCandidates) else steps_B
     return replace(made, candidates=shown, draft_prob=candidates.draft_prob, proposed_depth=depth)
 
 
-def _build_explicit(
-    candidates: ExplicitCandidates,
-    bonus_tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cache_locations: torch.Tensor,
-    config: SpecConfig,
-) -> VerifyInput:
-    """Build trees of candidates with explicit parents."""
-    num_drafts = config.num_draft_tokens - 1
-    tokens_BN = torch.zeros(len(bonus_tokens), num_drafts, dtype=torch.int64)
-    scores_BN = torch.zeros(len(bonus_tokens), num_drafts)
+Chosen = tuple[list[list[int]], list[list[int]]]  # of each request: candidates of its drafts, parents of its N nodes
+
+
+def _chosen(candidates: Candidates, steps_B: torch.Tensor, config: SpecConfig) -> Chosen:
+    """Choose the nodes of trees of lanes, and list their parents."""
+    num_nodes = config.num_draft_tokens
+    alive = [config.candidates_within(steps) for steps in steps_B.tolist()]
+    index_BN = select(candidates.scores, num_nodes - 1, torch.tensor(alive, dtype=torch.int32))
+    chosen = [[flat for flat in row if flat < count] for row, count in zip(index_BN.tolist(), alive, strict=True)]
+    parents = [
+        lane_parents(config.topk, steps) if config.is_sampled else parents_of(flat, parent_list, config.topk, request)
+        for request, (flat, parent_list, steps) in enumerate(
+            zip(chosen, candidates.parent_list.tolist(), steps_B.tolist(), strict=True)
+        )
+    ]
+    return chosen, [own + [-1] * (num_nodes - len(own)) for own in parents]
+
+
+def _chosen_explicit(candidates: ExplicitCandidates, steps_B: torch.Tensor, config: SpecConfig) -> Chosen:
+    """Choose the nodes of trees of candidates with explicit parents, and list their parents."""
+    num_nodes = config.num_draft_tokens
+    chosen = []
     parents = []
-    for request, alive in enumerate(candidates.num_alive.tolist()):
+    for request, (alive, steps) in enumerate(zip(candidates.num_alive.tolist(), steps_B.tolist(), strict=True)):
         own = candidates.parents[request, :alive].tolist()
         check_explicit(own, request)
-        chosen = select_explicit(own, candidates.scores[request, :alive].tolist(), num_drafts)
-        parents.append(explicit_parents(own, chosen, num_drafts + 1))
-        tokens_BN[request, : len(chosen)] = candidates.tokens[request, chosen]
-        scores_BN[request, : len(chosen)] = candidates.scores[request, chosen]
-    made = _lay_out(parents, tokens_BN, scores_BN, (bonus_tokens, seq_lens, cache_locations), config)
-    return replace(made, candidates=replace(candidates, draft_prob=None), draft_prob=candidates.draft_prob)
+        chosen.append(select_explicit(own, candidates.scores[request, :alive].tolist(), num_nodes - 1, steps))
+        parents.append(explicit_parents(own, chosen[-1], num_nodes))
+    return chosen, parents
+
+
+def _entries(values_BM: torch.Tensor, chosen: list[list[int]], width: int) -> torch.Tensor:
+    """Select entries of each request's candidates, and fill its row with 0."""
+    made = torch.zeros(len(chosen), width, dtype=values_BM.dtype)
+    for request, own in enumerate(chosen):
+        made[request, : len(own)] = values_BM[request, own]
+    return made
 
 
 def _lay_out(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specsim.core.batch import ALL_STEPS
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, Verdict, VerifyInput
 
@@ -11,6 +12,7 @@ from specsim.core.phases import Batch, DraftExtendInput, Verdict, VerifyInput
 PADDING = {
     "req_pool_indices": -1,
     "cache_locations": -1,
+    "draft_steps": ALL_STEPS,
     "parents": -1,
     "retrieve_next_token": -1,
     "retrieve_next_sibling": -1,

@@ -8,7 +8,7 @@ import torch
 
 from specsim.core.config import SamplingParams, ServingConfig
 from specsim.core.engine import Engine
-from specsim.core.policies.policy import Policy
+from specsim.core.policies.per_request import AnyPolicy
 from specsim.serving.adaptation import settings_of
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
@@ -64,7 +64,7 @@ class Served:
     requests: dict[int, Ended] = field(default_factory=dict)
 
 
-def serve(engine: Engine, workload: Workload, serving: ServingConfig, policy: Policy | None = None) -> Served:
+def serve(engine: Engine, workload: Workload, serving: ServingConfig, policy: AnyPolicy | None = None) -> Served:
     """Serve a workload with arrival times by the scheduler; a step takes the made-up time of what it launches.
 
     policy: of an engine with several settings.
@@ -129,7 +129,7 @@ def _ended(request: Request, serving: ServingConfig, ordinals: dict[int, int]) -
 
 
 def simulated(
-    engine: Engine, workload: Workload, serving: ServingConfig, served: Served, policy: Policy | None = None
+    engine: Engine, workload: Workload, serving: ServingConfig, served: Served, policy: AnyPolicy | None = None
 ) -> Run:
     """Simulate the same workload; every round accepts what the scheduler's did.
 

@@ -10,7 +10,6 @@ from specsim.cli.options import option
 from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_int
-from specsim.core.policies.named import policy_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,6 +76,7 @@ def generate(
     ] = None,
     rule: options.Rule = None,
     adaptive: options.Adaptive = None,
+    adaptive_per_request: options.AdaptivePerRequest = False,
     engine: EngineGroup,
     ranks: RankOptions,
     json_file: options.JsonFile = None,
@@ -99,7 +99,7 @@ def generate(
     _check_filters(sampling)
     for name, value in (("rule", rule), ("html", html_file)):
         options.without(name, adaptive, value)
-    policy = None if adaptive is None else policy_value(adaptive)
+    policy = options.policy(adaptive, adaptive_per_request)
     verifier = None if rule is None else _load_rule(rule, config)
     has_grammar = regex is not None or json_schema is not None
     engine_options = engine.options(config, has_grammar, pair.drafts_on_host(config), verifier is not None)

@@ -94,6 +94,14 @@ Adaptive = Annotated[
         show_default="always --num-steps",
     ),
 ]
+AdaptivePerRequest = Annotated[
+    bool,
+    option(
+        "Draft tree",
+        "Let the policy choose draft steps for each request of a round: moving-average, goodput and scripted can.",
+        "--adaptive-per-request",
+    ),
+]
 Verifier = Annotated[
     str,
     option("Verification", "Acceptance rule. All rules are lossless except typical.", metavar="|".join(VERIFIERS)),
@@ -296,6 +304,17 @@ def without(name: str, adaptive: str | None, value: object) -> None:
     """Refuse an option that --adaptive excludes, where it is given."""
     if adaptive is not None and value not in (None, False):
         raise exclusive(name, value, "--adaptive")
+
+
+def policy(adaptive: str | None, per_request: bool) -> Any:
+    """Read the value of --adaptive, None without it."""
+    from specsim.core.policies.named import policy_value
+
+    if adaptive is None:
+        if per_request:
+            raise InputError("adaptive_per_request", True, "given with --adaptive POLICY only")
+        return None
+    return policy_value(adaptive, per_request)
 
 
 def accepted_shares(text: str) -> tuple[float, ...]:

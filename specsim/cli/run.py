@@ -69,6 +69,7 @@ def run(
         ),
     ] = False,
     adaptive: options.Adaptive = None,
+    adaptive_per_request: options.AdaptivePerRequest = False,
     tree: TreeGroup,
     pair: PairGroup,
     engine: EngineGroup,
@@ -97,7 +98,8 @@ def run(
         engine_options = ranks.of(engine.options(config, drafts_on_host=pair.drafts_on_host(config)))
         acceptance = pair.acceptance(tree.num_steps)
         _check_run(given)
-        from specsim.core.policies.named import named_policy, policy_value
+        chosen = options.policy(adaptive, adaptive_per_request)
+        from specsim.core.policies.named import named_policy
         from specsim.serving.generation import load_adaptive_engine, load_engine
         from specsim.serving.scheduler import check_serving
         from specsim.serving.workload import read_file
@@ -105,7 +107,7 @@ def run(
         check_serving(serving, config)
         text = read_file(requests or REQUESTS)
         loaded = pair.load(config, engine_options, whole=compare)
-        policy = None if adaptive is None else named_policy(policy_value(adaptive), config)
+        policy = None if chosen is None else named_policy(chosen, config)
         if policy is None:
             running = load_engine(loaded, config, engine_options, acceptance=acceptance)
         else:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CLIENTS = 64
 RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
 _LENGTHS = ("prompt_tokens", "output_tokens")
-_DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", "adaptive", *NAMES)
+_DRAFTING = ("draft_vocab", "topk", "num_steps", "num_draft_tokens", "adaptive", "adaptive_per_request", *NAMES)
 
 
 @with_groups
@@ -67,6 +67,7 @@ def simulate(
     num_steps: options.NumSteps = 3,
     num_draft_tokens: options.NumDraftTokens = None,
     adaptive: options.Adaptive = None,
+    adaptive_per_request: options.AdaptivePerRequest = False,
     page_size: options.PageSize = 16,
     acceptance: AcceptanceFile = None,
     accept_lengths: AcceptLengths = None,

@@ -43,6 +43,7 @@ def soak(
         option("Requests", "Run only this workload, by the name that a failure shows.", show_default="all workloads"),
     ] = None,
     adaptive: options.Adaptive = None,
+    adaptive_per_request: options.AdaptivePerRequest = False,
     ranks: RankOptions,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -58,7 +59,6 @@ def soak(
       specsim soak --impl fast --program 0-0-1
     """
     from specsim.core.files import check_writable
-    from specsim.core.policies.named import policy_value
     from specsim.correctness.differential.implementation import Shares
     from specsim.correctness.soak import soak
 
@@ -70,7 +70,9 @@ def soak(
     if jobs is None:
         jobs = 2 if ranks.tensor_parallel == 1 else 1
     arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
-    arguments |= {"adaptive": None if adaptive is None else policy_value(adaptive), "policy_name": adaptive}
+    policy = options.policy(adaptive, adaptive_per_request)
+    name = f"{adaptive} --adaptive-per-request" if adaptive_per_request else adaptive
+    arguments |= {"adaptive": policy, "policy_name": name}
     draft_parallel: Any = ranks.draft_parallel  # which EngineOptions checks
     shares = Shares(ranks.tensor_parallel, draft_parallel)
     result = soak(**drawn, progress=True, shares=shares, **arguments)

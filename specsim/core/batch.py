@@ -10,6 +10,8 @@ from specsim.core.config import SamplingParams
 from specsim.core.state import PerRequest
 from specsim.core.uniforms import seed_bits
 
+ALL_STEPS = 2**31 - 1  # draft steps of a request that takes all of its round's setting
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sampling(PerRequest):
@@ -58,6 +60,8 @@ class Batch(PerRequest):
     seeds: torch.Tensor  # i64 [B], the bits of unsigned 64-bit seeds
     sampling: Sampling
     num_rounds: torch.Tensor  # i64 [B], rounds that the request has had
+    # i32 [B], most draft steps of the request in this round: nodes deeper than that are dead. 0: it decodes plainly
+    draft_steps: torch.Tensor
 
     @property
     def size(self) -> int:
@@ -92,6 +96,7 @@ class Batch(PerRequest):
             seeds=torch.tensor([seed_bits(each.seed) for each in params], dtype=torch.int64),
             sampling=Sampling.of(params, vocab_size),
             num_rounds=torch.tensor([0] * len(lens) if num_rounds is None else num_rounds, dtype=torch.int64),
+            draft_steps=torch.full((len(lens),), ALL_STEPS, dtype=torch.int32),
         )
 
     def after(self, num_accepted_tokens: torch.Tensor) -> Self:

@@ -161,9 +161,13 @@ class SpecConfig:
     @property
     def num_candidates(self) -> int:
         """Number of candidates for the tree: K + (S-1)K², or KS where each sampled lane has one child."""
+        return self.candidates_within(self.num_steps)
+
+    def candidates_within(self, depth: int) -> int:
+        """Count the candidates of the first `depth` steps, which are the first candidates."""
         if self.is_sampled:
-            return self.topk * self.num_steps
-        return self.topk + (self.num_steps - 1) * self.topk**2 if self.num_steps else 0
+            return self.topk * depth
+        return self.topk + (depth - 1) * self.topk**2 if depth else 0
 
     @property
     def lanes_share_prefix(self) -> bool:

@@ -45,7 +45,7 @@ def _chosen(candidates: Candidates | ExplicitCandidates, config: SpecConfig, row
     if isinstance(candidates, ExplicitCandidates):
         alive = int(candidates.num_alive[row])
         own = candidates.parents[row, :alive].tolist()
-        return own, select_explicit(own, candidates.scores[row, :alive].tolist(), count)
+        return own, select_explicit(own, candidates.scores[row, :alive].tolist(), count, config.num_steps)
     topk = config.topk
     siblings = 1 if config.is_sampled else topk
     blocks = candidates.parent_list[row].tolist()

@@ -12,7 +12,8 @@ from specsim.core.config import SpecConfig
 from specsim.core.display import figure, short_setting
 from specsim.core.engine import Engine
 from specsim.core.policies.named import NamedPolicy
-from specsim.core.policies.policy import Always, Policy
+from specsim.core.policies.per_request import AnyPolicy, Choice, choose, observe
+from specsim.core.policies.policy import Always
 from specsim.core.rank_group import RankGroup
 from specsim.core.settings import Settings
 from specsim.serving.requests import Request
@@ -29,6 +30,7 @@ class Switching:
     rounds_by_setting: tuple[int, ...]  # (request, round) pairs
     accepted_by_setting: tuple[int, ...]  # tokens, bonus included
     switches: int  # rounds of the batch with another setting than the one before
+    rounds_by_steps: tuple[int, ...] | None = None  # (request, round) pairs by the request's own draft steps
 
     @classmethod
     def of(cls, policy: NamedPolicy, requests: Sequence[Request], choices: Sequence[int]) -> Self:
@@ -39,7 +41,13 @@ class Switching:
             for setting, count in zip(request.settings, request.accepted, strict=True):
                 rounds[setting] += 1
                 accepted[setting] += count
-        return cls(policy, tuple(rounds), tuple(accepted), sum(before != now for before, now in pairwise(choices)))
+        switches = sum(before != now for before, now in pairwise(choices))
+        by_steps = None
+        if policy.is_per_request:
+            most = max(config.num_steps for config in policy.settings)
+            own = [steps for request in requests for steps in request.draft_steps]
+            by_steps = tuple(map(own.count, range(most + 1)))
+        return cls(policy, tuple(rounds), tuple(accepted), switches, by_steps)
 
     @property
     def mean_nodes(self) -> float:
@@ -51,7 +59,8 @@ class Switching:
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON value."""
         counts = {name: list(getattr(self, name)) for name in ("rounds_by_setting", "accepted_by_setting")}
-        return {"policy": self.policy.to_json(), **counts, "switches": self.switches}
+        by_steps = self.rounds_by_steps and list(self.rounds_by_steps)
+        return {"policy": self.policy.to_json(), **counts, "switches": self.switches, "rounds_by_steps": by_steps}
 
     def rows(self) -> list[tuple[str, str]]:
         """List (name, value) pairs for a table."""
@@ -60,32 +69,37 @@ class Switching:
         for config, rounds, accepted in counts:
             length = f", accept length {figure(accepted / rounds)}" if rounds else ""
             made.append((f"rounds: {short_setting(config)}", f"{figure(rounds, 0)}{length}"))
+        for steps, rounds in enumerate(self.rounds_by_steps or ()):
+            made.append((f"rounds of requests with {steps} draft steps", figure(rounds, 0)))
         return made
 
 
 class Adaptation:
     """A policy that switches an engine between rounds.
 
-    All requests of a round share its setting. The policy learns what a round accepted when the host reads its result,
+    All requests of a round share its setting, within which a policy per request gives each its own draft steps. The
+    policy learns what a round accepted when the host reads its result,
     junk rounds of requests that have ended included, as the simulator's policies do. Where ranks share a model, every
     rank's policy learns rank 0's seconds, so that all choose alike.
     """
 
-    def __init__(self, engine: AdaptiveEngine, policy: Policy) -> None:
+    def __init__(self, engine: AdaptiveEngine, policy: AnyPolicy) -> None:
         self._engine = engine
         self._policy = policy
         self._ranks = RankGroup.joined(engine.options.tensor_parallel)
         self.choices: list[int] = []  # settings of all rounds, in order
         self._starts: dict[int, float] = {}  # seconds, by step of a round, until its result is read
 
-    def choose(self, step: int, requests: Sequence[Request], now: float) -> int:
-        """Switch to the setting of a step's round, and return its number; without requests the last one stays."""
+    def choose(self, step: int, requests: Sequence[Request], now: float) -> Choice:
+        """Switch to the setting of a step's round, and return the choice; without requests the last setting stays."""
         self._starts[step] = now
-        if requests:
-            lengths = np.array([request.prefill_len for request in requests])
-            self._engine.switch(self._policy.choose(lengths))
-            self.choices.append(self._engine.current)
-        return self._engine.current
+        if not requests:
+            return Choice(self._engine.current)
+        lengths = np.array([request.prefill_len for request in requests])
+        choice = choose(self._policy, _ids(requests), lengths)
+        self._engine.switch(choice.setting)
+        self.choices.append(choice.setting)
+        return choice
 
     def observe(self, launched: Launched, deliveries: Sequence[Delivery], now: float) -> None:
         """Tell the policy what a round accepted, and the seconds since it was launched."""
@@ -95,7 +109,11 @@ class Adaptation:
             seconds = max(now - start, _LEAST_SECONDS)
             if self._ranks is not None:
                 seconds = self._ranks.gather_objects(seconds)[0]
-            self._policy.observe(launched.setting, accepted, seconds)
+            observe(self._policy, _ids(launched.requests), launched.choice, accepted, seconds)
+
+
+def _ids(requests: Sequence[Request]) -> np.ndarray:
+    return np.array([request.request_id for request in requests], dtype=np.int64)
 
 
 def settings_of(engine: Engine) -> tuple[SpecConfig, ...]:
@@ -104,7 +122,7 @@ def settings_of(engine: Engine) -> tuple[SpecConfig, ...]:
     return (engine.config,) if found is None else found.configs
 
 
-def adaptation_of(engine: Engine, policy: Policy | None) -> Adaptation | None:
+def adaptation_of(engine: Engine, policy: AnyPolicy | None) -> Adaptation | None:
     """Make the adaptation of an engine with several settings, None for any other; without a policy the first stays."""
     switches: Any = engine
     return Adaptation(switches, policy or Always()) if hasattr(engine, "settings") else None

@@ -17,7 +17,7 @@ from specsim.core.errors import InputError, require_type
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.pair import AnyDrafter, Pair
 from specsim.core.policies.named import NamedPolicy, named_policy
-from specsim.core.policies.policy import Policy
+from specsim.core.policies.per_request import AnyPolicy
 from specsim.core.rule import AcceptanceRule, check_rule
 from specsim.core.settings import Settings
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
@@ -185,7 +185,7 @@ def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: l
 
 
 def run_together(
-    engine: Engine, requests: list[Request], progress: bool = False, policy: Policy | None = None
+    engine: Engine, requests: list[Request], progress: bool = False, policy: AnyPolicy | None = None
 ) -> tuple[int, ...]:
     """Run all requests in one batch from start to end, so that its rows keep their order.
 

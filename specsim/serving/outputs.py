@@ -33,6 +33,7 @@ class Output:
     prompt_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0  # sampling temperature; 0 is greedy
     setting_per_round: tuple[int, ...] = ()  # number of each round's setting, () where there is one
+    draft_steps_per_round: tuple[int, ...] = ()  # the request's own, () where no policy gives it any
     # By name, a row for each token of prompt and output but the last, which no forward read: `experts` has the experts
     # of each layer with some, i16 [tokens - 1, layers, experts of a row]. Not in to_json.
     side_outputs: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False)
@@ -50,6 +51,7 @@ def output_of(request: Request) -> Output:
         prompt_token_ids=tuple(request.prompt_ids),
         temperature=request.params.temperature,
         setting_per_round=tuple(request.settings) if any(request.settings) else (),
+        draft_steps_per_round=tuple(request.draft_steps),
         side_outputs=request.side_outputs,
     )
 

@@ -62,6 +62,7 @@ class Request:
     accepted: list[int] = field(default_factory=list)  # num_accepted_tokens of each round
     proposed: list[int] = field(default_factory=list)  # depth of each round's deepest draft
     settings: list[int] = field(default_factory=list)  # number of each round's setting, 0 where the engine has one
+    draft_steps: list[int] = field(default_factory=list)  # its own of each round, where a policy gives it any
     side_outputs: dict[str, torch.Tensor] = field(default_factory=dict)  # at the end, by name, [known tokens - 1, ...]
     finish_reason: str | None = None  # stop, length, abort or rejected
     stop_reason: int | str | None = None  # token id or stop string that ended it

@@ -8,8 +8,11 @@ import torch
 
 from specsim.core.engine import Engine
 from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
+from specsim.core.policies.per_request import Choice
 from specsim.core.pool import KVPool
 from specsim.serving.requests import Request
+
+FIRST = Choice(0)  # the first setting, or the one that an engine has
 
 
 class Delivery(NamedTuple):
@@ -20,6 +23,7 @@ class Delivery(NamedTuple):
     logprobs: list[float]
     is_round: bool
     proposed_depth: int = 0  # of a round: depth of the deepest draft of the tree
+    draft_steps: int | None = None  # of a round in which requests have their own
 
 
 class HostCopy:
@@ -74,7 +78,7 @@ class Launched:
     results: HostCopy
     is_round: bool
     places: tuple[int, ...]  # indices of the requests whose results count
-    setting: int = 0  # number of the round's setting
+    choice: Choice = FIRST  # setting of the round, and draft steps of its requests
 
     def read(self) -> list[Delivery]:
         """Wait for the device, and return the new tokens of every request."""
@@ -87,8 +91,12 @@ class Launched:
             depths = [0] * len(self.requests)
             tokens = results["next_tokens"][:, None].tolist()
             logprobs = results["logprobs"][:, None].tolist()
-        rows = zip(self.requests, tokens, logprobs, depths, strict=True)
-        made = [Delivery(request, new, own[: len(new)], self.is_round, depth) for request, new, own, depth in rows]
+        steps = [None] * len(self.requests) if self.choice.steps is None else self.choice.steps.tolist()
+        rows = zip(self.requests, tokens, logprobs, depths, steps, strict=True)
+        made = [
+            Delivery(request, new, own[: len(new)], self.is_round, depth, count)
+            for request, new, own, depth, count in rows
+        ]
         return [made[place] for place in self.places]
 
 
@@ -140,18 +148,21 @@ class Runner:
         self._batch = self._batch.merge(batch)
         self._draft_input = self._draft_input.merge(draft_input)
 
-    def round(self, step: int, setting: int = 0) -> Launched:
+    def round(self, step: int, choice: Choice = FIRST) -> Launched:
         """Launch a round of the batch, even of an empty one.
 
-        setting: number of the engine's setting.
+        choice: the engine's setting, and the draft steps of each request where they have their own.
         """
         batch = self._batch if self._lagging else self._with_known_lengths()
+        if choice.steps is not None:
+            steps = torch.from_numpy(choice.steps).to(self._engine.device, torch.int32)
+            batch = replace(batch, draft_steps=steps)
         advance = self._engine.advance(batch, self._draft_input, self._pools, reserved=True)
         self._draft_input = advance.draft_input
         self._batch = advance.batch
         results = HostCopy(advance.verdict.tensors | {"proposed_depth": advance.proposed_depth})
         places = tuple(range(len(self.requests)))
-        return Launched(step, tuple(self.requests), results, is_round=True, places=places, setting=setting)
+        return Launched(step, tuple(self.requests), results, is_round=True, places=places, choice=choice)
 
     def _with_known_lengths(self) -> Batch:
         lens = torch.tensor([request.prefill_len for request in self.requests], dtype=torch.int64)

@@ -13,14 +13,14 @@ from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.drafter import columns_ahead
 from specsim.core.engine import Engine
 from specsim.core.errors import InputError, require, require_type
-from specsim.core.policies.policy import Policy
+from specsim.core.policies.per_request import AnyPolicy
 from specsim.core.pool import KVPool
 from specsim.serving.adaptation import adaptation_of, settings_of
 from specsim.serving.admission import Admission, Plan
 from specsim.serving.queue import Queue
 from specsim.serving.requests import Arrival, Emission, Request
 from specsim.serving.residents import Residents
-from specsim.serving.runner import Delivery, Launched, Runner
+from specsim.serving.runner import FIRST, Delivery, Launched, Runner
 from specsim.serving.trace import Chunk, Finish, Result, Reuse, StepLog, StepRecord, Trace
 
 
@@ -46,7 +46,7 @@ class Scheduler:
         engine: Engine,
         serving: ServingConfig | None = None,
         *,
-        policy: Policy | None = None,
+        policy: AnyPolicy | None = None,
         pools: KVPool | None = None,
         clock: Callable[[], float] = time.perf_counter,
         audits: bool = False,
@@ -162,9 +162,11 @@ class Scheduler:
     def decode(self) -> None:
         """Launch a round of the running batch, even of an empty one."""
         self._log.events["decoded"] += [request.request_id for request in self.runner.requests]
+        choice = FIRST
         if self._adaptation:
-            self._log.setting = self._adaptation.choose(self.step_index, self.runner.requests, self._seconds())
-        self._launched(self.runner.round(self.step_index, self._log.setting))
+            choice = self._adaptation.choose(self.step_index, self.runner.requests, self._seconds())
+            self._log.setting = choice.setting
+        self._launched(self.runner.round(self.step_index, choice))
 
     def end_step(self) -> StepRecord:
         """Read the results that are due, and record the step."""
@@ -264,7 +266,9 @@ class Scheduler:
         if delivery.is_round:
             request.accepted.append(len(delivery.token_ids))
             request.proposed.append(delivery.proposed_depth)
-            request.settings.append(launched.setting)
+            request.settings.append(launched.choice.setting)
+            if delivery.draft_steps is not None:
+                request.draft_steps.append(delivery.draft_steps)
         request.emissions.append(Emission(self.step_index, self._seconds(), kept))
         if request.row >= 0:
             self.residents.settle(request, request.prefill_len)

@@ -69,6 +69,7 @@ class Cell:
     profile: str | None = None  # a shipped profile or a file: parameters, unless efficiency or kept give others
     seed: int = 0
     adaptive: str | None = None  # policy that chooses the steps of every round (core.policies.named); None: num_steps
+    adaptive_per_request: bool = False  # whether it chooses them for every request
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
@@ -126,7 +127,9 @@ class Cell:
         made = Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
         scenario = made if self.profile is None else with_profile(made, profile(self.profile))
         if self.adaptive is not None and not option.config.is_plain:
-            policy = named_policy(policy_value(self.adaptive), option.config, scenario.cost(option))
+            policy = named_policy(
+                policy_value(self.adaptive, self.adaptive_per_request), option.config, scenario.cost(option)
+            )
             scenario = replace(scenario, policy=policy)
         if self.trace is None or not scenario.workload.cached_columns.any():
             return scenario

@@ -7,7 +7,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from specsim.core.config import ServingConfig
-from specsim.core.policies.policy import Always, Policy
+from specsim.core.policies.per_request import AnyPolicy
+from specsim.core.policies.policy import Always
 from specsim.simulator import steps
 from specsim.simulator.columns import round_pages
 from specsim.simulator.cost import CostModel
@@ -45,7 +46,7 @@ class Simulation:
     workload: Workload
     serving: ServingConfig
     prefill: Prefill
-    policy: Policy
+    policy: AnyPolicy
     seed: int
     log: bool
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specsim.core.policies.per_request import Choice, choose, observe
 from specsim.simulator import steps
 from specsim.simulator.acceptance import Rounds
 from specsim.simulator.compiled import loop
@@ -21,7 +22,8 @@ class _Unread(NamedTuple):
     """A round whose results the host has not read."""
 
     step: int
-    option: int
+    requests: np.ndarray  # int64 [B]
+    choice: Choice
     accepted: np.ndarray  # int64 [B]
     seconds: float
 
@@ -72,7 +74,8 @@ class Server:
         simulation = self._simulation
         requests = column(self._state.places, "running", self._server.num_running)
         contexts = self._taken("ahead", requests)
-        option = self._chosen(requests) if len(contexts) else -1
+        choice = self._chosen(requests) if len(contexts) else Choice(-1)
+        option = choice.setting
         config = self._configs[max(option, 0)]
         if self._server.num_chunks and simulation.prefill == "mixed":
             seconds = simulation.cost.mixed(*self._chunks(), contexts, config)
@@ -82,11 +85,11 @@ class Server:
         self._server.option = option
         self._server.seconds = seconds
         if len(contexts) and self._is_answered:
-            accepted = self._accepted(option, requests, contexts)
-            self._unread.append(_Unread(int(self._server.num_steps), option, accepted, seconds))
+            accepted = self._accepted(choice, requests, contexts)
+            self._unread.append(_Unread(int(self._server.num_steps), requests, choice, accepted, seconds))
             self._board(accepted)
 
-    def _chosen(self, requests: np.ndarray) -> int:
+    def _chosen(self, requests: np.ndarray) -> Choice:
         """Let the policy choose from what the host knows.
 
         It knows all rounds, under an overlap schedule those up to the one before the last step.
@@ -95,8 +98,8 @@ class Server:
         known = int(self._server.num_steps) - self._is_lagging
         while self._unread and self._unread[0].step < known:
             read = self._unread.pop(0)
-            policy.observe(read.option, read.accepted, read.seconds)
-        return policy.choose(self._taken("length", requests))
+            observe(policy, read.requests, read.choice, read.accepted, read.seconds)
+        return choose(policy, requests, self._taken("length", requests))
 
     def _chunks(self) -> _Chunks:
         size = self._server.num_chunks
@@ -112,16 +115,16 @@ class Server:
                 setattr(batch, name, part.seconds)
                 setattr(batch, f"{name}_least", part.launching)
 
-    def _accepted(self, option: int, requests: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-        """Draw the accepted drafts of a round."""
-        num_steps = self._configs[option].num_steps
+    def _accepted(self, choice: Choice, requests: np.ndarray, contexts: np.ndarray) -> np.ndarray:
+        """Draw the accepted drafts of a round, for each request at most its draft steps."""
+        num_steps = self._configs[choice.setting].num_steps
         if not num_steps:
             return np.zeros(len(requests), dtype=np.int64)
-        acceptance = self._simulation.options[option].acceptance
+        acceptance = self._simulation.options[choice.setting].acceptance
         positions = contexts - self._simulation.workload.prompt_tokens[requests]
         uniforms = named_uniforms(self._keys[requests], positions)
         rounds = Rounds(requests, self._taken("launched", requests), positions, uniforms)
-        return np.minimum(acceptance.accepted(rounds), num_steps)
+        return np.minimum(acceptance.accepted(rounds), num_steps if choice.steps is None else choice.steps)
 
     def _board(self, accepted: np.ndarray) -> None:
         """Write the accepted drafts where the round will find them."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require, require_choice
-from specsim.core.policies.policy import Always, Policy
+from specsim.core.policies.per_request import AnyPolicy
+from specsim.core.policies.policy import Always
 from specsim.simulator.columns import round_pages
 from specsim.simulator.initial_state import PREFILLS, Prefill, Simulation
 from specsim.simulator.option import Cost, Option
@@ -27,7 +28,7 @@ def simulate(
     serving: ServingConfig | None = None,
     *,
     prefill: Prefill = "mixed",
-    policy: Policy | None = None,
+    policy: AnyPolicy | None = None,
     seed: int = 0,
     log: bool = False,
 ) -> Run:

@@ -9,7 +9,7 @@ from specsim import SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.policies.fields import FIELDS, RULE_FIELDS, TABLE
 from specsim.core.policies.moving_average import AverageRule
-from specsim.core.policies.named import MAKERS, default_steps, named_policy, policy_value
+from specsim.core.policies.named import MAKERS, REQUEST_MAKERS, default_steps, named_policy, policy_value
 
 TREE = SpecConfig(topk=2, num_steps=5, num_draft_tokens=8)
 COST = {"batch_sizes": [1, 8], "seconds": {"0": [1, 2], "3": [1.2, 4]}}
@@ -92,7 +92,9 @@ def test_files_have_an_object(text, tmp_path):
 
 
 def test_fields_are_those_of_the_policies():
-    assert set(MAKERS) == set(FIELDS)
+    assert {*MAKERS, "goodput"} == set(FIELDS)
+    per_request = {name for name, fields in FIELDS.items() if "per_request" in fields}
+    assert {*REQUEST_MAKERS, "goodput"} == per_request
     assert {"candidate_steps", *RULE_FIELDS} == set(AverageRule.__dataclass_fields__)
 
 

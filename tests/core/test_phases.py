@@ -29,7 +29,7 @@ def sampled_input(*requests: int) -> DraftInput:
 def batch(*requests: int) -> Batch:
     ids = torch.tensor(requests, dtype=torch.int64)
     params = [SamplingParams(temperature=request, logit_bias={request % V: 1.0 + request}) for request in requests]
-    return Batch(ids, ids + 10, ids + 20, ids + 30, ids + 40, Sampling.of(params, V), ids + 50)
+    return Batch(ids, ids + 10, ids + 20, ids + 30, ids + 40, Sampling.of(params, V), ids + 50, ids.int())
 
 
 def assert_same(actual, expected):

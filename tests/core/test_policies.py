@@ -10,6 +10,7 @@ from specsim.core.errors import InputError
 from specsim.core.policies.by_batch_size import BatchTable, OffSwitch
 from specsim.core.policies.goodput import CostTable, Goodput
 from specsim.core.policies.moving_average import AverageRule, MovingAverage
+from specsim.core.policies.per_request import MOST_REQUESTS, ByRequest, RequestAverages, RequestGoodput, RequestScript
 from specsim.core.policies.policy import Scripted
 from specsim.core.policies.throughput import Throughput
 
@@ -216,3 +217,137 @@ def test_goodput_of_numbers_turns_off_in_large_batches():
 def test_impossible_policies_name_the_field(make, name):
     with pytest.raises(InputError, check=lambda error: error.name == name):
         make()
+
+
+IDS = np.array([7, 3])
+LENGTHS = np.array([10, 20])
+
+
+def test_a_script_per_request_starts_at_the_request_id():
+    policy = RequestScript(CHAINS, [0, 3, 1])
+    found = [policy.choose_requests(np.array([0, 1, 2]), np.ones(3)) for _ in range(3)]
+    assert [choice.steps.tolist() for choice in found] == [[0, 3, 1], [3, 1, 0], [1, 0, 3]]
+    assert [CHAINS[choice.setting].num_steps for choice in found] == [3, 3, 3]
+
+
+def test_a_request_that_skips_a_round_keeps_its_place():
+    policy = RequestScript(CHAINS, [0, 3, 1])
+    assert policy.choose_requests(np.array([0, 1]), np.ones(2)).steps.tolist() == [0, 3]
+    assert policy.choose_requests(np.array([1]), np.ones(1)).steps.tolist() == [1]
+    assert policy.choose_requests(np.array([1, 0]), np.ones(2)).steps.tolist() == [0, 3]
+
+
+def test_pairs_of_a_script_name_the_settings_steps_too():
+    policy = RequestScript(CHAINS, [[5, 2], [1, 0]])
+    choice = policy.choose_requests(np.array([0, 1]), np.ones(2))
+    assert (CHAINS[choice.setting].num_steps, choice.steps.tolist()) == (5, [2, 0])
+    assert CHAINS[policy.choose_requests(np.array([0]), np.ones(1)).setting].num_steps == 1
+
+
+def test_a_round_takes_the_fewest_steps_that_all_requests_have():
+    policy = RequestScript(CHAINS, [2, 0])
+    assert CHAINS[policy.choose_requests(np.array([0]), np.ones(1)).setting].num_steps == 3
+    assert CHAINS[policy.choose_requests(np.array([1]), np.ones(1)).setting].num_steps == 0
+
+
+def test_averages_per_request_are_those_of_each_request_alone():
+    """Request 7 accepts all drafts and request 3 none; each chooses as a batch of it alone would."""
+    rule = {1: AverageRule((0, 1, 3, 5), update_interval=1, warmup_batches=0, ema_alpha=0.5)}
+    policy = RequestAverages(CHAINS, rule, first=3)
+    alone = {request: MovingAverage(CHAINS, rule, first=3) for request in (7, 3)}
+    chosen = []
+    for _ in range(12):
+        choice = policy.choose_requests(IDS, LENGTHS)
+        expected = [CHAINS[alone[request].choose(np.ones(1))].num_steps for request in (7, 3)]
+        assert choice.steps.tolist() == expected
+        assert CHAINS[choice.setting].num_steps == max(expected)
+        accepted = choice.steps * np.array([1, 0])
+        policy.observe_requests(IDS, choice, accepted, 1.0)
+        for place, request in enumerate((7, 3)):
+            number = [config.num_steps for config in CHAINS].index(choice.steps[place])
+            alone[request].observe(number, accepted[place : place + 1], 1.0)
+        chosen.append(choice.steps.tolist())
+    assert [5, 0] in chosen  # drafts of one request while the other has none
+
+
+def test_averages_per_request_survive_a_new_order_of_the_batch():
+    rule = {1: AverageRule((0, 1, 3), update_interval=1, warmup_batches=0, ema_alpha=1.0)}
+    policy = RequestAverages(CHAINS[:3], rule, first=3)
+    policy.observe_requests(IDS, policy.choose_requests(IDS, LENGTHS), np.array([3, 0]), 1.0)
+    assert policy.choose_requests(IDS, LENGTHS).steps.tolist() == [3, 0]
+    assert policy.choose_requests(IDS[::-1], LENGTHS).steps.tolist() == [0, 3]
+    assert policy.choose_requests(np.array([4, 7]), LENGTHS).steps.tolist() == [3, 3]
+
+
+@dataclass(frozen=True)
+class PerRow:
+    """A round takes a second, and a tenth more for each draft row of a request."""
+
+    def round(self, contexts, config) -> float:
+        return 1.0 + 0.1 * config.num_steps * len(contexts)
+
+
+def test_goodput_per_request_drafts_where_a_row_pays():
+    """One request accepts all drafts, the other none.
+
+    With all of 5 drafts the first gets 7 tokens of both in 1.5 s if dead rows are saved, 4.67 a second; the other's
+    drafts would cost 0.5 s more and bring nothing.
+    """
+    policy = RequestGoodput(PerRow(), CHAINS, weight=1.0, row_seconds=0.1)
+    choice = policy.choose_requests(IDS, LENGTHS)
+    policy.observe_requests(IDS, choice._replace(steps=np.array([5, 5])), np.array([5, 0]), 1.0)
+    choice = policy.choose_requests(IDS, LENGTHS)
+    assert choice.steps.tolist() == [5, 0]
+    assert CHAINS[choice.setting].num_steps == 5
+
+
+def test_goodput_per_request_is_the_best_of_all_steps():
+    generator = np.random.default_rng(3)
+    for _ in range(40):
+        policy = RequestGoodput(PerRow(), CHAINS, weight=0.7, row_seconds=float(generator.uniform(0, 0.1)))
+        for _ in range(3):
+            steps = np.array([5, 5])
+            policy.observe_requests(
+                IDS, policy.choose_requests(IDS, LENGTHS)._replace(steps=steps), generator.integers(0, 6, 2), 1
+            )
+        choice = policy.choose_requests(IDS, LENGTHS)
+        assert (
+            tokens_a_second(policy, choice.setting, choice.steps)
+            >= max(
+                tokens_a_second(policy, number, np.array([first, second]))
+                for number, config in enumerate(CHAINS)
+                for first in range(config.num_steps + 1)
+                for second in range(config.num_steps + 1)
+            )
+            - 1e-9
+        )
+
+
+def tokens_a_second(policy: RequestGoodput, number: int, steps: np.ndarray) -> float:
+    """Compute the expected tokens a second by definition, where a dead row saves the policy's seconds."""
+    expected = [policy._rates.of(request).expected[count] for request, count in zip(IDS.tolist(), steps, strict=True)]
+    dead = 2 * CHAINS[number].num_steps - steps.sum()
+    return sum(expected) / max(PerRow().round(LENGTHS, CHAINS[number]) - policy._row_seconds * dead, 1.0)
+
+
+def test_without_saved_rows_all_requests_draft_as_the_setting():
+    policy = RequestGoodput(PerRow(), CHAINS)
+    choice = policy.choose_requests(IDS, LENGTHS)
+    assert set(choice.steps.tolist()) == {CHAINS[choice.setting].num_steps}
+
+
+def test_settings_of_a_policy_per_request_have_one_topk():
+    tree = SpecConfig(2, 2, 5)
+    with pytest.raises(InputError) as error:
+        RequestAverages([chain(0), chain(1), tree])
+    assert error.value.name == "topk"
+
+
+def test_only_the_latest_requests_are_remembered():
+    made = iter(range(10**6))
+    known = ByRequest(lambda: next(made))
+    assert [known.of(request) for request in (5, 6, 5)] == [0, 1, 0]
+    for request in range(100, 99 + MOST_REQUESTS):
+        known.of(request)
+    assert known.of(5) == 0
+    assert known.of(6) == MOST_REQUESTS + 1

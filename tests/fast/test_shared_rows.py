@@ -35,7 +35,8 @@ def _batch(params: list[SamplingParams], seed: int, vocab_size: int) -> Batch:
     lens = torch.full((size,), 4)
     lens[-1] = 0  # padding
     rows = torch.where(lens > 0, ids, -1)
-    return Batch(ids, rows, lens, ids * 0 + 2, ids + seed, Sampling.of(params, vocab_size), 0 * ids)
+    sampling = Sampling.of(params, vocab_size)
+    return Batch(ids, rows, lens, ids * 0 + 2, ids + seed, sampling, 0 * ids, torch.full((size,), 4).int())
 
 
 def _trees(tokens_BN: torch.Tensor) -> VerifyInput:

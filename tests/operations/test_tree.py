@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import AutoregressiveInput, Candidates, VerifyInput
+from specsim.core.settings import with_steps
 from specsim.fast import tree as fast
 from specsim.fast import tree_links, tree_parents
 from specsim.reference.drafting import expand
@@ -203,19 +204,22 @@ def drafted(size: int, config: SpecConfig, tied: bool = False) -> Candidates:
 
     lanes = start_lanes(AutoregressiveInput(torch.zeros(size), *drafts(size, k), hidden[:, 0]), config)
     for _ in range(config.num_steps - 1):
-        lanes = expand(lanes, *drafts(size, k, k), hidden, config)
+        lanes = expand(lanes, *drafts(size, k, 1 if config.is_sampled else k), hidden, config)
     return lanes.candidates
 
 
-def both_trees(candidates: Candidates, config: SpecConfig, device: str) -> tuple[VerifyInput, VerifyInput]:
+def both_trees(
+    candidates: Candidates, config: SpecConfig, device: str, steps: torch.Tensor | None = None
+) -> tuple[VerifyInput, VerifyInput]:
     """Build the trees of both implementations, for requests of random lengths that end at max_len, on the CPU."""
     size, num_nodes = len(candidates.tokens), config.num_draft_tokens
     bonus = torch.randint(0, 10**6, (size,), dtype=torch.int32)
     seq_lens = torch.randint(1, config.max_len or 1000, (size,))
     locations = torch.randint(-1, 10**6, (size, num_nodes))
-    expected = build(candidates, bonus, seq_lens, locations, config)
+    expected = build(candidates, bonus, seq_lens, locations, config, steps)
     inputs = candidates.to(device), bonus.to(device), seq_lens.to(device), locations.to(device)
-    return fast.build(*inputs, config).to("cpu"), expected
+    on_device = None if steps is None else steps.to(device)
+    return fast.build(*inputs, config, on_device).to("cpu"), expected
 
 
 def check_equal(tree: VerifyInput, expected: VerifyInput) -> None:
@@ -234,6 +238,63 @@ SETTINGS = [(1, 1, 2), (1, 5, 6), (2, 1, 3), (2, 3, 2), (3, 4, 31), (4, 3, 17), 
 def test_fast_trees_are_the_references(setting, tied, score, max_len, device, gpu_blocks, smallness, program_order):
     config = SpecConfig(*setting, score=score, max_len=max_len)
     check_equal(*both_trees(drafted(3, config, tied), config, device))
+
+
+@pytest.mark.parametrize("verifier", ["target_only", "multi_round"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_fast_trees_of_own_steps_are_the_references(setting, verifier, device, gpu_blocks, smallness, program_order):
+    topk, num_steps, num_nodes = setting
+    num_nodes = 1 + topk * num_steps if verifier == "multi_round" else num_nodes
+    config = SpecConfig(topk, num_steps, num_nodes, verifier=verifier)
+    made = drafted(5, config, tied=True)
+    steps = torch.tensor([0, 1, num_steps - 1, num_steps, 2**31 - 1], dtype=torch.int32)
+    check_equal(*both_trees(made, config, device, steps))
+
+
+def cut(candidates: Candidates, config: SpecConfig, steps: int) -> tuple[Candidates, SpecConfig]:
+    """Make the candidates and the setting of fewer steps, by the rule of switches between settings."""
+    few = with_steps(config, steps)
+    count = few.num_candidates
+    num_blocks = max(1, few.topk * (steps - 1) + 1)
+    kept = candidates.tokens[:, :count], candidates.scores[:, :count], candidates.parent_list[:, :num_blocks]
+    return Candidates(*(each.contiguous() for each in kept)), few
+
+
+@pytest.mark.parametrize("verifier", ["target_only", "multi_round", "rejection"])
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_a_tree_of_own_steps_is_that_of_a_setting_of_those(verifier, score):
+    topk = 1 if verifier == "rejection" else 3
+    nodes = {"target_only": 12, "multi_round": 13, "rejection": 5}[verifier]
+    config = SpecConfig(topk, 4, nodes, verifier=verifier, score=score)
+    made = drafted(1, config)
+    bonus, lens = torch.tensor([7], dtype=torch.int32), torch.tensor([9])
+    slots = torch.arange(nodes)[None] + 40
+    for steps in range(5):
+        tree = build(made, bonus, lens, slots, config, torch.tensor([steps], dtype=torch.int32))
+        few_candidates, few = cut(made, config, steps) if steps else (made, with_steps(config, 0))
+        if not steps:
+            empty = torch.empty(1, 0)
+            few_candidates = Candidates(empty.long(), empty, made.parent_list[:, :1])
+        alone = build(few_candidates, bonus, lens, slots[:, : few.num_draft_tokens], few)
+        live = few.num_draft_tokens
+        for name in ("draft_tokens", "parents", "scores", "retrieve_next_token", "retrieve_next_sibling"):
+            assert torch.equal(getattr(tree, name)[:, :live], getattr(alone, name)), (name, steps)
+        assert torch.equal(tree.positions[:live], alone.positions)
+        assert torch.equal(tree.cache_locations[:live], alone.cache_locations)
+        assert torch.equal(tree.mask[:, :live, :live], alone.mask)
+        assert tree.proposed_depth.tolist() == alone.proposed_depth.tolist() == [steps]
+        check_dead(tree, live)
+
+
+def check_dead(tree: VerifyInput, live: int) -> None:
+    """Check that the nodes of one request from `live` on are dead."""
+    for name in ("parents", "retrieve_next_token", "retrieve_next_sibling"):
+        assert (getattr(tree, name)[:, live:] == -1).all(), name
+    assert (tree.cache_locations[live:] == -1).all()
+    assert not tree.mask[:, live:].any()
+    assert not tree.mask[:, :, live:].any()
+    assert not tree.draft_tokens[:, live:].any()
+    assert not tree.positions[live:].any()
 
 
 def test_a_fast_tree_larger_than_a_tile_is_the_references(device):

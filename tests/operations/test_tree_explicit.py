@@ -45,9 +45,10 @@ def roots(size: int, config: SpecConfig = CONFIG, length: int = 5) -> tuple[torc
     return 90 + torch.arange(size, dtype=torch.int32), torch.full((size,), length), slots
 
 
-def built(implementation, candidates: ExplicitCandidates | Candidates, config=CONFIG, device="cpu", length=5):
+def built(implementation, candidates, config=CONFIG, device="cpu", length=5, steps=None) -> VerifyInput:
     given = [each.to(device) for each in roots(len(candidates.tokens), config, length)]
-    return implementation(candidates.to(device), *given, config).to("cpu")
+    limits = None if steps is None else torch.tensor(steps, dtype=torch.int32, device=device)
+    return implementation(candidates.to(device), *given, config, limits).to("cpu")
 
 
 BOTH = pytest.mark.parametrize("implementation", [build, fast.build], ids=["reference", "fast"])
@@ -73,6 +74,21 @@ def test_a_tree_has_the_best_candidates_and_dead_nodes(implementation, device):
     assert tree.mask.sum(-1).tolist() == [[1, 2, 2, 3, 4, 3], [1, 2, 3, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
 
 
+@BOTH
+def test_a_tree_of_own_steps_has_the_best_candidates_within(implementation, device):
+    rows = [[(10, -1, 0.9), (11, -1, 0.2), (12, 0, 0.8), (13, 1, 0.99), (14, 2, 0.3), (15, 0, 0.25)]] * 4
+    on = device if implementation is fast.build else "cpu"
+    tree = built(implementation, explicit(rows, 8), replace(CONFIG, num_draft_tokens=5), on, steps=[0, 1, 2, 9])
+    assert tree.draft_tokens.tolist() == [
+        [90, 0, 0, 0, 0],
+        [91, 10, 11, 0, 0],
+        [92, 10, 11, 12, 15],
+        [93, 10, 12, 14, 15],
+    ]
+    assert tree.parents.tolist() == [[-1] * 5, [-1, 0, 0, -1, -1], [-1, 0, 0, 1, 1], [-1, 0, 1, 2, 1]]
+    assert tree.proposed_depth.tolist() == [0, 1, 2, 3]
+
+
 def random_rows(generator: torch.Generator, size: int, most: int, depth: int) -> list[list[tuple[int, int, float]]]:
     """Draw forests with few different scores, so that many tie."""
     rows = []
@@ -88,12 +104,12 @@ def random_rows(generator: torch.Generator, size: int, most: int, depth: int) ->
 
 
 @pytest.mark.parametrize(("num_nodes", "width"), [(2, 1), (6, 9), (9, 8), (8, 33), (40, 70)])
-@pytest.mark.parametrize("length", [5, 62])
-def test_both_implementations_build_the_same_trees(num_nodes, width, length, device, program_order):
+@pytest.mark.parametrize(("length", "steps"), [(5, None), (62, None), (5, (0, 1, 2, 3, 4, 5, 2))])
+def test_both_implementations_build_the_same_trees(num_nodes, width, length, steps, device, program_order):
     config = SpecConfig(topk=9, num_steps=4, num_draft_tokens=num_nodes, page_size=1, max_len=64)
     rows = random_rows(torch.Generator().manual_seed(num_nodes), 7, width, 4)
-    expected = built(build, explicit(rows, width), config, length=length)
-    found = built(fast.build, explicit(rows, width), config, device, length)
+    expected = built(build, explicit(rows, width), config, length=length, steps=steps)
+    found = built(fast.build, explicit(rows, width), config, device, length, steps)
     for name in PRESENT:
         assert torch.equal(getattr(expected, name), getattr(found, name)), name
 

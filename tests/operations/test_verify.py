@@ -8,6 +8,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from specsim.core.batch import ALL_STEPS
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.grammar import stacked
 from specsim.core.phases import Batch, Sampling, VerifyInput
@@ -42,7 +43,8 @@ def make_batch(params: list[SamplingParams], seq_lens=None, prompt_lens=None, vo
     ids = torch.arange(size)
     seq_lens = torch.tensor(seq_lens or [4] * size, dtype=torch.int64)
     prompt_lens = torch.tensor(prompt_lens or [2] * size, dtype=torch.int64)
-    return Batch(ids, ids, seq_lens, prompt_lens, ids, Sampling.of(params, vocab_size), 0 * ids)
+    steps = torch.full((size,), ALL_STEPS, dtype=torch.int32)
+    return Batch(ids, ids, seq_lens, prompt_lens, ids, Sampling.of(params, vocab_size), 0 * ids, steps)
 
 
 # Two lanes of two steps: N = 6 nodes, rows of accept_index are S + 1 = 3 wide.

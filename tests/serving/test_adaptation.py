@@ -14,6 +14,7 @@ from specsim import SpecConfig
 from specsim.core.config import SamplingParams, ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.policies.named import named_policy
+from specsim.core.policies.per_request import RequestScript
 from specsim.core.policies.policy import Scripted
 from specsim.core.settings import Settings
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
@@ -127,6 +128,68 @@ def test_sampled_outputs_equal_the_replayed_rounds(kind, verifier):
         assert replayed(engine, pair, request) == request.token_ids
     switches = {pair for request in scheduler.requests.values() for pair in pairwise(request.settings)}
     assert len(switches) > len(settings)  # there and back
+
+
+OWN_STEPS = [3, 0, 2, 1, 1, 3, 2, 0]
+
+
+@pytest.mark.parametrize("serving", SERVING.values(), ids=SERVING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_of_own_steps_keep_greedy_outputs(kind, serving):
+    pair = pair_of(kind)
+    settings = CHAINS if kind == "mtp" else Settings.of_steps(TREE, (3, 0, 2))
+    scheduler = serve(load_adaptive_engine(pair, settings, EXACT), pair, RequestScript(settings, OWN_STEPS), **serving)
+    assert tokens(scheduler) == plain_tokens()
+    for request in scheduler.requests.values():
+        assert len(request.draft_steps) == len(request.accepted)
+        rows = zip(request.draft_steps, request.proposed, request.accepted, request.settings, strict=True)
+        for steps, proposed, accepted, setting in rows:
+            assert accepted - 1 <= proposed <= steps <= settings[setting].num_steps
+    used = {steps for request in scheduler.requests.values() for steps in request.draft_steps}
+    assert used == {0, 1, 2, 3}
+    if kind not in ("ngram", "suffix"):
+        assert max(count for request in scheduler.requests.values() for count in request.accepted) > 1
+
+
+ALONE = {
+    "chain": CHAIN,
+    "tree": TREE,
+    "thresholds": replace(TREE, threshold_acc=0.4),
+    "typical": replace(TREE, verifier="typical"),
+    "rejection": replace(CHAIN, verifier="rejection"),
+    "block": replace(CHAIN, verifier="block"),
+    "gumbel": replace(CHAIN, verifier="gumbel"),
+    "multi_round": SpecConfig(2, 3, 7, verifier="multi_round", page_size=4, max_len=64),
+    "released": replace(TREE, release="round", extend="ragged", draft_kv="ancestor", score="logprob"),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("kind", ["eagle3", "standalone", "mtp", "p-eagle"])
+def test_own_steps_give_the_tokens_of_a_setting_of_those(kind, name, temperature):
+    """A batch whose requests have own steps in each round; alone each round has the setting of those steps.
+
+    Without drafts gumbel's own setting draws the token by a uniform, not by noise.
+    """
+    pair = pair_of(kind)
+    steps = (3, 1, 2) if name == "gumbel" else (3, 0, 1, 2)
+    settings = Settings.of_steps(ALONE[name], steps)
+    engine = load_adaptive_engine(pair, settings, EXACT)
+    script = [count or steps[1] for count in OWN_STEPS]
+    scheduler = serve(engine, pair, RequestScript(settings, script), (temperature,))
+    for request in scheduler.requests.values():
+        policy = Scripted([steps.index(count) for count in request.draft_steps])
+        alone = Scheduler(engine, ServingConfig(max_running=1, num_slots=640), policy=policy)
+        alone.submit(
+            solo := make_request(pair.target.config, None, request.request_id, request.prompt_ids, request.params)
+        )
+        with torch.inference_mode():
+            alone.run()
+            alone.close()
+        assert (solo.token_ids, solo.accepted) == (request.token_ids, request.accepted)
+        assert solo.proposed == request.proposed == request.draft_steps
+    assert max(len(record.decoded) for record in scheduler.trace.records) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,6 +20,15 @@ POLICIES = {
     "by size": {"rules": {"1": {"candidate_steps": [1, 3]}, "3": {"candidate_steps": [0, 1]}}, **RULE},
     "table": {"policy": "table", "num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 3, 1], [4, 8, 0]]},
     "goodput": {"policy": "goodput", "batch_sizes": [1, 3, 5], "seconds": SECONDS, "weight": 0.3},
+    "moving average per request": {"policy": "moving-average", "steps": [0, 1, 3], "per_request": True, **RULE},
+    "goodput per request": {
+        "policy": "goodput",
+        "batch_sizes": [1, 3, 5],
+        "seconds": SECONDS,
+        "weight": 0.3,
+        "per_request": True,
+        "row_seconds": 0.05,
+    },
 }
 SERVING = {
     "sync": ServingConfig("sync", 5, 148, chunk_tokens=11, preemption="longest"),

@@ -35,14 +35,27 @@ _SECONDS = {
     "additionalProperties": False,
     "patternProperties": {"^[0-9]+$": {"type": "array", "items": _NUMBER}},
 }
+_STEPS_OR_PAIRS = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"oneOf": [_COUNT, {"type": "array", "minItems": 2, "maxItems": 2, "items": _COUNT}]},
+}
+PER_REQUEST = "per_request"
+_EITHER = {PER_REQUEST: {"type": "boolean"}}
 # By policy.
 FIELDS: Mapping[str, Mapping[str, Any]] = {
-    "moving-average": {"rules": _RULES, "first": _COUNT, **RULE_FIELDS},
+    "moving-average": {"rules": _RULES, "first": _COUNT, **RULE_FIELDS, **_EITHER},
     "table": {TABLE: {"type": "array", "minItems": 1, "items": _ENTRY}},
-    "goodput": {"batch_sizes": {"type": "array", "items": _COUNT}, "seconds": _SECONDS, "weight": _NUMBER},
+    "goodput": {
+        "batch_sizes": {"type": "array", "items": _COUNT},
+        "seconds": _SECONDS,
+        "weight": _NUMBER,
+        "row_seconds": _NUMBER,
+        **_EITHER,
+    },
     "throughput": {"weight": _NUMBER, "explore": _COUNT},
     "off-switch": {"limit": _COUNT},
-    "scripted": {"script": _STEPS},
+    "scripted": {"script": _STEPS_OR_PAIRS, **_EITHER},
 }
 COST = ("batch_sizes", "seconds")  # of goodput, both or, where a cost model gives them, neither
 NEEDED: Mapping[str, tuple[str, ...]] = {

@@ -48,6 +48,38 @@ class CostTable:
         return float(values[-1] + max(slope, 0.0) * (size - self._sizes[-1]))
 
 
+class Rates:
+    """Exponential averages of acceptance rates by position, over rounds of requests.
+
+    Rounds without drafts observe nothing: the averages return to the prior, a tenth as fast as one request would move
+    them. weight: of one request's round.
+    """
+
+    def __init__(self, most_steps: int, weight: float) -> None:
+        self._weight = weight
+        self._prior = PRIOR ** np.arange(1, most_steps + 1)
+        self._rates = self._prior
+
+    @property
+    def expected(self) -> np.ndarray:
+        """Expected tokens of a round by its steps, f64 [most_steps + 1]."""
+        return 1 + np.concatenate([[0.0], np.cumsum(self._rates)])
+
+    def add(self, steps: int, accepted: np.ndarray) -> None:
+        """Add rounds of this number of steps, each with its accepted drafts."""
+        if not steps:
+            self._rates = self._rates + self._weight / 10 * (self._prior - self._rates)
+            return
+        reached = (accepted[:, None] >= np.arange(1, steps + 1)).mean(axis=0)
+        rates = self._rates.copy()
+        rates[:steps] += (1 - (1 - self._weight) ** len(accepted)) * (reached - rates[:steps])
+        before = rates[steps - 2] if steps > 1 else 1.0
+        going_on = rates[steps - 1] / before if before else 0.0
+        beyond = np.arange(1, len(rates) - steps + 1)
+        rates[steps:] = rates[steps - 1] * going_on**beyond
+        self._rates = rates
+
+
 class Goodput:
     """The setting with most expected tokens a second (TurboSpec, arXiv 2406.14066).
 
@@ -65,27 +97,14 @@ class Goodput:
         topk = {config.topk for config in drafting}
         require(len(topk) == 1, "topk", sorted(topk), "the same in all settings that draft")
         self._cost = cost
-        self._weight = weight
         self._settings = tuple(settings)
         self._steps = [config.num_steps for config in settings]
-        self._prior = PRIOR ** np.arange(1, max(by_steps(settings)) + 1)
-        self._rates = self._prior
+        self._rates = Rates(max(by_steps(settings)), weight)
 
     def choose(self, contexts: np.ndarray) -> int:
-        expected = 1 + np.concatenate([[0.0], np.cumsum(self._rates)])
+        expected = self._rates.expected
         seconds = [self._cost.round(contexts, config) for config in self._settings]
         return int(np.argmax([expected[steps] / each for steps, each in zip(self._steps, seconds, strict=True)]))
 
     def observe(self, setting: int, accepted: np.ndarray, seconds: float) -> None:
-        steps = self._steps[setting]
-        if not steps:
-            self._rates = self._rates + self._weight / 10 * (self._prior - self._rates)
-            return
-        reached = (accepted[:, None] >= np.arange(1, steps + 1)).mean(axis=0)
-        rates = self._rates.copy()
-        rates[:steps] += (1 - (1 - self._weight) ** len(accepted)) * (reached - rates[:steps])
-        before = rates[steps - 2] if steps > 1 else 1.0
-        going_on = rates[steps - 1] / before if before else 0.0
-        beyond = np.arange(1, len(rates) - steps + 1)
-        rates[steps:] = rates[steps - 1] * going_on**beyond
-        self._rates = rates
+        self._rates.add(self._steps[setting], accepted)

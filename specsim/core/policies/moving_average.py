@@ -40,7 +40,7 @@ class AverageRule:
         require_number("ceiling_coeff", self.ceiling_coeff, 0, _ANY, "a number of at least 0")
 
 
-class _Average:
+class Average:
     """The average of one range of batch sizes, and the steps that it has chosen."""
 
     def __init__(self, rule: AverageRule, first: int) -> None:
@@ -93,6 +93,17 @@ class _Average:
         return place
 
 
+def rules_of(settings: Sequence[SpecConfig], rules: Mapping[int, AverageRule] | None) -> Mapping[int, AverageRule]:
+    """Give rules by the lowest batch size, ascending, whose steps are those of settings; None: one rule of all."""
+    if rules is None:
+        return {1: AverageRule(tuple(by_steps(settings)))}
+    require(min(rules, default=0) == 1, "rules", sorted(rules), "rules by lowest batch size, the first one 1")
+    for rule in rules.values():
+        for steps in rule.candidate_steps:
+            number_of(settings, steps)
+    return dict(sorted(rules.items()))
+
+
 class MovingAverage:
     """SGLang's policy for settings of any tree: an AverageRule for each range of batch sizes.
 
@@ -103,14 +114,12 @@ class MovingAverage:
     def __init__(
         self, settings: Sequence[SpecConfig], rules: Mapping[int, AverageRule] | None = None, first: int | None = None
     ) -> None:
-        known = by_steps(settings)
-        rules = {1: AverageRule(tuple(known))} if rules is None else dict(sorted(rules.items()))
-        require(min(rules, default=0) == 1, "rules", sorted(rules), "rules by lowest batch size, the first one 1")
         self._steps = [config.num_steps for config in settings]
-        self._numbers = {steps: number_of(settings, steps) for rule in rules.values() for steps in rule.candidate_steps}
-        self._lows = list(rules)
-        start = max(known) if first is None else first
-        self._averages = [_Average(rule, start) for rule in rules.values()]
+        self._numbers = by_steps(settings)
+        found = rules_of(settings, rules)
+        self._lows = list(found)
+        start = max(self._numbers) if first is None else first
+        self._averages = [Average(rule, start) for rule in found.values()]
 
     def choose(self, contexts: np.ndarray) -> int:
         return self._numbers[self._of(len(contexts)).steps]
@@ -119,5 +128,5 @@ class MovingAverage:
         if len(accepted):
             self._of(len(accepted)).add(accepted, self._steps[setting] > 0)
 
-    def _of(self, size: int) -> _Average:
+    def _of(self, size: int) -> Average:
         return self._averages[bisect_right(self._lows, max(size, 1)) - 1]

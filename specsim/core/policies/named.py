@@ -11,9 +11,10 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.files import read_json
 from specsim.core.policies.by_batch_size import BatchTable, OffSwitch
-from specsim.core.policies.fields import CHOICE, COST, FIELDS, NEEDED, RULE_FIELDS, TABLE, TREE
+from specsim.core.policies.fields import CHOICE, COST, FIELDS, NEEDED, PER_REQUEST, RULE_FIELDS, TABLE, TREE
 from specsim.core.policies.goodput import CostTable, Goodput, RoundCost
 from specsim.core.policies.moving_average import AverageRule, MovingAverage
+from specsim.core.policies.per_request import AnyPolicy, RequestAverages, RequestGoodput, RequestPolicy, RequestScript
 from specsim.core.policies.policy import Policy, Scripted, number_of
 from specsim.core.policies.throughput import Throughput
 from specsim.core.settings import Settings
@@ -27,16 +28,29 @@ class NamedPolicy:
     settings: Settings
     given: Mapping[str, Any]  # as in JSON, without the settings
 
-    def make(self, cost: RoundCost | None = None) -> Policy:
+    @property
+    def is_per_request(self) -> bool:
+        """Check whether the policy chooses the steps of every request."""
+        return bool(self.given.get(PER_REQUEST))
+
+    def make(self, cost: RoundCost | None = None) -> AnyPolicy:
         """Make a policy that has observed nothing.
 
         cost: of rounds, for `goodput` without numbers of its own.
         """
-        if self.name == "goodput" and "seconds" not in self.given:
-            if cost is None:
-                raise InputError("adaptive", self.name, f"a JSON file with the policy's {' and '.join(COST)}")
-            return Goodput(cost, self.settings.configs, self.given.get("weight", 0.02))
-        return MAKERS[self.name](self.settings.configs, self.given)
+        makers = REQUEST_MAKERS if self.is_per_request else MAKERS
+        given = {name: value for name, value in self.given.items() if name != PER_REQUEST}
+        if self.name != "goodput":
+            return makers[self.name](self.settings.configs, given)
+        if "seconds" in given:
+            cost = _table(self.settings.configs, given)
+        if cost is None:
+            raise InputError("adaptive", self.name, f"a JSON file with the policy's {' and '.join(COST)}")
+        others = {name: value for name, value in given.items() if name not in COST}
+        if self.is_per_request:
+            return RequestGoodput(cost, self.settings.configs, **others)
+        require("row_seconds" not in others, "row_seconds", others.get("row_seconds"), f"given with {PER_REQUEST} only")
+        return Goodput(cost, self.settings.configs, **others)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON value of the policy and its settings, which named_policy reads."""
@@ -50,13 +64,14 @@ def named_policy(value: str | Mapping[str, Any], config: SpecConfig, cost: Round
     config: the setting of most steps, from which the others are made. An object has `policy`, the
     fields of that policy, and `steps` (the numbers of steps to choose among) or `settings` (objects with topk,
     num_steps and num_draft_tokens). It may also be the file of an engine: SGLang's --speculative-adaptive-config, or
-    vLLM's --speculative-config with a table. cost: as for NamedPolicy.make, which checks the values.
+    vLLM's --speculative-config with a table. `per_request`: whether moving-average, goodput or scripted choose steps
+    for every request, not for the batch. cost: as for NamedPolicy.make, which checks the values.
     """
     given: dict[str, Any] = {"policy": value} if isinstance(value, str) else dict(value)
     if "policy" not in given:
         given = _of_engine(given)
     name = given.pop("policy")
-    require_choice("adaptive", name, tuple(MAKERS))
+    require_choice("adaptive", name, tuple(FIELDS))
     _check(name, given)
     steps = given.pop("steps", None)
     trees = given.pop("settings", None)
@@ -72,11 +87,21 @@ def named_policy(value: str | Mapping[str, Any], config: SpecConfig, cost: Round
     return found
 
 
-def policy_value(text: str) -> str | dict[str, Any]:
-    """Read a policy's name, or the object in a JSON file of that path."""
-    if text in MAKERS:
+def policy_value(text: str, per_request: bool = False) -> str | dict[str, Any]:
+    """Read a policy's name, or the object in a JSON file of that path.
+
+    per_request: the policy chooses the steps of every request, whether its object says so or not.
+    """
+    value = _policy_value(text)
+    if not per_request:
+        return value
+    return {**({"policy": value} if isinstance(value, str) else value), PER_REQUEST: True}
+
+
+def _policy_value(text: str) -> str | dict[str, Any]:
+    if text in FIELDS:
         return text
-    allowed = f"{', '.join(MAKERS)}, or a JSON file with an object"
+    allowed = f"{', '.join(FIELDS)}, or a JSON file with an object"
     require(text.endswith(".json"), "adaptive", text, allowed)
     value = read_json(Path(text), "adaptive", allowed)
     require(isinstance(value, dict), "adaptive", text, allowed)
@@ -91,7 +116,7 @@ def default_steps(most: int) -> tuple[int, ...]:
 def _of_engine(given: dict[str, Any]) -> dict[str, Any]:
     """Convert an engine's file."""
     if TABLE in given:
-        return {"policy": "table", TABLE: given[TABLE]}
+        return {"policy": "table", **{name: given[name] for name in (TABLE, PER_REQUEST) if name in given}}
     rules = {key: each for key, each in given.items() if key.isdecimal()}
     require(rules, "adaptive", ", ".join(given), "an object with `policy`, or an engine's file of a schedule")
     strategy = given.get("strategy", "ema")
@@ -121,7 +146,8 @@ def _named_steps(name: str, given: Mapping[str, Any]) -> list[int]:
         return sorted({steps for rule in given.get("rules", {}).values() for steps in rule["candidate_steps"]})
     if name == "goodput":
         return sorted(map(int, given.get("seconds", ())))
-    return sorted(set(given.get("script", ())))
+    script = given.get("script", ())
+    return sorted({entry if isinstance(entry, int) else entry[0] for entry in script})
 
 
 def _tree(config: SpecConfig, tree: Mapping[str, Any]) -> SpecConfig:
@@ -131,21 +157,36 @@ def _tree(config: SpecConfig, tree: Mapping[str, Any]) -> SpecConfig:
     return replace(config, **changes)
 
 
-def _average(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
+def _rules(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Mapping[int, AverageRule]:
     common = {name: given[name] for name in RULE_FIELDS if name in given}
     all_steps = {"1": {"candidate_steps": [config.num_steps for config in settings]}}
     rules = {int(low): common | rule for low, rule in given.get("rules", all_steps).items()}
-    made = {
+    return {
         low: AverageRule(**rule | {"candidate_steps": tuple(rule["candidate_steps"])}) for low, rule in rules.items()
     }
-    return MovingAverage(settings, made, given.get("first"))
 
 
-def _goodput(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
+def _average(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
+    return MovingAverage(settings, _rules(settings, given), given.get("first"))
+
+
+def _request_averages(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> RequestPolicy:
+    return RequestAverages(settings, _rules(settings, given), given.get("first"))
+
+
+def _table(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> CostTable:
+    """Make the cost table of a policy's fields, which has seconds for every setting."""
     cost = CostTable(given["batch_sizes"], {int(steps): values for steps, values in given["seconds"].items()})
     for config in settings:
         cost.round(np.empty(0), config)
-    return Goodput(cost, settings, given.get("weight", 0.02))
+    return cost
+
+
+def _scripted(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
+    script = given["script"]
+    allowed = f"numbers of steps; pairs are for {PER_REQUEST}"
+    require(all(isinstance(entry, int) for entry in script), "script", script, allowed)
+    return Scripted([number_of(settings, steps) for steps in script])
 
 
 def _off_switch(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
@@ -156,8 +197,11 @@ def _off_switch(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Pol
 MAKERS: Mapping[str, Callable[[Sequence[SpecConfig], Mapping[str, Any]], Policy]] = {
     "moving-average": _average,
     "table": lambda settings, given: BatchTable(settings, given[TABLE]),
-    "goodput": _goodput,
     "throughput": lambda settings, given: Throughput(settings, **given),
     "off-switch": _off_switch,
-    "scripted": lambda settings, given: Scripted([number_of(settings, steps) for steps in given["script"]]),
+    "scripted": _scripted,
+}
+REQUEST_MAKERS: Mapping[str, Callable[[Sequence[SpecConfig], Mapping[str, Any]], RequestPolicy]] = {
+    "moving-average": _request_averages,
+    "scripted": lambda settings, given: RequestScript(settings, given["script"]),
 }

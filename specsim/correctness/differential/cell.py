@@ -47,10 +47,17 @@ class Cell:
     grammars: Grammars = field(default_factory=dict, repr=False, hash=False)  # of requests, by their ids
     rule: AcceptanceRule | None = None  # in place of the setting's verifier
     kv: tuple[KVFormat, KVFormat] = (KVFormat(), KVFormat())  # of the target's and the drafter's pool
+    # Draft steps of a request's rounds, where the request of id i starts with entry i; (): those of the setting.
+    draft_steps: tuple[int, ...] = ()
 
     def options(self, options: EngineOptions) -> EngineOptions:
         """Add the cell's number formats of KV to an engine's options."""
         return storing(options, self.kv)
+
+    def steps_from(self, first: int) -> tuple[int, ...]:
+        """List the draft steps from an entry on, and then the others."""
+        first %= max(len(self.draft_steps), 1)
+        return self.draft_steps[first:] + self.draft_steps[:first]
 
     def __post_init__(self) -> None:
         for name, allowed in (("mode", MODES), ("graph", GRAPHS)):

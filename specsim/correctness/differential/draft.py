@@ -167,7 +167,9 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
     slots = request.slots(request.length + torch.arange(request.config.num_draft_tokens))
     root = request.states.reference.draft_tokens[one, 0]
     try:
-        expected = build(chosen_from, root, torch.tensor([request.length]), slots[None], request.config)
+        steps = request.step.batch.draft_steps[one]
+        length = torch.tensor([request.length])
+        expected = build(chosen_from, root, length, slots[None], request.config, steps)
     except MalformedTree as error:
         raise Mismatch(PARENTS, "a tree", str(error)) from None
     for name, ours in expected.tensors.items():

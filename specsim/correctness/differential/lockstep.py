@@ -64,7 +64,7 @@ class Lockstep:
                 if not running:
                     break
                 self.round += 1
-                batch = self._round(running, batch)
+                batch = self._round(running, self._with_steps(batch))
             self._close(running)
             if cell.is_idle_too:
                 self._run_idle(batch)
@@ -91,6 +91,13 @@ class Lockstep:
         for request, tokens, logprobs in rows:
             request.take(tokens, logprobs[: len(tokens)])
         return batch.after(verdict.num_accepted_tokens)
+
+    def _with_steps(self, batch: Batch) -> Batch:
+        """Give every request its own draft steps, where the cell has them."""
+        if not self.cell.draft_steps:
+            return batch
+        steps = [self.cell.steps_from(each + self.round - 1)[0] for each in batch.request_ids.tolist()]
+        return replace(batch, draft_steps=torch.tensor(steps, dtype=torch.int32))
 
     def _step(self, phases: tuple[str, ...], batch: Batch) -> dict[str, Trio[Any]]:
         """Advance every implementation, then compare their outputs by phase."""

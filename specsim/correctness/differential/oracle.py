@@ -1,11 +1,12 @@
 """The reference compared with the oracle, end to end: it sees faults that both implementations share."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
+from specsim.core.policies.fields import TREE
 from specsim.core.uniforms import Stream, gumbel_noise, named_uniforms, seed_bits
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.result import Divergence
@@ -27,16 +28,30 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
 
     ids = cell.request_ids or tuple(range(len(cell.prompts)))
     grammars = [cell.grammars.get(each) for each in ids]
-    options = cell.options(EngineOptions(dtype=torch.float64))
     outputs = generate(
-        pair, cell.prompts, cell.config, cell.sampling, grammars=grammars, request_ids=ids, engine=options
+        pair,
+        cell.prompts,
+        cell.config,
+        cell.sampling,
+        grammars=grammars,
+        request_ids=ids,
+        engine=cell.options(EngineOptions(dtype=torch.float64)),
+        adaptive=_script(cell),
     ).outputs
     divergences = []
     for request, (prompt, sampling, output) in enumerate(zip(cell.prompts, cell.sampling, outputs, strict=True)):
         named = draws(sampling.seed, ids[request], pair.target.config.vocab_size)
         made = TOKEN_DRAFTERS[pair.kind](pair.drafter) if pair.kind in TOKEN_DRAFTERS else None
         truth = oracle.generate(
-            pair, prompt, cell.config, sampling, named, grammar=grammars[request], token_drafter=made, formats=cell.kv
+            pair,
+            prompt,
+            cell.config,
+            sampling,
+            named,
+            grammar=grammars[request],
+            token_drafter=made,
+            formats=cell.kv,
+            draft_steps=cell.steps_from(ids[request]),
         )
         facts = (
             ("tokens", truth.token_ids, output.token_ids),
@@ -49,6 +64,14 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
             wrong = [("logprobs", truth.logprobs, output.logprobs)]
         divergences += [Divergence(cell.id, 0, "oracle against reference", request, None, *each) for each in wrong[:1]]
     return divergences
+
+
+def _script(cell: Cell) -> dict[str, Any] | None:
+    """Make the policy that gives requests the cell's draft steps under its one setting, None without them."""
+    if not cell.draft_steps:
+        return None
+    tree = {name: getattr(cell.config, name) for name in TREE}
+    return {"policy": "scripted", "settings": [tree], "script": list(cell.draft_steps), "per_request": True}
 
 
 def draws(seed: int, request_id: int, vocab_size: int) -> "Draws":

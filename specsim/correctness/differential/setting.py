@@ -55,7 +55,8 @@ AXES = {
     "chunks": [1, 2],
 }
 CROSSED = ("topk", "num_steps", "num_draft_tokens", "page_size", "batch")
-EXTRA = {"bucket": None, "idle": False, "verifier": "target_only"}
+# draft_steps `own`: every request has other steps in every round, 0 among them.
+EXTRA = {"bucket": None, "idle": False, "verifier": "target_only", "draft_steps": "all"}
 # Left out in 16 bits, where rounding changes which experts a row has, and every tenth number of KV in fp8.
 ROUTED = ("gpt_oss", "qwen3_moe", "deepseek_v3")
 _ROUNDS = dict.fromkeys(("shipped", *LATER_FAMILIES), 2)  # of a cell, 4 of other families
@@ -87,6 +88,7 @@ def cell_of(setting: Mapping[str, Any]) -> Cell:
         rounds=12 if looked_up else _ROUNDS.get(values["family"], 4),
         is_idle_too=values["idle"],
         kv=KV_FORMATS[values["kv"]],
+        draft_steps=tuple(range(config.num_steps, -1, -1)) if values["draft_steps"] == "own" else (),
     )
 
 

@@ -1,6 +1,6 @@
 """Comparison of a batched request with the same request solo: tokens, end, rounds and logprobs."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ class SoloRuns:
 
     def output(self, request: Request) -> Output:
         """Give the solo output; a turn after an aborted one has a prompt that varies from run to run."""
-        script = () if self.settings is None else tuple(request.settings)
+        script = () if self.settings is None else (*request.settings, *request.draft_steps)
         key = (request.request_id, *request.prompt_ids, -1, *script)
         if key not in self.outputs:
             self.outputs[key] = run_solo(self.pair, self.config, request, self.options, self.settings)
@@ -116,14 +116,20 @@ def run_solo(
     options = options or EngineOptions(dtype=torch.float64)
     given = {"request_ids": [request.request_id], "engine": options}
     if settings is not None and request.settings:
-        given["adaptive"] = _script(settings, request.settings)
+        given["adaptive"] = _script(settings, request)
     return generate(pair, [request.prompt_ids], config, request.params, **given).outputs[0]
 
 
-def _script(settings: Settings, choices: Sequence[int]) -> dict[str, Any]:
-    """Make the policy that repeats choices."""
+def _script(settings: Settings, request: Request) -> dict[str, Any]:
+    """Make the policy that repeats a request's rounds."""
     trees = [{name: getattr(config, name) for name in TREE} for config in settings]
-    return {"policy": "scripted", "settings": trees, "script": [settings[choice].num_steps for choice in choices]}
+    script: list[Any] = [settings[choice].num_steps for choice in request.settings]
+    if not request.draft_steps:
+        return {"policy": "scripted", "settings": trees, "script": script}
+    pairs = list(zip(script, request.draft_steps, strict=True))
+    first = -request.request_id % len(pairs)  # the request's id is where it starts
+    script = [list(pair) for pair in pairs[first:] + pairs[:first]]
+    return {"policy": "scripted", "settings": trees, "script": script, "per_request": True}
 
 
 def check_request(

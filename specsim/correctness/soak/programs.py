@@ -67,6 +67,7 @@ class Program:
     # after a number that float32 rounds to the other side in fp8, logprobs differ by more than rounding does.
     kv: str = "model"
     script: tuple[int, ...] = ()  # steps of each round of the batch, over and over; (): always those of config
+    has_own_steps: bool = False  # whether the script is that of each request's rounds
 
     @property
     def kind(self) -> str:
@@ -89,7 +90,8 @@ def draw(seed: int, index: int, most: int = MOST_REQUESTS) -> Program:
     program = _program(random.Random(name), random.Random(f"{name}-verifier"), most)
     program = _with_target(random.Random(f"{name}-target"), program)
     program = _with_script(random.Random(f"{name}-script"), program)
-    return replace(program, name=f"{name}-{len(program.submissions)}")
+    has_own_steps = bool(program.script) and random.Random(f"{name}-own-steps").random() < 0.5
+    return replace(program, name=f"{name}-{len(program.submissions)}", has_own_steps=has_own_steps)
 
 
 def _program(rng: random.Random, verifier_rng: random.Random, most: int) -> Program:

@@ -39,6 +39,7 @@ REQUIRED_EVENTS = (
     "steps with an idle rank",
     "closed under way",
     "switches",
+    "rounds of own draft steps",
 )
 
 

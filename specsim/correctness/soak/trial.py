@@ -79,6 +79,7 @@ def check(program: Program, options: EngineOptions, adaptive: Adaptive = None) -
         counts.update(_by_depth(coverage_of(scheduler), program.config.num_steps))
         counts["switches"] += sum(before != now for before, now in pairwise(scheduler.choices))
     requests = [request for scheduler in schedulers for request in scheduler.requests.values()]
+    counts["rounds of own draft steps"] = sum(len(request.draft_steps) for request in requests)
     if not program.config.is_plain:
         counts[verified_name(program.config.verifier)] = len(requests)
         counts[drafted_name(program.kind)] = counts["drafts accepted"]
@@ -101,8 +102,8 @@ def check(program: Program, options: EngineOptions, adaptive: Adaptive = None) -
 def _policy(program: Program, adaptive: Adaptive) -> NamedPolicy | None:
     if program.config.is_plain:
         return None
-    script = {"policy": "scripted", "script": list(program.script)} if program.script else None
-    chosen = adaptive or script
+    script = {"policy": "scripted", "script": list(program.script), "per_request": program.has_own_steps}
+    chosen = adaptive or (script if program.script else None)
     return None if chosen is None else named_policy(chosen, program.config)
 
 

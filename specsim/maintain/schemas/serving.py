@@ -64,6 +64,9 @@ _ADAPTIVE = nullable(
             "rounds_by_setting": array(f"Rounds of requests, {_BY_SETTING}", whole("Rounds.")),
             "accepted_by_setting": array(f"Accepted tokens, bonus included, {_BY_SETTING}", whole("Tokens.")),
             "switches": whole("Rounds of the batch under another setting than the one before."),
+            "rounds_by_steps": nullable(
+                array("Rounds of requests by their own draft steps, from 0 on; null without any.", whole("Rounds."))
+            ),
         },
     )
 )

@@ -16,6 +16,15 @@ SWITCHED = dict(
     script=[3, 0, 1],
     against="plain",
 )
+# Chains whose requests have other draft steps in every round, from those of the setting down to none.
+OWN_STEPS = dict(
+    kind="eagle3",
+    topk=1,
+    num_steps=3,
+    page_size=4,
+    batch=3,
+    draft_steps="own",
+)
 
 FAULTS = (
     Fault(
@@ -52,5 +61,37 @@ FAULTS = (
             ),
         ),
         trial=Trial("batched", SWITCHED),
+    ),
+    Fault(
+        name="draft-steps-of-another-request",
+        source="no public report: the draft steps of requests follow the rows of the batch",
+        operation="scheduler",
+        cause="the draft steps that a policy chose by request are given to the rows in another order",
+        symptom="a request accepts fewer drafts than its own steps allow, or more",
+        fields=("counters", "tokens"),
+        edits=(
+            Edit(
+                "specsim.serving.runner",
+                "torch.from_numpy(choice.steps)",
+                "torch.from_numpy(choice.steps[::-1].copy())",
+            ),
+        ),
+        trial=Trial("oracle", OWN_STEPS),
+    ),
+    Fault(
+        name="dead-node-accepted",
+        source="no public report: vllm-project/vllm has a number of drafts by request, sgl-project/sglang one",
+        operation="verify",
+        cause="a verifier ends at the steps of the setting, not at those of the request",
+        symptom="a token that nobody drafted is accepted",
+        fields=("accept_index", "num_accepted_drafts"),
+        edits=(
+            Edit(
+                "specsim.fast.verifiers.path",
+                "tl.minimum(tl.minimum(limits.num_steps, drafted), limits.max_len - 1 - length)",
+                "tl.minimum(limits.num_steps, limits.max_len - 1 - length)",
+            ),
+        ),
+        trial=Trial("differential", OWN_STEPS | dict(verifier="rejection", temperature=1.0)),
     ),
 )
