@@ -15,6 +15,7 @@ from specsim.bench import (
     scale,
     simulated,
     tensor_parallel,
+    throughput,
     tree_attention,
     trees,
     vocabulary,
@@ -88,6 +89,7 @@ _ADAPTIVE: dict[str, Group] = {
     "loads": lambda run, _: adaptive.load_rows(run.shape, run.quick),
     "shipped": lambda run, _: adaptive.shipped_rows(run.quick),
 }
+_SERVING: dict[str, Group] = {"loads": lambda run, _: throughput.serving_rows(run.shape, run.quick)}
 _SIMULATOR: dict[str, Group] = {
     "loop": lambda run, _: simulated.loop_rows(run.quick),
     "scheduler": lambda _, __: simulated.scheduler_rows(),
@@ -104,6 +106,7 @@ SUITES = {
     "scale": Suite(_SCALE, 240),
     "baselines": Suite(_BASELINES, 240),
     "adaptive": Suite(_ADAPTIVE, 200),
+    "serving": Suite(_SERVING, 200),
     "simulator": Suite(_SIMULATOR, 240, needs_gpu=False),
     "tensor-parallel": Suite(_TENSOR_PARALLEL, 400, needs_ranks=True),
 }

@@ -1,0 +1,179 @@
+"""Serving throughput: a closed loop of clients over the real scheduler, beside the simulator's prediction."""
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from specsim.bench.busy import METHOD, busy_share
+from specsim.bench.checks import all_of
+from specsim.bench.closed_loop import ClosedLoop, check_schedules, check_served, figures_of
+from specsim.bench.predicted import Predictions, ServedLoad, costs_of, reported_gpu
+from specsim.bench.request_lengths import Lengths, kept_lengths
+from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.scene import stacked, tree_of
+from specsim.core.config import SpecConfig
+from specsim.core.engine_options import EngineOptions
+from specsim.core.pair import Pair
+from specsim.core.provenance import versions
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.models.shapes import random_pair
+from specsim.serving.generation import load_engine
+from specsim.simulator.model import model
+
+PLAIN = SpecConfig.plain(16)
+EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=16)
+RATES = (0.85, 0.65, 0.5)  # of synthetic acceptance: an accept length of 3.0
+CHUNK = 8192
+REQUESTS = {1: 8, 4: 24, 16: 64, 64: 160, 256: 384}  # by concurrency
+QUICK = {1: 3, 16: 32}
+SCHEDULES: tuple[Literal["sync", "overlap"], ...] = ("sync", "overlap")
+FITTED = ("plain, 1, sync", "(4, 3, 8), 16, overlap", "(4, 3, 8), 256, overlap")
+PROMPT = 128  # tokens of requests that only decode
+CHECKED = 6  # rounds
+PROFILED = 16  # steps
+LEAST_BUSY = 0.97
+MOST_MEAN, MOST_WORST = 0.05, 0.12  # errors of predictions
+EXPLAINED = (
+    "figures of clients: tokens/s of all outputs, TPOT and TTFT means over requests, prompts included",
+    METHOD,
+    "acceptance is synthetic, at an accept length of 3.0; weights and prompts are random",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A served load."""
+
+    load: ServedLoad
+    count: int  # requests
+    check: Check
+    busy: float | None  # share of the GPU's time while all requests decode; None where nothing measures it
+
+
+def serving_rows(shape: str, quick: bool) -> Iterator[Row]:
+    """Serve every load under both schedules, check them, and predict all from three of them."""
+    pair = stacked(random_pair(shape, "cuda", torch.bfloat16, "eagle3"))
+    options = EngineOptions("fast", torch.bfloat16, "cuda", "round")
+    measured: list[Measured] = []
+    for config in (PLAIN, EAGLE3):
+        measured += measured_loads(pair, config, options, QUICK if quick else REQUESTS, kept_lengths())
+        gc.collect()
+        torch.cuda.empty_cache()
+    drafter = pair.checkpoint
+    yield from rows_of(measured, predictions(measured, shape, drafter.config.draft_vocab_size if drafter else 0))
+
+
+def measured_loads(
+    pair: Pair, config: SpecConfig, options: EngineOptions, counts: Mapping[int, int], lengths: Lengths
+) -> Iterator[Measured]:
+    """Serve all loads of a setting by one engine.
+
+    Every batch size is captured before the first is timed.
+    """
+    rates = RATES[: config.num_steps]
+    acceptance = None if config.is_plain else SyntheticAcceptance(rates)
+    own = replace(pair, drafter=None) if config.is_plain else pair
+    engine = load_engine(own, config, options, acceptance=acceptance)
+    most = max(counts)
+    loop = ClosedLoop.of(engine, lengths, most, CHUNK)
+    loop.run("overlap", most, most)
+    for concurrency, count in counts.items():
+        served = {schedule: loop.run(schedule, concurrency, count) for schedule in SCHEDULES}
+        with_tokens = engine.dtype == torch.float32
+        same = check_served("requests of the other schedule", served["overlap"], served["sync"], with_tokens)
+        rounds = check_schedules(loop, concurrency, CHECKED, PROMPT)
+        check = all_of(f"{same.compared}: tokens received, drafts accepted; {rounds.compared}", same, rounds)
+        for schedule, requests in served.items():
+            label = f"{tree_of(config)}, {concurrency}, {schedule}"
+            serving = loop.serving(schedule, concurrency)
+            load = ServedLoad.of(label, figures_of(requests), config, serving, lengths.first(count), rates)
+            yield Measured(load, count, check, _busy(loop, schedule, concurrency))
+
+
+def _busy(loop: ClosedLoop, schedule: str, concurrency: int) -> float | None:
+    """Measure the GPU's busy share over steps in which all requests decode."""
+    if loop.engine.device.type != "cuda":
+        return None
+    decoding = loop.decoding(schedule, concurrency, PROFILED + 4, PROMPT)
+    try:
+        return busy_share(lambda: decoding.steps(PROFILED))
+    finally:
+        decoding.close()
+
+
+def predictions(measured: Sequence[Measured], shape: str, draft_vocab: int) -> Predictions | None:
+    """Fit a profile to the loads FITTED; None without them, or on a GPU that the simulator does not know."""
+    gpu = reported_gpu(versions("cuda" if torch.cuda.is_available() else "cpu").get("gpu", ""))
+    loads = [each.load for each in measured]
+    if gpu is None or not {load.label for load in loads}.issuperset(FITTED):
+        return None
+    return Predictions.of(costs_of(gpu, model(shape), draft_vocab), loads, FITTED)
+
+
+def rows_of(measured: Sequence[Measured], predicted: Predictions | None) -> Iterator[Row]:
+    """Make a row per load, and one of the predictions' errors."""
+    by_label = {each.load.label: each for each in measured}
+    for each in measured:
+        load = each.load
+        concurrency, schedule = load.serving.max_running, load.serving.schedule
+        setting = {"tree": tree_of(load.config), "concurrency": concurrency, "schedule": schedule}
+        figures = figures_by_name(load.figures)
+        if each.busy is not None:
+            figures["gpu_busy"] = each.busy
+        targets = []
+        if schedule == "overlap":
+            other = by_label[f"{tree_of(load.config)}, {concurrency}, sync"].load
+            figures["gain_over_sync"] = load.figures["tokens_per_s"] / other.figures["tokens_per_s"]
+            if each.busy is not None:
+                targets.append(Target("GPU idle while decoding, share", 1 - each.busy, 1 - LEAST_BUSY))
+        notes: list[str] = list(EXPLAINED)
+        if predicted is not None:
+            own = asdict(predicted.figures[load.label])
+            figures |= {f"predicted_{name}": value for name, value in figures_by_name(own).items()}
+            notes.append("one of three loads that the profile is fitted to" if load.label in FITTED else "held out")
+        timings = {OURS: Timing(1e6 / load.figures["tokens_per_s"], 0.0, 1)} if each.check.passed else {}
+        name = "serving, plain" if load.config.is_plain else "serving, EAGLE-3"
+        yield Row(
+            name,
+            setting | {"requests": each.count},
+            {OURS: each.check},
+            timings,
+            targets=tuple(targets),
+            notes=tuple(notes),
+            figures=figures if each.check.passed else {},
+        )
+    if predicted is not None:
+        yield _errors_row(measured, predicted)
+
+
+def figures_by_name(figures: Mapping[str, float]) -> dict[str, float]:
+    """Convert seconds to milliseconds, as tables have them."""
+    return {
+        (name.removesuffix("_s") + "_ms" if name in ("tpot_s", "ttft_s") else name): (
+            1e3 * value if name in ("tpot_s", "ttft_s") else value
+        )
+        for name, value in figures.items()
+    }
+
+
+def _errors_row(measured: Sequence[Measured], predicted: Predictions) -> Row:
+    """Summarise the errors of the loads that the fit did not see."""
+    loads = [each.load for each in measured if each.load.label not in FITTED]
+    errors = {name: np.abs(values) for name, values in predicted.errors(loads).items()}
+    figures = {}
+    for name, values in errors.items():
+        figures |= {f"mean_error_{name}": float(values.mean()), f"worst_error_{name}": float(values.max())}
+    speeds = np.concatenate([errors[name] for name in ("tokens_per_s", "tpot_s")])
+    targets = (
+        Target("mean error, tokens/s and TPOT", float(speeds.mean()), MOST_MEAN),
+        Target("worst error, tokens/s and TPOT", float(speeds.max()), MOST_WORST),
+    )
+    check = Check("none: a summary of the rows above, which were checked", 0, 0)
+    values = predicted.posterior.values
+    notes = tuple(f"{name} {value:.4g}" for name, value in values.items())
+    setting = {"fitted": len(FITTED), "held out": len(loads)}
+    return Row("predictions of held-out loads", setting, {OURS: check}, targets=targets, notes=notes, figures=figures)
