@@ -18,7 +18,7 @@ def bench(
         str,
         option(
             "Benchmark",
-            "What is timed: kernels, experts, round, scale, baselines, adaptive, simulator or tensor-parallel.",
+            "What is timed: kernels, experts, round, scale, baselines, adaptive, serving, simulator, tensor-parallel.",
             metavar="NAME",
         ),
     ],

@@ -90,7 +90,9 @@ def test_rounds_of_both_schedules_are_compared(loop, monkeypatch):
     runs = iter([5, 6])  # other prompts in the second schedule
     decoding = ClosedLoop.decoding
     monkeypatch.setattr(
-        ClosedLoop, "decoding", lambda self, schedule, count, steps, _: decoding(self, schedule, count, steps, next(runs))
+        ClosedLoop,
+        "decoding",
+        lambda self, schedule, count, steps, _: decoding(self, schedule, count, steps, next(runs)),
     )
     assert not check_schedules(loop, 2, 2, 5).passed
 
