@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from specsim.bench.checks import all_of, equal
+from specsim.bench.clock import wait
 from specsim.bench.request_lengths import Lengths
 from specsim.bench.row import Check
 from specsim.core.config import SamplingParams, ServingConfig
@@ -117,10 +118,10 @@ class Decoding:
 
     def seconds_of_a_step(self, count: int) -> float:
         """Measure the mean wall-clock time of a step."""
-        self._wait()
+        wait()
         start = time.perf_counter()
         self.steps(count)
-        self._wait()
+        wait()
         return (time.perf_counter() - start) / count
 
     def results(self, rounds: int) -> dict[str, torch.Tensor]:
@@ -138,10 +139,6 @@ class Decoding:
     def close(self) -> None:
         """Abort the requests."""
         self.scheduler.close()
-
-    def _wait(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
 
 
 def figures_of(requests: Sequence[Request]) -> Figures:

@@ -8,19 +8,25 @@ from typing import Literal
 import numpy as np
 import torch
 
+from specsim.bench.baselines import likeliest
 from specsim.bench.busy import METHOD, busy_share
 from specsim.bench.checks import all_of
+from specsim.bench.clock import walled
 from specsim.bench.closed_loop import ClosedLoop, check_schedules, check_served, figures_of
+from specsim.bench.contest import Contender, contest
 from specsim.bench.predicted import Predictions, ServedLoad, costs_of, reported_gpu
 from specsim.bench.request_lengths import Lengths, kept_lengths
+from specsim.bench.roofline import Peaks, prefill_bound
 from specsim.bench.row import OURS, Check, Row, Target, Timing
-from specsim.bench.scene import stacked, tree_of
+from specsim.bench.scene import prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
+from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
+from specsim.core.phases import PrefillInput, PrefillOutput
 from specsim.core.provenance import versions
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
-from specsim.models.shapes import random_pair
+from specsim.models.shapes import random_pair, random_prompts
 from specsim.serving.generation import load_engine
 from specsim.simulator.model import model
 
@@ -35,6 +41,9 @@ FITTED = ("plain, 1, sync", "(4, 3, 8), 16, overlap", "(4, 3, 8), 256, overlap")
 PROMPT = 128  # tokens of requests that only decode
 CHECKED = 6  # rounds
 PROFILED = 16  # steps
+LONG_PROMPT = 8192
+LEAST_DENSE = 0.6
+PREFILL_SAMPLES = 5
 LEAST_BUSY = 0.97
 MOST_MEAN, MOST_WORST = 0.05, 0.12  # errors of predictions
 EXPLAINED = (
@@ -42,6 +51,34 @@ EXPLAINED = (
     METHOD,
     "acceptance is synthetic, at an accept length of 3.0; weights and prompts are random",
 )
+
+
+def prefill_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
+    """Time the prefill of one long prompt, its KV and first token included, against the dense rate."""
+    pair = stacked(random_pair(shape, "cuda", torch.bfloat16, None))
+    engine = load_engine(pair, PLAIN, EngineOptions("fast", torch.bfloat16, "cuda", "round"))
+    yield prefill_row(pair, engine, min(LONG_PROMPT, engine.config.length_limit - 2 * PLAIN.page_size), peaks)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def prefill_row(pair: Pair, engine: Engine, tokens: int, peaks: Peaks) -> Row:
+    """Check the first token's logits by plain torch, and time a prefill from its launch to its end."""
+    (prompt,) = random_prompts(1, tokens, pair.target.config.vocab_size)
+    scene = prefilled(pair, engine, [prompt], slack=0)
+    whole = PrefillInput.whole([prompt]).to(engine.device)
+
+    @torch.inference_mode()
+    def run() -> PrefillOutput:
+        return engine.prefill(scene.batch, whole, scene.pools)
+
+    first = int(run().next_tokens[0])
+    bound = prefill_bound(pair.target.config, tokens)
+    contender = Contender(OURS, lambda _: [first], likeliest(pair, prompt), lambda: walled(run, PREFILL_SAMPLES, 1))
+    limit = lambda times, bound, peaks: [  # noqa: E731
+        Target("time / dense products (60% of the dense rate)", times[OURS] / bound.compute_us(peaks), 1 / LEAST_DENSE)
+    ]
+    return contest("prefill", {"requests": 1, "tokens": tokens}, (contender,), bound, peaks, set_targets=limit)
 
 
 @dataclass(frozen=True, slots=True)
