@@ -35,5 +35,5 @@ def busy_share(run: Callable[[], object]) -> float:
 def _device_spans(profiler: Any) -> Iterator[tuple[int, int]]:
     """List start and end, in nanoseconds, of everything that ran on the GPU."""
     for event in profiler.profiler.kineto_results.events():
-        if event.device_type() == torch.autograd.DeviceType.CUDA:
+        if event.device_type().name == "CUDA":
             yield event.start_ns(), event.start_ns() + event.duration_ns()
