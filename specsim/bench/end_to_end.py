@@ -12,11 +12,13 @@ from specsim.bench.clock import walled
 from specsim.bench.contest import Contender, Targets, contest
 from specsim.bench.roofline import Peaks, RooflineBound, forward_bound
 from specsim.bench.row import OURS, Check, Row, Target
-from specsim.bench.scene import EAGLE3, PLAIN, stacked
+from specsim.bench.scene import PLAIN, stacked
+from specsim.core.config import SpecConfig
 from specsim.core.pair import Pair
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.shapes import random_pair, random_prompts
 
+CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)  # every depth is in its tree, so rates are kept
 TOKENS = 128
 PROMPT = 128
 ACCEPTED = (0.85, 0.65, 0.5)  # synthetic rates: an accept length of 3.0
@@ -53,8 +55,8 @@ def end_to_end_rows(name: str, pair: Pair, prompt: Sequence[int], count: int, pe
     bound = forward_bound(pair.target.config, 1, 1, len(prompt) + count // 2)
     row = contest(f"generation, plain, {name}", setting, contenders, bound, peaks, set_targets=_gain(LEAST_PLAIN))
     yield replace(row, notes=(*notes, *row.notes))
-    real = Ours(pair, EAGLE3, prompt, count, *on)
-    drafting = Ours(pair, EAGLE3, prompt, count, *on, SyntheticAcceptance(ACCEPTED))
+    real = Ours(pair, CHAIN, prompt, count, *on)
+    drafting = Ours(pair, CHAIN, prompt, count, *on, SyntheticAcceptance(ACCEPTED))
     again = [
         Contender(who, lambda _: None, lambda _, who=who: row.checks[who], lambda who=who: row.timings[who])
         for who in row.timings

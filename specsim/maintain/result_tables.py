@@ -257,7 +257,11 @@ def _bench_cells(row: Result, prefix: str = "") -> list[str]:
     return [
         _in_todays_words(row["name"]),
         prefix + ", ".join(f"{name} {value}" for name, value in row["setting"].items()),
-        f"{timing['median_us']:,.1f} ±{timing['spread'] / 2:.1f} %" if timing else "equal" if row.get("checks") != {} else "",
+        f"{timing['median_us']:,.1f} ±{timing['spread'] / 2:.1f} %"
+        if timing
+        else "equal"
+        if row.get("checks") != {}
+        else "",
         f"{row['roofline_bound_us']:,.1f}" if has_bound else "",
         f"{row['time_over_bound']:.2f}" if has_bound else "",
         "; ".join(map(_target, row["targets"])),

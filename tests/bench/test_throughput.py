@@ -101,11 +101,11 @@ def test_rounds_of_both_schedules_are_compared(loop, monkeypatch):
 def test_rows_have_figures_after_their_checks(pair):
     measured = list(throughput.measured_loads(pair, TREE, OPTIONS, {1: 2, 2: 3}, LENGTHS))
     assert [each.load.label for each in measured] == [
-        f"(2, 2, 4), {count}, {schedule}" for count in (1, 2) for schedule in ("sync", "overlap")
+        f"(2, 2, 4), {count}, {schedule}" for count in (2, 1) for schedule in ("sync", "overlap")
     ]
     rows = list(throughput.rows_of(measured, None))
     assert all(row.passed for row in rows)
-    assert rows[0].setting == {"tree": "(2, 2, 4)", "concurrency": 1, "schedule": "sync", "requests": 2}
+    assert rows[0].setting == {"tree": "(2, 2, 4)", "concurrency": 2, "schedule": "sync", "requests": 3}
     assert {"tokens_per_s", "tpot_ms", "ttft_ms"} == rows[0].figures.keys()
     gain = rows[1].figures["tokens_per_s"] / rows[0].figures["tokens_per_s"]
     assert rows[1].figures["gain_over_sync"] == pytest.approx(gain)
@@ -130,7 +130,7 @@ def _loads(costs, values) -> list[ServedLoad]:
 
 
 def test_a_profile_fitted_to_three_loads_predicts_others(monkeypatch):
-    monkeypatch.setattr(throughput, "FITTED", ("plain, 1, sync", "(4, 3, 8), 4, overlap", "(4, 3, 8), 16, overlap"))
+    monkeypatch.setattr(throughput, "FITTED", ("plain, 1, sync", "(1, 3, 4), 4, overlap", "(1, 3, 4), 16, overlap"))
     costs = costs_of(hardware("H200"), model("llama-3-8b"), 32000)
     known = {"bandwidth": 0.85, "compute": 0.7, "gap": 4e-6, "launch": 4e-5, "host": 3e-4}
     loads = _loads(costs, known)
