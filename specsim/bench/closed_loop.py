@@ -106,7 +106,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Requests of which none ends, so that every step is a round of the same batch."""
+    """Requests that do not end, so that every step is a round of the same batch."""
 
     scheduler: Scheduler
 

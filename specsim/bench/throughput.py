@@ -1,4 +1,4 @@
-"""Serving throughput: a closed loop of clients over the real scheduler, beside the simulator's prediction."""
+"""Serving throughput of a closed loop of clients over the real scheduler, with the simulator's prediction."""
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
