@@ -69,7 +69,7 @@ class ClosedLoop:
     @torch.inference_mode()
     def run(self, schedule: str, concurrency: int, count: int) -> list[Request]:
         """Serve the first `count` requests to their ends."""
-        scheduler = self._scheduler(schedule, concurrency)
+        scheduler = Scheduler(self.engine, self.serving(schedule, concurrency), pools=self.pools)
         coming = self._requests(count)
         for _ in range(min(concurrency, count)):
             scheduler.submit(next(coming))
@@ -84,16 +84,14 @@ class ClosedLoop:
     @torch.inference_mode()
     def decoding(self, schedule: str, concurrency: int, steps: int, prompt_len: int) -> "Decoding":
         """Begin equal requests that decode together."""
-        scheduler = self._scheduler(schedule, concurrency)
+        serving = replace(self.serving(schedule, concurrency), chunk_tokens=None)  # all prompts in the first step
+        scheduler = Scheduler(self.engine, serving, pools=self.pools)
         for number in range(concurrency):
             prompt = [*self.prompts[number % len(self.prompts)], *self.prompts[0]] * prompt_len
             scheduler.submit(self._request(number, prompt[:prompt_len], 1 + steps * (self.engine.config.num_steps + 1)))
         decoding = Decoding(scheduler)
         decoding.steps(2)
         return decoding
-
-    def _scheduler(self, schedule: str, concurrency: int) -> Scheduler:
-        return Scheduler(self.engine, self.serving(schedule, concurrency), pools=self.pools)
 
     def _requests(self, count: int) -> Iterator[Request]:
         for number, tokens in enumerate(self.lengths.output_tokens[:count].tolist()):
