@@ -34,10 +34,10 @@ PLAIN = SpecConfig.plain(16)
 EAGLE3 = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=16)  # a chain, as every depth has to be there
 RATES = (0.85, 0.65, 0.5)  # of synthetic acceptance: an accept length of 3.0
 CHUNK = 8192
-REQUESTS = {1: 6, 4: 16, 16: 48, 64: 128, 256: 384}  # by concurrency
+REQUESTS = {1: 4, 4: 12, 16: 40, 64: 112, 256: 320}  # by concurrency
 QUICK = {1: 3, 16: 32}
 SCHEDULES: tuple[Literal["sync", "overlap"], ...] = ("sync", "overlap")
-FITTED = ("plain, 1, sync", "(1, 3, 4), 16, overlap", "(1, 3, 4), 256, overlap")
+FITTED = ("plain, 1, sync", "(1, 3, 4), 16, overlap", "(1, 3, 4), 256, sync")
 PROMPT = 128  # tokens of requests that only decode
 CHECKED = 6  # rounds
 PROFILED = 16  # steps

@@ -130,7 +130,7 @@ def _loads(costs, values) -> list[ServedLoad]:
 
 
 def test_a_profile_fitted_to_three_loads_predicts_others(monkeypatch):
-    monkeypatch.setattr(throughput, "FITTED", ("plain, 1, sync", "(1, 3, 4), 4, overlap", "(1, 3, 4), 16, overlap"))
+    monkeypatch.setattr(throughput, "FITTED", ("plain, 1, sync", "(1, 3, 4), 4, overlap", "(1, 3, 4), 16, sync"))
     costs = costs_of(hardware("H200"), model("llama-3-8b"), 32000)
     known = {"bandwidth": 0.85, "compute": 0.7, "gap": 4e-6, "launch": 4e-5, "host": 3e-4}
     loads = _loads(costs, known)
