@@ -76,7 +76,8 @@ def draft_rows(prefill: PrefillInput, next_tokens: torch.Tensor, lead: int) -> P
         out_starts_ptr=row_starts,
         BLOCK=block_of(len(input_ids), _TOKENS),
     )
-    return replace(prefill, input_ids=input_ids, row_starts=row_starts)
+    max_rows = None if prefill.max_rows is None else prefill.max_rows + 1
+    return replace(prefill, input_ids=input_ids, row_starts=row_starts, max_rows=max_rows)
 
 
 class VerdictTensors(NamedTuple):

@@ -25,7 +25,8 @@ def draft_rows(prefill: PrefillInput, next_tokens: torch.Tensor, lead: int) -> P
     chunks = prefill.input_ids.split(prefill.row_starts.diff().tolist())
     input_ids = [part for chunk, token in zip(chunks, next_tokens.long(), strict=True) for part in (chunk, token[None])]
     row_starts = prefill.row_starts + torch.arange(len(prefill.row_starts))
-    return replace(prefill, input_ids=torch.cat([prefill.input_ids[:0], *input_ids]), row_starts=row_starts)
+    input_ids_R = torch.cat([prefill.input_ids[:0], *input_ids])
+    return replace(prefill, input_ids=input_ids_R, row_starts=row_starts, max_rows=None)
 
 
 def draft_extend_input(

@@ -159,8 +159,14 @@ def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> Atte
 
     Every column of the chunk must be owned.
     """
-    slots = pools.slots(batch.req_pool_indices[prefill.requests], prefill.columns)
-    max_rows = max(prefill.row_starts.diff().tolist(), default=0)
+    rows = batch.req_pool_indices[prefill.requests]
+    if rows.is_cuda:  # the host would wait for the check
+        slots = pools.req_to_token[rows, prefill.columns]
+    else:
+        slots = pools.slots(rows, prefill.columns)
+    max_rows = prefill.max_rows
+    if max_rows is None:
+        max_rows = max(prefill.row_starts.diff().tolist(), default=0)
     return causal_metadata(
         batch.req_pool_indices, prefill.start_lens, prefill.row_starts, max_rows, False, slots, pools
     )

@@ -11,14 +11,14 @@ from specsim.bench.contest import Contender, contest
 from specsim.bench.dense import Rows, target_forward
 from specsim.bench.roofline import Peaks, forward_bound
 from specsim.bench.row import OURS, Check, Row
-from specsim.bench.scene import EAGLE3, PLAIN, stacked
+from specsim.bench.scene import EAGLE3, PLAIN
 from specsim.bench.tree_attention import attention_row
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import require
 from specsim.core.pair import Pair
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.load import load
-from specsim.models.shapes import random_pair, random_prompts
 from specsim.models.shipped import load_prompts
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_requests
@@ -37,8 +37,6 @@ ASSISTANTS = (
 NUM_DRAFTS = 3
 ATTENTION = ((1, 8), (4, 8), (4, 64))  # requests and nodes
 TINY_TOKENS = 128
-LARGE_TOKENS = 24
-LARGE_PROMPT = 128
 SAMPLES = 3
 
 
@@ -49,39 +47,33 @@ def shipped_rows(peaks: Peaks) -> Iterator[Row]:
     yield _row("shipped pair", pair, prompt, TINY_TOKENS, torch.float32, peaks)
 
 
-def shaped_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
-    """Time a model of real shape in bf16."""
-    pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
-    (prompt,) = random_prompts(1, LARGE_PROMPT, pair.target.config.vocab_size)
-    yield _row(shape, pair, prompt, LARGE_TOKENS, torch.bfloat16, peaks)
-    del pair
-    torch.cuda.empty_cache()
-
-
 def attention_rows(peaks: Peaks) -> Iterator[Row]:
     """Time some settings of tree attention, SDPA and flex_attention; the suite kernels has all of them."""
     for requests, nodes in ATTENTION:
         yield attention_row(requests, nodes, 16, peaks)
 
 
-def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, peaks: Peaks) -> Row:
-    """Time one request, prefill included, on the wall clock, in microseconds per token."""
-    ours = {config: Ours(pair, config, prompt, count, dtype) for config in (EAGLE3, PLAIN)}
-    expected = ours[PLAIN]()
-    is_exact = dtype == torch.float32
-    check = (lambda found: _same_tokens(found, expected)) if is_exact else _check_logits(pair, prompt)
-    contenders = [Contender(OURS, lambda _: ours[EAGLE3](), check, lambda: walled(ours[EAGLE3], SAMPLES, count))]
-    contenders.append(
-        Contender(f"{OURS}, plain", lambda _: expected, check, lambda: walled(ours[PLAIN], SAMPLES, count))
-    )
-    theirs = TransformersModel(pair, prompt, count, dtype)
-    ways = {
+def modes_of(theirs: "TransformersModel") -> dict[str, dict[str, Any]]:
+    """List the modes of transformers, with the options of each."""
+    return {
         EAGER: {},
         FIRST_LAYER: {"assistant": theirs.first_layer},
         ITSELF: {"assistant": theirs.model},
         STATIC: {"cache_implementation": "static"},
     }
-    for who, options in ways.items():
+
+
+def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, peaks: Peaks) -> Row:
+    """Time one request, prefill included, on the wall clock, in microseconds per token."""
+    ours = {config: Ours(pair, config, prompt, count, dtype) for config in (EAGLE3, PLAIN)}
+    expected = ours[PLAIN]()
+    check = lambda found: _same_tokens(found, expected)  # noqa: E731
+    contenders = [Contender(OURS, lambda _: ours[EAGLE3](), check, lambda: walled(ours[EAGLE3], SAMPLES, count))]
+    contenders.append(
+        Contender(f"{OURS}, plain", lambda _: expected, check, lambda: walled(ours[PLAIN], SAMPLES, count))
+    )
+    theirs = TransformersModel(pair, prompt, count, dtype)
+    for who, options in modes_of(theirs).items():
         run = lambda options=options: theirs(**options)  # noqa: E731
         contenders.append(Contender(who, lambda _, run=run: run(), check, lambda run=run: walled(run, SAMPLES, count)))
     model = pair.target.config
@@ -89,17 +81,27 @@ def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.
     bound = forward_bound(model, 1, 1, len(prompt) + count // 2, itemsize)
     setting = {"prompt": len(prompt), "tokens": count, "dtype": str(dtype).removeprefix("torch.")}
     notes = [ASSISTANTS, "the roofline bound is that of one token of plain decoding"]
-    if not is_exact:
-        notes.append("random weights: no draft but chance is accepted, so that a token costs a whole round")
     return contest(f"generation, {name}", setting, contenders, bound, peaks, notes=notes)
 
 
 class Ours:
     """Generation on one server, whose graphs the first request records."""
 
-    def __init__(self, pair: Pair, config: SpecConfig, prompt: Sequence[int], count: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        config: SpecConfig,
+        prompt: Sequence[int],
+        count: int,
+        dtype: torch.dtype,
+        device: str = "cuda",
+        acceptance: SyntheticAcceptance | None = None,
+    ) -> None:
         self._pair = replace(pair, drafter=None) if config.is_plain else pair
-        engine = load_engine(self._pair, config, EngineOptions("fast", dtype, "cuda", "round", 1))
+        options = EngineOptions("fast", dtype, device, "round", 1)
+        engine = load_engine(self._pair, config, options, acceptance=acceptance)
+        self.count = count
+        self.accepted: list[int] = []  # tokens of each round of the last run
         self._prompt = list(prompt)
         self._params = SamplingParams(max_new_tokens=count, ignore_eos=True)
         room = 2 * engine.config.reserved_columns(len(prompt) + count)
@@ -113,6 +115,7 @@ class Ours:
         (request,) = make_requests(self._pair, [self._prompt], self._params, [self._served], scheduler.max_len)
         scheduler.submit(request)
         scheduler.run()
+        self.accepted = request.accepted
         return list(request.token_ids)
 
 
@@ -179,7 +182,7 @@ def _same_tokens(found: list[int], expected: list[int]) -> Check:
     return Check(compared, float(place is not None), 0, "" if place is None else f"token {place} differs")
 
 
-def _check_logits(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Check]:
+def likeliest(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Check]:
     """Check logits in bf16, where tokens may differ at near ties.
 
     By plain torch in float32 each token has to be the likeliest, up to rounding.

@@ -75,12 +75,18 @@ def in_turns(runs: Mapping[str, Callable[[], Any]], samples: int, parts: int = 1
     found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(samples):
         for name, run in runs.items():
-            torch.cuda.synchronize()
+            wait()
             start = time.perf_counter()
             run()
-            torch.cuda.synchronize()
+            wait()
             found[name].append(1e6 * (time.perf_counter() - start) / parts)
     return {name: timing(times) for name, times in found.items()}
+
+
+def wait() -> None:
+    """Wait until the GPU is done, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def measure_peaks() -> Peaks:

@@ -109,6 +109,15 @@ def forward_bound(model: ModelConfig, requests: int, rows: int, seq_len: int, it
     return weights + _kv("target", model, requests, rows, seq_len, itemsize)
 
 
+def prefill_bound(model: ModelConfig, tokens: int, itemsize: int = BF16) -> RooflineBound:
+    """Bound a prompt's forward: products of all tokens but with the head, of the last one's; causal attention."""
+    layout = dict(target_layout(model))
+    head = {name: layout.pop(name) for name in ("lm_head.weight",) if name in layout}
+    pairs = tokens * (tokens + 1) // 2
+    attention = RooflineBound((), 4 * model.num_layers * model.num_heads * model.head_dim * pairs)
+    return _weights(layout, tokens, itemsize) + _weights(head, 1, itemsize) + attention
+
+
 def _draft_forward(
     drafter: DrafterConfig, target: ModelConfig, requests: int, rows: int, head_rows: int, seq_len: int, fuses: bool
 ) -> RooflineBound:  # fmt: skip

@@ -61,6 +61,7 @@ class Row:
     bound_us: float = math.nan  # their time at the measured peaks of this run
     targets: tuple[Target, ...] = ()
     notes: tuple[str, ...] = ()
+    figures: Mapping[str, float] = field(default_factory=dict)  # measured in addition to times, by name
 
     def __post_init__(self) -> None:
         for name in self.timings:
@@ -98,4 +99,5 @@ class Row:
             "time_over_bound": self.ratio,
             "targets": [asdict(each) | {"reached": each.reached} for each in self.targets],
             "notes": list(self.notes),
+            "figures": dict(self.figures),
         }

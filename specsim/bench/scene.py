@@ -69,10 +69,11 @@ def prefilled(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     temperature: float = 0.0,
+    slack: int = SLACK,
 ) -> Scene:
     """Make requests by a real prefill of these prompts."""
     prompts = [list(prompt) for prompt in prompts]
-    longest = max(map(len, prompts)) + SLACK
+    longest = max(map(len, prompts)) + slack
     pools = engine.make_pools(
         len(prompts), len(prompts) * two_rounds(longest, engine.config, engine.drafter.num_mask_rows)
     )

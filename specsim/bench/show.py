@@ -44,6 +44,8 @@ def show_row(row: Row, console: Console) -> None:
             out(f"    {name}: NOT EQUAL, so no time: {check.compared}: {reason}", highlight=False)
     if not math.isnan(row.ratio):
         out(f"    roofline bound: {figure(row.bound_us, 1)} us; ours / bound {figure(row.ratio)}", highlight=False)
+    if row.figures:
+        out("    " + "; ".join(f"{name} {value:,.4g}" for name, value in row.figures.items()), highlight=False)
     for each in row.targets:
         verdict = "reached" if each.reached else "NOT reached"
         out(f"    {each.name}: {figure(each.value)}; target {figure(each.limit)}, {verdict}", highlight=False)

@@ -8,6 +8,7 @@ from specsim.bench import (
     baselines,
     bookkeeping,
     determinism,
+    end_to_end,
     experts,
     linears,
     modes,
@@ -16,6 +17,7 @@ from specsim.bench import (
     scale,
     simulated,
     tensor_parallel,
+    throughput,
     tree_attention,
     trees,
     vocabulary,
@@ -85,12 +87,16 @@ _SCALE: dict[str, Group] = {
 }
 _BASELINES: dict[str, Group] = {
     "shipped": lambda _, peaks: baselines.shipped_rows(peaks),
-    "shape": lambda run, peaks: baselines.shaped_rows(run.shape, peaks),
+    "shape": lambda run, peaks: end_to_end.shaped_rows(run.shape, peaks),
     "attention": lambda _, peaks: baselines.attention_rows(peaks),
 }
 _ADAPTIVE: dict[str, Group] = {
     "loads": lambda run, _: adaptive.load_rows(run.shape, run.quick),
     "shipped": lambda run, _: adaptive.shipped_rows(run.quick),
+}
+_SERVING: dict[str, Group] = {
+    "loads": lambda run, _: throughput.serving_rows(run.shape, run.quick),
+    "prefill": lambda run, peaks: throughput.prefill_rows(run.shape, peaks),
 }
 _SIMULATOR: dict[str, Group] = {
     "loop": lambda run, _: simulated.loop_rows(run.quick),
@@ -109,6 +115,7 @@ SUITES = {
     "scale": Suite(_SCALE, 240),
     "baselines": Suite(_BASELINES, 240),
     "adaptive": Suite(_ADAPTIVE, 200),
+    "serving": Suite(_SERVING, 200),
     "simulator": Suite(_SIMULATOR, 240, needs_gpu=False),
     "tensor-parallel": Suite(_TENSOR_PARALLEL, 400, needs_ranks=True),
 }

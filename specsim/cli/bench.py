@@ -18,7 +18,7 @@ def bench(
         str,
         option(
             "Benchmark",
-            "What is timed: kernels, experts, round, persistent, scale, baselines, adaptive, simulator or "
+            "What is timed: kernels, experts, round, persistent, scale, baselines, adaptive, serving, simulator, "
             "tensor-parallel.",
             metavar="NAME",
         ),

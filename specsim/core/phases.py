@@ -47,12 +47,13 @@ class PrefillInput(State):
     row_starts: torch.Tensor  # i64 [B+1], request b owns rows row_starts[b]..row_starts[b+1]
     start_lens: torch.Tensor  # i64 [B], tokens before the chunk, whose KV is there
     next_tokens: torch.Tensor  # i64 [B], token after the chunk where known (more prompt, a resumed request), else -1
+    max_rows: int | None = None  # most rows of a request; None: the device has to be asked
 
     @property
     def requests(self) -> torch.Tensor:
         """Request of each row, i64 [R]."""
         requests = torch.arange(len(self.start_lens), device=self.row_starts.device)
-        return requests.repeat_interleave(self.row_starts.diff())
+        return requests.repeat_interleave(self.row_starts.diff(), output_size=len(self.input_ids))
 
     @property
     def columns(self) -> torch.Tensor:
@@ -71,7 +72,8 @@ class PrefillInput(State):
         lens = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64)
         input_ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64)
         row_starts = torch.nn.functional.pad(lens.cumsum(0), (1, 0))
-        return cls(input_ids, row_starts, torch.zeros_like(lens), torch.full_like(lens, -1))
+        longest = max(map(len, prompts), default=0)
+        return cls(input_ids, row_starts, torch.zeros_like(lens), torch.full_like(lens, -1), longest)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

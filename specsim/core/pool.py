@@ -17,6 +17,7 @@ from specsim.core.feature_ring import FeatureRing
 from specsim.core.kv_buffer import KVBuffer, KVLayout
 from specsim.core.page_allocator import Account, OutOfSlots, PageAllocator
 from specsim.core.side_outputs import SideOutputs
+from specsim.core.upload import upload
 
 __all__ = ["Account", "KVBuffer", "KVLayout", "KVPool", "OutOfSlots", "PageAllocator"]
 
@@ -159,7 +160,7 @@ class KVPool:
         first = self.owned_columns(row)
         self._pages[row].extend(pages)
         slots = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_size + torch.arange(self.page_size)
-        self.req_to_token[row, first : self.owned_columns(row)] = slots.flatten().to(self.req_to_token.device)
+        self.req_to_token[row, first : self.owned_columns(row)] = upload(slots.flatten(), self.req_to_token.device)
 
     def release(self, row: int, columns: int = 0) -> None:
         """Release every whole page beyond the first `columns` columns."""

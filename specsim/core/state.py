@@ -6,6 +6,7 @@ from typing import Any, Self
 import torch
 
 from specsim.core.printed import parts_html, parts_text
+from specsim.core.upload import upload
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -83,5 +84,5 @@ def _moved(value: Any, device: torch.device | str | None, dtype: torch.dtype | N
     if isinstance(value, State):
         return replace(value, **{f.name: _moved(getattr(value, f.name), device, dtype, f.name) for f in fields(value)})
     if isinstance(value, torch.Tensor):
-        return value.to(device=device, dtype=dtype if name == "hidden" else None)
+        return upload(value if dtype is None or name != "hidden" else value.to(dtype), device)
     return value

@@ -22,7 +22,19 @@ GRID_HEADINGS = (
     "largest logprob error",
 )
 BENCH_HEADINGS = ("operation", "setting", "ours, us", "roofline, us", "ours / roofline", "target", "best baseline, us")
-SUITE_ORDER = ("round", "kernels", "experts", "scale", "baselines", "adaptive")
+SERVING_HEADINGS = (
+    "load",
+    "tokens/s",
+    "predicted",
+    "TPOT, ms",
+    "predicted",
+    "TTFT, ms",
+    "predicted",
+    "GPU busy while decoding",
+    "overlap / sync",
+)
+SUITE_ORDER = ("round", "kernels", "experts", "scale", "baselines", "adaptive", "serving")
+WHOLE_SUITES = ("baselines", "serving")  # whose rows are all on the guide's page
 MAX_ROWS = 8  # of one operation that get a table row each
 # Texts in kept results, and today's words for them.
 RENAMED = {
@@ -178,11 +190,14 @@ def _bench_tables(folder: Path, only_targets: bool) -> str:
     results.sort(key=lambda result: (SUITE_ORDER.index(result["suite"]), result["shape"]))
     lines = []
     for result in results:
-        is_whole = not only_targets or result["suite"] == "baselines"
+        is_whole = not only_targets or result["suite"] in WHOLE_SUITES
         rows = [row for row in result["rows"] if is_whole or row["targets"]]
         option = "" if result["shape"] == Options(result["suite"]).shape else f" --shape {result['shape']}"
         title = f"`specsim bench --suite {result['suite']}{option}`:"
-        lines += [title, "", *markdown(BENCH_HEADINGS, _bench_rows(rows)), ""]
+        served = [row for row in rows if "tokens_per_s" in row.get("figures", {})]
+        lines += [title, ""]
+        lines += [*markdown(SERVING_HEADINGS, map(_serving_cells, served)), ""] if served else []
+        lines += [*markdown(BENCH_HEADINGS, _bench_rows(row for row in rows if row not in served)), ""]
     if not lines:
         return ""
     runs = [run for result in results for run in result["runs"]]
@@ -190,6 +205,19 @@ def _bench_tables(folder: Path, only_targets: bool) -> str:
     dense = _range([f"{run['measured_peaks']['dense'] / 1e12:.0f}" for run in runs])
     peaks = f"Measured peaks of these runs: {read} TB/s read, {dense} TFLOP/s of dense bf16."
     return "\n".join([*lines, f"{_measured_on(results)} {peaks}"]) + "\n"
+
+
+def _serving_cells(row: Result) -> list[str]:
+    """Make the cells of a served load, with each prediction's error."""
+    figures = row["figures"]
+    cells = [", ".join(f"{name} {value}" for name, value in row["setting"].items())]
+    for name, digits in {"tokens_per_s": 0, "tpot_ms": 2, "ttft_ms": 1}.items():
+        measured, predicted = figures[name], figures.get(f"predicted_{name}")
+        cells.append(f"{measured:,.{digits}f}")
+        cells.append("" if predicted is None else f"{predicted:,.{digits}f} ({predicted / measured - 1:+.1%})")
+    cells.append(f"{figures['gpu_busy']:.1%}" if "gpu_busy" in figures else "")
+    cells.append(f"{figures['gain_over_sync']:.3f}" if "gain_over_sync" in figures else "")
+    return cells
 
 
 def _range(figures: Iterable[str]) -> str:
@@ -229,7 +257,11 @@ def _bench_cells(row: Result, prefix: str = "") -> list[str]:
     return [
         _in_todays_words(row["name"]),
         prefix + ", ".join(f"{name} {value}" for name, value in row["setting"].items()),
-        f"{timing['median_us']:,.1f} ±{timing['spread'] / 2:.1f} %" if timing else "equal",
+        f"{timing['median_us']:,.1f} ±{timing['spread'] / 2:.1f} %"
+        if timing
+        else "equal"
+        if row.get("checks") != {}
+        else "",
         f"{row['roofline_bound_us']:,.1f}" if has_bound else "",
         f"{row['time_over_bound']:.2f}" if has_bound else "",
         "; ".join(map(_target, row["targets"])),

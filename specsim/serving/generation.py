@@ -3,7 +3,7 @@
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tqdm.auto import tqdm
@@ -148,12 +148,22 @@ def generate(
         running = watch(running)
     start = time.perf_counter()
     with torch.inference_mode():
-        choices = run_together(running, requests, progress, policy and policy.make())
+        schedule = "sync" if policy or watch else late_schedule(running)
+        choices = run_together(running, requests, progress, policy and policy.make(), schedule)
     seconds = time.perf_counter() - start
     decode = pair.tokenizer and pair.tokenizer.decode
     outputs = tuple(map(output_of, requests))
     switching = None if policy is None else Switching.of(policy, requests, choices)
     return Generation(outputs, config, seconds, acceptance, verifier, switching, decode)
+
+
+def late_schedule(engine: Engine) -> Literal["sync", "overlap"]:
+    """Choose the schedule that reads a round's tokens while the next one runs, where a GPU runs it.
+
+    Outputs are the same. It runs a round more, which on a CPU only costs time. Policies and watchers see every round,
+    so generate serves them by the other schedule.
+    """
+    return "overlap" if engine.device.type == "cuda" and engine.config.release == "finish" else "sync"
 
 
 def adaptive_policy(
@@ -185,7 +195,11 @@ def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: l
 
 
 def run_together(
-    engine: Engine, requests: list[Request], progress: bool = False, policy: AnyPolicy | None = None
+    engine: Engine,
+    requests: list[Request],
+    progress: bool = False,
+    policy: AnyPolicy | None = None,
+    schedule: Literal["sync", "overlap"] = "sync",
 ) -> tuple[int, ...]:
     """Run all requests in one batch from start to end, so that its rows keep their order.
 
@@ -199,7 +213,8 @@ def run_together(
     if room > MOST_TOKENS:
         most = max(request.params.max_new_tokens for request in requests)
         raise InputError("max_new_tokens", most, f"fewer, or fewer prompts: together they need {room:,} KV slots")
-    scheduler = Scheduler(engine, ServingConfig(max_running=len(requests), num_slots=room), policy=policy)
+    serving = ServingConfig(schedule, max_running=len(requests), num_slots=room)
+    scheduler = Scheduler(engine, serving, policy=policy)
     for request in requests:
         scheduler.submit(request)
     with tqdm(total=sum(r.max_tokens for r in requests), unit="token", disable=None if progress else True) as bar:

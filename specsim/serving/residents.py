@@ -7,6 +7,7 @@ import torch
 from specsim.core.columns import round_columns, two_rounds
 from specsim.core.config import SpecConfig
 from specsim.core.pool import KVPool
+from specsim.core.upload import upload
 from specsim.serving.prefix import PrefixTree
 from specsim.serving.requests import Request
 
@@ -74,8 +75,10 @@ class Residents:
     def _open(self, request: Request) -> int:
         row = self._pools.open()
         self._pools.share(row, self._match(request))
-        tokens = torch.tensor(request.known_ids[: self._pools.committed_columns(row)], dtype=torch.int64)
-        self._pools.record(row, torch.arange(len(tokens)), tokens.to(self._pools.token_ids.device))
+        if known := request.known_ids[: self._pools.committed_columns(row)]:
+            device = self._pools.token_ids.device
+            tokens = upload(torch.tensor(known, dtype=torch.int64), device)
+            self._pools.record(row, torch.arange(len(known), device=device), tokens)
         return row
 
     def _match(self, request: Request) -> list[int]:

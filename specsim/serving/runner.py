@@ -10,6 +10,7 @@ from specsim.core.engine import Engine
 from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
 from specsim.core.policies.per_request import Choice
 from specsim.core.pool import KVPool
+from specsim.core.upload import upload
 from specsim.serving.requests import Request
 
 FIRST = Choice(0)  # the first setting, or the one that an engine has
@@ -134,10 +135,10 @@ class Runner:
         """
         device = self._engine.device
         ends = [end for _, end in chunks]
-        batch = replace(self._batch_of(requests), seq_lens=torch.tensor(ends, dtype=torch.int64, device=device))
+        batch = replace(self._batch_of(requests), seq_lens=upload(torch.tensor(ends, dtype=torch.int64), device))
         output = self._engine.prefill(batch, _prefill_input(requests, chunks).to(device), self._pools)
         whole = [place for place, request in enumerate(requests) if ends[place] == request.prefill_len]
-        kept = torch.tensor(whole, dtype=torch.int64, device=device)
+        kept = upload(torch.tensor(whole, dtype=torch.int64), device)
         self._join([requests[place] for place in whole], batch.filter(kept), output.draft_input.filter(kept))
         results = HostCopy({"next_tokens": output.next_tokens, "logprobs": output.logprobs})
         fresh = tuple(place for place in whole if not requests[place].token_ids)
@@ -166,7 +167,7 @@ class Runner:
 
     def _with_known_lengths(self) -> Batch:
         lens = torch.tensor([request.prefill_len for request in self.requests], dtype=torch.int64)
-        return replace(self._batch, seq_lens=lens.to(self._engine.device))
+        return replace(self._batch, seq_lens=upload(lens, self._engine.device))
 
     def side_outputs(self, request: Request) -> dict[str, torch.Tensor]:
         """Read the side outputs of all tokens but the last, which no forward has read; {} where the target has none."""
@@ -191,7 +192,7 @@ class Runner:
         if len(kept) == len(self.requests):
             return
         self.requests = [self.requests[place] for place in kept]
-        rows = torch.tensor(kept, dtype=torch.int64, device=self._engine.device)
+        rows = upload(torch.tensor(kept, dtype=torch.int64), self._engine.device)
         self._batch = self._batch.filter(rows)
         self._draft_input = self._draft_input.filter(rows) if kept else self._engine.drafter.idle()
 

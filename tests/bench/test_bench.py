@@ -191,7 +191,7 @@ def test_verdicts_are_checked_and_an_injected_fault_is_found(sampling):
 
 
 def test_transformers_gets_the_same_model_and_is_checked():
-    from specsim.bench.baselines import TransformersModel, _check_logits, _same_tokens
+    from specsim.bench.baselines import TransformersModel, _same_tokens, likeliest
 
     pair, prompt = rounded(synthetic_pair("eagle3", "llama"), torch.float32), [5, 9, 2, 11]
     theirs = TransformersModel(pair, prompt, 6, torch.float32, "cpu")
@@ -202,7 +202,7 @@ def test_transformers_gets_the_same_model_and_is_checked():
     wrong = [*tokens[:3], (tokens[3] + 1) % 48, *tokens[4:]]
     assert _same_tokens(wrong, tokens).difference == "token 3 differs"
     assert not _same_tokens(tokens[:5], tokens).passed
-    check = _check_logits(pair, prompt)
+    check = likeliest(pair, prompt)
     assert check(tokens).passed
     assert "below the largest logit" in check(wrong).difference
 

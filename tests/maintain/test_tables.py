@@ -328,6 +328,19 @@ def test_a_suite_is_kept_in_parts_and_shown_as_one_table(keep):
     assert "rows 64" not in performance(path.parent)  # it has no target
 
 
+def test_served_loads_stand_beside_their_predictions(keep):
+    setting = {"tree": "plain", "concurrency": 4, "schedule": "overlap"}
+    figures = {"tokens_per_s": 800.0, "tpot_ms": 5.0, "ttft_ms": 20.0, "gpu_busy": 0.98, "gain_over_sync": 1.05}
+    predicted = {"predicted_tokens_per_s": 840.0, "predicted_tpot_ms": 4.9, "predicted_ttft_ms": 22.0}
+    load = bench_row("serving, plain", setting, 1250.0) | {"figures": figures | predicted}
+    summary = bench_row("predictions of held-out loads", {"held out": 1}, limit=0.05) | {"checks": {}}
+    changes = {"suite": "serving", "finished": ["loads", "prefill"]}
+    page = performance(keep(suite_run("loads prefill", load, summary, **changes)).parent)
+    cells = "800 | 840 (+5.0%) | 5.00 | 4.90 (-2.0%) | 20.0 | 22.0 (+10.0%) | 98.0% | 1.050"
+    assert f"| tree plain, concurrency 4, schedule overlap | {cells} |" in page
+    assert "| predictions of held-out loads | held out 1 |  |" in page
+
+
 @pytest.mark.usefixtures("suite")
 def test_rows_that_time_cut_off_are_not_kept(keep):
     path = keep(suite_run("some", *ROWS, unfinished=1), suite_run("others", *ROWS[::-1]))

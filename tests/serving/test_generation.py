@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import torch
 from specsim import InputError, SamplingParams, Scheduler, SpecConfig, generate, load, load_engine, make_request
 from specsim.core.engine_options import EngineOptions
 from specsim.models.synthetic_pair import synthetic_pair
+from specsim.serving.generation import late_schedule, output_of, run_together
+from specsim.serving.requests import make_requests
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3]
 TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=12, page_size=4)
@@ -272,3 +275,24 @@ def test_a_result_introduces_itself_in_a_line():
     text = repr(run(max_new_tokens=4))
     assert text.startswith("Generation(3 outputs, 12 tokens, ")
     assert "accept length" in text
+
+
+@pytest.mark.parametrize(
+    ("device", "release", "schedule"),
+    [("cuda", "finish", "overlap"), ("cuda", "round", "sync"), ("cpu", "finish", "sync")],
+)
+def test_tokens_are_read_late_only_where_a_gpu_works(device, release, schedule):
+    engine = SimpleNamespace(device=torch.device(device), config=SpecConfig(release=release))
+    assert late_schedule(engine) == schedule
+
+
+def test_tokens_that_are_read_late_are_the_same():
+    pair = synthetic_pair()
+    found = {}
+    for schedule in ("sync", "overlap"):
+        params = [SamplingParams(max_new_tokens=5 + number, temperature=number % 2) for number in range(3)]
+        requests = make_requests(pair, [[5, 17, 3], [1, 2, 3, 4, 5], [30]], params, None, 64)
+        engine = load_engine(pair, SpecConfig(max_len=64), EngineOptions(dtype=torch.float64))
+        run_together(engine, requests, schedule=schedule)
+        found[schedule] = [output_of(request) for request in requests]
+    assert found["overlap"] == found["sync"]

@@ -244,6 +244,6 @@ def _same_bits(first: Any, second: Any) -> bool:
         return all(_same_bits(getattr(first, each.name), getattr(second, each.name)) for each in fields(first))  # pyright: ignore[reportArgumentType]  # every State is a dataclass
     if isinstance(first, tuple):
         return all(map(_same_bits, first, second))
-    if first is None:
-        return second is None
+    if not isinstance(first, torch.Tensor):
+        return first == second
     return torch.equal(*(each.contiguous().flatten().view(torch.uint8) for each in (first, second)))

@@ -151,6 +151,7 @@ def bench() -> Schema:
             "time_over_bound": nullable(number("Our median time over that of the bound.")),
             "targets": array("Targets.", target),
             "notes": array("Notes.", text("A note.")),
+            "figures": table("Figures in addition to times, by name; {} where the check failed.", number("A figure.")),
         },
     )
     return record(

@@ -1,0 +1,178 @@
+"""A closed loop of clients over the scheduler, and the figures that clients see."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from specsim.bench.checks import all_of, equal
+from specsim.bench.clock import wait
+from specsim.bench.request_lengths import Lengths
+from specsim.bench.row import Check
+from specsim.core.config import SamplingParams, ServingConfig
+from specsim.core.engine import Engine
+from specsim.core.pool import KVPool
+from specsim.models.shapes import random_prompts
+from specsim.serving.requests import Request, make_request
+from specsim.serving.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of a served load, as benchmark clients report them."""
+
+    tokens_per_s: float  # output tokens of all requests
+    tpot_s: float  # mean over requests of the seconds per token after the first
+    ttft_s: float  # mean
+
+    @classmethod
+    def of(cls, output_tokens: np.ndarray, arrivals: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> "Figures":
+        """Compute them from each request's tokens, and its seconds of arrival, first and last delivery."""
+        more = output_tokens > 1
+        tpot = (lasts - firsts)[more] / (output_tokens[more] - 1)
+        duration = float(lasts.max() - arrivals.min())
+        return cls(float(output_tokens.sum()) / duration, float(tpot.mean()), float((firsts - arrivals).mean()))
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """Clients of one engine, whose pools all runs share, so that every graph is captured once.
+
+    Each of `concurrency` clients sends its next request when its last one has ended.
+    """
+
+    engine: Engine
+    pools: KVPool
+    lengths: Lengths
+    prompts: Sequence[Sequence[int]]  # the requests', in order
+    chunk_tokens: int | None = None
+
+    @classmethod
+    def of(cls, engine: Engine, lengths: Lengths, concurrency: int, chunk_tokens: int | None = None) -> "ClosedLoop":
+        """Make pools for up to `concurrency` clients and random prompts."""
+        longest = int((lengths.prompt_tokens + lengths.output_tokens).max())
+        room = concurrency * (engine.config.reserved_columns(longest) + 4 * engine.config.page_size)
+        pools = engine.make_pools(2 * concurrency, room)
+        (words,) = random_prompts(1, int(lengths.prompt_tokens.sum()), engine.target.config.vocab_size)
+        ends = lengths.prompt_tokens.cumsum()
+        starts = ends - lengths.prompt_tokens
+        prompts = [words[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return cls(engine, pools, lengths, prompts, chunk_tokens)
+
+    def serving(self, schedule: str, concurrency: int) -> ServingConfig:
+        """Make the scheduler's setting."""
+        own = ServingConfig(max_running=concurrency, num_slots=self.pools.num_slots, chunk_tokens=self.chunk_tokens)
+        return replace(own, schedule=schedule)
+
+    @torch.inference_mode()
+    def run(self, schedule: str, concurrency: int, count: int) -> list[Request]:
+        """Serve the first `count` requests to their ends."""
+        scheduler = Scheduler(self.engine, self.serving(schedule, concurrency), pools=self.pools)
+        coming = self._requests(count)
+        for _ in range(min(concurrency, count)):
+            scheduler.submit(next(coming))
+        while scheduler.is_busy:
+            for _ in scheduler.step().finished:
+                if (request := next(coming, None)) is not None:
+                    request.arrival = scheduler.step_index
+                    scheduler.submit(request)
+        scheduler.close()
+        return list(scheduler.requests.values())
+
+    @torch.inference_mode()
+    def decoding(self, schedule: str, concurrency: int, steps: int, prompt_len: int) -> "Decoding":
+        """Begin equal requests that decode together."""
+        serving = replace(self.serving(schedule, concurrency), chunk_tokens=None)  # all prompts in the first step
+        scheduler = Scheduler(self.engine, serving, pools=self.pools)
+        for number in range(concurrency):
+            prompt = [*self.prompts[number % len(self.prompts)], *self.prompts[0]] * prompt_len
+            scheduler.submit(self._request(number, prompt[:prompt_len], 1 + steps * (self.engine.config.num_steps + 1)))
+        decoding = Decoding(scheduler)
+        decoding.steps(2)
+        return decoding
+
+    def _requests(self, count: int) -> Iterator[Request]:
+        for number, tokens in enumerate(self.lengths.output_tokens[:count].tolist()):
+            yield self._request(number, self.prompts[number], tokens)
+
+    def _request(self, request_id: int, prompt: Sequence[int], max_new_tokens: int) -> Request:
+        params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
+        return make_request(self.engine.target.config, None, request_id, prompt, params)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Requests that do not end, so that every step is a round of the same batch."""
+
+    scheduler: Scheduler
+
+    @torch.inference_mode()
+    def steps(self, count: int) -> None:
+        """Run some steps."""
+        for _ in range(count):
+            self.scheduler.step()
+
+    def seconds_of_a_step(self, count: int) -> float:
+        """Measure the mean wall-clock time of a step."""
+        wait()
+        start = time.perf_counter()
+        self.steps(count)
+        wait()
+        return (time.perf_counter() - start) / count
+
+    def results(self, rounds: int) -> dict[str, torch.Tensor]:
+        """Collect tokens and their log probabilities of the prefill and the first rounds, of all requests."""
+        requests = list(self.scheduler.requests.values())
+        counts = [1 + sum(request.accepted[:rounds]) for request in requests]
+        pairs = list(zip(requests, counts, strict=True))
+        logprobs = [each for request, count in pairs for each in request.logprobs[:count]]
+        return {
+            "tokens": torch.tensor([each for request, count in pairs for each in request.token_ids[:count]]),
+            "logprobs": torch.tensor(logprobs, dtype=torch.float64),
+        }
+
+    @torch.inference_mode()
+    def close(self) -> None:
+        """Abort the requests."""
+        self.scheduler.close()
+
+
+def figures_of(requests: Sequence[Request]) -> Figures:
+    """Compute the figures of finished requests by the scheduler's clock."""
+    arrivals = np.array([request.arrived.seconds if request.arrived else np.nan for request in requests])
+    firsts, lasts = (np.array([request.emissions[place].seconds for request in requests]) for place in (0, -1))
+    tokens = np.array([len(request.token_ids) for request in requests])
+    return Figures.of(tokens, arrivals, firsts, lasts)
+
+
+def check_served(compared: str, found: Sequence[Request], expected: Sequence[Request], with_tokens: bool) -> Check:
+    """Compare requests of two runs: tokens received, drafts accepted in every round, and with_tokens the tokens.
+
+    Batches of other sizes round otherwise, so in bf16 tokens may differ where batches do.
+    """
+    return equal(compared, _results(found, with_tokens), _results(expected, with_tokens))
+
+
+def check_schedules(loop: ClosedLoop, concurrency: int, rounds: int, prompt_len: int) -> Check:
+    """Compare tokens and log probabilities of both schedules, bit for bit, over rounds of equal batches."""
+    found = []
+    for schedule in ("overlap", "sync"):
+        decoding = loop.decoding(schedule, concurrency, rounds + 4, prompt_len)
+        decoding.steps(rounds)
+        found.append(decoding.results(rounds))
+        decoding.close()
+    compared = f"tokens and log probabilities of {rounds} rounds of {concurrency} requests in the other schedule"
+    return all_of(compared, equal(compared, *found))
+
+
+def _results(requests: Sequence[Request], with_tokens: bool) -> dict[str, torch.Tensor]:
+    ordered = sorted(requests, key=lambda request: request.request_id)
+    found = {
+        "number of tokens": torch.tensor([len(request.token_ids) for request in ordered]),
+        "accepted tokens of every round": torch.tensor([count for request in ordered for count in request.accepted]),
+    }
+    if with_tokens:
+        found["tokens"] = torch.tensor([token for request in ordered for token in request.token_ids])
+    return found

@@ -1,0 +1,114 @@
+"""One request end to end, against the best of transformers: plain, and EAGLE-3 at a synthetic accept length."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from specsim.bench.baselines import ASSISTANTS, SAMPLES, STATIC, Ours, TransformersModel, likeliest, modes_of
+from specsim.bench.checks import all_of
+from specsim.bench.clock import walled
+from specsim.bench.contest import Contender, Targets, contest
+from specsim.bench.roofline import Peaks, RooflineBound, forward_bound
+from specsim.bench.row import OURS, Check, Row, Target
+from specsim.bench.scene import PLAIN, stacked
+from specsim.core.config import SpecConfig
+from specsim.core.pair import Pair
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.models.shapes import random_pair, random_prompts
+
+CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)  # every depth is in its tree, so rates are kept
+TOKENS = 128
+PROMPT = 128
+ACCEPTED = (0.85, 0.65, 0.5)  # synthetic rates: an accept length of 3.0
+LEAST_PLAIN, LEAST_EAGLE3 = 1.8, 4.0  # times as fast as the best of transformers
+SYNTHETIC = (
+    "acceptance is synthetic, its tokens are not the target's; the times of transformers are those of the row above"
+)
+
+
+def shaped_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
+    """Time a model of real shape in bf16: plain decoding, and EAGLE-3 at a synthetic accept length of 3.0."""
+    pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
+    (prompt,) = random_prompts(1, PROMPT, pair.target.config.vocab_size)
+    yield from end_to_end_rows(shape, pair, prompt, TOKENS, peaks)
+    del pair
+    torch.cuda.empty_cache()
+
+
+def end_to_end_rows(name: str, pair: Pair, prompt: Sequence[int], count: int, peaks: Peaks) -> Iterator[Row]:
+    """Time one request in bf16 on the wall clock, prefill included, in microseconds per token.
+
+    Both rows have the same times of transformers, as they are in one run.
+    """
+    on = torch.bfloat16, pair.target.tensors["lm_head.weight"].device.type
+    plain = Ours(pair, PLAIN, prompt, count, *on)
+    expected = plain()
+    check = likeliest(pair, prompt)
+    theirs = TransformersModel(pair, prompt, count, *on)
+    notes = [ASSISTANTS]
+    contenders = [Contender(OURS, lambda _: expected, check, lambda: walled(plain, SAMPLES, count))]
+    for who, options in modes_of(theirs).items():
+        contenders.append(_compared(who, partial(theirs, **options), expected, check, notes))
+    setting = {"prompt": len(prompt), "tokens": count, "dtype": "bfloat16"}
+    bound = forward_bound(pair.target.config, 1, 1, len(prompt) + count // 2)
+    row = contest(f"generation, plain, {name}", setting, contenders, bound, peaks, set_targets=_gain(LEAST_PLAIN))
+    yield replace(row, notes=(*notes, *row.notes))
+    real = Ours(pair, CHAIN, prompt, count, *on)
+    drafting = Ours(pair, CHAIN, prompt, count, *on, SyntheticAcceptance(ACCEPTED))
+    again = [
+        Contender(who, lambda _: None, lambda _, who=who: row.checks[who], lambda who=who: row.timings[who])
+        for who in row.timings
+        if who != OURS
+    ]
+    lossless = check(real())
+    compared = f"without synthetic acceptance, {lossless.compared}"
+    us = Contender(
+        OURS,
+        lambda _: drafting(),
+        lambda found: all_of(compared, lossless, _has_accepted(drafting, found)),
+        lambda: walled(drafting, SAMPLES, count),
+    )
+    title = f"generation, EAGLE-3 at an accept length of {1 + sum(ACCEPTED):.1f}, {name}"
+    yield contest(title, setting, [us, *again], bound, peaks, set_targets=_gain(LEAST_EAGLE3), notes=[SYNTHETIC])
+
+
+def _compared(
+    who: str, run: Callable[[], list[int]], expected: list[int], check: Callable[[list[int]], Check], notes: list[str]
+) -> Contender:
+    """Make a contender that notes how many of its first tokens are ours."""
+
+    def noted(found: list[int]) -> Check:
+        equal = next(
+            (place for place, pair in enumerate(zip(found, expected, strict=False)) if len(set(pair)) > 1), None
+        )
+        count = len(expected) if equal is None else equal
+        notes.append(f"{who}: the first {count} of {len(expected)} tokens are ours")
+        return check(found)
+
+    samples = SAMPLES if who == STATIC else 1  # the others take seconds
+    return Contender(who, lambda _: run(), noted, lambda: walled(run, samples, len(expected)))
+
+
+def _gain(least: float) -> Targets:
+    """Set the target of our time over that of the best baseline."""
+
+    def targets(times: Mapping[str, float], bound: RooflineBound, peaks: Peaks) -> list[Target]:
+        theirs = [us for who, us in times.items() if who.startswith("transformers")]
+        name = f"time / best of transformers ({least:g} times as fast)"
+        return [Target(name, times[OURS] / min(theirs), 1 / least)] if theirs else []
+
+    return targets
+
+
+def _has_accepted(ours: Ours, found: list[int]) -> Check:
+    """Check a synthetic run's number of tokens, and its accept length.
+
+    Its rounds that accept i + 1 drafts are as many as the rates say, but for less than i + 1: in all for less than 6.
+    """
+    expected = 1 + sum(ACCEPTED)
+    length = sum(ours.accepted) / max(1, len(ours.accepted))
+    is_complete = len(found) == ours.count
+    difference = "" if is_complete else f"{len(found)} tokens, not {ours.count}"
+    return Check("accept length of the synthetic rates", abs(length - expected) * len(ours.accepted), 6, difference)

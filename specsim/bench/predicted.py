@@ -1,0 +1,98 @@
+"""Predictions of served loads by the simulator, under one cost profile that is fitted to a few of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+
+import numpy as np
+
+from specsim.bench.closed_loop import Figures
+from specsim.bench.request_lengths import Lengths
+from specsim.core.config import ServingConfig, SpecConfig
+from specsim.simulator.acceptance import PerPosition
+from specsim.simulator.calibration.observation import Acceptance, Observation
+from specsim.simulator.calibration.posterior import Posterior, fit, predict
+from specsim.simulator.cost import CostModel
+from specsim.simulator.drafter import drafter
+from specsim.simulator.front_end import FrontEnd
+from specsim.simulator.hardware import Hardware, hardware, names
+from specsim.simulator.model import Model
+from specsim.simulator.option import Option
+from specsim.simulator.timeline import simulate
+
+FREE = ("bandwidth", "compute", "overlap", "gap", "launch", "host", "host_request", "host_drafts")
+MOST_REQUESTS = 2**16
+
+
+@dataclass(frozen=True)
+class ServedLoad(Observation):
+    """Measured figures of a closed loop, and the simulator's of the same requests."""
+
+    lengths: Lengths | None = field(default=None, hash=False)
+    serving: ServingConfig = field(default_factory=ServingConfig)
+    rates: tuple[float, ...] = ()  # of synthetic acceptance
+
+    @classmethod
+    def of(
+        cls, label: str, figures: Figures, config: SpecConfig, serving: ServingConfig, lengths: Lengths,
+        rates: tuple[float, ...],
+    ) -> "ServedLoad":  # fmt: skip
+        """Describe a served load; its server is that of the schedule."""
+        return cls(
+            label,
+            config,
+            serving.max_running,
+            1.0 + sum(rates[: config.num_steps]),
+            round(float(lengths.prompt_tokens.mean())),
+            round(float(lengths.output_tokens.mean())),
+            asdict(figures),
+            source=serving.schedule,
+            lengths=lengths,
+            serving=serving,
+            rates=rates[: config.num_steps],
+        )
+
+    def predict(self, cost: CostModel, front: FrontEnd, acceptance: Acceptance) -> dict[str, float]:
+        """Simulate the load."""
+        assert self.lengths is not None
+        option = Option(self.config, PerPosition(self.rates, "minimum-variance"))
+        run = simulate(cost, option, self.lengths.closed_loop(self.serving.max_running), self.serving, prefill="beside")
+        return asdict(Figures.of(self.lengths.output_tokens, run.arrivals, run.firsts, run.lasts))
+
+
+def costs_of(gpu: Hardware, target: Model, draft_vocab: int) -> dict[str, CostModel]:
+    """Make the servers of both schedules, whose graphs hold powers of two requests."""
+    sizes = tuple(2**exponent for exponent in range(MOST_REQUESTS.bit_length()))
+    own = CostModel(gpu, target, drafter("eagle3", target, draft_vocab), buckets=sizes)
+    return {"overlap": own, "sync": replace(own, schedule="sync")}
+
+
+def reported_gpu(name: str) -> Hardware | None:
+    """Find the GPU that the driver reports under this name; None for an unknown one."""
+    for known in sorted(names(), key=len, reverse=True):
+        if known.partition("-SXM")[0].replace("-", " ").lower() in name.replace("-", " ").lower():
+            return hardware(known)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """A profile fitted to some loads, and the figures that it predicts for all."""
+
+    posterior: Posterior
+    figures: Mapping[str, Figures]  # by label
+
+    @classmethod
+    def of(cls, costs: Mapping[str, CostModel], loads: Sequence[ServedLoad], fitted: Sequence[str]) -> "Predictions":
+        """Fit the parameters FREE to the loads of these labels."""
+        posterior = fit(costs, [load for load in loads if load.label in fitted], FREE)
+        found = predict(costs, loads, posterior.values).reshape(len(loads), len(fields(Figures)))
+        return cls(
+            posterior, {load.label: Figures(*values) for load, values in zip(loads, found.tolist(), strict=True)}
+        )
+
+    def errors(self, loads: Sequence[ServedLoad]) -> dict[str, np.ndarray]:
+        """Compute the relative errors of these loads by figure."""
+        return {
+            name: np.array([getattr(self.figures[load.label], name) / load.figures[name] - 1 for load in loads])
+            for name in (each.name for each in fields(Figures))
+        }
