@@ -33,13 +33,14 @@ from specsim.core.rank_part import kv_layout_of
 from specsim.core.rule import AcceptanceRule
 from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
-from specsim.core.target import Target
+from specsim.core.target import ForwardOutput, Target
 from specsim.fast import drafters, kv, tree, verify
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, TargetOutput
 from specsim.fast.model.draft_metadata import tree_metadata
-from specsim.fast.model.metadata import prefill_metadata
+from specsim.fast.model.metadata import AttentionMetadata, prefill_metadata
+from specsim.fast.model.prompt_graphs import PromptGraphs, can_record
 from specsim.fast.model.rank_links import linked
 from specsim.fast.model.side_rows import move_side, write_side
 from specsim.fast.persistent.limits import uses_persistent
@@ -112,6 +113,8 @@ class Engine:
         self._drafter = self._make_drafter(pair) if like is None else like._drafter.under(self.config)
         self.drafter: Drafter = self._drafter
         self._ahead = columns_ahead(self.drafter)
+        records = self.device.type == "cuda" and self.options.graph != "eager" and self._ranks is None
+        self._prompts = PromptGraphs(self._forward_rows) if records and can_record(target) else None
         self.options.check_draft_kv(config, self.drafter.kv_layout)
         self._launches: dict[Section, Callable[[Frame], None]] = {
             Section.START: self._start,
@@ -175,7 +178,7 @@ class Engine:
         self._enter("prefill")
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
-        output = self.target.forward(prefill.input_ids, metadata, pools.target, self.drafter.feature_layers)
+        output = self._read_prompts(batch, prefill, metadata, pools)
         write_side(pools, metadata.slots, output)
         logits_BV = self.target.logits(output.hidden[prefill.last_rows])
         allowed = self._allowed_first(batch, pools, logits_BV.shape[-1])
@@ -183,6 +186,16 @@ class Engine:
         pools.record(batch.req_pool_indices, batch.seq_lens, next_tokens)
         draft_input = self.drafter.seed(batch, prefill, next_tokens, output.features, pools)
         return self._agreed("prefill", PrefillOutput(next_tokens, logprobs, draft_input))
+
+    def _read_prompts(
+        self, batch: Batch, prefill: PrefillInput, metadata: AttentionMetadata, pools: KVPool
+    ) -> ForwardOutput:
+        """Run the target over chunks of prompts, where they are short in a graph."""
+        output = self._prompts and self._prompts.run(batch, prefill, metadata.slots, pools)
+        return output or self._forward_rows(prefill.input_ids, metadata, pools)
+
+    def _forward_rows(self, ids_R: torch.Tensor, metadata: AttentionMetadata, pools: KVPool) -> ForwardOutput:
+        return self.target.forward(ids_R, metadata, pools.target, self.drafter.feature_layers)
 
     def _allowed_first(self, batch: Batch, pools: KVPool, vocab_size: int) -> Allowed | None:
         if not self.grammars:
