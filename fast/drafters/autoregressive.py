@@ -25,7 +25,8 @@ from specsim.fast.lanes import Lanes, start_lanes
 from specsim.fast.model.draft_metadata import lane_metadata
 from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
-from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
+from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
+from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, inverse_of
 
 
 @kernel

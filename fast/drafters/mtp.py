@@ -19,7 +19,8 @@ from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.model.metadata import causal_metadata
 from specsim.fast.targets.decoder import DecoderTarget
-from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts
+from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
+from specsim.fast.vocabulary.draft_vocabulary import Vocabulary
 
 
 class MtpDrafter(ProductDrafter[MtpInput]):

@@ -16,7 +16,8 @@ from specsim.fast.drafters.p_eagle_rows import LastRows, NewRows, head_rows, las
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.model.metadata import causal_metadata
-from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
+from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
+from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, inverse_of
 
 
 class Layout(NamedTuple):

@@ -14,7 +14,8 @@ from specsim.fast.drafters.dflash import DFlashHead
 from specsim.fast.drafting import extended
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.tree_explicit import ExplicitTables
-from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
+from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
+from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, inverse_of
 from specsim.fast.vocabulary.topk import TAKEN, best_of, draft_topk, index_of, key_of
 
 

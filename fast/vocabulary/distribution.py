@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.vocabulary.filters import LogitRows, logits_at
+from specsim.fast.vocabulary.logit_rows import LogitRows, logits_at
 from specsim.fast.vocabulary.penalties import Logits
 from specsim.fast.vocabulary.summaries import rank, weights_of
 

@@ -12,24 +12,10 @@ import triton.language as tl
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch
-from specsim.fast.runtime.launch import (
-    await_input,
-    block_of,
-    ceil_div,
-    kernel,
-    next_power_of_2,
-    require_contiguous,
-)
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 from specsim.fast.runtime.uniforms import DRAFT, gumbel, named_uniform
-from specsim.fast.vocabulary.draw import (
-    BlockBests,
-    Requests,
-    best_token,
-    group_at,
-    groups_block,
-    store_best,
-    token_at,
-)
+from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, write_draft_prob
+from specsim.fast.vocabulary.draw import BlockBests, Requests, best_token, group_at, groups_block, store_best, token_at
 from specsim.fast.vocabulary.summaries import GROUP, scale_of, summarise, weights_of
 
 BLOCK = 2048  # tokens of a program
@@ -41,19 +27,6 @@ class Root(NamedTuple):
 
     lens_ptr: torch.Tensor  # i64 [B]
     counts_ptr: torch.Tensor | None = None  # i32 [B], still to be added to lens
-
-
-class Vocabulary(NamedTuple):
-    """Maps between draft and target ids, None where the vocabularies are the same."""
-
-    d2t: torch.Tensor | None = None  # i64 [draft vocabulary], target id minus draft id
-    t2d: torch.Tensor | None = None  # i64 [V], draft id, -1 for a token that cannot be drafted
-
-
-def inverse_of(d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Draft id of every target id, i64 [V], -1 for a token outside the draft vocabulary."""
-    ids = torch.arange(len(d2t), device=d2t.device)
-    return torch.full((vocab_size,), -1, device=d2t.device).index_put((ids + d2t,), ids)
 
 
 class Loop(NamedTuple):
@@ -211,48 +184,6 @@ def _draw_kernel(
             tl.store(topk_index_ptr + row * num_drafts + child, target_id)
 
 
-@kernel
-@no_type_check
-def _write_kernel(
-    logits_ptr,
-    moments_ptr,
-    t2d_ptr,
-    step_ptr,
-    draft_prob_ptr,
-    num_lanes,
-    num_parents,
-    num_steps,
-    draft_vocab_size,
-    vocab_size,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Write some tokens of one row's distribution, by target id.
-
-    In the loop the row is a lane of a step.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    request = row // num_lanes
-    parent = tl.full((), 0, tl.int64)
-    await_input(PDL)
-    mask = tokens < vocab_size
-    draft_ids = tokens
-    if step_ptr is not None:
-        step = tl.load(step_ptr)
-        parent = 1 + step * num_lanes + row % num_lanes
-        mask &= step < num_steps - 1
-    if t2d_ptr is not None:
-        draft_ids = tl.load(t2d_ptr + tokens, mask=mask, other=-1)
-    best = tl.load(moments_ptr + row * 3)
-    scale = tl.load(moments_ptr + row * 3 + 1)
-    total = tl.load(moments_ptr + row * 3 + 2)
-    known = mask & (draft_ids >= 0) & (draft_ids < tl.where(total > 0, draft_vocab_size, 0))
-    logits = tl.load(logits_ptr + row * draft_vocab_size + draft_ids, mask=known, other=-float("inf")).to(tl.float32)
-    prob = tl.where(known, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)
-    tl.store(draft_prob_ptr + (request * num_parents + parent) * vocab_size + tokens, prob, mask=mask)
-
-
 def draw_drafts(
     batch: Batch,
     logits_RV: torch.Tensor,
@@ -318,30 +249,5 @@ def draw_drafts(
         GROUP=GROUP,
     )
     if draft_prob is not None:
-        _write(logits_RV, moments, vocabulary, draft_prob, num_lanes, loop)
-
-
-def _write(
-    logits_RV: torch.Tensor,
-    moments: torch.Tensor,
-    vocabulary: Vocabulary,
-    draft_prob: torch.Tensor,
-    num_lanes: int,
-    loop: Loop | None,
-) -> None:
-    num_rows, draft_vocab_size = logits_RV.shape
-    vocab_size = draft_prob.shape[-1]
-    block = block_of(vocab_size, BLOCK)
-    _write_kernel[num_rows, ceil_div(vocab_size, block)](
-        logits_ptr=logits_RV,
-        moments_ptr=moments,
-        t2d_ptr=vocabulary.t2d,
-        step_ptr=None if loop is None else loop.step,
-        draft_prob_ptr=draft_prob,
-        num_lanes=num_lanes,
-        num_parents=draft_prob[0].numel() // vocab_size if len(draft_prob) else 1,
-        num_steps=0 if loop is None else loop.num_steps,
-        draft_vocab_size=draft_vocab_size,
-        vocab_size=vocab_size,
-        BLOCK=block,
-    )
+        num_steps = 0 if loop is None else loop.num_steps
+        write_draft_prob(logits_RV, moments, vocabulary, draft_prob, num_lanes, step, num_steps)

@@ -1,8 +1,8 @@
 """Cuts of a row's ranking (by logit, then by id) by top-k, top-p and min-p, without a sort.
 
 The search is a bisection. Device functions work on ROWS rows at once. A cut is the rank and the id of the last token
-that is kept. Summaries of groups find the tokens on which a cut depends. Where these are few they are listed once and
-the bisection reads the list; otherwise it reads the row. Rows are independent: work on one changes no other.
+that is kept. The bisection reads a list of the tokens on which a cut depends (specsim.fast.vocabulary.candidates) or,
+where these are too many, the row. Rows are independent: work on one changes no other.
 """
 
 from typing import NamedTuple, no_type_check
@@ -10,29 +10,18 @@ from typing import NamedTuple, no_type_check
 import triton
 import triton.language as tl
 
-from specsim.fast.vocabulary.summaries import LOWEST_RANK, rank, unrank, weights_of
+from specsim.fast.vocabulary.logit_rows import LogitRows, logits_at
+from specsim.fast.vocabulary.summaries import LOWEST_RANK, rank, unrank
 
-MOST_GROUPS = tl.constexpr(256)  # that are read again to list their tokens
-MOST_LISTED = tl.constexpr(4096)  # tokens that a list has room for
-NEARLY_ALL = tl.constexpr(1 - 2.0**-16)  # of the mass that a floor may leave out: more than the sums' roundings
-
-
-class LogitRows(NamedTuple):
-    """Rows of logits on the device, raw or adjusted."""
-
-    logits_ptr: tl.tensor
-    adjusted_ptr: tl.tensor
-    is_adjusted: tl.tensor  # whether the row is read from adjusted_ptr; broadcasts to the tokens' shape
-    first: tl.tensor  # place of the row's first token; broadcasts to the tokens' shape
-    vocab_size: tl.tensor
+LOWEST_ENTRY = tl.constexpr(-0x8000000000000000)  # of a list, with LOWEST_RANK
 
 
 class Source(NamedTuple):
     """Tokens of ROWS rows among which a cut is searched: a list of them, or the first of the vocabulary."""
 
     rows: LogitRows
-    listed_ptr: tl.tensor | None  # [ROWS], where a row's list of pairs (rank, id) begins; read where LISTED
-    size: tl.tensor  # i32 [ROWS], pairs of the list, or tokens from 0 on
+    listed_ptr: tl.tensor | None  # [ROWS], i64, rank and id of each token of a row's list; read where LISTED
+    size: tl.tensor  # i32 [ROWS], entries of the list, or tokens from 0 on
 
 
 class Moments(NamedTuple):
@@ -61,26 +50,14 @@ class Cut(NamedTuple):
 
 @triton.jit
 @no_type_check
-def logits_at(rows, tokens, mask):
-    """Load logits of tokens of rows after penalties and bias, f32."""
-    mask &= (tokens >= 0) & (tokens < rows.vocab_size)
-    is_raw = rows.is_adjusted == 0
-    is_adjusted = rows.is_adjusted != 0
-    raw = tl.load(rows.logits_ptr + rows.first + tokens, mask=mask & is_raw, other=float("-inf")).to(tl.float32)
-    adjusted = tl.load(rows.adjusted_ptr + rows.first + tokens, mask=mask & is_adjusted, other=float("-inf"))
-    return tl.where(is_adjusted, adjusted, raw)
-
-
-@triton.jit
-@no_type_check
 def _tile(source, start, LISTED: tl.constexpr, BLOCK: tl.constexpr):
     """Load (tokens, ranks) [ROWS, BLOCK] of a source from entry `start` on, LOWEST_RANK beyond its size."""
     entries = start + tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     mask = entries < source.size[:, None]  # [ROWS, BLOCK]
     if LISTED:
-        entry_ptr = source.listed_ptr[:, None] + 2 * entries
-        ranks = tl.load(entry_ptr, mask=mask, other=LOWEST_RANK)
-        tokens = tl.load(entry_ptr + 1, mask=mask, other=0)
+        listed = tl.load(source.listed_ptr[:, None] + entries, mask=mask, other=LOWEST_ENTRY)
+        ranks = (listed >> 32).to(tl.int32)
+        tokens = listed.to(tl.int32)
     else:
         tokens = entries + tl.full(mask.shape, 0, tl.int32)
         ranks = tl.where(mask, rank(logits_at(source.rows, tokens, mask)), LOWEST_RANK)
@@ -125,7 +102,7 @@ def _mass_above(source, best, scale, bounds, by_count, LISTED: tl.constexpr, BLO
 
 @triton.jit
 @no_type_check
-def _between(low, high, FAN: tl.constexpr):
+def between(low, high, FAN: tl.constexpr):
     """Compute FAN equidistant numbers between low and high, [ROWS, FAN]."""
     parts = tl.arange(0, FAN)[None, :] + 1
     return low[:, None] + (high - low)[:, None] * parts // (FAN + 1)
@@ -133,17 +110,11 @@ def _between(low, high, FAN: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _narrow(low, high, middles, is_high):
+def narrow(low, high, middles, is_high):
+    """Narrow the range to the two neighbours between which the condition changes."""
     is_high &= middles > low[:, None]
     lower = tl.max(tl.where(is_high, low[:, None], middles), axis=1)
     return lower, tl.min(tl.where(is_high, middles, high[:, None]), axis=1)
-
-
-@triton.jit
-@no_type_check
-def _rank_from(number, shift):
-    """Compute the lowest rank of a number."""
-    return tl.maximum(number << shift, LOWEST_RANK).to(tl.int32)
 
 
 @triton.jit
@@ -169,10 +140,10 @@ def _keep_before(
     low = (tl.maximum(last_rank, floor).to(tl.int64) >> shift) - 1
     number = rank(best).to(tl.int64) >> shift
     while tl.max(number - low) > 1:  # above `number` there is less than target, above `low` there is not
-        middles = _between(low, number, FAN)
+        middles = between(low, number, FAN)
         bounds = (((middles + 1) << shift[:, None]) - 1).to(tl.int32)
         above = _mass_above(source, best, scale, bounds, by_count, LISTED, BLOCK)
-        low, number = _narrow(low, number, middles, above < target[:, None])
+        low, number = narrow(low, number, middles, above < target[:, None])
     bound = tl.where(number >= 0, number << shift, ((number + 1) << shift) - 1).to(tl.int32)
     above = _mass_above(source, best, scale, bound[:, None], by_count, LISTED, BLOCK)
     equals = tl.full(best.shape, 0, tl.float32)
@@ -242,92 +213,3 @@ def cut_rows(
         last_token = tl.where(chosen, token, last_token)
         mass = tl.where(chosen, kept, mass)
     return Cut(last_rank, last_token, mass)
-
-
-@triton.jit
-@no_type_check
-def _floor_by_count(ranks, highest, count, shift, FAN: tl.constexpr):
-    """Find the count-th highest rank of the groups' maxima, or LOWEST_RANK if there are fewer.
-
-    At least `count` tokens reach it.
-    """
-    low = tl.full(highest.shape, LOWEST_RANK, tl.int64) >> shift
-    high = (highest.to(tl.int64) >> shift) + 1
-    while tl.max(high - low) > 1:  # `low` is reached by as many, or lowest
-        middles = _between(low, high, FAN)
-        reached = ranks[:, None, :] >= _rank_from(middles, shift[:, None])[:, :, None]
-        low, high = _narrow(low, high, middles, tl.sum(reached.to(tl.int32), axis=2) < count[:, None])
-    return _rank_from(low, shift)
-
-
-@triton.jit
-@no_type_check
-def _floor_by_mass(maxima, masses, moments, top_p, shift, vocab_size, GROUP: tl.constexpr, FAN: tl.constexpr):
-    """Find a rank below which, by the groups' summaries, there is less than 1 - top_p of the mass.
-
-    Mass below the rank is bounded by all mass of the groups that do not reach it. Of each group that does, it is at
-    most everything but the largest token, and at most GROUP tokens just below the rank.
-    """
-    best, scale, total = moments
-    ranks = rank(maxima)
-    lighter = masses - weights_of(maxima, best[:, None], scale[:, None])
-    spare = total * (NEARLY_ALL - top_p)
-    tiny = tl.log2(tl.maximum(spare, 1e-30) / (2.0 * vocab_size))  # so little that all tokens together are spare
-    low = rank(best + tiny / scale).to(tl.int64) >> shift
-    low = tl.maximum(low, (tl.full(best.shape, LOWEST_RANK, tl.int64) >> shift) + 1)
-    high = (rank(best).to(tl.int64) >> shift) + 1
-    while tl.max(high - low) > 1:
-        middles = _between(low, high, FAN)
-        floors = _rank_from(middles, shift[:, None])
-        most = GROUP * tl.exp2((unrank(floors) - best[:, None]) * scale[:, None])
-        inside = tl.minimum(lighter[:, None, :], most[:, :, None])
-        left_out = tl.sum(tl.where(ranks[:, None, :] >= floors[:, :, None], inside, masses[:, None, :]), axis=2)
-        low, high = _narrow(low, high, middles, left_out > spare[:, None])
-    return tl.where(spare > 0, _rank_from(low, shift), LOWEST_RANK)
-
-
-@triton.jit
-@no_type_check
-def floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP: tl.constexpr, FAN: tl.constexpr):
-    """Find a rank below which no token matters to the cuts, by the summaries of groups."""
-    best, scale, _ = moments
-    top_k, top_p, min_p = filters
-    floor = tl.full(best.shape, LOWEST_RANK, tl.int32)
-    if tl.min(top_p) < 1:
-        by_mass = _floor_by_mass(maxima, masses, moments, top_p, shift, vocab_size, GROUP, FAN)
-        floor = tl.where(top_p < 1, by_mass, floor)
-    if tl.max(min_p) > 0:
-        distance = tl.log2(tl.maximum(min_p, 1e-30)) / scale
-        below = best + distance - 2.0**-18 * (tl.abs(best) + tl.abs(distance))
-        floor = tl.where(min_p > 0, tl.maximum(floor, rank(below)), floor)
-    if tl.max(top_k) > 0:  # top-p counts all that top-k leaves
-        floor = tl.where(top_k > 0, _floor_by_count(rank(maxima), rank(best), top_k, shift, FAN), floor)
-    return floor
-
-
-@triton.jit
-@no_type_check
-def list_tokens(rows, wanted, floor, groups_ptr, listed_ptr, GROUP: tl.constexpr, PER: tl.constexpr):
-    """List the tokens of the wanted groups [ROWS, GROUPS] that reach `floor`, ascending, and count them, [ROWS].
-
-    groups_ptr, listed_ptr: [ROWS], the starts of a row's lists of groups and of tokens. The list ends at MOST_LISTED.
-    """
-    groups = tl.arange(0, wanted.shape[1])[None, :]
-    tl.store(groups_ptr[:, None] + tl.cumsum(wanted.to(tl.int32), axis=1) - 1, groups, mask=wanted)
-    tl.debug_barrier()
-    count = tl.sum(wanted.to(tl.int32), axis=1)
-    found = tl.full(floor.shape, 0, tl.int32)
-    offs = tl.arange(0, PER * GROUP)[None, :]
-    for start in range(0, tl.max(count), PER):
-        entry = start + offs // GROUP
-        mask = entry < count[:, None]
-        tokens = tl.load(groups_ptr[:, None] + entry, mask=mask, other=0) * GROUP + offs % GROUP
-        ranks = rank(logits_at(rows, tokens, mask))
-        reach = mask & (tokens < rows.vocab_size) & (ranks >= floor[:, None])
-        place = found[:, None] + tl.cumsum(reach.to(tl.int32), axis=1) - 1
-        mask = reach & (place < MOST_LISTED)
-        tl.store(listed_ptr[:, None] + 2 * place, ranks, mask=mask)
-        tl.store(listed_ptr[:, None] + 2 * place + 1, tokens, mask=mask)
-        found += tl.sum(reach.to(tl.int32), axis=1)
-    tl.debug_barrier()
-    return found

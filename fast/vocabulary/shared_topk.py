@@ -13,7 +13,17 @@ from specsim.core.rank_group import RankGroup
 from specsim.fast.runtime.gather import gather
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 from specsim.fast.vocabulary.summaries import LOG2_E, summarise, weights_of
-from specsim.fast.vocabulary.topk import TAKEN, best_of, group_size, index_of, key_of, value_of
+from specsim.fast.vocabulary.topk import (
+    TAKEN,
+    Best,
+    best_of,
+    best_tokens,
+    group_size,
+    key_of,
+    rows_of,
+    store_drafts,
+    value_of,
+)
 
 
 @kernel
@@ -35,22 +45,14 @@ def _keys_kernel(
     PDL: tl.constexpr,
 ):
     """Select the k best of a slice, as keys of their ids in the whole vocabulary."""
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    await_input(PDL)
+    rows, mask_rows, live = rows_of(slots_ptr, num_rows, ROWS)
     place = tl.arange(0, PLACES)[None, :]
     groups = tl.arange(0, GROUPS)[None, :]
-    mask_rows = rows < num_rows
     mask = mask_rows & (groups < num_groups)
-    await_input(PDL)
-    live = mask_rows
-    if slots_ptr is not None:
-        live = tl.load(slots_ptr + rows, mask=mask_rows, other=-1) >= 0
     maxima = tl.load(maxima_ptr + rows * num_groups + groups, mask=mask, other=-float("inf"))
-    chosen = best_of(tl.where(mask, key_of(maxima, groups), TAKEN), tl.minimum(k, num_groups), PLACES)
-    tokens = index_of(chosen)[:, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]  # [ROWS, PLACES, GROUP]
-    mask = (live & (chosen != TAKEN))[:, :, None] & (tokens < num_tokens)
-    logits = tl.load(logits_ptr + rows[:, :, None] * num_tokens + tokens, mask=mask, other=0.0).to(tl.float32)
-    keys = tl.where(mask, key_of(logits, tokens + first_token), TAKEN)
-    best = best_of(tl.reshape(keys, (ROWS, PLACES * GROUP)), k, PLACES)
+    keys = tl.where(mask, key_of(maxima, groups), TAKEN)
+    best = best_tokens(logits_ptr, rows, live, keys, first_token, num_tokens, k, GROUP, PLACES)
     tl.store(keys_ptr + rows * k + place, best, mask=mask_rows & (place < k))
 
 
@@ -62,8 +64,7 @@ def _merge_kernel(
     sums_ptr,
     d2t_ptr,
     slots_ptr,
-    topk_scores_ptr,
-    topk_index_ptr,
+    out_ptrs,
     num_rows,
     num_groups,
     groups_per_rank,
@@ -77,15 +78,10 @@ def _merge_kernel(
     PDL: tl.constexpr,
 ):
     """Select the k best of all ranks' keys, and compute their scores from all groups."""
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    place = tl.arange(0, PLACES)[None, :]
+    await_input(PDL)
+    rows, mask_rows, live = rows_of(slots_ptr, num_rows, ROWS)
     groups = tl.arange(0, GROUPS)[None, :]
     entry = tl.arange(0, KEYS)[None, :]
-    mask_rows = rows < num_rows
-    await_input(PDL)
-    live = mask_rows
-    if slots_ptr is not None:
-        live = tl.load(slots_ptr + rows, mask=mask_rows, other=-1) >= 0
     mask = mask_rows & (groups < num_groups)
     address = (groups // groups_per_rank * num_rows + rows) * groups_per_rank + groups % groups_per_rank
     maxima = tl.load(maxima_ptr + address, mask=mask, other=-float("inf"))  # [ROWS, GROUPS]
@@ -95,15 +91,7 @@ def _merge_kernel(
     mask = mask_rows & (entry < num_keys)
     keys = tl.load(keys_ptr + (entry // k * num_rows + rows) * k + entry % k, mask=mask, other=TAKEN)  # [ROWS, KEYS]
     best = best_of(keys, k, PLACES)
-    mask = mask_rows & (place < k)
-    target_ids = index_of(best)
-    if d2t_ptr is not None:
-        target_ids += tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)
-    below = value_of(best) - largest
-    total = tl.where(live, total, 1.0)
-    scores = below - tl.log(total) if LOG else tl.exp2(below * LOG2_E) / total
-    tl.store(topk_scores_ptr + rows * k + place, tl.where(live, scores, -float("inf") if LOG else 0.0), mask=mask)
-    tl.store(topk_index_ptr + rows * k + place, tl.where(live, target_ids, place), mask=mask)
+    store_drafts(out_ptrs, d2t_ptr, rows, mask_rows, live, best, largest, total, k, LOG)
 
 
 def can_share(ranks: RankGroup, vocab_size: int, k: int) -> bool:
@@ -154,7 +142,7 @@ def shared_topk(
     )
     every = gather(ranks, keys)
     summaries = gather(ranks, torch.stack([maxima, sums]))  # [ranks, 2, R, groups of a rank]
-    best = out or (torch.empty(num_rows, k, device=device), torch.empty(num_rows, k, dtype=torch.int64, device=device))
+    best = Best(*out) if out else Best.empty(num_rows, k, device)
     num_groups = ceil_div(vocab_size, group)
     groups = next_power_of_2(num_groups)
     rows = block_of(num_rows, 1, max(groups, places * ranks.size))
@@ -164,8 +152,7 @@ def shared_topk(
         sums_ptr=summaries[:, 1].contiguous(),
         d2t_ptr=d2t,
         slots_ptr=slots_R,
-        topk_scores_ptr=best[0],
-        topk_index_ptr=best[1],
+        out_ptrs=best,
         num_rows=num_rows,
         num_groups=num_groups,
         groups_per_rank=own_groups,
@@ -178,4 +165,4 @@ def shared_topk(
         PLACES=places,
         num_warps=num_warps,
     )
-    return best
+    return best.scores_ptr, best.index_ptr

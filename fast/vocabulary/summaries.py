@@ -5,16 +5,29 @@ here with the group's own max; scale = log2(e) / T.
 """
 
 import math
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
+from specsim.fast.runtime.launch import (
+    INTERPRETED,
+    await_input,
+    block_of,
+    ceil_div,
+    kernel,
+    next_power_of_2,
+    require_contiguous,
+)
 
 GROUP = 256  # tokens
-BLOCK = 4096  # tokens that a program reads at once on a GPU
+BLOCK = 4096  # tokens of a program on a GPU
+# With many rows a program is one warp, which reads the next block while it summarises one.
+WARP_BLOCK = 1024  # tokens
+WARP_STEPS = 8  # blocks of a program
+MANY_BLOCKS = 2**15  # of one warp in all rows, from which there are enough programs
+WARP_REGISTERS = 80  # of a thread, so that 25 programs fit into a multiprocessor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST_T = tl.constexpr(1e-20)
@@ -57,6 +70,41 @@ def weights_of(logits, best, scale):
     return tl.exp2((logits - tl.where(best == float("-inf"), 0.0, best)) * scale)
 
 
+class SummaryTables(NamedTuple):
+    """Tables of summaries in device code."""
+
+    maxima_ptr: tl.tensor
+    sums_ptr: tl.tensor
+    num_rows: tl.tensor
+    num_groups: tl.tensor
+
+
+@triton.jit
+@no_type_check
+def _with_adjusted(logits, adjusted_ptr, places, is_adjusted, inside):
+    """Replace the logits of adjusted rows."""
+    if tl.max(is_adjusted.to(tl.int32)) > 0:
+        mask = is_adjusted[:, None] & inside
+        logits = tl.where(mask, tl.load(adjusted_ptr + places, mask=mask, other=0.0), logits)
+    return logits
+
+
+@triton.jit
+@no_type_check
+def _store_summaries(logits, tables, offs, start, scale, GROUP: tl.constexpr):
+    """Summarise the groups of one block of each row, [ROWS, BLOCK], from token `start` on."""
+    maxima_ptr, sums_ptr, num_rows, count = tables
+    size: tl.constexpr = logits.shape[1] // GROUP
+    logits = tl.reshape(logits, (logits.shape[0], size, GROUP))
+    maxima = tl.max(logits, axis=2)
+    sums = tl.sum(weights_of(logits, maxima[:, :, None], scale[:, None, None]), axis=2)
+    groups = start // GROUP + tl.arange(0, size)
+    out = offs[:, None] * count + groups[None, :]
+    mask = (offs < num_rows)[:, None] & (groups < count)[None, :]
+    tl.store(maxima_ptr + out, maxima, mask=mask)
+    tl.store(sums_ptr + out, sums, mask=mask)
+
+
 @kernel
 @no_type_check
 def _summarise(
@@ -72,39 +120,59 @@ def _summarise(
     ALIGN: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
     GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Summarise the groups of STEPS blocks of some rows."""
     vocab_size = units * ALIGN  # told as a product, by which loads are known to be aligned
     offs = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     request = offs // rows_per_request
     mask = offs < num_rows
-    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * (STEPS * BLOCK)
     await_input(PDL)
     is_raw = mask
+    is_adjusted = mask & (offs < 0)  # none
     scale = tl.full((ROWS,), LOG2_E, tl.float32)
     if marks_ptr is not None:
         marks = tl.load(marks_ptr + request, mask=mask, other=-1)
         is_raw = mask & ((marks == 0) if adjusted_ptr is not None else (marks >= 0))
+        is_adjusted = mask & (marks > 0)
     if temperature_ptr is not None:
         scale = scale_of(tl.load(temperature_ptr + request, mask=mask, other=0.0))
-    places = offs[:, None] * vocab_size + tokens[None, :]
-    inside = (tokens < vocab_size)[None, :]
-    logits = tl.load(logits_ptr + places, mask=is_raw[:, None] & inside, other=float("-inf")).to(tl.float32)
-    if adjusted_ptr is not None:
-        is_adjusted = mask & (marks > 0)
-        if tl.max(is_adjusted.to(tl.int32)) > 0:
-            adjusted = is_adjusted[:, None] & inside
-            logits = tl.where(adjusted, tl.load(adjusted_ptr + places, mask=adjusted, other=0.0), logits)
-    logits = tl.reshape(logits, (ROWS, BLOCK // GROUP, GROUP))
-    maxima = tl.max(logits, axis=2)
-    sums = tl.sum(weights_of(logits, maxima[:, :, None], scale[:, None, None]), axis=2)
-    groups = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    count = tl.cdiv(vocab_size, GROUP)
-    out = offs[:, None] * count + groups[None, :]
-    mask = mask[:, None] & (groups < count)[None, :]
-    tl.store(maxima_ptr + out, maxima, mask=mask)
-    tl.store(sums_ptr + out, sums, mask=mask)
+    end = tl.minimum(first + STEPS * BLOCK, vocab_size)
+    tokens = first + tl.arange(0, BLOCK)[None, :]
+    places = offs[:, None] * vocab_size + tokens  # [ROWS, BLOCK]
+    logits = tl.load(logits_ptr + places, mask=is_raw[:, None] & (tokens < vocab_size), other=float("-inf"))
+    tables = SummaryTables(maxima_ptr, sums_ptr, num_rows, tl.cdiv(vocab_size, GROUP))
+    if STEPS == 1:
+        logits = logits.to(tl.float32)
+        if adjusted_ptr is not None:
+            logits = _with_adjusted(logits, adjusted_ptr, places, is_adjusted, tokens < vocab_size)
+        _store_summaries(logits, tables, offs, first, scale, GROUP)
+    else:
+        for start in range(first, end, BLOCK):
+            tokens = start + tl.arange(0, BLOCK)[None, :]
+            places = offs[:, None] * vocab_size + tokens
+            ahead = is_raw[:, None] & (tokens + BLOCK < end)
+            coming = tl.load(logits_ptr + places + BLOCK, mask=ahead, other=float("-inf"))
+            present = logits.to(tl.float32)
+            if adjusted_ptr is not None:
+                present = _with_adjusted(present, adjusted_ptr, places, is_adjusted, tokens < vocab_size)
+            _store_summaries(present, tables, offs, start, scale, GROUP)
+            logits = coming
+
+
+def _is_many(logits_RV: torch.Tensor) -> bool:
+    """Check whether programs are single warps.
+
+    Numbers of two bytes in aligned rows are loaded eight at a time. Then a group is in one warp in all programs, and
+    its sum has the same order of additions for any number of rows.
+    """
+    num_rows, vocab_size = logits_RV.shape
+    one_warp = logits_RV.element_size() == 2 and vocab_size % 8 == 0
+    blocks = num_rows * ceil_div(vocab_size, WARP_BLOCK)
+    return not INTERPRETED and one_warp and vocab_size >= BLOCK and blocks >= MANY_BLOCKS
 
 
 def summarise(
@@ -125,11 +193,13 @@ def summarise(
     group = group or GROUP
     require_contiguous(logits=logits_RV, adjusted=adjusted_RV)
     maxima, sums = torch.empty(2, num_rows, ceil_div(vocab_size, group), dtype=torch.float32, device=device)
-    block = max(group, min(next_power_of_2(vocab_size), block_of(2**16, BLOCK)))
+    is_many = _is_many(logits_RV)
+    block = max(group, min(next_power_of_2(vocab_size), block_of(2**16, WARP_BLOCK if is_many else BLOCK)))
+    steps = WARP_STEPS if is_many else 1
     rows = block_of(num_rows, 1, 8 * block)
     align = math.gcd(vocab_size, 16)
     rows_per_request = 1 if marks_B is None else max(1, num_rows // max(1, len(marks_B)))
-    _summarise[(ceil_div(num_rows, rows), ceil_div(vocab_size, block))](
+    _summarise[(ceil_div(num_rows, rows), ceil_div(vocab_size, steps * block))](
         logits_ptr=logits_RV,
         adjusted_ptr=adjusted_RV,
         marks_ptr=marks_B,
@@ -142,6 +212,9 @@ def summarise(
         ALIGN=align,
         ROWS=rows,
         BLOCK=block,
+        STEPS=steps,
         GROUP=group,
+        num_warps=1 if is_many else 4,
+        maxnreg=WARP_REGISTERS if is_many else None,
     )
     return maxima, sums

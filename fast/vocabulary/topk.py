@@ -5,7 +5,7 @@ the lower index has the larger key. NaN ranks above every number, so that paddin
 """
 
 import math
-from typing import no_type_check
+from typing import NamedTuple, Self, no_type_check
 
 import torch
 import triton
@@ -16,6 +16,18 @@ from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel,
 from specsim.fast.vocabulary.summaries import GROUP, LOG2_E, summarise, weights_of
 
 TAKEN = tl.constexpr(-0x8000000000000000)  # below every key
+
+
+class Best(NamedTuple):
+    """Best tokens of R rows, as kernel arguments."""
+
+    scores_ptr: torch.Tensor  # f32 [R, K], each token's probability or its logarithm
+    index_ptr: torch.Tensor  # i64 [R, K], target ids
+
+    @classmethod
+    def empty(cls, num_rows: int, k: int, device: torch.device) -> Self:
+        scores = torch.empty(num_rows, k, dtype=torch.float32, device=device)
+        return cls(scores, torch.empty_like(scores, dtype=torch.int64))
 
 
 @triton.jit
@@ -61,6 +73,55 @@ def best_of(keys, k, PLACES: tl.constexpr):
     return best
 
 
+@triton.jit
+@no_type_check
+def rows_of(slots_ptr, num_rows, ROWS: tl.constexpr):
+    """Number this program's rows, [ROWS, 1]: (rows, whether they exist, whether they are not dropped)."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
+    mask_rows = rows < num_rows
+    live = mask_rows
+    if slots_ptr is not None:
+        live = tl.load(slots_ptr + rows, mask=mask_rows, other=-1) >= 0
+    return rows, mask_rows, live
+
+
+@triton.jit
+@no_type_check
+def best_tokens(
+    logits_ptr, rows, live, group_keys, first_token, num_tokens, k, GROUP: tl.constexpr, PLACES: tl.constexpr
+):
+    """Select the keys of the k best tokens of each row among its k best groups, largest first, [ROWS, PLACES].
+
+    No other group has a token better than each of these groups' largest. group_keys: [ROWS, GROUPS], TAKEN for none.
+    first_token: id of the first of the row's num_tokens logits.
+    """
+    chosen = best_of(group_keys, k, PLACES)
+    tokens = index_of(chosen)[:, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]  # [ROWS, PLACES, GROUP]
+    mask = (live & (chosen != TAKEN))[:, :, None] & (tokens < num_tokens)
+    logits = tl.load(logits_ptr + rows[:, :, None] * num_tokens + tokens, mask=mask, other=0.0).to(tl.float32)
+    keys = tl.where(mask, key_of(logits, tokens + first_token), TAKEN)
+    return best_of(tl.reshape(keys, (keys.shape[0], PLACES * GROUP)), k, PLACES)
+
+
+@triton.jit
+@no_type_check
+def store_drafts(out_ptrs, d2t_ptr, rows, mask_rows, live, best, largest, total, k, LOG: tl.constexpr):
+    """Store scores and target ids of the k best tokens of each row; a dropped row proposes ids 0..k-1.
+
+    best: keys [ROWS, PLACES]. largest, total: the largest logit and the sum of all weights, [ROWS, 1].
+    """
+    place = tl.arange(0, best.shape[1])[None, :]
+    mask = mask_rows & (place < k)
+    target_ids = index_of(best)
+    if d2t_ptr is not None:
+        target_ids += tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)
+    below = value_of(best) - largest
+    total = tl.where(live, total, 1.0)
+    scores = below - tl.log(total) if LOG else tl.exp2(below * LOG2_E) / total
+    tl.store(out_ptrs.scores_ptr + rows * k + place, tl.where(live, scores, -float("inf") if LOG else 0.0), mask=mask)
+    tl.store(out_ptrs.index_ptr + rows * k + place, tl.where(live, target_ids, place), mask=mask)
+
+
 @kernel
 @no_type_check
 def _topk(
@@ -69,8 +130,7 @@ def _topk(
     sums_ptr,
     d2t_ptr,
     slots_ptr,
-    topk_scores_ptr,
-    topk_index_ptr,
+    out_ptrs,
     num_rows,
     vocab_size,
     num_groups,
@@ -82,40 +142,18 @@ def _topk(
     PLACES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Select the k best of the k best groups.
-
-    No other group has a token better than each of these groups' largest.
-    """
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    place = tl.arange(0, PLACES)[None, :]
-    groups = tl.arange(0, GROUPS)[None, :]
-    mask_rows = rows < num_rows
-    mask = mask_rows & (groups < num_groups)
+    """Select the k best tokens of some rows."""
     await_input(PDL)
-    live = mask_rows
-    if slots_ptr is not None:
-        live = tl.load(slots_ptr + rows, mask=mask_rows, other=-1) >= 0
+    rows, mask_rows, live = rows_of(slots_ptr, num_rows, ROWS)
+    groups = tl.arange(0, GROUPS)[None, :]
+    mask = mask_rows & (groups < num_groups)
     maxima = tl.load(maxima_ptr + rows * num_groups + groups, mask=mask, other=-float("inf"))
     sums = tl.load(sums_ptr + rows * num_groups + groups, mask=mask, other=0.0)
     keys = tl.where(mask, key_of(maxima, groups), TAKEN)
-    chosen = best_of(keys, tl.minimum(k, num_groups), PLACES)
     largest = value_of(tl.max(keys, axis=1, keep_dims=True))
     total = tl.sum(sums * weights_of(maxima, largest, LOG2_E), axis=1, keep_dims=True)
-
-    tokens = index_of(chosen)[:, :, None] * GROUP + tl.arange(0, GROUP)[None, None, :]
-    mask = (live & (chosen != TAKEN))[:, :, None] & (tokens < vocab_size)
-    logits = tl.load(logits_ptr + rows[:, :, None] * vocab_size + tokens, mask=mask, other=0.0).to(tl.float32)
-    keys = tl.where(mask, key_of(logits, tokens), TAKEN)
-    best = best_of(tl.reshape(keys, (ROWS, PLACES * GROUP)), k, PLACES)
-    mask = mask_rows & (place < k)
-    target_ids = index_of(best)
-    if d2t_ptr is not None:
-        target_ids += tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)
-    below = value_of(best) - largest
-    total = tl.where(live, total, 1.0)
-    scores = below - tl.log(total) if LOG else tl.exp2(below * LOG2_E) / total
-    tl.store(topk_scores_ptr + rows * k + place, tl.where(live, scores, -float("inf") if LOG else 0.0), mask=mask)
-    tl.store(topk_index_ptr + rows * k + place, tl.where(live, target_ids, place), mask=mask)
+    best = best_tokens(logits_ptr, rows, live, keys, 0, vocab_size, k, GROUP, PLACES)
+    store_drafts(out_ptrs, d2t_ptr, rows, mask_rows, live, best, largest, total, k, LOG)
 
 
 def group_size(vocab_size: int, k: int) -> int:
@@ -145,10 +183,7 @@ def draft_topk(
     group = group_size(vocab_size, k)
     maxima, sums = summarise(logits_RV, marks_B=slots_R, group=group)
     num_groups = maxima.shape[1]
-    topk_scores, topk_index = out or (
-        torch.empty(num_rows, k, device=device),
-        torch.empty(num_rows, k, dtype=torch.int64, device=device),
-    )
+    best = Best(*out) if out else Best.empty(num_rows, k, device)
     groups = next_power_of_2(num_groups)
     rows = block_of(num_rows, 1, max(groups, places * group))
     _topk[(ceil_div(num_rows, rows),)](
@@ -157,8 +192,7 @@ def draft_topk(
         sums_ptr=sums,
         d2t_ptr=d2t,
         slots_ptr=slots_R,
-        topk_scores_ptr=topk_scores,
-        topk_index_ptr=topk_index,
+        out_ptrs=best,
         num_rows=num_rows,
         vocab_size=vocab_size,
         num_groups=num_groups,
@@ -170,4 +204,4 @@ def draft_topk(
         PLACES=places,
         num_warps=1 if places * group <= 2048 else 8,
     )
-    return topk_scores, topk_index
+    return best.scores_ptr, best.index_ptr

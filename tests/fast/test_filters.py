@@ -10,7 +10,9 @@ import triton.language as tl
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Sampling
 from specsim.fast.runtime.launch import kernel
+from specsim.fast.vocabulary import candidates
 from specsim.fast.vocabulary import filters as fast
+from specsim.fast.vocabulary.logit_rows import LogitRows
 from specsim.fast.vocabulary.summaries import LOWEST_RANK, rank, scale_of, summarise, unrank, weights_of
 from specsim.reference.sampling import target_prob
 
@@ -45,14 +47,14 @@ def _cut(
     filters = fast.Filters(tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row))
     floor = tl.full((ROWS,), -(2**31), tl.int32)
     if FLOOR:
-        floor = fast.floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP, 16)
-    rows = fast.LogitRows(logits_ptr, adjusted_ptr, 1 - row[:, None] % 2, row[:, None] * vocab_size, vocab_size)
+        floor = candidates.floor_of(maxima, masses, moments, filters, shift, vocab_size, GROUP, 16)
+    rows = LogitRows(logits_ptr, adjusted_ptr, 1 - row[:, None] % 2, row[:, None] * vocab_size, vocab_size)
     list_ptr, size = lists_ptr + row * width, row * 0 + vocab_size
     if LISTED:
         wanted = mask & (rank(maxima) >= floor[:, None])
-        size = fast.list_tokens(rows, wanted, floor, list_ptr, list_ptr + GROUPS, GROUP, 8)
+        size = candidates.list_tokens(rows, wanted, floor, list_ptr, GROUP, 8, 8, 16)
     chosen, others = row % every == 0, fast.Cut(row * 0 - 1, row * 0 - 2, row * 0 - 3.0)
-    source = fast.Source(rows, list_ptr + GROUPS, tl.where(chosen, size, 0))
+    source = fast.Source(rows, list_ptr, tl.where(chosen, size, 0))
     cut = fast.cut_rows(chosen, source, moments, filters, floor, shift, others, LISTED, 128, 4)
     tl.store(cuts_ptr + row * 3, cut.last_rank)
     tl.store(cuts_ptr + row * 3 + 1, cut.last_token)
@@ -71,8 +73,8 @@ def cuts_of(logits_RV, device: str, temperature: float, use_floor: bool, listed:
     temperatures = torch.full((num_rows,), temperature, dtype=torch.float64, device=device)
     maxima, sums = summarise(logits_RV, temperatures, group=GROUP)
     groups = triton.next_power_of_2(maxima.shape[1])
-    width = groups + 2 * fast.MOST_LISTED.value
-    lists = torch.empty(num_rows, width, dtype=torch.int32, device=device)
+    width = candidates.ENTRIES.value
+    lists = torch.empty(num_rows, width, dtype=torch.int64, device=device)
     cuts, masses = torch.empty(num_rows, 3, dtype=torch.int32, device=device), torch.empty(num_rows, device=device)
     is_raw = (torch.arange(num_rows, device=device) % 2 == 1)[:, None]  # nothing may read the others
     raw_RV, adjusted_RV = logits_RV.masked_fill(~is_raw, torch.nan), logits_RV.float().masked_fill(is_raw, torch.nan)
@@ -147,7 +149,7 @@ def _cut_again(logits_ptr, values_ptr, tokens_ptr, last_token, target, vocab_siz
     row = tl.arange(0, 1)
     cut = fast.Cut(rank(tl.load(logits_ptr + last_token + row)), row + last_token, row + 0.0)
     floor = tl.full((1,), LOWEST_RANK, tl.int32)
-    rows = fast.LogitRows(logits_ptr, logits_ptr, row[:, None], row[:, None], vocab_size)
+    rows = LogitRows(logits_ptr, logits_ptr, row[:, None], row[:, None], vocab_size)
     best = tl.load(logits_ptr + row)
     source = fast.Source(rows, None, row + vocab_size)
     bound, token = fast._keep_before(source, best, row + 1.0, cut, floor, row, row + target, False, False, BLOCK, 4)

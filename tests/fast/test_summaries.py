@@ -19,19 +19,26 @@ def grouped(logits_RV: torch.Tensor, group: int) -> torch.Tensor:
     return torch.nn.functional.pad(logits_RV.double(), (0, missing), value=-torch.inf).unflatten(1, (-1, group))
 
 
-@pytest.mark.parametrize("as_on_gpu", [False, True])
+def launch_as_on_gpu(monkeypatch, rows: str) -> None:
+    """Choose the programs as for "few" or "many" rows on a GPU."""
+    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
+    monkeypatch.setattr(fast, "INTERPRETED", False)
+    monkeypatch.setattr(fast, "MANY_BLOCKS", 0 if rows == "many" else 2**31)
+
+
+@pytest.mark.parametrize("on_gpu", [None, "few", "many"])
 @pytest.mark.parametrize("num_requests", [1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("vocab_size", [1, 255, 256, 257, 4096, 4099, 8208])
+@pytest.mark.parametrize("vocab_size", [1, 255, 256, 257, 4096, 4099, 8208, 9216, 16385])
 def test_summaries_of_powers_of_two_are_exact(
-    vocab_size, dtype, num_requests, as_on_gpu, device, program_order, monkeypatch
+    vocab_size, dtype, num_requests, on_gpu, device, program_order, monkeypatch
 ):
     """Sums are exact.
 
-    as_on_gpu: in several programs, the last of them with groups beyond the row.
+    on_gpu: in several programs, the last of them with groups beyond the row.
     """
-    if as_on_gpu:
-        monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
+    if on_gpu:
+        launch_as_on_gpu(monkeypatch, on_gpu)
     logits_RV = torch.randint(-8, 8, (5, vocab_size)).to(dtype)
     logits_RV[:, ::3], logits_RV[2] = -torch.inf, -torch.inf
     temperature_B = torch.full((num_requests,), BINARY, dtype=torch.float64, device=device)
@@ -53,16 +60,20 @@ def test_groups_have_the_given_size(group, device):
     torch.testing.assert_close(sums.cpu().double().log(), total, rtol=0, atol=2.0**-20)
 
 
+@pytest.mark.parametrize("on_gpu", [None, "few", "many"])
 @pytest.mark.parametrize("per_request", [1, 2])
-def test_rows_are_read_by_request_and_padded_ones_are_not(per_request, device, program_order):
+def test_rows_are_read_by_request_and_padded_ones_are_not(per_request, on_gpu, device, program_order, monkeypatch):
     """Rows of four requests are raw, adjusted, padded and adjusted.
 
     NaN is where nothing may read.
     """
+    if on_gpu:
+        launch_as_on_gpu(monkeypatch, on_gpu)
+    size = 9300 if on_gpu == "many" else 300
     changed_B = torch.tensor([0, 1, -1, 1], dtype=torch.int32)
     temperature_B = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)
     changed_R, temperature_R = (each.repeat_interleave(per_request) for each in (changed_B, temperature_B))
-    logits_RV, adjusted_RV = torch.randn(len(changed_R), 300).bfloat16(), torch.randn(len(changed_R), 300)
+    logits_RV, adjusted_RV = torch.randn(len(changed_R), size).bfloat16(), torch.randn(len(changed_R), size)
     read_RV = torch.where((changed_R == 1)[:, None], adjusted_RV, logits_RV.float())
     logits_RV[changed_R != 0], adjusted_RV[changed_R != 1] = torch.nan, torch.nan
     tables = (each.to(device) for each in (logits_RV, temperature_B, changed_B, adjusted_RV))

@@ -7,7 +7,7 @@ TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=1, famil
 SAMPLED = dict(topk=1, num_steps=2, page_size=1, batch=1, rounds=1, sampling="warm", verifier="rejection")
 FROZEN = "specsim.fast.drafters.frozen_kv"
 DRAFTER = "specsim.fast.drafters.autoregressive"
-DISTRIBUTION = "specsim.fast.vocabulary.draft_distribution"
+DISTRIBUTION = "specsim.fast.vocabulary.draft_vocabulary"
 
 FAULTS = (
     Fault(
@@ -158,7 +158,7 @@ FAULTS = (
         fields=("draft_input.topk_index", "candidates.tokens"),
         edits=(
             Edit(
-                DISTRIBUTION,
+                "specsim.fast.vocabulary.draft_distribution",
                 "from specsim.fast.runtime.uniforms import DRAFT, gumbel, named_uniform",
                 "from specsim.fast.runtime.uniforms import ACCEPT as DRAFT\n"
                 "from specsim.fast.runtime.uniforms import gumbel, named_uniform",

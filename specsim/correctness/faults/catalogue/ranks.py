@@ -36,13 +36,13 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.vocabulary.shared_topk",
-                "    return best\n",
+                "    return best.scores_ptr, best.index_ptr\n",
                 "    ties = best[0] == best[0].roll(-1, 1)\n"
                 "    ties[:, -1] = False\n"
                 "    if ranks.rank == 1:\n"
                 "        other = best[1].roll(1, 1).where(ties.roll(1, 1), best[1])\n"
                 "        best[1].copy_(best[1].roll(-1, 1).where(ties, other))\n"
-                "    return best\n",
+                "    return best.scores_ptr, best.index_ptr\n",
             ),
         ),
         trial=Trial("ranks", TREE | dict(family="twins")),

@@ -205,10 +205,10 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.vocabulary.draft_distribution",
-                "        _write(logits_RV, moments, vocabulary, draft_prob, num_lanes, loop)\n",
+                "        write_draft_prob(logits_RV, moments, vocabulary, draft_prob, num_lanes, step, num_steps)\n",
                 "        parents = torch.arange(draft_prob.shape[1], device=draft_prob.device)\n"
                 "        copied = draft_prob if loop is None else draft_prob[:, parents]\n"
-                "        _write(logits_RV, moments, vocabulary, copied, num_lanes, loop)\n",
+                "        write_draft_prob(logits_RV, moments, vocabulary, copied, num_lanes, step, num_steps)\n",
             ),
         ),
         trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=2, sampling="warm", verifier="block")),
