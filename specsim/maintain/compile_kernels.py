@@ -109,6 +109,7 @@ PERSISTENT = (
 
 # Kernels that no round launches, or that write sizes of later launches.
 APART = {
+    "_alive_kernel",
     "_append_kernel",
     "_bitpacked_mask_kernel",
     "_full_mask_kernel",

@@ -67,7 +67,7 @@ def test_json_of_generate(call, tmp_path):
     result = json.loads(file.read_text(), parse_constant=pytest.fail)
     (output,) = result["outputs"]
     keys = {"text", "token_ids", "logprobs", "finish_reason", "num_accepted_tokens_per_round", "prompt_token_ids"}
-    keys |= {"proposed_depth_per_round", "setting_per_round"}
+    keys |= {"proposed_depth_per_round", "setting_per_round", "draft_steps_per_round"}
     assert set(output) == keys | {"temperature"}
     assert len(output["token_ids"]) == len(output["logprobs"]) == result["metrics"]["tokens"] == 5
     shares = {"accept_length", "accept_rate", "node_rate", "accepted_by_position"}
@@ -173,3 +173,32 @@ def test_an_adaptive_policy_switches_and_is_written(call, tmp_path):
     assert adaptive["switches"] == written["metrics"]["rounds"] - 1
     assert output["setting_per_round"][:3] == [2, 0, 1]  # numbers of the settings with 2, 0 and 1 steps
     assert "rounds: no drafts" in text
+
+
+def test_a_policy_chooses_steps_for_every_request(call, tmp_path):
+    """The only request has id 0, so it follows the script from the first entry on."""
+    file, out = tmp_path / "script.json", tmp_path / "out.json"
+    file.write_text('{"policy": "scripted", "script": [2, [2, 0], [2, 1]]}')
+    few = ("generate", "--max-new-tokens", "12", "--num-steps", "2")
+    status, text, err = call(*few, "--adaptive", str(file), "--adaptive-per-request", "--json", str(out))
+    assert (status, err) == (0, "")
+    written = json.loads(out.read_text())
+    (output,) = written["outputs"]
+    steps = output["draft_steps_per_round"]
+    assert steps[:4] == [2, 0, 1, 2]
+    assert all(made - 1 <= most for made, most in zip(output["num_accepted_tokens_per_round"], steps, strict=True))
+    assert written["adaptive"]["rounds_by_steps"] == [steps.count(count) for count in range(3)]
+    assert "rounds of requests with 1 draft steps" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ((), "adaptive_per_request"),
+        (("--adaptive", "throughput"), "per_request"),
+    ],
+)
+def test_steps_of_requests_need_a_policy_that_chooses_them(options, text, call):
+    status, _, err = call("generate", "--max-new-tokens", "4", "--adaptive-per-request", *options)
+    assert status == 2
+    assert text in err

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from specsim.correctness.differential import CellResult, check, grid
-from specsim.correctness.differential.grids import DRAFTERS, OWN_KV
+from specsim.correctness.differential.grids import DRAFTERS, OWN_KV, OWN_STEPS
 from specsim.correctness.differential.setting import cell_of
 
 KINDS = ("standalone", "standalone.tli", "frozen-kv")
@@ -48,3 +48,11 @@ def test_the_grid_has_every_graph_family_and_mode():
     assert {each.get("page_size", 1) for each in settings} == {1, 4, 16}
     ids = {cell.id for cell in grid("drafters")}
     assert {cell_of(each).id for each in settings} <= ids
+
+
+@pytest.mark.parametrize("place", [7, 11], ids=["tree of lanes", "chain of a block"])
+def test_requests_of_own_draft_steps_agree(place):
+    found = check(cell_of(OWN_STEPS[place]))
+    assert found.first_divergence is None
+    assert not found.is_empty
+    assert found.within_rounding_error == 0

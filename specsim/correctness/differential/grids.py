@@ -129,6 +129,18 @@ P_EAGLE = (
     ),
     *(dict(each, kind="p-eagle", num_steps=3) for each in VERIFIERS[:4]),
 )
+# Requests with their own draft steps, others in every round, down to none.
+_OWN = dict(topk=2, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", draft_steps="own")
+OWN_STEPS = (
+    *(_OWN | {"kind": kind, "graph": "phase"} for kind in ("eagle3", "mtp", "frozen-kv", "dspark", "ngram", "suffix")),
+    dict(_OWN, kind="eagle", graph="step", topk=4, num_draft_tokens="most", draft_kv="ancestor", score="logprob"),
+    dict(_OWN, kind="standalone", graph="round", sampling="greedy", max_len="near", bucket=4),
+    dict(_OWN, kind="eagle3", verifier="typical", graph="round"),
+    dict(_OWN, kind="dflash", verifier="multi_round", graph="round"),
+    dict(_OWN, kind="mtp", verifier="rejection", topk=1, graph="phase", release="round", extend="ragged"),
+    dict(_OWN, kind="dspark", verifier="block", topk=1, graph="round"),
+    dict(_OWN, kind="p-eagle", verifier="gumbel", topk=1, graph="round"),
+)
 # Cells of drafters beyond their pairs.
 DRAFTERS = (
     QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
@@ -140,6 +152,7 @@ DRAFTERS = (
     *(each | {"kind": kind} for kind in ("standalone.shifted", "frozen-kv.next") for each in OWN_KV[1:4]),
     *MTP,
     *P_EAGLE,
+    *OWN_STEPS,
     *LOOKED_UP_CELLS,
 )
 SHIPPED = (
