@@ -9,7 +9,7 @@
 # %% [markdown]
 # # Other drafters
 #
-# * **Goal:** You can say what seven kinds of drafters read and write, what each costs per draft, and how many drafts of
+# * **Goal:** You can say what ten kinds of drafters read and write, what each costs per draft, and how many drafts of
 #   each are accepted. You can choose one by its speed-up.
 # * **Before:** Notebooks 02, 03 and 04.
 # * **Time:** 50 minutes to work through, 20 seconds to run. No GPU.
@@ -32,24 +32,27 @@ from specsim.serving.serve import serve
 from specsim.simulator import drafter, model
 
 # %% [markdown]
-# ## Seven drafters
+# ## Ten drafters
 #
 # | drafter | reads | writes |
 # |---|---|---|
 # | EAGLE | the target's last hidden state | its own KV |
 # | EAGLE-3 | hidden states of three layers | its own KV |
+# | P-EAGLE | hidden states of three layers | its own KV |
 # | MTP | the target's last hidden state | KV of every module |
 # | frozen KV | the target's hidden state and *the target's KV* | nothing |
+# | DFlash | hidden states of several layers | KV of its context |
+# | DSpark | hidden states of several layers | KV of its context |
 # | standalone | tokens | its own KV |
 # | n-gram | tokens of the request | nothing |
 # | suffix | tokens of this and of finished requests | nothing |
 #
-# The first four were trained for this target. A standalone model may come from anywhere. The last two have no weights.
+# The first seven were trained for this target. A standalone model may come from anywhere. The last two have no weights.
 #
 # All of them run behind the same protocol. The engines tell how they differ for the KV cache:
 
 # %%
-kinds = ("eagle", "eagle3", "mtp", "frozen-kv", "standalone", "ngram", "suffix")
+kinds = ("eagle", "eagle3", "p-eagle", "mtp", "frozen-kv", "dflash", "dspark", "standalone", "ngram", "suffix")
 config = SpecConfig(topk=1, num_steps=3)
 pairs = {kind: specsim.load(drafter=kind) for kind in kinds}
 for kind, pair in pairs.items():
@@ -91,12 +94,12 @@ texts = [output.token_ids for output in results["eagle3"].outputs]
 assert all([output.token_ids for output in result.outputs] == texts for result in results.values())
 
 # %%
-shown = ("eagle", "mtp", "frozen-kv", "standalone", "ngram")
+shown = ("eagle", "p-eagle", "mtp", "frozen-kv", "ngram")
 plots.acceptance({kind: results[kind].acceptance for kind in shown})
 
 # %% [markdown]
-# The cell before the picture ends with an assertion: all seven gave the same text. The picture leaves out `eagle3` and
-# `suffix`, whose lines would lie on others.
+# The cell before the picture ends with an assertion: all ten gave the same text. The picture shows five of them. The
+# lines of others would lie on these.
 #
 # * Which drafters differ little? With six prompts, small differences mean nothing.
 # * The line of the n-gram drafter falls steeply to the first draft, and then more slowly than the others. What does
@@ -197,6 +200,29 @@ for kind in ("eagle3", "mtp"):
 # * Both gain about the same here, and with six prompts a small difference means nothing. Which of the two would gain
 #   more from a much larger tree?
 #
+# ## All drafts in one forward: P-EAGLE, DFlash, DSpark
+#
+# MTP has a module for each depth. Three other drafters make all drafts of a round in *one* forward. Where no token is
+# known yet, they read a mask token.
+#
+# * **P-EAGLE** is an EAGLE-3 head. After the rows of the accepted tokens it runs one mask row for each further draft.
+# * **DFlash** runs a block: the bonus token and mask tokens, which see each other in both directions, and the target's
+#   hidden states as context. Slot j gives draft j.
+# * **DSpark** is such a block too. But a small head adds a bias for the token before each draft, one draft after the
+#   other, and another head ends a chain whose next draft is unlikely.
+#
+# So the weights are read once for all drafts. What does one draft cost in a round of 1, 3 or 7, as a share of a pass of
+# the target?
+
+# %%
+for kind in ("eagle3", "p-eagle", "dflash", "dspark"):
+    print(f"{kind:10}", "  ".join(f"{num_steps}: {draft_cost(pairs[kind], num_steps):.2f}" for num_steps in (1, 3, 7)))
+
+# %% [markdown]
+# * Which number of the table above shows the price? Compare the third draft of EAGLE-3 with that of the others. What
+#   does it know that a mask row does not?
+# * Only DSpark's drafts know the draft before them. Which of its weights are read for each draft again?
+#
 # ## No KV at all
 #
 # The KV of a drafter takes memory, and it must be filled, moved and released like the target's. The **frozen KV**
@@ -269,12 +295,12 @@ guess.score(result.acceptance.accept_length)
 # ## What a draft costs
 #
 # Notebook 02: with few requests, a forward pass takes as long as reading the weights. So the cost of a draft is the
-# number of weights that it reads, as a share of the target's weights. First for the shipped pair, then
-# for large models.
+# number of weights that it reads, as a share of the target's weights. First for the shipped pair with three drafts a
+# round, then for large models.
 
 # %%
 for kind, pair in pairs.items():
-    print(f"{kind:10}  {draft_cost(pair):.2f}")
+    print(f"{kind:10}  {draft_cost(pair, config.num_steps):.2f}")
 
 # %%
 llama = model("llama-3.1-8b")
@@ -290,8 +316,8 @@ for kind, cost in costs.items():
 # %% [markdown]
 # The last line is Vicuna-68M as a drafter of Vicuna-7B; the others draft for Llama 3.1 8B.
 #
-# * On the shipped pair, a draft costs more than half of a pass. Why so much? The target has four layers, a drafter one
-#   or two. And who reads the head, with 4096 rows?
+# * On the shipped pair, a draft of most drafters costs more than half of a pass. Why so much? The target has four
+#   layers, a drafter one or two. And who reads the head, with 4096 rows?
 # * EAGLE-3 has a vocabulary of its own with 32,000 tokens. Compare its cost with that of `eagle`, which reads the head
 #   of Llama with 128,256 rows.
 #
@@ -344,6 +370,7 @@ specsim.course.scores()
 # * Verification makes every drafter lossless. Choose by accept length *and* cost.
 # * Heads that read the target's hidden states are small and good, but must be trained for one target.
 # * MTP drafts are made before the round begins. So its modules do not see the branches of a tree.
+# * P-EAGLE and block drafters read their weights once for all drafts of a round. Their later drafts know less.
 # * Searches cost nothing and shine on text that repeats: edits, summaries, agents.
 # * A vocabulary that differs a little costs much acceptance.
 #

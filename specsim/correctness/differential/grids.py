@@ -160,7 +160,7 @@ SHIPPED = (
     dict(QUICK[0], family="shipped", kind="eagle", graph="phase", topk=1, num_steps=5, batch=1, sampling="warm"),
     *(
         dict(QUICK[0], family="shipped", kind=kind, graph="phase", mode="free", batch=1)
-        for kind in ("mtp", "standalone", "frozen-kv", "ngram", "suffix")
+        for kind in ("p-eagle", "mtp", "standalone", "frozen-kv", "dflash", "dspark", "ngram", "suffix")
     ),
 )
 
