@@ -170,7 +170,7 @@ def _span(meta, layer, length, split, S: gl.constexpr):
 @no_type_check
 def _stream(weight, layer, ring, slot, OUT: gl.constexpr, HALF: gl.constexpr, TILES: gl.constexpr,
             DEPTH: gl.constexpr, S: gl.constexpr):  # fmt: skip
-    """Stream a weight's tiles. HALF: rows of the halves of which a tile takes 8 each; 0: 16 successive rows."""
+    """Stream a weight's tiles. HALF: rows of the two halves that give a tile 8 rows each; 0: 16 successive rows."""
     STAGES: gl.constexpr = (DEPTH + 1023) // 1024
     TOGETHER: gl.constexpr = 1 if DEPTH <= 4096 and S.width == 8 else 2
     count = _count(TILES, S)
@@ -439,7 +439,7 @@ def _queries(tables, meta, work, layer, request, head, S: gl.constexpr):
 @gluon.jit
 @no_type_check
 def _store_own(cache, tables, meta, work, layer, request, head, own, num_slots, to, S: gl.constexpr):
-    """Put the rows' own keys and values into the first places of a stage, and write keys that had to be normalised."""
+    """Put the rows' own keys and values into the first places of a stage. Normalised keys are written to the KV too."""
     dim = gl.arange(0, 128, layout=gl.SliceLayout(0, MINE))[None, :]
     at = ((layer * num_slots + own) * S.kv_heads + head) * D + dim
     mask = (own >= 0) & (dim >= 0)
@@ -480,7 +480,7 @@ def _weighted_values(kv, weight, acc):
 @gluon.jit
 @no_type_check
 def _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, turn, S: gl.constexpr):
-    """Attend from all rows of a request to one part of its keys, two stages at a time, with online softmax."""
+    """Attend from a request's rows to one part of its keys, two stages at a time, with online softmax."""
     request, head, split = _unit(_here(gl.program_id(0)), S)
     pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, SCORES))
     row = request * S.nodes + pair // S.group
@@ -584,7 +584,7 @@ def _multiplier(cache, tables, meta, work, num_slots, ring, S: gl.constexpr):
         base += S.layer_counters
 
 
-# The finishers, of which each takes every other tile of a product.
+# The finishers. Each takes every other tile of a product.
 
 
 @gluon.jit
@@ -623,7 +623,7 @@ def _scale(work, S: gl.constexpr):
 @gluon.jit
 @no_type_check
 def _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, layer, S: gl.constexpr):
-    """Store a tile of residual rows, what the next norm needs of it, and features where a layer's input is one.
+    """Store a tile of residual rows, what the next norm needs, and features where a layer's input is one.
 
     low, high: bf16. layer: the one whose input it is.
     """

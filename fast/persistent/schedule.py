@@ -86,12 +86,12 @@ class Schedule:
 
     @property
     def width(self) -> int:
-        """Rows with their padding, of which the products' instructions take 8 at a time."""
+        """Rows with their padding; an instruction of a product takes 8."""
         return 8 if self.rows <= 8 else 16
 
     @property
     def ring(self) -> int:
-        """Slots of the ring, as many as shared memory holds beside the sums."""
+        """Slots of the ring, as many as shared memory holds next to the sums."""
         return 6 if self.width == 8 else 5
 
     @property
@@ -111,7 +111,7 @@ class Schedule:
 
     @property
     def splits(self) -> int:
-        """Parts of the keys of a unit: a power of two, so that their merge is a tree of one shape."""
+        """Parts of the keys of a unit, a power of two like every size of a tile."""
         return min(_SPLITS, 1 << (self.programs // self.units).bit_length() - 1)
 
     @property
@@ -213,7 +213,7 @@ class Schedule:
         return range(program, tiles, self.programs)
 
     def unit(self, program: int) -> tuple[int, int, int]:
-        """Request, KV head and part of the keys that a program attends to; a part past the last is no work."""
+        """Request, KV head and part of the keys of a program. A part past the last is no work."""
         rest = program // self.kv_heads
         return rest % self.requests, program % self.kv_heads, rest // self.requests
 

@@ -55,7 +55,8 @@ def diff(
         option(
             "Model",
             "Small target: llama, qwen2, qwen3, mistral, gpt_oss, qwen3_moe, deepseek_v3, noisy, twins (equal logits), "
-            "wide, wide_qwen3, wide_mistral or shipped.",
+            "wide, wide_qwen3, wide_mistral, large_heads (of 128 channels, also large_heads_qwen3 and "
+            "large_heads_mistral) or shipped.",
             metavar="NAME",
         ),
     ] = "llama",

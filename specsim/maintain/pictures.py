@@ -1,4 +1,4 @@
-"""Pictures of README and the guide: rounds of the shipped pair, and round time against the roofline bound.
+"""Pictures of README and the guide: rounds of the shipped pair, round time, and the persistent forward's schedule.
 
 python -m specsim.maintain.pictures [FOLDER] writes them as SVG, into notebooks/guide/images/ unless a folder is given.
 """
@@ -17,7 +17,7 @@ from specsim.explorer.rounds import trace
 from specsim.models.load import load
 from specsim.models.shipped import load_prompts
 from specsim.plots import acceptance
-from specsim.plots.chart import LINES, End, label_ends, new_chart
+from specsim.plots.chart import LINES, End, label_ends, label_point, new_chart
 from specsim.plots.sheet import Picture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +29,8 @@ ROUND = 1  # the round that is drawn, counted from 0
 TRACED = ["def count(n):\n    while n", "def read(path):\n    with open("]  # prompts of the page on specsim.trace
 REQUEST_TICKS = (1, 4, 16, 64, 256)
 MILLISECOND_TICKS = (4, 8, 16, 32, 64)
+# What precedes a product of the persistent forward; its attention has two steps, and `o` follows the second.
+WAITS = {"qkv": ("qkv",), "keys": ("keys", "merge"), "o": ("o",), "gate_up": ("gate_up",), "down": ("down",)}
 NAMES = {"plain": "one token a round", "(4, 3, 8)": "tree of 8 tokens"}
 
 
@@ -80,6 +82,30 @@ def round_time(result: Mapping[str, Any]) -> Picture:
     return figure
 
 
+def persistent_layer(nodes: int = 8, program: int = 0) -> Picture:
+    """Draw one layer of the persistent forward of Llama-3-8B: the ring's stages in order, and what awaits whom."""
+    from specsim.fast.persistent.forward import schedule_of
+    from specsim.models.shapes import shape
+
+    schedule = schedule_of(shape("llama-3-8b").config, 1, nodes)
+    stages = list(schedule.layer_stages(program, (CONTEXT,)))
+    lanes = ("qkv", "keys", "o", "gate_up", "down")
+    awaited = dict(zip(("qkv", "keys", "merge", "o", "gate_up", "down"), schedule.dependencies(program), strict=True))
+    title = f"One layer of program {program} of {schedule.programs}: Llama-3-8B, {nodes} nodes, {CONTEXT:,} tokens"
+    figure, axes = new_chart(title, "stages of 32 KB in the order of the ring", "", 3.2)
+    for place, lane in enumerate(lanes):
+        own = [number for number, stage in enumerate(stages) if stage.product == lane]
+        color, _ = LINES[place % len(LINES)]
+        axes.broken_barh([(number, 0.9) for number in own], (place - 0.3, 0.6), color=color)
+        named = [awaited[each] for each in WAITS[lane]]
+        counts = " and ".join(f"{number * expected:,}" for _, number, expected in named)
+        label_point(axes, own[-1] + 1, place, f"awaits {counts} signals", color, (5, 0))
+    axes.set_yticks(range(len(lanes)), [lane.replace("_", "-") for lane in lanes])
+    axes.set_xlim(0, len(stages) * 1.3)
+    axes.invert_yaxis()
+    return figure
+
+
 def svg(picture: Picture) -> str:
     """Make the SVG of a picture: equal for equal pictures, without a date or random names."""
     from matplotlib import rc_context
@@ -95,7 +121,12 @@ def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pair = load()
     result = json.loads(SCALE.read_text(encoding="utf-8"))
-    pictures = {"token-tree": token_tree(pair), "round-time": round_time(result), **of_a_trace(pair)}
+    pictures = {
+        "token-tree": token_tree(pair),
+        "round-time": round_time(result),
+        "persistent-layer": persistent_layer(),
+        **of_a_trace(pair),
+    }
     for name, picture in pictures.items():
         (folder / f"{name}.svg").write_text(svg(picture), encoding="utf-8")
 

@@ -39,8 +39,11 @@ KINDS = (
     BRIDGED,
     *TOKEN_DRAFTERS,
 )
-FAMILIES = (*target.FAMILIES, "noisy", "twins", "wide", "wide_qwen2", "wide_qwen3", "wide_mistral", "shipped")
-_WINDOW = {"mistral": 7}
+_LARGE_HEADS = {"large_heads": "llama", "large_heads_qwen3": "qwen3", "large_heads_mistral": "mistral"}
+_WIDE = ("wide", "wide_qwen2", "wide_qwen3", "wide_mistral")
+FAMILIES = (*target.FAMILIES, "noisy", "twins", *_WIDE, *_LARGE_HEADS, "shipped")
+_WINDOW = {"mistral": 7, "large_heads_mistral": 17}
+_LARGE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 128}
 _YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -62,6 +65,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     Float64 runs of the pair have the same weights. Other names of a kind or a family:
     `noisy`: a drafter whose hidden state comes mostly from its layers, so that errors in them show.
     `wide`, `wide_qwen2`, `wide_qwen3`, `wide_mistral`: attention decides, with wider margins than bfloat16 rounds.
+    `large_heads`, `large_heads_qwen3`, `large_heads_mistral`: heads of 128 channels, which a persistent forward takes.
     `twins`: a target whose head has the same row for each odd token as for the even one before it, so that logits tie.
     `shipped`: the pair that comes with the package.
     `standalone.shifted`, `frozen-kv.next`: kinds with another value of rows or position.
@@ -82,10 +86,10 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
         pair = wide_pair(made, model, _WINDOW.get(model), fields=fields)
         pair = bridged_pair(pair) if kind == BRIDGED else pair
     else:
-        model = "llama" if family in ("noisy", "twins") else family
+        model = _LARGE_HEADS.get(family, "llama" if family in ("noisy", "twins") else family)
         noise = 0.15 if family == "noisy" else 0.02
         made, fields = MODES.get(kind, (kind.removesuffix(".tli"), {}))
-        scaled = _SCALED.get(family, {})
+        scaled = _LARGE if family in _LARGE_HEADS else _SCALED.get(family, {})
         pair = synthetic_pair(made, model, noise=noise, window=_WINDOW.get(family), fields=fields, **scaled)
         pair = bridged_pair(pair) if kind == BRIDGED else pair
     return rounded(_with_twins(pair) if family == "twins" else pair, dtype)

@@ -10,7 +10,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
 from specsim.fast.persistent import limits
-from specsim.fast.persistent.forward import PersistentForward, schedule_of
+from specsim.fast.persistent.forward import schedule_of
 from specsim.fast.persistent.limits import batch_limit, engine_limit, machine_limit, model_limit, uses_persistent
 from specsim.models.shapes import shape
 from specsim.models.synthetic_pair import synthetic_pair
@@ -112,12 +112,3 @@ def test_an_engine_refuses_a_model_that_does_not_fit(device):
 def test_the_reference_has_no_persistent_forward():
     with pytest.raises(InputError, check=lambda error: error.name == "forward"):
         EngineOptions(forward="persistent")
-
-
-def test_a_failed_wait_is_raised_once_the_host_sees_it():
-    forward = PersistentForward.__new__(PersistentForward)
-    forward._error = torch.zeros(1, dtype=torch.int32)
-    forward.check()
-    forward._error[0] = 1
-    with pytest.raises(RuntimeError, match="awaited another in vain"):
-        forward.check()

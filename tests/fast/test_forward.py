@@ -1,0 +1,67 @@
+"""The persistent forward stores weights once, describes them to the device, and reports a failed wait."""
+
+import pytest
+import torch
+
+from specsim.fast.layers import Weights
+from specsim.fast.persistent.forward import PersistentForward, schedule_of
+from specsim.models.checkpoint.layout import target_layout
+from specsim.models.tiny_config import tiny_config
+
+MODEL = tiny_config(
+    "qwen3", 3, window=40, hidden_size=64, intermediate_size=192, num_heads=4, num_kv_heads=2, head_dim=128
+)
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    layout = target_layout(MODEL)
+    made = {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in layout.items()}
+    return dict(Weights(made).tensors)
+
+
+def test_layers_become_views_of_their_stack(tensors):
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    forward = PersistentForward(MODEL, tensors)
+    assert tensors.keys() == before.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensors[name], tensor)
+    for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
+        layers = [tensors[f"model.layers.{layer}.{name}.weight"] for layer in range(3)]
+        assert len({layer.untyped_storage().data_ptr() for layer in layers}) == 1
+        assert layers[1].data_ptr() == layers[0].data_ptr() + layers[0].nbytes
+    assert torch.equal(forward._norms[0][3], tensors["model.norm.weight"])
+
+
+def test_descriptors_reach_every_weight_once(tensors):
+    for name, weight in PersistentForward(MODEL, tensors)._weights.items():
+        flat = weight.base.flatten()
+        seen = flat.as_strided(weight.shape, weight.strides)
+        whole = torch.arange(flat.numel()).as_strided(weight.shape, weight.strides)
+        assert seen.numel() == flat.numel(), name
+        assert torch.equal(whole.flatten().sort().values, torch.arange(flat.numel())), name
+
+
+def test_a_tile_of_gate_and_up_has_both(tensors):
+    weight = PersistentForward(MODEL, tensors)._weights["gate_up"]
+    blocks = weight.base.flatten().as_strided(weight.shape, weight.strides)  # [H / 64, 2 layers, I, 64]
+    layer, tile = 1, 5
+    found = blocks[:, 2 * layer : 2 * layer + 2, tile * 8 : tile * 8 + 8].permute(1, 2, 0, 3).reshape(16, 64)
+    own = tensors[f"model.layers.{layer}.mlp.gate_up_proj.weight"]
+    assert torch.equal(found, torch.cat([own[tile * 8 : tile * 8 + 8], own[192 + tile * 8 : 192 + tile * 8 + 8]]))
+
+
+def test_windows_and_head_norms_reach_the_schedule(tensors):
+    schedule = schedule_of(MODEL, 2, 3, (0, 2))
+    assert (schedule.has_windows, schedule.has_head_norms, schedule.features) == (True, True, (0, 2))
+    assert PersistentForward(MODEL, tensors)._windows.tolist() == [40, 40, 40]
+
+
+def test_a_failed_wait_is_raised_once_the_host_sees_it():
+    forward = PersistentForward.__new__(PersistentForward)
+    forward._error = torch.zeros(1, dtype=torch.int32)
+    forward.check()
+    forward._error[0] = 1
+    with pytest.raises(RuntimeError, match="awaited another in vain"):
+        forward.check()

@@ -1,0 +1,26 @@
+"""The persistent kernel repeats the schedule's constants and reads only what a schedule has."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specsim.fast.persistent import kernel, schedule
+
+
+@pytest.mark.parametrize("name", ["SUMS", "STRIDE", "WAKES", "COLUMNS", "OWN"])
+def test_constants_are_the_schedules(name):
+    assert getattr(kernel, name).value == getattr(schedule, name)
+
+
+def test_the_kernel_reads_what_a_schedule_has():
+    read = set(re.findall(r"\bS\.(\w+)", Path(kernel.__file__).read_text()))
+    made = schedule.Schedule(hidden=64, inner=192, heads=4, kv_heads=2, layers=3, requests=1, nodes=2)
+    constants = kernel.Constants(made)
+    for name in read:
+        assert getattr(constants, name).value == getattr(made, name)
+    assert len(read) > 20
+
+
+def test_a_stage_has_the_size_that_its_barrier_expects():
+    assert schedule.STAGE_BYTES == 32768 == schedule.COLUMNS * schedule.HEAD_DIM * 2 * 2
