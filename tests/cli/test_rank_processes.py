@@ -104,3 +104,14 @@ def test_no_rank_outlives_a_command_that_is_terminated(tmp_path):
     for file in files:
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)
+
+
+def test_ranks_of_torchrun_take_part_as_they_are():
+    """Rank 0 alone prints."""
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m specsim diff --tensor-parallel 2 --batch 1"
+    words = [*command.split(), "--device", "cpu", "--topk", "1", "--num-steps", "2"]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("The implementations are equal.") == 1
+    assert "1 of 1" in run.stdout
