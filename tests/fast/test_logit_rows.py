@@ -15,8 +15,11 @@ def _read(raw_ptr, adjusted_ptr, is_adjusted_ptr, out_ptr, vocab_size, ROWS: tl.
     tl.store(out_ptr + row * TOKENS + tokens + 1, logits_at(rows, tokens, mask))
 
 
-def test_logits_are_raw_or_adjusted_and_minus_infinity_where_masked(device):
-    """Tokens are -1 to 6 of a vocabulary of 5; token 2 is masked, and NaN is where nothing may read."""
+def test_logits_are_raw_or_adjusted_and_none_where_masked(device):
+    """Tokens are -1 to 6 of a vocabulary of 5, without 2.
+
+    NaN is where nothing may read.
+    """
     raw_RV, adjusted_RV = torch.randn(2, 5).bfloat16(), torch.randn(2, 5)
     expected_RV = torch.stack([raw_RV[0].float(), adjusted_RV[1]])
     raw_RV[1], adjusted_RV[0] = torch.nan, torch.nan
