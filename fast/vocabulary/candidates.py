@@ -120,7 +120,7 @@ def list_tokens(
     """List the tokens of the wanted groups [ROWS, GROUPS] that reach `floor`, ascending, and count them, [ROWS].
 
     list_ptr: i64 [ROWS], where a row's workspace begins, with its list of at most MOST_LISTED tokens. Behind it are the
-    lists of the wanted groups and of the parts of PART tokens with one that reaches the floor, so that few tokens are
+    lists of the wanted groups and of the parts of PART tokens with such a token, so that few tokens are
     looked at one by one. PER groups, then PARTS parts are read at once.
     """
     first = rows.first[:, :, None]

@@ -75,8 +75,9 @@ def write_draft_prob(
     step: torch.Tensor | None,
     num_steps: int,
 ) -> None:
-    """Write the distribution of every row of draft logits, [B, V], or [B, 1+K(S-1), V] in the loop of a draft phase.
+    """Write the distribution of every row of draft logits by target id.
 
+    draft_prob: f32 [B, V], or [B, 1+K(S-1), V] in the loop of a draft phase.
     moments: f32 [R, 3], the largest logit, log2(e) / T and the sum of all weights, 0 where the distribution is zeros.
     step: i32, read on the device; None outside the loop.
     """

@@ -1,4 +1,4 @@
-"""Filters of requests, and cuts of the rows of which too many tokens count: these rows are read several times."""
+"""Filters of requests, and cuts of rows with too many tokens for a list, which are read several times."""
 
 import math
 from typing import NamedTuple, Self, no_type_check
