@@ -149,7 +149,7 @@ def _pieces(case: Round) -> Iterator[Piece]:
 
     def build(_: int) -> VerifyInput:
         locations = kv.tree_locations(batch, CONFIG, pools)
-        return tree.build(case.candidates, case.bonus_tokens, batch.seq_lens, locations, CONFIG)
+        return tree.build(case.candidates, case.bonus_tokens, batch.seq_lens, locations, CONFIG, batch.draft_steps)
 
     yield Piece("cache locations, selection and tree", build, partial(same_tree, case.expected), RooflineBound(()))
 

@@ -61,10 +61,11 @@ def _tree_row(config: SpecConfig, requests: int, peaks: Peaks, device: str) -> R
     expected = reference.build(candidates, bonus_tokens, seq_lens, locations, config)
     given = (bonus_tokens.to(device), seq_lens.to(device), locations.to(device))
     on_device = candidates.to(device)
-    out = tree.build(on_device, *given, config)
+    steps = torch.full((requests,), config.num_steps, dtype=torch.int32, device=device)
+    out = tree.build(on_device, *given, config, steps)
 
     def build(_: int) -> VerifyInput:
-        return tree.build(on_device, *given, config, out=out)
+        return tree.build(on_device, *given, config, steps, out=out)
 
     ours = Contender(OURS, build, partial(same_tree, expected))
     return contest(
