@@ -121,6 +121,9 @@ class PersistentForward:
         from specsim.fast.persistent import kernel
 
         schedule = schedule_of(self._model, len(metadata.num_extras), metadata.max_rows, features)
+        if kv.keys[0].numel() >= 2**31:
+            allowed = "kernels or auto with KV of 2³¹ numbers or more in a layer; persistent addresses fewer"
+            raise InputError("forward", "persistent", allowed)
         rows, hidden, dtype = schedule.rows, schedule.hidden, self._embedding.dtype
 
         def new(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from specsim.core.errors import InputError
+from specsim.core.kv_buffer import KVBuffer
 from specsim.fast.layers import Weights
+from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.persistent.forward import PersistentForward, schedule_of
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.tiny_config import tiny_config
@@ -50,6 +53,17 @@ def test_a_tile_of_gate_and_up_has_both(tensors):
     found = blocks[:, 2 * layer : 2 * layer + 2, tile * 8 : tile * 8 + 8].permute(1, 2, 0, 3).reshape(16, 64)
     own = tensors[f"model.layers.{layer}.mlp.gate_up_proj.weight"]
     assert torch.equal(found, torch.cat([own[tile * 8 : tile * 8 + 8], own[192 + tile * 8 : 192 + tile * 8 + 8]]))
+
+
+def test_a_layer_of_kv_beyond_32_bits_is_refused(tensors):
+    slots = torch.zeros(1, dtype=torch.int64)
+    none = torch.zeros(1, dtype=torch.int32)
+    metadata = AttentionMetadata(
+        slots, slots, slots, 1, True, slots[None], slots, none, none, False, none, none[None], none[None], none[None]
+    )
+    kv = KVBuffer(MODEL.kv_layout, 2**23, torch.bfloat16, "meta")
+    with pytest.raises(InputError, check=lambda error: error.name == "forward"):
+        PersistentForward(MODEL, tensors)(slots, torch.zeros(1, 2, 64), metadata, kv, ())
 
 
 def test_windows_and_head_norms_reach_the_schedule(tensors):
