@@ -12,7 +12,7 @@ from specsim.fast.runtime.uniforms import named_uniform
 from specsim.fast.vocabulary.distribution import Distributions, weight
 from specsim.fast.vocabulary.summaries import LOWEST_RANK, num_groups, rank, weights_of
 
-PER = 16  # groups that are read again at once
+PER = 8  # groups that are read again at once
 
 
 class Requests(NamedTuple):

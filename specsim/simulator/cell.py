@@ -168,7 +168,8 @@ class Cell:
         }
         made["efficiency"] = Efficiency(**value["efficiency"])
         made["kept"] = tuple(value.get("kept", ()))
-        made["prefix_cache"] = bool(value.get("prefix_cache", True))  # SQLite has 1 for true
+        for name, default in (("prefix_cache", True), ("adaptive_per_request", False)):
+            made[name] = bool(value.get(name, default))  # SQLite has 1 for true
         return cls(**value | made)
 
     def with_values(self, **values: Any) -> "Cell":

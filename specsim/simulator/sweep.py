@@ -38,6 +38,7 @@ LATER = {  # fields that the first sweeps did not have; their defaults leave key
         "kept",
         "profile",
         "adaptive",
+        "adaptive_per_request",
     )
 }
 VERSION = 1  # of the SQLite file; it grows when a column changes its meaning

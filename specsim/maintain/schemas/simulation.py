@@ -288,7 +288,9 @@ def sweep() -> Schema:
         name: {"type": ["integer", "string"], "description": f"{known[name]['description']} Two as JSON text."}
         for name in ("prompt_tokens", "output_tokens")
     }
-    as_json["prefix_cache"] = whole(f"{known['prefix_cache']['description']} 1 or 0.")
+    as_json |= {
+        name: whole(f"{known[name]['description']} 1 or 0.") for name in ("prefix_cache", "adaptive_per_request")
+    }
     seed = {"seed": {"type": ["integer", "string"], "description": "Random seed; as JSON text from 2^63 on."}}
     row = record(
         "A cell.",
