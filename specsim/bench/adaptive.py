@@ -44,7 +44,7 @@ def _rates(share: float) -> tuple[float, ...]:
 
 
 STEADY, EASY, HARD = _rates(0.75), _rates(0.9), _rates(0.3)
-CONSTANT = (Phase(1, STEADY, 200), Phase(16, STEADY, 288), Phase(64, STEADY, 160))
+CONSTANT = (Phase(1, STEADY, 200), Phase(16, STEADY, 240), Phase(64, STEADY, 96))
 CHANGING = (Phase(1, EASY, 120), Phase(64, HARD, 40), Phase(16, STEADY, 72))
 MEASURED = (1, 16, 64)  # batch sizes of the measured costs, those of the loads
 MEASURED_TOKENS = 24
