@@ -169,7 +169,7 @@ def test_pools_of_equal_scores_prefer_the_lower_index(monkeypatch):
     from specsim.reference import tree
 
     assert fields_of("trees", pools="tied", impl="reference", count=50) == []
-    monkeypatch.setattr(tree, "select", lambda scores, count: scores.topk(count).indices.flip(0).sort(-1).values)
+    monkeypatch.setattr(tree, "select", lambda scores, count, _: scores.topk(count).indices.flip(0).sort(-1).values)
     assert fields_of("trees", pools="tied", impl="reference", count=50) == ["tree"]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specsim import EngineOptions, SamplingParams, SpecConfig, generate, load
+from specsim.core.policies.per_request import Choice
 from specsim.correctness.differential import check
 from specsim.correctness.differential.implementation import Shares
 from specsim.correctness.differential.pairs import make_pair
@@ -87,7 +88,8 @@ class _Learning:
 def _learned(ranks):
     policy: Any = _Learning()
     engine: Any = SimpleNamespace(options=EngineOptions("fast", device="cpu", tensor_parallel=2))
-    launched: Any = SimpleNamespace(step=3, is_round=True, setting=0)
+    requests = [SimpleNamespace(request_id=0)]
+    launched: Any = SimpleNamespace(step=3, is_round=True, requests=requests, choice=Choice(0))
     delivery: Any = SimpleNamespace(token_ids=[1, 2])
     adaptation = Adaptation(engine, policy)
     adaptation.observe(launched, [delivery], now=1.0)
