@@ -1,6 +1,7 @@
 """Drafters of all depths at once draft in training as at inference, from the files that training writes."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ from specsim.training.unroll import read_features
 ROOTS = (1, 2, 7, 12)
 DEPTH = SMOKE.parallel_drafts
 NO_DRAWS = Draws(lambda *_: 0.0, lambda _: torch.zeros(0))
-ORACLES = {"p-eagle": p_eagle_draft, "dflash": block_draft, "dspark": block_draft}
+BLOCK_DRAFT = partial(block_draft, depth=DEPTH)
+ORACLES = {"p-eagle": p_eagle_draft, "dflash": BLOCK_DRAFT, "dspark": BLOCK_DRAFT}
 
 
 @pytest.fixture
