@@ -1,8 +1,10 @@
 """GPU times, by graphs of many launches over uncached inputs, and measured peaks of the device."""
 
+import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -75,12 +77,24 @@ def in_turns(runs: Mapping[str, Callable[[], Any]], samples: int, parts: int = 1
     found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(samples):
         for name, run in runs.items():
-            wait()
-            start = time.perf_counter()
-            run()
-            wait()
-            found[name].append(1e6 * (time.perf_counter() - start) / parts)
+            with without_collection():
+                wait()
+                start = time.perf_counter()
+                run()
+                wait()
+                found[name].append(1e6 * (time.perf_counter() - start) / parts)
     return {name: timing(times) for name, times in found.items()}
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Collect garbage first, and none inside: a full collection takes 0.1 s in a process with torch."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def wait() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specsim.bench.checks import all_of, equal
-from specsim.bench.clock import wait
+from specsim.bench.clock import wait, without_collection
 from specsim.bench.request_lengths import Lengths
 from specsim.bench.row import Check
 from specsim.core.config import SamplingParams, ServingConfig
@@ -73,11 +73,12 @@ class ClosedLoop:
         coming = self._requests(count)
         for _ in range(min(concurrency, count)):
             scheduler.submit(next(coming))
-        while scheduler.is_busy:
-            for _ in scheduler.step().finished:
-                if (request := next(coming, None)) is not None:
-                    request.arrival = scheduler.step_index
-                    scheduler.submit(request)
+        with without_collection():
+            while scheduler.is_busy:
+                for _ in scheduler.step().finished:
+                    if (request := next(coming, None)) is not None:
+                        request.arrival = scheduler.step_index
+                        scheduler.submit(request)
         scheduler.close()
         return list(scheduler.requests.values())
 
@@ -116,11 +117,12 @@ class Decoding:
 
     def seconds_of_a_step(self, count: int) -> float:
         """Measure the mean wall-clock time of a step."""
-        wait()
-        start = time.perf_counter()
-        self.steps(count)
-        wait()
-        return (time.perf_counter() - start) / count
+        with without_collection():
+            wait()
+            start = time.perf_counter()
+            self.steps(count)
+            wait()
+            return (time.perf_counter() - start) / count
 
     def results(self, rounds: int) -> dict[str, torch.Tensor]:
         """Collect tokens and their log probabilities of the prefill and the first rounds, of all requests."""

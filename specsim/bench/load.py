@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from specsim.bench.checks import all_of, equal
+from specsim.bench.clock import without_collection
 from specsim.bench.row import Check
 from specsim.core.config import SamplingParams, ServingConfig
 from specsim.core.engine import Engine
@@ -101,12 +102,13 @@ class LoadServer:
         scheduler.step()  # the prompts, and under `overlap` a round that stands for the one still unread at the end
         self._wait()
         tokens = rounds = 0
-        start = time.perf_counter()
-        while tokens < phase.all_tokens:
-            tokens += sum(result.num_accepted_tokens for result in scheduler.step().results)
-            rounds += 1
-        self._wait()
-        seconds = time.perf_counter() - start
+        with without_collection():
+            start = time.perf_counter()
+            while tokens < phase.all_tokens:
+                tokens += sum(result.num_accepted_tokens for result in scheduler.step().results)
+                rounds += 1
+            self._wait()
+            seconds = time.perf_counter() - start
         for request in requests:
             scheduler.abort(request.request_id)
         return PhaseTime(seconds, rounds, tokens)
