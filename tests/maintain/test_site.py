@@ -177,6 +177,12 @@ def test_api_has_a_page_for_every_operation_and_folder():
     assert "{py:class} SpecConfig" in pages["api/core.md"]
     assert "| `topk` | `int` | `4` | K |" in pages["api/core.md"]
     assert "{py:obj}`generate <specsim.serving.generation.generate>`" in pages["api/specsim.md"]
+    assert not [name for name in pages if (ROOT / "fast" / Path(name).stem).is_dir() and "/operations/" in name]
+
+
+def test_a_property_with_the_name_of_a_type_takes_no_links():
+    page = api_pages(ROOT)["api/simulator.md"]
+    assert "{py:property} bytes\n:type: float\n:no-index:\n" in page
 
 
 def test_every_option_of_every_command_is_listed():

@@ -1,5 +1,6 @@
 """Pages of the API: one for each folder, and one for each operation with both implementations."""
 
+import builtins
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def _operation(module: str) -> str | None:
 
 
 # Folders inside the implementations.
-_PARTS = ("drafters", "targets", "model", "runtime", "verifiers", "vocabulary")
+_PARTS = ("drafters", "targets", "model", "persistent", "runtime", "verifiers", "vocabulary")
 
 
 def _page(folder: str) -> str:
@@ -182,6 +183,8 @@ def _function(function: Function) -> list[str]:
         lines.append(f":type: {function.signature}")
     if kind != function.kind:
         lines.append(f":{function.kind}:")
+    if kind == "property" and hasattr(builtins, function.name):  # Sphinx would link that type of signatures to it
+        lines.append(":no-index:")
     lines += ["", *_kernel(function), markdown(function.docstring), "`````"]
     return lines
 
