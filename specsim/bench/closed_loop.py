@@ -71,9 +71,9 @@ class ClosedLoop:
         """Serve the first `count` requests to their ends."""
         scheduler = Scheduler(self.engine, self.serving(schedule, concurrency), pools=self.pools)
         coming = self._requests(count)
-        for _ in range(min(concurrency, count)):
-            scheduler.submit(next(coming))
         with without_collection():
+            for _ in range(min(concurrency, count)):
+                scheduler.submit(next(coming))
             while scheduler.is_busy:
                 for _ in scheduler.step().finished:
                     if (request := next(coming, None)) is not None:

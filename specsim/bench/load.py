@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specsim.bench.checks import all_of, equal
-from specsim.bench.clock import without_collection
+from specsim.bench.clock import wait, without_collection
 from specsim.bench.row import Check
 from specsim.core.config import SamplingParams, ServingConfig
 from specsim.core.engine import Engine
@@ -100,14 +100,14 @@ class LoadServer:
         for request in requests:
             scheduler.submit(request)
         scheduler.step()  # the prompts, and under `overlap` a round that stands for the one still unread at the end
-        self._wait()
+        wait()
         tokens = rounds = 0
         with without_collection():
             start = time.perf_counter()
             while tokens < phase.all_tokens:
                 tokens += sum(result.num_accepted_tokens for result in scheduler.step().results)
                 rounds += 1
-            self._wait()
+            wait()
             seconds = time.perf_counter() - start
         for request in requests:
             scheduler.abort(request.request_id)
@@ -124,10 +124,6 @@ class LoadServer:
             cut = SyntheticAcceptance(rates).cut(each.config.num_steps)
             if cut is not None:
                 each._schedule.shares.copy_(torch.tensor(cut.shares))
-
-    def _wait(self) -> None:
-        if self.engine.device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 def _results(requests: Sequence[Request]) -> dict[str, torch.Tensor]:
