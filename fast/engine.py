@@ -1,6 +1,5 @@
 """The fast engine: the reference's round on static buffers, launched or replayed from graphs."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Self, TypeVar
 
@@ -23,7 +22,6 @@ from specsim.core.phases import (
     PrefillInput,
     PrefillOutput,
     RoundOutput,
-    Sampling,
     VerifyInput,
     VerifyOutput,
 )
@@ -34,35 +32,29 @@ from specsim.core.rule import AcceptanceRule
 from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import ForwardOutput, Target
-from specsim.fast import drafters, kv, tree, verify
+from specsim.fast import drafters, verify
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.extend import draft_extend_input
-from specsim.fast.frame import Frame, Recording, TargetOutput
-from specsim.fast.model.draft_metadata import tree_metadata
+from specsim.fast.frame import Frame
+from specsim.fast.frames import Frames
+from specsim.fast.launches import Launches
 from specsim.fast.model.metadata import AttentionMetadata, prefill_metadata
 from specsim.fast.model.prompt_graphs import PromptGraphs, can_record
 from specsim.fast.model.rank_links import linked
-from specsim.fast.model.side_rows import move_side, write_side
+from specsim.fast.model.side_rows import write_side
 from specsim.fast.persistent.limits import uses_persistent
 from specsim.fast.runtime.gather import join_slices
-from specsim.fast.runtime.graph import capture
-from specsim.fast.runtime.launch import check_kv_dtypes, next_power_of_2
-from specsim.fast.runtime.padding import RoundShape
+from specsim.fast.runtime.launch import check_kv_dtypes
 from specsim.fast.runtime.sections import (
     DRAFT_PHASE,
     EXTEND_PHASE,
     ROUND,
     VERIFY_PHASE,
     Section,
-    Sections,
-    recorded,
-    runs,
 )
 from specsim.fast.runtime.states import load, load_extend_input, unload, unload_extend_input
 from specsim.fast.synthetic import Schedule
 from specsim.fast.targets import FAMILIES
 from specsim.fast.targets.decoder import DecoderTarget
-from specsim.fast.verifiers.shared import can_share, needs_all, verify_shared
 from specsim.fast.vocabulary.penalties import Allowed
 
 T = TypeVar("T")
@@ -100,7 +92,6 @@ class Engine:
         check_kv_dtypes(kv_dtype=options.kv_dtype, draft_kv_dtype=options.draft_kv_dtype)
         self.dtype = options.dtype
         self.device = torch.device(self.options.device or "cpu")
-        self._frames: dict[int, Frame] = {}
         self.grammars: Grammars = grammars or {}
         check(self.grammars, config, target.vocab_size)
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
@@ -109,23 +100,14 @@ class Engine:
         drafters.check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
         self._target = self._make_target(pair) if like is None else like._target
         self.target: Target = self._target
-        self._sampled_last: tuple[Sampling, bool] | None = None  # parameters, and whether rounds read slices for them
         self._drafter = self._make_drafter(pair) if like is None else like._drafter.under(self.config)
         self.drafter: Drafter = self._drafter
         self._ahead = columns_ahead(self.drafter)
         records = self.device.type == "cuda" and self.options.graph != "eager" and self._ranks is None
         self._prompts = PromptGraphs(self._forward_rows) if records and can_record(target) else None
         self.options.check_draft_kv(config, self.drafter.kv_layout)
-        self._launches: dict[Section, Callable[[Frame], None]] = {
-            Section.START: self._start,
-            Section.STEP: self._step,
-            Section.DRAFT: self._propose,
-            Section.BUILD_TREE: self._build_tree,
-            Section.FORWARD: self._run_target,
-            Section.VERIFY: self._check_trees,
-            Section.GATHER: self._gather,
-            Section.EXTEND: self._rewrite_draft_kv,
-        }
+        launches = Launches(self.config, self._target, self._drafter, rule, self._schedule, self._ranks)
+        self._frames = Frames(launches, self.options, bool(grammars))
 
     def _make_target(self, pair: Pair) -> DecoderTarget:
         make = FAMILIES[pair.target.config.family]
@@ -162,7 +144,7 @@ class Engine:
             num_requests,
             self.drafter.lookahead,
             self.config.num_steps,
-            self._num_features,
+            self._frames.launches.num_features,
             dtype=self.dtype,
             device=self.device,
         )
@@ -231,14 +213,14 @@ class Engine:
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and build trees of the best of them at columns L..L+N-1."""
         self._own_lanes(batch, pools, reserved)
-        frame = self._frame(batch, pools, draft_input)
+        frame = self._frames.load(batch, pools, draft_input)
         self._draft(frame, batch)
         return self._agreed("draft", unload(frame.verify_input, batch.size, frame.bucket))
 
     @torch.inference_mode()
     def verify(self, batch: Batch, verify_input: VerifyInput, pools: KVPool) -> VerifyOutput:
         """Run the target over the trees, verify the drafts, and commit the accepted path."""
-        frame = self._frame(batch, pools)
+        frame = self._frames.load(batch, pools)
         load(frame.verify_input, replace(verify_input, candidates=None))
         self._verify(frame, batch)
         return self._agreed("verify", self._verify_output(frame, batch.size))
@@ -246,7 +228,7 @@ class Engine:
     @torch.inference_mode()
     def draft_extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         """Rewrite the drafter's KV of the accepted rows from the target's features, and make the next DraftInput."""
-        frame = self._frame(batch, pools)
+        frame = self._frames.load(batch, pools)
         load_extend_input(frame.extend_input, draft_extend_input, frame.shape.width)
         self._extend(frame)
         return self._agreed("draft_extend", unload(frame.outlet.draft_input, batch.size, frame.bucket))
@@ -265,10 +247,10 @@ class Engine:
     def _play(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool) -> Frame:
         """Run a whole round in a frame."""
         self._own_lanes(batch, pools, reserved)
-        frame = self._frame(batch, pools, draft_input)
+        frame = self._frames.load(batch, pools, draft_input)
         if self.options.graph == "round":
             self._enter("round")
-            self._run(frame, ROUND)
+            self._frames.run(frame, ROUND)
         else:
             self._draft(frame, batch)
             self._verify(frame, batch)
@@ -293,14 +275,14 @@ class Engine:
             own_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._ahead)
 
         if self.options.graph == "step":
-            self._run(frame, (Section.START,))
+            self._frames.run(frame, (Section.START,))
             for _ in range(self.config.num_steps - 1):
-                self._run(frame, (Section.STEP,))
+                self._frames.run(frame, (Section.STEP,))
             if self.config.release == "round":
                 own()
-            self._run(frame, (Section.BUILD_TREE,))
+            self._frames.run(frame, (Section.BUILD_TREE,))
         else:
-            self._run_phase(frame, DRAFT_PHASE, own)
+            self._frames.run_phase(frame, DRAFT_PHASE, own)
 
     def _verify(self, frame: Frame, batch: Batch) -> None:
         self._enter("verify")
@@ -312,11 +294,11 @@ class Engine:
 
         if frame.allowed is not None:
             frame.allowed.load(allowed_trees(batch, frame.verify_input, frame.pools, self.grammars))
-        self._run_phase(frame, VERIFY_PHASE, own)
+        self._frames.run_phase(frame, VERIFY_PHASE, own)
 
     def _extend(self, frame: Frame) -> None:
         self._enter("draft_extend")
-        self._run(frame, EXTEND_PHASE)
+        self._frames.run(frame, EXTEND_PHASE)
 
     def _verify_output(self, frame: Frame, size: int) -> VerifyOutput:
         logits = frame.target_output.logits[: size * self.config.num_draft_tokens]
@@ -327,163 +309,3 @@ class Engine:
             target_logits=logits.clone(),
             draft_extend_input=unload_extend_input(frame.extend_input, size, frame.shape.width, self.config.extend),
         )
-
-    def _frame(self, batch: Batch, pools: KVPool, draft_input: DraftInput | None = None) -> Frame:
-        """Load the batch, and a draft input, into the frame of its bucket over these pools."""
-        bucket = self.options.bucket or next_power_of_2(max(batch.size, 1))
-        if batch.size > bucket:
-            raise InputError("bucket", bucket, f"at least the number of requests of a batch, {batch.size}")
-        if any(frame.pools is not pools for frame in self._frames.values()):
-            self._frames.clear()  # graphs of other pools would keep them alive
-        frame = self._frames.get(bucket)
-        if frame is None:
-            padded = self._drafter.zeros(bucket), self._drafter.buffers(bucket)
-            frame = self._frames[bucket] = Frame.of(self._shape(bucket), pools, *padded)
-            self._capture(frame)
-        self._target.check()
-        frame.inlet.load(batch, draft_input)
-        frame.reads_slices = self._reads_slices(batch)
-        return frame
-
-    @property
-    def _may_read_slices(self) -> bool:
-        """Whether a round can do with the logits of a few tokens where ranks share the vocabulary."""
-        if self._ranks is None or self.rule is not None or self._schedule is not None or self.grammars:
-            return False
-        return can_share(self._ranks, self.target.config.vocab_size, self.config)
-
-    def _reads_slices(self, batch: Batch) -> bool:
-        """Check whether this batch's rounds do; the host reads sampling parameters where they are new."""
-        if not self._may_read_slices:
-            return False
-        if self._sampled_last is None or self._sampled_last[0] is not batch.sampling:
-            all_of = needs_all(batch, self.target.config.vocab_size)
-            self._sampled_last = (batch.sampling, not all_of)
-        return self._sampled_last[1]
-
-    @property
-    def _num_features(self) -> int:
-        """Width of the target's features."""
-        return self.target.config.hidden_size * max(1, len(self._drafter.feature_layers))
-
-    def _shape(self, bucket: int) -> RoundShape:
-        target = self.target.config
-        return RoundShape(
-            bucket,
-            self.config,
-            vocab_size=target.vocab_size,
-            num_features=self._num_features,
-            dtype=self.dtype,
-            has_grammars=bool(self.grammars),
-        )
-
-    def _capture(self, frame: Frame) -> None:
-        """Capture this mode's graphs, while the frame has padded requests only."""
-        self._enter("capture")
-        for frame.reads_slices in (False, True) if self._may_read_slices else (False,):
-            for sections in recorded(self.options.graph or "eager", self.config, *self._on_host):
-                graph = capture(lambda sections=sections: self._launch(frame, sections), self.device)
-                frame.recordings[sections, frame.reads_slices] = Recording(graph, frame.target_output)
-
-    def _launch(self, frame: Frame, sections: Sections) -> None:
-        for section in sections:
-            self._launches[section](frame)
-
-    def _run(self, frame: Frame, sections: Sections) -> None:
-        """Run sections in order, from their graph where this mode has captured them together."""
-        recording = frame.recordings.get((sections, frame.reads_slices))
-        if recording is None:
-            self._launch(frame, sections)
-        else:
-            recording.graph.replay()
-            frame.target_output = recording.target_output
-        if self.device.type == "cpu":  # on a GPU the host would wait for it
-            frame.buffers.check()
-
-    def _run_phase(self, frame: Frame, sections: Sections, own: Callable[[], None]) -> None:
-        """Run a phase's sections, between which pages move under release `round`."""
-        previous = None
-        for run in runs(sections, self.config, *self._on_host):
-            if previous not in (None, Section.FORWARD):
-                own()
-            self._run(frame, run)
-            previous = run[-1]
-
-    @property
-    def _on_host(self) -> tuple[bool, bool]:
-        """Whether drafter and verifier run on the host."""
-        return self._drafter.runs_on_host, self.rule is not None
-
-    def _start(self, frame: Frame) -> None:
-        self._drafter.start(frame.batch, frame.draft_input, frame.draft_buffers, frame.pools)
-
-    def _step(self, frame: Frame) -> None:
-        self._drafter.step(frame.batch, frame.draft_buffers, frame.pools)
-
-    def _propose(self, frame: Frame) -> None:
-        self._start(frame)
-        for _ in range(self.config.num_steps - 1):
-            self._step(frame)
-
-    def _build_tree(self, frame: Frame) -> None:
-        batch = frame.batch
-        if frame.pools.draft is not None:
-            frame.pools.draft.take_snapshot()  # draft-extend writes over the lanes
-        locations_BN = kv.tree_locations(batch, self.config, frame.pools)
-        bonus_tokens = frame.draft_input.bonus_tokens
-        candidates = frame.draft_buffers.candidates
-        steps = batch.draft_steps
-        tree.build(candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, steps, out=frame.verify_input)
-
-    def _run_target(self, frame: Frame) -> None:
-        verify_input = frame.verify_input
-        metadata = tree_metadata(frame.batch, verify_input, frame.pools)
-        tokens = verify_input.draft_tokens.view(-1)
-        output = self.target.forward(tokens, metadata, frame.pools.target, self._drafter.feature_layers)
-        write_side(frame.pools, metadata.slots, output)
-        logits = self._target.own_logits if frame.reads_slices else self._target.logits
-        frame.target_output = TargetOutput(output.features, logits(output.hidden))
-
-    def _check_trees(self, frame: Frame) -> None:
-        batch = frame.batch
-        pools = frame.pools
-        verify_input = frame.verify_input
-        logits = frame.target_output.logits
-        if frame.reads_slices and self._ranks is not None:
-            size = frame.shape.vocab_size
-            verify_shared(self._ranks, batch, verify_input, logits, self.config, pools, size, frame.verdict)
-            self._commit(frame)
-            return
-        verify.verify(
-            batch,
-            verify_input,
-            logits,
-            self.config,
-            pools,
-            acceptance=self.rule or self._schedule,
-            allowed=frame.allowed,
-            out=frame.verdict,
-        )
-        self._commit(frame)
-
-    def _commit(self, frame: Frame) -> None:
-        batch = frame.batch
-        verify_input = frame.verify_input
-        pools = frame.pools
-        move_side(batch, verify_input.cache_locations, frame.verdict, pools)
-        kv.commit(batch, verify_input.cache_locations, frame.verdict, pools, out=frame.outlet.progress)
-
-    def _gather(self, frame: Frame) -> None:
-        draft_extend_input(
-            frame.batch,
-            frame.verdict,
-            frame.target_output.features,
-            frame.pools.req_to_token,
-            self.config.length_limit,
-            self.config.extend,
-            self._drafter.lead,
-            out=frame.extend_input,
-        )
-
-    def _rewrite_draft_kv(self, frame: Frame) -> None:
-        self._drafter.extend(frame.batch, frame.extend_input, frame.pools, out=frame.outlet.draft_input)

@@ -259,9 +259,9 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
 )
 def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, config, device):
     engine, batch, _, pools = fast_start(synthetic_pair(kind), config, device, FOUR[:2])
-    frame = engine._frame(batch, pools)
+    frame = engine._frames.load(batch, pools)
     with torch.inference_mode():
-        tape = Tape.of(lambda: engine._launch(frame, ROUND))
+        tape = Tape.of(lambda: engine._frames.launches.run(frame, ROUND))
     assert set(tape.framework_operations) <= {"aten.linear.default", "aten.copy_.default"}
     assert len([step for step in tape.steps if step.is_kernel]) > 20
 
@@ -273,11 +273,11 @@ def test_a_snapshot_of_lanes_adds_two_copies_to_a_round(config, device):
     Without a snapshot none is captured.
     """
     engine, batch, _, pools = fast_start(synthetic_pair("eagle3"), config, device, FOUR[:2])
-    frame = engine._frame(batch, pools)
+    frame = engine._frames.load(batch, pools)
     recorded = []
     for _ in range(2):
         with torch.inference_mode():
-            recorded.append([step.name for step in Tape.of(lambda: engine._launch(frame, ROUND)).steps])
+            recorded.append([step.name for step in Tape.of(lambda: engine._frames.launches.run(frame, ROUND)).steps])
         pools.draft.keep_snapshot()
     without, kept = recorded
     end = without.index("_locations_kernel") - 1
@@ -324,7 +324,7 @@ def test_a_second_pool_gets_buffers_and_graphs_of_its_own(device):
 
 def test_a_write_next_to_static_buffers_is_found_after_the_phase(device):
     engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle"), SMALL, device, FOUR[:2])
-    frame = engine._frame(batch, pools)
+    frame = engine._frames.load(batch, pools)
     predict = frame.verdict.predict
     whole = torch.empty(0, dtype=torch.int32, device=device).set_(predict.untyped_storage())
     whole[predict.storage_offset() - 1] = 7
@@ -429,7 +429,7 @@ def test_buffers_of_a_replaced_pool_are_freed(device):
     engine.round(batch, draft_input, pools)
     one = torch.zeros(1, dtype=torch.int64, device=device)
     engine.round(batch.filter(one), draft_input.filter(one), pools)
-    assert sorted(engine._frames) == [1, 4]
+    assert sorted(engine._frames._by_bucket) == [1, 4]
     _, batch, draft_input, others = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:3])
     engine.round(batch, draft_input, others)
-    assert [frame.pools for frame in engine._frames.values()] == [others]
+    assert [frame.pools for frame in engine._frames._by_bucket.values()] == [others]

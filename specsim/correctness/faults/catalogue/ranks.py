@@ -3,7 +3,8 @@
 from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
 
-ENGINE = "specsim.fast.engine"
+FRAMES = "specsim.fast.frames"
+LAUNCHES = "specsim.fast.launches"
 SYNC = "sgl-project/sglang, sampler.py: SYNC_TOKEN_IDS_ACROSS_TP"
 TREE = dict(topk=2, num_steps=2, num_draft_tokens=4, page_size=4, batch=2, rounds=2)
 
@@ -17,10 +18,15 @@ FAULTS = (
         fields=("rank digests",),
         edits=(
             Edit(
-                ENGINE,
+                LAUNCHES,
+                "from dataclasses import dataclass\n",
+                "from dataclasses import dataclass, replace\n",
+            ),
+            Edit(
+                LAUNCHES,
                 "        batch = frame.batch\n        pools = frame.pools\n        verify_input = frame.verify_input\n",
                 "        batch = frame.batch\n        pools = frame.pools\n        verify_input = frame.verify_input\n"
-                "        own = 0 if self._ranks is None else self._ranks.rank\n"
+                "        own = 0 if self.ranks is None else self.ranks.rank\n"
                 "        batch = replace(batch, seeds=batch.seeds + own)\n",
             ),
         ),
@@ -56,9 +62,15 @@ FAULTS = (
         fields=("rank digests",),
         edits=(
             Edit(
-                ENGINE,
+                FRAMES,
+                "from collections.abc import Callable\n",
+                "from collections.abc import Callable\nfrom dataclasses import replace\n",
+            ),
+            Edit(
+                FRAMES,
                 "        frame.inlet.load(batch, draft_input)\n",
-                "        own = 0 if self._ranks is None else self._ranks.rank\n"
+                "        ranks = self.launches.ranks\n"
+                "        own = 0 if ranks is None else ranks.rank\n"
                 "        frame.inlet.load(replace(batch, seq_lens=batch.seq_lens - own), draft_input)\n",
             ),
         ),

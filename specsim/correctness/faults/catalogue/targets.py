@@ -100,7 +100,7 @@ FAULTS = (
         fields=("side output experts",),
         edits=(
             Edit(
-                "specsim.fast.engine",
+                "specsim.fast.launches",
                 "        move_side(batch, verify_input.cache_locations, frame.verdict, pools)\n",
                 "",
             ),

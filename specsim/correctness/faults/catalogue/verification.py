@@ -81,7 +81,7 @@ FAULTS = (
         fields=("num_accepted_drafts", "draft_extend_input.num_accepted_drafts"),
         edits=(
             Edit(
-                "specsim.fast.engine",
+                "specsim.fast.launches",
                 "        draft_extend_input(\n            frame.batch,\n",
                 "        frame.verdict.num_accepted_drafts.add_(1)\n"
                 "        draft_extend_input(\n            frame.batch,\n",
