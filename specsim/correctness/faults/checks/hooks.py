@@ -78,7 +78,7 @@ def hooked(engine: Any) -> Iterator[HeadHook | None]:
     if engine.options.impl != "fast":
         yield hook
         return
-    from specsim.fast import engine as module
+    from specsim.fast import frames as module
 
     capture = module.capture
 
