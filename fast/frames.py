@@ -1,6 +1,6 @@
 """Frames of an engine by bucket, and the graphs that are captured over them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -18,7 +18,7 @@ from specsim.fast.verifiers.shared import needs_all
 
 
 class Frames:
-    """A frame for each bucket of requests, over one pool at a time; sections run in it from graphs where it has them.
+    """A frame for each bucket of requests, over one pool at a time, and the runs of sections in it.
 
     options: resolved for the setting.
     """
@@ -32,12 +32,15 @@ class Frames:
         self._by_bucket: dict[int, Frame] = {}
         self._sampled_last: tuple[Sampling, bool] | None = None  # parameters, and whether rounds read slices for them
 
+    def __iter__(self) -> Iterator[Frame]:
+        return iter(self._by_bucket.values())
+
     def load(self, batch: Batch, pools: KVPool, draft_input: DraftInput | None = None) -> Frame:
         """Load the batch, and a draft input, into the frame of its bucket over these pools."""
         bucket = self._options.bucket or next_power_of_2(max(batch.size, 1))
         if batch.size > bucket:
             raise InputError("bucket", bucket, f"at least the number of requests of a batch, {batch.size}")
-        if any(frame.pools is not pools for frame in self._by_bucket.values()):
+        if any(frame.pools is not pools for frame in self):
             self._by_bucket.clear()  # graphs of other pools would keep them alive
         frame = self._by_bucket.get(bucket)
         if frame is None:

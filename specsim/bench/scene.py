@@ -59,7 +59,7 @@ class Scene:
     def replay(self) -> None:
         """Replay only the round's graph, on the states in its buffers."""
         engine: Any = self.engine
-        frames = engine._frames.values()  # only the fast engine has them
+        frames = engine._frames  # only the fast engine has them
         frame = min((frame for frame in frames if frame.bucket >= self.batch.size), key=lambda frame: frame.bucket)
         next(iter(frame.recordings.values())).graph.replay()
 

@@ -13,8 +13,6 @@ from specsim.core.phases import Batch, PrefillInput, State
 from specsim.fast import layers
 from specsim.fast.model import product_plan
 from specsim.fast.runtime.buffers import GuardError
-from specsim.fast.runtime.graph import Tape
-from specsim.fast.runtime.sections import ROUND
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 
@@ -247,44 +245,6 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
     assert told == {"choose": {batch_invariant}, "attention": {batch_invariant}}
 
 
-@pytest.mark.parametrize(
-    ("kind", "config"),
-    [
-        ("eagle", SMALL),
-        ("eagle3", SMALL),
-        ("eagle3", PLAIN),
-        ("eagle3", LANES),
-        ("eagle", SAMPLED[3]),
-    ],
-)
-def test_inside_a_round_torch_runs_linear_layers_and_copies_only(kind, config, device):
-    engine, batch, _, pools = fast_start(synthetic_pair(kind), config, device, FOUR[:2])
-    frame = engine._frames.load(batch, pools)
-    with torch.inference_mode():
-        tape = Tape.of(lambda: engine._frames.launches.run(frame, ROUND))
-    assert set(tape.framework_operations) <= {"aten.linear.default", "aten.copy_.default"}
-    assert len([step for step in tape.steps if step.is_kernel]) > 20
-
-
-@pytest.mark.parametrize("config", [SMALL, LANES])
-def test_a_snapshot_of_lanes_adds_two_copies_to_a_round(config, device):
-    """The copies are at the end of the draft phase.
-
-    Without a snapshot none is captured.
-    """
-    engine, batch, _, pools = fast_start(synthetic_pair("eagle3"), config, device, FOUR[:2])
-    frame = engine._frames.load(batch, pools)
-    recorded = []
-    for _ in range(2):
-        with torch.inference_mode():
-            recorded.append([step.name for step in Tape.of(lambda: engine._frames.launches.run(frame, ROUND)).steps])
-        pools.draft.keep_snapshot()
-    without, kept = recorded
-    end = without.index("_locations_kernel") - 1
-    assert without[end].startswith("aten.new_empty")  # what that kernel writes
-    assert kept == [*without[:end], "aten.copy_.default", "aten.copy_.default", *without[end:]]
-
-
 @pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
 def test_a_snapshot_holds_the_draft_kv_of_the_draft_phase(graph, device):
     pair = synthetic_pair("eagle3")
@@ -422,14 +382,3 @@ def test_phases_can_be_called_separately_in_every_mode(device):
         left.append(dict(named_tensors({"tree": verify_input, "output": verify_output, "next": next_input})))
     assert_bitwise_equal(left[0], left[1])
     assert_bitwise_equal(left[0], left[2])
-
-
-def test_buffers_of_a_replaced_pool_are_freed(device):
-    engine, batch, draft_input, pools = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:3])
-    engine.round(batch, draft_input, pools)
-    one = torch.zeros(1, dtype=torch.int64, device=device)
-    engine.round(batch.filter(one), draft_input.filter(one), pools)
-    assert sorted(engine._frames._by_bucket) == [1, 4]
-    _, batch, draft_input, others = fast_start(synthetic_pair("eagle3"), SMALL, device, FOUR[:3])
-    engine.round(batch, draft_input, others)
-    assert [frame.pools for frame in engine._frames._by_bucket.values()] == [others]

@@ -63,8 +63,8 @@ FAULTS = (
         edits=(
             Edit(
                 FRAMES,
-                "from collections.abc import Callable\n",
-                "from collections.abc import Callable\nfrom dataclasses import replace\n",
+                "from collections.abc import Callable, Iterator\n",
+                "from collections.abc import Callable, Iterator\nfrom dataclasses import replace\n",
             ),
             Edit(
                 FRAMES,
