@@ -65,46 +65,57 @@ def _next(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _slots(table_ptr, extra_slots_ptr, tile, work):
-    """Load the slots of a tile's keys, -1 past the last."""
+def _slots(table_ptr, extra_slots_ptr, tile, work, MASKED: gl.constexpr):
+    """Load the slots of a tile's keys, with MASKED -1 past the last."""
     column = tile * BLOCK_C + gl.arange(0, BLOCK_C, layout=gl.BlockedLayout([1], [32], [COPIERS], [0]))
-    slot = gl.load(table_ptr + 2 * column, mask=column < work.key_len, other=-1)
-    mask = (column >= work.key_len) & (column < work.num_keys)
-    return gl.maximum(slot, gl.load(extra_slots_ptr + column - work.key_len, mask=mask, other=-1))
+    if MASKED:
+        slot = gl.load(table_ptr + 2 * column, mask=column < work.key_len, other=-1)
+        mask = (column >= work.key_len) & (column < work.num_keys)
+        slot = gl.maximum(slot, gl.load(extra_slots_ptr + column - work.key_len, mask=mask, other=-1))
+    else:
+        slot = gl.load(table_ptr + 2 * column)
+    return slot
 
 
 @gluon.jit
 @no_type_check
-def _copy_tile(base_ptr, slots, stride_slot, ring, slot, phase, LAYOUT: gl.constexpr, STAGES: gl.constexpr):
-    """Begin to copy the keys or values in these slots, zeros for -1."""
+def _copy_tile(base_ptr, slots, ring, slot, phase, MASKED: gl.constexpr, STRIDE: gl.constexpr, LAYOUT: gl.constexpr,
+               STAGES: gl.constexpr):  # fmt: skip
+    """Begin to copy the keys or values in these slots, with MASKED zeros for -1."""
     mbarrier.wait(ring.empty.index(slot), phase ^ 1)
     slots = gl.convert_layout(slots, gl.SliceLayout(1, LAYOUT))[:, None]
     dim = gl.arange(0, ring.tiles.shape[2], layout=gl.SliceLayout(0, LAYOUT))[None, :]
-    mask = (slots >= 0) & (dim >= 0)
-    async_copy.async_copy_global_to_shared(
-        ring.tiles.index(slot), base_ptr + slots.to(gl.int64) * stride_slot + dim, mask
-    )
+    source = base_ptr + slots.to(gl.int64) * STRIDE + dim
+    if MASKED:
+        async_copy.async_copy_global_to_shared(ring.tiles.index(slot), source, (slots >= 0) & (dim >= 0))
+    else:
+        async_copy.async_copy_global_to_shared(ring.tiles.index(slot), source)
     async_copy.mbarrier_arrive(ring.full.index(slot), increment_count=False)
     return _next(slot, phase, STAGES)
 
 
 @gluon.jit
 @no_type_check
-def _copy(kv_ptrs, table_ptr, extra_slots_ptr, work, ring, D: gl.constexpr, LAYOUT: gl.constexpr, STAGES: gl.constexpr):
+def _copy(kv_ptrs, table_ptr, extra_slots_ptr, work, ring, D: gl.constexpr, STRIDE: gl.constexpr, LAYOUT: gl.constexpr,
+          STAGES: gl.constexpr):  # fmt: skip
     """Copy a program's tiles, the keys of each before the values of the one before it."""
-    head = gl.program_id(0)
-    stride_slot = gl.num_programs(0) * D
-    keys_ptr = kv_ptrs.keys_ptr + head * D
-    values_ptr = kv_ptrs.values_ptr + head * D
+    keys_ptr = kv_ptrs.keys_ptr + gl.program_id(0) * D
+    values_ptr = kv_ptrs.values_ptr + gl.program_id(0) * D
     slot, phase = 0, 0
-    own = _slots(table_ptr, extra_slots_ptr, work.low, work)
+    own = _slots(table_ptr, extra_slots_ptr, work.low, work, True)
     if work.high > work.low:
-        slot, phase = _copy_tile(keys_ptr, own, stride_slot, ring, slot, phase, LAYOUT, STAGES)
-    for tile in range(work.low, work.high):
-        following = _slots(table_ptr, extra_slots_ptr, tile + 1, work)
+        slot, phase = _copy_tile(keys_ptr, own, ring, slot, phase, True, STRIDE, LAYOUT, STAGES)
+    last = gl.maximum(gl.minimum(work.key_len // BLOCK_C, work.high) - 1, work.low)
+    for tile in range(work.low, last):  # whole tiles that whole tiles follow
+        following = _slots(table_ptr, extra_slots_ptr, tile + 1, work, False)
+        slot, phase = _copy_tile(keys_ptr, following, ring, slot, phase, False, STRIDE, LAYOUT, STAGES)
+        slot, phase = _copy_tile(values_ptr, own, ring, slot, phase, False, STRIDE, LAYOUT, STAGES)
+        own = following
+    for tile in range(last, work.high):
+        following = _slots(table_ptr, extra_slots_ptr, tile + 1, work, True)
         if tile + 1 < work.high:
-            slot, phase = _copy_tile(keys_ptr, following, stride_slot, ring, slot, phase, LAYOUT, STAGES)
-        slot, phase = _copy_tile(values_ptr, own, stride_slot, ring, slot, phase, LAYOUT, STAGES)
+            slot, phase = _copy_tile(keys_ptr, following, ring, slot, phase, True, STRIDE, LAYOUT, STAGES)
+        slot, phase = _copy_tile(values_ptr, own, ring, slot, phase, True, STRIDE, LAYOUT, STAGES)
         own = following
 
 
@@ -164,11 +175,10 @@ def _step(state, rows, visible_ptr, num_words, tile, work, ring, SIDE: gl.conste
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_C, 16])
     v_slot, v_phase = _next(slot, phase, STAGES)
     mbarrier.wait(ring.full.index(slot), phase)
+    mbarrier.wait(ring.full.index(v_slot), v_phase)
     fence_async_shared()
     s = gl.zeros([PAIRS, BLOCK_C], gl.float32, LOGITS)
     s = warpgroup_mma(ring.queries.index(SIDE), ring.tiles.index(slot).permute((1, 0)), s, use_acc=False, is_async=True)
-    mbarrier.wait(ring.full.index(v_slot), v_phase)
-    fence_async_shared()
     acc = warpgroup_mma(weight, ring.tiles.index(v_slot), acc, is_async=True)
     s = warpgroup_mma_wait(num_outstanding=1, deps=[s])
     mbarrier.arrive(ring.empty.index(slot), count=1)
@@ -285,6 +295,7 @@ def _pipelined_kernel(
     D: gl.constexpr,
     SCALE: gl.constexpr,
     BLOCK_B: gl.constexpr,
+    STRIDE: gl.constexpr,
     LAYOUT: gl.constexpr,
     STAGES: gl.constexpr,
     PDL: gl.constexpr,
@@ -334,7 +345,7 @@ def _pipelined_kernel(
                        0, GROUP, D, SCALE, STAGES)),
             (_attend, (out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, place, num_splits, work, ring,
                        1, GROUP, D, SCALE, STAGES)),
-            (_copy, (kv_ptrs, table_ptr, extra_slots_ptr, work, ring, D, LAYOUT, STAGES)),
+            (_copy, (kv_ptrs, table_ptr, extra_slots_ptr, work, ring, D, STRIDE, LAYOUT, STAGES)),
         ],
         [4, COPIERS],
         [ATTENDING, COPIER_REGISTERS],
@@ -387,6 +398,7 @@ def attend_in_pipeline(
         D=head_dim,
         SCALE=scale * math.log2(math.e),
         BLOCK_B=plan.block_b,
+        STRIDE=heads * head_dim,
         LAYOUT=copy_layout(head_dim),
         STAGES=plan.tiling.stages,
         num_warps=plan.tiling.warps,
