@@ -80,7 +80,7 @@ def _weights(s, top, SCALE: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _step(state, rows, visible_ptr, num_words, tile, work, ring, SIDE: gl.constexpr, MASKED: gl.constexpr,
+def _step(state, rows, visible_ptr, num_words, tile, work, ring, SIDE: gl.constexpr,
           SCALE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Multiply a tile's keys and the values of the tile before, and compute weights meanwhile."""
     total, top, acc, weight, slot, phase = state
@@ -95,7 +95,7 @@ def _step(state, rows, visible_ptr, num_words, tile, work, ring, SIDE: gl.conste
     acc = warpgroup_mma(weight, ring.tiles.index(v_slot), acc, is_async=True)
     s = warpgroup_mma_wait(num_outstanding=1, deps=[s])
     mbarrier.arrive(ring.empty.index(slot), count=1)
-    if MASKED:
+    if (tile + 1) * BLOCK_C > work.key_len:
         s = _masked(s, visible_ptr, num_words, prefix_len, row, is_row, tile, work)
     weight_f32, top, kept = _weights(s, top, SCALE)
     total = total * kept + gl.sum(weight_f32, axis=1)
@@ -135,11 +135,8 @@ def _fold(rows, visible_ptr, num_words, work, ring, SIDE: gl.constexpr, D: gl.co
         total = gl.sum(weight, axis=1)
         weight = gl.convert_layout(weight.to(ring.tiles.dtype), gl.DotOperandLayout(0, SUMS, 2))
         state = (total, top, acc, weight, 1, 0)
-        whole = gl.maximum(gl.minimum(work.key_len // BLOCK_C, work.high), work.low + 1)
-        for tile in range(work.low + 1, whole):
-            state = _step(state, rows, visible_ptr, num_words, tile, work, ring, SIDE, False, SCALE, STAGES)
-        for tile in range(whole, work.high):
-            state = _step(state, rows, visible_ptr, num_words, tile, work, ring, SIDE, True, SCALE, STAGES)
+        for tile in range(work.low + 1, work.high):
+            state = _step(state, rows, visible_ptr, num_words, tile, work, ring, SIDE, SCALE, STAGES)
         total, top, acc, weight, slot, phase = state
         mbarrier.wait(ring.full.index(slot), phase)
         fence_async_shared()
