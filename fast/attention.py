@@ -103,7 +103,7 @@ def _attention_kernel(
         key_len = tl.load(metadata_ptrs.key_lens + request)
     else:
         request, split, num_splits, kept, key_len = assignment(
-            request, metadata_ptrs, window, num_requests, partition, BLOCK_B
+            tl.arange(0, BLOCK_B), request, metadata_ptrs, window, num_requests, partition
         )
         if request >= num_requests:
             return
@@ -216,39 +216,47 @@ def attention(
     heads, head_dim = keys.shape[1], keys.shape[2] - turned
     out = query_RAD.new_empty(*query_RAD.shape[:2], head_dim) if out is None else out
     num_requests = len(metadata.num_extras)
-    plan = make_plan(query_RAD, keys, head_dim, metadata, splits, invariant)
+    is_plain = window is None and sinks is None and turned == 0
+    plan = make_plan(query_RAD, keys, head_dim, metadata, splits, invariant, is_plain)
     parts = None if plan.partition is None else Parts.empty(out, plan, num_requests)
     table = metadata.table
-    _attention_kernel[heads, plan.units, plan.blocks](
-        out_ptr=out,
-        query_ptr=query_RAD,
-        kv_ptrs=PagedKV(
-            keys, keys if turned else kv.values[layer], table.view(torch.int32), metadata.table_rows, table.shape[1]
-        ),
-        metadata_ptrs=metadata.tensors,
-        parts_ptrs=parts,
-        sinks_ptr=sinks,
-        partition=plan.partition,
-        window=MANY if window is None else window,
-        extras=metadata.extra_slots.shape[1],
-        num_requests=num_requests,
-        pairs=plan.pairs,
-        GROUP=plan.group,
-        D=head_dim,
-        TURNED=turned,
-        SCALE=(head_dim**-0.5 if scale is None else scale) * kv.key_scale,
-        VALUE_SCALE=kv.value_scale,
-        RAGGED=metadata.is_causal or window is not None,
-        BLOCK_B=plan.block_b,
-        BLOCK_M=plan.tiling.block_m,
-        BLOCK_D=plan.block_d,
-        BLOCK_T=max(16, next_power_of_2(turned)),
-        BLOCK_C=plan.tiling.block_c,
-        STAGES=plan.tiling.stages,
-        DOT=plan.dot,
-        num_warps=plan.tiling.warps,
-        enable_fp_fusion=True,
+    kv_ptrs = PagedKV(
+        keys, keys if turned else kv.values[layer], table.view(torch.int32), metadata.table_rows, table.shape[1]
     )
+    scale = (head_dim**-0.5 if scale is None else scale) * kv.key_scale
+    if plan.is_pipelined:
+        from specsim.fast.model.attention_pipeline import attend_in_pipeline
+
+        attend_in_pipeline(out, query_RAD, kv_ptrs, metadata, parts, plan, scale)
+    else:
+        _attention_kernel[heads, plan.units, plan.blocks](
+            out_ptr=out,
+            query_ptr=query_RAD,
+            kv_ptrs=kv_ptrs,
+            metadata_ptrs=metadata.tensors,
+            parts_ptrs=parts,
+            sinks_ptr=sinks,
+            partition=plan.partition,
+            window=MANY if window is None else window,
+            extras=metadata.extra_slots.shape[1],
+            num_requests=num_requests,
+            pairs=plan.pairs,
+            GROUP=plan.group,
+            D=head_dim,
+            TURNED=turned,
+            SCALE=scale,
+            VALUE_SCALE=kv.value_scale,
+            RAGGED=metadata.is_causal or window is not None,
+            BLOCK_B=plan.block_b,
+            BLOCK_M=plan.tiling.block_m,
+            BLOCK_D=plan.block_d,
+            BLOCK_T=max(16, next_power_of_2(turned)),
+            BLOCK_C=plan.tiling.block_c,
+            STAGES=plan.tiling.stages,
+            DOT=plan.dot,
+            num_warps=plan.tiling.warps,
+            enable_fp_fusion=True,
+        )
     if parts is not None:
         merge(out, parts, metadata, plan)
     return out

@@ -9,7 +9,15 @@ import triton
 import triton.language as tl
 
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.runtime.launch import INTERPRETED, block_of, ceil_div, dot_type, next_power_of_2, stages_within
+from specsim.fast.runtime.launch import (
+    INTERPRETED,
+    block_of,
+    ceil_div,
+    dot_type,
+    has_warp_roles,
+    next_power_of_2,
+    stages_within,
+)
 
 MANY = 2**30  # more than any count here
 
@@ -78,6 +86,7 @@ class Plan:
     units: int  # bound on the parts of all requests
     partition: Partition | None  # None: the keys of every request are one part
     tiling: Tiling
+    is_pipelined: bool  # by specsim.fast.model.attention_pipeline
     block_b: int  # requests of an assignment; few values, since each is a compilation
     block_d: int
     dot: tl.dtype  # of a product's factors
@@ -90,10 +99,11 @@ def make_plan(
     metadata: AttentionMetadata,
     splits: int | None,
     invariant: bool,
+    is_plain: bool = False,
 ) -> Plan:
     """Plan attention of rows over a layer's keys [slots, heads, ...], with values of head_dim channels.
 
-    splits, invariant: see `attention`.
+    splits, invariant: see `attention`. is_plain: logits are q·k times a scale, in no window and with no sinks.
     """
     num_requests = len(metadata.num_extras)
     heads = keys.shape[1]
@@ -101,9 +111,22 @@ def make_plan(
     pairs = metadata.max_rows * group
     block_d = max(16, next_power_of_2(head_dim))
     dot = dot_type(query_RAD.dtype, query_RAD.dtype if keys.itemsize == 1 else keys.dtype)  # fp8 widens
-    tiling = _tiling(64 if invariant and not metadata.has_equal_rows else pairs, block_d, dot)
-    tile_bytes = tiling.block_c * block_d * dot.primitive_bitwidth // 8
-    stages = stages_within(tiling.stages, 2 * tile_bytes, spare=tiling.block_m * block_d * 2)
+    is_pipelined = (
+        is_plain
+        and metadata.extras_are_rows
+        and next_power_of_2(pairs) >= 128
+        and head_dim in (64, 128)
+        and keys.dtype == query_RAD.dtype
+        and keys.itemsize == 2
+        and has_warp_roles()
+    )
+    if is_pipelined:
+        tiling = Tiling(128, 128, 768 // head_dim, 4, 1)
+    else:
+        tiling = _tiling(64 if invariant and not metadata.has_equal_rows else pairs, block_d, dot)
+        tile_bytes = tiling.block_c * block_d * dot.primitive_bitwidth // 8
+        stages = stages_within(tiling.stages, 2 * tile_bytes, spare=tiling.block_m * block_d * 2)
+        tiling = tiling._replace(stages=stages)
     blocks = ceil_div(pairs, tiling.block_m)
     programs = _multiprocessors(query_RAD.device) * tiling.resident // max(1, heads * blocks)
     partition = _partition(programs, pairs if metadata.has_equal_rows else MANY, splits, invariant)
@@ -114,7 +137,8 @@ def make_plan(
         blocks=blocks,
         units=units,
         partition=None if units == num_requests else partition,
-        tiling=tiling._replace(stages=stages),
+        tiling=tiling,
+        is_pipelined=is_pipelined,
         block_b=16 ** ceil_div(max(num_requests - 1, 0).bit_length(), 4),
         block_d=block_d,
         dot=dot,
@@ -133,14 +157,13 @@ class Assignment(NamedTuple):
 
 @triton.jit
 @no_type_check
-def assignment(unit, metadata_ptrs, window, num_requests, partition, BLOCK_B: tl.constexpr):
+def assignment(offs, unit, metadata_ptrs, window, num_requests, partition):
     """Assign a part of a request to a unit.
 
     A unit past the last one gets a request that does not exist. A request has one part for every `share` of its keys,
     or for more keys where the parts of all requests would exceed `units`. It has at least `least` and at most `most`
-    parts.
+    parts. offs: numbers from 0, at least num_requests.
     """
-    offs = tl.arange(0, BLOCK_B)
     mask = offs < num_requests
     length = tl.load(metadata_ptrs.key_lens + offs, mask=mask, other=0)
     work = tl.minimum(length, window) + tl.load(metadata_ptrs.num_extras + offs, mask=mask, other=0)

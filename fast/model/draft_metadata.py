@@ -68,7 +68,7 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
     """Make the metadata of verify, in which a node sees the prefix and the nodes in its mask row."""
     num_nodes = verify_input.draft_tokens.shape[1]
     slots = verify_input.cache_locations
-    metadata = equal_rows(batch, slots, num_nodes, num_nodes, pools)
+    metadata = equal_rows(batch, slots, num_nodes, num_nodes, pools, extras_are_rows=True)
     block_w = block_of(metadata.visible.shape[1], 1, WORD.value)
     block_r = block_of(len(slots), 16, WORD.value * block_w)
     _tree_kernel[ceil_div(len(slots), block_r), ceil_div(metadata.visible.shape[1], block_w)](

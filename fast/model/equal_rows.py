@@ -35,7 +35,9 @@ def store_own_extras(metadata_ptrs, offs, slot, position, mask):
     tl.store(metadata_ptrs.extra_positions + offs, position.to(tl.int32), mask=mask)
 
 
-def equal_rows(batch: Batch, slots: torch.Tensor, rows: int, extras: int, pools: KVPool) -> AttentionMetadata:
+def equal_rows(
+    batch: Batch, slots: torch.Tensor, rows: int, extras: int, pools: KVPool, extras_are_rows: bool = False
+) -> AttentionMetadata:
     """Allocate metadata of requests that all have the same number of rows."""
     total = batch.size * rows
     device = batch.seq_lens.device
@@ -58,4 +60,5 @@ def equal_rows(batch: Batch, slots: torch.Tensor, rows: int, extras: int, pools:
         extra_slots=new(batch.size, extras),
         extra_positions=new(batch.size, extras),
         visible=new(total, ceil_div(extras, WORD.value)),
+        extras_are_rows=extras_are_rows,
     )

@@ -70,6 +70,7 @@ class AttentionMetadata:
     extra_slots: torch.Tensor  # i32 [B, E], -1 for none
     extra_positions: torch.Tensor  # i32 [B, E]
     visible: torch.Tensor  # i32 [R, E/32 rounded up], bit e % 32 of word e / 32: the row sees extra key e
+    extras_are_rows: bool = False  # a request's rows are its extra keys, and see their own unless they are dropped
 
     @property
     def tensors(self) -> MetadataTensors:

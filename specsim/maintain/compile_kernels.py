@@ -74,6 +74,7 @@ RUNS = (
     Run("eagle3", "llama", SpecConfig(1, 3, 4, verifier="block"), FILTERED, options=(("batch_invariant", True),)),
     Run("eagle3", "llama", SpecConfig(1, 3, 4, verifier="gumbel"), FILTERED),
     Run("eagle3", "llama", SpecConfig(2, 3, 6, verifier="typical"), FILTERED),
+    Run("eagle3", "llama", SpecConfig(8, 5, 40, page_size=4), is_wide=True),  # attention in a pipeline
     Run("eagle3", "gpt_oss", options=FP8),
     Run("eagle3.1", "qwen3_moe", is_wide=True),
     Run("eagle3", "gpt_oss", SpecConfig.plain(), prompts=ONE),

@@ -21,7 +21,7 @@ class Lengths(NamedTuple):
 @no_type_check
 def _assign(out_ptr, length_ptrs, window, num_requests, partition, BLOCK_B: tl.constexpr):
     unit = tl.program_id(0)
-    work = assignment(unit, length_ptrs, window, num_requests, partition, BLOCK_B)
+    work = assignment(tl.arange(0, BLOCK_B), unit, length_ptrs, window, num_requests, partition)
     tl.store(out_ptr + 5 * unit, work.request)
     tl.store(out_ptr + 5 * unit + 1, work.split)
     tl.store(out_ptr + 5 * unit + 2, work.num_splits)
