@@ -64,9 +64,12 @@ def _finish_kernel(
         uniform = tl.load(uniforms_ptr + request).to(tl.float32)
     offs = tl.arange(0, NODES)  # [NODES]
     accept_index_ptr = path_ptrs.accept_index_ptr + request * (num_steps + 1)
-    path = tl.load(accept_index_ptr + offs, mask=(offs <= drafts) & (length > 0), other=-1).to(tl.int64)
-    following = tl.load(accept_index_ptr + offs + 1, mask=offs < drafts, other=0)
+    inside = offs <= num_steps
+    path = tl.load(accept_index_ptr + offs, mask=inside, other=-1).to(tl.int64)  # -1 after its end
+    following = tl.load(accept_index_ptr + offs + 1, mask=offs < num_steps, other=-1)
     last = tl.maximum(tl.max(tl.where(offs == drafts, path, -1), axis=0), 0)
+    drafted = tl.load(link_ptrs.tokens_ptr + following, mask=following >= 0, other=0).to(tl.int32)
+    logprobs = logprob(distributions, path, drafted, following >= 0)  # before the draw, which waits for its own loads
     if bonus_ptr is None:
         first = tl.load(rejected_ptr + request)
         siblings = Siblings(link_ptrs.tokens_ptr + root, link_ptrs.next_sibling_ptr + root, first, num_nodes)
@@ -75,11 +78,10 @@ def _finish_kernel(
             bonus = draw(distributions, last, siblings, uniform, workspace, request, GROUP, GROUPS, PER)
     else:
         bonus = tl.load(bonus_ptr + request)
-    drafted = tl.load(link_ptrs.tokens_ptr + following, mask=offs < drafts, other=0).to(tl.int32)
     after = tl.where(offs == drafts, bonus, drafted)
-    logprobs = logprob(distributions, path, after, path >= 0)
+    logprobs = tl.where(offs == drafts, logprob(distributions, last, bonus, length > 0), logprobs)
     tl.store(verdict_ptrs.num_tokens_ptr + request, drafts + 1)
-    tl.store(verdict_ptrs.logprobs_ptr + request * (num_steps + 1) + offs, logprobs, mask=offs <= num_steps)
+    tl.store(verdict_ptrs.logprobs_ptr + request * (num_steps + 1) + offs, logprobs, mask=inside)
     tl.store(verdict_ptrs.predict_ptr + root + offs, tl.full((NODES,), -1, tl.int32), mask=offs < num_nodes)
     tl.debug_barrier()
     tl.store(verdict_ptrs.predict_ptr + path, after, mask=path >= 0)
