@@ -179,10 +179,12 @@ def _summarise(
 ):
     """Summarise the groups of STEPS blocks of some rows."""
     vocab_size = units * ALIGN  # told as a product, by which loads are known to be aligned
-    offs = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    parts = tl.cdiv(vocab_size, STEPS * BLOCK)  # programs next to each other read next to each other
+    place = tl.program_id(0) // parts
+    first = tl.program_id(0) % parts * (STEPS * BLOCK)
+    offs = place.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     request = offs // rows_per_request
     mask = offs < num_rows
-    first = tl.program_id(1) * (STEPS * BLOCK)
     await_input(PDL)
     is_raw = mask
     is_adjusted = mask & (offs < 0)  # none
@@ -198,7 +200,7 @@ def _summarise(
     if STEPS > 1:
         whole = tl.where(tl.max(is_raw.to(tl.int32)) > 0, (end - first) // BLOCK, 0)
         if whole > 0:
-            _summarise_whole(logits_ptr, tables, tl.program_id(0), first, whole, tl.max(scale), BLOCK, GROUP)
+            _summarise_whole(logits_ptr, tables, place, first, whole, tl.max(scale), BLOCK, GROUP)
             first += whole * BLOCK
     for start in range(first, end, BLOCK):
         tokens = start + tl.arange(0, BLOCK)[None, :]
@@ -246,7 +248,7 @@ def summarise(
     rows = block_of(num_rows, 1, 8 * block)
     align = math.gcd(vocab_size, 16)
     rows_per_request = 1 if marks_B is None else max(1, num_rows // max(1, len(marks_B)))
-    _summarise[(ceil_div(num_rows, rows), ceil_div(vocab_size, steps * block))](
+    _summarise[(ceil_div(num_rows, rows) * ceil_div(vocab_size, steps * block),)](
         logits_ptr=logits_RV,
         adjusted_ptr=adjusted_RV,
         marks_ptr=marks_B,

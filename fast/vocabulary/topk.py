@@ -140,8 +140,8 @@ def best_tokens(
 ):
     """Select the keys of the k best tokens of each row among its k best groups, largest first, [ROWS, PLACES].
 
-    No other group has a token better than each of these groups' largest. maxima: of groups, [ROWS, GROUPS], and which of
-    them there are. first_token: id of the first of the row's num_tokens logits.
+    No other group has a token better than each of these groups' largest. maxima: of groups, [ROWS, GROUPS]. mask: which
+    of them there are. first_token: id of the first of the row's num_tokens logits.
     """
     size: tl.constexpr = maxima.shape[1]
     if logits_ptr.dtype.element_ty == tl.bfloat16 and size < 0x10000 and PLACES * GROUP <= 0x10000:
