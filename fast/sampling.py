@@ -116,8 +116,9 @@ def _distributions_kernel(
     await_input(PDL)
     changed = tl.load(changed_ptr + request, mask=written, other=-1)
     real = changed >= 0
-    temperature = tl.load(sampling_ptrs.temperature_ptr + request, mask=real, other=0.0)
-    mask = real[:, None] & (groups < num_groups)  # [ROWS, GROUPS]
+    temperature = tl.load(sampling_ptrs.temperature_ptr + request, mask=written, other=0.0)
+    temperature = tl.where(real, temperature, 0.0)
+    mask = written[:, None] & (groups < num_groups)  # [ROWS, GROUPS]
     maxima = tl.load(maxima_ptr + offs[:, None] * num_groups + groups, mask=mask, other=float("-inf"))
     sums = tl.load(sums_ptr + offs[:, None] * num_groups + groups, mask=mask, other=0.0)
     best = tl.where(real, tl.max(maxima, axis=1), 0.0)

@@ -10,6 +10,7 @@ from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.runtime.uniforms import FINAL
 from specsim.fast.verifiers.path import LinkTables, PathTables
+from specsim.fast.verifiers.target_only import WalkTables, walk
 from specsim.fast.vocabulary.distribution import Distributions, logprob, only_token
 from specsim.fast.vocabulary.draw import (
     PER,
@@ -38,6 +39,7 @@ def _finish_kernel(
     distributions,
     workspace,
     link_ptrs,
+    walk_ptrs,
     rejected_ptr,
     requests,
     uniforms_ptr,
@@ -52,9 +54,15 @@ def _finish_kernel(
     PER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Draw the bonus token of one request, and write the tokens and logprobs of its path."""
+    """Draw the bonus token of one request, and write the tokens and logprobs of its path.
+
+    With walk_ptrs the path is found here by target-only sampling, which saves a launch.
+    """
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
+    if walk_ptrs is not None:
+        walk(distributions, link_ptrs, walk_ptrs, requests, path_ptrs, rejected_ptr, num_nodes, num_steps, NODES)
+        tl.debug_barrier()
     root = request * num_nodes
     length = tl.load(requests.seq_lens_ptr + request)
     drafts = tl.load(path_ptrs.num_drafts_ptr + request)
@@ -64,9 +72,12 @@ def _finish_kernel(
         uniform = tl.load(uniforms_ptr + request).to(tl.float32)
     offs = tl.arange(0, NODES)  # [NODES]
     accept_index_ptr = path_ptrs.accept_index_ptr + request * (num_steps + 1)
-    path = tl.load(accept_index_ptr + offs, mask=(offs <= drafts) & (length > 0), other=-1).to(tl.int64)
-    following = tl.load(accept_index_ptr + offs + 1, mask=offs < drafts, other=0)
+    inside = offs <= num_steps
+    path = tl.load(accept_index_ptr + offs, mask=inside, other=-1).to(tl.int64)  # -1 after its end
+    following = tl.load(accept_index_ptr + offs + 1, mask=offs < num_steps, other=-1)
     last = tl.maximum(tl.max(tl.where(offs == drafts, path, -1), axis=0), 0)
+    drafted = tl.load(link_ptrs.tokens_ptr + following, mask=following >= 0, other=0).to(tl.int32)
+    logprobs = logprob(distributions, path, drafted, following >= 0)  # before the draw, which waits for its own loads
     if bonus_ptr is None:
         first = tl.load(rejected_ptr + request)
         siblings = Siblings(link_ptrs.tokens_ptr + root, link_ptrs.next_sibling_ptr + root, first, num_nodes)
@@ -75,11 +86,10 @@ def _finish_kernel(
             bonus = draw(distributions, last, siblings, uniform, workspace, request, GROUP, GROUPS, PER)
     else:
         bonus = tl.load(bonus_ptr + request)
-    drafted = tl.load(link_ptrs.tokens_ptr + following, mask=offs < drafts, other=0).to(tl.int32)
     after = tl.where(offs == drafts, bonus, drafted)
-    logprobs = logprob(distributions, path, after, path >= 0)
+    logprobs = tl.where(offs == drafts, logprob(distributions, last, bonus, length > 0), logprobs)
     tl.store(verdict_ptrs.num_tokens_ptr + request, drafts + 1)
-    tl.store(verdict_ptrs.logprobs_ptr + request * (num_steps + 1) + offs, logprobs, mask=offs <= num_steps)
+    tl.store(verdict_ptrs.logprobs_ptr + request * (num_steps + 1) + offs, logprobs, mask=inside)
     tl.store(verdict_ptrs.predict_ptr + root + offs, tl.full((NODES,), -1, tl.int32), mask=offs < num_nodes)
     tl.debug_barrier()
     tl.store(verdict_ptrs.predict_ptr + path, after, mask=path >= 0)
@@ -157,17 +167,27 @@ def finish(
     batch: Batch,
     verify_input: VerifyInput,
     distributions: Distributions,
-    final_uniforms: torch.Tensor | None,
+    uniforms: tuple[torch.Tensor, torch.Tensor] | None,
     bonus_B: torch.Tensor | None,
     config: SpecConfig,
     verdict: Verdict,
-    rejected_B: torch.Tensor,
+    rejected_B: torch.Tensor | None,
 ) -> None:
-    """Write the rest of a verdict whose paths are known; bonus_B: bonus tokens that are drawn already."""
+    """Write the rest of a verdict whose paths are known, or all of it.
+
+    bonus_B: bonus tokens that are drawn already. rejected_B: first rejected child at the end of each path; None: paths
+    are found here, by target-only sampling.
+    """
+    accept_uniforms, final_uniforms = uniforms or (None, None)
+    walk_tables = None
+    if rejected_B is None:
+        walk_tables = WalkTables.of(verify_input, accept_uniforms, config)
+        rejected_B = torch.empty(batch.size, dtype=torch.int64, device=verdict.predict.device)
     _finish_kernel[(batch.size,)](
         distributions=distributions.tables,
         workspace=Workspace.of(distributions, batch.size),
         link_ptrs=LinkTables.of(verify_input),
+        walk_ptrs=walk_tables,
         rejected_ptr=rejected_B,
         requests=Requests.of(batch),
         uniforms_ptr=final_uniforms,

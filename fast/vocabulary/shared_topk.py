@@ -19,10 +19,9 @@ from specsim.fast.vocabulary.topk import (
     best_of,
     best_tokens,
     group_size,
-    key_of,
+    largest_of,
     rows_of,
     store_drafts,
-    value_of,
 )
 
 
@@ -51,8 +50,7 @@ def _keys_kernel(
     groups = tl.arange(0, GROUPS)[None, :]
     mask = mask_rows & (groups < num_groups)
     maxima = tl.load(maxima_ptr + rows * num_groups + groups, mask=mask, other=-float("inf"))
-    keys = tl.where(mask, key_of(maxima, groups), TAKEN)
-    best = best_tokens(logits_ptr, rows, live, keys, first_token, num_tokens, k, GROUP, PLACES)
+    best = best_tokens(logits_ptr, rows, live, maxima, mask, first_token, num_tokens, k, GROUP, PLACES)
     tl.store(keys_ptr + rows * k + place, best, mask=mask_rows & (place < k))
 
 
@@ -86,7 +84,7 @@ def _merge_kernel(
     address = (groups // groups_per_rank * num_rows + rows) * groups_per_rank + groups % groups_per_rank
     maxima = tl.load(maxima_ptr + address, mask=mask, other=-float("inf"))  # [ROWS, GROUPS]
     sums = tl.load(sums_ptr + address, mask=mask, other=0.0)
-    largest = value_of(tl.max(tl.where(mask, key_of(maxima, groups), TAKEN), axis=1, keep_dims=True))
+    largest = largest_of(maxima, mask)
     total = tl.sum(sums * weights_of(maxima, largest, LOG2_E), axis=1, keep_dims=True)
     mask = mask_rows & (entry < num_keys)
     keys = tl.load(keys_ptr + (entry // k * num_rows + rows) * k + entry % k, mask=mask, other=TAKEN)  # [ROWS, KEYS]

@@ -77,6 +77,7 @@ class SummaryTables(NamedTuple):
     sums_ptr: tl.tensor
     num_rows: tl.tensor
     num_groups: tl.tensor
+    vocab_size: tl.tensor
 
 
 @triton.jit
@@ -93,7 +94,7 @@ def _with_adjusted(logits, adjusted_ptr, places, is_adjusted, inside):
 @no_type_check
 def _store_summaries(logits, tables, offs, start, scale, GROUP: tl.constexpr):
     """Summarise the groups of one block of each row, [ROWS, BLOCK], from token `start` on."""
-    maxima_ptr, sums_ptr, num_rows, count = tables
+    maxima_ptr, sums_ptr, num_rows, count, _ = tables
     size: tl.constexpr = logits.shape[1] // GROUP
     logits = tl.reshape(logits, (logits.shape[0], size, GROUP))
     maxima = tl.max(logits, axis=2)
@@ -103,6 +104,58 @@ def _store_summaries(logits, tables, offs, start, scale, GROUP: tl.constexpr):
     mask = (offs < num_rows)[:, None] & (groups < count)[None, :]
     tl.store(maxima_ptr + out, maxima, mask=mask)
     tl.store(sums_ptr + out, sums, mask=mask)
+
+
+@triton.jit
+@no_type_check
+def _maximum_of_warp(values):
+    """Find the maxima of f32 [SIZE, LANES] by i32 in the same order, for which a warp has an instruction."""
+    bits = values.to(tl.int32, bitcast=True)
+    largest = tl.max(bits ^ ((bits >> 31) & 0x7FFFFFFF), axis=1)
+    return (largest ^ ((largest >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+@no_type_check
+def _store_block(block, maxima_ptr, sums_ptr, scale, GROUP: tl.constexpr):
+    """Summarise the groups of a whole block of one row."""
+    if block.dtype == tl.int32:
+        low = (block << 16).to(tl.float32, bitcast=True)
+        logits = tl.join(low, (block & -0x10000).to(tl.float32, bitcast=True))
+    else:
+        logits = block.to(tl.float32)
+    size: tl.constexpr = logits.numel // GROUP
+    logits = tl.reshape(logits, (size, GROUP // 8, 8))
+    maxima = tl.max(logits, axis=2)
+    maxima = _maximum_of_warp(maxima) if GROUP == 256 else tl.max(maxima, axis=1)
+    sums = tl.sum(tl.sum(weights_of(logits, maxima[:, None, None], scale), axis=2), axis=1)
+    groups = tl.arange(0, size)
+    tl.store(maxima_ptr + groups, maxima)
+    tl.store(sums_ptr + groups, sums)
+
+
+@triton.jit
+@no_type_check
+def _summarise_whole(logits_ptr, tables, row, first, count, scale, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """Summarise `count` whole blocks of a row from token `first` on, each loaded while the one before is summarised."""
+    maxima_ptr, sums_ptr, _, num_groups, vocab_size = tables
+    own = row.to(tl.int64) * num_groups + first // GROUP
+    maxima_ptr += own
+    sums_ptr += own
+    logits_ptr += row.to(tl.int64) * vocab_size + first
+    pack: tl.constexpr = 2 if logits_ptr.dtype.element_ty == tl.bfloat16 else 1
+    if pack == 2:
+        logits_ptr = logits_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+    offs = tl.arange(0, BLOCK // pack)
+    block = tl.load(logits_ptr + offs)
+    for _ in tl.range(1, count, loop_unroll_factor=2):
+        logits_ptr += BLOCK // pack
+        coming = tl.load(logits_ptr + offs)
+        _store_block(block, maxima_ptr, sums_ptr, scale, GROUP)
+        maxima_ptr += BLOCK // GROUP
+        sums_ptr += BLOCK // GROUP
+        block = coming
+    _store_block(block, maxima_ptr, sums_ptr, scale, GROUP)
 
 
 @kernel
@@ -126,10 +179,12 @@ def _summarise(
 ):
     """Summarise the groups of STEPS blocks of some rows."""
     vocab_size = units * ALIGN  # told as a product, by which loads are known to be aligned
-    offs = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    parts = tl.cdiv(vocab_size, STEPS * BLOCK)  # programs next to each other read next to each other
+    place = tl.program_id(0) // parts
+    first = tl.program_id(0) % parts * (STEPS * BLOCK)
+    offs = place.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     request = offs // rows_per_request
     mask = offs < num_rows
-    first = tl.program_id(1) * (STEPS * BLOCK)
     await_input(PDL)
     is_raw = mask
     is_adjusted = mask & (offs < 0)  # none
@@ -140,27 +195,21 @@ def _summarise(
         is_adjusted = mask & (marks > 0)
     if temperature_ptr is not None:
         scale = scale_of(tl.load(temperature_ptr + request, mask=mask, other=0.0))
+    tables = SummaryTables(maxima_ptr, sums_ptr, num_rows, tl.cdiv(vocab_size, GROUP), vocab_size)
     end = tl.minimum(first + STEPS * BLOCK, vocab_size)
-    tokens = first + tl.arange(0, BLOCK)[None, :]
-    places = offs[:, None] * vocab_size + tokens  # [ROWS, BLOCK]
-    logits = tl.load(logits_ptr + places, mask=is_raw[:, None] & (tokens < vocab_size), other=float("-inf"))
-    tables = SummaryTables(maxima_ptr, sums_ptr, num_rows, tl.cdiv(vocab_size, GROUP))
-    if STEPS == 1:
-        logits = logits.to(tl.float32)
+    if STEPS > 1:
+        whole = tl.where(tl.max(is_raw.to(tl.int32)) > 0, (end - first) // BLOCK, 0)
+        if whole > 0:
+            _summarise_whole(logits_ptr, tables, place, first, whole, tl.max(scale), BLOCK, GROUP)
+            first += whole * BLOCK
+    for start in range(first, end, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)[None, :]
+        inside = tokens < vocab_size
+        places = offs[:, None] * vocab_size + tokens  # [ROWS, BLOCK]
+        logits = tl.load(logits_ptr + places, mask=is_raw[:, None] & inside, other=float("-inf")).to(tl.float32)
         if adjusted_ptr is not None:
-            logits = _with_adjusted(logits, adjusted_ptr, places, is_adjusted, tokens < vocab_size)
-        _store_summaries(logits, tables, offs, first, scale, GROUP)
-    else:
-        for start in range(first, end, BLOCK):
-            tokens = start + tl.arange(0, BLOCK)[None, :]
-            places = offs[:, None] * vocab_size + tokens
-            ahead = is_raw[:, None] & (tokens + BLOCK < end)
-            coming = tl.load(logits_ptr + places + BLOCK, mask=ahead, other=float("-inf"))
-            present = logits.to(tl.float32)
-            if adjusted_ptr is not None:
-                present = _with_adjusted(present, adjusted_ptr, places, is_adjusted, tokens < vocab_size)
-            _store_summaries(present, tables, offs, start, scale, GROUP)
-            logits = coming
+            logits = _with_adjusted(logits, adjusted_ptr, places, is_adjusted, inside)
+        _store_summaries(logits, tables, offs, start, scale, GROUP)
 
 
 def _is_many(logits_RV: torch.Tensor) -> bool:
@@ -199,7 +248,7 @@ def summarise(
     rows = block_of(num_rows, 1, 8 * block)
     align = math.gcd(vocab_size, 16)
     rows_per_request = 1 if marks_B is None else max(1, num_rows // max(1, len(marks_B)))
-    _summarise[(ceil_div(num_rows, rows), ceil_div(vocab_size, steps * block))](
+    _summarise[(ceil_div(num_rows, rows) * ceil_div(vocab_size, steps * block),)](
         logits_ptr=logits_RV,
         adjusted_ptr=adjusted_RV,
         marks_ptr=marks_B,
