@@ -71,17 +71,17 @@ def walk(
     """
     made = distributions(batch, logits)
     device = made.moments.device
+    _, final_uniforms = uniforms or (None, None)
     verdict = out or _empty(batch, config, device)
     rejected_B = torch.empty(batch.size, dtype=torch.int64, device=device)
     bonus_B = None
-    is_found = acceptance is not None or config.verifier != "target_only"  # whose paths `finish` finds
     if isinstance(acceptance, AcceptanceRule):
         bonus_B = rule.accept(batch, verify_input, made, uniforms, config, acceptance, verdict)
     elif acceptance is not None:
         follow(batch, verify_input, acceptance, config, verdict, rejected_B)
-    elif is_found:
+    else:
         bonus_B = accept(batch, verify_input, made, uniforms, config, verdict, rejected_B)
-    finish(batch, verify_input, made, uniforms, bonus_B, config, verdict, rejected_B if is_found else None)
+    finish(batch, verify_input, made, final_uniforms, bonus_B, config, verdict, rejected_B)
     return verdict
 
 

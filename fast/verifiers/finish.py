@@ -10,7 +10,6 @@ from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.runtime.uniforms import FINAL
 from specsim.fast.verifiers.path import LinkTables, PathTables
-from specsim.fast.verifiers.target_only import WalkTables, walk
 from specsim.fast.vocabulary.distribution import Distributions, logprob, only_token
 from specsim.fast.vocabulary.draw import (
     PER,
@@ -39,7 +38,6 @@ def _finish_kernel(
     distributions,
     workspace,
     link_ptrs,
-    walk_ptrs,
     rejected_ptr,
     requests,
     uniforms_ptr,
@@ -54,15 +52,9 @@ def _finish_kernel(
     PER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Draw the bonus token of one request, and write the tokens and logprobs of its path.
-
-    With walk_ptrs the path is found here by target-only sampling, which saves a launch.
-    """
+    """Draw the bonus token of one request, and write the tokens and logprobs of its path."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
-    if walk_ptrs is not None:
-        walk(distributions, link_ptrs, walk_ptrs, requests, path_ptrs, rejected_ptr, num_nodes, num_steps, NODES)
-        tl.debug_barrier()
     root = request * num_nodes
     length = tl.load(requests.seq_lens_ptr + request)
     drafts = tl.load(path_ptrs.num_drafts_ptr + request)
@@ -167,27 +159,17 @@ def finish(
     batch: Batch,
     verify_input: VerifyInput,
     distributions: Distributions,
-    uniforms: tuple[torch.Tensor, torch.Tensor] | None,
+    final_uniforms: torch.Tensor | None,
     bonus_B: torch.Tensor | None,
     config: SpecConfig,
     verdict: Verdict,
-    rejected_B: torch.Tensor | None,
+    rejected_B: torch.Tensor,
 ) -> None:
-    """Write the rest of a verdict whose paths are known, or all of it.
-
-    bonus_B: bonus tokens that are drawn already. rejected_B: first rejected child at the end of each path; None: paths
-    are found here, by target-only sampling.
-    """
-    accept_uniforms, final_uniforms = uniforms or (None, None)
-    walk_tables = None
-    if rejected_B is None:
-        walk_tables = WalkTables.of(verify_input, accept_uniforms, config)
-        rejected_B = torch.empty(batch.size, dtype=torch.int64, device=verdict.predict.device)
+    """Write the rest of a verdict whose paths are known; bonus_B: bonus tokens that are drawn already."""
     _finish_kernel[(batch.size,)](
         distributions=distributions.tables,
         workspace=Workspace.of(distributions, batch.size),
         link_ptrs=LinkTables.of(verify_input),
-        walk_ptrs=walk_tables,
         rejected_ptr=rejected_B,
         requests=Requests.of(batch),
         uniforms_ptr=final_uniforms,

@@ -1,13 +1,10 @@
 """Target-only sampling, which accepts drafts with the target's own probability."""
 
-from typing import NamedTuple, Self, no_type_check
+from typing import no_type_check
 
-import torch
 import triton
 import triton.language as tl
 
-from specsim.core.config import SpecConfig
-from specsim.core.phases import VerifyInput
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2, require_contiguous
 from specsim.fast.runtime.uniforms import ACCEPT, named_uniform
 from specsim.fast.verifiers.path import LinkTables
@@ -49,38 +46,35 @@ def _accepted_child(weights, siblings, uniform, single, acc):
     return accepted
 
 
-class WalkTables(NamedTuple):
-    """What a walk reads besides a tree's links, as kernel arguments."""
-
-    parents_ptr: torch.Tensor  # i64 [B, N]
-    uniforms_ptr: torch.Tensor | None  # [B, S+1]; None: drawn by their names
-    max_len: int
-    threshold_single: float
-    threshold_acc: float
-
-    @classmethod
-    def of(cls, tree: VerifyInput, uniforms: torch.Tensor | None, config: SpecConfig) -> Self:
-        require_contiguous(parents=tree.parents)
-        return cls(
-            tree.parents, uniforms, config.length_limit, config.threshold_single, max(config.threshold_acc, 1e-9)
-        )
-
-
-@triton.jit
+@kernel
 @no_type_check
-def walk(
-    distributions, link_ptrs, walk_ptrs, requests, path_ptrs, rejected_ptr, num_nodes, num_steps, NODES: tl.constexpr
+def _walk_kernel(
+    distributions,
+    link_ptrs,
+    parents_ptr,
+    requests,
+    uniforms_ptr,
+    path_ptrs,
+    rejected_ptr,
+    num_nodes,
+    num_steps,
+    max_len,
+    threshold_single,
+    threshold_acc,
+    NODES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Store the path of this program's request by target-only sampling, and its end's first rejected child, or -1."""
+    """Find the path of one request by target-only sampling, and its end's first rejected child, -1 if none."""
     request = tl.program_id(0).to(tl.int64)
+    await_input(PDL)
     root = request * num_nodes
     length = tl.load(requests.seq_lens_ptr + request)
     seed = tl.load(requests.seeds_ptr + request)
     request_id = tl.load(requests.request_ids_ptr + request)
     greedy = tl.load(requests.temperature_ptr + request) == 0
-    single = tl.where(greedy, 1.0, walk_ptrs.threshold_single)
-    acc = tl.where(greedy, 1.0, walk_ptrs.threshold_acc)
-    limit = tl.where(length > 0, tl.minimum(num_steps, walk_ptrs.max_len - 1 - length), 0)
+    single = tl.where(greedy, 1.0, threshold_single)
+    acc = tl.where(greedy, 1.0, threshold_acc)
+    limit = tl.where(length > 0, tl.minimum(num_steps, max_len - 1 - length), 0)
     accept_index_ptr = path_ptrs.accept_index_ptr + request * (num_steps + 1)
     tl.store(accept_index_ptr, tl.where(length > 0, root, -1).to(tl.int32))
     node = tl.full((), 0, tl.int64)
@@ -89,12 +83,12 @@ def walk(
     descending = limit > 0
     weights = tl.zeros((NODES,), tl.float32)
     if descending:
-        weights = _node_weights(distributions, root, link_ptrs.tokens_ptr, walk_ptrs.parents_ptr, num_nodes, NODES)
+        weights = _node_weights(distributions, root, link_ptrs.tokens_ptr, parents_ptr, num_nodes, NODES)
     while descending:
-        if walk_ptrs.uniforms_ptr is None:
+        if uniforms_ptr is None:
             uniform = named_uniform(seed, request_id, ACCEPT, length, drafts, tl.full((), 0, tl.int32))
         else:
-            uniform = tl.load(walk_ptrs.uniforms_ptr + request * (num_steps + 1) + drafts).to(tl.float32)
+            uniform = tl.load(uniforms_ptr + request * (num_steps + 1) + drafts).to(tl.float32)
         first = tl.load(link_ptrs.next_token_ptr + root + node)
         siblings = Siblings(link_ptrs.tokens_ptr + root, link_ptrs.next_sibling_ptr + root, first, num_nodes)
         mass = kept_mass(distributions, root + node)
@@ -111,37 +105,23 @@ def walk(
     tl.store(rejected_ptr + request, rejected)
 
 
-@kernel
-@no_type_check
-def _walk_kernel(
-    distributions,
-    link_ptrs,
-    walk_ptrs,
-    requests,
-    path_ptrs,
-    rejected_ptr,
-    num_nodes,
-    num_steps,
-    NODES: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Find the path of one request."""
-    await_input(PDL)
-    walk(distributions, link_ptrs, walk_ptrs, requests, path_ptrs, rejected_ptr, num_nodes, num_steps, NODES)
-
-
 def accept(given: Round) -> None:
     """Write every request's path, and the first rejected child at its end."""
     config = given.config
+    require_contiguous(parents=given.tree.parents)
     _walk_kernel[(len(given.rejected_B),)](
         distributions=given.distributions.tables,
         link_ptrs=LinkTables.of(given.tree),
-        walk_ptrs=WalkTables.of(given.tree, given.accept_uniforms, config),
+        parents_ptr=given.tree.parents,
         requests=given.requests,
+        uniforms_ptr=given.accept_uniforms,
         path_ptrs=given.paths,
         rejected_ptr=given.rejected_B,
         num_nodes=config.num_draft_tokens,
         num_steps=config.num_steps,
+        max_len=config.length_limit,
+        threshold_single=config.threshold_single,
+        threshold_acc=max(config.threshold_acc, 1e-9),
         NODES=next_power_of_2(config.num_draft_tokens),
         num_warps=1,
     )

@@ -27,7 +27,7 @@ BLOCK = 4096  # tokens of a program on a GPU
 WARP_BLOCK = 1024  # tokens
 WARP_STEPS = 8  # blocks of a program
 MANY_BLOCKS = 2**15  # of one warp in all rows, from which there are enough programs
-WARP_REGISTERS = 80  # of a thread, so that 25 programs fit into a multiprocessor
+WARP_REGISTERS = 64  # of a thread, so that 32 programs fit into a multiprocessor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST_T = tl.constexpr(1e-20)

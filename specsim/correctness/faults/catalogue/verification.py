@@ -99,8 +99,8 @@ FAULTS = (
         edits=(
             Edit(
                 FINISH,
-                "    logprobs = logprob(distributions, path, drafted, following >= 0)  # before the draw, which waits for its "
-                "own loads\n",
+                "    logprobs = logprob(distributions, path, drafted, following >= 0)"
+                "  # before the draw, which waits for its own loads\n",
                 "    place = tl.where(path - root <= num_steps, path - root, 0)\n"
                 "    compacted = tl.load(accept_index_ptr + place, mask=path >= 0, other=0).to(tl.int64)\n"
                 "    logprobs = logprob(distributions, tl.maximum(compacted, root), drafted, following >= 0)\n",
