@@ -100,7 +100,8 @@ def merge(out: torch.Tensor, parts: Parts, metadata: AttentionMetadata, plan: Pl
     num_requests = len(parts.spans)
     heads = out.shape[1] // plan.group
     few = plan.pairs < 128
-    block_s = max(1, (2048 if few else 1024) // plan.block_d)
+    has_many_parts = plan.units > 8 * num_requests
+    block_s = max(1, (2048 if few or has_many_parts else 1024) // plan.block_d)
     block_r = block_of(plan.pairs, 1 if few else 4, block_s * plan.block_d)
     blocks = min(ceil_div(plan.pairs, block_r), ceil_div(MOST_MERGES, heads * num_requests))
     _merge_kernel[heads, num_requests, blocks](
@@ -113,5 +114,5 @@ def merge(out: torch.Tensor, parts: Parts, metadata: AttentionMetadata, plan: Pl
         BLOCK_R=block_r,
         BLOCK_S=block_s,
         BLOCK_D=plan.block_d,
-        num_warps=2 if few else 4,
+        num_warps=2 if few else 8 if has_many_parts else 4,
     )
