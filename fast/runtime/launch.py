@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import FunctionType
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 
@@ -124,9 +124,11 @@ class Kernel:
 
     The compiler fuses no product with a sum, unless a launch sets enable_fp_fusion. Where lanes exchange their sums,
     each lane would leave another product unrounded, and lanes with the same number would continue with different ones.
+
+    jit: compiles it, for Triton or for Gluon.
     """
 
-    def __init__(self, function: FunctionType) -> None:
+    def __init__(self, function: FunctionType, jit: Callable[..., Any] = triton.jit) -> None:
         parameters = inspect.signature(function).parameters
         if taken := sorted(_TAKEN & set(parameters)):
             raise ValueError(
@@ -140,7 +142,7 @@ class Kernel:
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self._takes_pdl = "PDL" in parameters
-        self._compiled = triton.jit(do_not_specialize=plain)(function)
+        self._compiled = jit(do_not_specialize=plain)(function)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         """Make a launch over `grid` programs, which does nothing for an empty grid."""
@@ -164,6 +166,11 @@ class Kernel:
 def can_overlap() -> bool:
     """Check whether kernels can be launched before their predecessors have ended."""
     return (capability() or (0, 0)) >= (9, 0)
+
+
+def is_hopper() -> bool:
+    """Check whether the GPU has Hopper's own instructions, which no other generation has."""
+    return (capability() or (0, 0))[0] == 9
 
 
 def check_kv_dtypes(**dtypes: str) -> None:
