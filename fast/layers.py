@@ -122,7 +122,7 @@ def _queries(rows: Rows, weights: Weights, config: ModelConfig, layer: int, forw
     norms = None if q_norm is None or k_norm is None else HeadNorms(q_norm, k_norm)
     weight = weights["qkv_proj.weight"]
     tiling, ready = streaming(rows, weight, weights.batch_invariant)
-    if tiling and norms is None and own.head_dim % tiling.block_n == 0:
+    if tiling and norms is None and tiling.fits_heads(own.head_dim):
         bias = weights.get("qkv_proj.bias")
         return project_rotate_and_write(tiling, ready, weight, bias, forward, layer, own.num_heads)
     qkv_R = weights.project(ready, "qkv_proj")

@@ -1,8 +1,8 @@
 """Products of few rows: one kernel streams the weight once, fused with the steps before and after.
 
 A norm before a product is applied to the product: rows are stored times the norm's weight, together with the sum of
-their squares. Products of many rows or wide types use a library, and the fused steps are separate kernels.
-specsim.fast.model.product_plan chooses.
+their squares. On Hopper GPUs products of more rows run in specsim.fast.model.wide_product. Products of many rows or
+wide types use a library, and the fused steps are separate kernels. specsim.fast.model.product_plan chooses.
 """
 
 from typing import NamedTuple, no_type_check
@@ -14,6 +14,7 @@ from torch.nn.functional import linear as library_product
 
 from specsim.fast.model.product_plan import Tiling, streaming, tile_arguments
 from specsim.fast.model.rows import Norm, Rows, add, gated, silu_mul
+from specsim.fast.model.wide_plan import WidePlan
 from specsim.fast.runtime.launch import (
     await_predecessor,
     ceil_div,
@@ -159,7 +160,7 @@ def _product_kernel(
 
 
 def _stream(
-    tiling: Tiling,
+    tiling: Tiling | WidePlan,
     rows: Rows,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -174,6 +175,12 @@ def _stream(
     if any(each is not None and each.stride(-1) != 1 for each in (factors.x, out, base)):
         strides = f"{factors.x.stride()} and {out.stride()}"
         raise ValueError(f"rows have strides {strides}; allowed: 1 along the last dimension")
+    if isinstance(tiling, WidePlan):
+        from specsim.fast.model.wide_product import Finish, multiply_wide
+
+        finish = Finish(out, onto.weighted, onto.squares, base, bias, onto.next_weight)
+        multiply_wide(tiling, factors.x, rows.squares, rows.eps, weight, finish, is_gated)
+        return
     _product_kernel[ceil_div(size, tiling.block_n), ceil_div(num_rows, tiling.block_m)](
         out_ptrs=Written(out, onto.weighted, onto.squares),
         factor_ptrs=factors,

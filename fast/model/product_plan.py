@@ -1,4 +1,4 @@
-"""Plan of a product: tiles in which a kernel streams the weight, or a library call."""
+"""Plan of a product: tiles or shares in which a kernel streams the weight, or a library call."""
 
 import functools
 from typing import Any, NamedTuple
@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import torch
 
 from specsim.fast.model.rows import Rows
-from specsim.fast.runtime.launch import INTERPRETED, dot_type, stages_within
+from specsim.fast.model.wide_plan import MOST_WIDE_ROWS, WidePlan, plan_wide
+from specsim.fast.runtime.launch import INTERPRETED, dot_type, has_warp_roles, stages_within
 
 MOST_ROWS = 64  # of a block of rows, and of a product that is streamed where a library's may serve
 PROGRAMS = 132  # one a multiprocessor of an H100 or H200; a constant, so that choices are the same anywhere
+LEAST_NUMBERS = 2**20  # of a weight that is streamed where a library's product may serve
 
 
 class Tiling(NamedTuple):
@@ -20,17 +22,25 @@ class Tiling(NamedTuple):
     block_k: int  # inner dimension
     stages: int  # tiles that are loaded at a time
 
+    def fits_heads(self, head_dim: int) -> bool:
+        """Check whether tiles end where heads do, so that a projection to heads can rotate them."""
+        return head_dim % self.block_n == 0
+
 
 @functools.cache
 def choose(
     num_rows: int, size: int, inner: int, dtype: torch.dtype, batch_invariant: bool, is_gated: bool = False
-) -> Tiling | None:
+) -> Tiling | WidePlan | None:
     """Choose the tiles for the product of rows with a weight [size, inner], or None for a library.
 
-    is_gated: two outputs become one. batch_invariant: the tiling is always that of 64 rows, and no library is used, so
-    that a row's result does not depend on the number of rows. The numbers were the fastest on an H200.
+    is_gated: two outputs become one. batch_invariant: the plan is always that of 64 rows or a wide one, and no library
+    is used, so that a row's result does not depend on the number of rows. The numbers were the fastest on an H200.
     """
-    streams = not INTERPRETED and dtype == torch.bfloat16 and num_rows <= MOST_ROWS and size * inner >= 2**20
+    is_large = dtype == torch.bfloat16 and size * inner >= LEAST_NUMBERS
+    is_wide = batch_invariant or 16 < num_rows <= MOST_WIDE_ROWS
+    if is_large and is_wide and inner % 8 == 0 and size % 16 == 0 and has_warp_roles():
+        return plan_wide(size, inner)
+    streams = not INTERPRETED and is_large and num_rows <= MOST_ROWS
     is_narrow = num_rows <= 16 and not batch_invariant
     few = size <= PROGRAMS * 32
     if not batch_invariant and not (streams and (is_narrow or is_gated or size < 2**14)):
@@ -68,7 +78,7 @@ def tile_arguments(tiling: Tiling, rows: Rows, size: int, inner: int, num_tiles:
 
 def streaming(
     rows: Rows, weight: torch.Tensor, batch_invariant: bool, is_gated: bool = False
-) -> tuple[Tiling | None, Rows]:
+) -> tuple[Tiling | WidePlan | None, Rows]:
     """Choose the tiles of a product, None for a library, and apply a norm that the product cannot."""
     size, inner = weight.shape
     num_rows = len(rows.values)

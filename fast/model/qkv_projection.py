@@ -9,6 +9,7 @@ from specsim.fast.model.linear import Factors, scale_of, squares_of, streamed
 from specsim.fast.model.product_plan import Tiling, tile_arguments
 from specsim.fast.model.rotary import Forward, store_heads, turns_of
 from specsim.fast.model.rows import Rows
+from specsim.fast.model.wide_plan import WidePlan
 from specsim.fast.runtime.launch import (
     await_predecessor,
     ceil_div,
@@ -75,7 +76,7 @@ def _qkv_kernel(
 
 
 def project_rotate_and_write(
-    tiling: Tiling,
+    tiling: Tiling | WidePlan,
     rows: Rows,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -90,6 +91,12 @@ def project_rotate_and_write(
     num_rows = len(factors.x)
     kv_heads, head_dim = kv.keys_ptr.shape[1:]
     query_RAD = factors.x.new_empty(num_rows, num_heads, head_dim)
+    if isinstance(tiling, WidePlan):
+        from specsim.fast.model.wide_product import Finish, Heads, multiply_wide
+
+        heads = Heads(query_RAD, kv, forward.turns, forward.metadata.slots)
+        multiply_wide(tiling, factors.x, rows.squares, rows.eps, weight, Finish(bias=bias, heads=heads))
+        return query_RAD
     tiling = tiling._replace(block_n=tiling.block_n // 2)  # outputs of each half
     _qkv_kernel[len(weight) // 2 // tiling.block_n, ceil_div(num_rows, tiling.block_m)](
         query_ptr=query_RAD,

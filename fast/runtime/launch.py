@@ -110,6 +110,8 @@ def dot_type(*dtypes: torch.dtype) -> tl.dtype:
     return tl.float32 if INTERPRETED or len(set(dtypes)) > 1 else types.get(dtypes[0], tl.float32)
 
 
+GLUON_TRITON = ("3.6", "3.7")  # versions whose names of Gluon this package knows
+
 # Launch arguments that a compiled Triton kernel reserves; the interpreter accepts them as parameters.
 _TAKEN = {"device", "device_type", "grid", "num_ctas", "num_stages", "num_warps", "stream", "warmup"}
 
@@ -170,7 +172,7 @@ def can_overlap() -> bool:
 
 def has_warp_roles() -> bool:
     """Check whether kernels in Gluon run here, whose warps have roles: on Hopper GPUs, with a Triton that is known."""
-    return (capability() or (0, 0))[0] == 9 and tuple(triton.__version__.split(".")[:2]) in (("3", "6"), ("3", "7"))
+    return (capability() or (0, 0))[0] == 9 and ".".join(triton.__version__.split(".")[:2]) in GLUON_TRITON
 
 
 def check_kv_dtypes(**dtypes: str) -> None:

@@ -71,7 +71,14 @@ RUNS = (
     Run("eagle", "mistral", SpecConfig(2, 3, 6, page_size=4, draft_kv="ancestor", release="round"), FILTERED),
     Run("eagle3", "qwen3", SpecConfig(1, 3, 4, verifier="rejection"), FILTERED, torch.float32),
     Run("eagle", "qwen2", SpecConfig(2, 3, 7, verifier="multi_round"), FILTERED),
-    Run("eagle3", "llama", SpecConfig(1, 3, 4, verifier="block"), FILTERED, options=(("batch_invariant", True),)),
+    Run(
+        "eagle3",
+        "llama",
+        SpecConfig(1, 3, 4, verifier="block"),
+        FILTERED,
+        options=(("batch_invariant", True),),
+        is_wide=True,
+    ),
     Run("eagle3", "llama", SpecConfig(1, 3, 4, verifier="gumbel"), FILTERED),
     Run("eagle3", "llama", SpecConfig(2, 3, 6, verifier="typical"), FILTERED),
     Run("eagle3", "llama", SpecConfig(8, 5, 40, page_size=4), is_wide=True),  # attention in a pipeline

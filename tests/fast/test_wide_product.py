@@ -1,0 +1,90 @@
+"""Wide products compile for a Hopper GPU without one, and on one are within a budget from float64."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from specsim.fast.model.linear import linear, linear_gated, linear_onto
+from specsim.fast.model.product_plan import choose
+from specsim.fast.model.rows import Norm, Rows
+from specsim.fast.model.wide_plan import WidePlan
+from specsim.fast.runtime.launch import has_warp_roles
+
+MOST_STACK = 512  # bytes of a thread; the matrix instructions' sums alone would need 256
+COMPILE = """
+import torch
+from specsim.maintain.compile_kernels import compile_only
+
+found = []
+with compile_only(90, found.append):
+    from specsim.fast.model.linear import linear, linear_gated, linear_onto
+    from specsim.fast.model.rows import Norm, Rows
+
+    def zeros(*shape):
+        return torch.zeros(*shape, dtype=torch.bfloat16)
+
+    for rows in (17, 64):
+        own = linear_onto(zeros(rows, 4096), Rows(zeros(rows, 4096)), zeros(4096, 4096), norm=Norm(zeros(4096), 1e-5))
+        linear(own, zeros(4096, 4096), zeros(4096))
+        linear_gated(own, zeros(4096, 4096))
+for each in found:
+    print(each.name, each.stack_bytes, each.shared_bytes)
+"""
+on_hopper = pytest.mark.skipif(not has_warp_roles(), reason="needs a GPU of compute capability 9")
+
+
+def test_wide_products_fit_into_a_multiprocessor(tmp_path):
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    run = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    lines = [line.split() for line in run.stdout.splitlines()]
+    assert [name for name, _, _ in lines] == ["_wide_kernel"] * 6
+    assert all(int(stack) <= MOST_STACK and int(shared) <= 232_448 for _, stack, shared in lines)
+
+
+def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int) -> None:
+    """Check the error in units of half a last place, of the entry and of the products' scale."""
+    assert ((out.double() - exact).abs() <= roundings * 2**-8 * (exact.abs() + exact.square().mean().sqrt())).all()
+
+
+@on_hopper
+@pytest.mark.parametrize(("num_rows", "size", "inner"), [(17, 4096, 4096), (33, 1040, 1096), (128, 2064, 14336)])
+def test_a_wide_product_is_the_product(num_rows, size, inner):
+    """Rows may be slices of wider ones, and the product is added to others and prepared for the next norm."""
+    assert isinstance(choose(num_rows, size, inner, torch.bfloat16, False), WidePlan)
+    x, weight, bias, base = (
+        torch.randn(shape, device="cuda").bfloat16()
+        for shape in ((num_rows, inner + 24), (size, inner), (size,), (num_rows, size))
+    )
+    x = x[:, 3 : inner + 3]
+    out = linear(Rows(x), weight, bias)
+    assert_within(out, x.double() @ weight.double().T + bias.double(), 1)
+    norm = Norm(torch.randn(size, device="cuda").bfloat16(), 1e-5)
+    onto = linear_onto(base, Rows(x), weight, bias, norm=norm)
+    assert torch.equal(onto.values, base + out)
+    assert torch.equal(onto.weighted, onto.values * norm.weight)
+    scale = (onto.values.double().square().mean(1, keepdim=True) + norm.eps).rsqrt()
+    weight = torch.randn(4096, size, device="cuda").bfloat16() / size**0.5
+    gate, up = ((onto.weighted.double() * scale) @ weight.double().T).chunk(2, 1)
+    assert_within(linear_gated(onto, weight), silu(gate) * up, 4)
+
+
+@on_hopper
+def test_a_row_of_a_wide_product_is_the_same_solo_and_batched():
+    """So are its residual sum and its square, and the products after these."""
+    x, weight = (torch.randn(shape, device="cuda").bfloat16() for shape in ((600, 4096), (4096, 4096)))
+    norm = Norm(torch.randn(4096, device="cuda").bfloat16(), 1e-5)
+
+    def results(x: torch.Tensor) -> list[torch.Tensor | None]:
+        onto = linear_onto(x, Rows(x), weight, batch_invariant=True, norm=norm)
+        after = [multiply(onto, weight, batch_invariant=True) for multiply in (linear, linear_gated)]
+        return [onto.values, onto.weighted, onto.squares, *after]
+
+    many = results(x)
+    for low, high in ((0, 1), (3, 19), (70, 71), (64, 100), (5, 205), (1, 600)):
+        pairs = zip(results(x[low:high]), many, strict=True)
+        assert all(torch.equal(own, each[low:high]) for own, each in pairs)
