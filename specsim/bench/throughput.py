@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from specsim.bench.baselines import likeliest
-from specsim.bench.builds import noted
+from specsim.bench.builds import Builds, noted
 from specsim.bench.busy import METHOD, busy_share
 from specsim.bench.checks import all_of
 from specsim.bench.clock import walled
@@ -148,6 +148,8 @@ def warmed_run(loop: ClosedLoop, schedule: str, concurrency: int, count: int) ->
     Runs have equal steps, so the second one needs nothing new unless graphs are dropped or kernels depend on more.
     """
     found: list[str] = []
+    requests: list[Request] = []
+    builds = Builds()
     for number in range(MOST_RUNS):
         with noted(loop.engine) as builds:
             requests = loop.run(schedule, concurrency, count)
