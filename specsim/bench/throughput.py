@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from specsim.bench.baselines import likeliest
-from specsim.bench.builds import Builds, noted
+from specsim.bench.builds import noted
 from specsim.bench.busy import METHOD, busy_share
 from specsim.bench.checks import all_of
 from specsim.bench.clock import walled
@@ -148,14 +148,12 @@ def warmed_run(loop: ClosedLoop, schedule: str, concurrency: int, count: int) ->
     Runs have equal steps, so the second one needs nothing new unless graphs are dropped or kernels depend on more.
     """
     found: list[str] = []
-    requests: list[Request] = []
-    builds = Builds()
-    for number in range(MOST_RUNS):
+    while True:
         with noted(loop.engine) as builds:
             requests = loop.run(schedule, concurrency, count)
-        if not builds.delays:
+        if not builds.delays or len(found) + 1 == MOST_RUNS:
             break
-        found.append(f"run {number + 1}: {len(builds.graphs)} graphs, {len(builds.kernels)} kernels")
+        found.append(f"run {len(found) + 1}: {len(builds.graphs)} graphs, {len(builds.kernels)} kernels")
     compared = "no graph recorded and no kernel compiled while clients wait"
     check = Check(compared, float(len(builds.delays)), 0, ", ".join(builds.delays)[:200])
     note = f"{builds.blocks} blocks of memory obtained from the driver while clients wait"
