@@ -1,6 +1,8 @@
 """Generation by transformers as a baseline: eager, with a static cache, and assisted."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -135,11 +137,23 @@ class TransformersModel:
             given.assistant_confidence_threshold = 0.0
             options["assistant_model"] = assistant
         length = {"max_new_tokens": self._count, "min_new_tokens": self._count}
-        with torch.inference_mode():
+        with torch.inference_mode(), _without_warnings():
             found = self.model.generate(
                 self._ids, attention_mask=torch.ones_like(self._ids), do_sample=False, **length, **options
             )
         return found[0, self._ids.shape[1] :].tolist()
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Silence transformers' generation, which warns about a call of its own in assisted generation."""
+    logger = logging.getLogger("transformers.generation.utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _causal_model(pair: Pair, dtype: torch.dtype, device: str, layers: int | None) -> Any:

@@ -6,12 +6,22 @@ from functools import partial
 
 import torch
 
-from specsim.bench.baselines import ASSISTANTS, SAMPLES, STATIC, Ours, TransformersModel, likeliest, modes_of
+from specsim.bench.baselines import (
+    ASSISTANTS,
+    FIRST_LAYER,
+    ITSELF,
+    SAMPLES,
+    STATIC,
+    Ours,
+    TransformersModel,
+    likeliest,
+    modes_of,
+)
 from specsim.bench.checks import all_of
 from specsim.bench.clock import walled
 from specsim.bench.contest import Contender, Targets, contest
 from specsim.bench.roofline import Peaks, RooflineBound, forward_bound
-from specsim.bench.row import OURS, Check, Row, Target
+from specsim.bench.row import OURS, Check, Row, Target, Timing
 from specsim.bench.scene import PLAIN, stacked
 from specsim.core.config import SpecConfig
 from specsim.core.pair import Pair
@@ -40,7 +50,7 @@ def shaped_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
 def end_to_end_rows(name: str, pair: Pair, prompt: Sequence[int], count: int, peaks: Peaks) -> Iterator[Row]:
     """Time one request in bf16 on the wall clock, prefill included, in microseconds per token.
 
-    Both rows have the same times of transformers, as they are in one run.
+    The first row waits for no compilation of transformers; the others repeat its times, as all are of one run.
     """
     on = torch.bfloat16, pair.target.tensors["lm_head.weight"].device.type
     plain = Ours(pair, PLAIN, prompt, count, *on)
@@ -48,20 +58,18 @@ def end_to_end_rows(name: str, pair: Pair, prompt: Sequence[int], count: int, pe
     check = likeliest(pair, prompt)
     theirs = TransformersModel(pair, prompt, count, *on)
     notes = [ASSISTANTS]
+    modes = {who: partial(theirs, **options) for who, options in modes_of(theirs).items()}
     contenders = [Contender(OURS, lambda _: expected, check, lambda: walled(plain, SAMPLES, count))]
-    for who, options in modes_of(theirs).items():
-        contenders.append(_compared(who, partial(theirs, **options), expected, check, notes))
-    setting = {"prompt": len(prompt), "tokens": count, "dtype": "bfloat16"}
+    contenders += [_compared(who, run, expected, check, notes) for who, run in modes.items() if who != STATIC]
     bound = forward_bound(pair.target.config, 1, 1, len(prompt) + count // 2)
+    setting = {"prompt": len(prompt), "tokens": count, "dtype": "bfloat16"}
+    row = contest(f"generation, plain, {name}, nothing of transformers compiled", setting, contenders, bound, peaks)
+    yield replace(row, notes=(*notes, *row.notes))
+    contenders = [*_again(row), _compared(STATIC, modes[STATIC], expected, check, notes)]
     row = contest(f"generation, plain, {name}", setting, contenders, bound, peaks, set_targets=_gain(LEAST_PLAIN))
     yield replace(row, notes=(*notes, *row.notes))
     real = Ours(pair, CHAIN, prompt, count, *on)
     drafting = Ours(pair, CHAIN, prompt, count, *on, SyntheticAcceptance(ACCEPTED))
-    again = [
-        Contender(who, lambda _: None, lambda _, who=who: row.checks[who], lambda who=who: row.timings[who])
-        for who in row.timings
-        if who != OURS
-    ]
     lossless = check(real())
     compared = f"without synthetic acceptance, {lossless.compared}"
     us = Contender(
@@ -70,14 +78,29 @@ def end_to_end_rows(name: str, pair: Pair, prompt: Sequence[int], count: int, pe
         lambda found: all_of(compared, lossless, _has_accepted(drafting, found)),
         lambda: walled(drafting, SAMPLES, count),
     )
+    contenders = [us, *(each for each in _again(row) if each.name != OURS)]
     title = f"generation, EAGLE-3 at an accept length of {1 + sum(ACCEPTED):.1f}, {name}"
-    yield contest(title, setting, [us, *again], bound, peaks, set_targets=_gain(LEAST_EAGLE3), notes=[SYNTHETIC])
+    yield contest(title, setting, contenders, bound, peaks, set_targets=_gain(LEAST_EAGLE3), notes=[SYNTHETIC])
+
+
+def _again(row: Row) -> list[Contender]:
+    """Make contenders of a row with its checks and times."""
+    return [
+        Contender(who, lambda _: None, lambda _, who=who: row.checks[who], lambda who=who: row.timings[who])
+        for who in row.checks
+    ]
 
 
 def _compared(
     who: str, run: Callable[[], list[int]], expected: list[int], check: Callable[[list[int]], Check], notes: list[str]
 ) -> Contender:
     """Make a contender that notes how many of its first tokens are ours."""
+    found: list[int] = []
+    taken: list[Timing] = []
+
+    def first(_: int) -> list[int]:
+        taken.append(walled(lambda: found.extend(run()), 1, len(expected)))
+        return found
 
     def noted(found: list[int]) -> Check:
         equal = next(
@@ -87,8 +110,12 @@ def _compared(
         notes.append(f"{who}: the first {count} of {len(expected)} tokens are ours")
         return check(found)
 
-    samples = SAMPLES if who == STATIC else 1  # the others take seconds
-    return Contender(who, lambda _: run(), noted, lambda: walled(run, samples, len(expected)))
+    def time() -> Timing:
+        if who in (FIRST_LAYER, ITSELF):  # after the kernels of eager generation, and for seconds
+            return taken[0]
+        return walled(run, SAMPLES if who == STATIC else 1, len(expected))
+
+    return Contender(who, first, noted, time)
 
 
 def _gain(least: float) -> Targets:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from specsim.bench.baselines import likeliest
+from specsim.bench.builds import noted
 from specsim.bench.busy import METHOD, busy_share
 from specsim.bench.checks import all_of
 from specsim.bench.clock import walled
@@ -28,6 +29,7 @@ from specsim.core.provenance import versions
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.shapes import random_pair, random_prompts
 from specsim.serving.generation import load_engine
+from specsim.serving.requests import Request
 from specsim.simulator.model import model
 
 PLAIN = SpecConfig.plain(16)
@@ -41,6 +43,7 @@ FITTED = ("plain, 1, sync", "(1, 3, 4), 16, overlap", "(1, 3, 4), 256, sync")
 PROMPT = 128  # tokens of requests that only decode
 CHECKED = 6  # rounds
 PROFILED = 16  # steps
+MOST_RUNS = 4  # of a load, the last one timed
 LONG_PROMPT = 8192
 LEAST_DENSE = 0.6
 PREFILL_SAMPLES = 5
@@ -89,6 +92,7 @@ class Measured:
     count: int  # requests
     check: Check
     busy: float | None  # share of the GPU's time while all requests decode; None where nothing measures it
+    note: str
 
 
 def serving_rows(shape: str, quick: bool) -> Iterator[Row]:
@@ -107,10 +111,7 @@ def serving_rows(shape: str, quick: bool) -> Iterator[Row]:
 def measured_loads(
     pair: Pair, config: SpecConfig, options: EngineOptions, counts: Mapping[int, int], lengths: Lengths
 ) -> Iterator[Measured]:
-    """Serve all loads of a setting by one engine.
-
-    A load runs once before it is timed, as graphs are captured and kernels compiled when a size first occurs.
-    """
+    """Serve all loads of a setting by one engine."""
     rates = RATES[: config.num_steps]
     acceptance = None if config.is_plain else SyntheticAcceptance(rates)
     own = replace(pair, drafter=None) if config.is_plain else pair
@@ -118,24 +119,52 @@ def measured_loads(
     most = max(counts)
     loop = ClosedLoop.of(engine, lengths, most, CHUNK)
     for concurrency, count in sorted(counts.items(), reverse=True):
-        loop.run("overlap", concurrency, min(count, 2 * concurrency))
-        served = {schedule: loop.run(schedule, concurrency, count) for schedule in SCHEDULES}
+        served = {schedule: warmed_run(loop, schedule, concurrency, count) for schedule in SCHEDULES}
         with_tokens = engine.dtype == torch.float32
-        same = check_served("requests of the other schedule", served["overlap"], served["sync"], with_tokens)
+        same = check_served(
+            "requests of the other schedule", served["overlap"].requests, served["sync"].requests, with_tokens
+        )
         rounds = check_schedules(loop, concurrency, CHECKED, PROMPT)
-        check = all_of(f"{same.compared}: tokens received, drafts accepted; {rounds.compared}", same, rounds)
-        for schedule, requests in served.items():
+        for schedule, run in served.items():
+            check = all_of(f"{same.compared}; {rounds.compared}; {run.check.compared}", same, rounds, run.check)
             label = f"{tree_of(config)}, {concurrency}, {schedule}"
             serving = loop.serving(schedule, concurrency)
-            load = ServedLoad.of(label, figures_of(requests), config, serving, lengths.first(count), rates)
-            yield Measured(load, count, check, _busy(loop, schedule, concurrency))
+            load = ServedLoad.of(label, figures_of(run.requests), config, serving, lengths.first(count), rates)
+            yield Measured(load, count, check, _busy(loop, schedule, concurrency), run.note)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmedRun:
+    """The requests of a load in whose time nothing was recorded or compiled."""
+
+    requests: list[Request]
+    check: Check
+    note: str
+
+
+def warmed_run(loop: ClosedLoop, schedule: str, concurrency: int, count: int) -> WarmedRun:
+    """Serve a load until a run needs no new graph and no new kernel; the runs before it do not count.
+
+    Runs have equal steps, so the second one needs nothing new unless graphs are dropped or kernels depend on more.
+    """
+    found: list[str] = []
+    while True:
+        with noted(loop.engine) as builds:
+            requests = loop.run(schedule, concurrency, count)
+        if not builds.delays or len(found) + 1 == MOST_RUNS:
+            break
+        found.append(f"run {len(found) + 1}: {len(builds.graphs)} graphs, {len(builds.kernels)} kernels")
+    compared = "no graph recorded and no kernel compiled while clients wait"
+    check = Check(compared, float(len(builds.delays)), 0, ", ".join(builds.delays)[:200])
+    note = f"{builds.blocks} blocks of memory obtained from the driver while clients wait"
+    return WarmedRun(requests, check, "; ".join([note, *(f"not counted, {each}" for each in found)]))
 
 
 def _busy(loop: ClosedLoop, schedule: str, concurrency: int) -> float | None:
     """Measure the GPU's busy share over steps in which all requests decode."""
     if loop.engine.device.type != "cuda":
         return None
-    decoding = loop.decoding(schedule, concurrency, PROFILED + 4, PROMPT)
+    decoding = loop.decoding(schedule, concurrency, 2 * PROFILED + 4, PROMPT)
     try:
         return busy_share(lambda: decoding.steps(PROFILED))
     finally:
@@ -167,7 +196,7 @@ def rows_of(measured: Sequence[Measured], predicted: Predictions | None) -> Iter
             figures["gain_over_sync"] = load.figures["tokens_per_s"] / other.figures["tokens_per_s"]
             if each.busy is not None:
                 targets.append(Target("GPU idle while decoding, share", 1 - each.busy, 1 - LEAST_BUSY))
-        notes: list[str] = list(EXPLAINED)
+        notes = [*EXPLAINED, each.note]
         if predicted is not None:
             own = asdict(predicted.figures[load.label])
             figures |= {f"predicted_{name}": value for name, value in figures_by_name(own).items()}

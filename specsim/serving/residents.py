@@ -27,6 +27,7 @@ class Residents:
         self._ahead = ahead  # columns that the drafter needs after the committed ones
         self._tree = PrefixTree(pools, lookahead) if prefix_cache else None
         self._sessions: dict[int, Request] = {}
+        self._columns: dict[int, int] = {}  # of a request's next round, by its length
         self.evicted_pages = 0
 
     def why_never(self, request: Request) -> str | None:
@@ -67,7 +68,11 @@ class Residents:
 
     def _round_columns(self, length: int) -> int:
         """Count the most columns that a request of that length owns in its next round, under any setting."""
-        return max(round_columns(length, config, self._ahead) for config in self._settings)
+        columns = self._columns.get(length)
+        if columns is None:
+            columns = max(round_columns(length, config, self._ahead) for config in self._settings)
+            self._columns[length] = columns
+        return columns
 
     def _two_rounds(self, length: int) -> int:
         return max(two_rounds(length, config, self._ahead) for config in self._settings)
@@ -96,6 +101,8 @@ class Residents:
 
         It evicts nothing in that case. residents: every request with a row, without the sessions.
         """
+        if self._growth(residents) * self._pools.page_size <= self._pools.free_slots:
+            return True
         if not self._can_fit(residents):
             return False
         while (missing := self._growth(residents) - self._pools.free_slots // self._pools.page_size) > 0:
@@ -126,8 +133,9 @@ class Residents:
         """Count the pages that the next round of these requests needs in addition to theirs."""
         needed = 0
         for request in residents:
-            columns = self._round_columns(request.prefill_len)
-            needed += max(0, self._pools.num_pages(columns) - len(self._pools.pages(request.row)))
+            missing = self._round_columns(request.prefill_len) - self._pools.owned_columns(request.row)
+            if missing > 0:
+                needed += self._pools.num_pages(missing)
         return needed
 
     def reserve(self, requests: Collection[Request]) -> None:

@@ -35,8 +35,11 @@ def test_both_rows_have_the_times_of_equal_baselines(monkeypatch):
     monkeypatch.setattr(end_to_end, "SAMPLES", 1)
     monkeypatch.setattr(end_to_end, "TransformersModel", Wrong)
     pair = rounded(synthetic_pair("eagle3", "llama"), torch.bfloat16)
-    plain, drafting = end_to_end.end_to_end_rows("tiny", pair, PROMPT, 6, PEAKS)
+    early, plain, drafting = end_to_end.end_to_end_rows("tiny", pair, PROMPT, 6, PEAKS)
     static = "transformers, static cache, compiled"
+    assert static not in early.checks
+    assert not early.targets
+    assert early.timings == plain.timings
     assert plain.checks[OURS].passed
     assert not plain.checks[static].passed
     assert static not in plain.timings

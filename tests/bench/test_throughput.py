@@ -1,5 +1,6 @@
 """The suite serving on Triton's interpreter: structure, equality checks, predictions, lengths, busy shares."""
 
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from specsim.bench import throughput
+from specsim.bench.builds import Builds, noted
 from specsim.bench.busy import covered
 from specsim.bench.closed_loop import ClosedLoop, Figures, check_schedules, check_served, figures_of
 from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of, reported_gpu
@@ -95,6 +97,36 @@ def test_rounds_of_both_schedules_are_compared(loop, monkeypatch):
         lambda self, schedule, count, steps, _: decoding(self, schedule, count, steps, next(runs)),
     )
     assert not check_schedules(loop, 2, 2, 5).passed
+
+
+@interpreted
+def test_only_a_run_that_builds_nothing_counts(loop, monkeypatch):
+    assert "round of 2" in _built(loop)
+    assert _built(loop) == []
+    left = [3]
+
+    @contextmanager
+    def noted(engine):
+        builds = Builds()
+        yield builds
+        left[0] -= 1
+        builds.kernels += ["_a_kernel"] * max(0, left[0])
+
+    monkeypatch.setattr(throughput, "noted", noted)
+    run = throughput.warmed_run(loop, "sync", 2, 3)
+    assert run.check.passed
+    assert len(run.requests) == 3
+    assert "run 2: 0 graphs, 1 kernels" in run.note
+    left[0] = 9
+    run = throughput.warmed_run(loop, "sync", 2, 3)
+    assert not run.check.passed
+    assert "_a_kernel" in run.check.difference
+
+
+def _built(loop) -> list[str]:
+    with noted(loop.engine) as builds:
+        loop.run("sync", 2, 3)
+    return builds.delays
 
 
 @interpreted

@@ -130,6 +130,19 @@ def test_close_returns_everything_and_the_row_can_be_reopened():
     assert pool.open() == row
 
 
+def test_usage_counts_a_shared_page_once():
+    pool = make_pool()
+    first, second = pool.open(), pool.open()
+    pool.reserve(first, 8)
+    pool.settle(first, 5)
+    pages = pool.pages(first)[:1]
+    pool.share(second, pages)
+    pool.reserve(second, 7)
+    assert pool.usage() == usage(40, reserved=7, committed=5, requests=2)
+    pool.close(first)
+    assert pool.usage() == usage(40, reserved=4, committed=4, requests=1)
+
+
 def test_audit_counts():
     """A page of 4 counts as reserved until its slots are committed one by one.
 
