@@ -28,7 +28,7 @@ def parts(device) -> Parts:
 def merged(parts: Parts) -> torch.Tensor:
     device = parts.acc.device
     out = torch.full((ROW_STARTS[-1], HEADS * GROUP, DIM), 7.0, device=device)
-    plan = SimpleNamespace(group=GROUP, pairs=PAIRS, block_d=16)
+    plan = SimpleNamespace(group=GROUP, pairs=PAIRS, block_d=16, units=NUM_PARTS)
     merge(out, parts, SimpleNamespace(row_starts=torch.tensor(ROW_STARTS, device=device)), plan)
     return out.cpu()
 
