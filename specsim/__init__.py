@@ -5,7 +5,7 @@ from importlib import import_module
 from specsim.core.public_names import HOMES
 
 __version__ = "0.1.0"
-__all__ = sorted(name for name, home in HOMES.items() if name != home)  # no folder: plots needs matplotlib
+__all__ = sorted(name for name, home in HOMES.items() if name != home)  # pyright: ignore[reportUnsupportedDunderAll] - __init__.pyi lists them; no folder, as plots needs matplotlib
 __dir__ = __all__.copy
 
 

@@ -3,16 +3,21 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import silu
 
+from specsim.core.pool import KVBuffer, KVLayout
+from specsim.fast import layers
+from specsim.fast.model import rotary
 from specsim.fast.model.linear import linear, linear_gated, linear_onto
 from specsim.fast.model.product_plan import choose
 from specsim.fast.model.rows import Norm, Rows
-from specsim.fast.model.wide_plan import WidePlan
+from specsim.fast.model.wide_plan import WidePlan, plan_wide
 from specsim.fast.runtime.launch import has_warp_roles
+from specsim.models.tiny_config import tiny_config
 
 MOST_STACK = 512  # bytes of a thread; the matrix instructions' sums alone would need 256
 COMPILE = """
@@ -88,3 +93,38 @@ def test_a_row_of_a_wide_product_is_the_same_solo_and_batched():
     for low, high in ((0, 1), (3, 19), (70, 71), (64, 100), (5, 205), (1, 600)):
         pairs = zip(results(x[low:high]), many, strict=True)
         assert all(torch.equal(own, each[low:high]) for own, each in pairs)
+
+
+@on_hopper
+@pytest.mark.parametrize(
+    ("num_heads", "kv_heads", "dim", "has_bias", "kv_dtype"),
+    [(32, 8, 128, False, torch.bfloat16), (16, 4, 64, True, torch.bfloat16), (9, 3, 64, True, torch.float8_e4m3fn)],
+)
+def test_wide_heads_equal_projection_and_rotation(num_heads, kv_heads, dim, has_bias, kv_dtype, monkeypatch):
+    """One row writes no KV, and no slot of another row changes."""
+    config = tiny_config(num_heads=num_heads, num_kv_heads=kv_heads, head_dim=dim, attention_bias=has_bias)
+    width = (num_heads + 2 * kv_heads) * dim
+    x, weight, bias, weight_of_norm = (
+        torch.randn(shape, device="cuda").bfloat16() for shape in ((40, 2048), (width, 2048), (width,), (2048,))
+    )
+    tensors = {"qkv_proj.weight": weight / 45} | ({"qkv_proj.bias": bias} if has_bias else {})
+    rows = Rows(x, Norm(weight_of_norm, 1e-5), x * weight_of_norm, x.float().square().sum(1, keepdim=True))
+    slots = torch.randperm(100, device="cuda")[:40]
+    slots[3] = -1
+    positions = torch.randint(0, 5000, (40,), device="cuda")
+    frequencies = rotary.inverse_frequencies(config.rope).to("cuda")
+    turns = rotary.rotations(positions, frequencies, torch.bfloat16)
+    found = []
+    for plan in (plan_wide(width, 2048), None):
+        monkeypatch.setattr("specsim.fast.model.product_plan.choose", lambda *_, plan=plan: plan)
+        kv = KVBuffer(KVLayout(2, kv_heads, dim), 100, kv_dtype, torch.device("cuda"))
+        for pool in (kv.keys, kv.values):
+            pool.fill_(torch.nan)
+        forward = rotary.Forward(turns, SimpleNamespace(slots=slots), kv)
+        found.append((layers._queries(rows, layers.Weights(tensors), config, 1, forward), kv.keys, kv.values))
+    for fused, apart in zip(*found, strict=True):
+        fused, apart = fused.float(), apart.float()
+        assert torch.equal(fused.isnan(), apart.isnan())
+        share = 2**-3 if kv_dtype.itemsize == 1 else 2**-5
+        most = share * float(apart.nan_to_num().abs().max())
+        torch.testing.assert_close(fused.nan_to_num(), apart.nan_to_num(), rtol=0, atol=most)

@@ -118,7 +118,7 @@ FAULTS = (
         cause="scores are multiplied by the scale of the keys twice",
         symptom="attention is too flat or too sharp, and fewer drafts are accepted",
         fields=("target_logits", "logprobs", "hidden", "draft logits", "draft_input.hidden", *KV),
-        edits=(Edit(ATTENTION, "else scale) * kv.key_scale,", "else scale) * kv.key_scale**2,"),),
+        edits=(Edit(ATTENTION, "else scale) * kv.key_scale\n", "else scale) * kv.key_scale**2\n"),),
         trial=Trial("differential", TREE | dict(kv="fp8", rounds=1)),
     ),
     Fault(
