@@ -143,7 +143,7 @@ class WarmedRun:
 
 
 def warmed_run(loop: ClosedLoop, schedule: str, concurrency: int, count: int) -> WarmedRun:
-    """Serve a load until a run needs no new graph and no new kernel; the runs before it do not count.
+    """Serve a load until a run needs no new graph and no new kernel; earlier runs do not count.
 
     Runs have equal steps, so the second one needs nothing new unless graphs are dropped or kernels depend on more.
     """
