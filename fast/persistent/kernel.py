@@ -20,7 +20,7 @@ from specsim.fast.persistent.schedule import Schedule
 barrier = getattr(gl, "barrier" if hasattr(gl, "barrier") else "thread_barrier")  # Triton 3.7 renamed it
 
 D = gl.constexpr(128)
-SUMS, STRIDE, WAKES, COLUMNS, OWN = (gl.constexpr(size) for size in (4, 8, 4, 64, 16))
+SUMS, STRIDE, WAKES, COLUMNS = (gl.constexpr(size) for size in (4, 8, 4, 64))
 PATIENCE = gl.constexpr(1 << 21)  # polls of one counter, each of about a microsecond
 WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 HALVES = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
@@ -36,12 +36,11 @@ LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 SQUARES = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [1, 1], [1, 0]))
 KV = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
 COPY = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0]))
-MINE = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [8, 1], [1, 0]))
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 2], [16, 8]))
 VALUES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1], [16, 8]))
 QUERY = gl.constexpr(gl.BlockedLayout([16, 1], [8, 4], [1, 8], [0, 1]))
-MERGE = gl.constexpr(gl.BlockedLayout([16, 1], [1, 32], [1, 8], [1, 0]))
-LOG2_E = gl.constexpr(1.4426950408889634)
+MERGE = gl.constexpr(gl.BlockedLayout([16, 1, 1], [1, 1, 32], [1, 2, 4], [2, 1, 0]))
+SCALE = gl.constexpr(0.08838834764831845 * 1.4426950408889634)  # of scores, in powers of two
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def _span(meta, layer, length, split, S: gl.constexpr):
     first = 0
     if S.has_windows:
         first = gl.maximum(0, length + 1 - gl.load(meta.windows + layer))
-    stages = (OWN + length - first + COLUMNS - 1) // COLUMNS
+    stages = (length - first + COLUMNS - 1) // COLUMNS
     return first, split * stages // S.splits, (split + 1) * stages // S.splits
 
 
@@ -168,8 +167,8 @@ def _span(meta, layer, length, split, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _stream(weight, layer, ring, slot, OUT: gl.constexpr, HALF: gl.constexpr, TILES: gl.constexpr,
-            DEPTH: gl.constexpr, S: gl.constexpr):  # fmt: skip
+def _stream(weight, layer, ring, slot, HALF: gl.constexpr, TILES: gl.constexpr, DEPTH: gl.constexpr,
+            S: gl.constexpr):  # fmt: skip
     """Stream a weight's tiles. HALF: rows of the two halves that give a tile 8 rows each; 0: 16 successive rows."""
     STAGES: gl.constexpr = (DEPTH + 1023) // 1024
     TOGETHER: gl.constexpr = 1 if DEPTH <= 4096 and S.width == 8 else 2
@@ -184,11 +183,11 @@ def _stream(weight, layer, ring, slot, OUT: gl.constexpr, HALF: gl.constexpr, TI
             mbarrier.expect(bar, 32768)
             to = ring.slots.index(slot[0])
             if HALF > 0:
-                at = layer * (OUT // HALF) + tile // (HALF // 8) * 2
+                at = layer * (TILES * 16 // HALF) + tile // (HALF // 8) * 2
                 to = to._reinterpret(gl.bfloat16, [16, 2, 8, 64], HALVES)
                 tma.async_copy_global_to_shared(weight, [k, at, tile % (HALF // 8) * 8, 0], bar, to)
             else:
-                tma.async_copy_global_to_shared(weight, [k, layer * OUT + tile * 16, 0], bar, to)
+                tma.async_copy_global_to_shared(weight, [k, layer * TILES * 16 + tile * 16, 0], bar, to)
             slot = _next(slot, S.ring)
     return slot
 
@@ -210,7 +209,7 @@ def _stream_keys(keys, values, table, meta, layer, length, head, split, ring, sl
     """Copy keys and values of the prefix columns of this program's part."""
     dim = gl.arange(0, 128, layout=gl.SliceLayout(0, COPY))[None, :] + head * D
     first, low, high = _span(meta, layer, length, split, S)
-    column = first - OWN + gl.arange(0, 16, layout=LANES) + low * COLUMNS
+    column = first + gl.arange(0, 16, layout=LANES) + low * COLUMNS
     following = _slots_of(table, column, first, length)
     for _ in range(low, high):
         own = following
@@ -238,14 +237,14 @@ def _producer(qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S: g
     table = meta.table + gl.load(meta.table_rows + request) * columns
     slot = (0, 0)
     for layer in range(S.layers):
-        slot = _stream(qkv, layer, ring, slot, S.qkv_tiles * 16, 64, S.qkv_tiles, S.hidden, S)
+        slot = _stream(qkv, layer, ring, slot, 64, S.qkv_tiles, S.hidden, S)
         if split < S.splits:
             base = layer.to(gl.int64) * num_slots * (S.kv_heads * 128)
             keys, values = cache[0] + base, cache[1] + base
             slot = _stream_keys(keys, values, table, meta, layer, length, head, split, ring, slot, S)
-        slot = _stream(o, layer, ring, slot, S.hidden, 0, S.residual_tiles, S.attended, S)
-        slot = _stream(gate_up, layer, ring, slot, 2 * S.inner, S.inner, S.gate_up_tiles, S.hidden, S)
-        slot = _stream(down, layer, ring, slot, S.hidden, 0, S.residual_tiles, S.inner, S)
+        slot = _stream(o, layer, ring, slot, 0, S.residual_tiles, S.attended, S)
+        slot = _stream(gate_up, layer, ring, slot, S.inner, S.gate_up_tiles, S.hidden, S)
+        slot = _stream(down, layer, ring, slot, 0, S.residual_tiles, S.inner, S)
 
 
 # The poller.
@@ -262,12 +261,12 @@ def _read(p, PAUSE: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _await(work, at, MANY: gl.constexpr, EXPECTED: gl.constexpr, ring, turn, left, S: gl.constexpr):
-    """Wait until counters have their values, or until the patience that is left is spent, and wake the other roles."""
-    p = work.counters + (at + gl.minimum(gl.arange(0, 32, layout=LANES), MANY - 1)) * STRIDE
-    low = gl.min(_read(p, False), axis=0)
-    while (low < EXPECTED) & (left > 0):
-        low = gl.min(_read(p, True), axis=0)
+def _await(work, at, EXPECTED: gl.constexpr, ring, turn, left, S: gl.constexpr):
+    """Wait until a counter has its value, or until the patience that is left is spent, and wake the other roles."""
+    p = work.counters + at * STRIDE
+    count = _read(p, False)
+    while (count < EXPECTED) & (left > 0):
+        count = _read(p, True)
         left -= 1
         if left == 0:
             gl.store(work.error, 1)
@@ -280,18 +279,18 @@ def _await(work, at, MANY: gl.constexpr, EXPECTED: gl.constexpr, ring, turn, lef
 @gluon.jit
 @no_type_check
 def _poller(work, ring, S: gl.constexpr):
-    request, head, _ = _unit(gl.program_id(0), S)
-    unit = request * S.kv_heads + head
+    head = gl.program_id(0) % S.kv_heads
     turn = 0
     left = PATIENCE + 0
     at = 1
     for _ in range(S.layers):
-        turn, left = _await(work, at - 1, 1, S.residual_tiles, ring, turn, left, S)
-        turn, left = _await(work, at + head, 1, S.head_tiles, ring, turn, left, S)
-        turn, left = _await(work, at + S.at_attended + unit, 1, S.splits, ring, turn, left, S)
-        turn, left = _await(work, at + S.at_merged, 1, S.parts, ring, turn, left, S)
-        turn, left = _await(work, at + S.at_o, 1, S.residual_tiles, ring, turn, left, S)
-        turn, left = _await(work, at + S.at_inner, S.inner_counters, S.inner_expected, ring, turn, left, S)
+        turn, left = _await(work, at - 1, S.residual_tiles, ring, turn, left, S)
+        turn, left = _await(work, at + head, S.query_tiles, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_attended + head, S.head_expected, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_merged, S.parts, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_o, S.residual_tiles, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_inner, S.first_inner_tiles, ring, turn, left, S)
+        turn, left = _await(work, at + S.at_inner + 1, S.gate_up_tiles - S.first_inner_tiles, ring, turn, left, S)
         at += S.layer_counters
 
 
@@ -303,6 +302,18 @@ def _woken(ring, turn, S: gl.constexpr):
     if S.is_sparse:
         mbarrier.arrive(ring.seen.index(turn % WAKES), count=1)
     return turn + 1
+
+
+@gluon.jit
+@no_type_check
+def _skipped(ring, turn, COUNT: gl.constexpr, S: gl.constexpr):
+    """Pass dependencies that a role does not need; in a sparse schedule its poller counts on it all the same."""
+    if S.is_sparse:
+        for _ in gl.static_range(COUNT):
+            turn = _woken(ring, turn, S)
+    else:
+        turn += COUNT
+    return turn
 
 
 # The multiplier.
@@ -343,37 +354,51 @@ def _hand_over(ring, done, value):
 
 @gluon.jit
 @no_type_check
-def _held(x, count, ring, slot, done, K: gl.constexpr, S: gl.constexpr):
-    """Multiply tile by tile; registers hold the rows, up to 4,096 inputs."""
-    STAGES: gl.constexpr = (K + 1023) // 1024
+def _held_inputs(x, K: gl.constexpr, S: gl.constexpr):
+    """Load all inputs of the rows, up to 4,096."""
     held = ()
-    for k in gl.static_range(STAGES):
+    for k in gl.static_range((K + 1023) // 1024):
         held = held + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)  # noqa: RUF005 - Triton unpacks no tuple
-    for _ in range(count):
-        c = gl.zeros([8, 16, 8], gl.float32, MMA)
-        e = gl.zeros([8, 16, 8], gl.float32, MMA)
-        for k in gl.static_range(STAGES):
-            slot, c, e = _consume(ring, slot, c, e, held[k], S)
-        done = _hand_over(ring, done, c + e)
-    return slot, done
+    return held
 
 
 @gluon.jit
 @no_type_check
-def _paired(x, ring, slot, done, K: gl.constexpr, TWO: gl.constexpr, S: gl.constexpr):
+def _held(held, ring, slot, done, S: gl.constexpr):
+    """Multiply one tile with rows that registers hold."""
+    c = gl.zeros([8, 16, 8], gl.float32, MMA)
+    e = gl.zeros([8, 16, 8], gl.float32, MMA)
+    for k in gl.static_range(len(held)):
+        slot, c, e = _consume(ring, slot, c, e, held[k], S)
+    return slot, _hand_over(ring, done, c + e)
+
+
+@gluon.jit
+@no_type_check
+def _inputs_of(x, ring, turn, K: gl.constexpr, k: gl.constexpr, CUT: gl.constexpr, S: gl.constexpr):
+    """Load the inputs of one stage; those from stage CUT on have a second dependency."""
+    if k == CUT:
+        turn = _woken(ring, turn, S)
+    return turn, (_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S))
+
+
+@gluon.jit
+@no_type_check
+def _paired(x, ring, slot, done, turn, K: gl.constexpr, CUT: gl.constexpr, TWO: gl.constexpr, S: gl.constexpr):
     """Multiply two tiles (TWO) or one, with inputs that are loaded a few stages ahead."""
     STAGES: gl.constexpr = (K + 1023) // 1024
     AHEAD: gl.constexpr = 3 if S.width == 8 else 1
     ahead = ()
     for k in gl.static_range(AHEAD):
-        ahead = ahead + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)  # noqa: RUF005 - as above
+        turn, following = _inputs_of(x, ring, turn, K, k, CUT, S)
+        ahead = ahead + (following,)  # noqa: RUF005 - as above
     c0 = gl.zeros([8, 16, S.width], gl.float32, MMA)
     e0, c1, e1 = c0, c0, c0
     for k in gl.static_range(STAGES):
         own = ahead[0]
         following = own
         if k + AHEAD < STAGES:
-            following = (_inputs(x, K, 2 * (k + AHEAD), S), _inputs(x, K, 2 * (k + AHEAD) + 1, S))
+            turn, following = _inputs_of(x, ring, turn, K, k + AHEAD, CUT, S)
         slot, c0, e0 = _consume(ring, slot, c0, e0, own, S)
         if TWO:
             slot, c1, e1 = _consume(ring, slot, c1, e1, own, S)
@@ -384,29 +409,39 @@ def _paired(x, ring, slot, done, K: gl.constexpr, TWO: gl.constexpr, S: gl.const
     done = _hand_over(ring, done, c0 + e0)
     if TWO:
         done = _hand_over(ring, done, c1 + e1)
-    return slot, done
-
-
-@gluon.jit
-@no_type_check
-def _product(x, ring, slot, done, turn, K: gl.constexpr, TILES: gl.constexpr, S: gl.constexpr):
-    """Multiply this program's tiles of one product, after its dependency."""
-    count = _count(TILES, S)
-    turn = _woken(ring, turn, S)
-    if K <= 4096 and S.width == 8:
-        slot, done = _held(x, count, ring, slot, done, K, S)
-    else:
-        for _ in range(count // 2):
-            slot, done = _paired(x, ring, slot, done, K, True, S)
-        if TILES % (2 * S.programs) != 0:
-            for _ in range(count % 2):
-                slot, done = _paired(x, ring, slot, done, K, False, S)
     return slot, done, turn
 
 
 @gluon.jit
 @no_type_check
-def _normed_and_turned(x_ptr, norm, turns, dim, mask, EPS: gl.constexpr, AXIS: gl.constexpr):
+def _product(x, ring, slot, done, turn, K: gl.constexpr, TILES: gl.constexpr, CUT: gl.constexpr, S: gl.constexpr):
+    """Multiply this program's tiles of one product, after its dependency.
+
+    CUT: the first stage whose inputs have a second dependency, -1 if there is none.
+    """
+    FIRST: gl.constexpr = 1 if CUT > 0 else 0
+    count = _count(TILES, S)
+    turn = _woken(ring, turn, S)
+    if CUT == 0:
+        turn = _woken(ring, turn, S)
+    if K <= 4096 and S.width == 8:
+        held = _held_inputs(x, K, S)
+        for _ in range(count):
+            slot, done = _held(held, ring, slot, done, S)
+    else:
+        if FIRST:
+            slot, done, turn = _paired(x, ring, slot, done, turn, K, CUT, True, S)
+        for _ in range(count // 2 - FIRST):
+            slot, done, turn = _paired(x, ring, slot, done, turn, K, -1, True, S)
+        if TILES % (2 * S.programs) != 0:
+            for _ in range(count % 2):
+                slot, done, turn = _paired(x, ring, slot, done, turn, K, -1, False, S)
+    return slot, done, turn
+
+
+@gluon.jit
+@no_type_check
+def _normed_and_turned(x_ptr, norm, turns, dim, mask, EPS: gl.constexpr, AXIS: gl.constexpr = 2):
     """Load heads, normalise and rotate them; both halves of a head are read twice, as partners of each other."""
     x = gl.load(x_ptr + dim, mask, 0.0, cache_modifier=".cg").to(gl.float32)
     y = gl.load(x_ptr + (dim ^ 64), mask, 0.0, cache_modifier=".cg").to(gl.float32)
@@ -438,36 +473,14 @@ def _queries(tables, meta, work, layer, request, head, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _store_own(cache, tables, meta, work, layer, request, head, own, num_slots, to, S: gl.constexpr):
-    """Put the rows' own keys and values into the first places of a stage. Normalised keys are written to the KV too."""
-    dim = gl.arange(0, 128, layout=gl.SliceLayout(0, MINE))[None, :]
-    at = ((layer * num_slots + own) * S.kv_heads + head) * D + dim
-    mask = (own >= 0) & (dim >= 0)
-    if S.has_head_norms:
-        row = request * S.nodes + gl.arange(0, 16, layout=gl.SliceLayout(1, MINE))[:, None]
-        raw = work.key + (row * S.kv_heads + head) * D
-        key = _normed_and_turned(raw, tables.key_norms + layer * D, meta.turns + row * D, dim, mask, S.eps, 1)
-        gl.store(cache[0] + at, key, mask)
-    else:
-        key = gl.load(cache[0] + at, mask, 0.0, cache_modifier=".cg")
-    value = gl.load(cache[1] + at, mask, 0.0, cache_modifier=".cg")
-    to.index(0).slice(0, 16).store(key)
-    to.index(1).slice(0, 16).store(value)
-    barrier()
-
-
-@gluon.jit
-@no_type_check
-def _scores(kv, query, stage, first, seen, prefix, lowest, S: gl.constexpr):
+def _scores(kv, query, stage, first, prefix, lowest, S: gl.constexpr):
     """Compute the scores of a stage's keys, [64, pairs], in powers of two."""
     s = mma_v2(kv.index(0).load(gl.DotOperandLayout(0, SCORES, 8)), query, gl.zeros([64, S.pairs], gl.float32, SCORES))
-    place = stage * COLUMNS + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))[:, None]
-    column = first - OWN + place
+    column = first + stage * COLUMNS + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))[:, None]
     ok = column < prefix[None, :]
     if S.has_windows:
         ok = ok & (column > lowest[None, :])
-    ok = gl.where(place < OWN, ((seen[None, :] >> gl.minimum(place, 31)) & 1) == 1, ok)
-    return gl.where(ok, s * (0.08838834764831845 * LOG2_E), float("-inf"))
+    return gl.where(ok, s * SCALE, float("-inf"))
 
 
 @gluon.jit
@@ -479,16 +492,13 @@ def _weighted_values(kv, weight, acc):
 
 @gluon.jit
 @no_type_check
-def _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, turn, S: gl.constexpr):
-    """Attend from a request's rows to one part of its keys, two stages at a time, with online softmax."""
+def _attend(tables, meta, work, layer, length, ring, slot, turn, S: gl.constexpr):
+    """Attend from a request's rows to one part of its prefix, two stages at a time, with online softmax."""
     request, head, split = _unit(_here(gl.program_id(0)), S)
     pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, SCORES))
     row = request * S.nodes + pair // S.group
     is_row = pair < S.nodes * S.group
-    n = gl.arange(0, 16, layout=gl.SliceLayout(1, MINE))[:, None]
     # What other programs do not write is loaded before their signal comes.
-    own = gl.load(meta.slots + request * S.nodes + n, n < S.nodes, -1)
-    seen = gl.load(meta.visible + row, is_row, 0)
     prefix = gl.load(meta.prefix_lens + row, is_row, 0)
     lowest = prefix
     if S.has_windows:
@@ -502,15 +512,13 @@ def _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, tur
     for stage in range(low, high, 2):
         mbarrier.wait(ring.full.index(slot[0]), slot[1])
         kv = ring.slots.index(slot[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
-        if stage == 0:
-            _store_own(cache, tables, meta, work, layer, request, head, own, num_slots, kv, S)
-        a = _scores(kv, query, stage, first, seen, prefix, lowest, S)
+        a = _scores(kv, query, stage, first, prefix, lowest, S)
         other = _next(slot, S.ring)
         is_two = stage + 1 < high
         if is_two:
             mbarrier.wait(ring.full.index(other[0]), other[1])
             kv_b = ring.slots.index(other[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
-            b = _scores(kv_b, query, stage + 1, first, seen, prefix, lowest, S)
+            b = _scores(kv_b, query, stage + 1, first, prefix, lowest, S)
         else:
             b = gl.full([64, S.pairs], float("-inf"), gl.float32, SCORES)
         higher = gl.maximum(top, gl.max(gl.maximum(a, b), axis=0))
@@ -541,23 +549,63 @@ def _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, tur
 
 @gluon.jit
 @no_type_check
-def _merge(work, S: gl.constexpr):
-    """Merge some numbers of all parts of a unit, in the order of the parts."""
+def _attend_own(cache, tables, meta, work, layer, num_slots, request, head, pair, value_dim, own, S: gl.constexpr):
+    """Attend from some pairs to the rows' own keys: (largest score, sum, weighted values). Normed keys are written."""
+    dim = gl.arange(0, 128, layout=gl.SliceLayout(0, gl.SliceLayout(1, MERGE)))[None, None, :]
+    node = gl.arange(0, S.own, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
+    row = request * S.nodes + pair // S.group
+    mask = (pair < S.nodes * S.group) & (dim >= 0)
+    mask_own = (own >= 0) & (dim >= 0)
+    from_query = work.query + (row * S.heads + head * S.group + pair % S.group) * D
+    at = ((layer * num_slots + own) * S.kv_heads + head) * D
+    if S.has_head_norms:
+        raw = work.key + ((request * S.nodes + node) * S.kv_heads + head) * D
+        turns = meta.turns + (request * S.nodes + node) * D
+        query = _normed_and_turned(from_query, tables.query_norms + layer * D, meta.turns + row * D, dim, mask, S.eps)
+        key = _normed_and_turned(raw, tables.key_norms + layer * D, turns, dim, mask_own, S.eps)
+        gl.store(cache[0] + at + dim, key, mask_own)
+    else:
+        query = gl.load(from_query + dim, mask, 0.0, cache_modifier=".cg")
+        key = gl.load(cache[0] + at + dim, mask_own, 0.0, cache_modifier=".cg")
+    value = gl.load(cache[1] + at + value_dim, (own >= 0) & (value_dim >= 0), 0.0, cache_modifier=".cg")
+    s = gl.expand_dims(gl.sum(query.to(gl.float32) * key.to(gl.float32), axis=2), 2) * SCALE  # [own, pairs, 1]
+    seen = gl.load(meta.visible + row, pair < S.nodes * S.group, 0)
+    s = gl.where(((seen >> node) & 1) == 1, s, float("-inf"))
+    top = gl.max(s, axis=0)
+    weight = gl.exp2(s - gl.where(top == float("-inf"), 0.0, top)[None, :, :])
+    return top, gl.sum(weight, axis=0), gl.sum(weight * value.to(gl.float32), axis=0)
+
+
+@gluon.jit
+@no_type_check
+def _merge(cache, tables, meta, work, layer, num_slots, ring, turn, S: gl.constexpr):
+    """Merge some numbers of all parts of a unit, in the order of the parts, and of the rows' own keys."""
     request, head, split = _unit(_here(gl.program_id(0)), S)
-    at = split * S.merged + gl.arange(0, S.merged, layout=gl.SliceLayout(0, MERGE))
-    pair, dim = at // D, at % D
-    part = gl.arange(0, S.splits, layout=gl.SliceLayout(1, MERGE))[:, None]
-    source = ((request * S.kv_heads + head) * S.splits + part) * S.pairs + pair[None, :]
+    first = split * S.merged
+    PAIRS: gl.constexpr = (S.merged + 127) // 128
+    pair = first // D + gl.arange(0, PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(2, MERGE)))[None, :, None]
+    dim = first % D + gl.arange(0, S.merged // PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(1, MERGE)))[None, None, :]
+    part = gl.arange(0, S.splits, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
+    node = gl.arange(0, S.own, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
+    own = gl.load(meta.slots + request * S.nodes + node, node < S.nodes, -1)
+    turn = _woken(ring, turn, S)
+    source = ((request * S.kv_heads + head) * S.splits + part) * S.pairs + pair  # [splits, pairs, 1]
     top = gl.load(work.stats + source * 2, cache_modifier=".cg")
     total = gl.load(work.stats + source * 2 + 1, cache_modifier=".cg")
-    acc = gl.load(work.parts + source * D + dim[None, :], cache_modifier=".cg")
-    highest = gl.max(top, axis=0)
-    weight = gl.exp2(top - gl.where(highest == float("-inf"), 0.0, highest)[None, :])
-    whole = gl.sum(weight * total, axis=0)
-    out = gl.sum(weight * acc, axis=0) / gl.where(whole > 0, whole, 1.0)
+    acc = gl.load(work.parts + source * D + dim, cache_modifier=".cg")  # [splits, pairs, D]
+    own_top, own_total, own_acc = _attend_own(
+        cache, tables, meta, work, layer, num_slots, request, head, pair, dim, own, S
+    )
+    highest = gl.maximum(gl.max(top, axis=0), own_top)
+    shift = gl.where(highest == float("-inf"), 0.0, highest)
+    weight = gl.exp2(top - shift[None, :, :])
+    own_weight = gl.exp2(own_top - shift)
+    whole = gl.sum(weight * total, axis=0) + own_weight * own_total
+    out = (gl.sum(weight * acc, axis=0) + own_weight * own_acc) / gl.where(whole > 0, whole, 1.0)  # [pairs, D]
     row = request * S.nodes + pair // S.group
-    to = work.attended + (row * S.heads + head * S.group + pair % S.group) * D + dim
-    gl.store(to, out.to(gl.bfloat16), pair < S.nodes * S.group)
+    to = work.attended + (row * S.heads + head * S.group + pair % S.group) * D + dim  # [1, pairs, D]
+    gl.store(to, out[None, :, :].to(gl.bfloat16), (pair < S.nodes * S.group) & (dim >= 0))
+    return turn
 
 
 @gluon.jit
@@ -569,18 +617,20 @@ def _multiplier(cache, tables, meta, work, num_slots, ring, S: gl.constexpr):
     turn = 0
     base = 1
     for layer in range(S.layers):
-        slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.qkv_tiles, S)
+        slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.qkv_tiles, -1, S)
         if split < S.splits:
-            slot, turn = _attend(cache, tables, meta, work, layer, length, num_slots, ring, slot, turn, S)
-            _signal(work, base + S.at_attended + request * S.kv_heads + head)
+            slot, turn = _attend(tables, meta, work, layer, length, ring, slot, turn, S)
+            _signal(work, base + S.at_attended + head)
+        else:
             turn = _woken(ring, turn, S)
-            _merge(work, S)
+        if split < S.splits:
+            turn = _merge(cache, tables, meta, work, layer, num_slots, ring, turn, S)
             _signal(work, base + S.at_merged)
         else:
-            turn = _woken(ring, _woken(ring, turn, S), S)
-        slot, done, turn = _product(work.attended, ring, slot, done, turn, S.attended, S.residual_tiles, S)
-        slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.gate_up_tiles, S)
-        slot, done, turn = _product(work.inner, ring, slot, done, turn, S.inner, S.residual_tiles, S)
+            turn = _woken(ring, turn, S)
+        slot, done, turn = _product(work.attended, ring, slot, done, turn, S.attended, S.residual_tiles, -1, S)
+        slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.gate_up_tiles, -1, S)
+        slot, done, turn = _product(work.inner, ring, slot, done, turn, S.inner, S.residual_tiles, S.inner_cut, S)
         base += S.layer_counters
 
 
@@ -644,9 +694,8 @@ def _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, layer, 
 
 @gluon.jit
 @no_type_check
-def _finish_rows(work, norm, ring, done, turn, counter, layer, SIDE: gl.constexpr, S: gl.constexpr):
+def _finish_rows(work, norm, ring, done, counter, layer, SIDE: gl.constexpr, S: gl.constexpr):
     """Add tiles to the residual rows."""
-    turn = _woken(ring, turn, S)
     for i in range(_count(S.residual_tiles, S)):
         if i % 2 == SIDE:
             tile, o, n, mask = _tile(i, S)
@@ -659,7 +708,7 @@ def _finish_rows(work, norm, ring, done, turn, counter, layer, SIDE: gl.constexp
             _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, layer, S)
             _signal(work, counter)
         done = _next(done, SUMS)
-    return done, turn
+    return done
 
 
 @gluon.jit
@@ -713,7 +762,7 @@ def _finish_qkv(cache, meta, work, layer, num_slots, ring, done, turn, base, SID
                 else:
                     gl.store(cache[0] + place, x, kept)
                     gl.store(cache[0] + place + 64, y, kept)
-                _signal(work, base + kv_head)
+                _signal(work, base + S.at_attended + kv_head)
         done = _next(done, SUMS)
     return done, turn
 
@@ -731,7 +780,7 @@ def _finish_gated(work, ring, done, turn, counter, SIDE: gl.constexpr, S: gl.con
             shrunk = gl.exp(-gl.abs(gate))
             silu = _rounded(gate * gl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk))
             gl.store(work.inner + n * S.inner + tile * 8 + o, (silu * up).to(gl.bfloat16), mask)
-            _signal(work, counter + tile % S.inner_counters)
+            _signal(work, counter + (tile >= S.first_inner_tiles).to(gl.int32))
         done = _next(done, SUMS)
     return done, turn
 
@@ -745,15 +794,13 @@ def _finisher(cache, tables, meta, work, num_slots, ring, SIDE: gl.constexpr, S:
     _embed(tables, meta, work, SIDE, S)
     for layer in range(S.layers):
         done, turn = _finish_qkv(cache, meta, work, layer, num_slots, ring, done, turn, base, SIDE, S)
-        if S.is_sparse:
-            turn = _woken(ring, _woken(ring, turn, S), S)
-        else:
-            turn += 2
+        turn = _skipped(ring, turn, 3, S)
         norm = tables.inner_norms + layer * S.hidden
-        done, turn = _finish_rows(work, norm, ring, done, turn, base + S.at_o, -1, SIDE, S)
+        done = _finish_rows(work, norm, ring, done, base + S.at_o, -1, SIDE, S)
         done, turn = _finish_gated(work, ring, done, turn, base + S.at_inner, SIDE, S)
+        turn = _skipped(ring, turn, 2, S)
         norm = tables.input_norms + (layer + 1) * S.hidden
-        done, turn = _finish_rows(work, norm, ring, done, turn, base + S.at_down, layer + 1, SIDE, S)
+        done = _finish_rows(work, norm, ring, done, base + S.at_down, layer + 1, SIDE, S)
         base += S.layer_counters
 
 

@@ -9,7 +9,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.layer_config import DenseMLP, HeadAttention
 from specsim.core.target import ModelConfig
-from specsim.fast.persistent.schedule import HEAD_DIM, MOST_ROWS, OWN
+from specsim.fast.persistent.schedule import HEAD_DIM, MOST_ROWS
 from specsim.fast.runtime.launch import capability
 
 PROGRAMS = 128  # all of which are resident, one on a multiprocessor
@@ -45,8 +45,8 @@ def _attention_limit(attention: HeadAttention) -> str | None:
         return "a model that rotates all channels of a head in pairs (i, i + D/2)"
     if attention.bias or attention.output_bias or attention.has_sinks:
         return "a model whose attention has neither biases nor sinks"
-    if attention.window is not None and attention.window < OWN:
-        return f"a model whose windows are at least {OWN}, not {attention.window}"
+    if attention.window is not None and attention.window < MOST_ROWS:
+        return f"a model whose windows are at least {MOST_ROWS}, not {attention.window}"
     return None
 
 

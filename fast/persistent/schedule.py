@@ -12,12 +12,10 @@ TILE = 16  # outputs of a tile of a product
 DEPTH = 1024  # inputs of a stage
 STAGE_BYTES = TILE * DEPTH * 2
 COLUMNS = 64  # keys, with their values, of a stage
-OWN = 16  # first places of a request's first stage of keys, for the rows' own
 SUMS = 4  # finished tiles that wait for their epilogue
 WAKES = 4  # barriers with which a poller wakes the other roles, in turn
 STRIDE = 8  # i32 between two counters
 MOST_ROWS = 16
-_COUNTERS = 16  # most counters that share the tiles of one product
 _SPLITS = 32  # most parts of a request's keys
 
 
@@ -154,14 +152,30 @@ class Schedule:
         return self.products["gate_up"].tiles
 
     @property
-    def head_tiles(self) -> int:
-        """Tiles of the queries, keys and values of one KV head."""
-        return (self.group + 2) * HEAD_DIM // TILE
+    def query_tiles(self) -> int:
+        """Tiles of the queries of one KV head."""
+        return self.group * HEAD_DIM // TILE
 
     @property
-    def inner_counters(self) -> int:
-        """Counters that share the gate-up tiles evenly."""
-        return max(count for count in range(1, _COUNTERS + 1) if self.gate_up_tiles % count == 0)
+    def head_expected(self) -> int:
+        """Tiles of the keys and values of one KV head, and parts of its units' keys."""
+        return 2 * HEAD_DIM // TILE + self.requests * self.splits
+
+    @property
+    def own(self) -> int:
+        """Rows of a request, padded to a power of two."""
+        return power_of_2(self.nodes)
+
+    @property
+    def inner_cut(self) -> int:
+        """First stage of down whose inputs have a dependency of their own; a program begins with the stages before."""
+        has_pair = 2 * self.programs <= self.residual_tiles
+        return 3 * self.products["down"].stages // 4 if has_pair and not self.is_held("down") else 0
+
+    @property
+    def first_inner_tiles(self) -> int:
+        """Gate-up tiles of the stages before it."""
+        return self.inner_cut * DEPTH * 2 // TILE
 
     @property
     def is_sparse(self) -> bool:
@@ -173,11 +187,6 @@ class Schedule:
         fewest = min(product.tiles // self.programs for product in self.products.values())
         return fewest < 2 or self.parts < self.programs
 
-    @property
-    def inner_expected(self) -> int:
-        """Gate-up tiles of each of their counters."""
-        return self.gate_up_tiles // self.inner_counters
-
     # Places of a layer's counters. The first of all counters is the embedding's.
     @property
     def at_attended(self) -> int:
@@ -185,7 +194,7 @@ class Schedule:
 
     @property
     def at_merged(self) -> int:
-        return self.at_attended + self.units
+        return self.at_attended + self.kv_heads
 
     @property
     def at_o(self) -> int:
@@ -197,7 +206,7 @@ class Schedule:
 
     @property
     def at_down(self) -> int:
-        return self.at_inner + self.inner_counters
+        return self.at_inner + 2
 
     @property
     def layer_counters(self) -> int:
@@ -208,7 +217,7 @@ class Schedule:
         """Counters of the whole forward."""
         return 1 + self.layers * self.layer_counters
 
-    def own(self, tiles: int, program: int) -> range:
+    def tiles_of(self, tiles: int, program: int) -> range:
         """Tiles of a product that a program computes."""
         return range(program, tiles, self.programs)
 
@@ -222,9 +231,9 @@ class Schedule:
         return self.unit(program)[2] < self.splits
 
     def num_key_stages(self, length: int, window: int | None = None) -> int:
-        """Stages of the keys of one unit: OWN places, then the visible columns of the prefix."""
+        """Stages of the keys of one unit, those of the visible columns of the prefix."""
         first = 0 if window is None else max(0, length + 1 - window)
-        return ceil_div(OWN + length - first, COLUMNS)
+        return ceil_div(length - first, COLUMNS)
 
     def part(self, stages: int, split: int) -> range:
         """Stages of one part of a unit's keys."""
@@ -239,7 +248,7 @@ class Schedule:
 
     def weight_stages(self, program: int, product: str) -> Iterator[Stage]:
         """Fills of the ring for one product, in order."""
-        own = list(self.own(self.products[product].tiles, program))
+        own = list(self.tiles_of(self.products[product].tiles, program))
         together = 1 if self.is_held(product) else 2
         for first in range(0, len(own), together):
             for depth in range(self.products[product].stages):
@@ -260,28 +269,31 @@ class Schedule:
         for product in ("o", "gate_up", "down"):
             yield from self.weight_stages(program, product)
 
-    def dependencies(self, program: int) -> tuple[tuple[int, int, int], ...]:
-        """Counters that a program's poller awaits in one layer: (first, number, expected count of each).
+    def dependencies(self, program: int) -> tuple[tuple[int, int], ...]:
+        """Counters that a program's poller awaits in one layer: (counter, expected count).
 
         They are counted from the layer's first counter; -1 is the last one of the layer before.
         """
-        request, head, _ = self.unit(program)
+        head = program % self.kv_heads
         return (
-            (-1, 1, self.residual_tiles),
-            (head, 1, self.head_tiles),
-            (self.at_attended + request * self.kv_heads + head, 1, self.splits),
-            (self.at_merged, 1, self.parts),
-            (self.at_o, 1, self.residual_tiles),
-            (self.at_inner, self.inner_counters, self.inner_expected),
+            (-1, self.residual_tiles),
+            (head, self.query_tiles),
+            (self.at_attended + head, self.head_expected),
+            (self.at_merged, self.parts),
+            (self.at_o, self.residual_tiles),
+            (self.at_inner, self.first_inner_tiles),
+            (self.at_inner + 1, self.gate_up_tiles - self.first_inner_tiles),
         )
 
     def signal(self, product: str, tile: int) -> int:
         """Counter of its layer that a finished tile of a product raises."""
         if product == "qkv":
             head = tile // (HEAD_DIM // TILE)
-            keys = (head - self.heads) % self.kv_heads
-            return head // self.group if head < self.heads else keys
-        return {"o": self.at_o, "gate_up": self.at_inner + tile % self.inner_counters, "down": self.at_down}[product]
+            if head < self.heads:
+                return head // self.group
+            return self.at_attended + (head - self.heads) % self.kv_heads
+        late = tile >= self.first_inner_tiles
+        return {"o": self.at_o, "gate_up": self.at_inner + late, "down": self.at_down}[product]
 
     @property
     def weight_bytes(self) -> int:

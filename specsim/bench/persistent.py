@@ -1,7 +1,7 @@
 """The persistent forward and the kernels side by side: rounds and verify forwards over the context length."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -61,9 +61,10 @@ def _rows_of(
         scene = invented(pair, engines[KERNELS], pools, 1, length)
         scenes = {who: replace(scene, engine=engine) for who, engine in engines.items()}
         try:
-            yield _round_row(label, scenes, length, limit, peaks)
+            row = _round_row(label, scenes, length, limit, peaks)
+            yield row
             if not config.is_plain:
-                yield _forward_row(scenes, length, peaks)
+                yield _forward_row(scenes, row.checks, length, peaks)
         finally:
             close(scene)
 
@@ -92,19 +93,19 @@ def _round_row(label: str, scenes: dict[str, Scene], length: int, limit: float, 
     return contest(label, setting, contenders, bound, peaks, set_targets=roofline_target(limit), notes=[INVENTED])
 
 
-def _forward_row(scenes: dict[str, Scene], length: int, peaks: Peaks) -> Row:
-    """Time the target's forward over a tree, logits included; each has to give its round's logits bit for bit."""
+def _forward_row(scenes: dict[str, Scene], checks: Mapping[str, Check], length: int, peaks: Peaks) -> Row:
+    """Time the target's forward over a tree, logits included; each has to give its checked round's logits."""
     verify_input = scenes[KERNELS].round().verify_input
     target = scenes[KERNELS].pair.target.config
     nodes = scenes[KERNELS].engine.config.num_draft_tokens
-    contenders = [_forward_contender(who, scene, verify_input) for who, scene in scenes.items()]
+    contenders = [_forward_contender(who, scenes[who], verify_input, check) for who, check in checks.items()]
     setting = {"requests": 1, "L": length, "nodes": nodes}
     bound = forward_bound(target, 1, nodes, length)
     set_targets = roofline_target(FORWARD_LIMIT)
     return contest("verify forward", setting, contenders, bound, peaks, set_targets=set_targets, notes=[INVENTED])
 
 
-def _forward_contender(who: str, scene: Scene, verify_input: VerifyInput) -> Contender:
+def _forward_contender(who: str, scene: Scene, verify_input: VerifyInput, round_: Check) -> Contender:
     from specsim.fast.model.draft_metadata import tree_metadata
 
     engine = scene.engine
@@ -118,7 +119,6 @@ def _forward_contender(who: str, scene: Scene, verify_input: VerifyInput) -> Con
 
     def check(found: torch.Tensor) -> Check:
         expected = {"logits": scene.round().verify_output.target_logits}
-        round_ = checked(scene)
         return all_of(round_.compared, round_, equal("the round's logits, bit for bit", {"logits": found}, expected))
 
     return Contender(who, lambda _: forward(), check, lambda: launched(lambda _: forward(), 1, 30, 1))

@@ -111,7 +111,7 @@ SUITES = {
     "kernels": Suite(_KERNELS, 300),
     "experts": Suite(_EXPERTS, 60),
     "round": Suite(_ROUND, 400),
-    "persistent": Suite(_PERSISTENT, 240),
+    "persistent": Suite(_PERSISTENT, 150),
     "scale": Suite(_SCALE, 240),
     "baselines": Suite(_BASELINES, 240),
     "adaptive": Suite(_ADAPTIVE, 200),

@@ -29,8 +29,8 @@ ROUND = 1  # the round that is drawn, counted from 0
 TRACED = ["def count(n):\n    while n", "def read(path):\n    with open("]  # prompts of the page on specsim.trace
 REQUEST_TICKS = (1, 4, 16, 64, 256)
 MILLISECOND_TICKS = (4, 8, 16, 32, 64)
-# What precedes a product of the persistent forward; its attention has two steps, and `o` follows the second.
-WAITS = {"qkv": ("qkv",), "keys": ("keys", "merge"), "o": ("o",), "gate_up": ("gate_up",), "down": ("down",)}
+# What precedes a product of the persistent forward: attention has two steps, and `down` begins with the first inputs.
+WAITS = {"qkv": ("qkv",), "keys": ("keys", "merge"), "o": ("o",), "gate_up": ("gate_up",), "down": ("first", "last")}
 NAMES = {"plain": "one token a round", "(4, 3, 8)": "tree of 8 tokens"}
 
 
@@ -90,7 +90,8 @@ def persistent_layer(nodes: int = 8, program: int = 0) -> Picture:
     schedule = schedule_of(shape("llama-3-8b").config, 1, nodes)
     stages = list(schedule.layer_stages(program, (CONTEXT,)))
     lanes = ("qkv", "keys", "o", "gate_up", "down")
-    awaited = dict(zip(("qkv", "keys", "merge", "o", "gate_up", "down"), schedule.dependencies(program), strict=True))
+    names = ("qkv", "keys", "merge", "o", "gate_up", "first", "last")
+    awaited = dict(zip(names, schedule.dependencies(program), strict=True))
     title = f"One layer of program {program} of {schedule.programs}: Llama-3-8B, {nodes} nodes, {CONTEXT:,} tokens"
     figure, axes = new_chart(title, "stages of 32 KB in the order of the ring", "", 3.2)
     for place, lane in enumerate(lanes):
@@ -98,7 +99,7 @@ def persistent_layer(nodes: int = 8, program: int = 0) -> Picture:
         color, _ = LINES[place % len(LINES)]
         axes.broken_barh([(number, 0.9) for number in own], (place - 0.3, 0.6), color=color)
         named = [awaited[each] for each in WAITS[lane]]
-        counts = " and ".join(f"{number * expected:,}" for _, number, expected in named)
+        counts = " and ".join(f"{expected:,}" for _, expected in named)
         label_point(axes, own[-1] + 1, place, f"awaits {counts} signals", color, (5, 0))
     axes.set_yticks(range(len(lanes)), [lane.replace("_", "-") for lane in lanes])
     axes.set_xlim(0, len(stages) * 1.3)

@@ -8,7 +8,7 @@ import pytest
 from specsim.fast.persistent import kernel, schedule
 
 
-@pytest.mark.parametrize("name", ["SUMS", "STRIDE", "WAKES", "COLUMNS", "OWN"])
+@pytest.mark.parametrize("name", ["SUMS", "STRIDE", "WAKES", "COLUMNS"])
 def test_constants_are_the_schedules(name):
     assert getattr(kernel, name).value == getattr(schedule, name)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specsim.bench.roofline import forward_bound
 from specsim.fast.persistent.forward import schedule_of
-from specsim.fast.persistent.schedule import COLUMNS, HEAD_DIM, OWN, SUMS, TILE, WAKES, Schedule, Stage
+from specsim.fast.persistent.schedule import COLUMNS, HEAD_DIM, SUMS, TILE, WAKES, Schedule, Stage
 from specsim.models.shapes import shape
 
 NAMES = ("llama-3-8b", "llama-2-7b", "mistral-7b-v0.1", "qwen3-8b", "qwen3-4b", "llama-2-70b", "llama-2-70b-tp8-slice")
@@ -53,10 +53,8 @@ def test_visible_columns_are_read_once(schedule, window):
         assert len(read) == schedule.units
         first = 0 if window is None else max(0, length + 1 - window)
         for stages in read.values():
-            places = [stage * COLUMNS + place for stage in stages for place in range(COLUMNS)]
-            columns = [first - OWN + place for place in places if place >= OWN]
+            columns = [first + stage * COLUMNS + place for stage in stages for place in range(COLUMNS)]
             assert sorted(column for column in columns if column < length) == list(range(first, length))
-            assert places.count(0) == 1  # the rows' own
 
 
 @pytest.mark.parametrize("schedule", schedules(), ids=str)
@@ -65,15 +63,15 @@ def test_counters_are_raised_as_often_as_expected(schedule):
     for product in schedule.products.values():
         raised.update(schedule.signal(product.name, tile) for tile in range(product.tiles))
     for program in filter(schedule.attends, range(schedule.programs)):
-        request, head, _ = schedule.unit(program)
-        raised[schedule.at_attended + request * schedule.kv_heads + head] += 1
+        _, head, _ = schedule.unit(program)
+        raised[schedule.at_attended + head] += 1
         raised[schedule.at_merged] += 1
-    awaited = {}
+    awaited = Counter()
     for program in range(schedule.programs):
-        for first, number, expected in schedule.dependencies(program):
-            awaited |= {(first + i) % schedule.layer_counters: expected for i in range(number)}
+        for counter, expected in schedule.dependencies(program):
+            awaited[counter % schedule.layer_counters] = expected
     assert awaited == raised
-    assert sorted(raised) == list(range(schedule.layer_counters))
+    assert sorted(awaited) == list(range(schedule.layer_counters))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,7 +83,7 @@ def test_bytes_are_those_of_the_roofline(name):
     assert schedule.weight_bytes == weights
     keys = sum(part.bytes for part in bound.parts if "KV" in part.tensor)
     columns = sum(
-        min(length, stage.tile * COLUMNS + COLUMNS - OWN) - max(0, stage.tile * COLUMNS - OWN)
+        min(length, stage.tile * COLUMNS + COLUMNS) - stage.tile * COLUMNS
         for program in range(schedule.programs)
         for stage in schedule.key_stages(program, length)
     )
@@ -120,10 +118,31 @@ class Device:
             if waiting[id(role)] is None:
                 alive.remove(role)
 
+    def finish(self, layer: int, product: str, tile: int) -> None:
+        """Count a finished tile, also among those that attention or the early stages of down await."""
+        schedule = self.schedule
+        self.done[layer, product] += 1
+        head = tile // (HEAD_DIM // TILE)
+        if product == "qkv" and head < schedule.heads:
+            self.done[layer, f"queries {head // schedule.group}"] += 1
+        elif product == "qkv":
+            self.done[layer, f"own {(head - schedule.heads) % schedule.kv_heads}"] += 1
+        elif product == "gate_up" and tile < schedule.first_inner_tiles:
+            self.done[layer, "early gate_up"] += 1
+
     def total(self, kind: str) -> int:
         """Count the items of a kind in one layer."""
-        products = self.schedule.products
-        return products[kind].tiles if kind in products else self.schedule.parts
+        schedule = self.schedule
+        if kind in schedule.products:
+            return schedule.products[kind].tiles
+        first, _, rest = kind.partition(" ")
+        if kind == "early gate_up":
+            return schedule.inner_cut * 128
+        if first == "queries":
+            return schedule.group * 8
+        if first == "own":
+            return 16
+        return schedule.splits if rest else schedule.parts
 
     def require(self, layer: int, *kinds: str) -> None:
         """Require that all items of these kinds are finished in a layer, as their result is read or replaced."""
@@ -139,9 +158,10 @@ class Program:
         self.schedule = device.schedule
         self.number = number
         self.ring: deque[Stage] = deque()
-        self.sums: list[bool] = [False] * SUMS
+        self.filled, self.emptied = [0] * SUMS, [0] * SUMS  # uses of each place of sums, waited for by their parity
         self.wakes = [0] * WAKES
         self.seen = [0] * WAKES
+        self.taken = [0, 0]  # sums that each finisher has passed
         self.roles = [self.producer(), self.multiplier(), self.poller(), self.finisher(0), self.finisher(1)]
 
     def woken(self, turn: int):
@@ -159,11 +179,8 @@ class Program:
         turn = 0
         for layer in range(self.schedule.layers):
             base = 1 + layer * self.schedule.layer_counters
-            for first, number, expected in self.schedule.dependencies(self.number):
-                places = [base + first + i for i in range(number)]
-                yield lambda places=places, expected=expected: all(
-                    self.device.counters[place] >= expected for place in places
-                )
+            for counter, expected in self.schedule.dependencies(self.number):
+                yield lambda place=base + counter, expected=expected: self.device.counters[place] >= expected
                 if self.schedule.is_sparse:
                     yield lambda turn=turn: self.seen[turn % WAKES] // 3 % 2 == turn // WAKES % 2
                 self.wakes[turn % WAKES] += 1
@@ -172,39 +189,52 @@ class Program:
     def multiplier(self):
         schedule, device = self.schedule, self.device
         request, head, split = schedule.unit(self.number)
-        turn = handed = 0
+        turn = 0
+        self.handed = 0
         before = {"qkv": "down", "o": "merge", "gate_up": "o", "down": "gate_up"}
         for layer in range(schedule.layers):
             base = 1 + layer * schedule.layer_counters
             for product in ("qkv", "attend", "merge", "o", "gate_up", "down"):
+                yield from self.woken(turn)
+                turn += 1
                 if product in ("attend", "merge"):
-                    yield from self.woken(turn)
                     if split < schedule.splits:
                         device.require(layer - 1, "merge" if product == "attend" else "o")
                         if product == "attend":
+                            device.require(layer, f"queries {head}")
                             stages = schedule.num_key_stages(device.lengths[request])
                             for tile in schedule.part(stages, split):
                                 yield from self.consume(Stage("keys", tile, 0))
-                            device.counters[base + schedule.at_attended + request * schedule.kv_heads + head] += 1
+                            device.counters[base + schedule.at_attended + head] += 1
                         else:
+                            device.require(layer, f"own {head}", f"attend {request} {head}")
                             device.counters[base + schedule.at_merged] += 1
                         device.done[layer, product] += 1
-                    turn += 1
+                        device.done[layer, f"{product} {request} {head}"] += 1
                     continue
-                tiles = list(schedule.own(schedule.products[product].tiles, self.number))
-                yield from self.woken(turn)
-                device.require(layer - (product == "qkv"), before[product])
-                turn += 1
-                together = 1 if schedule.is_held(product) else 2
-                for pair in (tiles[i : i + together] for i in range(0, len(tiles), together)):
-                    for depth in range(schedule.products[product].stages):
-                        for tile in pair:
-                            yield from self.consume(Stage(product, tile, depth))
-                    for _ in pair:
-                        at = handed % SUMS
-                        yield lambda at=at: not self.sums[at]
-                        self.sums[at] = True
-                        handed += 1
+                stages = list(schedule.weight_stages(self.number, product))
+                if product == "down":
+                    device.require(layer, "early gate_up")
+                    cut = 2 * schedule.inner_cut  # of a pair of tiles
+                    for stage in stages[:cut]:
+                        yield from self.consume(stage)
+                    yield from self.woken(turn)
+                    turn += 1
+                    yield from self.multiply(stages, cut)
+                else:
+                    device.require(layer - (product == "qkv"), before[product])
+                    yield from self.multiply(stages)
+
+    def multiply(self, stages: list[Stage], first: int = 0):
+        """Consume stages, from some on, and hand each tile over after its last one."""
+        last = {stage.tile: stage.depth for stage in stages}
+        for stage in stages[first:]:
+            yield from self.consume(stage)
+            if stage.depth == last[stage.tile]:
+                at, use = self.handed % SUMS, self.handed // SUMS
+                yield lambda at=at, use=use: self.emptied[at] % 2 == use % 2
+                self.filled[at] += 1
+                self.handed += 1
 
     def consume(self, expected: Stage):
         yield lambda: bool(self.ring)
@@ -212,32 +242,37 @@ class Program:
 
     def finisher(self, side: int):
         schedule, device = self.schedule, self.device
-        own = schedule.own(schedule.residual_tiles, self.number)
+        own = schedule.tiles_of(schedule.residual_tiles, self.number)
         for _ in own[side::2]:
             yield lambda: True
             device.counters[0] += 1
-        handed = turn = 0
-        replaced = {"qkv": ("attend",), "o": ("qkv",), "gate_up": ("down",), "down": ("gate_up",)}
+        turn = 0
         for layer in range(schedule.layers):
             base = 1 + layer * schedule.layer_counters
             for product in ("qkv", "o", "gate_up", "down"):
-                tiles = schedule.own(schedule.products[product].tiles, self.number)
-                if product == "o":
+                skipped = {"o": 3, "down": 2}.get(product, 0)
+                if skipped == 0:
+                    yield from self.woken(turn)
+                    turn += 1
+                for _ in range(skipped):
                     if schedule.is_sparse:
                         yield from self.woken(turn)
-                        yield from self.woken(turn + 1)
-                    turn += 2
-                yield from self.woken(turn)
-                turn += 1
-                for i, tile in enumerate(tiles):
-                    at = handed % SUMS
-                    handed += 1
-                    if i % 2 == side:
-                        yield lambda at=at: self.sums[at]
-                        self.sums[at] = False
-                        device.require(layer - (product in ("qkv", "gate_up")), *replaced[product])
-                        device.done[layer, product] += 1
-                        device.counters[base + schedule.signal(product, tile)] += 1
+                    turn += 1
+                yield from self.finish(layer, base, product, side)
+
+    def finish(self, layer, base, product, side):
+        """Finish those of a product's tiles that are of this side."""
+        schedule, device = self.schedule, self.device
+        replaced = {"qkv": ("merge",), "o": ("qkv",), "gate_up": ("down",), "down": ("gate_up",)}
+        for i, tile in enumerate(schedule.tiles_of(schedule.products[product].tiles, self.number)):
+            at, use = self.taken[side] % SUMS, self.taken[side] // SUMS
+            self.taken[side] += 1
+            if i % 2 == side:
+                yield lambda at=at, use=use: self.filled[at] % 2 != use % 2
+                self.emptied[at] += 1
+                device.require(layer - (product in ("qkv", "gate_up")), *replaced[product])
+                device.finish(layer, product, tile)
+                device.counters[base + schedule.signal(product, tile)] += 1
 
 
 @settings(max_examples=60)
