@@ -23,11 +23,6 @@ class PageAllocator:
         """Number of pages that may be allocated, negative while more are in use than the limit allows."""
         return self.limit - self.num_pages + len(self._free)
 
-    @property
-    def num_held(self) -> int:
-        """Number of pages with a holder."""
-        return self.num_pages - len(self._free)
-
     def allocate(self, count: int) -> list[int]:
         """Allocate free pages with one holder each, or raise OutOfSlots."""
         if count > max(0, self.num_free):

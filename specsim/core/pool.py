@@ -219,14 +219,12 @@ class KVPool:
 
     def usage(self) -> dict[str, int]:
         """Count slots by use: free + reserved + committed = slots."""
-        free = self._allocator.num_pages - self._allocator.num_held
-        committed = sum(self._committed.values())
-        if self._kept or sum(map(len, self._pages.values())) > self._allocator.num_held:  # pages with several holders
-            committed = sum(each.committed for each in self.accounts())
+        accounts = self.accounts()
+        committed = sum(each.committed for each in accounts)
         return {
             "slots": self.num_slots,
-            "free": free * self.page_size,  # withheld ones included
-            "reserved": self._allocator.num_held * self.page_size - committed,  # held, and not (known to be) committed
+            "free": len(self._allocator.free_pages()) * self.page_size,  # withheld ones included
+            "reserved": len(accounts) * self.page_size - committed,  # held, and not (known to be) committed
             "committed": committed,
             "cached": len(self._kept) * self.page_size,  # of the committed ones, those kept beyond their requests
             "withheld": self.num_slots - self.usable_slots,  # beyond the limit

@@ -27,6 +27,7 @@ class Residents:
         self._ahead = ahead  # columns that the drafter needs after the committed ones
         self._tree = PrefixTree(pools, lookahead) if prefix_cache else None
         self._sessions: dict[int, Request] = {}
+        self._rows: set[int] = set()  # of requests and sessions
         self._columns: dict[int, int] = {}  # of a request's next round, by its length
         self.evicted_pages = 0
 
@@ -79,6 +80,7 @@ class Residents:
 
     def _open(self, request: Request) -> int:
         row = self._pools.open()
+        self._rows.add(row)
         self._pools.share(row, self._match(request))
         if known := request.known_ids[: self._pools.committed_columns(row)]:
             device = self._pools.token_ids.device
@@ -154,6 +156,18 @@ class Residents:
         """Count a resident's columns whose KV is final as far as the host knows."""
         return self._pools.committed_columns(request.row)
 
+    def usage(self) -> dict[str, int]:
+        """Count slots by use as KVPool.usage does, by rows where no page has two holders."""
+        pools = self._pools
+        withheld = pools.num_slots - pools.usable_slots
+        free = pools.free_slots + withheld
+        held = sum(map(pools.owned_columns, self._rows))
+        if self._tree is not None or held + free != pools.num_slots:
+            return pools.usage()
+        committed = sum(map(pools.committed_columns, self._rows))
+        own = {"slots": pools.num_slots, "free": free, "reserved": held - committed, "committed": committed}
+        return own | {"cached": 0, "withheld": withheld, "requests": len(self._rows)}
+
     def keep_side_outputs(self, request: Request) -> None:
         """Keep side outputs of all columns before a preemption, as a result that is unread may end the request."""
         slots = self._pools.req_to_token[request.row]
@@ -166,6 +180,7 @@ class Residents:
             self._sessions[request.request_id] = request
         else:
             self._pools.close(request.row)
+            self._rows.remove(request.row)
             request.row = -1
 
     def end_session(self, request_id: int) -> bool:

@@ -172,7 +172,7 @@ class Scheduler:
         """Read the results that are due, and record the step."""
         while self._unread and self._unread[0].step < self.step_index:
             self._read(self._unread.popleft())
-        usage = self.pools.audit() if self._audits else self.pools.usage()
+        usage = self.pools.audit() if self._audits else self.residents.usage()
         self.audited_slots += usage["slots"] if self._audits else 0
         record = self._log.record(self._seconds(), self.residents.evicted_pages, usage)
         self.residents.evicted_pages = 0

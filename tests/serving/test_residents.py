@@ -431,3 +431,23 @@ def test_a_refused_request_ends_no_session_for_a_row():
     pool.limit(sum(len(pool.pages(session.row)) for session in sessions[:1]) * pool.page_size)
     assert not residents.admit(make_request(50, length=30), [])
     assert all(session.row >= 0 for session in sessions)
+
+
+def test_usage_is_the_pools_without_a_list_of_pages(monkeypatch):
+    residents, pool = make_residents()
+    first, second = make_request(0, 9), make_request(1, 6)
+    admit(residents, first, second)
+    pool.limit(100)
+    expected = pool.usage()
+    assert expected["committed"] == 15
+    residents.release(second, keep_session=True)
+    kept = pool.usage()
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "accounts", lambda: pytest.fail("a list of all pages"))
+        assert residents.usage() == kept
+    residents.end_session(second.request_id)
+    residents.release(first)
+    assert residents.usage() == pool.usage()
+    assert residents.usage()["requests"] == 0
+    pool.reserve(pool.open(), 4)  # of a row that is not theirs
+    assert residents.usage() == pool.usage()
