@@ -42,7 +42,7 @@ def _graphs(engine: Any) -> list[str]:
     """Name the graphs that an engine holds; only the fast engine has any."""
     prompts = engine._prompts
     return [
-        *(f"round of {bucket}" for bucket in engine._frames),
+        *(f"round of {frame.bucket}" for frame in engine._frames),
         *(f"prompts of {rows} rows, {count} requests" for rows, count in (prompts._graphs if prompts else ())),
     ]
 
