@@ -262,7 +262,7 @@ def _read(p, PAUSE: gl.constexpr):
 @gluon.jit
 @no_type_check
 def _await(work, at, EXPECTED: gl.constexpr, ring, turn, left, S: gl.constexpr):
-    """Wait until a counter has its value, or until the patience that is left is spent, and wake the other roles."""
+    """Wait until a counter has its value or no patience is left, and wake the other roles."""
     p = work.counters + at * STRIDE
     count = _read(p, False)
     while (count < EXPECTED) & (left > 0):
@@ -579,7 +579,7 @@ def _attend_own(cache, tables, meta, work, layer, num_slots, request, head, pair
 @gluon.jit
 @no_type_check
 def _merge(cache, tables, meta, work, layer, num_slots, ring, turn, S: gl.constexpr):
-    """Merge some numbers of all parts of a unit, in the order of the parts, and of the rows' own keys."""
+    """Merge some numbers of a unit's parts, in their order, with those of the rows' own keys."""
     request, head, split = _unit(_here(gl.program_id(0)), S)
     first = split * S.merged
     PAIRS: gl.constexpr = (S.merged + 127) // 128

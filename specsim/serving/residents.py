@@ -59,6 +59,7 @@ class Residents:
         if session:
             del self._sessions[session.request_id]
         request.row = session.row if session else self._open(request)
+        self._rows.add(request.row)
         self.make_room([*residents, request])
         length = request.prefill_len
         finish = self._config.release == "finish"
@@ -80,7 +81,6 @@ class Residents:
 
     def _open(self, request: Request) -> int:
         row = self._pools.open()
-        self._rows.add(row)
         self._pools.share(row, self._match(request))
         if known := request.known_ids[: self._pools.committed_columns(row)]:
             device = self._pools.token_ids.device

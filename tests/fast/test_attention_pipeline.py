@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Made:
-    """Tensors of a case: requests, one more that is padding, and a pool with NaN in every slot that no row sees."""
+    """Tensors of a case: requests, a padded one, and a pool with NaN in every slot that no row sees."""
 
     batch: Batch
     verify_input: VerifyInput

@@ -105,6 +105,12 @@ FAULTS = (
                 "    compacted = tl.load(accept_index_ptr + place, mask=path >= 0, other=0).to(tl.int64)\n"
                 "    logprobs = logprob(distributions, tl.maximum(compacted, root), drafted, following >= 0)\n",
             ),
+            Edit(
+                FINISH,
+                "logprob(distributions, last, bonus, length > 0)",
+                "logprob(distributions, tl.maximum(tl.max(tl.where(offs == drafts, compacted, -1), axis=0), root), "
+                "bonus, length > 0)",
+            ),
         ),
         trial=Trial("differential", TREE),
     ),
