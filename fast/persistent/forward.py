@@ -9,7 +9,7 @@ from specsim.core.layer_config import DenseMLP, HeadAttention
 from specsim.core.pool import KVBuffer
 from specsim.core.target import ModelConfig
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.persistent.limits import PROGRAMS, batch_limit, model_limit
+from specsim.fast.persistent.limits import PROGRAMS, batch_limit, is_faster, model_limit
 from specsim.fast.persistent.schedule import STRIDE, Schedule
 
 _PRODUCTS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
@@ -53,14 +53,26 @@ def schedule_of(model: ModelConfig, requests: int, nodes: int, features: tuple[i
     )
 
 
+def _fits(kv: KVBuffer) -> bool:
+    """Check whether 32 bits address a layer's keys."""
+    return kv.keys[0].numel() < 2**31
+
+
+def new_counters(schedule: Schedule, device: torch.device) -> torch.Tensor:
+    """Make the counters of one forward, all of them 0."""
+    return torch.zeros(schedule.num_counters * STRIDE, dtype=torch.int32, device=device)
+
+
 class PersistentForward:
     """The layers of a decoder as one kernel.
 
     tensors: the target's, by the names of specsim.fast.layers; layers' weights become views of their stacks.
+    where_faster: leave other batches than those of limits.is_faster to the kernels.
     """
 
-    def __init__(self, model: ModelConfig, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(self, model: ModelConfig, tensors: dict[str, torch.Tensor], where_faster: bool = False) -> None:
         self._model = model
+        self._where_faster = where_faster
         layers = model.num_layers
         products = [_stack(tensors, layers, name) for name in _PRODUCTS]
         norms = [
@@ -105,9 +117,12 @@ class PersistentForward:
                 "use forward='kernels', and report the model, the batch and the GPU"
             )
 
-    def takes(self, metadata: AttentionMetadata) -> bool:
-        """Check whether rows are those of a tree, whose forward must then fit."""
-        return not metadata.is_causal and metadata.has_equal_rows
+    def takes(self, metadata: AttentionMetadata, kv: KVBuffer) -> bool:
+        """Check whether rows are those of a tree, whose forward must then fit, or be one of the faster ones."""
+        is_tree = not metadata.is_causal and metadata.has_equal_rows
+        if not self._where_faster or not is_tree:
+            return is_tree
+        return is_faster(len(metadata.num_extras), metadata.max_rows) and _fits(kv)
 
     def __call__(
         self,
@@ -121,7 +136,7 @@ class PersistentForward:
         from specsim.fast.persistent import kernel
 
         schedule = schedule_of(self._model, len(metadata.num_extras), metadata.max_rows, features)
-        if kv.keys[0].numel() >= 2**31:
+        if not _fits(kv):
             allowed = "kernels or auto with KV of 2³¹ numbers or more in a layer; persistent addresses fewer"
             raise InputError("forward", "persistent", allowed)
         rows, hidden, dtype = schedule.rows, schedule.hidden, self._embedding.dtype
@@ -141,7 +156,7 @@ class PersistentForward:
             parts=new(parts, 128, dtype=torch.float32),
             stats=new(parts, 2, dtype=torch.float32),
             features=new(rows, max(1, len(features)) * hidden),
-            counters=torch.zeros(schedule.num_counters * STRIDE, dtype=torch.int32, device=ids_R.device),
+            counters=new_counters(schedule, ids_R.device),
             error=self._error,
         )
         meta = kernel.Meta(

@@ -10,11 +10,16 @@ from specsim.core.errors import InputError
 from specsim.core.layer_config import DenseMLP, HeadAttention
 from specsim.core.target import ModelConfig
 from specsim.fast.persistent.schedule import HEAD_DIM, MOST_ROWS
-from specsim.fast.runtime.launch import capability
+from specsim.fast.runtime.launch import GLUON_TRITON, capability
 
 PROGRAMS = 128  # all of which are resident, one on a multiprocessor
-TRITON = ("3.6", "3.7")  # whose names kernel.py knows
 _MOST_PAIRS = 64
+# Timed and faster: one request of up to 8 rows on this GPU, for the shapes of Llama-3-8B and Qwen3-8B.
+_TIMED_GPU = "NVIDIA H200"
+_TIMED_ROWS = 8
+_TIMED_KV_HEADS = 8
+_TIMED_WEIGHTS = (192_000_000, 219_000_000)  # of a layer
+_MOST_COPIED = 1 / 8  # of the GPU's memory: layers' weights are copied where a pair keeps its own on the GPU
 
 
 def model_limit(model: ModelConfig) -> str | None:
@@ -73,22 +78,45 @@ def machine_limit() -> str | None:
     if count < PROGRAMS:
         return f"a GPU with {PROGRAMS} multiprocessors, one for each program; this one has {count}"
     version = importlib.metadata.version("triton")
-    if ".".join(version.split(".")[:2]) not in TRITON:
-        return f"Triton {' or '.join(TRITON)}, not {version}"
+    if ".".join(version.split(".")[:2]) not in GLUON_TRITON:
+        return f"Triton {' or '.join(GLUON_TRITON)}, not {version}"
     return None
 
 
 def uses_persistent(model: ModelConfig, options: EngineOptions, config: SpecConfig) -> bool:
     """Check whether an engine's target runs persistent forwards; raise InputError where it should and cannot.
 
-    With forward `auto` it does not: no measurement of this package shows yet where it is never slower.
+    With forward `auto` it does where they are faster: on this GPU with this model, and then for some batches only.
     """
-    if options.forward != "persistent":
+    if options.forward == "kernels":
         return False
-    limit = engine_limit(options) or model_limit(model) or batch_limit(model, 1, config.num_draft_tokens)
-    if limit := limit or machine_limit():
+    limit = engine_limit(options) or model_limit(model)
+    if options.forward == "auto":
+        return not limit and not machine_limit() and _is_timed(model)
+    if limit := limit or batch_limit(model, 1, config.num_draft_tokens) or machine_limit():
         raise InputError("forward", options.forward, f"kernels or auto here; persistent needs {limit}")
     return True
+
+
+def _is_timed(model: ModelConfig) -> bool:
+    """Check whether a model that fits is like those that were timed, on the GPU where they were."""
+    attention, mlp = model.layers[0].attention, model.layers[0].mlp
+    if not isinstance(attention, HeadAttention) or not isinstance(mlp, DenseMLP):
+        return False
+    channels = 2 * (attention.num_heads + attention.num_kv_heads) * HEAD_DIM  # of queries, keys, values and output
+    weights = model.hidden_size * (channels + 3 * mlp.size)
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return (
+        gpu.name == _TIMED_GPU
+        and attention.num_kv_heads == _TIMED_KV_HEADS
+        and _TIMED_WEIGHTS[0] <= weights <= _TIMED_WEIGHTS[1]
+        and 2 * model.num_layers * weights <= _MOST_COPIED * gpu.total_memory
+    )
+
+
+def is_faster(requests: int, nodes: int) -> bool:
+    """Check whether a batch is one for which a timed model's persistent forward was faster than the kernels."""
+    return requests == 1 and nodes <= _TIMED_ROWS
 
 
 def batch_limit(model: ModelConfig, requests: int, nodes: int) -> str | None:

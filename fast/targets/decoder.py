@@ -76,10 +76,10 @@ class DecoderTarget:
         self._inverse_D = inverse_frequencies(config.rope).to(device)
         self.persistent: PersistentForward | None = None
 
-    def make_persistent(self) -> None:
-        """Run forwards over trees as one kernel from now on."""
+    def make_persistent(self, where_faster: bool) -> None:
+        """Run forwards over trees as one kernel from now on, all of them or where it was measured to be faster."""
         tensors = dict(self._weights.tensors)
-        self.persistent = PersistentForward(self.config, tensors)
+        self.persistent = PersistentForward(self.config, tensors, where_faster)
         self._weights = Weights(tensors, batch_invariant=self._weights.batch_invariant, ranks=self.ranks)
 
     def check(self) -> None:
@@ -91,7 +91,7 @@ class DecoderTarget:
         self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer, feature_layers: tuple[int, ...]
     ) -> ForwardOutput:
         """Run rows through the model and write their KV."""
-        if self.persistent is not None and self.persistent.takes(metadata):
+        if self.persistent is not None and self.persistent.takes(metadata, kv):
             return self._forward_persistent(self.persistent, input_ids_R, metadata, kv, feature_layers)
         size = self.config.hidden_size
         num_rows = len(input_ids_R)

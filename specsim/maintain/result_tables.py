@@ -33,7 +33,7 @@ SERVING_HEADINGS = (
     "GPU busy while decoding",
     "overlap / sync",
 )
-SUITE_ORDER = ("round", "kernels", "experts", "scale", "baselines", "adaptive", "serving")
+SUITE_ORDER = ("round", "persistent", "kernels", "experts", "scale", "baselines", "adaptive", "serving")
 WHOLE_SUITES = ("baselines", "serving")  # whose rows are all on the guide's page
 MAX_ROWS = 8  # of one operation that get a table row each
 # Texts in kept results, and today's words for them.

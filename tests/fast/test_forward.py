@@ -1,15 +1,24 @@
 """The persistent forward stores weights once, describes them to the device, and reports a failed wait."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.kv_buffer import KVBuffer
+from specsim.correctness.differential.pairs import make_pair
 from specsim.fast.layers import Weights
 from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.persistent import forward
 from specsim.fast.persistent.forward import PersistentForward, schedule_of
+from specsim.fast.persistent.limits import machine_limit
+from specsim.fast.persistent.schedule import STRIDE
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.tiny_config import tiny_config
+from specsim.serving.generation import generate
 
 MODEL = tiny_config(
     "qwen3", 3, window=40, hidden_size=64, intermediate_size=192, num_heads=4, num_kv_heads=2, head_dim=128
@@ -55,15 +64,43 @@ def test_a_tile_of_gate_and_up_has_both(tensors):
     assert torch.equal(found, torch.cat([own[tile * 8 : tile * 8 + 8], own[192 + tile * 8 : 192 + tile * 8 + 8]]))
 
 
-def test_a_layer_of_kv_beyond_32_bits_is_refused(tensors):
-    slots = torch.zeros(1, dtype=torch.int64)
-    none = torch.zeros(1, dtype=torch.int32)
-    metadata = AttentionMetadata(
-        slots, slots, slots, 1, True, slots[None], slots, none, none, False, none, none[None], none[None], none[None]
+def rows_of(requests: int, nodes: int, is_causal: bool = False) -> AttentionMetadata:
+    slots = torch.zeros(requests, dtype=torch.int64)
+    none = torch.zeros(requests, dtype=torch.int32)
+    table, extras = slots[None], none[None]
+    return AttentionMetadata(
+        slots, slots, slots, nodes, True, table, slots, none, none, is_causal, none, extras, extras, extras
     )
-    kv = KVBuffer(MODEL.kv_layout, 2**23, torch.bfloat16, "meta")
+
+
+def kv_of(slots: int) -> KVBuffer:
+    return KVBuffer(MODEL.kv_layout, slots, torch.bfloat16, "meta")
+
+
+def test_a_layer_of_kv_beyond_32_bits_is_refused(tensors):
+    ids = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(InputError, check=lambda error: error.name == "forward"):
-        PersistentForward(MODEL, tensors)(slots, torch.zeros(1, 2, 64), metadata, kv, ())
+        PersistentForward(MODEL, tensors)(ids, torch.zeros(1, 2, 64), rows_of(1, 1), kv_of(2**23), ())
+
+
+def test_trees_are_taken_and_prompts_are_not(tensors):
+    every, faster = PersistentForward(MODEL, dict(tensors)), PersistentForward(MODEL, tensors, where_faster=True)
+    assert [every.takes(rows_of(*batch), kv_of(8)) for batch in ((1, 8), (2, 4), (1, 16))] == [True] * 3
+    assert [faster.takes(rows_of(*batch), kv_of(8)) for batch in ((1, 8), (2, 4), (1, 16))] == [True, False, False]
+    assert not faster.takes(rows_of(1, 8), kv_of(2**23))
+    assert not every.takes(rows_of(1, 8, is_causal=True), kv_of(8))
+
+
+@pytest.mark.skipif(machine_limit() is not None, reason=f"the persistent forward needs {machine_limit()}")
+def test_a_count_that_is_never_reached_ends_in_an_error(monkeypatch):
+    def too_few(schedule, device):
+        return torch.full((schedule.num_counters * STRIDE,), -(2**20), dtype=torch.int32, device=device)
+
+    monkeypatch.setattr(forward, "new_counters", too_few)
+    pair = replace(make_pair("eagle3-large_heads", torch.bfloat16), drafter=None)
+    options = EngineOptions("fast", torch.bfloat16, "cuda", "eager", forward="persistent")
+    with pytest.raises(RuntimeError, match="awaited another in vain"):
+        generate(pair, [[3, 4, 5]], SpecConfig.plain(), SamplingParams(max_new_tokens=6), engine=options)
 
 
 def test_windows_and_head_norms_reach_the_schedule(tensors):
@@ -73,9 +110,9 @@ def test_windows_and_head_norms_reach_the_schedule(tensors):
 
 
 def test_a_failed_wait_is_raised_once_the_host_sees_it():
-    forward = PersistentForward.__new__(PersistentForward)
-    forward._error = torch.zeros(1, dtype=torch.int32)
-    forward.check()
-    forward._error[0] = 1
+    made = PersistentForward.__new__(PersistentForward)
+    made._error = torch.zeros(1, dtype=torch.int32)
+    made.check()
+    made._error[0] = 1
     with pytest.raises(RuntimeError, match="awaited another in vain"):
-        forward.check()
+        made.check()

@@ -1,6 +1,7 @@
-"""The persistent forward is refused with its reason where it does not fit, and is not chosen by default."""
+"""The persistent forward is refused with its reason where it does not fit, and chosen by default where it was timed."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,14 @@ from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
 from specsim.fast.persistent import limits
 from specsim.fast.persistent.forward import schedule_of
-from specsim.fast.persistent.limits import batch_limit, engine_limit, machine_limit, model_limit, uses_persistent
+from specsim.fast.persistent.limits import (
+    batch_limit,
+    engine_limit,
+    is_faster,
+    machine_limit,
+    model_limit,
+    uses_persistent,
+)
 from specsim.models.shapes import shape
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
@@ -78,10 +86,50 @@ def test_many_heads_of_many_requests_are_refused():
         schedule_of(LLAMA, 1, 17)
 
 
-@pytest.mark.parametrize("forward", ["auto", "kernels"])
-def test_kernels_are_the_default(forward):
+@pytest.fixture
+def gpu(monkeypatch):
+    """Pretend that this machine has the GPU where forwards were timed."""
+    made = SimpleNamespace(name="NVIDIA H200", total_memory=140 * 2**30)
+    monkeypatch.setattr(limits, "machine_limit", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: made)
+    return made
+
+
+AUTO = replace(FITTING, forward="auto")
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3.1-8b", "mistral-7b-v0.1", "qwen3-8b"])
+def test_auto_is_persistent_where_it_was_timed(gpu, name):
     assert EngineOptions().forward == "auto"
-    assert not uses_persistent(LLAMA, replace(FITTING, forward=forward), TREE)
+    assert uses_persistent(shape(name).config, AUTO, TREE)
+    assert not uses_persistent(shape(name).config, replace(AUTO, forward="kernels"), TREE)
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "llama-2-70b", "qwen3-4b", "qwen3-30b-a3b"])
+def test_auto_is_kernels_for_other_models(gpu, name):
+    assert not uses_persistent(shape(name).config, AUTO, TREE)
+
+
+@pytest.mark.parametrize("change", [{"batch_invariant": True}, {"dtype": torch.float16}, {"kv_dtype": "fp8_e4m3"}])
+def test_auto_is_kernels_for_options_that_do_not_fit(gpu, change):
+    assert not uses_persistent(LLAMA, replace(AUTO, **change), TREE)
+
+
+@pytest.mark.parametrize("change", [{"name": "NVIDIA H100"}, {"total_memory": 80 * 2**30}])
+def test_auto_is_kernels_on_other_gpus(gpu, change):
+    vars(gpu).update(change)
+    assert not uses_persistent(LLAMA, AUTO, TREE)
+
+
+def test_auto_is_kernels_where_the_machine_does_not_fit(gpu, monkeypatch):
+    monkeypatch.setattr(limits, "machine_limit", lambda: "another machine")
+    assert not uses_persistent(LLAMA, AUTO, TREE)
+
+
+def test_auto_takes_a_large_setting_and_leaves_its_batches_to_the_kernels(gpu):
+    assert uses_persistent(LLAMA, AUTO, SpecConfig(topk=8, num_steps=6, num_draft_tokens=64))
+    assert [is_faster(1, 1), is_faster(1, 8), is_faster(1, 9), is_faster(2, 1)] == [True, True, False, False]
 
 
 def test_a_persistent_forward_is_chosen_where_it_fits(monkeypatch):
