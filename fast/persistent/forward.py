@@ -151,6 +151,7 @@ class PersistentForward:
             squares=new(rows, schedule.residual_tiles, dtype=torch.float32),
             query=new(rows, schedule.heads * 128),
             key=new(rows, schedule.kv_heads * 128),
+            head_squares=new(rows, schedule.heads + schedule.kv_heads, 8, dtype=torch.float32),
             attended=new(rows, schedule.heads * 128),
             inner=new(rows, schedule.inner),
             parts=new(parts, 128, dtype=torch.float32),

@@ -38,7 +38,6 @@ KV = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
 COPY = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0]))
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 2], [16, 8]))
 VALUES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1], [16, 8]))
-QUERY = gl.constexpr(gl.BlockedLayout([16, 1], [8, 4], [1, 8], [0, 1]))
 MERGE = gl.constexpr(gl.BlockedLayout([16, 1, 1], [1, 1, 32], [1, 2, 4], [2, 1, 0]))
 SCALE = gl.constexpr(0.08838834764831845 * 1.4426950408889634)  # of scores, in powers of two
 
@@ -87,7 +86,8 @@ class Work(NamedTuple):
     weighted: Any  # [R, H], residual rows times the next norm's weight
     squares: Any  # f32 [R, H / 16]
     query: Any  # [R, A D]
-    key: Any  # [R, KV heads D], used with head norms only
+    key: Any  # [R, KV heads D], used with head norms only, like the next
+    head_squares: Any  # f32 [R, heads and KV heads, 8]
     attended: Any  # [R, A D]
     inner: Any  # [R, I]
     parts: Any  # f32 [units, splits, pairs, D]
@@ -441,33 +441,27 @@ def _product(x, ring, slot, done, turn, K: gl.constexpr, TILES: gl.constexpr, CU
 
 @gluon.jit
 @no_type_check
-def _normed_and_turned(x_ptr, norm, turns, dim, mask, EPS: gl.constexpr, AXIS: gl.constexpr = 2):
-    """Load heads, normalise and rotate them; both halves of a head are read twice, as partners of each other."""
-    x = gl.load(x_ptr + dim, mask, 0.0, cache_modifier=".cg").to(gl.float32)
-    y = gl.load(x_ptr + (dim ^ 64), mask, 0.0, cache_modifier=".cg").to(gl.float32)
-    scale = gl.expand_dims(gl.rsqrt(gl.sum(x * x, axis=AXIS) / D + EPS), AXIS)
-    x = _rounded(gl.load(norm + dim).to(gl.float32) * _rounded(x * scale))
-    y = _rounded(gl.load(norm + (dim ^ 64)).to(gl.float32) * _rounded(y * scale))
-    co = gl.load(turns + (dim & 63), mask, 0.0).to(gl.float32)
-    si = gl.load(turns + 64 + (dim & 63), mask, 0.0).to(gl.float32)
-    return (_rounded(x * co) + _rounded(y * gl.where(dim < 64, -si, si))).to(gl.bfloat16)
+def _head_scale(work, row, head, mask, S: gl.constexpr):
+    """Compute the scale of a head's norm from the squares of its tiles; head counts queries, then keys."""
+    at = work.head_squares + (row * (S.heads + S.kv_heads) + head) * 8
+    total = gl.load(at, mask, 0.0, cache_modifier=".cg")
+    for tile in gl.static_range(1, 8):
+        total += gl.load(at + tile, mask, 0.0, cache_modifier=".cg")
+    return gl.rsqrt(total / D + S.eps)
 
 
 @gluon.jit
 @no_type_check
-def _queries(tables, meta, work, layer, request, head, S: gl.constexpr):
-    """Load the queries of a unit, [D, pairs], normalised and rotated here where there are head norms."""
-    Q: gl.constexpr = QUERY if S.has_head_norms else gl.DotOperandLayout(1, SCORES, 8)
+def _queries(work, request, head, S: gl.constexpr):
+    """Load the queries of a unit, [D, pairs], and scale them where there are head norms."""
+    Q: gl.constexpr = gl.DotOperandLayout(1, SCORES, 8)
     pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, Q))[None, :]
     dim = gl.arange(0, 128, layout=gl.SliceLayout(1, Q))[:, None]
-    mask = (pair < S.nodes * S.group) & (dim >= 0)
-    row = request * S.nodes + pair // S.group
-    at = work.query + (row * S.heads + head * S.group + pair % S.group) * D
+    row, own_head = request * S.nodes + pair // S.group, head * S.group + pair % S.group
+    is_row = pair < S.nodes * S.group
+    query = gl.load(work.query + (row * S.heads + own_head) * D + dim, is_row & (dim >= 0), 0.0, cache_modifier=".cg")
     if S.has_head_norms:
-        made = _normed_and_turned(at, tables.query_norms + layer * D, meta.turns + row * D, dim, mask, S.eps, 0)
-        query = gl.convert_layout(made, gl.DotOperandLayout(1, SCORES, 8))
-    else:
-        query = gl.load(at + dim, mask, 0.0, cache_modifier=".cg")
+        query = (query.to(gl.float32) * _head_scale(work, row, own_head, is_row, S)).to(gl.bfloat16)
     return query
 
 
@@ -492,7 +486,7 @@ def _weighted_values(kv, weight, acc):
 
 @gluon.jit
 @no_type_check
-def _attend(tables, meta, work, layer, length, ring, slot, turn, S: gl.constexpr):
+def _attend(meta, work, layer, length, ring, slot, turn, S: gl.constexpr):
     """Attend from a request's rows to one part of its prefix, two stages at a time, with online softmax."""
     request, head, split = _unit(_here(gl.program_id(0)), S)
     pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, SCORES))
@@ -505,7 +499,7 @@ def _attend(tables, meta, work, layer, length, ring, slot, turn, S: gl.constexpr
         lowest = gl.load(meta.positions + row, is_row, 0).to(gl.int32) - gl.load(meta.windows + layer)
     first, low, high = _span(meta, layer, length, split, S)
     turn = _woken(ring, turn, S)
-    query = _queries(tables, meta, work, layer, request, head, S)
+    query = _queries(work, request, head, S)
     top = gl.full([S.pairs], float("-inf"), gl.float32, gl.SliceLayout(0, SCORES))
     total = gl.zeros([64, S.pairs], gl.float32, SCORES)
     acc = gl.zeros([128, S.pairs], gl.float32, VALUES)
@@ -549,26 +543,30 @@ def _attend(tables, meta, work, layer, length, ring, slot, turn, S: gl.constexpr
 
 @gluon.jit
 @no_type_check
-def _attend_own(cache, tables, meta, work, layer, num_slots, request, head, pair, value_dim, own, S: gl.constexpr):
-    """Attend from some pairs to the rows' own keys: (largest score, sum, weighted values). Normed keys are written."""
+def _attend_own(cache, meta, work, layer, num_slots, request, head, pair, value_dim, own, S: gl.constexpr):
+    """Attend from some pairs to the rows' own keys: (largest score, sum, weighted values).
+
+    Keys under a head norm are scaled and written here.
+    """
     dim = gl.arange(0, 128, layout=gl.SliceLayout(0, gl.SliceLayout(1, MERGE)))[None, None, :]
     node = gl.arange(0, S.own, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
-    row = request * S.nodes + pair // S.group
+    row, own_row = request * S.nodes + pair // S.group, request * S.nodes + node
     mask = (pair < S.nodes * S.group) & (dim >= 0)
     mask_own = (own >= 0) & (dim >= 0)
     from_query = work.query + (row * S.heads + head * S.group + pair % S.group) * D
     at = ((layer * num_slots + own) * S.kv_heads + head) * D
+    query = gl.load(from_query + dim, mask, 0.0, cache_modifier=".cg").to(gl.float32)
     if S.has_head_norms:
-        raw = work.key + ((request * S.nodes + node) * S.kv_heads + head) * D
-        turns = meta.turns + (request * S.nodes + node) * D
-        query = _normed_and_turned(from_query, tables.query_norms + layer * D, meta.turns + row * D, dim, mask, S.eps)
-        key = _normed_and_turned(raw, tables.key_norms + layer * D, turns, dim, mask_own, S.eps)
+        raw = work.key + (own_row * S.kv_heads + head) * D + dim
+        key = gl.load(raw, mask_own, 0.0, cache_modifier=".cg").to(gl.float32)
+        key = (key * _head_scale(work, own_row, S.heads + head, own >= 0, S)).to(gl.bfloat16)
         gl.store(cache[0] + at + dim, key, mask_own)
+        is_pair = pair < S.nodes * S.group
+        query = _rounded(query * _head_scale(work, row, head * S.group + pair % S.group, is_pair, S))
     else:
-        query = gl.load(from_query + dim, mask, 0.0, cache_modifier=".cg")
         key = gl.load(cache[0] + at + dim, mask_own, 0.0, cache_modifier=".cg")
     value = gl.load(cache[1] + at + value_dim, (own >= 0) & (value_dim >= 0), 0.0, cache_modifier=".cg")
-    s = gl.expand_dims(gl.sum(query.to(gl.float32) * key.to(gl.float32), axis=2), 2) * SCALE  # [own, pairs, 1]
+    s = gl.expand_dims(gl.sum(query * key.to(gl.float32), axis=2), 2) * SCALE  # [own, pairs, 1]
     seen = gl.load(meta.visible + row, pair < S.nodes * S.group, 0)
     s = gl.where(((seen >> node) & 1) == 1, s, float("-inf"))
     top = gl.max(s, axis=0)
@@ -578,7 +576,7 @@ def _attend_own(cache, tables, meta, work, layer, num_slots, request, head, pair
 
 @gluon.jit
 @no_type_check
-def _merge(cache, tables, meta, work, layer, num_slots, ring, turn, S: gl.constexpr):
+def _merge(cache, meta, work, layer, num_slots, ring, turn, S: gl.constexpr):
     """Merge some numbers of a unit's parts, in their order, with those of the rows' own keys."""
     request, head, split = _unit(_here(gl.program_id(0)), S)
     first = split * S.merged
@@ -593,9 +591,7 @@ def _merge(cache, tables, meta, work, layer, num_slots, ring, turn, S: gl.conste
     top = gl.load(work.stats + source * 2, cache_modifier=".cg")
     total = gl.load(work.stats + source * 2 + 1, cache_modifier=".cg")
     acc = gl.load(work.parts + source * D + dim, cache_modifier=".cg")  # [splits, pairs, D]
-    own_top, own_total, own_acc = _attend_own(
-        cache, tables, meta, work, layer, num_slots, request, head, pair, dim, own, S
-    )
+    own_top, own_total, own_acc = _attend_own(cache, meta, work, layer, num_slots, request, head, pair, dim, own, S)
     highest = gl.maximum(gl.max(top, axis=0), own_top)
     shift = gl.where(highest == float("-inf"), 0.0, highest)
     weight = gl.exp2(top - shift[None, :, :])
@@ -610,7 +606,7 @@ def _merge(cache, tables, meta, work, layer, num_slots, ring, turn, S: gl.conste
 
 @gluon.jit
 @no_type_check
-def _multiplier(cache, tables, meta, work, num_slots, ring, S: gl.constexpr):
+def _multiplier(cache, meta, work, num_slots, ring, S: gl.constexpr):
     request, head, split = _unit(gl.program_id(0), S)
     length = gl.load(meta.key_lens + request)
     slot, done = (0, 0), (0, 0)
@@ -619,12 +615,12 @@ def _multiplier(cache, tables, meta, work, num_slots, ring, S: gl.constexpr):
     for layer in range(S.layers):
         slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.qkv_tiles, -1, S)
         if split < S.splits:
-            slot, turn = _attend(tables, meta, work, layer, length, ring, slot, turn, S)
+            slot, turn = _attend(meta, work, layer, length, ring, slot, turn, S)
             _signal(work, base + S.at_attended + head)
         else:
             turn = _woken(ring, turn, S)
         if split < S.splits:
-            turn = _merge(cache, tables, meta, work, layer, num_slots, ring, turn, S)
+            turn = _merge(cache, meta, work, layer, num_slots, ring, turn, S)
             _signal(work, base + S.at_merged)
         else:
             turn = _woken(ring, turn, S)
@@ -727,8 +723,14 @@ def _embed(tables, meta, work, SIDE: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _finish_qkv(cache, meta, work, layer, num_slots, ring, done, turn, base, SIDE: gl.constexpr, S: gl.constexpr):
-    """Scale and rotate queries and keys, and write queries, keys and values; with head norms, attention rotates."""
+def _finish_qkv(
+    cache, tables, meta, work, layer, num_slots, ring, done, turn, base, SIDE: gl.constexpr, S: gl.constexpr
+):
+    """Scale and rotate queries and keys, and write queries, keys and values.
+
+    A head norm's weights are applied here, before the rotation, which keeps a head's scale. That needs the squares of
+    all its tiles, so attention applies it.
+    """
     turn = _woken(ring, turn, S)
     scale = _scale(work, S)
     for i in range(_count(S.qkv_tiles, S)):
@@ -738,10 +740,19 @@ def _finish_qkv(cache, meta, work, layer, num_slots, ring, done, turn, base, SID
             own = gl.load(meta.slots + n, n < S.rows, -1)
             co = gl.load(meta.turns + n * 128 + dim, mask, 0.0).to(gl.float32)
             si = gl.load(meta.turns + n * 128 + 64 + dim, mask, 0.0).to(gl.float32)
+            if S.has_head_norms:
+                norm = (tables.query_norms if head < S.heads else tables.key_norms) + layer * D + dim
+                low_norm, high_norm = gl.load(norm).to(gl.float32), gl.load(norm + 64).to(gl.float32)
             low, high = _summed(ring, done)
             x, y = _rounded(low * scale), _rounded(high * scale)
-            if (not S.has_head_norms) and head < S.heads + S.kv_heads:
-                x, y = _rounded(x * co) - _rounded(y * si), _rounded(y * co) + _rounded(x * si)
+            if head < S.heads + S.kv_heads:
+                if S.has_head_norms:
+                    at = work.head_squares + (n * (S.heads + S.kv_heads) + head) * 8 + tile % 8
+                    gl.store(at, gl.expand_dims(gl.sum(x * x + y * y, axis=0), 0), n < S.rows)
+                    x, y = x * low_norm, y * high_norm
+                    x, y = x * co - y * si, y * co + x * si
+                else:
+                    x, y = _rounded(x * co) - _rounded(y * si), _rounded(y * co) + _rounded(x * si)
             x, y = x.to(gl.bfloat16), y.to(gl.bfloat16)
             if head < S.heads:
                 to = work.query + (n * S.heads + head) * 128 + dim
@@ -793,7 +804,7 @@ def _finisher(cache, tables, meta, work, num_slots, ring, SIDE: gl.constexpr, S:
     base = 1
     _embed(tables, meta, work, SIDE, S)
     for layer in range(S.layers):
-        done, turn = _finish_qkv(cache, meta, work, layer, num_slots, ring, done, turn, base, SIDE, S)
+        done, turn = _finish_qkv(cache, tables, meta, work, layer, num_slots, ring, done, turn, base, SIDE, S)
         turn = _skipped(ring, turn, 3, S)
         norm = tables.inner_norms + layer * S.hidden
         done = _finish_rows(work, norm, ring, done, base + S.at_o, -1, SIDE, S)
@@ -829,7 +840,7 @@ def forward(qkv, o, gate_up, down, cache, tables, meta, work, num_slots, columns
     ring = Ring(slots, full, empty, sums, sums_full, sums_empty, wakes, seen)
     gl.warp_specialize(
         [
-            (_multiplier, (cache, tables, meta, work, num_slots, ring, S)),
+            (_multiplier, (cache, meta, work, num_slots, ring, S)),
             (_producer, (qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S)),
             (_poller, (work, ring, S)),
             (_finisher, (cache, tables, meta, work, num_slots, ring, 0, S)),

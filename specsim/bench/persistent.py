@@ -1,8 +1,8 @@
 """The persistent forward and the kernels side by side: rounds and verify forwards over the context length."""
 
 import gc
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,48 +23,67 @@ from specsim.serving.generation import load_engine
 
 KERNELS = "kernels"
 LENGTHS = (1024, 8192, 32768)
+CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=EAGLE3.page_size)
 ROUNDS = 4
 SAMPLES = 9
-# Name, setting, and largest time over roofline bound; forwards are those of the second setting's trees.
-SETTINGS = (("plain decode", PLAIN, 1.17), ("EAGLE-3 round", EAGLE3, 1.28))
 FORWARD_LIMIT = 1.25
 
 
-def persistent_rows(name: str, peaks: Peaks, quick: bool) -> Iterator[Row]:
-    """Time one request with both forwards in one run, after checks of each; quick: only the shortest context."""
-    lengths = LENGTHS[: 1 if quick else None]
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Rounds of one setting: label, (requests, length) of each batch, and largest time over roofline bound."""
+
+    label: str
+    config: SpecConfig
+    batches: tuple[tuple[int, int], ...]
+    limit: float | None = None  # with one, forwards of trees are timed too
+
+
+ALONE = (
+    Rounds("plain decode", PLAIN, tuple((1, length) for length in LENGTHS), 1.17),
+    Rounds("EAGLE-3 round", EAGLE3, tuple((1, length) for length in LENGTHS), 1.28),
+)
+TOGETHER = (
+    Rounds("plain decode", PLAIN, tuple((requests, length) for requests in (2, 4, 8, 16) for length in LENGTHS[:2])),
+    Rounds("EAGLE-3 round", CHAIN, tuple((requests, length) for requests in (1, 2, 4) for length in LENGTHS[:2])),
+    Rounds("EAGLE-3 round", EAGLE3, tuple((2, length) for length in LENGTHS[:2])),
+)
+
+
+def persistent_rows(name: str, settings: Sequence[Rounds], peaks: Peaks, quick: bool) -> Iterator[Row]:
+    """Time both forwards in one run, after checks of each; quick: only the first batch of a setting."""
     of = shape(name)
-    longest = max(of.config.max_position_embeddings, lengths[-1] + 256)
+    longest = max(of.config.max_position_embeddings, LENGTHS[-1] + 256)
     of = replace(of, config=replace(of.config, max_position_embeddings=longest))
     pair = stacked(random_pair(of, "cuda", torch.bfloat16))
-    for label, config, limit in SETTINGS:
-        used = replace(pair, drafter=None) if config.is_plain else pair
-        yield from _rows_of(label, used, config, lengths, limit, peaks)
+    for each in settings:
+        used = replace(pair, drafter=None) if each.config.is_plain else pair
+        yield from _rows_of(replace(each, batches=each.batches[:1]) if quick else each, used, peaks)
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def _rows_of(
-    label: str, pair: Pair, config: SpecConfig, lengths: tuple[int, ...], limit: float, peaks: Peaks
-) -> Iterator[Row]:
+def _rows_of(rounds: Rounds, pair: Pair, peaks: Peaks) -> Iterator[Row]:
     """Time rounds, and forwards of trees, over pools of random KV that both engines use."""
-    plain = EngineOptions("fast", torch.bfloat16, "cuda", "round", 1, forward="kernels")
+    config = rounds.config
+    kernels = EngineOptions("fast", torch.bfloat16, "cuda", "round", forward="kernels")
     engines = {
-        OURS: load_engine(pair, config, replace(plain, forward="persistent")),
-        KERNELS: load_engine(pair, config, plain),
+        OURS: load_engine(pair, config, replace(kernels, forward="persistent")),
+        KERNELS: load_engine(pair, config, kernels),
     }
-    pools = engines[OURS].make_pools(1, config.reserved_columns(lengths[-1] + 64))
+    slots = max(requests * config.reserved_columns(length + 64) for requests, length in rounds.batches)
+    pools = engines[OURS].make_pools(max(requests for requests, _ in rounds.batches), slots)
     for kv in (pools.target, pools.draft):
         for part in () if kv is None else (*kv.keys, *kv.values):
             part.normal_()
-    for length in lengths:
-        scene = invented(pair, engines[KERNELS], pools, 1, length)
+    for requests, length in rounds.batches:
+        scene = invented(pair, engines[KERNELS], pools, requests, length)
         scenes = {who: replace(scene, engine=engine) for who, engine in engines.items()}
         try:
-            row = _round_row(label, scenes, length, limit, peaks)
+            row = _round_row(rounds, scenes, requests, length, peaks)
             yield row
-            if not config.is_plain:
-                yield _forward_row(scenes, row.checks, length, peaks)
+            if not config.is_plain and rounds.limit is not None:
+                yield _forward_row(scenes, row.checks, requests, length, peaks)
         finally:
             close(scene)
 
@@ -76,10 +95,10 @@ def checked(scene: Scene) -> Check:
     return all_of(f"{round_.compared}; {again.compared}", round_, again)
 
 
-def _round_row(label: str, scenes: dict[str, Scene], length: int, limit: float, peaks: Peaks) -> Row:
-    scene = scenes[OURS]
-    target = scene.pair.target.config
-    bound = round_bound(target, scene.pair.checkpoint and scene.pair.checkpoint.config, scene.engine.config, 1, length)
+def _round_row(rounds: Rounds, scenes: dict[str, Scene], requests: int, length: int, peaks: Peaks) -> Row:
+    pair = scenes[OURS].pair
+    drafter = pair.checkpoint and pair.checkpoint.config
+    bound = round_bound(pair.target.config, drafter, rounds.config, requests, length)
     contenders = [
         Contender(
             who,
@@ -89,18 +108,21 @@ def _round_row(label: str, scenes: dict[str, Scene], length: int, limit: float, 
         )
         for who, scene in scenes.items()
     ]
-    setting = {"requests": 1, "L": length, "tree": tree_of(scene.engine.config)}
-    return contest(label, setting, contenders, bound, peaks, set_targets=roofline_target(limit), notes=[INVENTED])
+    setting = {"requests": requests, "L": length, "tree": tree_of(rounds.config)}
+    set_targets = None if rounds.limit is None else roofline_target(rounds.limit)
+    return contest(rounds.label, setting, contenders, bound, peaks, set_targets=set_targets, notes=[INVENTED])
 
 
-def _forward_row(scenes: dict[str, Scene], checks: Mapping[str, Check], length: int, peaks: Peaks) -> Row:
+def _forward_row(
+    scenes: dict[str, Scene], checks: Mapping[str, Check], requests: int, length: int, peaks: Peaks
+) -> Row:
     """Time the target's forward over a tree, logits included; each has to give its checked round's logits."""
     verify_input = scenes[KERNELS].round().verify_input
     target = scenes[KERNELS].pair.target.config
     nodes = scenes[KERNELS].engine.config.num_draft_tokens
     contenders = [_forward_contender(who, scenes[who], verify_input, check) for who, check in checks.items()]
-    setting = {"requests": 1, "L": length, "nodes": nodes}
-    bound = forward_bound(target, 1, nodes, length)
+    setting = {"requests": requests, "L": length, "nodes": nodes}
+    bound = forward_bound(target, requests, nodes, length)
     set_targets = roofline_target(FORWARD_LIMIT)
     return contest("verify forward", setting, contenders, bound, peaks, set_targets=set_targets, notes=[INVENTED])
 

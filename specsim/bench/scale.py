@@ -58,7 +58,8 @@ def scale_rows(name: str, config: SpecConfig, peaks: Peaks, full: bool, quick: b
 
 def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], peaks: Peaks) -> Iterator[Row]:
     """Time settings in one pool, as large as the largest of those that fit into the free memory."""
-    engine = load_engine(pair, config, EngineOptions("fast", torch.bfloat16, "cuda", "round"))
+    # One kind of forward for all settings, as the simulator has one efficiency for them.
+    engine = load_engine(pair, config, EngineOptions("fast", torch.bfloat16, "cuda", "round", forward="kernels"))
     slots = min(max(_slots(engine, *point) for point in chosen), _room(pair))
     chosen = [point for point in chosen if _slots(engine, *point) <= slots]
     pools = engine.make_pools(max(requests for requests, _ in chosen), slots)

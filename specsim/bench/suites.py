@@ -79,7 +79,8 @@ _ROUND: dict[str, Group] = {
     "launches": lambda run, _: rounds.launch_rows(run.shape),
 }
 _PERSISTENT: dict[str, Group] = {
-    "rounds": lambda run, peaks: persistent.persistent_rows(run.shape, peaks, run.quick),
+    "alone": lambda run, peaks: persistent.persistent_rows(run.shape, persistent.ALONE, peaks, run.quick),
+    "batches": lambda run, peaks: persistent.persistent_rows(run.shape, persistent.TOGETHER, peaks, run.quick),
 }
 _SCALE: dict[str, Group] = {
     "plain": lambda run, peaks: scale.scale_rows(run.shape, scale.PLAIN, peaks, run.full, run.quick),
@@ -111,7 +112,7 @@ SUITES = {
     "kernels": Suite(_KERNELS, 300),
     "experts": Suite(_EXPERTS, 60),
     "round": Suite(_ROUND, 400),
-    "persistent": Suite(_PERSISTENT, 150),
+    "persistent": Suite(_PERSISTENT, 240),
     "scale": Suite(_SCALE, 240),
     "baselines": Suite(_BASELINES, 240),
     "adaptive": Suite(_ADAPTIVE, 200),

@@ -6,7 +6,7 @@ requests.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 
 import torch
@@ -150,17 +150,43 @@ class KVPool:
 
     def reserve(self, row: int, columns: int) -> None:
         """Reserve columns until a request owns at least `columns`."""
-        if columns > (width := self.req_to_token.shape[1]):
-            raise OutOfSlots(f"{columns} columns asked for, a row of the request table has {width}")
-        missing = max(0, self.num_pages(columns) - len(self._pages[row]))
-        if missing:
-            self._own(row, self._allocator.allocate(missing))
+        self.reserve_all([(row, columns)])
+
+    def reserve_all(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Reserve columns of several requests, by (row, columns), with one copy to the device.
+
+        Where slots run out, the requests before that have theirs.
+        """
+        width = self.req_to_token.shape[1]
+        grown: list[tuple[int, int, Sequence[int]]] = []
+        try:
+            for row, columns in wanted:
+                if columns > width:
+                    raise OutOfSlots(f"{columns} columns asked for, a row of the request table has {width}")
+                owned = self._pages[row]
+                missing = self.num_pages(columns) - len(owned)
+                if missing > 0:
+                    pages = self._allocator.allocate(missing)
+                    grown.append((row, len(owned), pages))
+                    owned.extend(pages)
+        finally:
+            self._write(grown)
 
     def _own(self, row: int, pages: Sequence[int]) -> None:
-        first = self.owned_columns(row)
+        self._write([(row, len(self._pages[row]), pages)])
         self._pages[row].extend(pages)
-        slots = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_size + torch.arange(self.page_size)
-        self.req_to_token[row, first : self.owned_columns(row)] = upload(slots.flatten(), self.req_to_token.device)
+
+    def _write(self, grown: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Write pages to the request table, by (row, number of the first page in it, pages)."""
+        places = [(row, first + place, page) for row, first, pages in grown for place, page in enumerate(pages)]
+        if not places:
+            return
+        rows, numbers, pages = torch.tensor(places, dtype=torch.int64).T[:, :, None]
+        within = torch.arange(self.page_size)
+        columns, slots = numbers * self.page_size + within, pages * self.page_size + within
+        whole = torch.stack([rows.expand_as(columns), columns, slots]).flatten(1)
+        at, column, slot = upload(whole, self.req_to_token.device)
+        self.req_to_token[at, column] = slot
 
     def release(self, row: int, columns: int = 0) -> None:
         """Release every whole page beyond the first `columns` columns."""

@@ -95,17 +95,22 @@ class Request:
         max_tokens, in this order: a stop at the limit is a stop. An unfinished character at the output's end is not yet
         text. Of several stop strings the one that starts first counts. A finished request takes no tokens.
         """
+        if self.finish_reason is not None:
+            return 0
         before = len(self.token_ids)
         for token, logprob in zip(token_ids, logprobs, strict=True):
-            if self.finish_reason is not None:
-                break
             self.token_ids.append(token)
             self.logprobs.append(logprob)
-            self.stop_reason = token if token in self.stop_ids else self._stop_string()
+            if token in self.stop_ids:
+                self.stop_reason = token
+            elif self.params.stop:
+                self.stop_reason = self._stop_string()
             if self.stop_reason is not None:
                 self.finish_reason = "stop"
-            elif len(self.token_ids) == self.max_tokens:
+                break
+            if len(self.token_ids) == self.max_tokens:
                 self.finish_reason = "length"
+                break
         return len(self.token_ids) - before
 
     def follow(self, previous: "Request") -> None:
@@ -120,8 +125,6 @@ class Request:
         self.max_tokens = min(self.params.max_new_tokens, max_len - len(self.prompt_ids))
 
     def _stop_string(self) -> str | None:
-        if not self.params.stop:
-            return None
         text = self._decoded().rstrip(_UNFINISHED)
         return min((stop for stop in self.params.stop if stop in text), key=text.index, default=None)
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from specsim.core.columns import round_columns, two_rounds
+from specsim.core.columns import round_columns
 from specsim.core.config import SpecConfig
 from specsim.core.pool import KVPool
 from specsim.core.upload import upload
@@ -63,7 +63,7 @@ class Residents:
         self.make_room([*residents, request])
         length = request.prefill_len
         finish = self._config.release == "finish"
-        self._pools.reserve(request.row, self._two_rounds(length) if finish else length + self._ahead)
+        self._pools.reserve(request.row, self._round_columns(length) if finish else length + self._ahead)
         if session:
             session.row = -1
         return True
@@ -75,9 +75,6 @@ class Residents:
             columns = max(round_columns(length, config, self._ahead) for config in self._settings)
             self._columns[length] = columns
         return columns
-
-    def _two_rounds(self, length: int) -> int:
-        return max(two_rounds(length, config, self._ahead) for config in self._settings)
 
     def _open(self, request: Request) -> int:
         row = self._pools.open()
@@ -143,8 +140,7 @@ class Residents:
     def reserve(self, requests: Collection[Request]) -> None:
         """Reserve before a round, under release `finish`, two rounds beyond the length that the host knows."""
         if self._config.release == "finish":
-            for request in requests:
-                self._pools.reserve(request.row, self._two_rounds(request.prefill_len))
+            self._pools.reserve_all((request.row, self._round_columns(request.prefill_len)) for request in requests)
 
     def settle(self, request: Request, columns: int) -> None:
         """Mark a request's first columns as committed, and add their pages to the prefix cache."""
