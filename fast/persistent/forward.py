@@ -122,7 +122,7 @@ class PersistentForward:
         is_tree = not metadata.is_causal and metadata.has_equal_rows
         if not self._where_faster or not is_tree:
             return is_tree
-        return is_faster(len(metadata.num_extras), metadata.max_rows) and _fits(kv)
+        return is_faster(self._model, len(metadata.num_extras), metadata.max_rows) and _fits(kv)
 
     def __call__(
         self,

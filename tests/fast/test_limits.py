@@ -129,7 +129,9 @@ def test_auto_is_kernels_where_the_machine_does_not_fit(gpu, monkeypatch):
 
 def test_auto_takes_a_large_setting_and_leaves_its_batches_to_the_kernels(gpu):
     assert uses_persistent(LLAMA, AUTO, SpecConfig(topk=8, num_steps=6, num_draft_tokens=64))
-    assert [is_faster(1, 1), is_faster(1, 8), is_faster(1, 9), is_faster(2, 1)] == [True, True, False, False]
+    batches = ((1, 1), (1, 8), (2, 4), (4, 2), (1, 9), (4, 4), (8, 1))
+    assert [is_faster(LLAMA, *batch) for batch in batches] == [True] * 4 + [False] * 3
+    assert [is_faster(shape("qwen3-8b").config, *batch) for batch in ((1, 1), (1, 2), (2, 1))] == [True, False, False]
 
 
 def test_a_persistent_forward_is_chosen_where_it_fits(monkeypatch):
