@@ -77,7 +77,7 @@ class DecoderTarget:
         self.persistent: PersistentForward | None = None
 
     def make_persistent(self, where_faster: bool) -> None:
-        """Run forwards over trees as one kernel from now on, all of them or where it was measured to be faster."""
+        """Run forwards over trees as one kernel from now on, all of them or the faster ones."""
         tensors = dict(self._weights.tensors)
         self.persistent = PersistentForward(self.config, tensors, where_faster)
         self._weights = Weights(tensors, batch_invariant=self._weights.batch_invariant, ranks=self.ranks)

@@ -1,7 +1,7 @@
 """The persistent forward and the kernels side by side: rounds and verify forwards over the context length."""
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,13 +50,16 @@ TOGETHER = (
 )
 
 
-def persistent_rows(name: str, settings: Sequence[Rounds], peaks: Peaks, quick: bool) -> Iterator[Row]:
-    """Time both forwards in one run, after checks of each; quick: only the first batch of a setting."""
+def persistent_rows(name: str, peaks: Peaks, full: bool, quick: bool) -> Iterator[Row]:
+    """Time both forwards in one run, after checks of each.
+
+    full: several requests too. quick: only the first batch of a setting.
+    """
     of = shape(name)
     longest = max(of.config.max_position_embeddings, LENGTHS[-1] + 256)
     of = replace(of, config=replace(of.config, max_position_embeddings=longest))
     pair = stacked(random_pair(of, "cuda", torch.bfloat16))
-    for each in settings:
+    for each in (*ALONE, *(TOGETHER if full else ())):
         used = replace(pair, drafter=None) if each.config.is_plain else pair
         yield from _rows_of(replace(each, batches=each.batches[:1]) if quick else each, used, peaks)
         gc.collect()

@@ -79,8 +79,7 @@ _ROUND: dict[str, Group] = {
     "launches": lambda run, _: rounds.launch_rows(run.shape),
 }
 _PERSISTENT: dict[str, Group] = {
-    "alone": lambda run, peaks: persistent.persistent_rows(run.shape, persistent.ALONE, peaks, run.quick),
-    "batches": lambda run, peaks: persistent.persistent_rows(run.shape, persistent.TOGETHER, peaks, run.quick),
+    "rounds": lambda run, peaks: persistent.persistent_rows(run.shape, peaks, run.full, run.quick),
 }
 _SCALE: dict[str, Group] = {
     "plain": lambda run, peaks: scale.scale_rows(run.shape, scale.PLAIN, peaks, run.full, run.quick),

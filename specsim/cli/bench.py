@@ -31,7 +31,9 @@ def bench(
         str, option("Benchmark", "Time only groups whose name contains this text.", show_default="all groups")
     ] = "",
     quick: Annotated[bool, option("Benchmark", "Time a few points of each group.", "--quick")] = False,
-    full: Annotated[bool, option("Benchmark", "Time all points of the grid of scale.", "--full")] = False,
+    full: Annotated[
+        bool, option("Benchmark", "Time all settings of scale, and batches in persistent.", "--full")
+    ] = False,
     seconds: Annotated[
         float | None,
         option(

@@ -95,10 +95,10 @@ class Request:
         max_tokens, in this order: a stop at the limit is a stop. An unfinished character at the output's end is not yet
         text. Of several stop strings the one that starts first counts. A finished request takes no tokens.
         """
-        if self.finish_reason is not None:
-            return 0
         before = len(self.token_ids)
         for token, logprob in zip(token_ids, logprobs, strict=True):
+            if self.finish_reason is not None:
+                break
             self.token_ids.append(token)
             self.logprobs.append(logprob)
             if token in self.stop_ids:
@@ -107,10 +107,8 @@ class Request:
                 self.stop_reason = self._stop_string()
             if self.stop_reason is not None:
                 self.finish_reason = "stop"
-                break
-            if len(self.token_ids) == self.max_tokens:
+            elif len(self.token_ids) == self.max_tokens:
                 self.finish_reason = "length"
-                break
         return len(self.token_ids) - before
 
     def follow(self, previous: "Request") -> None:

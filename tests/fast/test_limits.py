@@ -1,4 +1,4 @@
-"""The persistent forward is refused with its reason where it does not fit, and chosen by default where it was timed."""
+"""The persistent forward is refused with its reason where it does not fit, and the default where it was timed."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -127,7 +127,7 @@ def test_auto_is_kernels_where_the_machine_does_not_fit(gpu, monkeypatch):
     assert not uses_persistent(LLAMA, AUTO, TREE)
 
 
-def test_auto_takes_a_large_setting_and_leaves_its_batches_to_the_kernels(gpu):
+def test_auto_leaves_large_batches_to_the_kernels(gpu):
     assert uses_persistent(LLAMA, AUTO, SpecConfig(topk=8, num_steps=6, num_draft_tokens=64))
     batches = ((1, 1), (1, 8), (2, 4), (4, 2), (1, 9), (4, 4), (8, 1))
     assert [is_faster(LLAMA, *batch) for batch in batches] == [True] * 4 + [False] * 3

@@ -56,8 +56,8 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.serving.residents",
-                "max(two_rounds(length, config, self._ahead) for config in self._settings)",
-                "min(two_rounds(length, config, self._ahead) for config in self._settings)",
+                "max(round_columns(length, config, self._ahead) for config in self._settings)",
+                "min(round_columns(length, config, self._ahead) for config in self._settings)",
             ),
         ),
         trial=Trial("batched", SWITCHED),
