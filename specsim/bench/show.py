@@ -7,7 +7,7 @@ from rich.console import Console
 from specsim.bench.result import Result
 from specsim.bench.roofline import Peaks
 from specsim.bench.row import Row, Timing
-from specsim.core.display import figure, paragraph, print_table
+from specsim.core.display import figure, near, paragraph, print_table
 
 
 def show_peaks(peaks: Peaks, console: Console) -> None:
@@ -48,7 +48,7 @@ def show_row(row: Row, console: Console) -> None:
         out("    " + "; ".join(f"{name} {value:,.4g}" for name, value in row.figures.items()), highlight=False)
     for each in row.targets:
         verdict = "reached" if each.reached else "NOT reached"
-        out(f"    {each.name}: {figure(each.value)}; target {figure(each.limit)}, {verdict}", highlight=False)
+        out(f"    {each.name}: {near(each.value, each.limit)}; target {figure(each.limit)}, {verdict}", highlight=False)
     for note in row.notes:
         out(f"    {note}", highlight=False)
 

@@ -71,6 +71,12 @@ def figure(value: float | None, digits: int = 2) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:,.{digits}f}"
 
 
+def near(value: float, limit: float) -> str:
+    """Format a number with two decimals, or up to four that tell it from a limit."""
+    telling = (digits for digits in (2, 3, 4) if value == limit or round(value, digits) != round(limit, digits))
+    return figure(value, next(telling, 4))
+
+
 def by_position(rates: Sequence[float]) -> str:
     """Format shares of rounds, one for each draft position."""
     return " ".join(map(figure, rates)) or "-"

@@ -102,7 +102,7 @@ def persistent_layer(nodes: int = 8, program: int = 0) -> Picture:
         counts = " and ".join(f"{expected:,}" for _, expected in named)
         label_point(axes, own[-1] + 1, place, f"awaits {counts} signals", color, (5, 0))
     axes.set_yticks(range(len(lanes)), [lane.replace("_", "-") for lane in lanes])
-    axes.set_xlim(0, len(stages) * 1.3)
+    axes.set_xlim(0, len(stages) * 1.4)
     axes.invert_yaxis()
     return figure
 

@@ -9,6 +9,7 @@ from typing import Any
 from specsim.bench.row import OURS
 from specsim.bench.suites import Options
 from specsim.core.code_digest import PRINTING, code_digests
+from specsim.core.display import near
 
 Result = Mapping[str, Any]  # as a command wrote it with --json
 GRID_HEADINGS = (
@@ -272,7 +273,8 @@ def _bench_cells(row: Result, prefix: str = "") -> list[str]:
 def _target(target: Result) -> str:
     name, bracket, note = target["name"].partition(" (")
     verdict = "reached" if target["reached"] else "not reached"
-    return f"{_in_todays_words(name)}{bracket}{note} {target['value']:.2f}, target {target['limit']:.2f}: {verdict}"
+    value = near(target["value"], target["limit"])
+    return f"{_in_todays_words(name)}{bracket}{note} {value}, target {target['limit']:.2f}: {verdict}"
 
 
 def _in_todays_words(name: str) -> str:

@@ -17,6 +17,7 @@ from specsim.core.display import (
     figure,
     generation_html,
     metrics_rows,
+    near,
     print_table,
     setting,
     stdout_console,
@@ -55,6 +56,20 @@ def test_terminal_table_has_rules_and_colours():
 )
 def test_figure(value, shown):
     assert figure(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "shown"),
+    [
+        (1.2543, 1.25, "1.254"),
+        (1.2, 1.25, "1.20"),
+        (1.25, 1.25, "1.25"),
+        (1.250001, 1.25, "1.2500"),
+        (1500, 2, "1,500.00"),
+    ],
+)
+def test_a_number_near_its_limit_has_more_decimals(value, limit, shown):
+    assert near(value, limit) == shown
 
 
 def test_by_position():
