@@ -92,9 +92,10 @@ dist: ## sdist and wheel in dist/, and the wheel used in an environment of its o
 clean: ## remove what make and the tests made, the virtual environment included
 	rm -rf .venv .venv-newest build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
+# Python compiles what is imported; compiling all of it at once takes longer than the rest of the installation.
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || { echo "specsim needs Python 3.11 or later; none was found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing specsim and what it depends on into .venv: a few minutes, once."
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[test,notebooks,data,grammar,cluster,docs]'
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[test,notebooks,data,grammar,cluster,docs]'
 	@touch $@
