@@ -174,6 +174,26 @@ def test_out_of_slots_leaves_nothing_changed():
     assert snapshot(pool) == before
 
 
+def test_requests_reserved_together_have_the_slots_as_in_turn():
+    together, in_turn = make_pool(), make_pool()
+    wanted = [(together.open(), 5), (together.open(), 0), (together.open(), 9)]
+    together.reserve_all(wanted)
+    together.reserve_all([(0, 13), (2, 9)])
+    for row, columns in [*wanted, (0, 13), (2, 9)]:
+        in_turn.reserve(in_turn.open() if row not in in_turn._pages else row, columns)
+    assert snapshot(together) == snapshot(in_turn)
+    assert together.audit()["reserved"] == 4 * (4 + 0 + 3)
+
+
+def test_requests_before_the_slots_run_out_have_theirs():
+    pool = make_pool(num_slots=16)
+    rows = [pool.open() for _ in range(3)]
+    with pytest.raises(OutOfSlots):
+        pool.reserve_all([(rows[0], 4), (rows[1], 8), (rows[2], 8)])
+    assert [pool.owned_columns(row) for row in rows] == [4, 8, 0]
+    pool.audit()
+
+
 def test_a_reservation_wider_than_the_table_changes_nothing():
     pool = make_pool(width=8)
     row = pool.open()
