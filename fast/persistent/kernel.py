@@ -296,11 +296,11 @@ def _poller(work, ring, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _woken(ring, turn, S: gl.constexpr):
-    """Wait for the next dependency."""
-    mbarrier.wait(ring.wakes.index(turn % WAKES), (turn // WAKES) & 1)
+def _woken(ring, turn, S: gl.constexpr, pred=True):
+    """Wait for the next dependency, if `pred`."""
+    mbarrier.wait(ring.wakes.index(turn % WAKES), (turn // WAKES) & 1, pred=pred)
     if S.is_sparse:
-        mbarrier.arrive(ring.seen.index(turn % WAKES), count=1)
+        mbarrier.arrive(ring.seen.index(turn % WAKES), count=1, pred=pred)
     return turn + 1
 
 
@@ -321,14 +321,14 @@ def _skipped(ring, turn, COUNT: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _inputs(x, K: gl.constexpr, k: gl.constexpr, S: gl.constexpr):
-    """Load 512 inputs of every row."""
+def _inputs(x, K: gl.constexpr, k, S: gl.constexpr):
+    """Load 512 inputs of every row; zeros past the last."""
     part = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
     place = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
     n = gl.arange(0, S.width, layout=gl.SliceLayout(0, gl.SliceLayout(1, B)))[None, None, :]
     place = part * 64 + place + k * 512
-    mask = (place >= 0) & (n < S.rows)
-    if (k + 1) * 512 > K:
+    mask = (place >= 0) & (n < S.rows) & (k < (K + 511) // 512)
+    if K % 512 != 0:
         mask = mask & (place < K)
     return gl.load(x + place + n * K, mask=mask, other=0.0, cache_modifier=".cg")
 
@@ -375,33 +375,24 @@ def _held(held, ring, slot, done, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _inputs_of(x, ring, turn, K: gl.constexpr, k: gl.constexpr, CUT: gl.constexpr, S: gl.constexpr):
-    """Load the inputs of one stage; those from stage CUT on have a second dependency."""
-    if k == CUT:
-        turn = _woken(ring, turn, S)
-    return turn, (_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S))
-
-
-@gluon.jit
-@no_type_check
 def _paired(x, ring, slot, done, turn, K: gl.constexpr, CUT: gl.constexpr, TWO: gl.constexpr, S: gl.constexpr):
-    """Multiply two tiles (TWO) or one, with inputs that are loaded a few stages ahead."""
-    STAGES: gl.constexpr = (K + 1023) // 1024
-    AHEAD: gl.constexpr = 3 if S.width == 8 else 1
+    """Multiply two tiles (TWO) or one, with inputs that are loaded a few stages ahead.
+
+    This is a loop over stages and not unrolled, as all roles' code has to stay in the multiprocessor's cache.
+    """
+    AHEAD: gl.constexpr = 3 if S.width == 8 else 1  # at most CUT
     ahead = ()
     for k in gl.static_range(AHEAD):
-        turn, following = _inputs_of(x, ring, turn, K, k, CUT, S)
-        ahead = ahead + (following,)  # noqa: RUF005 - as above
+        ahead = ahead + ((_inputs(x, K, 2 * k, S), _inputs(x, K, 2 * k + 1, S)),)  # noqa: RUF005 - as above
     c0 = gl.zeros([8, 16, S.width], gl.float32, MMA)
     e0, c1, e1 = c0, c0, c0
-    for k in gl.static_range(STAGES):
-        own = ahead[0]
-        following = own
-        if k + AHEAD < STAGES:
-            turn, following = _inputs_of(x, ring, turn, K, k + AHEAD, CUT, S)
-        slot, c0, e0 = _consume(ring, slot, c0, e0, own, S)
+    for k in range((K + 1023) // 1024):
+        if CUT > 0:
+            _woken(ring, turn, S, k + AHEAD == CUT)
+        following = (_inputs(x, K, 2 * (k + AHEAD), S), _inputs(x, K, 2 * (k + AHEAD) + 1, S))
+        slot, c0, e0 = _consume(ring, slot, c0, e0, ahead[0], S)
         if TWO:
-            slot, c1, e1 = _consume(ring, slot, c1, e1, own, S)
+            slot, c1, e1 = _consume(ring, slot, c1, e1, ahead[0], S)
         if AHEAD == 3:
             ahead = (ahead[1], ahead[2], following)
         else:
@@ -409,7 +400,7 @@ def _paired(x, ring, slot, done, turn, K: gl.constexpr, CUT: gl.constexpr, TWO: 
     done = _hand_over(ring, done, c0 + e0)
     if TWO:
         done = _hand_over(ring, done, c1 + e1)
-    return slot, done, turn
+    return slot, done, turn + (1 if CUT > 0 else 0)
 
 
 @gluon.jit
@@ -431,8 +422,9 @@ def _product(x, ring, slot, done, turn, K: gl.constexpr, TILES: gl.constexpr, CU
     else:
         if FIRST:
             slot, done, turn = _paired(x, ring, slot, done, turn, K, CUT, True, S)
-        for _ in range(count // 2 - FIRST):
-            slot, done, turn = _paired(x, ring, slot, done, turn, K, -1, True, S)
+        if TILES > 2 * S.programs * FIRST:
+            for _ in range(count // 2 - FIRST):
+                slot, done, turn = _paired(x, ring, slot, done, turn, K, -1, True, S)
         if TILES % (2 * S.programs) != 0:
             for _ in range(count % 2):
                 slot, done, turn = _paired(x, ring, slot, done, turn, K, -1, False, S)
