@@ -795,16 +795,18 @@ def _finisher(cache, tables, meta, work, num_slots, ring, SIDE: gl.constexpr, S:
     turn = 0
     base = 1
     _embed(tables, meta, work, SIDE, S)
-    for layer in range(S.layers):
-        done, turn = _finish_qkv(cache, tables, meta, work, layer, num_slots, ring, done, turn, base, SIDE, S)
-        turn = _skipped(ring, turn, 3, S)
-        norm = tables.inner_norms + layer * S.hidden
-        done = _finish_rows(work, norm, ring, done, base + S.at_o, -1, SIDE, S)
-        done, turn = _finish_gated(work, ring, done, turn, base + S.at_inner, SIDE, S)
-        turn = _skipped(ring, turn, 2, S)
-        norm = tables.input_norms + (layer + 1) * S.hidden
-        done = _finish_rows(work, norm, ring, done, base + S.at_down, layer + 1, SIDE, S)
-        base += S.layer_counters
+    for half in range(2 * S.layers):  # of a layer; both add to the residual rows at the end, with one copy of the code
+        layer = half // 2
+        if half % 2 == 0:
+            done, turn = _finish_qkv(cache, tables, meta, work, layer, num_slots, ring, done, turn, base, SIDE, S)
+            turn = _skipped(ring, turn, 3, S)
+            norm, counter, following = tables.inner_norms + layer * S.hidden, base + S.at_o, -1
+        else:
+            done, turn = _finish_gated(work, ring, done, turn, base + S.at_inner, SIDE, S)
+            turn = _skipped(ring, turn, 2, S)
+            norm, counter, following = tables.input_norms + (layer + 1) * S.hidden, base + S.at_down, layer + 1
+        done = _finish_rows(work, norm, ring, done, counter, following, SIDE, S)
+        base += half % 2 * S.layer_counters
 
 
 @gluon.jit(do_not_specialize=["num_slots", "columns"])
