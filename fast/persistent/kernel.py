@@ -405,13 +405,12 @@ def _paired(x, ring, slot, done, turn, K: gl.constexpr, CUT: gl.constexpr, TWO: 
 
 @gluon.jit
 @no_type_check
-def _product(x, ring, slot, done, turn, K: gl.constexpr, TILES: gl.constexpr, CUT: gl.constexpr, S: gl.constexpr):
-    """Multiply this program's tiles of one product, after its dependency.
+def _product(x, ring, slot, done, turn, count, K: gl.constexpr, ODD: gl.constexpr, CUT: gl.constexpr, S: gl.constexpr):
+    """Multiply `count` tiles of this program, after their dependency. ODD: whether that may be an odd number.
 
-    CUT: the first stage whose inputs have a second dependency, -1 if there is none.
+    CUT: the first stage whose inputs have a second dependency; 0 if it is the first, -1 if there is none.
     """
     FIRST: gl.constexpr = 1 if CUT > 0 else 0
-    count = _count(TILES, S)
     turn = _woken(ring, turn, S)
     if CUT == 0:
         turn = _woken(ring, turn, S)
@@ -422,10 +421,9 @@ def _product(x, ring, slot, done, turn, K: gl.constexpr, TILES: gl.constexpr, CU
     else:
         if FIRST:
             slot, done, turn = _paired(x, ring, slot, done, turn, K, CUT, True, S)
-        if TILES > 2 * S.programs * FIRST:
-            for _ in range(count // 2 - FIRST):
-                slot, done, turn = _paired(x, ring, slot, done, turn, K, -1, True, S)
-        if TILES % (2 * S.programs) != 0:
+        for _ in range(count // 2 - FIRST):
+            slot, done, turn = _paired(x, ring, slot, done, turn, K, -1, True, S)
+        if ODD:
             for _ in range(count % 2):
                 slot, done, turn = _paired(x, ring, slot, done, turn, K, -1, False, S)
     return slot, done, turn
@@ -604,22 +602,30 @@ def _multiplier(cache, meta, work, num_slots, ring, S: gl.constexpr):
     slot, done = (0, 0), (0, 0)
     turn = 0
     base = 1
-    for layer in range(S.layers):
-        slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.qkv_tiles, -1, S)
-        if split < S.splits:
-            slot, turn = _attend(meta, work, layer, length, ring, slot, turn, S)
-            _signal(work, base + S.at_attended + head)
+    PAIR: gl.constexpr = 2 * S.programs
+    ODD: gl.constexpr = S.qkv_tiles % PAIR != 0 or S.gate_up_tiles % PAIR != 0
+    ODD_ROWS: gl.constexpr = S.residual_tiles % PAIR != 0
+    qkv, gate_up, residual = _count(S.qkv_tiles, S), _count(S.gate_up_tiles, S), _count(S.residual_tiles, S)
+    for half in range(2 * S.layers):  # of a layer: attention or MLP, with one copy of their first product's code
+        count = gl.where(half % 2 == 0, qkv, gate_up)
+        slot, done, turn = _product(work.weighted, ring, slot, done, turn, count, S.hidden, ODD, -1, S)
+        if half % 2 == 0:
+            if split < S.splits:
+                slot, turn = _attend(meta, work, half // 2, length, ring, slot, turn, S)
+                _signal(work, base + S.at_attended + head)
+                turn = _merge(cache, meta, work, half // 2, num_slots, ring, turn, S)
+                _signal(work, base + S.at_merged)
+            else:
+                turn = _woken(ring, turn, S)
+                turn = _woken(ring, turn, S)
+            slot, done, turn = _product(
+                work.attended, ring, slot, done, turn, residual, S.attended, ODD_ROWS, -1, S
+            )
         else:
-            turn = _woken(ring, turn, S)
-        if split < S.splits:
-            turn = _merge(cache, meta, work, layer, num_slots, ring, turn, S)
-            _signal(work, base + S.at_merged)
-        else:
-            turn = _woken(ring, turn, S)
-        slot, done, turn = _product(work.attended, ring, slot, done, turn, S.attended, S.residual_tiles, -1, S)
-        slot, done, turn = _product(work.weighted, ring, slot, done, turn, S.hidden, S.gate_up_tiles, -1, S)
-        slot, done, turn = _product(work.inner, ring, slot, done, turn, S.inner, S.residual_tiles, S.inner_cut, S)
-        base += S.layer_counters
+            slot, done, turn = _product(
+                work.inner, ring, slot, done, turn, residual, S.inner, ODD_ROWS, S.inner_cut, S
+            )
+            base += S.layer_counters
 
 
 # The finishers. Each takes every other tile of a product.
