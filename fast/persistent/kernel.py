@@ -618,13 +618,9 @@ def _multiplier(cache, meta, work, num_slots, ring, S: gl.constexpr):
             else:
                 turn = _woken(ring, turn, S)
                 turn = _woken(ring, turn, S)
-            slot, done, turn = _product(
-                work.attended, ring, slot, done, turn, residual, S.attended, ODD_ROWS, -1, S
-            )
+            slot, done, turn = _product(work.attended, ring, slot, done, turn, residual, S.attended, ODD_ROWS, -1, S)
         else:
-            slot, done, turn = _product(
-                work.inner, ring, slot, done, turn, residual, S.inner, ODD_ROWS, S.inner_cut, S
-            )
+            slot, done, turn = _product(work.inner, ring, slot, done, turn, residual, S.inner, ODD_ROWS, S.inner_cut, S)
             base += S.layer_counters
 
 
