@@ -16,7 +16,7 @@ _PRODUCTS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.
 _NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
 _ALL = 2**30  # columns of a window that is none
 _REGISTERS = 168  # of a thread; the roles of one warp release some
-_SMALL_ROLE = 72  # registers of a thread of these
+_SMALL_ROLE = {8: 80, 16: 88}  # registers of a thread of these, by the width of the rows
 
 
 def _stack(tensors: dict[str, torch.Tensor], layers: int, name: str) -> torch.Tensor:
@@ -31,7 +31,9 @@ def _stack(tensors: dict[str, torch.Tensor], layers: int, name: str) -> torch.Te
     return whole
 
 
-def schedule_of(model: ModelConfig, requests: int, nodes: int, features: tuple[int, ...] = ()) -> Schedule:
+def schedule_of(
+    model: ModelConfig, requests: int, nodes: int, features: tuple[int, ...] = (), batch_invariant: bool = False
+) -> Schedule:
     """Make the schedule of a forward of a model that fits, or raise InputError."""
     limit = model_limit(model) or batch_limit(model, requests, nodes)
     attention, mlp = model.layers[0].attention, model.layers[0].mlp
@@ -49,6 +51,7 @@ def schedule_of(model: ModelConfig, requests: int, nodes: int, features: tuple[i
         has_head_norms=attention.has_head_norms,
         has_windows=any(model.sliding_windows),
         features=features,
+        batch_invariant=batch_invariant,
         eps=model.rms_norm_eps,
     )
 
@@ -67,12 +70,20 @@ class PersistentForward:
     """The layers of a decoder as one kernel.
 
     tensors: the target's, by the names of specsim.fast.layers; layers' weights become views of their stacks.
-    where_faster: leave other batches than those of limits.is_faster to the kernels.
+    where_faster: leave other batches than those of limits.is_faster to the kernels. batch_invariant: compute a
+    request's rows bit for bit as alone, whatever the number of requests.
     """
 
-    def __init__(self, model: ModelConfig, tensors: dict[str, torch.Tensor], where_faster: bool = False) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        tensors: dict[str, torch.Tensor],
+        where_faster: bool = False,
+        batch_invariant: bool = False,
+    ) -> None:
         self._model = model
         self._where_faster = where_faster
+        self._batch_invariant = batch_invariant
         layers = model.num_layers
         products = [_stack(tensors, layers, name) for name in _PRODUCTS]
         norms = [
@@ -122,7 +133,7 @@ class PersistentForward:
         is_tree = not metadata.is_causal and metadata.has_equal_rows
         if not self._where_faster or not is_tree:
             return is_tree
-        return is_faster(self._model, len(metadata.num_extras), metadata.max_rows) and _fits(kv)
+        return is_faster(len(metadata.num_extras), metadata.max_rows) and _fits(kv)
 
     def __call__(
         self,
@@ -135,7 +146,8 @@ class PersistentForward:
         """Run all layers and write their KV: (rows before the final norm [R, H], features [R, F])."""
         from specsim.fast.persistent import kernel
 
-        schedule = schedule_of(self._model, len(metadata.num_extras), metadata.max_rows, features)
+        requests, nodes = len(metadata.num_extras), metadata.max_rows
+        schedule = schedule_of(self._model, requests, nodes, features, self._batch_invariant)
         if not _fits(kv):
             allowed = "kernels or auto with KV of 2³¹ numbers or more in a layer; persistent addresses fewer"
             raise InputError("forward", "persistent", allowed)
@@ -181,7 +193,7 @@ class PersistentForward:
             num_slots=kv.keys.shape[1],
             columns=metadata.table.shape[1],
             S=kernel.Constants(schedule),
-            REGS=_SMALL_ROLE,
+            REGS=_SMALL_ROLE[schedule.width],
             num_warps=8,
             maxnreg=_REGISTERS,
         )

@@ -1,9 +1,9 @@
 """The persistent forward in Gluon, for GPUs of compute capability 9.
 
 Every program is resident and has five roles. The producer (one warp) streams weights, then keys and values, through a
-ring in shared memory, and waits for free slots only. The multiplier (eight warps) multiplies and attends. Two finishers
-(a warp each) take its sums: scale, rotation, KV write, gate, residual sum, and squares for the next norm. The poller (a
-warp) awaits the other programs' counters and wakes the other roles.
+ring in shared memory; it waits for free slots and for the copies before the last one. The multiplier (eight warps)
+multiplies and attends. Two finishers (a warp each) take its sums: scale, rotation, KV write, gate, residual sum, and
+squares for the next norm. The poller (a warp) awaits the other programs' counters and wakes the other roles.
 
 The order of everything stands in schedule.py, and S is a Schedule.
 """
@@ -20,14 +20,15 @@ from specsim.fast.persistent.schedule import Schedule
 barrier = getattr(gl, "barrier" if hasattr(gl, "barrier") else "thread_barrier")  # Triton 3.7 renamed it
 
 D = gl.constexpr(128)
-SUMS, STRIDE, WAKES, COLUMNS = (gl.constexpr(size) for size in (4, 8, 4, 64))
+SUMS, STRIDE, WAKES, COLUMNS, FLIGHT = (gl.constexpr(size) for size in (4, 8, 4, 64, 2))
 PATIENCE = gl.constexpr(1 << 21)  # polls of one counter, each of about a microsecond
 WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 HALVES = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 _EIGHTHS = gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8])  # a warp takes one eighth of a stage's inputs
 MMA = gl.constexpr(_EIGHTHS)
-A = gl.constexpr(gl.DotOperandLayout(0, _EIGHTHS, 8))
-B = gl.constexpr(gl.DotOperandLayout(1, _EIGHTHS, 8))
+A = gl.constexpr(gl.DotOperandLayout(0, _EIGHTHS, 2))
+B = gl.constexpr(gl.DotOperandLayout(1, _EIGHTHS, 2))
+STORED = gl.constexpr(gl.DotOperandLayout(1, _EIGHTHS, 8))  # of inputs in the order of _place
 SHARES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 _SHARE = gl.BlockedLayout([8, 1, 2], [1, 8, 4], [1, 1, 1], [2, 1, 0])
 TILE3 = gl.constexpr(_SHARE)
@@ -139,6 +140,17 @@ def _rounded(x):
 
 @gluon.jit
 @no_type_check
+def _place(k):
+    """Compute where input k of a product is stored.
+
+    Of 32 successive inputs, a lane multiplies four pairs that are eight apart. They are stored one after the other, so
+    that the lane loads them at once.
+    """
+    return (k & -32) + (k >> 1 & 3) * 8 + (k >> 3 & 3) * 2 + (k & 1)
+
+
+@gluon.jit
+@no_type_check
 def _signal(work, at):
     barrier()
     gl.atomic_add(work.counters + at * STRIDE, 1, sem="release", scope="gpu")
@@ -146,9 +158,11 @@ def _signal(work, at):
 
 @gluon.jit
 @no_type_check
-def _unit(me, S: gl.constexpr):
+def _unit(me, i, S: gl.constexpr):
     rest = me // S.kv_heads
-    return rest % S.requests, me % S.kv_heads, rest // S.requests
+    request = i if S.batch_invariant else rest % S.requests
+    split = rest if S.batch_invariant else rest // S.requests
+    return request, me % S.kv_heads, split
 
 
 @gluon.jit
@@ -167,11 +181,20 @@ def _span(meta, layer, length, split, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
+def _throttle(ring, slot, S: gl.constexpr):
+    """Wait until the fill FLIGHT places before has arrived, as signals wait behind all copies on their way."""
+    wraps = slot[0] < FLIGHT
+    before = gl.where(wraps, slot[0] + (S.ring - FLIGHT), slot[0] - FLIGHT)
+    mbarrier.wait(ring.full.index(before), gl.where(wraps, slot[1] ^ 1, slot[1]))
+
+
+@gluon.jit
+@no_type_check
 def _stream(weight, layer, ring, slot, HALF: gl.constexpr, TILES: gl.constexpr, DEPTH: gl.constexpr,
             S: gl.constexpr):  # fmt: skip
     """Stream a weight's tiles. HALF: rows of the two halves that give a tile 8 rows each; 0: 16 successive rows."""
     STAGES: gl.constexpr = (DEPTH + 1023) // 1024
-    TOGETHER: gl.constexpr = 1 if DEPTH <= 4096 and S.width == 8 else 2
+    TOGETHER: gl.constexpr = 1 if DEPTH <= 4096 else 2
     count = _count(TILES, S)
     for first in range(0, count, TOGETHER):
         pair = gl.minimum(count - first, TOGETHER) - 1  # 1 for two tiles
@@ -180,6 +203,7 @@ def _stream(weight, layer, ring, slot, HALF: gl.constexpr, TILES: gl.constexpr, 
             k = (s >> pair) * 16
             bar = ring.full.index(slot[0])
             mbarrier.wait(ring.empty.index(slot[0]), slot[1] ^ 1)
+            _throttle(ring, slot, S)
             mbarrier.expect(bar, 32768)
             to = ring.slots.index(slot[0])
             if HALF > 0:
@@ -216,6 +240,7 @@ def _stream_keys(keys, values, table, meta, layer, length, head, split, ring, sl
         column += COLUMNS
         following = _slots_of(table, column, first, length)
         mbarrier.wait(ring.empty.index(slot[0]), slot[1] ^ 1)
+        _throttle(ring, slot, S)
         to = ring.slots.index(slot[0])._reinterpret(gl.bfloat16, [2, 64, 128], KV)
         for i in gl.static_range(4):
             source = gl.convert_layout(own[i], gl.SliceLayout(1, COPY))[:, None]
@@ -232,7 +257,7 @@ def _stream_keys(keys, values, table, meta, layer, length, head, split, ring, sl
 @gluon.jit
 @no_type_check
 def _producer(qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S: gl.constexpr):
-    request, head, split = _unit(gl.program_id(0), S)
+    request, head, split = _unit(gl.program_id(0), 0, S)
     length = gl.load(meta.key_lens + request)
     table = meta.table + gl.load(meta.table_rows + request) * columns
     slot = (0, 0)
@@ -241,7 +266,11 @@ def _producer(qkv, o, gate_up, down, cache, meta, num_slots, columns, ring, S: g
         if split < S.splits:
             base = layer.to(gl.int64) * num_slots * (S.kv_heads * 128)
             keys, values = cache[0] + base, cache[1] + base
-            slot = _stream_keys(keys, values, table, meta, layer, length, head, split, ring, slot, S)
+            for i in range(S.turns):
+                if S.turns > 1:
+                    length = gl.load(meta.key_lens + i)
+                    table = meta.table + gl.load(meta.table_rows + i) * columns
+                slot = _stream_keys(keys, values, table, meta, layer, length, head, split, ring, slot, S)
         slot = _stream(o, layer, ring, slot, 0, S.residual_tiles, S.attended, S)
         slot = _stream(gate_up, layer, ring, slot, S.inner, S.gate_up_tiles, S.hidden, S)
         slot = _stream(down, layer, ring, slot, 0, S.residual_tiles, S.inner, S)
@@ -323,14 +352,16 @@ def _skipped(ring, turn, COUNT: gl.constexpr, S: gl.constexpr):
 @no_type_check
 def _inputs(x, K: gl.constexpr, k, S: gl.constexpr):
     """Load 512 inputs of every row; zeros past the last."""
-    part = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, B)))[:, None, None]
-    place = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
-    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, gl.SliceLayout(1, B)))[None, None, :]
+    part = gl.arange(0, 8, layout=gl.SliceLayout(1, gl.SliceLayout(2, STORED)))[:, None, None]
+    place = gl.arange(0, 64, layout=gl.SliceLayout(0, gl.SliceLayout(2, STORED)))[None, :, None]
+    n = gl.arange(0, S.width, layout=gl.SliceLayout(0, gl.SliceLayout(1, STORED)))[None, None, :]
     place = part * 64 + place + k * 512
     mask = (place >= 0) & (n < S.rows) & (k < (K + 511) // 512)
     if K % 512 != 0:
         mask = mask & (place < K)
-    return gl.load(x + place + n * K, mask=mask, other=0.0, cache_modifier=".cg")
+    stored = gl.load(x + place + n * K, mask=mask, other=0.0, cache_modifier=".cg")
+    stored = stored.reshape([8, 2, 4, 4, 2, S.width]).permute((0, 1, 3, 2, 4, 5)).reshape([8, 64, S.width])
+    return gl.convert_layout(stored, B, assert_trivial=True)
 
 
 @gluon.jit
@@ -366,8 +397,8 @@ def _held_inputs(x, K: gl.constexpr, S: gl.constexpr):
 @no_type_check
 def _held(held, ring, slot, done, S: gl.constexpr):
     """Multiply one tile with rows that registers hold."""
-    c = gl.zeros([8, 16, 8], gl.float32, MMA)
-    e = gl.zeros([8, 16, 8], gl.float32, MMA)
+    c = gl.zeros([8, 16, S.width], gl.float32, MMA)
+    e = gl.zeros([8, 16, S.width], gl.float32, MMA)
     for k in gl.static_range(len(held)):
         slot, c, e = _consume(ring, slot, c, e, held[k], S)
     return slot, _hand_over(ring, done, c + e)
@@ -414,7 +445,7 @@ def _product(x, ring, slot, done, turn, count, K: gl.constexpr, ODD: gl.constexp
     turn = _woken(ring, turn, S)
     if CUT == 0:
         turn = _woken(ring, turn, S)
-    if K <= 4096 and S.width == 8:
+    if K <= 4096:
         held = _held_inputs(x, K, S)
         for _ in range(count):
             slot, done = _held(held, ring, slot, done, S)
@@ -444,7 +475,7 @@ def _head_scale(work, row, head, mask, S: gl.constexpr):
 @no_type_check
 def _queries(work, request, head, S: gl.constexpr):
     """Load the queries of a unit, [D, pairs], and scale them where there are head norms."""
-    Q: gl.constexpr = gl.DotOperandLayout(1, SCORES, 8)
+    Q: gl.constexpr = gl.DotOperandLayout(1, SCORES, 8)  # in the order of _place
     pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, Q))[None, :]
     dim = gl.arange(0, 128, layout=gl.SliceLayout(1, Q))[:, None]
     row, own_head = request * S.nodes + pair // S.group, head * S.group + pair % S.group
@@ -452,14 +483,15 @@ def _queries(work, request, head, S: gl.constexpr):
     query = gl.load(work.query + (row * S.heads + own_head) * D + dim, is_row & (dim >= 0), 0.0, cache_modifier=".cg")
     if S.has_head_norms:
         query = (query.to(gl.float32) * _head_scale(work, row, own_head, is_row, S)).to(gl.bfloat16)
-    return query
+    query = query.reshape([4, 4, 4, 2, S.pairs]).permute((0, 2, 1, 3, 4)).reshape([128, S.pairs])
+    return gl.convert_layout(query, gl.DotOperandLayout(1, SCORES, 2), assert_trivial=True)
 
 
 @gluon.jit
 @no_type_check
 def _scores(kv, query, stage, first, prefix, lowest, S: gl.constexpr):
     """Compute the scores of a stage's keys, [64, pairs], in powers of two."""
-    s = mma_v2(kv.index(0).load(gl.DotOperandLayout(0, SCORES, 8)), query, gl.zeros([64, S.pairs], gl.float32, SCORES))
+    s = mma_v2(kv.index(0).load(gl.DotOperandLayout(0, SCORES, 2)), query, gl.zeros([64, S.pairs], gl.float32, SCORES))
     column = first + stage * COLUMNS + gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))[:, None]
     ok = column < prefix[None, :]
     if S.has_windows:
@@ -476,9 +508,12 @@ def _weighted_values(kv, weight, acc):
 
 @gluon.jit
 @no_type_check
-def _attend(meta, work, layer, length, ring, slot, turn, S: gl.constexpr):
-    """Attend from a request's rows to one part of its prefix, two stages at a time, with online softmax."""
-    request, head, split = _unit(_here(gl.program_id(0)), S)
+def _attend(meta, work, layer, i, length, ring, slot, turn, S: gl.constexpr):
+    """Attend from the rows of this program's i-th unit to its part of the prefix, two stages at a time.
+
+    The softmax is an online one.
+    """
+    request, head, split = _unit(_here(gl.program_id(0)), i, S)
     pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, SCORES))
     row = request * S.nodes + pair // S.group
     is_row = pair < S.nodes * S.group
@@ -488,7 +523,7 @@ def _attend(meta, work, layer, length, ring, slot, turn, S: gl.constexpr):
     if S.has_windows:
         lowest = gl.load(meta.positions + row, is_row, 0).to(gl.int32) - gl.load(meta.windows + layer)
     first, low, high = _span(meta, layer, length, split, S)
-    turn = _woken(ring, turn, S)
+    _woken(ring, turn, S, i == 0)
     query = _queries(work, request, head, S)
     top = gl.full([S.pairs], float("-inf"), gl.float32, gl.SliceLayout(0, SCORES))
     total = gl.zeros([64, S.pairs], gl.float32, SCORES)
@@ -528,7 +563,7 @@ def _attend(meta, work, layer, length, ring, slot, turn, S: gl.constexpr):
     pair = gl.arange(0, S.pairs, layout=gl.SliceLayout(0, VALUES))[None, :]
     dim = gl.arange(0, 128, layout=gl.SliceLayout(1, VALUES))[:, None]
     gl.store(work.parts + (at + pair) * D + dim, acc)
-    return slot, turn
+    return slot
 
 
 @gluon.jit
@@ -545,7 +580,7 @@ def _attend_own(cache, meta, work, layer, num_slots, request, head, pair, value_
     mask_own = (own >= 0) & (dim >= 0)
     from_query = work.query + (row * S.heads + head * S.group + pair % S.group) * D
     at = ((layer * num_slots + own) * S.kv_heads + head) * D
-    query = gl.load(from_query + dim, mask, 0.0, cache_modifier=".cg").to(gl.float32)
+    query = gl.load(from_query + _place(dim), mask, 0.0, cache_modifier=".cg").to(gl.float32)
     if S.has_head_norms:
         raw = work.key + (own_row * S.kv_heads + head) * D + dim
         key = gl.load(raw, mask_own, 0.0, cache_modifier=".cg").to(gl.float32)
@@ -566,9 +601,9 @@ def _attend_own(cache, meta, work, layer, num_slots, request, head, pair, value_
 
 @gluon.jit
 @no_type_check
-def _merge(cache, meta, work, layer, num_slots, ring, turn, S: gl.constexpr):
-    """Merge some numbers of a unit's parts, in their order, with those of the rows' own keys."""
-    request, head, split = _unit(_here(gl.program_id(0)), S)
+def _merge(cache, meta, work, layer, i, num_slots, ring, turn, S: gl.constexpr):
+    """Merge some numbers of the parts of this program's i-th unit, in order, with those of the rows' own keys."""
+    request, head, split = _unit(_here(gl.program_id(0)), i, S)
     first = split * S.merged
     PAIRS: gl.constexpr = (S.merged + 127) // 128
     pair = first // D + gl.arange(0, PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(2, MERGE)))[None, :, None]
@@ -576,7 +611,7 @@ def _merge(cache, meta, work, layer, num_slots, ring, turn, S: gl.constexpr):
     part = gl.arange(0, S.splits, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
     node = gl.arange(0, S.own, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
     own = gl.load(meta.slots + request * S.nodes + node, node < S.nodes, -1)
-    turn = _woken(ring, turn, S)
+    _woken(ring, turn, S, i == 0)
     source = ((request * S.kv_heads + head) * S.splits + part) * S.pairs + pair  # [splits, pairs, 1]
     top = gl.load(work.stats + source * 2, cache_modifier=".cg")
     total = gl.load(work.stats + source * 2 + 1, cache_modifier=".cg")
@@ -588,16 +623,17 @@ def _merge(cache, meta, work, layer, num_slots, ring, turn, S: gl.constexpr):
     own_weight = gl.exp2(own_top - shift)
     whole = gl.sum(weight * total, axis=0) + own_weight * own_total
     out = (gl.sum(weight * acc, axis=0) + own_weight * own_acc) / gl.where(whole > 0, whole, 1.0)  # [pairs, D]
+    pair = first // D + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, gl.SliceLayout(0, MERGE)))[:, None]
+    dim = first % D + gl.arange(0, S.merged // PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(0, MERGE)))[None, :]
     row = request * S.nodes + pair // S.group
-    to = work.attended + (row * S.heads + head * S.group + pair % S.group) * D + dim  # [1, pairs, D]
-    gl.store(to, out[None, :, :].to(gl.bfloat16), (pair < S.nodes * S.group) & (dim >= 0))
-    return turn
+    to = work.attended + (row * S.heads + head * S.group + pair % S.group) * D + _place(dim)
+    gl.store(to, out.to(gl.bfloat16), (pair < S.nodes * S.group) & (dim >= 0))
 
 
 @gluon.jit
 @no_type_check
 def _multiplier(cache, meta, work, num_slots, ring, S: gl.constexpr):
-    request, head, split = _unit(gl.program_id(0), S)
+    request, head, split = _unit(gl.program_id(0), 0, S)
     length = gl.load(meta.key_lens + request)
     slot, done = (0, 0), (0, 0)
     turn = 0
@@ -611,13 +647,18 @@ def _multiplier(cache, meta, work, num_slots, ring, S: gl.constexpr):
         slot, done, turn = _product(work.weighted, ring, slot, done, turn, count, S.hidden, ODD, -1, S)
         if half % 2 == 0:
             if split < S.splits:
-                slot, turn = _attend(meta, work, half // 2, length, ring, slot, turn, S)
-                _signal(work, base + S.at_attended + head)
-                turn = _merge(cache, meta, work, half // 2, num_slots, ring, turn, S)
-                _signal(work, base + S.at_merged)
+                for i in range(S.turns):
+                    if S.turns > 1:
+                        length = gl.load(meta.key_lens + i)
+                    slot = _attend(meta, work, half // 2, i, length, ring, slot, turn, S)
+                    _signal(work, base + S.at_attended + head)
+                for i in range(S.turns):
+                    _merge(cache, meta, work, half // 2, i, num_slots, ring, turn + 1, S)
+                    _signal(work, base + S.at_merged)
             else:
-                turn = _woken(ring, turn, S)
-                turn = _woken(ring, turn, S)
+                _woken(ring, turn, S)
+                _woken(ring, turn + 1, S)
+            turn += 2
             slot, done, turn = _product(work.attended, ring, slot, done, turn, residual, S.attended, ODD_ROWS, -1, S)
         else:
             slot, done, turn = _product(work.inner, ring, slot, done, turn, residual, S.inner, ODD_ROWS, S.inner_cut, S)
@@ -676,8 +717,9 @@ def _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, layer, 
             gl.store(to, low, mask)
             gl.store(to + 8, high, mask)
     low, high = low.to(gl.float32), high.to(gl.float32)
-    gl.store(work.weighted + at, (low * low_norm.to(gl.float32)).to(gl.bfloat16), mask)
-    gl.store(work.weighted + at + 8, (high * high_norm.to(gl.float32)).to(gl.bfloat16), mask)
+    place = work.weighted + _place(at)
+    gl.store(place, (low * low_norm.to(gl.float32)).to(gl.bfloat16), mask)
+    gl.store(place + 2, (high * high_norm.to(gl.float32)).to(gl.bfloat16), mask)
     row = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))
     gl.store(work.squares + row * S.residual_tiles + tile, gl.sum(low * low + high * high, axis=0), row < S.rows)
 
@@ -749,7 +791,7 @@ def _finish_qkv(
                     x, y = _rounded(x * co) - _rounded(y * si), _rounded(y * co) + _rounded(x * si)
             x, y = x.to(gl.bfloat16), y.to(gl.bfloat16)
             if head < S.heads:
-                to = work.query + (n * S.heads + head) * 128 + dim
+                to = work.query + (n * S.heads + head) * 128 + _place(dim)
                 gl.store(to, x, mask)
                 gl.store(to + 64, y, mask)
                 _signal(work, base + head // S.group)
@@ -784,7 +826,7 @@ def _finish_gated(work, ring, done, turn, counter, SIDE: gl.constexpr, S: gl.con
             gate, up = _rounded(low * scale), _rounded(high * scale)
             shrunk = gl.exp(-gl.abs(gate))
             silu = _rounded(gate * gl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk))
-            gl.store(work.inner + n * S.inner + tile * 8 + o, (silu * up).to(gl.bfloat16), mask)
+            gl.store(work.inner + _place(n * S.inner + tile * 8 + o), (silu * up).to(gl.bfloat16), mask)
             _signal(work, counter + (tile >= S.first_inner_tiles).to(gl.int32))
         done = _next(done, SUMS)
     return done, turn

@@ -14,10 +14,8 @@ from specsim.fast.runtime.launch import GLUON_TRITON, capability
 
 PROGRAMS = 128  # all of which are resident, one on a multiprocessor
 _MOST_PAIRS = 64
-# Timed and faster, on this GPU and for the shapes of Llama-3-8B and Qwen3-8B: few requests with few rows in all, and
-# with head norms one row only, as 8 rows were up to 2 % slower than the kernels.
+# Timed and faster, on this GPU and for the shapes of Llama-3-8B and Qwen3-8B.
 _TIMED_GPU = "NVIDIA H200"
-_TIMED_REQUESTS = 4
 _TIMED_ROWS = 8
 _TIMED_KV_HEADS = 8
 _TIMED_WEIGHTS = (192_000_000, 219_000_000)  # of a layer
@@ -65,8 +63,6 @@ def engine_limit(options: EngineOptions) -> str | None:
         return f"kv_dtype model, not {options.kv_dtype}"
     if options.tensor_parallel > 1:
         return "one GPU, as ranks would have to exchange sums inside the kernel"
-    if options.batch_invariant:
-        return "batch_invariant False, as a request's keys are cut into parts by the number of requests"
     return None
 
 
@@ -88,13 +84,14 @@ def machine_limit() -> str | None:
 def uses_persistent(model: ModelConfig, options: EngineOptions, config: SpecConfig) -> bool:
     """Check whether an engine's target runs persistent forwards; raise InputError where it should and cannot.
 
-    With forward `auto` it does where they are faster: on this GPU with this model, and then for some batches only.
+    With forward `auto` it does where they are faster: on this GPU with this model, and then for some batches only. With
+    batch_invariant it never does, as the other batches' bits are those of the kernels.
     """
     if options.forward == "kernels":
         return False
     limit = engine_limit(options) or model_limit(model)
     if options.forward == "auto":
-        return not limit and not machine_limit() and _is_timed(model)
+        return not limit and not options.batch_invariant and not machine_limit() and _is_timed(model)
     if limit := limit or batch_limit(model, 1, config.num_draft_tokens) or machine_limit():
         raise InputError("forward", options.forward, f"kernels or auto here; persistent needs {limit}")
     return True
@@ -116,11 +113,9 @@ def _is_timed(model: ModelConfig) -> bool:
     )
 
 
-def is_faster(model: ModelConfig, requests: int, nodes: int) -> bool:
-    """Check whether a batch is one for which a timed model's persistent forward was faster than the kernels."""
-    attention = model.layers[0].attention
-    has_head_norms = isinstance(attention, HeadAttention) and attention.has_head_norms
-    return requests <= _TIMED_REQUESTS and requests * nodes <= (1 if has_head_norms else _TIMED_ROWS)
+def is_faster(requests: int, nodes: int) -> bool:
+    """Check whether a batch is one for which the persistent forward was faster than the kernels."""
+    return requests * nodes <= _TIMED_ROWS
 
 
 def batch_limit(model: ModelConfig, requests: int, nodes: int) -> str | None:

@@ -16,6 +16,7 @@ SUMS = 4  # finished tiles that wait for their epilogue
 WAKES = 4  # barriers with which a poller wakes the other roles, in turn
 STRIDE = 8  # i32 between two counters
 MOST_ROWS = 16
+FLIGHT = 2  # stages of a program on their way: enough to keep the memory busy, and signals wait behind few
 _SPLITS = 32  # most parts of a request's keys
 
 
@@ -61,7 +62,8 @@ class Schedule:
     """Work of every program in a forward of `requests` requests with `nodes` rows each.
 
     Rows are padded to 8 or 16. Programs take tiles in turn: program p has tiles p, p + programs, and so on. Keys of a
-    request and a KV head are cut into `splits` parts, one for each of as many programs.
+    request and a KV head are cut into `splits` parts, one for each of as many programs. With batch_invariant there are
+    as many parts as for a single request, and a program attends to its part of one request after the other.
     """
 
     hidden: int
@@ -75,6 +77,7 @@ class Schedule:
     has_head_norms: bool = False
     has_windows: bool = False
     features: tuple[int, ...] = ()  # layers whose inputs are outputs of the forward
+    batch_invariant: bool = False
     eps: float = 1e-5
 
     @property
@@ -108,9 +111,14 @@ class Schedule:
         return self.requests * self.kv_heads
 
     @property
+    def turns(self) -> int:
+        """Units of a program, one after the other."""
+        return self.requests if self.batch_invariant else 1
+
+    @property
     def splits(self) -> int:
         """Parts of the keys of a unit, a power of two like every size of a tile."""
-        return min(_SPLITS, 1 << (self.programs // self.units).bit_length() - 1)
+        return min(_SPLITS, 1 << (self.programs * self.turns // self.units).bit_length() - 1)
 
     @property
     def parts(self) -> int:
@@ -185,7 +193,7 @@ class Schedule:
         without work delays nobody, so that the poller could otherwise be a whole turn ahead of it.
         """
         fewest = min(product.tiles // self.programs for product in self.products.values())
-        return fewest < 2 or self.parts < self.programs
+        return fewest < 2 or self.parts < self.programs * self.turns
 
     # Places of a layer's counters. The first of all counters is the embedding's.
     @property
@@ -221,10 +229,12 @@ class Schedule:
         """Tiles of a product that a program computes."""
         return range(program, tiles, self.programs)
 
-    def unit(self, program: int) -> tuple[int, int, int]:
-        """Request, KV head and part of the keys of a program. A part past the last is no work."""
-        rest = program // self.kv_heads
-        return rest % self.requests, program % self.kv_heads, rest // self.requests
+    def unit(self, program: int, turn: int = 0) -> tuple[int, int, int]:
+        """Request, KV head and part of the keys of a program in its turn. A part past the last is no work."""
+        head, rest = program % self.kv_heads, program // self.kv_heads
+        if self.batch_invariant:
+            return turn, head, rest
+        return rest % self.requests, head, rest // self.requests
 
     def attends(self, program: int) -> bool:
         """Check whether a program has a part of any keys."""
@@ -244,7 +254,7 @@ class Schedule:
 
         Otherwise a program computes two tiles together, and loads its inputs once for both.
         """
-        return self.width == 8 and self.products[product].depth <= 4 * DEPTH
+        return self.products[product].depth <= 4 * DEPTH
 
     def weight_stages(self, program: int, product: str) -> Iterator[Stage]:
         """Fills of the ring for one product, in order."""
@@ -255,9 +265,9 @@ class Schedule:
                 for tile in own[first : first + together]:
                     yield Stage(product, tile, depth)
 
-    def key_stages(self, program: int, length: int, window: int | None = None) -> Iterator[Stage]:
+    def key_stages(self, program: int, length: int, window: int | None = None, turn: int = 0) -> Iterator[Stage]:
         """Fills of the ring for the keys and values of a request of this length."""
-        _, _, split = self.unit(program)
+        _, _, split = self.unit(program, turn)
         if split < self.splits:
             for tile in self.part(self.num_key_stages(length, window), split):
                 yield Stage("keys", tile, 0)
@@ -265,7 +275,8 @@ class Schedule:
     def layer_stages(self, program: int, lengths: tuple[int, ...], window: int | None = None) -> Iterator[Stage]:
         """Fills of the ring in one layer, in order."""
         yield from self.weight_stages(program, "qkv")
-        yield from self.key_stages(program, lengths[self.unit(program)[0]], window)
+        for turn in range(self.turns):
+            yield from self.key_stages(program, lengths[self.unit(program, turn)[0]], window, turn)
         for product in ("o", "gate_up", "down"):
             yield from self.weight_stages(program, product)
 

@@ -79,8 +79,9 @@ class DecoderTarget:
     def make_persistent(self, where_faster: bool) -> None:
         """Run forwards over trees as one kernel from now on, all of them or the faster ones."""
         tensors = dict(self._weights.tensors)
-        self.persistent = PersistentForward(self.config, tensors, where_faster)
-        self._weights = Weights(tensors, batch_invariant=self._weights.batch_invariant, ranks=self.ranks)
+        batch_invariant = self._weights.batch_invariant
+        self.persistent = PersistentForward(self.config, tensors, where_faster, batch_invariant)
+        self._weights = Weights(tensors, batch_invariant=batch_invariant, ranks=self.ranks)
 
     def check(self) -> None:
         """Raise RuntimeError where a persistent forward has failed, as far as the host can know without waiting."""

@@ -104,14 +104,15 @@ RUNS = (
 )
 
 
-# Persistent forwards: a shape, requests, and rows of each.
+# Persistent forwards: a shape, requests, rows of each, and whether they are batch-invariant.
 PERSISTENT = (
-    ("llama-3-8b", 1, 1),
-    ("llama-3-8b", 1, 8),
-    ("llama-3-8b", 4, 4),
-    ("qwen3-8b", 1, 8),
-    ("mistral-7b-v0.1", 2, 4),
-    ("llama-2-70b", 1, 8),
+    ("llama-3-8b", 1, 1, False),
+    ("llama-3-8b", 1, 8, False),
+    ("llama-3-8b", 4, 4, False),
+    ("llama-3-8b", 4, 4, True),
+    ("qwen3-8b", 1, 8, False),
+    ("mistral-7b-v0.1", 2, 4, False),
+    ("llama-2-70b", 1, 8, False),
 )
 
 
@@ -232,7 +233,7 @@ def compile_run(run: Run) -> None:
         generate(pair, prompts, run.config, run.sampling, engine=options, **dict(run.given))
 
 
-def compile_persistent(name: str, requests: int, nodes: int) -> None:
+def compile_persistent(name: str, requests: int, nodes: int, batch_invariant: bool) -> None:
     """Launch the persistent forward of a shape, with tensors that have no memory."""
     from specsim.fast.layers import Weights
     from specsim.fast.model.metadata import AttentionMetadata
@@ -264,7 +265,7 @@ def compile_persistent(name: str, requests: int, nodes: int) -> None:
     )
     kv = KVBuffer(model.kv_layout, 1024, torch.bfloat16, "meta")
     turns = new(rows, 2, 64, dtype=torch.bfloat16)
-    forward = PersistentForward(model, dict(weights.tensors))
+    forward = PersistentForward(model, dict(weights.tensors), batch_invariant=batch_invariant)
     forward(new(rows, dtype=torch.int64), turns, metadata, kv, (0, 1, 2) if nodes > 1 else ())
 
 

@@ -85,9 +85,9 @@ def test_a_layer_of_kv_beyond_32_bits_is_refused(tensors):
 
 def test_trees_are_taken_and_prompts_are_not(tensors):
     every, faster = PersistentForward(MODEL, dict(tensors)), PersistentForward(MODEL, tensors, where_faster=True)
-    batches = ((1, 1), (1, 8), (2, 4))
+    batches = ((1, 1), (1, 8), (2, 8))
     assert [every.takes(rows_of(*batch), kv_of(8)) for batch in batches] == [True] * 3
-    assert [faster.takes(rows_of(*batch), kv_of(8)) for batch in batches] == [True, False, False]  # of head norms
+    assert [faster.takes(rows_of(*batch), kv_of(8)) for batch in batches] == [True, True, False]
     assert not faster.takes(rows_of(1, 1), kv_of(2**23))
     assert not every.takes(rows_of(1, 8, is_causal=True), kv_of(8))
 
@@ -102,6 +102,21 @@ def test_a_count_that_is_never_reached_ends_in_an_error(monkeypatch):
     options = EngineOptions("fast", torch.bfloat16, "cuda", "eager", forward="persistent")
     with pytest.raises(RuntimeError, match="awaited another in vain"):
         generate(pair, [[3, 4, 5]], SpecConfig.plain(), SamplingParams(max_new_tokens=6), engine=options)
+
+
+@pytest.mark.skipif(machine_limit() is not None, reason=f"the persistent forward needs {machine_limit()}")
+@pytest.mark.parametrize("kind", ["eagle3-large_heads", "eagle3-large_heads_qwen3"])
+def test_an_invariant_request_is_the_same_solo_and_batched(kind):
+    pair = make_pair(kind, torch.bfloat16)
+    options = EngineOptions("fast", torch.bfloat16, "cuda", "round", batch_invariant=True, forward="persistent")
+    config = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
+    prompts = [[token % 13 for token in range(size)] for size in (3, 40, 65, 130)]
+
+    def outputs_of(*prompts):
+        found = generate(pair, prompts, config, SamplingParams(max_new_tokens=12), engine=options).outputs
+        return [(each.token_ids, each.logprobs) for each in found]
+
+    assert outputs_of(*prompts) == [outputs_of(prompt)[0] for prompt in prompts]
 
 
 def test_windows_and_head_norms_reach_the_schedule(tensors):

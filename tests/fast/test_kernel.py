@@ -8,7 +8,7 @@ import pytest
 from specsim.fast.persistent import kernel, schedule
 
 
-@pytest.mark.parametrize("name", ["SUMS", "STRIDE", "WAKES", "COLUMNS"])
+@pytest.mark.parametrize("name", ["SUMS", "STRIDE", "WAKES", "COLUMNS", "FLIGHT"])
 def test_constants_are_the_schedules(name):
     assert getattr(kernel, name).value == getattr(schedule, name)
 

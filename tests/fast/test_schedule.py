@@ -1,5 +1,6 @@
 """The persistent forward's schedule covers all work once, and no order of its steps ends in a deadlock."""
 
+import itertools
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ ODD = (
     replace(SMALL, programs=9, requests=2, inner=64),
     replace(SMALL, hidden=1088, inner=2048, programs=7, requests=3, nodes=1),
     replace(SMALL, requests=2, nodes=8, programs=16, heads=6, kv_heads=3),
+    replace(SMALL, requests=3, programs=9, batch_invariant=True),
 )
 
 
@@ -47,9 +49,9 @@ def test_tiles_are_covered_once(schedule):
 def test_visible_columns_are_read_once(schedule, window):
     for length in (0, 1, 48, 49, 1024):
         read: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for program in range(schedule.programs):
-            request, head, _ = schedule.unit(program)
-            read[request, head] += [stage.tile for stage in schedule.key_stages(program, length, window)]
+        for program, turn in itertools.product(range(schedule.programs), range(schedule.turns)):
+            request, head, _ = schedule.unit(program, turn)
+            read[request, head] += [stage.tile for stage in schedule.key_stages(program, length, window, turn)]
         assert len(read) == schedule.units
         first = 0 if window is None else max(0, length + 1 - window)
         for stages in read.values():
@@ -64,8 +66,8 @@ def test_counters_are_raised_as_often_as_expected(schedule):
         raised.update(schedule.signal(product.name, tile) for tile in range(product.tiles))
     for program in filter(schedule.attends, range(schedule.programs)):
         _, head, _ = schedule.unit(program)
-        raised[schedule.at_attended + head] += 1
-        raised[schedule.at_merged] += 1
+        raised[schedule.at_attended + head] += schedule.turns
+        raised[schedule.at_merged] += schedule.turns
     awaited = Counter()
     for program in range(schedule.programs):
         for counter, expected in schedule.dependencies(program):
@@ -188,7 +190,7 @@ class Program:
 
     def multiplier(self):
         schedule, device = self.schedule, self.device
-        request, head, split = schedule.unit(self.number)
+        units = [schedule.unit(self.number, i) for i in range(schedule.turns)]
         turn = 0
         self.handed = 0
         before = {"qkv": "down", "o": "merge", "gate_up": "o", "down": "gate_up"}
@@ -198,7 +200,9 @@ class Program:
                 yield from self.woken(turn)
                 turn += 1
                 if product in ("attend", "merge"):
-                    if split < schedule.splits:
+                    for request, head, split in units:
+                        if split >= schedule.splits:
+                            continue
                         device.require(layer - 1, "merge" if product == "attend" else "o")
                         if product == "attend":
                             device.require(layer, f"queries {head}")

@@ -31,7 +31,7 @@ def test_kernels_compile_without_a_gpu(tmp_path):
 
 
 def test_the_persistent_forward_keeps_to_its_registers(tmp_path):
-    plain = next(str(number) for number, each in enumerate(PERSISTENT) if each == ("llama-3-8b", 1, 1))
+    plain = next(str(number) for number, each in enumerate(PERSISTENT) if each == ("llama-3-8b", 1, 1, False))
     run = compiled("--persistent", plain, cache=tmp_path)
     assert run.returncode == 0, run.stderr
     line = next(line for line in run.stdout.splitlines() if line.startswith("forward"))
