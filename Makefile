@@ -24,6 +24,8 @@ demo: $(INSTALLED) ## speculate with the shipped pair, round by round
 # One thread a worker: two threads that share a busy core wait for each other.
 test: export OMP_NUM_THREADS := 1
 test: export MKL_NUM_THREADS := 1
+# Empty is unset: tests start some hundred processes, and without bytecode each would compile torch and the package.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(INSTALLED) ## every test, on every core; make test ARGS="-k tree" for some of them
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 

@@ -96,6 +96,12 @@ class _OneSecondRounds:
 
 def identities(kept: Path) -> str:
     """Write queueing identities of the simulated timeline: M/D/1, Little's law, saturation."""
+    return _page(markdown(("identity", "simulated", "formula", "difference"), _identities()))
+
+
+@cache
+def _identities() -> tuple[tuple[str, ...], ...]:
+    """Simulate the identities, once for all pages."""
     option = Option(SpecConfig(1, 3, 4), steady(4, 3))  # every round accepts all 3 drafts: a request takes one round
     one = ServingConfig("sync", 1, 10**6)
     rows = []
@@ -111,7 +117,7 @@ def identities(kept: Path) -> str:
         run = simulate(_OneSecondRounds(), option, load, ServingConfig("sync", places, 10**6), prefill="beside")
         rate = run.metrics()["Request Throughput (req/s)"]
         rows.append(_row(f"saturation, {places} places: requests/s", rate, float(places)))
-    return _page(markdown(("identity", "simulated", "formula", "difference"), rows))
+    return tuple(rows)
 
 
 def _row(name: str, simulated: float, formula: float) -> tuple[str, ...]:

@@ -79,6 +79,16 @@ def test_the_copy_has_every_source_and_only_the_change():
     assert read(SHARED) == path_of(SHARED).read_text()
 
 
+def test_a_package_on_another_file_system_is_copied(monkeypatch):
+    def fails(*_):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr("os.link", fails)
+    with copied_package(changed([STOPS])) as root:
+        assert (root / "specsim" / "__init__.py").read_bytes() == path_of("specsim").read_bytes()
+        assert path_of(SHARED, root / "specsim").read_text() == changed([STOPS])[SHARED]
+
+
 def test_an_installed_package_is_copied_too():
     """In a copy, as in a wheel, the implementations are folders inside the package."""
     program = """from specsim.correctness.faults.injection import copied_package

@@ -92,19 +92,31 @@ def copied_package(texts: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _copy(source: Path, target: Path, left_out: Collection[Path]) -> None:
-    """Copy sources and compiled sources; link data. In an installed package the implementations are inside."""
+    """Copy sources and compiled sources; link data. In an installed package the implementations are inside.
+
+    A copy of a source is a hard link where the file system allows it, as writing thousands of files can take seconds.
+    """
     for folder, inner, names in os.walk(source):
         inner[:] = [name for name in inner if Path(folder, name) not in left_out]
         here = target / Path(folder).relative_to(source)
         here.mkdir(parents=True, exist_ok=True)
         for name in names:
-            keep = shutil.copy2 if name.endswith((".py", ".pyc")) else os.symlink
+            keep = _link if name.endswith((".py", ".pyc")) else os.symlink
             keep(Path(folder, name).resolve(), here / name)
 
 
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or a file of another user
+        shutil.copy2(source, target)
+
+
 def _replace(path: Path, text: str) -> None:
+    """Write a new file in place of a copy, which may be a link to the original."""
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
         compiled.unlink()
+    path.unlink()
     path.write_text(text, encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from specsim.simulator.calibration.parameters import Costs
 from specsim.simulator.calibration.plausible import doubts
 from specsim.simulator.calibration.posterior import measured, predict
 from specsim.simulator.calibration.published import Measured
-from specsim.simulator.calibration.shares import together_with_shares
+from specsim.simulator.calibration.shares import shared_priors, tables_of_shares, together
 from specsim.simulator.calibration.speedups import Speedups, speedups
 from specsim.simulator.calibration.structure import Calibrated, calibrate
 from specsim.simulator.cost import CostModel
@@ -67,11 +67,16 @@ class HeldOut:
         return bool(self.errors.mean() <= MEAN_ERROR and self.errors.max() <= MOST_ERROR)
 
 
-def six_cells(table: Measured) -> HeldOut:
-    """Calibrate on the cells that the rule selects, and predict the others."""
+def calibrate_six(table: Measured) -> Calibrated:
+    """Calibrate on the cells that the rule selects."""
+    return calibrate(table.costs, [table.cells[at] for at in table.seen], table.structures)
+
+
+def six_cells(table: Measured, found: Calibrated | None = None) -> HeldOut:
+    """Calibrate on the cells that the rule selects, and predict the others. found: calibrate_six, where it is known."""
     seen = [table.cells[at] for at in table.seen]
     rest = [cell for at, cell in enumerate(table.cells) if at not in table.seen]
-    return _held_out(table, calibrate(table.costs, seen, table.structures), seen, rest)
+    return _held_out(table, found or calibrate_six(table), seen, rest)
 
 
 def _held_out(table: Measured, found: Calibrated, seen: Sequence[Observation], rest: Sequence[Observation]) -> HeldOut:
@@ -159,14 +164,17 @@ class LeftOut:
 def leave_one_table_out(tables: Sequence[Measured]) -> list[LeftOut]:
     """Predict every table from the others of its engine; engines with a single table are left out."""
     found = []
+    priors = {}  # by the tables that they come from, as the tables of an engine share them
     for table in tables:
         others = [each for each in tables if each.engine == table.engine and each is not table]
         if not others:
             continue
-        together = together_with_shares(others, [each for each in tables if each is not table])
-        result = _held_out(
-            table, _moved(together, table), [cell for each in others for cell in each.cells], table.cells
-        )
+        given = tables_of_shares(others, [each for each in tables if each is not table])
+        source = tuple(each.name for each in given)
+        if source not in priors:
+            priors[source] = shared_priors(given)
+        fitted = _moved(together(others, priors[source]), table)
+        result = _held_out(table, fitted, [cell for each in others for cell in each.cells], table.cells)
         shares = [each for each in tables if each.engine == table.shares_of]
         found.append(LeftOut(table.name, table.engine, tuple(each.name for each in (*others, *shares)), result))
     return found

@@ -5,7 +5,7 @@ NOISES plus the squares of the distances from the priors over their spreads. A p
 determine stays at its prior instead of taking any value.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from specsim.core.errors import require
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.calibration.parameters import PRIORS, Costs, Parameters, Prior, candidates, plain_name
+from specsim.simulator.cost import CostModel
 
 NOISE = 0.03  # relative error of a figure: between two runs of a cell of vllm_41162 it is 1 % on average
 NOISES = {"ttft_s": 0.2}  # waiting for a first token varies more
@@ -94,13 +95,21 @@ def _is_usual(name: str, log: float) -> bool:
     return log > -_EDGE and name in ("overlap", "experts", "mxfp4_experts", "accept_decay")
 
 
-def predict(costs: Costs, observations: Sequence[Observation], values: Mapping[str, float]) -> np.ndarray:
-    """Compute all figures of all observations, in order, with these parameters."""
+Made = dict[tuple[Hashable, ...], CostModel]  # cost models with what they have computed, by server and parameters
+
+
+def predict(
+    costs: Costs, observations: Sequence[Observation], values: Mapping[str, float], made: Made | None = None
+) -> np.ndarray:
+    """Compute all figures of all observations, in order, with these parameters.
+
+    made: cost models of earlier calls with the same costs, which are used again where their parameters are equal.
+    """
     parameters = Parameters.of(values)
-    made = {}
+    made = {} if made is None else made
     figures: list[float] = []
     for each in observations:
-        key = (each.source, each.filters, each.config.is_plain)
+        key = (each.source, each.filters, each.config.is_plain, parameters.efficiency, parameters.skew)
         if key not in made:
             own = costs.get(plain_name(each.source)) if each.config.is_plain else None
             cost = parameters.cost(own or costs[each.source], each.filters)
@@ -135,15 +144,16 @@ def fit(
     low = np.maximum(np.log([PRIORS[name].least for name in names]), prior - _FARTHEST * spread)
     high = np.minimum(np.log([PRIORS[name].most for name in names]), prior + _FARTHEST * spread)
 
-    def residuals(place: np.ndarray) -> np.ndarray:
-        found = np.log(predict(costs, observations, dict(zip(names, np.exp(place), strict=True))))
+    def residuals(place: np.ndarray, made: Made | None = None) -> np.ndarray:
+        found = np.log(predict(costs, observations, dict(zip(names, np.exp(place), strict=True)), made))
         return np.concatenate([(found - logs) / noise, (place - prior) / spread])
 
     def jacobian(place: np.ndarray) -> np.ndarray:
         """Differences whose steps cross the kinks of a maximum, inwards at a bound."""
-        here = residuals(place)
+        made: Made = {}  # used again for parameters of front ends and acceptance
+        here = residuals(place, made)
         steps = np.where(place + STEP <= high, STEP, -STEP)
-        return np.stack([(residuals(place + step) - here) / step.sum() for step in np.diag(steps)], axis=1)
+        return np.stack([(residuals(place + step, made) - here) / step.sum() for step in np.diag(steps)], axis=1)
 
     from scipy.optimize import least_squares  # slow to load
 

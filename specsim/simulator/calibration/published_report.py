@@ -14,6 +14,7 @@ from specsim.simulator.calibration.held_out import (
     MOST_ERROR,
     HeldOut,
     LeftOut,
+    calibrate_six,
     leave_one_table_out,
     six_cells,
 )
@@ -86,8 +87,9 @@ class PublishedReport:
 def report(found: Sequence[Measured] | None = None) -> PublishedReport:
     """Calibrate, hold out and choose on all tables of the package, or on these."""
     found = tables() if found is None else found
-    six = [each for each in map(six_cells, found) if len(each.measured)]
-    choices = [each for table in found if has_choice(table) for each in regrets(table)]
+    calibrated = [(table, calibrate_six(table)) for table in found]
+    six = [each for each in (six_cells(*pair) for pair in calibrated) if len(each.measured)]
+    choices = [each for table, own in calibrated if has_choice(table) for each in regrets(table, own)]
     return PublishedReport(found, six, leave_one_table_out(found), choices)
 
 

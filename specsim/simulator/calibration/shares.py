@@ -16,9 +16,17 @@ from specsim.simulator.calibration.structure import Calibrated, calibrate
 
 def together_with_shares(found: Sequence[Measured], every: Sequence[Measured]) -> Calibrated:
     """Fit an engine's tables together, with shares of peaks from those of `every` that it names."""
-    given = [each for each in every if each.engine == found[0].shares_of]
-    priors = with_shares(_together(given, PRIORS).posterior) if given else PRIORS
-    return _together(found, priors)
+    return together(found, shared_priors(tables_of_shares(found, every)))
+
+
+def tables_of_shares(found: Sequence[Measured], every: Sequence[Measured]) -> tuple[Measured, ...]:
+    """Find the tables of `every` from which an engine's tables take shares of peaks."""
+    return tuple(each for each in every if each.engine == found[0].shares_of)
+
+
+def shared_priors(given: Sequence[Measured]) -> Mapping[str, Prior]:
+    """Fit tables together, and take their shares of peaks as priors; PRIORS without tables."""
+    return with_shares(together(given, PRIORS).posterior) if given else PRIORS
 
 
 def with_shares(posterior: Posterior) -> dict[str, Prior]:
@@ -28,7 +36,8 @@ def with_shares(posterior: Posterior) -> dict[str, Prior]:
     return {**PRIORS, **own}
 
 
-def _together(tables: Sequence[Measured], priors: Mapping[str, Prior]) -> Calibrated:
+def together(tables: Sequence[Measured], priors: Mapping[str, Prior]) -> Calibrated:
+    """Fit tables together, all with the structures of the first."""
     costs = {source: cost for each in tables for source, cost in each.costs.items()}
     cells = [cell for each in tables for cell in each.cells]
     return calibrate(costs, cells, tables[0].structures, priors)

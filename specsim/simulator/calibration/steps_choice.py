@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specsim.simulator.calibration.held_out import closed_formula, is_doubted, speeds
+from specsim.simulator.calibration.held_out import calibrate_six, closed_formula, is_doubted, speeds
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.calibration.posterior import measured
 from specsim.simulator.calibration.published import Measured
-from specsim.simulator.calibration.structure import calibrate
+from specsim.simulator.calibration.structure import Calibrated
 
 ALWAYS = 3  # steps
 MEAN_REGRET = 0.015
@@ -31,10 +31,13 @@ class Regret:
     is_doubted: bool  # whether the calibration itself doubts its cells
 
 
-def regrets(table: Measured) -> list[Regret]:
-    """Choose at every batch size, with a calibration on the table's six cells; batches of one setting are left out."""
+def regrets(table: Measured, found: Calibrated | None = None) -> list[Regret]:
+    """Choose at every batch size, with a calibration on the table's six cells; batches of one setting are left out.
+
+    found: calibrate_six, where it is known.
+    """
     seen = [table.cells[at] for at in table.seen]
-    found = calibrate(table.costs, seen, table.structures)
+    found = found or calibrate_six(table)
     made = []
     for size in sorted({cell.batch for cell in table.cells}):
         cells = speeds([cell for cell in table.cells if cell.batch == size])

@@ -26,23 +26,22 @@ class Guard:
         self.name = ""
         self.first: Finding | None = None
         self._starts = np.empty(0, np.uint64)
-        self._ends = np.empty(0, np.uint64)
+        self._ends = np.zeros(1, np.uint64)  # largest end of the tensors before each place among the starts
 
     def enter(self, name: str, arguments: Any) -> None:
         """Begin a launch."""
         spans = sorted(_span(tensor) for tensor in _tensors(arguments) if tensor.numel())
         self.name = name
         self._starts = np.array([start for start, _ in spans], np.uint64)
-        self._ends = np.maximum.accumulate(np.array([end for _, end in spans], np.uint64)) if spans else self._starts
+        self._ends = np.maximum.accumulate(np.array([0, *(end for _, end in spans)], np.uint64))
 
     def inside(self, pointers: np.ndarray, mask: np.ndarray, what: str) -> np.ndarray:
         """Remove addresses outside all tensors from the mask, and record the first."""
-        place = np.searchsorted(self._starts, pointers, side="right").astype(np.int64) - 1
-        is_inside = (place >= 0) & (pointers < self._ends[np.maximum(place, 0)]) if len(self._starts) else mask & False
-        wrong = mask.astype(bool) & ~is_inside
-        if wrong.any() and self.first is None:
-            self.first = Finding(FIELD, f"kernel {self.name}", "addresses of its tensors", f"{int(wrong.sum())} {what}")
-        return mask & is_inside
+        inside = mask & (pointers < self._ends[np.searchsorted(self._starts, pointers, side="right")])
+        num_wrong = np.count_nonzero(mask) - np.count_nonzero(inside)
+        if num_wrong and self.first is None:
+            self.first = Finding(FIELD, f"kernel {self.name}", "addresses of its tensors", f"{num_wrong} {what}")
+        return inside
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
