@@ -62,6 +62,7 @@ class Row:
     targets: tuple[Target, ...] = ()
     notes: tuple[str, ...] = ()
     figures: Mapping[str, float] = field(default_factory=dict)  # measured in addition to times, by name
+    group: str = ""  # of its suite
 
     def __post_init__(self) -> None:
         for name in self.timings:
@@ -87,6 +88,7 @@ class Row:
         """Make a value that json can write."""
         return {
             "name": self.name,
+            "group": self.group,
             "setting": dict(self.setting),
             "checks": {
                 name: {"compared": each.compared, "error": each.error, "limit": each.limit, "passed": each.passed}

@@ -75,5 +75,5 @@ def _any_rank(options: Options, is_over: bool) -> bool:
 def _rows(groups: dict[str, Group], options: Options, peaks: Peaks) -> Iterator[tuple[Row | None, str]]:
     """Yield every row with its group's name, and None when a group is finished."""
     for name, group in groups.items():
-        yield from ((row, name) for row in group(options, peaks))
+        yield from ((replace(row, group=name), name) for row in group(options, peaks))
         yield None, name

@@ -89,12 +89,12 @@ def _kept(folder: Path, pattern: str) -> list[dict[str, Any]]:
 
 def changed_modules(result: Result) -> list[str]:
     """List the modules whose code has changed since the result, or all where it has no digests."""
-    now = code_digests()
-    names: set[str] = set()
-    for run in result.get("runs", [result]):
-        then = run["versions"].get("code", {})
-        names |= {name for name in {*now, *then} - PRINTING if now.get(name) != then.get(name)}
-    return sorted(names)
+    return sorted({name for run in result.get("runs", [result]) for name in _changed(run)})
+
+
+def _changed(run: Result) -> set[str]:
+    now, then = code_digests(), run["versions"].get("code", {})
+    return {name for name in {*now, *then} - PRINTING if now.get(name) != then.get(name)}
 
 
 def stale(folder: Path) -> dict[str, list[str]]:
@@ -107,13 +107,24 @@ def _measured_on(results: Iterable[Result]) -> str:
     """Write the sentence with machine, versions and day of every run, and one about stale results."""
     results = list(results)
     dated = f"{_runs(run for result in results for run in result.get('runs', [result]))}"
-    old = sorted(_subject(result) for result in results if changed_modules(result))
+    old = sorted(filter(None, map(_stale_part, results)))
     return f"{dated} **Stale**, since code that they ran has changed: {', '.join(old)}." if old else dated
 
 
-def _subject(result: Result) -> str:
-    """Name a result in a sentence: its command, or the suite whose runs it joins."""
-    return f"`{result.get('command') or 'specsim bench --suite ' + result['suite']}`"
+def _stale_part(result: Result) -> str:
+    """Name a stale result in a sentence: its command, or its suite and which groups are stale; empty for another."""
+    if not changed_modules(result):
+        return ""
+    if "suite" not in result:
+        return f"`{result['command']}`"
+    groups = [group for run in result["runs"] for group in run["finished"]]
+    old = [group for run in result["runs"] if _changed(run) for group in run["finished"]]
+    return f"`{_suite_command(result)}`{'' if len(old) == len(groups) else ' (' + ', '.join(old) + ')'}"
+
+
+def _suite_command(result: Result) -> str:
+    option = "" if result["shape"] == Options(result["suite"]).shape else f" --shape {result['shape']}"
+    return f"specsim bench --suite {result['suite']}{option}"
 
 
 def _runs(results: Iterable[Result]) -> str:
@@ -193,8 +204,7 @@ def _bench_tables(folder: Path, only_targets: bool) -> str:
     for result in results:
         is_whole = not only_targets or result["suite"] in WHOLE_SUITES
         rows = [row for row in result["rows"] if is_whole or row["targets"]]
-        option = "" if result["shape"] == Options(result["suite"]).shape else f" --shape {result['shape']}"
-        title = f"`specsim bench --suite {result['suite']}{option}`:"
+        title = f"`{_suite_command(result)}`:"
         served = [row for row in rows if "tokens_per_s" in row.get("figures", {})]
         lines += [title, ""]
         lines += [*markdown(SERVING_HEADINGS, map(_serving_cells, served)), ""] if served else []

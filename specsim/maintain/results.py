@@ -27,6 +27,8 @@ def read(path: Path, *names: str) -> dict[str, Any]:
 def keep(paths: Sequence[Path], folder: Path) -> list[Path]:
     """Write results to `folder`; runs of one benchmark suite, each of some of its groups, become one file.
 
+    Groups of a suite that no run has finished stay as they are in the folder, with the provenance of their own run.
+
     Raises InputError for a part of a grid or of a suite, a quick run, a run without a GPU or of the reference, and one
     that failed. A result of injected faults is kept whatever it detected: its table row counts the detected ones.
     """
@@ -38,7 +40,7 @@ def keep(paths: Sequence[Path], folder: Path) -> list[Path]:
             suites[_suite_file(path)].append(result)
         else:
             kept |= _proof(path, result)
-    kept |= {name: _joined(runs) for name, runs in suites.items()}
+    kept |= {name: _joined(runs, folder / name) for name, runs in suites.items()}
     for name, result in kept.items():
         (folder / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return [folder / name for name in kept]
@@ -63,24 +65,35 @@ def _suite_file(path: Path) -> str:
     return f"bench-{result['suite']}{suffix}.json"
 
 
-def _joined(runs: Sequence[Result]) -> Result:
-    """Join runs whose groups make up a suite.
+def _joined(runs: Sequence[Result], before: Path) -> Result:
+    """Join runs whose groups make up a suite, with those groups of the file `before` that they do not have.
 
-    Rows of a group that a time limit cut off are dropped: another run has the whole group.
+    Rows of a group that a time limit cut off are dropped.
     """
     suite = runs[0]["suite"]
     groups = SUITES[suite].groups
-    finished = [group for run in runs for group in run["finished"]]
+    new = [group for run in runs for group in run["finished"]]
+    old = read(before) if before.exists() else {"runs": (), "rows": ()}
+    earlier = [run | {"finished": [group for group in run["finished"] if group not in new]} for run in old["runs"]]
+    joined = [run for run in (*earlier, *runs) if run["finished"]]
+    finished = [group for run in joined for group in run["finished"]]
     if sorted(finished) != sorted(groups):
         raise InputError(suite, ", ".join(finished), f"each of its groups once: {', '.join(groups)}")
-    if any(run["versions"] != runs[0]["versions"] for run in runs):
-        raise InputError(suite, "runs of different versions", "runs of one")
+    if any(_machine(run) != _machine(joined[0]) for run in joined):
+        raise InputError(suite, "runs of different GPUs or versions", "runs of one")
+    rows = [row for row in old["rows"] if row["group"] not in new]
+    rows += [row for run in runs for row in run["rows"] if row["group"] in run["finished"]]
     return {
         "suite": suite,
         "shape": runs[0]["shape"],
-        "runs": [{name: run[name] for name in KEPT_OF_A_RUN} for run in runs],
-        "rows": [row for run in runs for row in run["rows"][: len(run["rows"]) - run.get("unfinished", 0)]],
+        "runs": [{name: run[name] for name in KEPT_OF_A_RUN} for run in joined],
+        "rows": sorted(rows, key=lambda row: [*groups].index(row["group"])),
     }
+
+
+def _machine(run: Result) -> dict[str, Any]:
+    """Return the GPU and the versions of a run, without those of its own code, which may differ between groups."""
+    return {name: value for name, value in run["versions"].items() if name not in ("code", "specsim")}
 
 
 def _proof(path: Path, result: Result) -> dict[str, Result]:

@@ -276,12 +276,11 @@ ROWS = [bench_row("linear", {"rows": 8}, 5.0, limit=1.3), bench_row("linear", {"
 
 
 def suite_run(groups: str, *bench_rows: dict, **changes) -> dict:
-    """Result of one run of a made-up suite whose groups are `some` and `others`."""
+    """Result of one run of a made-up suite whose groups are `some` and `others`, the first by default for rows."""
+    bench_rows = [{"group": groups.partition(" ")[0]} | row for row in bench_rows]
     head = {"command": f"specsim bench --suite kernels --only {groups}", "seconds": 1.0, "finished": groups.split()}
     verdict = {"suite": "kernels", "shape": "llama-3-8b", "is_quick": False, "passed": True}
-    return (
-        head | ON_GPU | verdict | {"measured_peaks": {"read": 1e12, "dense": 1e12}, "rows": list(bench_rows)} | changes
-    )
+    return head | ON_GPU | verdict | {"measured_peaks": {"read": 1e12, "dense": 1e12}, "rows": bench_rows} | changes
 
 
 @pytest.fixture
@@ -309,7 +308,7 @@ def test_a_part_of_a_suite_and_a_failure_are_not_kept(keep, groups, changes, rea
 
 @pytest.mark.usefixtures("suite")
 def test_runs_of_different_versions_are_not_kept(keep):
-    with pytest.raises(InputError, check=is_about("runs of different versions")):
+    with pytest.raises(InputError, check=is_about("runs of different GPUs or versions")):
         keep(suite_run("some", *ROWS), suite_run("others", versions=VERSIONS | {"torch": "1"}))
 
 
@@ -343,8 +342,24 @@ def test_served_loads_stand_beside_their_predictions(keep):
 
 @pytest.mark.usefixtures("suite")
 def test_rows_that_time_cut_off_are_not_kept(keep):
-    path = keep(suite_run("some", *ROWS, unfinished=1), suite_run("others", *ROWS[::-1]))
+    cut = suite_run("some", ROWS[0], ROWS[1] | {"group": "others"}, unfinished=1)
+    path = keep(cut, suite_run("others", *ROWS[::-1]))
     assert [row["setting"]["rows"] for row in read(path)["rows"]] == [8, 64, 8]
+
+
+@pytest.mark.usefixtures("suite")
+def test_a_new_run_replaces_only_its_own_groups(keep):
+    old, new = ({"versions": VERSIONS | {"code": code}} for code in (CHANGED, code_digests()))
+    keep(suite_run("some others", ROWS[0], ROWS[1] | {"group": "others"}, **old))
+    path = keep(suite_run("some", bench_row("linear", {"rows": 8}, 4.0), **new))
+    kept = read(path)
+    assert [run["finished"] for run in kept["runs"]] == [["others"], ["some"]]
+    assert [row["timings"].get("ours", {}).get("median_us") for row in kept["rows"]] == [4.0, None]
+    stale_part = "**Stale**, since code that they ran has changed: `specsim bench --suite kernels` (others)."
+    assert stale_part in bench_page(path.parent)
+    kept = read(keep(suite_run("others", ROWS[1], **new)))
+    assert [run["finished"] for run in kept["runs"]] == [["some"], ["others"]]
+    assert "Stale" not in bench_page(path.parent)
 
 
 @pytest.mark.usefixtures("suite")
