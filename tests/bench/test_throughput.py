@@ -123,6 +123,27 @@ def test_only_a_run_that_builds_nothing_counts(loop, monkeypatch):
     assert "_a_kernel" in run.check.difference
 
 
+@interpreted
+def test_a_run_that_obtains_memory_counts_only_as_the_last(loop, monkeypatch):
+    def obtained(*blocks):
+        left = iter(blocks)
+
+        @contextmanager
+        def noted(engine):
+            builds = Builds()
+            yield builds
+            builds.blocks = next(left)
+
+        monkeypatch.setattr(throughput, "noted", noted)
+        run = throughput.warmed_run(loop, "sync", 2, 3)
+        assert run.check.passed
+        return run.note
+
+    assert obtained(5, 2, 0).startswith("0 blocks")
+    assert "run 2: 0 graphs, 0 kernels, 2 blocks" in obtained(5, 2, 0)
+    assert obtained(*[1] * throughput.MOST_RUNS).startswith("1 blocks")
+
+
 def _built(loop) -> list[str]:
     with noted(loop.engine) as builds:
         loop.run("sync", 2, 3)

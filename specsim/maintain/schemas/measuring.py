@@ -143,6 +143,7 @@ def bench() -> Schema:
         "One operation under one setting.",
         {
             "name": text("Name of the operation."),
+            "group": text("Group of the suite."),
             "setting": table("Setting by name.", anything("A value.")),
             "checks": table("Equality checks by implementation; ours is that of specsim.fast.", check),
             "timings": table("Times by implementation; only where the check passed.", timing),
