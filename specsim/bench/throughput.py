@@ -146,7 +146,7 @@ class WarmedRun:
 def warmed_run(loop: ClosedLoop, schedule: str, concurrency: int, count: int) -> WarmedRun:
     """Serve a load until a run needs no new graph, kernel or block of memory; earlier runs do not count.
 
-    A graph's recording gives unused memory back, so that the run after it obtains blocks again. Of MOST_RUNS the last one
+    A graph's recording gives unused memory back, so that the run after it obtains blocks again. The last of MOST_RUNS
     counts if blocks are all that it needed.
     """
     found: list[str] = []
