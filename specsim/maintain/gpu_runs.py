@@ -1,0 +1,162 @@
+"""Run kept GPU results again where their code has changed: `python -m specsim.maintain.gpu_runs --into build/gpu`.
+
+Proofs share the CPU's cores, as each of their processes waits for the host most of the time. Benchmarks follow one by
+one. `python -m specsim.maintain.tables build/gpu/*.json` keeps what they wrote.
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from specsim.bench.suites import SUITES
+from specsim.core.display import print_table, stdout_console
+from specsim.maintain.result_tables import Result, changed_modules
+from specsim.maintain.results import read
+from specsim.maintain.tables import ROOT
+
+KEPT = ROOT / "fast" / "measurements"
+JOBS = {"diff": 3, "faults": 5, "soak": 2}  # processes of a command; one for the others
+START = 20.0  # seconds until a command has imported and compiled what it needs
+UNKNOWN = 150.0  # seconds of a result that does not name its own
+POLL = 0.2  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A command whose result is kept."""
+
+    name: str  # of the file that it writes
+    arguments: tuple[str, ...]  # of specsim
+    jobs: int  # processes; 0 for a benchmark, which needs the GPU for itself
+    seconds: float  # expected
+
+    @property
+    def command(self) -> str:
+        """The command as a user types it."""
+        return shlex.join(("specsim", *self.arguments))
+
+
+def runs_of(name: str, result: Result, cores: int, again: Callable[[Result], bool]) -> Iterator[Run]:
+    """List the runs of a kept result for which `again` holds."""
+    if "suite" not in result:
+        if again(result):
+            yield _proof(name, result, cores)
+        return
+    groups = SUITES[result["suite"]].groups
+    for run in filter(again, result["runs"]):
+        arguments = tuple(shlex.split(run["command"])[1:])
+        seconds = run["seconds"] + START
+        if "--only" in arguments or sorted(run["finished"]) == sorted(groups):
+            yield Run("-".join((name, *run["finished"])), arguments, 0, seconds)
+        else:
+            for group in run["finished"]:
+                share = run["seconds"] / len(groups) + START
+                yield Run(f"{name}-{group}", (*arguments, "--only", group), 0, share)
+
+
+def _proof(name: str, result: Result, cores: int) -> Run:
+    arguments = shlex.split(result["command"])[1:]
+    if "--jobs" in arguments:
+        place = arguments.index("--jobs")
+        del arguments[place : place + 2]
+    jobs = cores if "full" in arguments else min(cores, JOBS.get(arguments[0], 1))
+    seconds = result.get("seconds") or UNKNOWN
+    if arguments[0] in JOBS:
+        arguments += ["--jobs", str(jobs)]
+        seconds = seconds / jobs if arguments[0] == "diff" else seconds  # of all processes of a grid together
+    return Run(name, tuple(arguments), jobs, seconds + START)
+
+
+def plan(folder: Path, cores: int, is_whole: bool = False) -> list[Run]:
+    """List the runs of stale results, or of all: proofs, the longest first, then benchmarks, then full grids."""
+
+    def again(result: Result) -> bool:
+        return is_whole or bool(changed_modules(result))
+
+    made = [run for path in sorted(folder.glob("*.json")) for run in runs_of(path.stem, read(path), cores, again)]
+    proofs = sorted((run for run in made if run.jobs), key=lambda run: -run.seconds)
+    benchmarks = sorted((run for run in made if not run.jobs), key=lambda run: run.seconds)
+    return sorted([*proofs, *benchmarks], key=lambda run: "full" in run.arguments)
+
+
+def begin(run: Run, into: Path) -> subprocess.Popen[bytes]:
+    """Start a command that writes its result and what it prints to `into`, in a process group of its own."""
+    command = [sys.executable, "-m", "specsim", *run.arguments, "--json", str(into / f"{run.name}.json")]
+    with (into / f"{run.name}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def run_all(
+    runs: Sequence[Run],
+    into: Path,
+    cores: int,
+    seconds: float,
+    start: Callable[[Run, Path], subprocess.Popen[bytes]] = begin,
+) -> Iterator[tuple[Run, str]]:
+    """Run commands, and yield each with its outcome when it ends.
+
+    A command that is expected to end after `seconds` is not begun, and one that has not ended by then is killed.
+    """
+    first = time.monotonic()
+    waiting = list(runs)
+    alive: dict[Run, tuple[subprocess.Popen[bytes], float]] = {}
+    while waiting or alive:
+        used = sum(max(run.jobs, 1) for run in alive)
+        for run in list(waiting):
+            if time.monotonic() - first + run.seconds > seconds:
+                waiting.remove(run)
+                yield run, "not begun: too little time"
+            elif not alive or (run.jobs and used + run.jobs <= cores and all(each.jobs for each in alive)):
+                waiting.remove(run)
+                alive[run] = start(run, into), time.monotonic()
+                used += max(run.jobs, 1)
+        for run, (process, began) in list(alive.items()):
+            now = time.monotonic()
+            if process.poll() is None and now - first <= seconds:
+                continue
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            del alive[run]
+            yield run, f"exit status {process.wait()} after {now - began:.0f} s"
+        time.sleep(POLL if alive else 0)
+
+
+def main(arguments: Sequence[str], console: Console) -> int:
+    """Print the runs, or make them; 2 without a GPU, 1 if any did not succeed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--into", type=Path, default=Path("build/gpu"), help="folder for results and logs")
+    parser.add_argument("--only", default="", help="commands that contain this text")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing that would end later")
+    parser.add_argument("--whole", action="store_true", help="results whose code has not changed, too")
+    parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
+    given = parser.parse_args(arguments)
+    cores = len(os.sched_getaffinity(0))
+    runs = [run for run in plan(KEPT, cores, given.whole) if given.only in run.command]
+    if given.list or not runs:
+        rows = [(run.command, str(run.jobs or "alone"), f"{run.seconds:.0f}") for run in runs]
+        print_table(console, ("command", "processes", "seconds"), rows)
+        return 0
+    if not torch.cuda.is_available():
+        print("specsim: no GPU that CUDA can use; --list prints the commands", file=sys.stderr)
+        return 2
+    given.into.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for run, outcome in run_all(runs, given.into, cores, given.seconds):
+        failed += not outcome.startswith("exit status 0 ")
+        console.print(f"{outcome}: {run.command}", markup=False, highlight=False)
+    console.print(f"To keep them: python -m specsim.maintain.tables {given.into}/*.json", markup=False, highlight=False)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], stdout_console()))
