@@ -16,7 +16,7 @@ OLD, NEW = ({"versions": {"code": code}} for code in ({"specsim.fast.gone": "1"}
 
 @pytest.fixture
 def kept(tmp_path):
-    """Keep a grid, a proof, and a suite of which some groups are stale."""
+    """Keep a grid, a proof, and a suite with some stale groups."""
 
     def suite_run(finished: str, **code) -> dict:
         return {"command": "specsim bench --suite round", "finished": finished.split(), "seconds": 60.0} | code
@@ -90,7 +90,7 @@ def test_benchmarks_have_the_gpu_for_themselves(tmp_path):
     assert (seen["bench"], seen["other"]) == ({"bench"}, {"other"})
 
 
-def test_what_does_not_fit_is_not_begun_and_what_does_not_end_is_killed(tmp_path):
+def test_commands_without_time_are_not_begun_or_are_killed(tmp_path):
     def start(run, into):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 
