@@ -47,7 +47,7 @@ def bench(options: Options, command: str = "", json_file: Path | None = None, co
     torch.manual_seed(0)
     on_gpu = SUITES[options.suite].needs_gpu
     peaks = clock.measure_peaks() if on_gpu else None
-    result = Result(options, command, now(), versions("cuda" if on_gpu else "cpu"), peaks)
+    result = Result(options, command, now(), {}, peaks)
     if peaks is not None:
         torch.cuda.empty_cache()
         if console:
@@ -60,6 +60,7 @@ def bench(options: Options, command: str = "", json_file: Path | None = None, co
             result = replace(result, finished=(*result.finished, group), unfinished=0, seconds=seconds)
         if row and console:
             show_row(row, console)
+        result = replace(result, versions=versions("cuda" if on_gpu else "cpu", only_imported=True))
         write_json(json_file, result.to_json())
         if _any_rank(options, seconds >= most):
             break

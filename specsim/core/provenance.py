@@ -1,6 +1,7 @@
 """Provenance of a result: versions, code and time."""
 
 import platform
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -12,8 +13,11 @@ from specsim.core.code_digest import code_digests
 PACKAGES = ("specsim", "torch", "triton")
 
 
-def versions(device: str) -> dict[str, Any]:
-    """Collect the versions of Python and the computing packages, on `cuda` also GPU and code digests."""
+def versions(device: str, only_imported: bool = False) -> dict[str, Any]:
+    """Collect the versions of Python and the computing packages, on `cuda` also GPU and code digests.
+
+    only_imported: digests of modules that this process has imported, where no other process computes.
+    """
     found: dict[str, Any] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -21,7 +25,8 @@ def versions(device: str) -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     if device == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(), "code": code_digests()}
+        code = {name: each for name, each in code_digests().items() if not only_imported or name in sys.modules}
+        found |= {"gpu": torch.cuda.get_device_name(), "code": code}
     return found
 
 

@@ -93,8 +93,9 @@ def changed_modules(result: Result) -> list[str]:
 
 
 def _changed(run: Result) -> set[str]:
-    now, then = code_digests(), run["versions"].get("code", {})
-    return {name for name in {*now, *then} - PRINTING if now.get(name) != then.get(name)}
+    """Find the changed modules of a run; a module that is new to it is imported by a changed one."""
+    now, then = code_digests(), run["versions"].get("code")
+    return set(now) if then is None else {name for name in {*then} - PRINTING if now.get(name) != then[name]}
 
 
 def stale(folder: Path) -> dict[str, list[str]]:

@@ -47,7 +47,7 @@ def suite(monkeypatch):
         monkeypatch.setattr("specsim.bench.session.SUITES", suites)
         monkeypatch.setattr("specsim.bench.result.SUITES", suites)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(run, "versions", lambda device: VERSIONS)
+        monkeypatch.setattr(run, "versions", lambda device, only_imported: VERSIONS)
         monkeypatch.setattr(specsim.bench.clock, "measure_peaks", lambda: PEAKS)
 
     return install

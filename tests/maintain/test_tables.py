@@ -241,9 +241,10 @@ CHANGED = {**code_digests(), "specsim.fast.tree": "0", "specsim.fast.gone": "1"}
     [
         (code_digests(), []),
         (CHANGED, ["specsim.fast.gone", "specsim.fast.tree"]),
+        ({"specsim.fast.tree": code_digests()["specsim.fast.tree"]}, []),
         (None, list(code_digests())),
     ],
-    ids=["same", "changed", "unknown"],
+    ids=["same", "changed", "few", "unknown"],
 )
 def test_a_result_of_other_code_is_stale(keep, code, changed):
     versions = {name: each for name, each in (VERSIONS | {"code": code}).items() if each}
