@@ -80,7 +80,7 @@ def few(monkeypatch):
     monkeypatch.setattr("specsim.bench.result.SUITES", suites)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     versions = {"python": "3", "specsim": "1", "torch": "2", "gpu": "a GPU", "code": {"specsim.fast.tree": "0"}}
-    monkeypatch.setattr(specsim.bench.session, "versions", lambda _: versions)
+    monkeypatch.setattr(specsim.bench.session, "versions", lambda device, only_imported: versions)
     monkeypatch.setattr(specsim.bench.clock, "measure_peaks", lambda: peaks)
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
 
