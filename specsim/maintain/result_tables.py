@@ -114,13 +114,14 @@ def _measured_on(results: Iterable[Result]) -> str:
 
 def _stale_part(result: Result) -> str:
     """Name a stale result in a sentence: its command, or its suite and which groups are stale; empty for another."""
-    if not changed_modules(result):
+    runs = result.get("runs", [result])
+    old = [run for run in runs if _changed(run)]
+    if not old:
         return ""
     if "suite" not in result:
         return f"`{result['command']}`"
-    groups = [group for run in result["runs"] for group in run["finished"]]
-    old = [group for run in result["runs"] if _changed(run) for group in run["finished"]]
-    return f"`{_suite_command(result)}`{'' if len(old) == len(groups) else ' (' + ', '.join(old) + ')'}"
+    groups = ", ".join(group for run in old for group in run["finished"])
+    return f"`{_suite_command(result)}`" + (f" ({groups})" if len(old) < len(runs) else "")
 
 
 def _suite_command(result: Result) -> str:
