@@ -115,7 +115,7 @@ SUITES = {
     "scale": Suite(_SCALE, 240),
     "baselines": Suite(_BASELINES, 240),
     "adaptive": Suite(_ADAPTIVE, 200),
-    "serving": Suite(_SERVING, 200),
+    "serving": Suite(_SERVING, 400),
     "simulator": Suite(_SIMULATOR, 240, needs_gpu=False),
     "tensor-parallel": Suite(_TENSOR_PARALLEL, 400, needs_ranks=True),
 }
