@@ -80,15 +80,17 @@ class Predictions:
 
     posterior: Posterior
     figures: Mapping[str, Figures]  # by label
+    fitted: tuple[str, ...]  # labels
 
     @classmethod
-    def of(cls, costs: Mapping[str, CostModel], loads: Sequence[ServedLoad], fitted: Sequence[str]) -> "Predictions":
-        """Fit the parameters FREE to the loads of these labels."""
-        posterior = fit(costs, [load for load in loads if load.label in fitted], FREE)
+    def of(
+        cls, costs: Mapping[str, CostModel], loads: Sequence[ServedLoad], fitted: Sequence[Observation]
+    ) -> "Predictions":
+        """Fit the parameters FREE to some of the loads."""
+        posterior = fit(costs, fitted, FREE)
         found = predict(costs, loads, posterior.values).reshape(len(loads), len(fields(Figures)))
-        return cls(
-            posterior, {load.label: Figures(*values) for load, values in zip(loads, found.tolist(), strict=True)}
-        )
+        figures = {load.label: Figures(*values) for load, values in zip(loads, found.tolist(), strict=True)}
+        return cls(posterior, figures, tuple(load.label for load in fitted))
 
     def errors(self, loads: Sequence[ServedLoad]) -> dict[str, np.ndarray]:
         """Compute the relative errors of these loads by figure."""

@@ -15,7 +15,7 @@ from specsim.bench.checks import all_of
 from specsim.bench.clock import walled
 from specsim.bench.closed_loop import ClosedLoop, check_schedules, check_served, figures_of
 from specsim.bench.contest import Contender, contest
-from specsim.bench.predicted import Predictions, ServedLoad, costs_of, reported_gpu
+from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of, reported_gpu
 from specsim.bench.request_lengths import Lengths, kept_lengths
 from specsim.bench.roofline import Peaks, prefill_bound
 from specsim.bench.row import OURS, Check, Row, Target, Timing
@@ -30,6 +30,7 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.shapes import random_pair, random_prompts
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import Request
+from specsim.simulator.calibration.design import most_informative
 from specsim.simulator.model import model
 
 PLAIN = SpecConfig.plain(16)
@@ -39,7 +40,7 @@ CHUNK = 8192
 REQUESTS = {1: 4, 4: 12, 16: 40, 64: 112, 256: 320}  # by concurrency
 QUICK = {1: 3, 16: 32}
 SCHEDULES: tuple[Literal["sync", "overlap"], ...] = ("sync", "overlap")
-FITTED = ("plain, 1, sync", "(1, 3, 4), 16, overlap", "(1, 3, 4), 256, sync")
+FITTED = 3  # loads, chosen by what they can tell and not by what was measured
 PROMPT = 128  # tokens of requests that only decode
 CHECKED = 6  # rounds
 PROFILED = 16  # steps
@@ -96,7 +97,7 @@ class Measured:
 
 
 def serving_rows(shape: str, quick: bool) -> Iterator[Row]:
-    """Serve every load under both schedules, check them, and predict all from three of them."""
+    """Serve every load under both schedules, check them, and predict all from FITTED of them."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16, "eagle3"))
     # One kind of forward for all batches, as the simulator knows one efficiency.
     options = EngineOptions("fast", torch.bfloat16, "cuda", "round", forward="kernels")
@@ -175,12 +176,13 @@ def _busy(loop: ClosedLoop, schedule: str, concurrency: int) -> float | None:
 
 
 def predictions(measured: Sequence[Measured], shape: str, draft_vocab: int) -> Predictions | None:
-    """Fit a profile to the loads FITTED; None without them, or on a GPU that the simulator does not know."""
+    """Fit a profile to the most informative loads; None on a GPU that the simulator does not know."""
     gpu = reported_gpu(versions("cuda" if torch.cuda.is_available() else "cpu").get("gpu", ""))
-    loads = [each.load for each in measured]
-    if gpu is None or not {load.label for load in loads}.issuperset(FITTED):
+    if gpu is None:
         return None
-    return Predictions.of(costs_of(gpu, model(shape), draft_vocab), loads, FITTED)
+    loads = [each.load for each in measured]
+    costs = costs_of(gpu, model(shape), draft_vocab)
+    return Predictions.of(costs, loads, most_informative(costs, loads, FITTED, FREE))
 
 
 def rows_of(measured: Sequence[Measured], predicted: Predictions | None) -> Iterator[Row]:
@@ -203,7 +205,7 @@ def rows_of(measured: Sequence[Measured], predicted: Predictions | None) -> Iter
         if predicted is not None:
             own = asdict(predicted.figures[load.label])
             figures |= {f"predicted_{name}": value for name, value in figures_by_name(own).items()}
-            notes.append("one of three loads that the profile is fitted to" if load.label in FITTED else "held out")
+            notes.append("a load that the profile is fitted to" if load.label in predicted.fitted else "held out")
         timings = {OURS: Timing(1e6 / load.figures["tokens_per_s"], 0.0, 1)} if each.check.passed else {}
         name = "serving, plain" if load.config.is_plain else "serving, EAGLE-3"
         yield Row(
@@ -231,7 +233,7 @@ def figures_by_name(figures: Mapping[str, float]) -> dict[str, float]:
 
 def _errors_row(measured: Sequence[Measured], predicted: Predictions) -> Row:
     """Summarise the errors of the loads that the fit did not see."""
-    loads = [each.load for each in measured if each.load.label not in FITTED]
+    loads = [each.load for each in measured if each.load.label not in predicted.fitted]
     errors = {name: np.abs(values) for name, values in predicted.errors(loads).items()}
     figures = {}
     for name, values in errors.items():
@@ -243,5 +245,5 @@ def _errors_row(measured: Sequence[Measured], predicted: Predictions) -> Row:
     )
     values = predicted.posterior.values
     notes = tuple(f"{name} {value:.4g}" for name, value in values.items())
-    setting = {"fitted": len(FITTED), "held out": len(loads)}
+    setting = {"fitted": len(predicted.fitted), "held out": len(loads)}
     return Row("predictions of held-out loads", setting, {}, targets=targets, notes=notes, figures=figures)

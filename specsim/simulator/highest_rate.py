@@ -40,8 +40,9 @@ def highest_rate(cell: Cell, option: Option, goal: RateGoal, start: float = 1.0)
     """Find by bisection the highest rate of a setting within the objectives, to PRECISION.
 
     Every rate has the same requests, uniforms and, up to the scale, the same times. A run starts with an empty server.
-    start: first rate that is tried, which changes the result by less than PRECISION. Infinity if all requests may come
-    at once; 0 if even LEAST is too much.
+    start: first rate that is tried. A slightly higher rate can be within the objectives where a lower one is not; then
+    the result, which is within them, lies below one of several such rates, and start decides below which. Infinity if
+    all requests may come at once; 0 if even LEAST is too much.
     """
     if is_within(cell, option, goal, MOST):
         return math.inf

@@ -1,5 +1,6 @@
 """The suite serving on Triton's interpreter: structure, equality checks, predictions, lengths, busy shares."""
 
+import itertools
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
@@ -14,11 +15,13 @@ from specsim.bench.closed_loop import ClosedLoop, Figures, check_schedules, chec
 from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of, reported_gpu
 from specsim.bench.request_lengths import FILE, Lengths, drawn, kept_lengths, text_of
 from specsim.bench.row import OURS
+from specsim.bench.scene import tree_of
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
+from specsim.simulator.calibration.design import most_informative
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
 
@@ -167,29 +170,29 @@ def test_rows_have_figures_after_their_checks(pair):
     assert not any(row.timings or row.figures for row in throughput.rows_of(failed, None))
 
 
-def _loads(costs, values) -> list[ServedLoad]:
+def _loads(costs, values, sizes=(1, 16, 64)) -> list[ServedLoad]:
     """Simulate loads under known parameters, in place of measurements."""
     loads = []
-    for label in (*throughput.FITTED, "plain, 16, overlap"):
-        tree, size, schedule = label.rsplit(", ", 2)
-        config = throughput.PLAIN if tree == "plain" else throughput.EAGLE3
-        serving = ServingConfig(schedule, int(size), 10**6, throughput.CHUNK)
+    for config, size, schedule in itertools.product((throughput.PLAIN, throughput.EAGLE3), sizes, throughput.SCHEDULES):
+        serving = ServingConfig(schedule, size, 10**6, throughput.CHUNK)
         rates = (0.85, 0.65, 0.5)[: config.num_steps]
-        own = ServedLoad.of(label, Figures(1.0, 1.0, 1.0), config, serving, kept_lengths().first(2 * int(size)), rates)
+        label = f"{tree_of(config)}, {size}, {schedule}"
+        own = ServedLoad.of(label, Figures(1.0, 1.0, 1.0), config, serving, kept_lengths().first(2 * size), rates)
         efficiency = replace(costs[schedule].efficiency, **values)
         figures = own.predict(replace(costs[schedule], efficiency=efficiency), None, None)
         loads.append(ServedLoad.of(label, Figures(**figures), config, serving, own.lengths, rates))
     return loads
 
 
-def test_a_profile_fitted_to_three_loads_predicts_others(monkeypatch):
-    monkeypatch.setattr(throughput, "FITTED", ("plain, 1, sync", "(1, 3, 4), 4, overlap", "(1, 3, 4), 16, sync"))
+def test_a_profile_fitted_to_three_loads_predicts_others():
     costs = costs_of(hardware("H200"), model("llama-3-8b"), 32000)
     known = {"bandwidth": 0.85, "compute": 0.7, "gap": 4e-6, "launch": 4e-5, "host": 3e-4}
     loads = _loads(costs, known)
-    predicted = Predictions.of(costs, loads, throughput.FITTED)
+    predicted = Predictions.of(costs, loads, most_informative(costs, loads, throughput.FITTED, FREE))
     assert predicted.posterior.names == FREE
-    errors = predicted.errors([load for load in loads if load.label not in throughput.FITTED])
+    held_out = [load for load in loads if load.label not in predicted.fitted]
+    assert len(held_out) == len(loads) - 3
+    errors = predicted.errors(held_out)
     assert np.abs(errors["tokens_per_s"]).max() < 0.05
     assert np.abs(errors["tpot_s"]).max() < 0.05
 

@@ -89,7 +89,7 @@ def test_candidates_that_are_not_shown_are_counted(count, rest, capsys):
 
 def test_seeds_agree():
     """Two chains are equally good, and chance decides which is faster. A third is a quarter slower."""
-    load = Cell(requests=48, concurrency=16, output_tokens=(64, 192))
+    load = Cell(requests=48, concurrency=12, output_tokens=(64, 192))
     configs = [SpecConfig(1, steps, steps + 1) for steps in (5, 4, 1)]
     plans = [plan(load.with_values(seed=seed), configs=configs) for seed in range(5)]
     assert {found.best.config.num_steps for found in plans} == {4}
