@@ -1,4 +1,4 @@
-"""Which loads to measure: those that leave the least uncertainty of all predictions, before any is measured."""
+"""Choice of the loads to measure: those that leave the least uncertainty of all predictions."""
 
 import math
 from collections.abc import Sequence
