@@ -52,7 +52,7 @@ def bench(options: Options, command: str = "", json_file: Path | None = None, co
         torch.cuda.empty_cache()
         if console:
             show_peaks(peaks, console)
-    for row, group in _rows(groups, options, peaks or UNMEASURED):
+    for row, group, may_end in _rows(groups, options, peaks or UNMEASURED):
         seconds = time.perf_counter() - start
         if row:
             result = replace(result, rows=(*result.rows, row), unfinished=result.unfinished + 1, seconds=seconds)
@@ -62,7 +62,7 @@ def bench(options: Options, command: str = "", json_file: Path | None = None, co
             show_row(row, console)
         result = replace(result, versions=versions("cuda" if on_gpu else "cpu", only_imported=True))
         write_json(json_file, result.to_json())
-        if _any_rank(options, seconds >= most):
+        if may_end and _any_rank(options, seconds >= most):
             break
     return result
 
@@ -73,8 +73,10 @@ def _any_rank(options: Options, is_over: bool) -> bool:
     return is_over if ranks is None else any(ranks.gather_objects(is_over))
 
 
-def _rows(groups: dict[str, Group], options: Options, peaks: Peaks) -> Iterator[tuple[Row | None, str]]:
-    """Yield every row with its group's name, and None when a group is finished."""
+def _rows(groups: dict[str, Group], options: Options, peaks: Peaks) -> Iterator[tuple[Row | None, str, bool]]:
+    """Yield every row with its group's name, None when a group is finished, and whether the run may end there."""
     for name, group in groups.items():
-        yield from ((replace(row, group=name), name) for row in group(options, peaks))
-        yield None, name
+        for made in group(options, peaks):
+            together = made if isinstance(made, tuple) else (made,)
+            yield from ((replace(row, group=name), name, not isinstance(made, tuple)) for row in together)
+        yield None, name, True

@@ -96,7 +96,7 @@ class Measured:
     note: str
 
 
-def serving_rows(shape: str, quick: bool) -> Iterator[Row]:
+def serving_rows(shape: str, quick: bool) -> Iterator[tuple[Row, ...]]:
     """Serve every load under both schedules, check them, and predict all from FITTED of them."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16, "eagle3"))
     # One kind of forward for all batches, as the simulator knows one efficiency.
@@ -107,7 +107,7 @@ def serving_rows(shape: str, quick: bool) -> Iterator[Row]:
         gc.collect()
         torch.cuda.empty_cache()
     drafter = pair.checkpoint
-    yield from rows_of(measured, predictions(measured, shape, drafter.config.draft_vocab_size if drafter else 0))
+    yield tuple(rows_of(measured, predictions(measured, shape, drafter.config.draft_vocab_size if drafter else 0)))
 
 
 def measured_loads(

@@ -91,6 +91,16 @@ def test_a_run_that_a_time_limit_ends_is_incomplete(suite):
     assert not bench(Options("kernels", quick=True)).is_complete
 
 
+def test_rows_that_were_measured_together_are_all_kept(suite, monkeypatch):
+    suite()
+    groups = {"some": lambda *given: iter([ROWS]), "others": lambda *given: iter(ROWS)}
+    for module in ("session", "result"):
+        monkeypatch.setattr(f"specsim.bench.{module}.SUITES", {"kernels": Suite(groups, 60)})
+    result = bench(Options("kernels", seconds=1e-9))
+    assert [(row.setting, row.group) for row in result.rows] == [(row.setting, "some") for row in ROWS]
+    assert (result.finished, result.unfinished, result.is_complete) == (("some",), 0, False)
+
+
 def test_rows_of_an_incomplete_group_are_not_kept(suite, tmp_path, monkeypatch):
     suite()
     groups = {"some": lambda *given: iter(ROWS[:1]), "others": lambda *given: iter(ROWS[::-1])}
