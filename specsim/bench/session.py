@@ -77,6 +77,7 @@ def _rows(groups: dict[str, Group], options: Options, peaks: Peaks) -> Iterator[
     """Yield every row with its group's name, None when a group is finished, and whether the run may end there."""
     for name, group in groups.items():
         for made in group(options, peaks):
-            together = made if isinstance(made, tuple) else (made,)
-            yield from ((replace(row, group=name), name, not isinstance(made, tuple)) for row in together)
+            is_alone = isinstance(made, Row)
+            for row in (made,) if is_alone else made:
+                yield replace(row, group=name), name, is_alone
         yield None, name, True

@@ -9,7 +9,7 @@ import numpy as np
 from specsim.core.errors import require
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.calibration.parameters import PRIORS, Costs
-from specsim.simulator.calibration.posterior import NOISES, STEP, noises, predict
+from specsim.simulator.calibration.posterior import NOISE, Made, noises, predict, slopes
 
 _MOST_CHOICES = 100_000
 
@@ -26,12 +26,18 @@ def most_informative(
     require(1 <= count <= len(observations), "count", count, f"1 to {len(observations)}, the number of observations")
     choices = math.comb(len(observations), count)
     require(choices <= _MOST_CHOICES, "count", count, f"at most {_MOST_CHOICES:,} choices; these are {choices:,}")
-    slopes = _slopes(costs, observations, names)
+
+    def logs(place: np.ndarray, made: Made) -> np.ndarray:
+        return np.log(predict(costs, observations, dict(zip(names, np.exp(place), strict=True)), made))
+
+    values, most = (np.log([getattr(PRIORS[name], bound) for name in names]) for bound in ("value", "most"))
+    by_figure = slopes(logs, values, most)
     ends = np.cumsum([len(each.figures) for each in observations])
-    scaled = np.split(slopes / noises(observations)[:, None], ends[:-1])
+    noise = noises(observations)
+    scaled = np.split(by_figure / noise[:, None], ends[:-1])
     information = np.stack([own.T @ own for own in scaled])  # [O, P, P]
     before = np.diag([PRIORS[name].spread ** -2 for name in names])
-    compared = slopes[[name not in NOISES for each in observations for name in each.figures]]
+    compared = by_figure[noise == NOISE]
 
     def largest_variance(chosen: tuple[int, ...]) -> float:
         covariance = np.linalg.inv(before + information[list(chosen)].sum(0))
@@ -39,15 +45,3 @@ def most_informative(
 
     best = min(combinations(range(len(observations)), count), key=largest_variance)
     return tuple(observations[place] for place in best)
-
-
-def _slopes(costs: Costs, observations: Sequence[Observation], names: Sequence[str]) -> np.ndarray:
-    """Differentiate the logarithms of all figures by those of the parameters, at the priors, [F, P]."""
-    values = {name: PRIORS[name].value for name in names}
-    here = np.log(predict(costs, observations, values))
-    columns = []
-    for name, value in values.items():
-        step = STEP if value * math.exp(STEP) <= PRIORS[name].most else -STEP
-        moved = predict(costs, observations, values | {name: value * math.exp(step)})
-        columns.append((np.log(moved) - here) / step)
-    return np.stack(columns, axis=1)

@@ -5,7 +5,7 @@ NOISES plus the squares of the distances from the priors over their spreads. A p
 determine stays at its prior instead of taking any value.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -128,6 +128,17 @@ def noises(observations: Sequence[Observation]) -> np.ndarray:
     return np.array([NOISES.get(name, NOISE) for each in observations for name in each.figures])
 
 
+def slopes(function: Callable[[np.ndarray, Made], np.ndarray], place: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Differentiate a function of logarithms of parameters and of the cost models that it made, [F, P].
+
+    Differences have steps that cross the kinks of a maximum, and go inwards at the bound `high`.
+    """
+    made: Made = {}  # used again for parameters of front ends and acceptance
+    here = function(place, made)
+    steps = np.where(place + STEP <= high, STEP, -STEP)
+    return np.stack([(function(place + step, made) - here) / step.sum() for step in np.diag(steps)], axis=1)
+
+
 def fit(
     costs: Costs,
     observations: Sequence[Observation],
@@ -148,16 +159,9 @@ def fit(
         found = np.log(predict(costs, observations, dict(zip(names, np.exp(place), strict=True)), made))
         return np.concatenate([(found - logs) / noise, (place - prior) / spread])
 
-    def jacobian(place: np.ndarray) -> np.ndarray:
-        """Differences whose steps cross the kinks of a maximum, inwards at a bound."""
-        made: Made = {}  # used again for parameters of front ends and acceptance
-        here = residuals(place, made)
-        steps = np.where(place + STEP <= high, STEP, -STEP)
-        return np.stack([(residuals(place + step, made) - here) / step.sum() for step in np.diag(steps)], axis=1)
-
     from scipy.optimize import least_squares  # slow to load
 
-    jac: Any = jacobian  # whose type scipy's stubs lack
+    jac: Any = lambda place: slopes(residuals, place, high)  # noqa: E731 - scipy's stubs lack its type
     inside = [np.clip(prior + _moved(names, start), low + 1e-3, high - 1e-3) for start in STARTS]
     tried = [least_squares(residuals, each, jac, (low, high), ftol=1e-5, xtol=1e-5) for each in inside]
     best = min(tried, key=lambda found: found.cost)
