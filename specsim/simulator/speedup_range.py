@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from specsim.simulator.calibration.band import gradient, half_width
-from specsim.simulator.calibration.posterior import SIDE, Posterior
+from specsim.simulator.calibration.band import half_width
+from specsim.simulator.calibration.posterior import SIDE, Posterior, gradient
 from specsim.simulator.calibration.profile import Profile, default_name, profile
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.fitted import FittedServer
@@ -147,7 +147,8 @@ def _extremes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.
     """Find the parameters' likeliest distances at both ends of the band of the speed-up, as logarithms."""
     requests = min(scenario.workload.concurrency or USUAL_REQUESTS, scenario.max_running)
     moved = _mover(scenario)
-    slopes = gradient(lambda place: np.array([np.log(moved(place).speedup(requests))]), posterior)[0]
+    logs = posterior.logs
+    slopes = gradient(lambda place: np.log(moved(place).speedup(requests)), logs, high=logs)[0]
     variance = float(slopes @ posterior.covariance @ slopes)
     direction = SIDE * posterior.covariance @ slopes / np.sqrt(variance) if variance > 0 else np.zeros(len(slopes))
     return direction, -direction

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from specsim.core.errors import require
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.calibration.parameters import PRIORS, Costs
-from specsim.simulator.calibration.posterior import NOISE, Made, noises, predict, slopes
+from specsim.simulator.calibration.posterior import NOISE, gradient, noises, predict_logs
 
 _MOST_CHOICES = 100_000
 
@@ -27,11 +28,8 @@ def most_informative(
     choices = math.comb(len(observations), count)
     require(choices <= _MOST_CHOICES, "count", count, f"at most {_MOST_CHOICES:,} choices; these are {choices:,}")
 
-    def logs(place: np.ndarray, made: Made) -> np.ndarray:
-        return np.log(predict(costs, observations, dict(zip(names, np.exp(place), strict=True)), made))
-
     values, most = (np.log([getattr(PRIORS[name], bound) for name in names]) for bound in ("value", "most"))
-    by_figure = slopes(logs, values, most)
+    by_figure = gradient(partial(predict_logs, costs, observations, names, made={}), values, most)
     ends = np.cumsum([len(each.figures) for each in observations])
     noise = noises(observations)
     scaled = np.split(by_figure / noise[:, None], ends[:-1])

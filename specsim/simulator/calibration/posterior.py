@@ -7,6 +7,7 @@ determine stays at its prior instead of taking any value.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -128,15 +129,21 @@ def noises(observations: Sequence[Observation]) -> np.ndarray:
     return np.array([NOISES.get(name, NOISE) for each in observations for name in each.figures])
 
 
-def slopes(function: Callable[[np.ndarray, Made], np.ndarray], place: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Differentiate a function of logarithms of parameters and of the cost models that it made, [F, P].
+def predict_logs(
+    costs: Costs, observations: Sequence[Observation], names: Sequence[str], place: np.ndarray, made: Made | None = None
+) -> np.ndarray:
+    """Compute the logarithms of all figures from those of the parameters of these names; made: see `predict`."""
+    return np.log(predict(costs, observations, dict(zip(names, np.exp(place), strict=True)), made))
 
-    Differences have steps that cross the kinks of a maximum, and go inwards at the bound `high`.
+
+def gradient(function: Callable[[np.ndarray], np.ndarray], place: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Differentiate a function of logarithms of parameters, [F, P].
+
+    Differences have steps that cross the kinks of a maximum, and go down where they would pass the bound `high`.
     """
-    made: Made = {}  # used again for parameters of front ends and acceptance
-    here = function(place, made)
+    here = np.atleast_1d(function(place))
     steps = np.where(place + STEP <= high, STEP, -STEP)
-    return np.stack([(function(place + step, made) - here) / step.sum() for step in np.diag(steps)], axis=1)
+    return np.stack([(np.atleast_1d(function(place + step)) - here) / step.sum() for step in np.diag(steps)], axis=1)
 
 
 def fit(
@@ -156,12 +163,12 @@ def fit(
     high = np.minimum(np.log([PRIORS[name].most for name in names]), prior + _FARTHEST * spread)
 
     def residuals(place: np.ndarray, made: Made | None = None) -> np.ndarray:
-        found = np.log(predict(costs, observations, dict(zip(names, np.exp(place), strict=True)), made))
+        found = predict_logs(costs, observations, names, place, made)
         return np.concatenate([(found - logs) / noise, (place - prior) / spread])
 
     from scipy.optimize import least_squares  # slow to load
 
-    jac: Any = lambda place: slopes(residuals, place, high)  # noqa: E731 - scipy's stubs lack its type
+    jac: Any = lambda place: gradient(partial(residuals, made={}), place, high)  # noqa: E731 - scipy's stubs lack its type
     inside = [np.clip(prior + _moved(names, start), low + 1e-3, high - 1e-3) for start in STARTS]
     tried = [least_squares(residuals, each, jac, (low, high), ftol=1e-5, xtol=1e-5) for each in inside]
     best = min(tried, key=lambda found: found.cost)
