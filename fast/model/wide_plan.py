@@ -2,7 +2,7 @@
 
 The weight is cut into tiles of outputs and each tile into blocks of the inner dimension. Programs take equal numbers of
 consecutive blocks, tile after tile. A tile whose blocks several programs share is added up from their parts, always in
-the same order, by the program that finishes last. Nothing depends on the number of rows.
+the same order. Nothing depends on the number of rows.
 """
 
 import functools
@@ -26,6 +26,16 @@ class WidePlan(NamedTuple):
     share: int  # blocks of a program, consecutive ones
     programs: int
     most_parts: int  # parts of a tile
+
+    @property
+    def finishers(self) -> int:
+        """Count the programs that finish a tile together, each some of its rows.
+
+        They do where each program has one part of one tile, as parts of a tile end at about the same time. Elsewhere it
+        is 1: the program that begins a tile finishes it.
+        """
+        parts, rest = divmod(self.blocks, self.share)
+        return 1 if rest or parts not in (2, 4, 8) else parts
 
     def fits_heads(self, head_dim: int) -> bool:
         """Check whether tiles end where heads do, so that a projection to heads can rotate them."""

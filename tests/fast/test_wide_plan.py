@@ -33,12 +33,48 @@ def test_parts_of_a_tile_are_added_in_the_order_of_blocks(shape):
 
 @given(weights)
 @settings(max_examples=150, deadline=None)
-def test_parts_have_places_of_their_own(shape):
-    """A program keeps two parts: of a tile that it begins, and of one that another program began."""
+def test_a_program_leaves_one_part_to_others(shape):
+    """It is the first of its parts: all programs of a tile finish it, or the one that begins it."""
     plan = plan_wide(*shape)
-    shared = [parts for tile in range(plan.num_tiles) if len(parts := plan.parts_of(tile)) > 1]
-    places = [2 * program + (program == parts[0]) for parts in shared for program in parts]
-    assert len(places) == len(set(places))
+    for tile in range(plan.num_tiles):
+        begins, *others = plan.parts_of(tile)
+        assert all(plan.blocks_of(program).start // plan.blocks == tile for program in others)
+        if others:
+            assert plan.blocks_of(begins).stop <= (tile + 1) * plan.blocks
+        if plan.finishers > 1:
+            assert len(others) == plan.finishers - 1
+            assert plan.blocks_of(begins).start == tile * plan.blocks
+
+
+@given(weights, st.integers(0, 140))
+@settings(max_examples=150, deadline=None)
+def test_programs_never_wait_for_each_other_in_vain(shape, spare):
+    """A GPU starts programs in their order, as many as it has multiprocessors: at least a tile's."""
+    plan = plan_wide(*shape)
+    multiprocessors = plan.most_parts + spare
+    waiting = list(range(plan.programs))
+    running: dict[int, int] = {}  # programs and the number of their tiles that are done
+    written = [0] * plan.num_tiles  # parts that others await
+    while waiting or running:
+        while waiting and len(running) < multiprocessors:
+            running[waiting.pop(0)] = 0
+        before = dict(running), list(written)
+        for program, done in before[0].items():
+            tiles = sorted({block // plan.blocks for block in plan.blocks_of(program)})
+            tile = tiles[done]
+            parts = plan.parts_of(tile)
+            if plan.finishers > 1:
+                written[tile] |= 1 << (program - parts.start)
+                is_done = written[tile] == (1 << len(parts)) - 1
+            elif program == parts.start:
+                is_done = written[tile] == len(parts) - 1
+            else:
+                written[tile] += 1
+                is_done = True
+            running[program] = done + is_done
+            if running[program] == len(tiles):
+                del running[program]
+        assert (running, written) != before
 
 
 @given(weights)
@@ -57,5 +93,7 @@ def test_shares_of_a_common_layer_end_where_tiles_do():
         plan = plan_wide(4096, inner)
         assert plan.most_parts == 4
         assert plan.blocks == 4 * plan.share
+        assert plan.finishers == 4
+    assert plan_wide(2 * 14336, 4096).finishers == 1  # whole tiles
     assert plan_wide(4096, 4096).fits_heads(128)
     assert not plan_wide(4096, 4096).fits_heads(96)
