@@ -100,7 +100,7 @@ class PersistentForward:
     def _descriptors(self, products: list[torch.Tensor]) -> dict[str, Any]:
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-        from specsim.fast.persistent.kernel import HALVES, WEIGHTS
+        from specsim.fast.persistent.memory import HALVES, WEIGHTS
 
         def rows_of(weight: torch.Tensor) -> Any:
             layers, outputs, inputs = weight.shape
@@ -144,7 +144,8 @@ class PersistentForward:
         features: tuple[int, ...],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run all layers and write their KV: (rows before the final norm [R, H], features [R, F])."""
-        from specsim.fast.persistent import kernel
+        from specsim.fast.persistent import memory
+        from specsim.fast.persistent.kernel import forward
 
         requests, nodes = len(metadata.num_extras), metadata.max_rows
         schedule = schedule_of(self._model, requests, nodes, features, self._batch_invariant)
@@ -157,7 +158,7 @@ class PersistentForward:
             return torch.empty(shape, dtype=dtype, device=ids_R.device)
 
         parts = schedule.units * schedule.splits * schedule.pairs
-        work = kernel.Work(
+        work = memory.Work(
             residual=new(rows, hidden),
             weighted=new(rows, hidden),
             squares=new(rows, schedule.residual_tiles, dtype=torch.float32),
@@ -172,7 +173,7 @@ class PersistentForward:
             counters=new_counters(schedule, ids_R.device),
             error=self._error,
         )
-        meta = kernel.Meta(
+        meta = memory.Meta(
             ids=ids_R,
             positions=metadata.positions,
             slots=metadata.slots,
@@ -184,15 +185,15 @@ class PersistentForward:
             turns=turns,
             windows=self._windows,
         )
-        kernel.forward[(schedule.programs,)](
+        forward[(schedule.programs,)](
             **self._weights,
             cache=(kv.keys, kv.values),
-            tables=kernel.Tables(self._embedding, *self._norms),
+            tables=memory.Tables(self._embedding, *self._norms),
             meta=meta,
             work=work,
             num_slots=kv.keys.shape[1],
             columns=metadata.table.shape[1],
-            S=kernel.Constants(schedule),
+            S=memory.Constants(schedule),
             REGS=_SMALL_ROLE[schedule.width],
             num_warps=8,
             maxnreg=_REGISTERS,

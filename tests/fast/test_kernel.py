@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from specsim.fast.persistent import kernel, schedule
+from specsim.fast.persistent import kernel, memory, schedule
 
 
 @pytest.mark.parametrize("name", ["SUMS", "STRIDE", "WAKES", "COLUMNS", "FLIGHT"])
 def test_constants_are_the_schedules(name):
-    assert getattr(kernel, name).value == getattr(schedule, name)
+    assert getattr(memory, name).value == getattr(schedule, name)
 
 
 def test_the_kernel_reads_what_a_schedule_has():
-    read = set(re.findall(r"\bS\.(\w+)", Path(kernel.__file__).read_text()))
+    files = Path(kernel.__file__).parent.glob("*.py")
+    read = {name for file in files for name in re.findall(r"\bS\.(\w+)", file.read_text())}
     made = schedule.Schedule(hidden=64, inner=192, heads=4, kv_heads=2, layers=3, requests=1, nodes=2)
-    constants = kernel.Constants(made)
+    constants = memory.Constants(made)
     for name in read:
         assert getattr(constants, name).value == getattr(made, name)
     assert len(read) > 20
