@@ -116,7 +116,7 @@ class Engine:
         on = self.dtype, self.device
         target = make(pair.target.config, tensors, *on, batch_invariant=self.options.batch_invariant, ranks=ranks)
         if uses_persistent(pair.target.config, self.options, self.config):
-            target.make_persistent(where_faster=self.options.forward == "auto")
+            target.make_persistent(where_it_fits=self.options.forward == "auto")
         return target
 
     def _make_drafter(self, pair: Pair) -> StepDrafter:

@@ -9,7 +9,7 @@ from specsim.core.layer_config import DenseMLP, HeadAttention
 from specsim.core.pool import KVBuffer
 from specsim.core.target import ModelConfig
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.persistent.limits import PROGRAMS, batch_limit, is_faster, model_limit
+from specsim.fast.persistent.limits import PROGRAMS, batch_limit, model_limit
 from specsim.fast.persistent.schedule import STRIDE, Schedule
 
 _PRODUCTS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
@@ -70,7 +70,7 @@ class PersistentForward:
     """The layers of a decoder as one kernel.
 
     tensors: the target's, by the names of specsim.fast.layers; layers' weights become views of their stacks.
-    where_faster: leave other batches than those of limits.is_faster to the kernels. batch_invariant: compute a
+    where_it_fits: leave batches that do not fit to the kernels. batch_invariant: compute a
     request's rows bit for bit as alone, whatever the number of requests.
     """
 
@@ -78,11 +78,11 @@ class PersistentForward:
         self,
         model: ModelConfig,
         tensors: dict[str, torch.Tensor],
-        where_faster: bool = False,
+        where_it_fits: bool = False,
         batch_invariant: bool = False,
     ) -> None:
         self._model = model
-        self._where_faster = where_faster
+        self._where_it_fits = where_it_fits
         self._batch_invariant = batch_invariant
         layers = model.num_layers
         products = [_stack(tensors, layers, name) for name in _PRODUCTS]
@@ -129,11 +129,11 @@ class PersistentForward:
             )
 
     def takes(self, metadata: AttentionMetadata, kv: KVBuffer) -> bool:
-        """Check whether rows are those of a tree, whose forward must then fit, or be one of the faster ones."""
+        """Check whether rows are those of a tree, whose forward must then fit, or is taken where it does."""
         is_tree = not metadata.is_causal and metadata.has_equal_rows
-        if not self._where_faster or not is_tree:
+        if not self._where_it_fits or not is_tree:
             return is_tree
-        return is_faster(len(metadata.num_extras), metadata.max_rows) and _fits(kv)
+        return batch_limit(self._model, len(metadata.num_extras), metadata.max_rows) is None and _fits(kv)
 
     def __call__(
         self,

@@ -16,7 +16,6 @@ PROGRAMS = 128  # all of which are resident, one on a multiprocessor
 _MOST_PAIRS = 64
 # Timed and faster, on this GPU and for the shapes of Llama-3-8B and Qwen3-8B.
 _TIMED_GPU = "NVIDIA H200"
-_TIMED_ROWS = 8
 _TIMED_KV_HEADS = 8
 _TIMED_WEIGHTS = (192_000_000, 219_000_000)  # of a layer
 _MOST_COPIED = 1 / 8  # of the GPU's memory: layers' weights are copied where a pair keeps its own on the GPU
@@ -84,7 +83,7 @@ def machine_limit() -> str | None:
 def uses_persistent(model: ModelConfig, options: EngineOptions, config: SpecConfig) -> bool:
     """Check whether an engine's target runs persistent forwards; raise InputError where it should and cannot.
 
-    With forward `auto` it does where they are faster: on this GPU with this model, and then for some batches only. With
+    With forward `auto` it does where they are faster: on this GPU with this model, and then for batches that fit. With
     batch_invariant it never does, as the other batches' bits are those of the kernels.
     """
     if options.forward == "kernels":
@@ -111,11 +110,6 @@ def _is_timed(model: ModelConfig) -> bool:
         and _TIMED_WEIGHTS[0] <= weights <= _TIMED_WEIGHTS[1]
         and 2 * model.num_layers * weights <= _MOST_COPIED * gpu.total_memory
     )
-
-
-def is_faster(requests: int, nodes: int) -> bool:
-    """Check whether a batch is one for which the persistent forward was faster than the kernels."""
-    return requests * nodes <= _TIMED_ROWS
 
 
 def batch_limit(model: ModelConfig, requests: int, nodes: int) -> str | None:

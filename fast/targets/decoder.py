@@ -76,11 +76,11 @@ class DecoderTarget:
         self._inverse_D = inverse_frequencies(config.rope).to(device)
         self.persistent: PersistentForward | None = None
 
-    def make_persistent(self, where_faster: bool) -> None:
+    def make_persistent(self, where_it_fits: bool) -> None:
         """Run forwards over trees as one kernel from now on, all of them or the faster ones."""
         tensors = dict(self._weights.tensors)
         batch_invariant = self._weights.batch_invariant
-        self.persistent = PersistentForward(self.config, tensors, where_faster, batch_invariant)
+        self.persistent = PersistentForward(self.config, tensors, where_it_fits, batch_invariant)
         self._weights = Weights(tensors, batch_invariant=batch_invariant, ranks=self.ranks)
 
     def check(self) -> None:

@@ -84,11 +84,11 @@ def test_a_layer_of_kv_beyond_32_bits_is_refused(tensors):
 
 
 def test_trees_are_taken_and_prompts_are_not(tensors):
-    every, faster = PersistentForward(MODEL, dict(tensors)), PersistentForward(MODEL, tensors, where_faster=True)
-    batches = ((1, 1), (1, 8), (2, 8))
+    every, fitting = PersistentForward(MODEL, dict(tensors)), PersistentForward(MODEL, tensors, where_it_fits=True)
+    batches = ((1, 1), (2, 8), (3, 8))
     assert [every.takes(rows_of(*batch), kv_of(8)) for batch in batches] == [True] * 3
-    assert [faster.takes(rows_of(*batch), kv_of(8)) for batch in batches] == [True, True, False]
-    assert not faster.takes(rows_of(1, 1), kv_of(2**23))
+    assert [fitting.takes(rows_of(*batch), kv_of(8)) for batch in batches] == [True, True, False]
+    assert not fitting.takes(rows_of(1, 1), kv_of(2**23))
     assert not every.takes(rows_of(1, 8, is_causal=True), kv_of(8))
 
 
