@@ -22,6 +22,7 @@ from specsim.fast.model.attention_copies import BLOCK_C, COPIERS, Ring, Work, co
 from specsim.fast.model.attention_merge import Parts
 from specsim.fast.model.attention_plan import MANY, Plan, assignment, tiles_of
 from specsim.fast.model.metadata import WORD, AttentionMetadata
+from specsim.fast.runtime.gluon import barrier
 from specsim.fast.runtime.launch import Kernel, await_input, nearest
 
 PAIRS = gl.constexpr(64)  # of a group of warps
@@ -29,7 +30,6 @@ _REGISTERS = 168  # of a thread, on average over 12 warps
 COPIER_REGISTERS = gl.constexpr(40)
 ATTENDING = gl.constexpr((12 * _REGISTERS - 4 * 40) // 8)  # registers of the others
 _MANY = gl.constexpr(MANY)
-_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # its names in Triton 3.6 and 3.7
 
 
 @gluon.jit
@@ -165,7 +165,7 @@ def _attend(out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, place,
     query = gl.load(query_ptr + (pair // GROUP * heads * GROUP + pair % GROUP) * D + dim, mask=mask, other=0.0)
     ring.queries.index(SIDE).store(query)
     fence_async_shared()
-    _barrier()
+    barrier()
     pair = first + gl.arange(0, PAIRS, layout=ROWS)
     row = pair // GROUP
     is_row = row < work.num_rows

@@ -15,12 +15,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from specsim.fast.model.rotary import Turns, store_heads
 from specsim.fast.model.rows import gated
 from specsim.fast.model.wide_plan import BLOCK_K, BLOCK_N
+from specsim.fast.runtime.gluon import barrier
 from specsim.fast.runtime.launch import Kernel, await_predecessor, let_successor_begin, nearest
 
 PLAIN, GATED, HEADED = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)  # kinds of a product
 _N, _K = gl.constexpr(BLOCK_N), gl.constexpr(BLOCK_K)
 _PATIENCE = gl.constexpr(1 << 22)  # polls of a counter, each of about half a microsecond
-_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # its names in Triton 3.6 and 3.7
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,6 @@ class Ring(NamedTuple):
     rows: Any
     full: Any
     empty: Any
-
-
-@dataclass(frozen=True)
-class Constants:
-    """A shape as a kernel's argument."""
-
-    shape: Shape
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return gl.constexpr(getattr(self.shape, name))
 
 
 @gluon.jit
@@ -249,7 +237,7 @@ def _store_part(acc, part_ptr, R: gl.constexpr):
     """Store a program's part of a tile, [_N, R], for other programs."""
     part = _flat(acc, _N * R, R)
     gl.store(part_ptr + gl.arange(0, _N * R, layout=part.type.layout), part)
-    _barrier()
+    barrier()
 
 
 @gluon.jit
@@ -306,7 +294,7 @@ def _summed(acc, parts_ptr, count_ptr, first, last, R: gl.constexpr):
     if is_mine:
         if last > first:
             _await(count_ptr, last - first)
-            _barrier()  # all lanes have seen it
+            barrier()  # all lanes have seen it
             gl.store(count_ptr, 0)
             acc = _tile(_add_parts(_flat(acc, _N * R, R), parts_ptr, first + 1, last + 1, 1, R, R), LAYOUT, R)
     else:

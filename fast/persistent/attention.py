@@ -6,17 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, mma_v2
 
-from specsim.fast.persistent.memory import (
-    COLUMNS,
-    KV,
-    D,
-    here,
-    next_slot,
-    place_of,
-    rounded,
-    span_of,
-    unit_of,
-)
+from specsim.fast.persistent.memory import COLUMNS, KV, D, here, next_slot, place_of, rounded, span_of, unit_of
 from specsim.fast.persistent.poller import woken
 
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 2], [16, 8]))

@@ -6,16 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from specsim.fast.persistent.memory import (
-    SUMS,
-    D,
-    here,
-    next_slot,
-    own_tiles,
-    place_of,
-    rounded,
-    signal,
-)
+from specsim.fast.persistent.memory import SUMS, D, here, next_slot, own_tiles, place_of, rounded, signal
 from specsim.fast.persistent.poller import skipped, woken
 
 _SHARE = gl.BlockedLayout([8, 1, 2], [1, 8, 4], [1, 1, 1], [2, 1, 0])

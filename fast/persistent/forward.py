@@ -146,6 +146,7 @@ class PersistentForward:
         """Run all layers and write their KV: (rows before the final norm [R, H], features [R, F])."""
         from specsim.fast.persistent import memory
         from specsim.fast.persistent.kernel import forward
+        from specsim.fast.runtime.gluon import Constants
 
         requests, nodes = len(metadata.num_extras), metadata.max_rows
         schedule = schedule_of(self._model, requests, nodes, features, self._batch_invariant)
@@ -193,7 +194,7 @@ class PersistentForward:
             work=work,
             num_slots=kv.keys.shape[1],
             columns=metadata.table.shape[1],
-            S=memory.Constants(schedule),
+            S=Constants(schedule),
             REGS=_SMALL_ROLE[schedule.width],
             num_warps=8,
             maxnreg=_REGISTERS,

@@ -17,16 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from specsim.fast.persistent.attention import attend, merge
 from specsim.fast.persistent.finisher import finisher
-from specsim.fast.persistent.memory import (
-    SHARES,
-    SUMS,
-    WAKES,
-    WEIGHTS,
-    Ring,
-    own_tiles,
-    signal,
-    unit_of,
-)
+from specsim.fast.persistent.memory import SHARES, SUMS, WAKES, WEIGHTS, Ring, own_tiles, signal, unit_of
 from specsim.fast.persistent.poller import poller, woken
 from specsim.fast.persistent.producer import producer
 from specsim.fast.persistent.products import product

@@ -1,14 +1,11 @@
 """Memory of the persistent forward: tensors that programs share, slots that a program's roles share, and signals."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from specsim.fast.persistent.schedule import Schedule
-
-barrier = getattr(gl, "barrier" if hasattr(gl, "barrier") else "thread_barrier")  # Triton 3.7 renamed it
+from specsim.fast.runtime.gluon import barrier
 
 D = gl.constexpr(128)
 SUMS, STRIDE, WAKES, COLUMNS, FLIGHT = (gl.constexpr(size) for size in (4, 8, 4, 64, 2))
@@ -16,18 +13,6 @@ WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 HALVES = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 KV = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
 SHARES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
-
-
-@dataclass(frozen=True)
-class Constants:
-    """Numbers of a schedule as constants of a compilation."""
-
-    schedule: Schedule
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return gl.constexpr(getattr(self.schedule, name))
 
 
 class Tables(NamedTuple):

@@ -6,10 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from specsim.fast.persistent.memory import (
-    STRIDE,
-    WAKES,
-)
+from specsim.fast.persistent.memory import STRIDE, WAKES
 
 PATIENCE = gl.constexpr(1 << 21)  # polls of one counter, each of about a microsecond
 

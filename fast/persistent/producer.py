@@ -6,17 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
 
-from specsim.fast.persistent.memory import (
-    COLUMNS,
-    FLIGHT,
-    HALVES,
-    KV,
-    D,
-    next_slot,
-    own_tiles,
-    span_of,
-    unit_of,
-)
+from specsim.fast.persistent.memory import COLUMNS, FLIGHT, HALVES, KV, D, next_slot, own_tiles, span_of, unit_of
 
 LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))
 COPY = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [1, 1], [1, 0]))

@@ -6,10 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
 
-from specsim.fast.persistent.memory import (
-    SUMS,
-    next_slot,
-)
+from specsim.fast.persistent.memory import SUMS, next_slot
 from specsim.fast.persistent.poller import woken
 
 _EIGHTHS = gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8])  # a warp takes one eighth of a stage's inputs

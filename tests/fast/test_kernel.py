@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from specsim.fast.persistent import kernel, memory, schedule
+from specsim.fast.runtime.gluon import Constants
 
 
 @pytest.mark.parametrize("name", ["SUMS", "STRIDE", "WAKES", "COLUMNS", "FLIGHT"])
@@ -17,7 +18,7 @@ def test_the_kernel_reads_what_a_schedule_has():
     files = Path(kernel.__file__).parent.glob("*.py")
     read = {name for file in files for name in re.findall(r"\bS\.(\w+)", file.read_text())}
     made = schedule.Schedule(hidden=64, inner=192, heads=4, kv_heads=2, layers=3, requests=1, nodes=2)
-    constants = memory.Constants(made)
+    constants = Constants(made)
     for name in read:
         assert getattr(constants, name).value == getattr(made, name)
     assert len(read) > 20
