@@ -231,7 +231,8 @@ def _pipelined_kernel(
     if partition is not None:
         offs = gl.arange(0, BLOCK_B, layout=gl.BlockedLayout([1], [32], [4], [0]))
         unit, split, num_splits, kept, _ = assignment(offs, unit, metadata_ptrs, _MANY, num_requests, partition)
-        request = gl.minimum(unit, num_requests - 1)
+        # The loads of the only request need not wait for its assignment.
+        request = gl.minimum(unit, num_requests - 1) if BLOCK_B > 1 else unit * 0
     is_real = unit < num_requests
     key_len = gl.load(metadata_ptrs.key_lens + request)
     num_extras = gl.load(metadata_ptrs.num_extras + request)
