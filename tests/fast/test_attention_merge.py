@@ -61,3 +61,21 @@ def test_parts_merge_to_the_same_bits_with_any_programs(programs, parts, monkeyp
     out = merged(parts)
     monkeypatch.setattr(attention_merge, "MOST_MERGES", programs)
     assert torch.equal(merged(parts), out)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 3, 10])
+def test_parts_of_a_single_request_merge_as_in_a_batch(num_splits, parts, monkeypatch, program_order):
+    """Parts beyond its own may have any values. A request of one part is left alone."""
+
+    def merged_with(spans: list[tuple[int, int]], row_starts: list[int], read: Parts) -> torch.Tensor:
+        monkeypatch.setattr(f"{__name__}.ROW_STARTS", row_starts)
+        device = parts.acc.device
+        return merged(read._replace(spans=torch.tensor(spans, dtype=torch.int32, device=device)))
+
+    in_batch = merged_with([(0, num_splits), (0, 1)], [0, 4, 5], parts)[:4]
+    acc, stats = parts.acc.clone(), parts.stats.clone()
+    own = num_splits * HEADS * PAIRS if num_splits > 1 else 0
+    acc[own:], stats[own:] = torch.nan, torch.nan
+    solo = merged_with([(0, num_splits)], [0, 4], Parts(acc, stats, parts.spans))
+    assert torch.equal(solo, in_batch)
+    assert (solo == 7).all() == (num_splits == 1)
