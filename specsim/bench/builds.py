@@ -1,4 +1,4 @@
-"""One-off work inside a timed part: graphs that were recorded, kernels that were compiled, memory that was obtained."""
+"""One-off work inside a timed part: graphs that were recorded, kernels that were loaded, memory that was obtained."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ class Builds:
     """Work that a repetition of the same part does not do again."""
 
     graphs: list[str] = field(default_factory=list)
-    kernels: list[str] = field(default_factory=list)  # compiled, or loaded from a file
+    kernels: list[str] = field(default_factory=list)  # loaded into the GPU, most of them compiled just before
     blocks: int = 0  # of memory, obtained from the driver
 
     @property
@@ -31,9 +31,16 @@ def noted(engine: Engine) -> Iterator[Builds]:
 
     builds = Builds()
     graphs, blocks = _graphs(engine), _blocks()
-    with knobs.runtime.scope():
-        knobs.runtime.jit_post_compile_hook = lambda **compiled: builds.kernels.append(str(compiled["fn"].name))
+    loaded = knobs.runtime.kernel_load_end_hook
+
+    def note(module: Any, function: Any, name: str, metadata: Any, digest: str) -> None:
+        builds.kernels.append(name)
+
+    loaded.add(note)
+    try:
         yield builds
+    finally:
+        loaded.remove(note)
     builds.graphs += [name for name in _graphs(engine) if name not in graphs]
     builds.blocks = _blocks() - blocks
 

@@ -154,6 +154,17 @@ def _built(loop) -> list[str]:
 
 
 @interpreted
+def test_kernels_are_noted_when_they_are_loaded(loop):
+    from triton import knobs
+
+    with noted(loop.engine) as builds:
+        knobs.runtime.kernel_load_end_hook(None, None, "_a_kernel", None, "digest")
+    assert builds.kernels == ["_a_kernel"]
+    knobs.runtime.kernel_load_end_hook(None, None, "_another", None, "digest")
+    assert builds.kernels == ["_a_kernel"]
+
+
+@interpreted
 def test_rows_have_figures_after_their_checks(pair):
     measured = list(throughput.measured_loads(pair, TREE, OPTIONS, {1: 2, 2: 3}, LENGTHS))
     assert [each.load.label for each in measured] == [
