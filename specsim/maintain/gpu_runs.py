@@ -20,7 +20,7 @@ from rich.console import Console
 
 from specsim.bench.suites import SUITES
 from specsim.core.display import print_table, stdout_console
-from specsim.maintain.result_tables import Result, changed_modules
+from specsim.maintain.result_tables import Result, changed_modules, missing_groups, suite_command
 from specsim.maintain.results import read
 from specsim.maintain.tables import ROOT
 
@@ -47,7 +47,7 @@ class Run:
 
 
 def runs_of(name: str, result: Result, cores: int, again: Callable[[Result], bool]) -> Iterator[Run]:
-    """List the runs of a kept result for which `again` holds."""
+    """List the runs of a kept result for which `again` holds, and those of groups that it does not have."""
     if "suite" not in result:
         if again(result):
             yield _proof(name, result, cores)
@@ -62,6 +62,8 @@ def runs_of(name: str, result: Result, cores: int, again: Callable[[Result], boo
             for group in run["finished"]:
                 share = run["seconds"] / len(groups) + START
                 yield Run(f"{name}-{group}", (*arguments, "--only", group), 0, share)
+    for group in missing_groups(result):
+        yield Run(f"{name}-{group}", (*suite_command(result).split()[1:], "--only", group), 0, UNKNOWN)
 
 
 def _proof(name: str, result: Result, cores: int) -> Run:

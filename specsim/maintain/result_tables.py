@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.bench.row import OURS
-from specsim.bench.suites import Options
+from specsim.bench.suites import SUITES, Options
 from specsim.core.code_digest import PRINTING, code_digests
 from specsim.core.display import near
 
@@ -34,8 +34,18 @@ SERVING_HEADINGS = (
     "GPU busy while decoding",
     "overlap / sync",
 )
-SUITE_ORDER = ("round", "persistent", "kernels", "experts", "scale", "baselines", "adaptive", "serving")
-WHOLE_SUITES = ("baselines", "serving")  # whose rows are all on the guide's page
+SUITE_ORDER = (
+    "round",
+    "persistent",
+    "kernels",
+    "experts",
+    "scale",
+    "baselines",
+    "adaptive",
+    "serving",
+    "tensor-parallel",
+)
+WHOLE_SUITES = ("baselines", "serving", "tensor-parallel")  # whose rows are all on the guide's page
 MAX_ROWS = 8  # of one operation that get a table row each
 # Texts in kept results, and today's words for them.
 RENAMED = {
@@ -107,7 +117,7 @@ def stale(folder: Path) -> dict[str, list[str]]:
 def _measured_on(results: Iterable[Result]) -> str:
     """Write the sentence with machine, versions and day of every run, and one about stale results."""
     results = list(results)
-    dated = f"{_runs(run for result in results for run in result.get('runs', [result]))}"
+    dated = _runs((run, _gpus(result)) for result in results for run in result.get("runs", [result]))
     old = sorted(filter(None, map(_stale_part, results)))
     return f"{dated} **Stale**, since code that they ran has changed: {', '.join(old)}." if old else dated
 
@@ -121,19 +131,32 @@ def _stale_part(result: Result) -> str:
     if "suite" not in result:
         return f"`{result['command']}`"
     groups = ", ".join(group for run in old for group in run["finished"])
-    return f"`{_suite_command(result)}`" + (f" ({groups})" if len(old) < len(runs) else "")
+    return f"`{suite_command(result)}`" + (f" ({groups})" if len(old) < len(runs) else "")
 
 
-def _suite_command(result: Result) -> str:
+def missing_groups(result: Result) -> list[str]:
+    """List the groups of a kept suite that none of its runs has finished."""
+    finished = {group for run in result["runs"] for group in run["finished"]}
+    return [group for group in SUITES[result["suite"]].groups if group not in finished]
+
+
+def suite_command(result: Result) -> str:
+    """Write the command that runs a kept suite."""
     option = "" if result["shape"] == Options(result["suite"]).shape else f" --shape {result['shape']}"
     return f"specsim bench --suite {result['suite']}{option}"
 
 
-def _runs(results: Iterable[Result]) -> str:
+def _gpus(result: Result) -> str:
+    """Write how many GPUs the ranks of a result had."""
+    count = max((row["setting"].get("GPUs", 1) for row in result.get("rows", ())), default=1)
+    return "one" if count == 1 else f"{count} x"
+
+
+def _runs(results: Iterable[tuple[Result, str]]) -> str:
     runs = {
-        f"one {each['versions']['gpu']}, torch {each['versions']['torch']}, triton {each['versions']['triton']}, "
-        f"{each['date'][:10]}"
-        for each in results
+        f"{gpus} {run['versions']['gpu']}, torch {run['versions']['torch']}, triton {run['versions']['triton']}, "
+        f"{run['date'][:10]}"
+        for run, gpus in results
     }
     return f"Measured on {'; '.join(sorted(runs))} (`fast/measurements/`)."
 
@@ -206,11 +229,13 @@ def _bench_tables(folder: Path, only_targets: bool) -> str:
     for result in results:
         is_whole = not only_targets or result["suite"] in WHOLE_SUITES
         rows = [row for row in result["rows"] if is_whole or row["targets"]]
-        title = f"`{_suite_command(result)}`:"
+        title = f"`{suite_command(result)}`:"
         served = [row for row in rows if "tokens_per_s" in row.get("figures", {})]
         lines += [title, ""]
         lines += [*markdown(SERVING_HEADINGS, map(_serving_cells, served)), ""] if served else []
         lines += [*markdown(BENCH_HEADINGS, _bench_rows(row for row in rows if row not in served)), ""]
+        missing = missing_groups(result)
+        lines += [f"Not complete: {', '.join(missing)}.", ""] if missing else []
     if not lines:
         return ""
     runs = [run for result in results for run in result["runs"]]

@@ -27,10 +27,12 @@ def read(path: Path, *names: str) -> dict[str, Any]:
 def keep(paths: Sequence[Path], folder: Path) -> list[Path]:
     """Write results to `folder`; runs of one benchmark suite, each of some of its groups, become one file.
 
-    Groups of a suite that no run has finished stay as they are in the folder, with the provenance of their own run.
+    Groups of a suite that no run has finished stay as they are in the folder, with the provenance of their own run;
+    pages name those that were never finished, of which the rows of these runs are kept.
 
-    Raises InputError for a part of a grid or of a suite, a quick run, a run without a GPU or of the reference, and one
-    that failed. A result of injected faults is kept whatever it detected: its table row counts the detected ones.
+    Raises InputError for a part of a grid, a suite without a finished group, a quick run, a run without a GPU or of the
+    reference, and one that failed. A result of injected faults is kept whatever it detected: its table row counts the
+    detected ones.
     """
     kept: dict[str, Result] = {}
     suites: dict[str, list[Result]] = defaultdict(list)
@@ -60,15 +62,15 @@ def _suite_file(path: Path) -> str:
         "one of the CPU": result["measured_peaks"] is None,
         "one of a shape without a name": not re.fullmatch(r"[\w.-]+", result["shape"]),
     }
-    _refuse(path, "the result of a whole suite that passed", faults)
+    _refuse(path, "the result of a suite that passed", faults)
     suffix = "" if result["shape"] == Options(result["suite"]).shape else f"-{result['shape']}"
     return f"bench-{result['suite']}{suffix}.json"
 
 
 def _joined(runs: Sequence[Result], before: Path) -> Result:
-    """Join runs whose groups make up a suite, with those groups of the file `before` that they do not have.
+    """Join runs of a suite's groups, with those groups of the file `before` that they do not have.
 
-    Rows of a group that a time limit cut off are dropped.
+    Rows of a group that a time limit cut off are dropped if another run finished the group.
     """
     suite = runs[0]["suite"]
     groups = SUITES[suite].groups
@@ -76,13 +78,16 @@ def _joined(runs: Sequence[Result], before: Path) -> Result:
     old = read(before) if before.exists() else {"runs": (), "rows": ()}
     earlier = [run | {"finished": [group for group in run["finished"] if group not in new]} for run in old["runs"]]
     joined = [run for run in (*earlier, *runs) if run["finished"]]
-    finished = [group for run in joined for group in run["finished"]]
-    if sorted(finished) != sorted(groups):
-        raise InputError(suite, ", ".join(finished), f"each of its groups once: {', '.join(groups)}")
+    if not new or len(new) != len({*new} & {*groups}):
+        raise InputError(
+            suite, ", ".join(new) or "without a finished group", f"its groups, each once: {', '.join(groups)}"
+        )
     if any(_machine(run) != _machine(joined[0]) for run in joined):
         raise InputError(suite, "runs of different GPUs or versions", "runs of one")
-    rows = [row for row in old["rows"] if row["group"] not in new]
-    rows += [row for run in runs for row in run["rows"] if row["group"] in run["finished"]]
+    before_these = {group for run in earlier for group in run["finished"]}
+    rows = [row for row in old["rows"] if row["group"] in before_these]
+    done = before_these | {*new}
+    rows += [row for run in runs for row in run["rows"] if row["group"] in run["finished"] or row["group"] not in done]
     return {
         "suite": suite,
         "shape": runs[0]["shape"],

@@ -9,14 +9,14 @@ from rich.console import Console
 
 from specsim.core.code_digest import code_digests
 from specsim.maintain import gpu_runs
-from specsim.maintain.gpu_runs import Run, main, plan, run_all
+from specsim.maintain.gpu_runs import UNKNOWN, Run, main, plan, run_all
 
 OLD, NEW = ({"versions": {"code": code}} for code in ({"specsim.fast.gone": "1"}, code_digests()))
 
 
 @pytest.fixture
 def kept(tmp_path):
-    """Keep a grid, a proof, and a suite with some stale groups."""
+    """Keep a grid, a proof, a suite with some stale groups, and one with a group that has not run."""
 
     def suite_run(finished: str, **code) -> dict:
         return {"command": "specsim bench --suite round", "finished": finished.split(), "seconds": 60.0} | code
@@ -30,7 +30,7 @@ def kept(tmp_path):
         "certify-cuda": {"command": "specsim certify --impl fast --device cuda", "seconds": 70.0} | NEW,
         "soak-cuda": {"command": "specsim soak --device cuda"} | OLD,
         "bench-round": {"suite": "round", "shape": "llama-3-8b", "runs": runs},
-        "bench-baselines": {"suite": "baselines", "runs": [attention | OLD | {"seconds": 5.0}]},
+        "bench-baselines": {"suite": "baselines", "shape": "llama-3-8b", "runs": [attention | OLD | {"seconds": 5.0}]},
     }
     for name, value in results.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
@@ -41,11 +41,12 @@ def test_stale_results_are_planned_in_their_order(kept):
     start = gpu_runs.START
     assert [(run.command.removeprefix("specsim "), run.jobs, run.seconds - start) for run in plan(kept, 8)] == [
         ("faults --device cuda --jobs 5", 5, 200),
-        ("soak --device cuda --jobs 2", 2, gpu_runs.UNKNOWN),
+        ("soak --device cuda --jobs 2", 2, UNKNOWN),
         ("diff --grid pairwise --device cuda --jobs 3", 3, 30),
         ("bench --suite baselines --only attention", 0, 5),
         ("bench --suite round --only sameness", 0, 10),
         ("bench --suite round --only launches", 0, 10),
+        *((f"bench --suite baselines --only {name}", 0, UNKNOWN - start) for name in ("shipped", "shape")),
         ("diff --grid full --device cuda --jobs 8", 8, 50),
     ]
     fresh = {run.name for run in plan(kept, 8, is_whole=True)} - {run.name for run in plan(kept, 8)}
@@ -113,4 +114,4 @@ def test_without_a_gpu_the_commands_are_only_listed(kept, monkeypatch, capsys):
     assert main(["--only", "faults"], console) == 2
     assert capsys.readouterr().err == "specsim: no GPU that CUDA can use; --list prints the commands\n"
     assert main(["--list", "--only", "bench"], console) == 0
-    assert capsys.readouterr().out.count("specsim bench") == 3
+    assert capsys.readouterr().out.count("specsim bench") == 5
