@@ -33,7 +33,7 @@ def noted(engine: Engine) -> Iterator[Builds]:
     graphs, blocks = _graphs(engine), _blocks()
     loaded = knobs.runtime.kernel_load_end_hook
 
-    def note(module: Any, function: Any, name: str, metadata: Any, digest: str) -> None:
+    def note(module: object, function: Any, name: str, metadata_group: Any, hash: str) -> None:
         builds.kernels.append(name)
 
     loaded.add(note)
