@@ -28,7 +28,7 @@ def keep(paths: Sequence[Path], folder: Path) -> list[Path]:
     """Write results to `folder`; runs of one benchmark suite, each of some of its groups, become one file.
 
     Groups of a suite that no run has finished stay as they are in the folder, with the provenance of their own run;
-    pages name those that were never finished, of which the rows of these runs are kept.
+    pages name those that were never finished. Rows of these are kept as far as these runs have them.
 
     Raises InputError for a part of a grid, a suite without a finished group, a quick run, a run without a GPU or of the
     reference, and one that failed. A result of injected faults is kept whatever it detected: its table row counts the

@@ -100,7 +100,7 @@ def test_every_other_proof_that_is_kept_holds():
     assert all(each["passed"] for each in kept["conformance-cuda"]["outcomes"])
 
 
-def test_every_suite_of_one_gpu_that_is_kept_is_whole_and_all_are_equal():
+def test_suites_of_one_gpu_are_kept_whole_and_all_are_equal():
     for value in (each for name, each in kept_results().items() if name.startswith("bench-")):
         finished = [group for each in value["runs"] for group in each["finished"]]
         if not SUITES[value["suite"]].needs_ranks:
@@ -317,7 +317,7 @@ def test_runs_of_different_versions_are_not_kept(keep):
 
 
 @pytest.mark.usefixtures("suite")
-def test_pages_name_the_groups_without_a_result_and_the_number_of_gpus(keep):
+def test_pages_name_incomplete_groups_and_the_number_of_gpus(keep):
     row = bench_row("linear", {"GPUs": 2, "rows": 8}, 5.0)
     cut = {"group": "others"} | bench_row("linear", {"rows": 9}, 5.0)
     page = bench_page(keep(suite_run("some", row, cut)).parent)
