@@ -33,12 +33,16 @@ class Workers(ProcessPoolExecutor):
             self.shutdown()
             return
         processes = list((self._processes or {}).values())
+        manager: Thread | None = self._executor_manager_thread  # pyright: ignore[reportAssignmentType] - wrong stubs
         # Shut down before they end: the executor's thread fails every future that it does not know to be cancelled.
         self.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.terminate()
         for process in processes:
             process.join()
+        # It closes a pipe at its end, to which Python's exit would write meanwhile.
+        if manager is not None:
+            manager.join()
 
 
 @contextmanager

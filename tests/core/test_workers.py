@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.context import SpawnProcess
 from operator import add
 
@@ -61,6 +63,14 @@ def has_ended(pid: int) -> bool:
 def test_workers_compute():
     with Workers(2) as workers:
         assert list(workers.map(add, (1, 2, 3), (4, 5, 6))) == [5, 7, 9]
+
+
+def test_no_thread_is_left_after_an_error():
+    before = {*threading.enumerate()}
+    with suppress(ZeroDivisionError), Workers(2) as workers:
+        workers.submit(time.sleep, 60)
+        _ = 1 // 0
+    assert {*threading.enumerate()} == before
 
 
 def test_an_error_ends_the_others():
