@@ -84,9 +84,8 @@ def _joined(runs: Sequence[Result], before: Path) -> Result:
         )
     if any(_machine(run) != _machine(joined[0]) for run in joined):
         raise InputError(suite, "runs of different GPUs or versions", "runs of one")
-    before_these = {group for run in earlier for group in run["finished"]}
-    rows = [row for row in old["rows"] if row["group"] in before_these]
-    done = before_these | {*new}
+    done = {group for run in joined for group in run["finished"]}
+    rows = [row for row in old["rows"] if row["group"] in done.difference(new)]
     rows += [row for run in runs for row in run["rows"] if row["group"] in run["finished"] or row["group"] not in done]
     return {
         "suite": suite,
