@@ -6,6 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
+from specsim.fast.runtime.gluon import next_slot
+
 BLOCK_C = gl.constexpr(128)  # keys of a tile
 COPIERS = gl.constexpr(4)  # warps that copy
 
@@ -29,14 +31,6 @@ class Work(NamedTuple):
     num_keys: gl.tensor
     low: gl.tensor  # first tile
     high: gl.tensor
-
-
-@gluon.jit
-@no_type_check
-def next_slot(slot, phase, STAGES: gl.constexpr):
-    """Compute the next slot of the ring, and the phase of its barriers."""
-    is_last = slot == STAGES - 1
-    return gl.where(is_last, 0, slot + 1), gl.where(is_last, phase ^ 1, phase)
 
 
 @gluon.jit

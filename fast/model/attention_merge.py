@@ -58,7 +58,8 @@ def _merge_kernel(
 ):
     """Merge the parts of every row and head, always in order, for requests with several parts.
 
-    SOLO: there is one request. Its parts, at most `units`, are loaded before their number is known.
+    SOLO: there is one request with at most `units` parts, no more than BLOCK_S. All are loaded before their number is
+    known.
     """
     await_input(PDL)
     head = tl.program_id(0)
@@ -125,7 +126,7 @@ def merge(out: torch.Tensor, parts: Parts, metadata: AttentionMetadata, plan: Pl
         units=plan.units,
         GROUP=plan.group,
         D=out.shape[2],
-        SOLO=num_requests == 1,
+        SOLO=num_requests == 1 and plan.units <= block_s,
         BLOCK_R=block_r,
         BLOCK_S=block_s,
         BLOCK_D=plan.block_d,

@@ -18,11 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from specsim.fast.model.attention_copies import BLOCK_C, COPIERS, Ring, Work, copy_layout, copy_tiles, next_slot
+from specsim.fast.model.attention_copies import BLOCK_C, COPIERS, Ring, Work, copy_layout, copy_tiles
 from specsim.fast.model.attention_merge import Parts
 from specsim.fast.model.attention_plan import MANY, Plan, assignment, tiles_of
 from specsim.fast.model.metadata import WORD, AttentionMetadata
-from specsim.fast.runtime.gluon import barrier
+from specsim.fast.runtime.gluon import barrier, next_slot
 from specsim.fast.runtime.launch import Kernel, await_input, nearest
 
 PAIRS = gl.constexpr(64)  # of a group of warps

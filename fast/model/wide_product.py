@@ -11,7 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from specsim.fast.model.metadata import KVTensors
-from specsim.fast.model.wide_kernel import GATED, HEADED, PLAIN, Shape, wide
+from specsim.fast.model.wide_finish import GATED, HEADED, PLAIN, Shape
+from specsim.fast.model.wide_kernel import wide
 from specsim.fast.model.wide_plan import BLOCK_K, BLOCK_N, MOST_WIDE_ROWS, WidePlan
 from specsim.fast.runtime.gluon import Constants
 from specsim.fast.runtime.launch import ceil_div, next_power_of_2

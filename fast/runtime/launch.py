@@ -224,6 +224,11 @@ def next_power_of_2(count: int) -> int:
     return 1 << (count - 1).bit_length() if count > 0 else 0
 
 
+def next_power_of_16(count: int) -> int:
+    """Compute the least power of 16 that is at least `count`, so that a kernel is compiled for few sizes."""
+    return 1 << (max(count, 1) - 1).bit_length() + 3 & ~3
+
+
 def block_of(count: int, on_gpu: int, others: int = 1) -> int:
     """Choose the number of rows of one program, a power of two.
 

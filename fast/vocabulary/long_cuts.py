@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from specsim.core.phases import Batch, Sampling
-from specsim.fast.runtime.launch import INTERPRETED, await_input, block_of, ceil_div, kernel
+from specsim.fast.runtime.launch import INTERPRETED, await_input, block_of, ceil_div, kernel, next_power_of_16
 from specsim.fast.vocabulary.distribution import Distributions
 from specsim.fast.vocabulary.filters import Cut, Filters, Moments, Source, cut_rows
 from specsim.fast.vocabulary.logit_rows import LogitRows
@@ -60,13 +60,22 @@ def _long_cuts_kernel(
     ALIGN: tl.constexpr,
     SHIFT: tl.constexpr,
     ROWS: tl.constexpr,
+    TURNS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Cut the rows of a block whose lists were too long, by reading all of a row several times."""
+    """Cut rows whose lists were too long, by reading all of a row several times: ROWS at a time, in at most TURNS.
+
+    Most often there is none, so they are looked for in all turns at once.
+    """
     vocab_size = units * ALIGN  # as a product, by which loads are known to be aligned
+    first = tl.program_id(0) * ROWS
+    step = tl.num_programs(0) * ROWS
+    offs = first + step * tl.arange(0, TURNS)[:, None] + tl.arange(0, ROWS)[None, :]
     await_input(PDL)
-    for start in range(tl.program_id(0) * ROWS, num_rows, tl.num_programs(0) * ROWS):
+    last_token = tl.load(lasts_ptr + offs * 3 + 1, mask=offs < num_rows, other=0)  # [TURNS, ROWS]
+    end = tl.where(tl.min(last_token) < 0, num_rows, first)
+    for start in range(first, end, step):
         offs = start + tl.arange(0, ROWS).to(tl.int64)  # [ROWS]
         last_token = tl.load(lasts_ptr + offs * 3 + 1, mask=offs < num_rows, other=0)
         long = last_token < 0
@@ -93,7 +102,8 @@ def cut_long_rows(batch: Batch, made: Distributions) -> None:
     num_rows, vocab_size = logits.raw.shape
     rows = block_of(num_rows, 1, 8 * BLOCK)
     align = math.gcd(vocab_size, 16)
-    _long_cuts_kernel[(min(PROGRAMS, ceil_div(num_rows, rows)),)](
+    programs = min(PROGRAMS, ceil_div(num_rows, rows))
+    _long_cuts_kernel[(programs,)](
         logits_ptr=logits.raw,
         adjusted_ptr=logits.adjusted,
         sampling_ptrs=SamplingTables.of(batch.sampling),
@@ -105,6 +115,7 @@ def cut_long_rows(batch: Batch, made: Distributions) -> None:
         ALIGN=align,
         SHIFT=SPARE_BITS[logits.raw.dtype],
         ROWS=rows,
+        TURNS=next_power_of_16(ceil_div(num_rows, max(1, programs * rows))),
         BLOCK=BLOCK,
         num_warps=8,
         maxnreg=REGISTERS,

@@ -14,11 +14,19 @@ import triton.language as tl
 
 from specsim.core.phases import Batch, State
 from specsim.core.pool import KVPool
-from specsim.fast.runtime.launch import INTERPRETED, await_input, ceil_div, kernel, next_power_of_2, require_contiguous
+from specsim.fast.runtime.launch import (
+    INTERPRETED,
+    await_input,
+    ceil_div,
+    kernel,
+    next_power_of_2,
+    next_power_of_16,
+    require_contiguous,
+)
 
 MOST_BIAS = tl.constexpr(1e18)  # beyond it distributions have no shape left, and (x - max) · log2(e) / T may overflow
 COLUMNS = tl.constexpr(1024)  # tokens of a context that are counted at once
-PROGRAMS = 16  # of one request, which share out its vocabulary; most requests have nothing for them to do
+PROGRAMS = 264  # as many as a GPU runs at once; they share out the vocabularies of all requests that have any
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,25 @@ def _context_counts(token_ids_ptr, length, prompt_len, first, BLOCK: tl.constexp
     return in_prompt[None, :], after[None, :]
 
 
+class _OwnPenalties(NamedTuple):
+    """Penalties of one or more requests inside a kernel."""
+
+    repetition: tl.tensor  # f32
+    presence: tl.tensor
+    frequency: tl.tensor
+    any: tl.tensor  # whether one of them changes a logit
+
+
+@triton.jit
+@no_type_check
+def _penalties_of(penalties, request, mask):
+    """Load the penalties of requests."""
+    repetition = tl.load(penalties.repetition_ptr + request, mask=mask, other=1.0).to(tl.float32)
+    presence = tl.load(penalties.presence_ptr + request, mask=mask, other=0.0).to(tl.float32)
+    frequency = tl.load(penalties.frequency_ptr + request, mask=mask, other=0.0).to(tl.float32)
+    return _OwnPenalties(repetition, presence, frequency, (repetition != 1) | (presence != 0) | (frequency != 0))
+
+
 @kernel
 @no_type_check
 def _adjust(
@@ -136,47 +163,53 @@ def _adjust(
     num_nodes,
     levels,
     vocab_size,
+    num_requests,
+    REQUESTS: tl.constexpr,
     NODES: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    request = tl.program_id(0).to(tl.int64)
+    """Mark the requests whose logits change, and adjust every part of their vocabularies in one of all programs."""
+    offs_b = tl.arange(0, REQUESTS)
+    mask_b = offs_b < num_requests
     offs_n = tl.arange(0, NODES)
-    await_input(PDL)
-    row = tl.load(rows_ptr + request)
     mask_n = offs_n < num_nodes
-    root = request * num_nodes
-    repetition = tl.load(penalties.repetition_ptr + request).to(tl.float32)
-    presence = tl.load(penalties.presence_ptr + request).to(tl.float32)
-    frequency = tl.load(penalties.frequency_ptr + request).to(tl.float32)
-    penalised = (repetition != 1) | (presence != 0) | (frequency != 0)
-    is_biased = tl.load(is_biased_ptr + request) != 0
-    changed = penalised | is_biased
+    parts = tl.cdiv(vocab_size, BLOCK)
+    await_input(PDL)
+    rows = tl.load(rows_ptr + offs_b, mask=mask_b, other=-1)
+    changes = _penalties_of(penalties, offs_b, mask_b).any | (tl.load(is_biased_ptr + offs_b, mask=mask_b, other=0) != 0)
     if allowed.bits_ptr is not None:
-        is_constrained = tl.load(allowed.is_constrained_ptr + request) != 0
-        changed |= is_constrained
-    if tl.program_id(1) == 0:
-        tl.store(changed_ptr + request, tl.where(row < 0, -1, changed.to(tl.int32)))
-    first = tl.where((row >= 0) & changed, tl.program_id(1) * BLOCK, vocab_size)
-    for start in range(first, vocab_size, BLOCK * tl.num_programs(1)):
+        changes |= tl.load(allowed.is_constrained_ptr + offs_b, mask=mask_b, other=0) != 0
+    if tl.program_id(0) == 0:
+        tl.store(changed_ptr + offs_b, tl.where(rows < 0, -1, changes.to(tl.int32)), mask=mask_b)
+    changes &= rows >= 0
+    places = tl.cumsum(changes.to(tl.int32))
+    for unit in range(tl.program_id(0), tl.max(places) * parts, tl.num_programs(0)):
+        request = tl.sum(tl.where(changes & (places == unit // parts + 1), offs_b, 0)).to(tl.int64)
+        start = unit % parts * BLOCK
+        row = tl.load(rows_ptr + request)
+        own = _penalties_of(penalties, request, True)
+        root = request * num_nodes
         offs_v = start + tl.arange(0, BLOCK)
         mask_v = offs_v < vocab_size
         mask = mask_n[:, None] & mask_v[None, :]
         offs = (root + offs_n)[:, None] * vocab_size + offs_v[None, :]
         logits = tl.load(logits_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-        if penalised:
+        if own.any:
             length = tl.load(seq_lens_ptr + request)
             prompt_len = tl.load(prompt_lens_ptr + request)
-            own = token_ids_ptr + row * stride_token_ids
-            in_prompt, output = _context_counts(own, length, prompt_len, start, BLOCK)
+            tokens = token_ids_ptr + row * stride_token_ids
+            in_prompt, output = _context_counts(tokens, length, prompt_len, start, BLOCK)
             output = _output_counts(output, tree, root, offs_n, mask_n, offs_v, num_nodes, levels)
-            repeated = tl.where(logits > 0, tl.div_rn(logits, repetition), logits * repetition)
+            repeated = tl.where(logits > 0, tl.div_rn(logits, own.repetition), logits * own.repetition)
             logits = tl.where(in_prompt + output > 0, repeated, logits)
-            logits -= frequency * output.to(tl.float32) + tl.where(output > 0, presence, 0.0)
+            logits -= own.frequency * output.to(tl.float32) + tl.where(output > 0, own.presence, 0.0)
         if bias_ptr is not None:
+            is_biased = tl.load(is_biased_ptr + request) != 0
             bias = tl.load(bias_ptr + request * vocab_size + offs_v, mask=mask_v & is_biased, other=0.0)
             logits += tl.minimum(tl.maximum(bias, -MOST_BIAS), MOST_BIAS).to(tl.float32)[None, :]
         if allowed.bits_ptr is not None:
+            is_constrained = tl.load(allowed.is_constrained_ptr + request) != 0
             words = (root + offs_n)[:, None] * tl.cdiv(vocab_size, 32) + offs_v[None, :] // 32
             bits = tl.load(allowed.bits_ptr + words, mask=mask & is_constrained, other=-1) >> (offs_v % 32)[None, :]
             logits = tl.where((bits & 1) != 0, logits, float("-inf"))
@@ -206,7 +239,7 @@ def adjust_logits(
     block = min(max(64, next_power_of_2(vocab_size)), max(64, (2**18 if INTERPRETED else 2**12) // nodes))
     changed_B = torch.empty(batch.size, dtype=torch.int32, device=device)
     adjusted_RV = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=device)
-    _adjust[(batch.size, min(PROGRAMS, ceil_div(vocab_size, block)))](
+    _adjust[(min(PROGRAMS, batch.size * ceil_div(vocab_size, block)),)](
         logits_ptr=logits_RV,
         adjusted_ptr=adjusted_RV,
         changed_ptr=changed_B,
@@ -223,6 +256,8 @@ def adjust_logits(
         num_nodes=num_nodes,
         levels=levels,
         vocab_size=vocab_size,
+        num_requests=batch.size,
+        REQUESTS=next_power_of_16(batch.size),
         NODES=nodes,
         BLOCK=block,
     )
