@@ -239,8 +239,10 @@ def _pipelined_kernel(
     low_row = gl.load(metadata_ptrs.row_starts + request)
     num_rows = (gl.load(metadata_ptrs.row_starts + request + 1) - low_row).to(gl.int32)
     num_rows = gl.where(is_real, num_rows, 0)
-    low, high = tiles_of(split, num_splits, 0, gl.cdiv(key_len + num_extras, BLOCK_C))
-    high = gl.where(block * 2 * PAIRS < num_rows * GROUP, high, low)
+    low, high = tiles_of(split, gl.maximum(num_splits, 1), 0, gl.cdiv(key_len + num_extras, BLOCK_C))
+    has_work = block * 2 * PAIRS < num_rows * GROUP
+    low = gl.where(has_work, low, 0)  # slots of the first tile are loaded, whether there is work or not
+    high = gl.where(has_work, high, 0)
     work = Work(low_row, num_rows, block * 2 * PAIRS, key_len, key_len + num_extras, low, high)
     table_ptr = kv_ptrs.table_ptr + gl.load(kv_ptrs.rows_ptr + request) * kv_ptrs.columns * 2
     extra_slots_ptr = metadata_ptrs.extra_slots + request.to(gl.int64) * extras

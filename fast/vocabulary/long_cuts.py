@@ -71,10 +71,10 @@ def _long_cuts_kernel(
     vocab_size = units * ALIGN  # as a product, by which loads are known to be aligned
     first = tl.program_id(0) * ROWS
     step = tl.num_programs(0) * ROWS
-    offs = first + step * tl.arange(0, TURNS)[:, None] + tl.arange(0, ROWS)[None, :]
+    every = first + step * tl.arange(0, TURNS)[:, None] + tl.arange(0, ROWS)[None, :]  # [TURNS, ROWS]
     await_input(PDL)
-    last_token = tl.load(lasts_ptr + offs * 3 + 1, mask=offs < num_rows, other=0)  # [TURNS, ROWS]
-    end = tl.where(tl.min(last_token) < 0, num_rows, first)
+    least = tl.min(tl.load(lasts_ptr + every * 3 + 1, mask=every < num_rows, other=0))
+    end = tl.where(least < 0, num_rows, first)
     for start in range(first, end, step):
         offs = start + tl.arange(0, ROWS).to(tl.int64)  # [ROWS]
         last_token = tl.load(lasts_ptr + offs * 3 + 1, mask=offs < num_rows, other=0)
