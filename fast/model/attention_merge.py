@@ -1,5 +1,6 @@
-"""Merge of the parts in which attention reads a request's keys."""
+"""Merge of the parts in which attention reads a request's keys, in a launch of its own."""
 
+import functools
 from typing import NamedTuple, Self, no_type_check
 
 import torch
@@ -19,13 +20,24 @@ class Parts(NamedTuple):
     acc: torch.Tensor  # f32 [parts, D], weighted sums of values of every part, head and pair of a row and a query head
     stats: torch.Tensor  # f32 [parts, 2], the largest logit and the sum of weights
     spans: torch.Tensor  # i32 [B, 2], a request's first part and its number of parts
+    # i64, two for each program, 0 between launches; None where parts are merged in a launch of its own.
+    counts: torch.Tensor | None = None
 
     @classmethod
     def empty(cls, out: torch.Tensor, plan: Plan, num_requests: int) -> Self:
         """Allocate the parts of results [R, A, D]."""
         count = plan.units * plan.pairs * (out.shape[1] // plan.group)
         acc = out.new_empty(count, out.shape[2], dtype=torch.float32)
-        return cls(acc, acc.new_empty(count, 2), acc.new_empty(num_requests, 2, dtype=torch.int32))
+        spans = acc.new_empty(num_requests, 2, dtype=torch.int32)
+        programs = plan.units * plan.blocks * (out.shape[1] // plan.group)
+        counts = _counters(out.device, 2 * programs) if plan.is_joined else None
+        return cls(acc, acc.new_empty(count, 2), spans, counts)
+
+
+@functools.cache
+def _counters(device: torch.device, count: int) -> torch.Tensor:
+    """Allocate counters of launches that follow each other."""
+    return torch.zeros(count, dtype=torch.int64, device=device)
 
 
 @triton.jit
@@ -47,20 +59,14 @@ def _merge_kernel(
     parts_ptrs,
     row_starts_ptr,
     pairs,
-    units,
     GROUP: tl.constexpr,
     D: tl.constexpr,
-    SOLO: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the parts of every row and head, always in order, for requests with several parts.
-
-    SOLO: there is one request with at most `units` parts, no more than BLOCK_S. All are loaded before their number is
-    known.
-    """
+    """Merge the parts of every row and head, always in order, for requests with several parts."""
     await_input(PDL)
     head = tl.program_id(0)
     heads = tl.num_programs(0)
@@ -69,34 +75,26 @@ def _merge_kernel(
     num_splits = tl.load(parts_ptrs.spans + 2 * request + 1)
     low = tl.load(row_starts_ptr + request)
     high = tl.load(row_starts_ptr + request + 1)
-    if not SOLO and num_splits == 1:
+    if num_splits == 1:
         return
-    most_splits = units if SOLO else num_splits
     offs_d = tl.arange(0, BLOCK_D)
     mask_d = offs_d < D
     for start in range(tl.program_id(2) * BLOCK_R, pairs, tl.num_programs(2) * BLOCK_R):
         pair = start + tl.arange(0, BLOCK_R)
         row = low + pair // GROUP
-        mask = (row < high) & (num_splits > 1)
-        mask_loads = pair < pairs if SOLO else mask
+        mask = row < high
         total = tl.zeros([BLOCK_R], tl.float32)
         top = tl.full([BLOCK_R], float("-inf"), tl.float32)
         acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
-        for first in range(0, most_splits, BLOCK_S):
+        for first in range(0, num_splits, BLOCK_S):
             split = first + tl.arange(0, BLOCK_S)
-            kept_split = split if SOLO else kept + split
-            part = (kept_split.to(tl.int64)[None, :] * heads + head) * pairs + pair[:, None]
-            mask_s = mask_loads[:, None] & (split < most_splits)[None, :]
+            part = ((kept + split).to(tl.int64)[None, :] * heads + head) * pairs + pair[:, None]
+            mask_s = mask[:, None] & (split < num_splits)[None, :]
             part_top = tl.load(parts_ptrs.stats + 2 * part, mask=mask_s, other=float("-inf"))
             part_total = tl.load(parts_ptrs.stats + 2 * part + 1, mask=mask_s, other=0.0)
             mask_p = mask_s[:, :, None] & mask_d[None, None, :]
             part_ptr = parts_ptrs.acc + part[:, :, None] * D + offs_d[None, None, :]
             parts = tl.load(part_ptr, mask=mask_p, other=0.0)  # [BLOCK_R, BLOCK_S, BLOCK_D]
-            if SOLO:
-                is_part = (split < num_splits)[None, :]
-                part_top = tl.where(is_part, part_top, float("-inf"))
-                part_total = tl.where(is_part, part_total, 0.0)
-                parts = tl.where(is_part[:, :, None], parts, 0.0)
             higher = tl.maximum(top, tl.max(part_top, axis=1))
             shift = tl.where(higher == float("-inf"), 0.0, higher)
             weight = tl.exp2(part_top - shift[:, None])
@@ -123,10 +121,8 @@ def merge(out: torch.Tensor, parts: Parts, metadata: AttentionMetadata, plan: Pl
         parts_ptrs=parts,
         row_starts_ptr=metadata.row_starts,
         pairs=plan.pairs,
-        units=plan.units,
         GROUP=plan.group,
         D=out.shape[2],
-        SOLO=num_requests == 1 and plan.units <= block_s,
         BLOCK_R=block_r,
         BLOCK_S=block_s,
         BLOCK_D=plan.block_d,

@@ -1,7 +1,7 @@
 """Steps after a wide product, for one tile of it: bias, gate, residual sum and next norm, or rotation of heads."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, no_type_check
+from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -51,102 +51,64 @@ def scale_of(squares_ptr, row, num_rows, eps, K: gl.constexpr, PARTS: gl.constex
     return gl.rsqrt(gl.sum(total, axis=1) / K + eps)
 
 
-class Operands(NamedTuple):
-    """What the steps after a product read of a tile, loaded while it is multiplied; 0 where a step is not taken."""
-
-    base: Any  # [_N, R]
-    norm: Any  # [_N, 1]
-    cos: Any  # [_N / 2, R], of half a head
-    sin: Any
-    slots: Any  # [1, R]
-
-
 @gluon.jit
 @no_type_check
-def _places(tile, row, num_rows, S: gl.constexpr, R: gl.constexpr):
-    """Compute a tile's outputs, [outputs, 1], and rows, [1, R], and which of them exist.
-
-    Outputs are those after the gate, or of half a head.
-    """
-    OUT: gl.constexpr = _N if S.kind == PLAIN else _N // 2
-    BY_OUTPUT: gl.constexpr = gl.BlockedLayout([8, 1], [OUT // 8, 256 // OUT], [1, 8], [0, 1])
-    outputs = tile * OUT + gl.arange(0, OUT, layout=gl.SliceLayout(1, BY_OUTPUT))[:, None]
-    rows = row + gl.arange(0, R, layout=gl.SliceLayout(0, BY_OUTPUT))[None, :]
-    return outputs, rows, outputs < (S.size if S.kind == PLAIN else S.size // 2), rows < num_rows
-
-
-@gluon.jit
-@no_type_check
-def operands(finish_ptrs, tile, row, num_rows, is_mine, S: gl.constexpr, R: gl.constexpr):
-    """Load the operands of a tile's last steps, if it is finished here."""
-    outputs, rows, is_output, is_row = _places(tile, row, num_rows, S, R)
-    is_output &= is_mine
-    is_row &= is_mine
-    mask = is_output & is_row
-    base, norm, cos, sin, slots = 0, 0, 0, 0, 0
-    if S.kind == PLAIN:
-        if finish_ptrs.base is not None:
-            base = gl.load(finish_ptrs.base + rows * S.stride_base + outputs, mask=mask, other=0.0)
-        if finish_ptrs.next_norm is not None:
-            norm = gl.load(finish_ptrs.next_norm + outputs, mask=is_output, other=0.0)
-    elif S.kind == HEADED:
-        HALF: gl.constexpr = S.head_dim // 2
-        heads = finish_ptrs.heads
-        slots = gl.load(heads.slots_ptr + rows, mask=is_row, other=-1)
-        turns_ptr = heads.turns_ptr + 2 * gl.where(is_row, rows, 0).to(gl.int64) * HALF + outputs % HALF
-        cos = gl.load(turns_ptr, mask=mask, other=0.0)
-        sin = gl.load(turns_ptr + HALF, mask=mask, other=0.0)
-    return Operands(base, norm, cos, sin, slots)
-
-
-@gluon.jit
-@no_type_check
-def finish(acc, scale, own, finish_ptrs, tile, row, num_rows, S: gl.constexpr, R: gl.constexpr, DTYPE: gl.constexpr):
+def finish(acc, scale, finish_ptrs, tile, row, num_rows, S: gl.constexpr, R: gl.constexpr, DTYPE: gl.constexpr):
     """Take the steps after a product for a tile, [_N, R]: see specsim.fast.model.linear and qkv_projection."""
     N: gl.constexpr = S.size
+    KIND: gl.constexpr = S.kind
     D: gl.constexpr = S.head_dim
-    OUT: gl.constexpr = _N if S.kind == PLAIN else _N // 2
-    outputs, rows, is_output, is_row = _places(tile, row, num_rows, S, R)
-    mask = is_output & is_row
-    BY_OUTPUT: gl.constexpr = mask.type.layout
+    OUT: gl.constexpr = _N if KIND == PLAIN else _N // 2  # outputs after the gate, or of each half of the heads
+    BY_OUTPUT: gl.constexpr = gl.BlockedLayout([8, 1], [OUT // 8, 256 // OUT], [1, 8], [0, 1])
     bias_ptr = finish_ptrs.bias
     acc = acc * scale[None, :]
-    if S.kind == PLAIN:
+    row_R = row + gl.arange(0, R, layout=gl.SliceLayout(0, BY_OUTPUT))
+    row = row_R[None, :]
+    mask_r = row < num_rows
+    if KIND == PLAIN:
         if bias_ptr is not None:
             offs = tile * OUT + gl.arange(0, OUT, layout=gl.SliceLayout(1, acc.type.layout))[:, None]
             acc += gl.load(bias_ptr + offs, mask=offs < N, other=0.0).to(gl.float32)
         out = gl.convert_layout(acc.to(DTYPE), BY_OUTPUT)
+        offs = tile * OUT + gl.arange(0, OUT, layout=gl.SliceLayout(1, BY_OUTPUT))[:, None]
+        mask = (offs < N) & mask_r
         if finish_ptrs.base is not None:
-            out = (own.base.to(gl.float32) + out.to(gl.float32)).to(DTYPE)
-        gl.store(finish_ptrs.rows + rows * S.stride_out + outputs, out, mask=mask)
+            base = gl.load(finish_ptrs.base + row * S.stride_base + offs, mask=mask, other=0.0)
+            out = (base.to(gl.float32) + out.to(gl.float32)).to(DTYPE)
+        gl.store(finish_ptrs.rows + row * S.stride_out + offs, out, mask=mask)
         if finish_ptrs.next_norm is not None:
             out = out.to(gl.float32)
-            weighted = (out * own.norm.to(gl.float32)).to(DTYPE)
-            gl.store(finish_ptrs.weighted + rows * N + outputs, weighted, mask=mask)
+            norm = gl.load(finish_ptrs.next_norm + offs, mask=offs < N, other=0.0).to(gl.float32)
+            gl.store(finish_ptrs.weighted + row * N + offs, (out * norm).to(DTYPE), mask=mask)
             squares = gl.sum(gl.where(mask, out * out, 0.0), axis=0)
-            row_R = row + gl.arange(0, R, layout=gl.SliceLayout(0, BY_OUTPUT))
             gl.store(finish_ptrs.squares + row_R * S.tiles + tile, squares, mask=row_R < num_rows)
     else:
         first, second = acc.reshape([OUT // 8, 2, 8, R]).permute((0, 2, 3, 1)).split()
         first = first.reshape([OUT, R])
         second = second.reshape([OUT, R])
-        HALF: gl.constexpr = N // 2 if S.kind == GATED else D // 2  # outputs between a pair
+        HALF: gl.constexpr = N // 2 if KIND == GATED else D // 2  # outputs between a pair
         if bias_ptr is not None:
             offs = tile * OUT + gl.arange(0, OUT, layout=gl.SliceLayout(1, first.type.layout))[:, None]
-            is_bias = offs < N // 2
+            mask = offs < N // 2
             offs += offs // HALF * HALF
-            first += gl.load(bias_ptr + offs, mask=is_bias, other=0.0).to(gl.float32)
-            second += gl.load(bias_ptr + HALF + offs, mask=is_bias, other=0.0).to(gl.float32)
-        if S.kind == GATED:
+            first += gl.load(bias_ptr + offs, mask=mask, other=0.0).to(gl.float32)
+            second += gl.load(bias_ptr + HALF + offs, mask=mask, other=0.0).to(gl.float32)
+        offs = tile * OUT + gl.arange(0, OUT, layout=gl.SliceLayout(1, BY_OUTPUT))[:, None]
+        mask = (offs < N // 2) & mask_r
+        if KIND == GATED:
             out = gl.convert_layout(nearest(gated(first, second, DTYPE), DTYPE), BY_OUTPUT)
-            gl.store(finish_ptrs.rows + rows * S.stride_out + outputs, out, mask=mask)
+            gl.store(finish_ptrs.rows + row * S.stride_out + offs, out, mask=mask)
         else:
             heads = finish_ptrs.heads
             first = gl.convert_layout(first.to(DTYPE), BY_OUTPUT).to(gl.float32)
             second = gl.convert_layout(second.to(DTYPE), BY_OUTPUT).to(gl.float32)
-            turns = Turns(own.cos.to(gl.float32), own.sin.to(gl.float32), own.slots)
-            row = gl.where(is_row, rows, 0).to(gl.int64)
-            head = outputs // HALF
-            offs = outputs % HALF
+            head = offs // HALF
+            offs = offs % HALF
+            slot_R = gl.load(heads.slots_ptr + row_R, mask=row_R < num_rows, other=-1)
+            row = gl.where(mask_r, row, 0).to(gl.int64)
+            turns_ptr = heads.turns_ptr + 2 * row * HALF + offs
+            cos = gl.load(turns_ptr, mask=mask, other=0.0).to(gl.float32)
+            sin = gl.load(turns_ptr + HALF, mask=mask, other=0.0).to(gl.float32)
+            turns = Turns(cos, sin, slot_R[None, :])
             query_ptr = heads.query_ptr
             store_heads(query_ptr, heads.kv_ptrs, turns, row, head, offs, first, second, mask, S.heads, S.kv_heads, D)

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from specsim.fast.model.wide_finish import GATED, PLAIN, finish, operands, scale_of
+from specsim.fast.model.wide_finish import GATED, PLAIN, finish, scale_of
 from specsim.fast.model.wide_parts import summed, summed_rows
 from specsim.fast.model.wide_plan import BLOCK_K, BLOCK_N
 from specsim.fast.runtime.gluon import next_slot
@@ -105,11 +105,6 @@ def _multiply(
     tile = low // S.blocks
     while low < end:
         high = gl.minimum(end, (tile + 1) * S.blocks)
-        first = tile * S.blocks // S.share
-        place = gl.program_id(0) - first  # among the programs of the tile
-        is_mine = place < R // OWN
-        before = gl.load(counts_ptr + tile, volatile=True) if S.finishers > 1 else 0
-        own = operands(finish_ptrs, tile, row, num_rows, is_mine, S, OWN)
         acc = gl.zeros([_N, R], gl.float32, LAYOUT)
         for unit in range(low, high):
             mbarrier.wait(ring.full.index(slot), phase)
@@ -120,14 +115,16 @@ def _multiply(
             slot, phase = next_slot(slot, phase, STAGES)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
         mbarrier.arrive(ring.empty.index(gl.where(slot == 0, STAGES - 1, slot - 1)), count=1)
-        total = acc
+        first = tile * S.blocks // S.share
         if S.finishers > 1:
-            total = summed_rows(acc, parts_ptr, counts_ptr + tile, before, first, place, S, R, OWN)
+            is_mine, total = summed_rows(acc, parts_ptr, counts_ptr + tile, first, S, R, OWN)
         elif S.most_parts > 1:
             last = ((tile + 1) * S.blocks - 1) // S.share
-            total = summed(acc, parts_ptr, counts_ptr + tile, first, last, R)
+            is_mine, total = summed(acc, parts_ptr, counts_ptr + tile, first, last, R)
+        else:
+            is_mine, total = low >= 0, acc
         if is_mine:
-            finish(total, scale, own, finish_ptrs, tile, row, num_rows, S, OWN, DTYPE)
+            finish(total, scale, finish_ptrs, tile, row, num_rows, S, OWN, DTYPE)
         low = high
         tile += 1
 

@@ -6,32 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from specsim.fast.model.wide_plan import BLOCK_N
-from specsim.fast.runtime.gluon import barrier
+from specsim.fast.runtime.gluon import await_count, barrier
 
 _N = gl.constexpr(BLOCK_N)
-_PATIENCE = gl.constexpr(1 << 22)  # polls of a counter, each of about half a microsecond
-
-
-@gluon.jit
-@no_type_check
-def _read(p, PAUSE: gl.constexpr):
-    wait: gl.constexpr = "nanosleep.u32 20; " if PAUSE else ""
-    return gl.inline_asm_elementwise(
-        wait + "ld.acquire.gpu.global.u64 $0, [$1];", "=l,l", [p.to(gl.int64)], gl.int64, False, 1
-    )
-
-
-@gluon.jit
-@no_type_check
-def _await(count_ptr, expected):
-    """Wait until a counter has reached a number. A wait in vain ends the kernel with an error."""
-    left = _PATIENCE + 0
-    count = _read(count_ptr, False)
-    while count < expected:
-        count = _read(count_ptr, True)
-        left -= 1
-        if left == 0:
-            gl.inline_asm_elementwise("trap; mov.b32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
@@ -77,25 +54,28 @@ def _add_parts(total, parts_ptr, first, end, AT_A_TIME: gl.constexpr, R: gl.cons
 
 @gluon.jit
 @no_type_check
-def summed_rows(acc, parts_ptr, count_ptr, before, first, own, S: gl.constexpr, R: gl.constexpr, OWN: gl.constexpr):
-    """Add the parts of a tile for the rows that this program finishes, [_N, OWN], if it is one that finishes any.
+def summed_rows(acc, parts_ptr, count_ptr, first, S: gl.constexpr, R: gl.constexpr, OWN: gl.constexpr):
+    """Add the parts of a tile for the rows that this program finishes, [_N, OWN].
 
-    Other programs of the tile do so for theirs. The counter only grows; before: it, before this part is counted. own:
-    this program's place among those of the tile.
+    Other programs of the tile do so for theirs. Returns whether there are such rows, and the sum. The counter only
+    grows.
     """
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, OWN, 16])
     total = gl.zeros([_N, OWN], gl.float32, LAYOUT)
-    _store_part(acc, parts_ptr + (first + own) * (_N * R), R)
-    gl.atomic_add(count_ptr, 1, sem="release", scope="gpu")
-    if own < R // OWN:
-        _await(count_ptr, before // S.finishers * S.finishers + S.finishers)
+    me = gl.program_id(0)
+    _store_part(acc, parts_ptr + me * (_N * R), R)
+    before = gl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu")
+    own = me - first
+    is_mine = own < R // OWN
+    if is_mine:
+        await_count(count_ptr, before // S.finishers * S.finishers + S.finishers)
         parts_ptr += own * (_N * OWN)
         flat = _flat(total, _N * OWN, OWN)
         place = gl.arange(0, _N * OWN, layout=flat.type.layout)
         flat = gl.load(parts_ptr + first * (_N * R) + place, cache_modifier=".cg")
         flat = _add_parts(flat, parts_ptr, first + 1, first + S.finishers, S.finishers - 1, R, OWN)
         total = _tile(flat, LAYOUT, OWN)
-    return total
+    return is_mine, total
 
 
 @gluon.jit
@@ -104,16 +84,18 @@ def summed(acc, parts_ptr, count_ptr, first, last, R: gl.constexpr):
     """Add the parts of a tile, [_N, R], in the program that has the first one.
 
     The first part is the last one of its program, and the last part the first of its program, which wrote it long ago.
+    Returns whether this program adds them, and the sum.
     """
     LAYOUT: gl.constexpr = acc.type.layout
     me = gl.program_id(0)
-    if me == first:
+    is_mine = me == first
+    if is_mine:
         if last > first:
-            _await(count_ptr, last - first)
+            await_count(count_ptr, last - first)
             barrier()  # all lanes have seen it
             gl.store(count_ptr, 0)
             acc = _tile(_add_parts(_flat(acc, _N * R, R), parts_ptr, first + 1, last + 1, 1, R, R), LAYOUT, R)
     else:
         _store_part(acc, parts_ptr + me * (_N * R), R)
         gl.atomic_add(count_ptr, 1, sem="release", scope="gpu")
-    return acc
+    return is_mine, acc

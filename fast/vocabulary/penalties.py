@@ -177,7 +177,8 @@ def _adjust(
     parts = tl.cdiv(vocab_size, BLOCK)
     await_input(PDL)
     rows = tl.load(rows_ptr + offs_b, mask=mask_b, other=-1)
-    changes = _penalties_of(penalties, offs_b, mask_b).any | (tl.load(is_biased_ptr + offs_b, mask=mask_b, other=0) != 0)
+    changes = _penalties_of(penalties, offs_b, mask_b).any
+    changes |= tl.load(is_biased_ptr + offs_b, mask=mask_b, other=0) != 0
     if allowed.bits_ptr is not None:
         changes |= tl.load(allowed.is_constrained_ptr + offs_b, mask=mask_b, other=0) != 0
     if tl.program_id(0) == 0:
