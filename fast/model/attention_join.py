@@ -4,8 +4,10 @@ A program waits until the others of its request have stored their parts. That ta
 order and runs all of a request and a block at once: Plan.is_joined.
 """
 
+import functools
 from typing import no_type_check
 
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -17,10 +19,16 @@ _OWN = gl.constexpr(8)  # pairs that a program adds up at a time
 _AT_A_TIME = gl.constexpr(8)  # parts
 
 
+@functools.cache
+def counters(device: torch.device, programs: int) -> torch.Tensor:
+    """Allocate two counters for each program, 0 between launches, which follow each other."""
+    return torch.zeros(2 * programs, dtype=torch.int64, device=device)
+
+
 @gluon.jit
 @no_type_check
-def join_parts(out_ptr, parts_ptrs, kept, split, num_splits, low_row, end, pairs, GROUP: gl.constexpr,
-               D: gl.constexpr):  # fmt: skip
+def join_parts(out_ptr, parts_ptrs, counts_ptr, kept, split, num_splits, low_row, end, pairs,
+               GROUP: gl.constexpr, D: gl.constexpr):  # fmt: skip
     """Add up all parts of every num_splits-th few of a block's pairs, always in order, and write their results.
 
     kept: the request's first part. low_row: its first row. end: of its pairs.
@@ -35,7 +43,7 @@ def join_parts(out_ptr, parts_ptrs, kept, split, num_splits, low_row, end, pairs
     place = kept.to(gl.int64) * heads + head  # of the first part, counted over all parts and heads
     out_ptr += (low_row * heads + head) * GROUP * D
     # Programs that have stored their parts are counted first, and then those that have added theirs up.
-    counts_ptr = parts_ptrs.counts + 2 * (place * gl.num_programs(2) + block)
+    counts_ptr += 2 * (place * gl.num_programs(2) + block)
     dim = gl.arange(0, D, layout=gl.SliceLayout(0, BY_DIM))[None, :]
     barrier()  # all lanes have stored their numbers
     gl.atomic_add(counts_ptr, 1, sem="release", scope="gpu")

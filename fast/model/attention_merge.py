@@ -1,6 +1,5 @@
 """Merge of the parts in which attention reads a request's keys, in a launch of its own."""
 
-import functools
 from typing import NamedTuple, Self, no_type_check
 
 import torch
@@ -20,24 +19,13 @@ class Parts(NamedTuple):
     acc: torch.Tensor  # f32 [parts, D], weighted sums of values of every part, head and pair of a row and a query head
     stats: torch.Tensor  # f32 [parts, 2], the largest logit and the sum of weights
     spans: torch.Tensor  # i32 [B, 2], a request's first part and its number of parts
-    # i64, two for each program, 0 between launches; None where parts are merged in a launch of its own.
-    counts: torch.Tensor | None = None
 
     @classmethod
     def empty(cls, out: torch.Tensor, plan: Plan, num_requests: int) -> Self:
         """Allocate the parts of results [R, A, D]."""
         count = plan.units * plan.pairs * (out.shape[1] // plan.group)
         acc = out.new_empty(count, out.shape[2], dtype=torch.float32)
-        spans = acc.new_empty(num_requests, 2, dtype=torch.int32)
-        programs = plan.units * plan.blocks * (out.shape[1] // plan.group)
-        counts = _counters(out.device, 2 * programs) if plan.is_joined else None
-        return cls(acc, acc.new_empty(count, 2), spans, counts)
-
-
-@functools.cache
-def _counters(device: torch.device, count: int) -> torch.Tensor:
-    """Allocate counters of launches that follow each other."""
-    return torch.zeros(count, dtype=torch.int64, device=device)
+        return cls(acc, acc.new_empty(count, 2), acc.new_empty(num_requests, 2, dtype=torch.int32))
 
 
 @triton.jit

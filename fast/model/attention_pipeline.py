@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from specsim.fast.model.attention_copies import BLOCK_C, COPIERS, Ring, Work, copy_layout, copy_tiles
-from specsim.fast.model.attention_join import join_parts
+from specsim.fast.model.attention_join import counters, join_parts
 from specsim.fast.model.attention_merge import Parts
 from specsim.fast.model.attention_plan import MANY, Plan, assignment, tiles_of
 from specsim.fast.model.metadata import WORD, AttentionMetadata
@@ -178,16 +178,17 @@ def _attend(out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, place,
     pair_d = first + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, SUMS))[:, None]
     dim = gl.arange(0, D, layout=gl.SliceLayout(0, SUMS))[None, :]
     mask = (pair_d // GROUP < work.num_rows) & (dim >= 0)
-    out_ptr += (work.low_row * heads + head) * GROUP * D
+    if parts_ptrs is not None:
+        part = place * pairs
+        if num_splits > 1:
+            gl.store(parts_ptrs.stats + 2 * (part + pair), top * SCALE, mask=is_row)
+            gl.store(parts_ptrs.stats + 2 * (part + pair) + 1, total, mask=is_row)
+            gl.store(parts_ptrs.acc + (part + pair_d) * D + dim, acc, mask=mask)
     if num_splits == 1:
         divisor = gl.convert_layout(gl.where(total > 0, total, 1.0), gl.SliceLayout(1, SUMS))[:, None]
+        out_ptr += (work.low_row * heads + head) * GROUP * D
         out = nearest(acc / divisor, out_ptr.dtype.element_ty)
         gl.store(out_ptr + (pair_d // GROUP * heads * GROUP + pair_d % GROUP) * D + dim, out, mask=mask)
-    elif parts_ptrs is not None:
-        part = place * pairs
-        gl.store(parts_ptrs.stats + 2 * (part + pair), top * SCALE, mask=is_row)
-        gl.store(parts_ptrs.stats + 2 * (part + pair) + 1, total, mask=is_row)
-        gl.store(parts_ptrs.acc + (part + pair_d) * D + dim, acc, mask=mask)
 
 
 @no_type_check
@@ -197,6 +198,7 @@ def _pipelined_kernel(
     kv_ptrs,
     metadata_ptrs,
     parts_ptrs,
+    counts_ptr,
     partition,
     extras,
     num_requests,
@@ -249,10 +251,9 @@ def _pipelined_kernel(
     place = 0
     if partition is not None:
         place = (kept + split).to(gl.int64) * heads + head
-        if parts_ptrs.counts is None:
-            if is_real & (head + block + split == 0):
-                gl.store(parts_ptrs.spans + 2 * request, kept)
-                gl.store(parts_ptrs.spans + 2 * request + 1, num_splits)
+        if counts_ptr is None and is_real & (head + block + split == 0):
+            gl.store(parts_ptrs.spans + 2 * request, kept)
+            gl.store(parts_ptrs.spans + 2 * request + 1, num_splits)
     gl.warp_specialize(
         [
             (_attend, (out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, place, num_splits, work, ring,
@@ -264,10 +265,8 @@ def _pipelined_kernel(
         [4, COPIERS],
         [ATTENDING, COPIER_REGISTERS],
     )  # fmt: skip
-    if partition is not None:
-        if parts_ptrs.counts is not None:
-            if has_work & (num_splits > 1):
-                join_parts(out_ptr, parts_ptrs, kept, split, num_splits, low_row, num_rows * GROUP, pairs, GROUP, D)
+    if counts_ptr is not None and has_work & (num_splits > 1):
+        join_parts(out_ptr, parts_ptrs, counts_ptr, kept, split, num_splits, low_row, num_rows * GROUP, pairs, GROUP, D)
 
 
 _kernel = Kernel(_pipelined_kernel, gluon.jit)
@@ -294,6 +293,9 @@ def attend_in_pipeline(
         kv_ptrs=kv_ptrs,
         metadata_ptrs=metadata.tensors,
         parts_ptrs=parts,
+        counts_ptr=counters(out.device, heads * plan.units * plan.blocks)
+        if parts is not None and plan.is_joined
+        else None,
         partition=plan.partition,
         extras=metadata.extra_slots.shape[1],
         num_requests=len(metadata.num_extras),
