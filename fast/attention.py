@@ -257,6 +257,6 @@ def attention(
             num_warps=plan.tiling.warps,
             enable_fp_fusion=True,
         )
-    if parts is not None and not plan.is_joined:
+    if parts is not None:
         merge(out, parts, metadata, plan)
     return out

@@ -1,4 +1,4 @@
-"""Merge of the parts in which attention reads a request's keys, in a launch of its own."""
+"""Merge of the parts in which attention reads a request's keys."""
 
 from typing import NamedTuple, Self, no_type_check
 

@@ -19,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from specsim.fast.model.attention_copies import BLOCK_C, COPIERS, Ring, Work, copy_layout, copy_tiles
-from specsim.fast.model.attention_join import counters, join_parts
 from specsim.fast.model.attention_merge import Parts
 from specsim.fast.model.attention_plan import MANY, Plan, assignment, tiles_of
 from specsim.fast.model.metadata import WORD, AttentionMetadata
@@ -198,7 +197,6 @@ def _pipelined_kernel(
     kv_ptrs,
     metadata_ptrs,
     parts_ptrs,
-    counts_ptr,
     partition,
     extras,
     num_requests,
@@ -251,7 +249,7 @@ def _pipelined_kernel(
     place = 0
     if partition is not None:
         place = (kept + split).to(gl.int64) * heads + head
-        if counts_ptr is None and is_real & (head + block + split == 0):
+        if is_real & (head + block + split == 0):
             gl.store(parts_ptrs.spans + 2 * request, kept)
             gl.store(parts_ptrs.spans + 2 * request + 1, num_splits)
     gl.warp_specialize(
@@ -265,8 +263,6 @@ def _pipelined_kernel(
         [4, COPIERS],
         [ATTENDING, COPIER_REGISTERS],
     )  # fmt: skip
-    if counts_ptr is not None and has_work & (num_splits > 1):
-        join_parts(out_ptr, parts_ptrs, counts_ptr, kept, split, num_splits, low_row, num_rows * GROUP, pairs, GROUP, D)
 
 
 _kernel = Kernel(_pipelined_kernel, gluon.jit)
@@ -281,10 +277,7 @@ def attend_in_pipeline(
     plan: Plan,
     scale: float,
 ) -> None:
-    """Write attention [R, A, D], or where parts are not joined those that are then merged.
-
-    kv_ptrs: PagedKV. scale: of q·k.
-    """
+    """Write attention [R, A, D], or the parts that are then merged. kv_ptrs: PagedKV. scale: of q·k."""
     heads = query_RAD.shape[1] // plan.group
     head_dim = query_RAD.shape[2]
     _kernel[heads, plan.units, plan.blocks](
@@ -293,9 +286,6 @@ def attend_in_pipeline(
         kv_ptrs=kv_ptrs,
         metadata_ptrs=metadata.tensors,
         parts_ptrs=parts,
-        counts_ptr=counters(out.device, heads * plan.units * plan.blocks)
-        if parts is not None and plan.is_joined
-        else None,
         partition=plan.partition,
         extras=metadata.extra_slots.shape[1],
         num_requests=len(metadata.num_extras),

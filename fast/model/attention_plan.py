@@ -87,7 +87,6 @@ class Plan:
     partition: Partition | None  # None: the keys of every request are one part
     tiling: Tiling
     is_pipelined: bool  # by specsim.fast.model.attention_pipeline
-    is_joined: bool  # the programs that make parts add them up; else they are merged in a launch of its own
     block_b: int  # requests of an assignment; few values, since each is a compilation
     block_d: int
     dot: tl.dtype  # of a product's factors
@@ -129,8 +128,7 @@ def make_plan(
         stages = stages_within(tiling.stages, 2 * tile_bytes, spare=tiling.block_m * block_d * 2)
         tiling = tiling._replace(stages=stages)
     blocks = ceil_div(pairs, tiling.block_m)
-    multiprocessors = _multiprocessors(query_RAD.device)
-    programs = multiprocessors * tiling.resident // max(1, heads * blocks)
+    programs = _multiprocessors(query_RAD.device) * tiling.resident // max(1, heads * blocks)
     partition = _partition(programs, pairs if metadata.has_equal_rows else MANY, splits, invariant)
     units = partition.most_units(num_requests)
     return Plan(
@@ -141,8 +139,6 @@ def make_plan(
         partition=None if units == num_requests else partition,
         tiling=tiling,
         is_pipelined=is_pipelined,
-        # All programs of a request and a block run at once, as they wait for each other.
-        is_joined=is_pipelined and heads * min(partition.units, partition.most) <= multiprocessors,
         block_b=16 ** ceil_div(max(num_requests - 1, 0).bit_length(), 4),
         block_d=block_d,
         dot=dot,

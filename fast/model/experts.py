@@ -173,10 +173,6 @@ def _combine_kernel(
     offs = tl.arange(0, BLOCK_H)
     mask_r = row < num_rows
     mask = mask_r[:, None] & (offs < size)[None, :]
-    if base_ptr is not None:
-        base = tl.load(base_ptr + row[:, None] * STRIDE_BASE + offs[None, :], mask=mask, other=0.0)
-    if next_norm_ptr is not None:
-        next_norm = tl.load(next_norm_ptr + offs, mask=offs < size, other=0.0)
     total = tl.zeros([BLOCK_R, BLOCK_H], tl.float32)
     for each in tl.static_range(TOP_K):
         pair = row * TOP_K + each
@@ -185,11 +181,13 @@ def _combine_kernel(
         total += output.to(tl.float32) * weight[:, None]
     x = nearest(total, DTYPE)
     if base_ptr is not None:
-        x = nearest(base.to(tl.float32) + x.to(tl.float32), DTYPE)
+        base = tl.load(base_ptr + row[:, None] * STRIDE_BASE + offs[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = nearest(base + x.to(tl.float32), DTYPE)
     tl.store(out_ptrs.rows + row[:, None] * STRIDE_OUT + offs[None, :], x, mask=mask)
     if next_norm_ptr is not None:
         x = x.to(tl.float32)
-        weighted = nearest(x * next_norm.to(tl.float32)[None, :], DTYPE)
+        weight = tl.load(next_norm_ptr + offs, mask=offs < size, other=0.0).to(tl.float32)
+        weighted = nearest(x * weight[None, :], DTYPE)
         tl.store(out_ptrs.weighted + row[:, None] * size + offs[None, :], weighted, mask=mask)
         tl.store(out_ptrs.squares + row, tl.sum(x * x, axis=1), mask=mask_r)
 

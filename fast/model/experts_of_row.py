@@ -84,10 +84,6 @@ def _up_kernel(
     if tl.program_id(0) == 0:
         tl.store(routed_ptrs.experts + own, expert.to(tl.int16))
         tl.store(routed_ptrs.weights + own, tl.sum(tl.where(rank == own, weight, 0.0)) * scaling)
-    if factor_ptrs.bias is not None:
-        bias_ptr = factor_ptrs.bias + expert * 2 * N + offs_n
-        first_bias = tl.load(bias_ptr, mask=mask_n, other=0.0)
-        second_bias = tl.load(bias_ptr + N, mask=mask_n, other=0.0)
     weight_ptrs = factor_ptrs.weight + expert * 2 * N * K + offs_n.to(tl.int64)[:, None] * K
     gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -101,8 +97,9 @@ def _up_kernel(
     first = tl.sum(gate, axis=1)
     second = tl.sum(up, axis=1)
     if factor_ptrs.bias is not None:
-        first += first_bias.to(tl.float32)
-        second += second_bias.to(tl.float32)
+        bias_ptr = factor_ptrs.bias + expert * 2 * N + offs_n
+        first += tl.load(bias_ptr, mask=mask_n, other=0.0).to(tl.float32)
+        second += tl.load(bias_ptr + N, mask=mask_n, other=0.0).to(tl.float32)
     first = clamped(first, second, DTYPE) if CLAMPED else gated(first, second, DTYPE)
     tl.store(out_ptr + own * N + offs_n, nearest(first, DTYPE), mask=mask_n)
 
@@ -133,13 +130,6 @@ def _down_kernel(
     expert = tl.load(routed_ptrs.experts + rank, mask=rank < TOP_K, other=0).to(tl.int64)
     weight_ptrs = factor_ptrs.weight + (expert[:, None] * N + offs_n[None, :])[:, :, None] * K
     mask_pn = (rank < TOP_K)[:, None] & mask_n[None, :]
-    share = tl.load(routed_ptrs.weights + rank, mask=rank < TOP_K, other=0.0)
-    if factor_ptrs.bias is not None:
-        bias = tl.load(factor_ptrs.bias + expert[:, None] * N + offs_n[None, :], mask=mask_pn, other=0.0)
-    if base_ptr is not None:
-        base = tl.load(base_ptr + offs_n, mask=mask_n, other=0.0)
-    if next_norm_ptr is not None:
-        next_norm = tl.load(next_norm_ptr + offs_n, mask=mask_n, other=0.0)
     total = tl.zeros([BLOCK_P, BLOCK_N, BLOCK_K], tl.float32)
     for place in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         offs_k = place + tl.arange(0, BLOCK_K)
@@ -151,15 +141,19 @@ def _down_kernel(
     let_successor_begin(PDL)
     outputs = tl.sum(total, axis=2)  # [BLOCK_P, BLOCK_N]
     if factor_ptrs.bias is not None:
-        outputs += bias.to(tl.float32)
+        bias_ptrs = factor_ptrs.bias + expert[:, None] * N + offs_n[None, :]
+        outputs += tl.load(bias_ptrs, mask=mask_pn, other=0.0).to(tl.float32)
+    share = tl.load(routed_ptrs.weights + rank, mask=rank < TOP_K, other=0.0)
     added = tl.sum(nearest(outputs, DTYPE).to(tl.float32) * share[:, None], axis=0)
     x = nearest(added, DTYPE)
     if base_ptr is not None:
-        x = nearest(base.to(tl.float32) + x.to(tl.float32), DTYPE)
+        base = tl.load(base_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
+        x = nearest(base + x.to(tl.float32), DTYPE)
     tl.store(out_ptrs.rows + offs_n, x, mask=mask_n)
     if next_norm_ptr is not None:
         x = x.to(tl.float32)
-        tl.store(out_ptrs.weighted + offs_n, nearest(x * next_norm.to(tl.float32), DTYPE), mask=mask_n)
+        weight = tl.load(next_norm_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
+        tl.store(out_ptrs.weighted + offs_n, nearest(x * weight, DTYPE), mask=mask_n)
         tl.store(out_ptrs.squares + tl.program_id(0), tl.sum(x * x))
 
 

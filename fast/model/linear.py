@@ -128,18 +128,8 @@ def _product_kernel(
     mask_m = offs_m < num_rows
     mask_n = offs_n < N
     await_predecessor(PDL)
-    # Everything that is needed after the product is loaded before it.
-    mask = mask_m[:, None] & mask_n[None, :]
     if PARTS > 0:
         squares = squares_of(factor_ptrs.squares, offs_m, mask_m, PARTS)
-    if factor_ptrs.bias is not None:
-        bias = tl.load(factor_ptrs.bias + offs_n, mask=mask_n, other=0.0)
-        if GATED:
-            second_bias = tl.load(factor_ptrs.bias + N + offs_n, mask=mask_n, other=0.0)
-    if base_ptr is not None:
-        base = tl.load(base_ptr + offs_m[:, None] * STRIDE_BASE + offs_n[None, :], mask=mask, other=0.0)
-    if next_norm_ptr is not None:
-        next_norm = tl.load(next_norm_ptr + offs_n, mask=mask_n, other=0.0)
     pair = N if GATED else 0
     first, second = streamed(
         factor_ptrs, offs_m, mask_m, offs_n, mask_n, STRIDE_X, K, pair, EVEN, BLOCK_K, STAGES, DOT
@@ -150,17 +140,20 @@ def _product_kernel(
         first = first * scale
         second = second * scale
     if factor_ptrs.bias is not None:
-        first += bias.to(tl.float32)[None, :]
+        first += tl.load(factor_ptrs.bias + offs_n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
         if GATED:
-            second += second_bias.to(tl.float32)[None, :]
+            second += tl.load(factor_ptrs.bias + N + offs_n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
     if GATED:
         first = gated(first, second, DTYPE)
+    mask = mask_m[:, None] & mask_n[None, :]
     if base_ptr is not None:
+        base = tl.load(base_ptr + offs_m[:, None] * STRIDE_BASE + offs_n[None, :], mask=mask, other=0.0)
         first = nearest(base.to(tl.float32) + nearest(first, DTYPE).to(tl.float32), DTYPE).to(tl.float32)
     out = out_ptrs.rows + offs_m[:, None] * STRIDE_OUT + offs_n[None, :]
     tl.store(out, nearest(first, DTYPE), mask=mask)
     if next_norm_ptr is not None:
-        weighted = nearest(first * next_norm.to(tl.float32)[None, :], DTYPE)
+        weight = tl.load(next_norm_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
+        weighted = nearest(first * weight[None, :], DTYPE)
         tl.store(out_ptrs.weighted + offs_m[:, None] * N + offs_n[None, :], weighted, mask=mask)
         squares = tl.sum(tl.where(mask, first * first, 0.0), axis=1)  # [BLOCK_M]
         tl.store(out_ptrs.squares + offs_m * tl.num_programs(0) + tl.program_id(0), squares, mask=mask_m)

@@ -59,9 +59,6 @@ def _qkv_kernel(
     if PARTS > 0:
         squares = squares_of(factor_ptrs.squares, row, mask_m, PARTS)
     turns = turns_of(turns_ptr, slots_ptr, row[:, None], offs[None, :], mask, HALF)
-    if factor_ptrs.bias is not None:
-        bias = tl.load(factor_ptrs.bias + output)
-        second_bias = tl.load(factor_ptrs.bias + output + HALF)
     first, second = streamed(
         factor_ptrs, row, mask_m, output, is_place, STRIDE_X, K, HALF, EVEN, BLOCK_K, STAGES, DOT
     )  # [BLOCK_M, BLOCK_N]
@@ -71,8 +68,8 @@ def _qkv_kernel(
         first = first * scale
         second = second * scale
     if factor_ptrs.bias is not None:
-        first += bias.to(tl.float32)[None, :]
-        second += second_bias.to(tl.float32)[None, :]
+        first += tl.load(factor_ptrs.bias + output).to(tl.float32)[None, :]
+        second += tl.load(factor_ptrs.bias + output + HALF).to(tl.float32)[None, :]
     first = nearest(first, DTYPE).to(tl.float32)
     second = nearest(second, DTYPE).to(tl.float32)
     store_heads(query_ptr, kv_ptrs, turns, row[:, None], head, offs[None, :], first, second, mask, HEADS, KV_HEADS, D)

@@ -22,36 +22,28 @@ from specsim.fast.runtime.peer_memory import PROGRAMS, LinkedRanks, PeerMemory, 
 def _write(
     out_ptrs,
     total,
-    base,
-    norm,
+    base_ptr,
+    norm_ptr,
     row,
     num_rows,
     SIZE: tl.constexpr,
     STRIDE_OUT: tl.constexpr,
+    STRIDE_BASE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Add the base to rows of sums, f32, write them, and prepare the next norm.
-
-    base: [BLOCK_R, BLOCK_H] and norm: [1, BLOCK_H], loaded before the sums; None where there is none.
-    """
+    """Add the base to rows of sums, f32, write them, and prepare the next norm."""
     offs = tl.arange(0, total.shape[1])[None, :]
     mask_r = row < num_rows
     mask = mask_r[:, None] & (offs < SIZE)
     total = nearest(total, DTYPE).to(tl.float32)
-    if base is not None:
-        total = nearest(base.to(tl.float32) + total, DTYPE).to(tl.float32)
+    if base_ptr is not None:
+        base = tl.load(base_ptr + row[:, None] * STRIDE_BASE + offs, mask=mask, other=0.0).to(tl.float32)
+        total = nearest(base + total, DTYPE).to(tl.float32)
     tl.store(out_ptrs.rows + row[:, None] * STRIDE_OUT + offs, nearest(total, DTYPE), mask=mask)
-    if norm is not None:
-        weighted = nearest(total * norm.to(tl.float32), DTYPE)
-        tl.store(out_ptrs.weighted + row[:, None] * SIZE + offs, weighted, mask=mask)
+    if norm_ptr is not None:
+        weight = tl.load(norm_ptr + offs, mask=offs < SIZE, other=0.0).to(tl.float32)
+        tl.store(out_ptrs.weighted + row[:, None] * SIZE + offs, nearest(total * weight, DTYPE), mask=mask)
         tl.store(out_ptrs.squares + row, tl.sum(total * total, axis=1), mask=mask_r)
-
-
-@triton.jit
-@no_type_check
-def _loaded(ptr, offs, mask):
-    """Load an operand, None where there is none."""
-    return None if ptr is None else tl.load(ptr + offs, mask=mask, other=0.0)
 
 
 @kernel
@@ -76,13 +68,11 @@ def _sum_kernel(
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
     offs = tl.arange(0, BLOCK_H)[None, :]
     mask = (row < num_rows)[:, None] & (offs < SIZE)
-    base = _loaded(base_ptr, row[:, None] * STRIDE_BASE + offs, mask)
-    norm = _loaded(norm_ptr, offs, offs < SIZE)
     total = tl.load(parts_ptr + row[:, None] * SIZE + offs, mask=mask, other=0.0).to(tl.float32)  # [BLOCK_R, BLOCK_H]
     for rank in tl.static_range(1, RANKS):
         part = (rank * num_rows + row[:, None]) * SIZE + offs
         total += tl.load(parts_ptr + part, mask=mask, other=0.0).to(tl.float32)
-    _write(out_ptrs, total, base, norm, row, num_rows, SIZE, STRIDE_OUT, DTYPE)
+    _write(out_ptrs, total, base_ptr, norm_ptr, row, num_rows, SIZE, STRIDE_OUT, STRIDE_BASE, DTYPE)
 
 
 @kernel
@@ -111,7 +101,6 @@ def _exchanged_sum_kernel(
     offs = tl.arange(0, BLOCK_H).to(tl.int64)[None, :]
     mask = offs < SIZE
     epoch, first = next_exchange(peers_ptrs, program)
-    norm = _loaded(norm_ptr, offs, mask)
     for index in range(program, num_rows, PROGRAMS):
         place = index * SIZE + offs
         tl.store(peers_ptrs.memory[RANK] + first + place, tl.load(part_ptr + place, mask=mask, other=0.0), mask=mask)
@@ -120,11 +109,10 @@ def _exchanged_sum_kernel(
     for index in range(program, num_rows, PROGRAMS):
         row = index + tl.arange(0, 1).to(tl.int64)
         place = first + row[:, None] * SIZE + offs
-        base = _loaded(base_ptr, row[:, None] * STRIDE_BASE + offs, mask)
         total = tl.load(peers_ptrs.memory[0] + place, mask=mask, other=0.0).to(tl.float32)  # [1, BLOCK_H]
         for rank in tl.static_range(1, RANKS):
             total += tl.load(peers_ptrs.memory[rank] + place, mask=mask, other=0.0).to(tl.float32)
-        _write(out_ptrs, total, base, norm, row, num_rows, SIZE, STRIDE_OUT, DTYPE)
+        _write(out_ptrs, total, base_ptr, norm_ptr, row, num_rows, SIZE, STRIDE_OUT, STRIDE_BASE, DTYPE)
     tl.store(peers_ptrs.epochs + program, epoch)
 
 

@@ -6,9 +6,32 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from specsim.fast.model.wide_plan import BLOCK_N
-from specsim.fast.runtime.gluon import await_count, barrier
+from specsim.fast.runtime.gluon import barrier
 
 _N = gl.constexpr(BLOCK_N)
+_PATIENCE = gl.constexpr(1 << 22)  # polls of a counter, each of about half a microsecond
+
+
+@gluon.jit
+@no_type_check
+def _read(p, PAUSE: gl.constexpr):
+    wait: gl.constexpr = "nanosleep.u32 20; " if PAUSE else ""
+    return gl.inline_asm_elementwise(
+        wait + "ld.acquire.gpu.global.u64 $0, [$1];", "=l,l", [p.to(gl.int64)], gl.int64, False, 1
+    )
+
+
+@gluon.jit
+@no_type_check
+def _await(count_ptr, expected):
+    """Wait until a counter has reached a number. A wait in vain ends the kernel with an error."""
+    left = _PATIENCE + 0
+    count = _read(count_ptr, False)
+    while count < expected:
+        count = _read(count_ptr, True)
+        left -= 1
+        if left == 0:
+            gl.inline_asm_elementwise("trap; mov.b32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
@@ -68,7 +91,7 @@ def summed_rows(acc, parts_ptr, count_ptr, first, S: gl.constexpr, R: gl.constex
     own = me - first
     is_mine = own < R // OWN
     if is_mine:
-        await_count(count_ptr, before // S.finishers * S.finishers + S.finishers)
+        _await(count_ptr, before // S.finishers * S.finishers + S.finishers)
         parts_ptr += own * (_N * OWN)
         flat = _flat(total, _N * OWN, OWN)
         place = gl.arange(0, _N * OWN, layout=flat.type.layout)
@@ -91,7 +114,7 @@ def summed(acc, parts_ptr, count_ptr, first, last, R: gl.constexpr):
     is_mine = me == first
     if is_mine:
         if last > first:
-            await_count(count_ptr, last - first)
+            _await(count_ptr, last - first)
             barrier()  # all lanes have seen it
             gl.store(count_ptr, 0)
             acc = _tile(_add_parts(_flat(acc, _N * R, R), parts_ptr, first + 1, last + 1, 1, R, R), LAYOUT, R)
