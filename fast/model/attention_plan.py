@@ -16,6 +16,7 @@ from specsim.fast.runtime.launch import (
     dot_type,
     has_warp_roles,
     next_power_of_2,
+    next_power_of_16,
     stages_within,
 )
 
@@ -139,7 +140,7 @@ def make_plan(
         partition=None if units == num_requests else partition,
         tiling=tiling,
         is_pipelined=is_pipelined,
-        block_b=16 ** ceil_div(max(num_requests - 1, 0).bit_length(), 4),
+        block_b=next_power_of_16(num_requests),
         block_d=block_d,
         dot=dot,
     )

@@ -226,7 +226,7 @@ def next_power_of_2(count: int) -> int:
 
 def next_power_of_16(count: int) -> int:
     """Compute the least power of 16 that is at least `count`, so that a kernel is compiled for few sizes."""
-    return 1 << (max(count, 1) - 1).bit_length() + 3 & ~3
+    return 16 ** ceil_div((max(count, 1) - 1).bit_length(), 4)
 
 
 def block_of(count: int, on_gpu: int, others: int = 1) -> int:

@@ -1,5 +1,6 @@
 """Fields of a value are constants of a compilation."""
 
+import json
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +17,8 @@ class Sizes(NamedTuple):
 def test_fields_are_constants():
     constants = Constants(Sizes(7, False))
     assert constants == Constants(Sizes(7, False))
+    assert constants != Constants(Sizes(7, True))
+    assert json.loads(json.dumps(constants)) == "Sizes(rows=7, is_gated=False)"  # as Triton's hooks write it
     assert isinstance(constants.rows, gl.constexpr)
     assert (constants.rows.value, constants.is_gated.value) == (7, False)
 

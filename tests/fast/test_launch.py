@@ -14,7 +14,7 @@ import triton.language as tl
 import specsim.fast
 from specsim.core.errors import InputError
 from specsim.fast.runtime import launch
-from specsim.fast.runtime.launch import INTERPRETED, block_of, kernel, nearest, recorder, stored
+from specsim.fast.runtime.launch import INTERPRETED, block_of, kernel, nearest, next_power_of_16, recorder, stored
 
 
 @kernel
@@ -113,6 +113,11 @@ def test_a_kernel_has_no_parameter_that_triton_takes(name):
     exec(f"def function(out_ptr, {name}): pass", namespace)
     with pytest.raises(ValueError, match=f"function has a parameter {name};"):
         kernel(namespace["function"])
+
+
+def test_a_power_of_16_holds_all_of_a_count():
+    found = {count: next_power_of_16(count) for count in (0, 1, 2, 16, 17, 256, 257, 5000)}
+    assert found == {0: 1, 1: 1, 2: 16, 16: 16, 17: 256, 256: 256, 257: 4096, 5000: 65536}
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 100])

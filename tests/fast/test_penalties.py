@@ -9,6 +9,7 @@ import torch
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.fast.runtime.launch import INTERPRETED
 from specsim.fast.vocabulary import penalties as fast
 from specsim.reference.sampling import adjust_logits as reference
 
@@ -134,6 +135,34 @@ def test_fast_adjusted_logits_are_the_references(dtype, device, program_order):
         exact = reference(logits_BV[request], context, prompt, batch.sampling, request).clamp(-1e18, 1e18)
         scale = logits_BV[request].double().abs() * 1.3 + 2 * length + exact.abs()
         assert ((logits.adjusted[request].cpu() - exact).abs() <= scale * 4 * 2.0**-24).all()
+
+
+def test_programs_share_out_the_vocabularies_of_changed_requests(device, program_order, monkeypatch):
+    """No number of programs changes a bit, nor does one leave a part out or touch another request's row.
+
+    The vocabulary is longer than a block, and neither it nor the parts of all requests divide evenly.
+    """
+    size, vocab_size = 37, 2**18 + 5000 if INTERPRETED else 9001
+    changed = {0, 7, 8, 21, 36}
+    params = [SamplingParams(**PENALISED) if each in changed else SamplingParams() for each in range(size)]
+    batch = make_batch(params, vocab_size)
+    logits_BV = torch.randn(size, vocab_size)
+    rows = torch.randint(vocab_size, (size, 3)).tolist()
+    found, empty = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options).fill_(77))
+    for programs in (1, 3, 264):
+        monkeypatch.setattr(fast, "PROGRAMS", programs)
+        found.append(adjust(batch, logits_BV, rows, device))
+    for logits in found:
+        assert logits.changed.tolist() == [int(each in changed) for each in range(size)]
+        assert torch.equal(logits.adjusted, found[0].adjusted)
+    for request in range(size):
+        row = logits.adjusted[request].cpu()
+        if request not in changed:
+            assert (row == 77).all()
+            continue
+        differs = row != logits_BV[request]
+        assert sorted(set(rows[request])) == differs.nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [5, 32, 97])

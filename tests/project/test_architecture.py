@@ -231,7 +231,7 @@ def test_every_module_of_an_implementation_has_its_test():
     assert untested("reference", "operations") == REFERENCE_ALONE - {"oracle"}
     # test_sampling.py reads every entry of a distribution; test_uniforms.py in tests/core compares with the kernels'.
     # Parts of one kernel are tested as a whole: in test_kernel.py and test_forward.py, and in test_wide_product.py.
-    parts = {"finisher", "memory", "poller", "producer", "products", "wide_kernel"}
+    parts = {"finisher", "memory", "poller", "producer", "products", "wide_finish", "wide_kernel", "wide_parts"}
     assert untested("fast", "fast") - operations("reference") == {"distribution", "uniforms"} | parts
 
 
