@@ -1,7 +1,8 @@
 """Run kept GPU results again where their code has changed: `python -m specsim.maintain.gpu_runs --into build/gpu`.
 
-Proofs share the CPU's cores, as each of their processes waits for the host most of the time. Benchmarks follow one by
-one. `python -m specsim.maintain.tables build/gpu/*.json` keeps what they wrote.
+Proofs share the last GPU and the CPU's cores, as each of their processes waits for the host most of the time. A
+benchmark has a GPU for itself: with one GPU benchmarks follow, with several they run beside, on other cores.
+`python -m specsim.maintain.tables build/gpu/*.json` keeps what they wrote.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from specsim.maintain.tables import ROOT
 
 KEPT = ROOT / "fast" / "measurements"
 JOBS = {"diff": 3, "faults": 5, "soak": 2}  # processes of a command; one for the others
+OWN_CORES = 8  # of every GPU but the last
 START = 20.0  # seconds until a command has imported and compiled what it needs
 UNKNOWN = 150.0  # seconds of a result that does not name its own
 POLL = 0.2  # seconds
@@ -44,6 +46,42 @@ class Run:
     def command(self) -> str:
         """The command as a user types it."""
         return shlex.join(("specsim", *self.arguments))
+
+    @property
+    def needs_ranks(self) -> bool:
+        """Whether it is a benchmark of several GPUs."""
+        return any(suite.needs_ranks and name in self.arguments for name, suite in SUITES.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Cores and GPUs on which commands run."""
+
+    cores: int
+    gpus: int = 1
+
+    @property
+    def shared_cores(self) -> int:
+        """Count the cores of the last GPU, on which proofs run."""
+        return max(1, self.cores - OWN_CORES * (self.gpus - 1))
+
+    def place(self, run: Run, alive: Mapping[Run, tuple[int, ...]]) -> tuple[int, ...] | None:
+        """Choose GPUs for a command beside those that run on theirs; None: it has to wait."""
+        last = self.gpus - 1
+        if run.needs_ranks or any(other.needs_ranks for other in alive):
+            return None if alive else tuple(range(self.gpus))
+        if run.jobs:
+            used = sum(other.jobs for other in alive)
+            is_free = all(other.jobs for other, gpus in alive.items() if last in gpus)
+            return (last,) if is_free and (not used or used + run.jobs <= self.shared_cores) else None
+        idle = [gpu for gpu in range(self.gpus) if all(gpu not in gpus for gpus in alive.values())]
+        return (idle[0],) if idle else None
+
+    def cores_of(self, gpus: Sequence[int]) -> range:
+        """List the cores of commands on some GPUs; all where there are too few for each GPU to have its own."""
+        if self.cores <= OWN_CORES * (self.gpus - 1):
+            return range(self.cores)
+        return range(OWN_CORES * min(gpus), self.cores if self.gpus - 1 in gpus else OWN_CORES * (max(gpus) + 1))
 
 
 def runs_of(name: str, result: Result, cores: int, again: Callable[[Result], bool]) -> Iterator[Run]:
@@ -91,19 +129,27 @@ def plan(folder: Path, cores: int, is_whole: bool = False) -> list[Run]:
     return sorted([*proofs, *benchmarks], key=lambda run: "full" in run.arguments)
 
 
-def begin(run: Run, into: Path) -> subprocess.Popen[bytes]:
-    """Start a command that writes its result and what it prints to `into`, in a process group of its own."""
+def begin(run: Run, into: Path, gpus: Sequence[int], cores: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a command that writes its result and what it prints to `into`, in a process group of its own.
+
+    gpus, cores: numbers of those that it may use, of this process's.
+    """
     command = [sys.executable, "-m", "specsim", *run.arguments, "--json", str(into / f"{run.name}.json")]
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(max(gpus) + 1)))).split(",")
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(names[gpu] for gpu in gpus)}
+    own = sorted(os.sched_getaffinity(0))
     with (into / f"{run.name}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    os.sched_setaffinity(process.pid, {own[core] for core in cores})
+    return process
 
 
 def run_all(
     runs: Sequence[Run],
     into: Path,
-    cores: int,
+    machine: Machine,
     seconds: float,
-    start: Callable[[Run, Path], subprocess.Popen[bytes]] = begin,
+    start: Callable[[Run, Path, Sequence[int], Sequence[int]], subprocess.Popen[bytes]] = begin,
 ) -> Iterator[tuple[Run, str]]:
     """Run commands, and yield each with its outcome when it ends.
 
@@ -112,23 +158,23 @@ def run_all(
     first = time.monotonic()
     waiting = list(runs)
     alive: dict[Run, tuple[subprocess.Popen[bytes], float]] = {}
+    places: dict[Run, tuple[int, ...]] = {}
     while waiting or alive:
-        used = sum(max(run.jobs, 1) for run in alive)
         for run in list(waiting):
             if time.monotonic() - first + run.seconds > seconds:
                 waiting.remove(run)
                 yield run, "not begun: too little time"
-            elif not alive or (run.jobs and used + run.jobs <= cores and all(each.jobs for each in alive)):
+            elif gpus := machine.place(run, places):
                 waiting.remove(run)
-                alive[run] = start(run, into), time.monotonic()
-                used += max(run.jobs, 1)
+                places[run] = gpus
+                alive[run] = start(run, into, gpus, machine.cores_of(gpus)), time.monotonic()
         for run, (process, began) in list(alive.items()):
             now = time.monotonic()
             if process.poll() is None and now - first <= seconds:
                 continue
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            del alive[run]
+            del alive[run], places[run]
             yield run, f"exit status {process.wait()} after {now - began:.0f} s"
         time.sleep(POLL if alive else 0)
 
@@ -142,8 +188,8 @@ def main(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--whole", action="store_true", help="results whose code has not changed, too")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     given = parser.parse_args(arguments)
-    cores = len(os.sched_getaffinity(0))
-    runs = [run for run in plan(KEPT, cores, given.whole) if given.only in run.command]
+    machine = Machine(len(os.sched_getaffinity(0)), max(1, torch.cuda.device_count()))
+    runs = [run for run in plan(KEPT, machine.shared_cores, given.whole) if given.only in run.command]
     if given.list or not runs:
         rows = [(run.command, str(run.jobs or "alone"), f"{run.seconds:.0f}") for run in runs]
         print_table(console, ("command", "processes", "seconds"), rows)
@@ -153,7 +199,7 @@ def main(arguments: Sequence[str], console: Console) -> int:
         return 2
     given.into.mkdir(parents=True, exist_ok=True)
     failed = 0
-    for run, outcome in run_all(runs, given.into, cores, given.seconds):
+    for run, outcome in run_all(runs, given.into, machine, given.seconds):
         failed += not outcome.startswith("exit status 0 ")
         console.print(f"{outcome}: {run.command}", markup=False, highlight=False)
     console.print(f"To keep them: python -m specsim.maintain.tables {given.into}/*.json", markup=False, highlight=False)

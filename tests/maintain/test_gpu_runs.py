@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from specsim.core.code_digest import code_digests
 from specsim.maintain import gpu_runs
-from specsim.maintain.gpu_runs import UNKNOWN, Run, main, plan, run_all
+from specsim.maintain.gpu_runs import UNKNOWN, Machine, Run, main, plan, run_all
 
 OLD, NEW = ({"versions": {"code": code}} for code in ({"specsim.fast.gone": "1"}, code_digests()))
 
@@ -60,10 +62,14 @@ def run_of(name: str, jobs: int, seconds: float = 0.0) -> Run:
     return Run(name, (name,), jobs, seconds)
 
 
-def test_benchmarks_have_the_gpu_for_themselves(tmp_path):
-    """Every command writes who was running when it began, itself included; none ends before it is read."""
+def seen_beside(runs: list[Run], machine: Machine, into: Path) -> tuple[dict[str, set[str]], dict[str, tuple]]:
+    """Run commands that end when they are read a second time.
+
+    Returns those that were running when each began, itself included, and each one's GPUs and cores.
+    """
     alive: set[str] = set()
     seen: dict[str, set[str]] = {}
+    places: dict[str, tuple] = {}
 
     class Process:
         def __init__(self, name: str) -> None:
@@ -77,25 +83,49 @@ def test_benchmarks_have_the_gpu_for_themselves(tmp_path):
             alive.discard(self.name)
             return 0
 
-    def start(run: Run, into: object) -> Process:
+    def start(run: Run, into: Path, gpus: Sequence[int], cores: range) -> Process:
         alive.add(run.name)
         seen[run.name] = set(alive)
+        places[run.name] = (*gpus, cores)
         return Process(run.name)
 
-    runs = [run_of("big", 3), run_of("small", 1), run_of("late", 2), run_of("bench", 0), run_of("other", 0)]
-    outcomes = {run.name: outcome for run, outcome in run_all(runs, tmp_path, 4, 1e9, start)}
+    outcomes = {run.name: outcome for run, outcome in run_all(runs, into, machine, 1e9, start)}
     assert set(outcomes) == {run.name for run in runs}
     assert all(outcome.startswith("exit status 0 ") for outcome in outcomes.values())
+    return seen, places
+
+
+def test_benchmarks_have_the_only_gpu_for_themselves(tmp_path):
+    runs = [run_of("big", 3), run_of("small", 1), run_of("late", 2), run_of("bench", 0), run_of("other", 0)]
+    seen, places = seen_beside(runs, Machine(4), tmp_path)
     assert seen["small"] == {"big", "small"}
     assert "big" not in seen["late"]  # five processes would be more than four
     assert (seen["bench"], seen["other"]) == ({"bench"}, {"other"})
+    assert set(places.values()) == {(0, range(4))}
+
+
+def test_benchmarks_run_beside_proofs_on_other_gpus(tmp_path):
+    """One of several GPUs runs alone, and the last GPU's benchmark after the proofs."""
+    ranks = Run("ranks", ("bench", "--suite", "tensor-parallel"), 0, 0.0)
+    runs = [run_of("big", 9), run_of("small", 1), ranks, run_of("bench", 0), run_of("other", 0), run_of("third", 0)]
+    seen, places = seen_beside(runs, Machine(18, 2), tmp_path)
+    assert seen["bench"] == {"big", "small", "bench"}
+    assert seen["ranks"] == {"ranks"}
+    assert (places["big"], places["bench"]) == ((1, range(8, 18)), (0, range(8)))
+    assert {places["other"][0], places["third"][0]} == {0, 1}
+    assert places["ranks"] == (0, 1, range(18))
+
+
+def test_a_machine_with_few_cores_shares_them():
+    assert [Machine(2, 4).cores_of(gpus) for gpus in ((0,), (3,))] == [range(2), range(2)]
+    assert Machine(2, 4).shared_cores == 1
 
 
 def test_commands_without_time_are_not_begun_or_are_killed(tmp_path):
-    def start(run, into):
+    def start(run, into, gpus, cores):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 
-    found = list(run_all([run_of("long", 1, 50.0), run_of("slow", 1)], tmp_path, 4, 0.5, start))
+    found = list(run_all([run_of("long", 1, 50.0), run_of("slow", 1)], tmp_path, Machine(4), 0.5, start))
     assert [(run.name, outcome.split(" after")[0]) for run, outcome in found] == [
         ("long", "not begun: too little time"),
         ("slow", "exit status -9"),
@@ -103,7 +133,7 @@ def test_commands_without_time_are_not_begun_or_are_killed(tmp_path):
 
 
 def test_a_command_writes_its_result_and_its_log(tmp_path):
-    assert gpu_runs.begin(Run("plan", ("plan", "--nope"), 1, 0.0), tmp_path).wait() == 2
+    assert gpu_runs.begin(Run("plan", ("plan", "--nope"), 1, 0.0), tmp_path, (0,), (0,)).wait() == 2
     assert "--nope" in (tmp_path / "plan.log").read_text()
 
 
