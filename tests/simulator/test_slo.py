@@ -86,7 +86,7 @@ def test_looser_objectives_allow_higher_rates():
 
 def test_the_best_setting_has_the_highest_rate():
     options = [CELL.option(CELL.with_values(num_steps=steps).config) for steps in (0, 1, 3, 5)]
-    goal = RateGoal(Slo(ttft=0.1, tpot=0.012), 0.9)
+    goal = RateGoal(Slo(ttft=0.1, tpot=0.012), 0.9, 4)
     done = []
     found = best_rate(CELL, options, goal, lambda: done.append(1))
     rates = {option.config: highest_rate(CELL, option, goal) for option in options}
