@@ -1,4 +1,7 @@
-"""Steps after a wide product, for one tile of it: bias, gate, residual sum and next norm, or rotation of heads."""
+"""Steps after a wide product, for one of its tiles.
+
+They are bias, gate, residual sum and next norm, or the rotation of heads.
+"""
 
 from dataclasses import dataclass
 from typing import no_type_check

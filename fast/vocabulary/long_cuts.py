@@ -64,9 +64,9 @@ def _long_cuts_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Cut rows whose lists were too long, by reading all of a row several times: ROWS at a time, in at most TURNS.
+    """Cut rows whose lists were too long, by reading all of a row several times.
 
-    Most often there is none, so they are looked for in all turns at once.
+    A program cuts ROWS at a time, in at most TURNS. Most often there is none, so all turns look for them at once.
     """
     vocab_size = units * ALIGN  # as a product, by which loads are known to be aligned
     first = tl.program_id(0) * ROWS

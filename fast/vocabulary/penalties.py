@@ -169,7 +169,10 @@ def _adjust(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Mark the requests whose logits change, and adjust every part of their vocabularies in one of all programs."""
+    """Mark the requests whose logits change, and adjust those logits.
+
+    All programs share out the parts of these requests' vocabularies.
+    """
     offs_b = tl.arange(0, REQUESTS)
     mask_b = offs_b < num_requests
     offs_n = tl.arange(0, NODES)

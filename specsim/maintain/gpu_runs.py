@@ -1,7 +1,7 @@
 """Run kept GPU results again where their code has changed: `python -m specsim.maintain.gpu_runs --into build/gpu`.
 
 Proofs share the last GPU and the CPU's cores, as each of their processes waits for the host most of the time. A
-benchmark has a GPU for itself: with one GPU benchmarks follow, with several they run beside, on other cores.
+benchmark has a GPU for itself: with one GPU benchmarks follow the proofs, with several both run at once.
 `python -m specsim.maintain.tables build/gpu/*.json` keeps what they wrote.
 """
 
@@ -66,7 +66,7 @@ class Machine:
         return max(1, self.cores - OWN_CORES * (self.gpus - 1))
 
     def place(self, run: Run, alive: Mapping[Run, tuple[int, ...]]) -> tuple[int, ...] | None:
-        """Choose GPUs for a command beside those that run on theirs; None: it has to wait."""
+        """Choose GPUs for a command, given the GPUs of those that run; None: it has to wait."""
         last = self.gpus - 1
         if run.needs_ranks or any(other.needs_ranks for other in alive):
             return None if alive else tuple(range(self.gpus))
@@ -78,7 +78,10 @@ class Machine:
         return (idle[0],) if idle else None
 
     def cores_of(self, gpus: Sequence[int]) -> range:
-        """List the cores of commands on some GPUs; all where there are too few for each GPU to have its own."""
+        """List the cores of commands on some GPUs.
+
+        They are all cores where these are too few for each GPU to have its own.
+        """
         if self.cores <= OWN_CORES * (self.gpus - 1):
             return range(self.cores)
         return range(OWN_CORES * min(gpus), self.cores if self.gpus - 1 in gpus else OWN_CORES * (max(gpus) + 1))
