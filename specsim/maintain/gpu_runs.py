@@ -160,24 +160,22 @@ def run_all(
     """
     first = time.monotonic()
     waiting = list(runs)
-    alive: dict[Run, tuple[subprocess.Popen[bytes], float]] = {}
-    places: dict[Run, tuple[int, ...]] = {}
+    alive: dict[Run, tuple[subprocess.Popen[bytes], float, tuple[int, ...]]] = {}
     while waiting or alive:
         for run in list(waiting):
             if time.monotonic() - first + run.seconds > seconds:
                 waiting.remove(run)
                 yield run, "not begun: too little time"
-            elif gpus := machine.place(run, places):
+            elif gpus := machine.place(run, {other: taken for other, (_, _, taken) in alive.items()}):
                 waiting.remove(run)
-                places[run] = gpus
-                alive[run] = start(run, into, gpus, machine.cores_of(gpus)), time.monotonic()
-        for run, (process, began) in list(alive.items()):
+                alive[run] = start(run, into, gpus, machine.cores_of(gpus)), time.monotonic(), gpus
+        for run, (process, began, _) in list(alive.items()):
             now = time.monotonic()
             if process.poll() is None and now - first <= seconds:
                 continue
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            del alive[run], places[run]
+            del alive[run]
             yield run, f"exit status {process.wait()} after {now - began:.0f} s"
         time.sleep(POLL if alive else 0)
 
