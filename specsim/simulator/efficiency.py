@@ -19,16 +19,16 @@ class Efficiency:
     bandwidth: float = 0.79
     # Share of the peak that large products reach: fast_rounds, on an H200. The H20 of sglang_6995 needs more than 0.6;
     # vLLM on a B200 reached 0.33 (vllm_41162).
-    compute: float = 0.7
+    compute: float = 0.69
     # Share of the shorter of reading and computing hidden behind the longer, in [0, 1]: fast_rounds, spec_bench.
-    overlap: float = 0.38
+    overlap: float = 0.39
     # Speed of the products of experts, as a share of other products' speed: GLM-4.7-Flash in 16 bits (vllm_41162).
     experts: float = 1.0
     # The same of experts in mxfp4, which kernels widen first: GPT-OSS-20B (vllm_41162).
     mxfp4_experts: float = 0.28
     # Seconds between two kernels of a graph: 3.1 µs of specsim.fast (fast_rounds), 9 to 12 µs of vLLM, where they
     # include sampling and metadata (vllm_41162).
-    gap: float = 5.5e-6
+    gap: float = 5.6e-6
     # Seconds of the host for launching a kernel outside a graph. Assumed, not fitted: steps with chunks of prompts in
     # vllm_41162 leave no room for more than 40 µs. Kernels launched from Python take 30 to 80 µs (spec_bench,
     # vllm_20780).
