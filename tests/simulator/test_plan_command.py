@@ -120,7 +120,7 @@ def test_efficiency_and_schedules_are_taken(command, tmp_path):
     assert "Simulated with profile vllm-2026-dense and bandwidth 0.5, host 0.001 as given: means of" in said
 
 
-@pytest.mark.parametrize("value", ["default", "5.5e-06"])
+@pytest.mark.parametrize("value", ["default", "5.6e-06"])
 def test_the_default_of_a_parameter_overrides_the_profile(command, tmp_path, value):
     out = tmp_path / "out.json"
     assert command("plan", *QUICK, "--efficiency", f"gap={value}", "--json", str(out)).status == 0
@@ -129,7 +129,7 @@ def test_the_default_of_a_parameter_overrides_the_profile(command, tmp_path, val
     assert cell.scenario.efficiency.gap == Efficiency().gap
     own = cell.with_values(kept=()).scenario
     assert own.efficiency.gap == own.profile.server.efficiency.gap != Efficiency().gap
-    assert "and gap 5.5e-06 as given" in text(command("plan", *QUICK, "--efficiency", f"gap={value}"))
+    assert "and gap 5.6e-06 as given" in text(command("plan", *QUICK, "--efficiency", f"gap={value}"))
 
 
 def test_names_of_settings_are_never_wrapped(command):
