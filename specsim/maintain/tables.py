@@ -5,6 +5,7 @@ writes the parameters that the ledgers' fits found to specsim/simulator/fitted.j
 code has changed since.
 """
 
+import argparse
 import json
 import re
 import sys
@@ -78,9 +79,12 @@ def with_tables(page: str, kept: Path, reproduce: Callable[[str], Reproduction] 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> None:
     """Keep results and write all tables; bad input is one sentence and exit status 2."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="*", type=Path, help="JSON files that commands wrote on a GPU")
+    given = parser.parse_args(arguments)
     kept = root / "fast" / "measurements"
     try:
-        for path in keep([Path(argument) for argument in arguments], kept):
+        for path in keep(given.results, kept):
             print(path)
     except InputError as error:
         print(f"specsim: {error}", file=sys.stderr)

@@ -471,6 +471,14 @@ def test_another_file_is_refused_in_a_sentence(text, reason, tmp_path, capsys):
     assert reason in sentence
 
 
+def test_help_names_the_results_and_writes_nothing(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        tables.main(["--help"], root=tmp_path)
+    assert ended.value.code == 0
+    assert "JSON files that commands wrote on a GPU" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_ends_with_status_2_for_bad_input(tmp_path):
     command = [sys.executable, "-m", "specsim.maintain.tables", str(tmp_path / "none.json")]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
