@@ -26,7 +26,7 @@ class Efficiency:
     experts: float = 1.0
     # The same of experts in mxfp4, which kernels widen first: GPT-OSS-20B (vllm_41162).
     mxfp4_experts: float = 0.28
-    # Seconds between two kernels of a graph: 3.1 µs of specsim.fast (fast_rounds), 9 to 12 µs of vLLM, where they
+    # Seconds between two kernels of a graph: 3.3 µs of specsim.fast (fast_rounds), 9 to 12 µs of vLLM, where they
     # include sampling and metadata (vllm_41162).
     gap: float = 5.6e-6
     # Seconds of the host for launching a kernel outside a graph. Assumed, not fitted: steps with chunks of prompts in
