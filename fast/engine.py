@@ -8,7 +8,7 @@ import torch
 from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
 from specsim.core.display import engine_text
-from specsim.core.drafter import Drafter, columns_ahead
+from specsim.core.drafter import Drafter, Placement, columns_ahead
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.feature_ring import FeatureRing
@@ -32,7 +32,8 @@ from specsim.core.rule import AcceptanceRule
 from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import ForwardOutput, Target
-from specsim.fast import drafters, verify
+from specsim.fast import verify
+from specsim.fast.drafters import check_parallel, make_drafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.frame import Frame
 from specsim.fast.frames import Frames
@@ -97,7 +98,7 @@ class Engine:
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
         self._schedule = acceptance and Schedule.of(acceptance, self.device)
         self._ranks = linked(RankGroup.joined(options.tensor_parallel), self.device) if like is None else like._ranks
-        drafters.check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
+        check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
         self._target = self._make_target(pair) if like is None else like._target
         self.target: Target = self._target
         self._drafter = self._make_drafter(pair) if like is None else like._drafter.under(self.config)
@@ -121,8 +122,8 @@ class Engine:
 
     def _make_drafter(self, pair: Pair) -> StepDrafter:
         sharing = self._ranks if self.options.draft_parallel == "sharded" else None
-        on = self.dtype, self.device
-        return drafters.make(pair.drafter, self._target, self.config, *on, self.options.batch_invariant, sharing)
+        on = Placement(self.dtype, self.device, self.options.batch_invariant, sharing)
+        return make_drafter(pair.drafter, self._target, self.config, on)
 
     def drafts_on_host(self, config: SpecConfig) -> bool:
         """Check whether this engine's drafter drafts on the host under a setting."""

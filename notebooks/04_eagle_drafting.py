@@ -28,7 +28,8 @@ import torch
 import specsim
 from specsim import SamplingParams, SpecConfig, plots
 from specsim.reference.oracle_draft import draft_topk
-from specsim.reference.oracle_forward import draft_forward, in_dtype, target_forward
+from specsim.reference.oracle_eagle import eagle3_forward
+from specsim.reference.oracle_forward import in_dtype, target_forward
 from specsim.reference.selection import select
 from specsim.reference.tree_parents import MalformedTree, parents_of
 
@@ -60,7 +61,7 @@ layers = pair.drafter.config.feature_layers
 logits, features = target_forward(models.target.config, models.target.tensors, ids, layers)
 print(f"features of one token: {features.shape[1]} numbers, inputs of layers {', '.join(map(str, layers))}\n")
 for place in range(3, 12):
-    _, draft_logits = draft_forward(models, ids[1 : place + 2], features[: place + 1], [])
+    _, draft_logits = eagle3_forward(models, ids[1 : place + 2], features[: place + 1], [])
     (draft,), _ = draft_topk(models.drafter, draft_logits, 1, "prob")
     wanted = int(logits[place + 1].argmax())
     row = f"features of {decode([ids[place]])!r:9} with id of {decode([ids[place + 1]])!r:9}"
@@ -75,7 +76,7 @@ for place in range(3, 12):
 
 # %%
 for token in pair.tokenizer.encode(" as, ="):
-    _, draft_logits = draft_forward(models, [*ids[1:11], token], features[:11], [])
+    _, draft_logits = eagle3_forward(models, [*ids[1:11], token], features[:11], [])
     drafts, probs = draft_topk(models.drafter, draft_logits, 3, "prob")
     best = ", ".join(f"{decode([draft])!r} {prob:.2f}" for draft, prob in zip(drafts, probs.tolist(), strict=True))
     print(f"features of {decode([ids[10]])!r} with id of {decode([token])!r:6} → {best}")
@@ -100,7 +101,7 @@ right = Counter()
 places = range(3, len(whole) - 2)
 for shift in (1, 0):
     for count in places:
-        _, draft_logits = draft_forward(models, whole[shift : shift + count], features[:count], [])
+        _, draft_logits = eagle3_forward(models, whole[shift : shift + count], features[:count], [])
         (draft,), _ = draft_topk(models.drafter, draft_logits, 1, "prob")
         right[shift] += draft == int(logits[count].argmax())
 print(f"shifted by one: {right[1]} of {len(places)} first drafts are the target's choice; not shifted: {right[0]}")

@@ -7,7 +7,7 @@ import torch
 from specsim.core.columns import own_committed, own_lanes, own_tree
 from specsim.core.config import SpecConfig
 from specsim.core.display import engine_text
-from specsim.core.drafter import Drafter, columns_ahead
+from specsim.core.drafter import Drafter, Placement, columns_ahead
 from specsim.core.engine_options import EngineOptions
 from specsim.core.feature_ring import FeatureRing
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check, stacked
@@ -28,8 +28,9 @@ from specsim.core.rule import AcceptanceRule
 from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
-from specsim.reference import drafters, kv, tree, verify
+from specsim.reference import kv, tree, verify
 from specsim.reference.attention import prefill_metadata, tree_metadata
+from specsim.reference.drafters import make_drafter
 from specsim.reference.extend import draft_extend_input
 from specsim.reference.targets import FAMILIES
 
@@ -70,7 +71,7 @@ class Engine:
             self.drafter = like.drafter.under(self.config)
         else:
             self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
-            self.drafter = drafters.make(pair.drafter, self.target, self.config, self.dtype)
+            self.drafter = make_drafter(pair.drafter, self.target, self.config, Placement(self.dtype))
         self._ahead = columns_ahead(self.drafter)
         self.options.check_draft_kv(config, self.drafter.kv_layout)
 

@@ -14,13 +14,11 @@ import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
+from specsim.core.kinds import KINDS, OWN, resolve
 from specsim.core.kv_buffer import KVFormat
-from specsim.reference.oracle_dflash import block_draft
 from specsim.reference.oracle_distributions import inverse_cdf, logprob, next_distribution, ranked
-from specsim.reference.oracle_draft import Node, Path, draft, look_up, select
+from specsim.reference.oracle_draft import Node, Path, select
 from specsim.reference.oracle_forward import in_dtype
-from specsim.reference.oracle_mtp import mtp_draft
-from specsim.reference.oracle_p_eagle import p_eagle_draft
 from specsim.reference.oracle_request import Draws, Request, next_logits
 from specsim.reference.oracle_verify import Drafts, accepted
 
@@ -97,16 +95,10 @@ def generate(
 
 def grow(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
     """Grow all candidates of at most this depth below the root, none without a drafter."""
-    drafter = request.drafter
-    if drafter is None:
+    if request.drafter is None:
         return []
-    if hasattr(drafter, "tensors") and drafter.config.block is not None:
-        return block_draft(request, tokens, root, depth)
-    grow_all = look_up
-    if hasattr(drafter, "tensors"):
-        of_mtp = mtp_draft if drafter.config.num_modules > 1 else draft
-        grow_all = p_eagle_draft if drafter.config.kind == "p-eagle" else of_mtp
-    return [node for node in grow_all(request, tokens, root) if len(node.path) <= depth]
+    kind = KINDS[request.draft_config.kind] if hasattr(request.drafter, "tensors") else OWN
+    return [node for node in resolve(kind.oracle)(request, tokens, root, depth) if len(node.path) <= depth]
 
 
 def append(tokens: list[int], accepted: Sequence[int], request: Request) -> Literal["stop", "length"] | None:

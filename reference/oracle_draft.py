@@ -1,5 +1,6 @@
 """Drafts of the oracle: candidates below a round's root, and the tree of the best."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -8,11 +9,11 @@ import torch
 from specsim.core.config import Score
 from specsim.core.token_drafter import TreeLimits
 from specsim.reference.oracle_distributions import inverse_cdf, ranked
-from specsim.reference.oracle_drafters import last_row
 from specsim.reference.oracle_forward import target_forward
 from specsim.reference.oracle_request import Request
 
 Path = tuple[int, ...]
+Row = tuple[int, torch.Tensor]  # a drafted token, and the hidden state of the row that proposed it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +29,7 @@ class Node:
     score: float
     draft_prob_V: torch.Tensor | None  # f64 [V], distribution q that it was drawn from, None where it was not drawn
     hidden: torch.Tensor | None  # [H], of the row that proposed it
-    rows: tuple[tuple[int, torch.Tensor], ...]  # (token, hidden) of the drafter's rows; the last proposed it
+    rows: tuple[Row, ...]  # of the drafter; the last proposed it
 
     @property
     def token(self) -> int:
@@ -42,7 +43,17 @@ class Node:
         return self.draft_prob_V
 
 
-def look_up(request: Request, tokens: list[int], root: Node) -> list[Node]:
+# Runs a drafter over a request's tokens x_0..x_L, whose target features are given, and the rows after them: the last
+# row's (hidden [H], draft logits), None where its position is at or beyond max_len.
+LastRow = Callable[[Request, list[int], torch.Tensor, tuple[Row, ...]], tuple[torch.Tensor, torch.Tensor] | None]
+
+
+def is_dropped(request: Request, features_LF: torch.Tensor, rows: tuple[Row, ...]) -> bool:
+    """Check whether the last row's position is at or beyond max_len, where row p holds token p+1."""
+    return len(features_LF) + len(rows) > request.max_len
+
+
+def look_up(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
     """Make the candidates of a token drafter, from the tokens alone.
 
     A candidate counts at most its parent's score.
@@ -58,8 +69,8 @@ def look_up(request: Request, tokens: list[int], root: Node) -> list[Node]:
     return made
 
 
-def draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
-    """Grow the candidates of a drafter with weights, level by level.
+def draft_lanes(request: Request, tokens: list[int], root: Node, last_row: LastRow) -> list[Node]:
+    """Grow the candidates of a drafter that runs once in each step, level by level.
 
     Unsampled drafts: the K best tokens below the root and below each lane; the K best of a level are the next lanes, K
     + (S-1)K² candidates in all. Sampled drafts: K below the root and one below each lane, which is the next lane.

@@ -1,13 +1,26 @@
 """Oracle's drafter on frozen KV, after Gemma 4's assistants: one query row over the target's keys and values."""
 
 import math
+from typing import Any
 
 import torch
 
+from specsim.reference.oracle_draft import Node, Row, draft_lanes
 from specsim.reference.oracle_forward import target_forward
 from specsim.reference.oracle_layer import attention_weights, feed_forward, project_heads
 from specsim.reference.oracle_parts import linear, norm
 from specsim.reference.oracle_request import Request
+
+
+def draft_frozen_kv(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+    """Grow the candidates of a drafter on the target's KV below the root."""
+    return draft_lanes(request, tokens, root, _row)
+
+
+def _row(request: Request, tokens: list[int], features_LF: torch.Tensor, rows: tuple[Row, ...]) -> Any:
+    """Run the last token, which sees no other draft."""
+    token, handed_on = rows[-1] if rows else (tokens[-1], None)
+    return frozen_kv_row(request, tokens[:-1], token, handed_on)
 
 
 def frozen_kv_row(

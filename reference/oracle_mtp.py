@@ -5,25 +5,51 @@ rows from earlier rounds, which the oracle does not have.
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from specsim.core.errors import InputError
 from specsim.reference.oracle_distributions import ranked
-from specsim.reference.oracle_draft import Node, draft_distribution, draft_topk, drawn
-from specsim.reference.oracle_forward import mtp_forward, target_forward
+from specsim.reference.oracle_draft import (
+    Node,
+    Row,
+    draft_distribution,
+    draft_lanes,
+    draft_topk,
+    drawn,
+    is_dropped,
+)
+from specsim.reference.oracle_forward import target_forward
+from specsim.reference.oracle_layer import layer
+from specsim.reference.oracle_parts import linear, norm
 from specsim.reference.oracle_request import Request
 
 
-def mtp_draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
-    """Grow all candidates below the root: K children of every lane, the same for all lanes of a depth.
+def draft_mtp(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+    """Grow the candidates below the root: of one module in each step, or of several that all run once."""
+    if request.draft_config.num_modules == 1:
+        return draft_lanes(request, tokens, root, _row)
+    return _product(request, tokens, root)
+
+
+def _row(request: Request, tokens: list[int], features_LF: torch.Tensor, rows: tuple[Row, ...]) -> Any:
+    """Run the only module over the rows so far."""
+    if is_dropped(request, features_LF, rows):
+        return None
+    token_ids = [*tokens[1:], *(token for token, _ in rows)]
+    hidden_RH = torch.cat([features_LF, *(hidden[None] for _, hidden in rows)])
+    hidden = mtp_forward(request, 0, token_ids, hidden_RH)[-1]
+    return hidden, request.target.tensors["lm_head.weight"] @ hidden
+
+
+def _product(request: Request, tokens: list[int], root: Node) -> list[Node]:
+    """Give every lane the same K children, those of its depth.
 
     Module k reads tokens 1+k..L and the first lane's drafts 1..k.
     """
     config = request.config
     drafter = request.drafter
-    if drafter is None:
-        return []
     if drafter.config.boundary == "stale":
         raise InputError("boundary", "stale", "rewrite: the oracle keeps no rows from earlier rounds")
     _, target_LH = target_forward(request.target.config, request.target.tensors, tokens[:-1], ())
@@ -42,6 +68,23 @@ def mtp_draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
         pool += level
         hidden_LH = hidden_LH if drafter.config.hidden_chain else target_LH
     return pool
+
+
+def mtp_forward(pair: Any, module: int, token_ids: list[int], hidden_RH: torch.Tensor) -> torch.Tensor:
+    """Run a module of multi-token prediction over rows (token, hidden): hidden states after its norm, [R, H].
+
+    DeepSeek-V3, arXiv 2412.19437, section 2.2, with a layer of any kind.
+    """
+    config = pair.drafter.config.model
+    tensors = pair.drafter.tensors
+    name = f"modules.{module}"
+    eps = config.rms_norm_eps
+    embedding_RH = norm(tensors, f"{name}.enorm", pair.target.tensors["model.embed_tokens.weight"][token_ids], eps)
+    both = torch.cat([embedding_RH, norm(tensors, f"{name}.hnorm", hidden_RH, eps)], dim=-1)
+    hidden_RH = linear(tensors, f"{name}.eh_proj", both)
+    normed_RH = norm(tensors, f"{name}.input_layernorm", hidden_RH, eps)
+    hidden_RH, _ = layer(config, module, tensors, name, hidden_RH, normed_RH)
+    return norm(tensors, f"{name}.norm", hidden_RH, eps)
 
 
 def children(

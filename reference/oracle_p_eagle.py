@@ -6,12 +6,13 @@ The row of depth d follows d-1 mask rows, which read the mask token and `mask_hi
 import torch
 
 from specsim.reference.oracle_draft import Node
-from specsim.reference.oracle_forward import draft_forward, target_forward
+from specsim.reference.oracle_eagle import eagle3_forward
+from specsim.reference.oracle_forward import target_forward
 from specsim.reference.oracle_mtp import best_lanes, children, drafts
 from specsim.reference.oracle_request import Request
 
 
-def p_eagle_draft(request: Request, tokens: list[int], root: Node) -> list[Node]:
+def draft_p_eagle(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
     """Grow all candidates below the root: K children of every lane, the same for all lanes of a depth."""
     config = request.config
     own = request.draft_config
@@ -27,7 +28,7 @@ def p_eagle_draft(request: Request, tokens: list[int], root: Node) -> list[Node]
         if len(features_LF) + num_masks <= request.max_len:
             token_ids = [*tokens[1:], *[own.mask_token_id] * num_masks]
             features_RF = torch.cat([features_LF, mask_F.expand(num_masks, -1)])
-            hidden, logits = draft_forward(request, token_ids, features_RF, [])
+            hidden, logits = eagle3_forward(request, token_ids, features_RF, [])
             child_ids, scores_K, draft_prob_V = drafts(request, request.drafter, logits, len(tokens) - 1, num_masks)
         made = Node((), None, 0, 0.0, draft_prob_V, hidden, ())
         level = children(request, lanes, child_ids, scores_K, made)

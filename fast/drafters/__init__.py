@@ -1,5 +1,5 @@
 """Drafters of the fast implementation."""
 
-from specsim.fast.drafters.heads import HEADS, check_parallel, make
+from specsim.fast.drafters.make_drafter import check_parallel, make_drafter
 
-__all__ = ["HEADS", "check_parallel", "make"]
+__all__ = ["check_parallel", "make_drafter"]

@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import torch
 
-from specsim.core.block import level_sizes
+from specsim.core.block import BlockDrafterConfig
 from specsim.core.config import SpecConfig
+from specsim.core.drafter import Placement
 from specsim.core.errors import require
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
-from specsim.fast.drafters.dflash import DFlashHead
+from specsim.core.target import Target
+from specsim.fast.drafters.block_head import BlockHead
 from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.setting import SettingStepDrafter
 from specsim.fast.drafters.slot_tree import SlotTree
@@ -24,7 +27,7 @@ from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 class BlockDrafter:
     """A head as a step drafter, which does all its work in `start`; between rounds it keeps the root only."""
 
-    def __init__(self, head: DFlashHead, config: SpecConfig, vocab_size: int) -> None:
+    def __init__(self, head: BlockHead, config: SpecConfig, vocab_size: int) -> None:
         allowed = f"at most the draft vocabulary, {head.draft_vocab_size}"
         require(config.topk <= head.draft_vocab_size, "topk", config.topk, allowed)
         self._head = head
@@ -57,7 +60,7 @@ class BlockDrafter:
         has_confidence = self._head.block.confidence != "none"
         return CandidateBuffers(
             replace(
-                ExplicitCandidates.empty(size, sum(level_sizes(config))),
+                ExplicitCandidates.empty(size, sum(config.level_sizes)),
                 confidence=torch.zeros(size, config.num_steps) if has_confidence else None,
                 draft_prob=torch.zeros(size, config.num_parents, self._vocab_size) if config.has_draft_prob else None,
             )
@@ -104,3 +107,11 @@ class BlockDrafter:
         plain = NoDrafter(self._head.device)
         proposer = plain if config.is_plain else BlockDrafter(self._head, config, self._vocab_size)
         return SettingStepDrafter(self, proposer, config)
+
+
+def make(
+    drafter: DrafterCheckpoint[BlockDrafterConfig], target: Target, config: SpecConfig, on: Placement
+) -> StepDrafter:
+    """Make a block drafter of a fast engine."""
+    head = BlockHead(drafter.config, drafter.tensors, target, on.dtype, on.device, on.batch_invariant)
+    return BlockDrafter(head, config, target.config.vocab_size)

@@ -4,10 +4,15 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Placement
+from specsim.core.eagle import EagleConfig
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
 from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
+from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
@@ -23,7 +28,7 @@ class EagleHead:
 
     def __init__(
         self,
-        config: DrafterConfig,
+        config: EagleConfig,
         tensors: Mapping[str, torch.Tensor],
         target: DecoderTarget,
         dtype: torch.dtype,
@@ -79,3 +84,11 @@ class EagleHead:
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._target.logits(hidden_RH)
+
+
+def make(
+    drafter: DrafterCheckpoint[EagleConfig], target: DecoderTarget, config: SpecConfig, on: Placement
+) -> StepDrafter:
+    """Make an EAGLE head as the drafter of a fast engine."""
+    head = EagleHead(drafter.config, drafter.tensors_on(on.ranks), target, *on)
+    return AutoregressiveDrafter(head, config, on.dtype, on.device, target.config.vocab_size)

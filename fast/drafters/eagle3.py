@@ -7,10 +7,15 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Placement
+from specsim.core.eagle import Eagle3Config
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
 from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
+from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
@@ -26,7 +31,7 @@ class Eagle3Head:
 
     def __init__(
         self,
-        config: DrafterConfig,
+        config: Eagle3Config,
         tensors: Mapping[str, torch.Tensor],
         target: DecoderTarget,
         dtype: torch.dtype,
@@ -132,3 +137,11 @@ class Eagle3Head:
             rms_norm(self._embedding, *norm, out=out, ids_R=ids_R)
         else:
             self._target.normed_embedding(ids_R, norm, out)
+
+
+def make(
+    drafter: DrafterCheckpoint[Eagle3Config], target: DecoderTarget, config: SpecConfig, on: Placement
+) -> StepDrafter:
+    """Make an EAGLE-3 head as the drafter of a fast engine."""
+    head = Eagle3Head(drafter.config, drafter.tensors_on(on.ranks), target, *on)
+    return AutoregressiveDrafter(head, config, on.dtype, on.device, target.config.vocab_size)

@@ -4,11 +4,15 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.drafter import DrafterConfig, source_layers
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Placement
+from specsim.core.frozen_kv import FrozenKVConfig, source_layers
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import Target
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, Last, take_last
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.lanes import Lanes
 from specsim.fast.layers import Weights, gated_mlp_onto, query_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
@@ -27,7 +31,7 @@ class FrozenKVHead:
 
     def __init__(
         self,
-        config: DrafterConfig,
+        config: FrozenKVConfig,
         tensors: Mapping[str, torch.Tensor],
         target: Target,
         dtype: torch.dtype,
@@ -140,3 +144,9 @@ class FrozenKVDrafter(AutoregressiveDrafter):
         metadata = prefix_metadata(batch, Root(batch.seq_lens), self._config.topk, self._head.position, pools)
         handed_RH = self._head.hand_on(lanes.hidden.flatten(0, 1))
         return self._head.forward(lanes.tokens.view(-1), handed_RH, metadata, pools.target), None
+
+
+def make(drafter: DrafterCheckpoint[FrozenKVConfig], target: Target, config: SpecConfig, on: Placement) -> StepDrafter:
+    """Make queries over frozen KV as the drafter of a fast engine."""
+    head = FrozenKVHead(drafter.config, drafter.tensors, target, on.dtype, on.device, on.batch_invariant)
+    return FrozenKVDrafter(head, config, on.dtype, on.device, target.config.vocab_size)

@@ -6,9 +6,11 @@ from copy import copy
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.drafter import Placement
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.core.proposals import Proposals
+from specsim.core.target import Target
 from specsim.core.token_drafter import TokenDrafter
 from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.setting import SettingStepDrafter
@@ -82,3 +84,8 @@ class HostDrafter:
         made._proposals = self._proposals.under(config)
         made._most = config.num_candidates
         return made
+
+
+def make(drafter: TokenDrafter, target: Target, config: SpecConfig, on: Placement) -> StepDrafter:
+    """Make a user's token drafter that of a fast engine."""
+    return HostDrafter(drafter, config, target.config.vocab_size, on.device)

@@ -6,21 +6,89 @@ from dataclasses import replace
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import DrafterConfig
-from specsim.core.mtp import MtpInput, check_modules
+from specsim.core.drafter import Placement
+from specsim.core.mtp import MtpConfig, MtpInput, check_modules
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
-from specsim.core.pool import KVLayout, KVPool
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.rank_group import RankGroup
+from specsim.core.rank_part import kv_layout_of
+from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.mtp_drafts import ids_of, last_hidden
-from specsim.fast.drafters.mtp_module import MtpModule
 from specsim.fast.drafters.mtp_rows import NewRows, Shape, Spans, gather_rows, spans_of
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
-from specsim.fast.model.metadata import causal_metadata
-from specsim.fast.targets.decoder import DecoderTarget
+from specsim.fast.layers import Weights
+from specsim.fast.model.metadata import AttentionMetadata, causal_metadata
+from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
+from specsim.fast.model.rows import Norm, Rows, rms_norm
+from specsim.fast.targets.decoder import DecoderTarget, decoder_layer_onto, on_device
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
 from specsim.fast.vocabulary.draft_vocabulary import Vocabulary
+
+
+class MtpModule:
+    """Module k, with both normed inputs in one buffer for eh_proj, and KV in layer k of the draft buffer."""
+
+    d2t: torch.Tensor | None = None
+    lead: int = 0
+
+    def __init__(
+        self,
+        config: MtpConfig,
+        tensors: Mapping[str, torch.Tensor],
+        target: DecoderTarget,
+        dtype: torch.dtype,
+        device: torch.device,
+        batch_invariant: bool = False,
+        ranks: RankGroup | None = None,
+        index: int = 0,
+    ) -> None:
+        part = None if ranks is None else ranks.part
+        self._model = config.model if part is None else part.config(config.model)
+        self._target = target
+        self.vocabulary_ranks = target.ranks
+        prefix = f"modules.{index}."
+        own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+        self._weights = Weights(on_device(own, device, dtype), batch_invariant=batch_invariant, ranks=ranks)
+        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
+        self._index = index
+        self.kv_layout = replace(kv_layout_of(self._model, part), num_layers=1)
+        self.feature_layers = config.feature_layers
+        self.hidden_size = config.model.hidden_size
+        self.draft_vocab_size = config.draft_vocab_size
+
+    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
+        """Return the features unchanged, as they are the target's hidden state after its final norm."""
+        return features_RF
+
+    def forward(
+        self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
+    ) -> torch.Tensor:
+        """Run rows through the module, and write their KV: hidden after the norm, [R, H]."""
+        weights = self._weights
+        both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
+        embedded_RH, normed_RH = both.chunk(2, dim=1)
+        self._target.normed_embedding(input_ids_R, self._norm("enorm"), embedded_RH)
+        rms_norm(hidden_RH, *self._norm("hnorm"), out=normed_RH)
+        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
+        forward = Forward(turns, metadata, kv)
+        projected_RH = weights.project(Rows(both), "eh_proj")
+        rows = Rows(projected_RH, self._norm("input_layernorm"))
+        rows, _ = decoder_layer_onto(rows, weights, self._model, self._index, forward, self._norm("norm"))
+        return rows.applied()
+
+    def _norm(self, name: str) -> Norm:
+        return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
+
+    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Compute logits of the tokens of this rank's slice of the target's head."""
+        return self._target.own_logits(hidden_RH)
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._target.logits(hidden_RH)
 
 
 class MtpDrafter(ProductDrafter[MtpInput]):
@@ -31,7 +99,7 @@ class MtpDrafter(ProductDrafter[MtpInput]):
 
     def __init__(
         self,
-        drafter: DrafterConfig,
+        drafter: MtpConfig,
         tensors: Mapping[str, torch.Tensor],
         target: DecoderTarget,
         dtype: torch.dtype,
@@ -44,7 +112,7 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         shape = DraftShape(drafter.model.hidden_size, target.config.vocab_size, dtype)
         super().__init__(MtpInput, shape, config, device)
         self._modules = [
-            MtpModule(drafter, tensors, target, dtype, device, batch_invariant, k, ranks)
+            MtpModule(drafter, tensors, target, dtype, device, batch_invariant, ranks, k)
             for k in range(config.num_steps)
         ]
         self._is_chained = drafter.hidden_chain
@@ -136,3 +204,15 @@ class MtpDrafter(ProductDrafter[MtpInput]):
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep nothing of an ended request, as its features are cleared with its row of the pool."""
+
+
+def make(
+    drafter: DrafterCheckpoint[MtpConfig], target: DecoderTarget, config: SpecConfig, on: Placement
+) -> StepDrafter:
+    """Make MTP modules the drafter of a fast engine: one of them in every step, or several in draft-extend."""
+    shape = drafter.config
+    tensors = drafter.tensors_on(on.ranks)
+    if shape.num_modules > 1:
+        return MtpDrafter(shape, tensors, target, on.dtype, on.device, config, on.batch_invariant, on.ranks)
+    module = MtpModule(shape, tensors, target, *on)
+    return AutoregressiveDrafter(module, config, on.dtype, on.device, target.config.vocab_size)

@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from itertools import count
 from operator import attrgetter
 
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Placement
+from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, Proposal, TreeLimits
 from specsim.fast.drafters.counted_trie import CountedTrie, Path
+from specsim.fast.drafters.host import HostDrafter
+from specsim.fast.drafters.lookup_chain import LookupChainDrafter
 from specsim.fast.drafters.request_texts import RequestTexts
+from specsim.fast.drafters.steps import StepDrafter
 
 
 class Ngram:
@@ -124,3 +130,10 @@ def _add_probable(grown: _Tree, trie: CountedTrie, last: Path) -> None:
             node = grown.add(parent, token, -negative)
             if node is not None:
                 found = [(node, path, -negative)]
+
+
+def make(drafter: NgramConfig, target: Target, config: SpecConfig, on: Placement) -> StepDrafter:
+    """Make the drafter of a fast engine: chains are looked up on the device, trees on the host."""
+    if config.topk == 1:
+        return LookupChainDrafter(drafter, config, on.device)
+    return HostDrafter(Ngram(drafter), config, target.config.vocab_size, on.device)

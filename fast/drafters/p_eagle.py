@@ -6,16 +6,20 @@ from typing import NamedTuple
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Head
+from specsim.core.drafter import Head, Placement
 from specsim.core.errors import InputError
-from specsim.core.p_eagle import Mask, PEagleInput
+from specsim.core.p_eagle import Mask, PEagleConfig, PEagleInput
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafters.best_drafts import best_drafts
+from specsim.fast.drafters.eagle3 import Eagle3Head
 from specsim.fast.drafters.p_eagle_rows import LastRows, NewRows, head_rows, last_rows
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.model.metadata import causal_metadata
+from specsim.fast.targets.decoder import DecoderTarget
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
 from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, inverse_of
 
@@ -124,3 +128,12 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep nothing of an ended request, as the states hold all there is."""
+
+
+def make(
+    drafter: DrafterCheckpoint[PEagleConfig], target: DecoderTarget, config: SpecConfig, on: Placement
+) -> StepDrafter:
+    """Make a P-EAGLE head as the drafter of a fast engine."""
+    tensors = drafter.tensors_on(on.ranks)
+    head = Eagle3Head(drafter.config, tensors, target, *on)
+    return PEagleDrafter(head, config, Mask.of(drafter.config, drafter.tensors, on), target.config.vocab_size)

@@ -7,10 +7,9 @@ from typing import NamedTuple, no_type_check
 import torch
 import triton.language as tl
 
-from specsim.core.block import level_sizes
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, ExplicitCandidates
-from specsim.fast.drafters.dflash import DFlashHead
+from specsim.fast.drafters.block_head import BlockHead
 from specsim.fast.drafting import extended
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.tree_explicit import ExplicitTables
@@ -124,10 +123,10 @@ def _alive_kernel(
 class SlotTree:
     """Growth of candidates for a head and a setting, with launches that are the same in every round."""
 
-    def __init__(self, head: DFlashHead, config: SpecConfig, vocab_size: int) -> None:
+    def __init__(self, head: BlockHead, config: SpecConfig, vocab_size: int) -> None:
         self._head = head
         self._config = config
-        sizes = level_sizes(config)
+        sizes = config.level_sizes
         ends = [sum(sizes[:depth]) for depth in range(len(sizes) + 1)]
         self._ends = torch.tensor(ends, dtype=torch.int32, device=head.device)
         self._depths = torch.arange(len(sizes), dtype=torch.int32, device=head.device)

@@ -4,9 +4,14 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Placement
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
+from specsim.core.standalone import StandaloneConfig
 from specsim.core.target import Target
+from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
+from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.targets import FAMILIES
 
@@ -19,7 +24,7 @@ class StandaloneHead:
 
     def __init__(
         self,
-        config: DrafterConfig,
+        config: StandaloneConfig,
         tensors: Mapping[str, torch.Tensor],
         target: Target,
         dtype: torch.dtype,
@@ -49,3 +54,11 @@ class StandaloneHead:
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._model.logits(hidden_RH)
+
+
+def make(
+    drafter: DrafterCheckpoint[StandaloneConfig], target: Target, config: SpecConfig, on: Placement
+) -> StepDrafter:
+    """Make a language model as the drafter of a fast engine."""
+    head = StandaloneHead(drafter.config, drafter.tensors, target, on.dtype, on.device, on.batch_invariant)
+    return AutoregressiveDrafter(head, config, on.dtype, on.device, target.config.vocab_size)

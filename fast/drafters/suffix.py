@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Placement
+from specsim.core.target import Target
 from specsim.core.token_drafter import Proposal, SuffixConfig, TreeLimits
 from specsim.fast.drafters.counted_trie import CountedTrie, Path
+from specsim.fast.drafters.host import HostDrafter
 from specsim.fast.drafters.request_texts import RequestTexts
+from specsim.fast.drafters.steps import StepDrafter
 
 
 class Suffix:
@@ -91,3 +96,8 @@ def _grow(trie: CountedTrie, path: Path, budget: int, min_prob: float, limits: T
         scores.append(prob)
         node = len(tokens) - 1
     return Proposal(*proposal)
+
+
+def make(drafter: SuffixConfig, target: Target, config: SpecConfig, on: Placement) -> StepDrafter:
+    """Make the drafter of a fast engine, which runs on the host."""
+    return HostDrafter(Suffix(drafter), config, target.config.vocab_size, on.device)

@@ -1,5 +1,5 @@
 """Drafters of the reference implementation."""
 
-from specsim.reference.drafters.kinds import HEADS, TOKEN_DRAFTERS, make
+from specsim.reference.drafters.make_drafter import make_drafter
 
-__all__ = ["HEADS", "TOKEN_DRAFTERS", "make"]
+__all__ = ["make_drafter"]

@@ -8,14 +8,17 @@ from collections.abc import Sequence
 
 import torch
 
+from specsim.core.block import BlockDrafterConfig
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Drafter
+from specsim.core.drafter import Drafter, Placement
 from specsim.core.errors import require
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.setting_drafter import SettingDrafter
+from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata, Keys, extend_metadata, prefill_metadata
-from specsim.reference.drafters.dflash import DFlashHead
+from specsim.reference.drafters.block_head import BlockHead
 from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.drafters.slot_tree import Slots, best_first, sampled_lanes
 from specsim.reference.kv import draft_kv
@@ -24,7 +27,7 @@ from specsim.reference.kv import draft_kv
 class BlockDrafter:
     """A head as a drafter, for a target of `vocab_size` tokens; between rounds it keeps the root only."""
 
-    def __init__(self, head: DFlashHead, config: SpecConfig, vocab_size: int) -> None:
+    def __init__(self, head: BlockHead, config: SpecConfig, vocab_size: int) -> None:
         allowed = f"at most the draft vocabulary, {head.draft_vocab_size}"
         require(config.topk <= head.draft_vocab_size, "topk", config.topk, allowed)
         self._head = head
@@ -93,3 +96,9 @@ def block_metadata(batch: Batch, num_rows: int, max_len: int, pools: KVPool) -> 
         keys.append(Keys(torch.cat([pools.slots(row, prefix), own]), torch.cat([prefix, positions_BR[request]]), mask))
     slots_R = slots_BR.flatten()
     return AttentionMetadata(torch.where(slots_R < 0, 0, positions_BR.flatten()), slots_R, tuple(keys))
+
+
+def make(drafter: DrafterCheckpoint[BlockDrafterConfig], target: Target, config: SpecConfig, on: Placement) -> Drafter:
+    """Make a block drafter of a reference engine."""
+    head = BlockHead(drafter.config, drafter.tensors, target, on.dtype)
+    return BlockDrafter(head, config, target.config.vocab_size)

@@ -4,10 +4,14 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter, Placement
+from specsim.core.eagle import EagleConfig
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
+from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
 
 
@@ -18,7 +22,7 @@ class EagleHead:
     lead: int = 0
 
     def __init__(
-        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
+        self, config: EagleConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:
         self._model = config.model
         self._target = target
@@ -56,3 +60,9 @@ class EagleHead:
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._target.logits(hidden_RH)
+
+
+def make(drafter: DrafterCheckpoint[EagleConfig], target: Target, config: SpecConfig, on: Placement) -> Drafter:
+    """Make an EAGLE head as the drafter of a reference engine."""
+    head = EagleHead(drafter.config, drafter.tensors, target, on.dtype)
+    return AutoregressiveDrafter(head, config, on.dtype, target.config.vocab_size)

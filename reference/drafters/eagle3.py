@@ -11,10 +11,14 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter, Placement
+from specsim.core.eagle import Eagle3Config
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
+from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
 from specsim.reference.targets.decoder import decoder_layer
 
@@ -29,7 +33,7 @@ class Eagle3Head:
     lead: int = 0
 
     def __init__(
-        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
+        self, config: Eagle3Config, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:
         self._config = config
         self._target = target
@@ -82,3 +86,9 @@ class Eagle3Head:
         normed = hidden_RH if self._config.norm_output else self._norm(hidden_RH, "norm")
         has_head = self._weights.get("lm_head.weight") is not None
         return self._weights.project(normed, "lm_head") if has_head else self._target.logits(normed)
+
+
+def make(drafter: DrafterCheckpoint[Eagle3Config], target: Target, config: SpecConfig, on: Placement) -> Drafter:
+    """Make an EAGLE-3 head as the drafter of a reference engine."""
+    head = Eagle3Head(drafter.config, drafter.tensors, target, on.dtype)
+    return AutoregressiveDrafter(head, config, on.dtype, target.config.vocab_size)

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.drafter import DrafterConfig, source_layers
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter, Placement
+from specsim.core.frozen_kv import FrozenKVConfig, source_layers
 from specsim.core.layer_config import HeadAttention
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import Target
@@ -28,7 +31,7 @@ class FrozenKVHead:
     lead: int = 0
 
     def __init__(
-        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
+        self, config: FrozenKVConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:
         self._model = config.model
         self._embedding = target.embedding
@@ -126,3 +129,9 @@ class FrozenKVDrafter(AutoregressiveDrafter):
         metadata = prefix_metadata(batch, batch.seq_lens, lanes.tokens.shape[1], self._head.position, pools)
         handed_RH = self._head.hand_on(lanes.hidden.flatten(0, 1))
         return self._head.forward(lanes.tokens.flatten(), handed_RH, metadata, pools.target), None
+
+
+def make(drafter: DrafterCheckpoint[FrozenKVConfig], target: Target, config: SpecConfig, on: Placement) -> Drafter:
+    """Make queries over frozen KV as the drafter of a reference engine."""
+    head = FrozenKVHead(drafter.config, drafter.tensors, target, on.dtype)
+    return FrozenKVDrafter(head, config, on.dtype, target.config.vocab_size)

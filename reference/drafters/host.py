@@ -6,11 +6,12 @@ from copy import copy
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Drafter
+from specsim.core.drafter import Drafter, Placement
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.proposals import Proposals
 from specsim.core.setting_drafter import SettingDrafter
+from specsim.core.target import Target
 from specsim.core.token_drafter import TokenDrafter
 from specsim.reference.drafters.none import NoDrafter
 
@@ -27,6 +28,7 @@ class HostDrafter:
     runs_on_host = True
 
     def __init__(self, drafter: TokenDrafter, config: SpecConfig, vocab_size: int) -> None:
+        self.token_drafter = drafter
         self._proposals = Proposals(drafter, config, vocab_size)
 
     def seed(
@@ -56,3 +58,8 @@ class HostDrafter:
         made = copy(self)
         made._proposals = self._proposals.under(config)
         return made
+
+
+def make(drafter: TokenDrafter, target: Target, config: SpecConfig, on: Placement) -> Drafter:
+    """Make a user's token drafter that of a reference engine."""
+    return HostDrafter(drafter, config, target.config.vocab_size)

@@ -7,7 +7,11 @@ Only the request's own tokens count, so drafts do not depend on other requests. 
 from collections import deque
 from collections.abc import Sequence
 
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter, Placement
+from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, Proposal, TreeLimits
+from specsim.reference.drafters.host import HostDrafter
 from specsim.reference.drafters.occurrences import followers
 
 
@@ -138,3 +142,8 @@ def _add_probable(grown: _Tree, tokens: Sequence[int], last: list[int], config: 
         node = grown.add(parent, path[-1], prob)
         if node is not None:
             find(node, path, prob)
+
+
+def make(drafter: NgramConfig, target: Target, config: SpecConfig, on: Placement) -> Drafter:
+    """Make a drafter of a reference engine, which runs on the host."""
+    return HostDrafter(Ngram(drafter), config, target.config.vocab_size)

@@ -11,12 +11,15 @@ import torch
 from torch.nn.functional import pad
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Head
-from specsim.core.p_eagle import Mask, PEagleInput
+from specsim.core.drafter import Drafter, Head, Placement
+from specsim.core.p_eagle import Mask, PEagleConfig, PEagleInput
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
+from specsim.core.target import Target
 from specsim.reference.attention import causal_metadata
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
+from specsim.reference.drafters.eagle3 import Eagle3Head
 from specsim.reference.drafters.product import ProductDrafter
 from specsim.reference.kv import draft_kv
 
@@ -91,3 +94,9 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep nothing of an ended request, as the states hold all there is."""
+
+
+def make(drafter: DrafterCheckpoint[PEagleConfig], target: Target, config: SpecConfig, on: Placement) -> Drafter:
+    """Make a P-EAGLE head as the drafter of a reference engine."""
+    head = Eagle3Head(drafter.config, drafter.tensors, target, on.dtype)
+    return PEagleDrafter(head, config, Mask.of(drafter.config, drafter.tensors, on), target.config.vocab_size)

@@ -12,7 +12,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, ExplicitCandidates
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
-from specsim.reference.drafters.dflash import DFlashHead
+from specsim.reference.drafters.block_head import BlockHead
 from specsim.reference.drafting import child_scores, draft_distribution, draft_topk, sampled
 from specsim.reference.sampling import topk
 
@@ -35,7 +35,7 @@ class Level(NamedTuple):
     confidence: torch.Tensor | None  # f32 [B], from the first parent
 
 
-def best_first(batch: Batch, head: DFlashHead, slots: Slots, config: SpecConfig, vocab_size: int) -> ExplicitCandidates:
+def best_first(batch: Batch, head: BlockHead, slots: Slots, config: SpecConfig, vocab_size: int) -> ExplicitCandidates:
     """Grow the tree that holds the N-1 best nodes, where a node has its K most probable tokens as children.
 
     A child scores no more than its parent, so only the N-1 best nodes of a depth can have children in the tree.
@@ -63,7 +63,7 @@ def best_first(batch: Batch, head: DFlashHead, slots: Slots, config: SpecConfig,
 
 
 def sampled_lanes(
-    batch: Batch, head: DFlashHead, slots: Slots, config: SpecConfig, vocab_size: int
+    batch: Batch, head: BlockHead, slots: Slots, config: SpecConfig, vocab_size: int
 ) -> ExplicitCandidates:
     """Draw K lanes of S drafts, each from its exact distribution q: the slot's, given the lane's token before it."""
     k = config.topk
@@ -87,7 +87,7 @@ def sampled_lanes(
 
 
 def _read(
-    head: DFlashHead, slots: Slots, depth: int, tokens_BW: torch.Tensor
+    head: BlockHead, slots: Slots, depth: int, tokens_BW: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute logits [B, W, draft vocabulary] of the tokens after tokens_BW, and the confidence after the first."""
     hidden_BWH = slots.hidden[:, depth, None].expand(-1, tokens_BW.shape[1], -1)
@@ -102,7 +102,7 @@ def _draw(
     logits_BWV: torch.Tensor,
     count: int,
     depth: int,
-    head: DFlashHead,
+    head: BlockHead,
     config: SpecConfig,
     vocab_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -122,7 +122,7 @@ def _draw(
     return drawn[0].unflatten(0, shape), drawn[1].unflatten(0, shape), draft_prob_RV.unflatten(0, shape)
 
 
-def _joined(levels: list[Level], head: DFlashHead, slots: Slots, draft_prob: torch.Tensor | None) -> ExplicitCandidates:
+def _joined(levels: list[Level], head: BlockHead, slots: Slots, draft_prob: torch.Tensor | None) -> ExplicitCandidates:
     """Join the levels; those deeper than max_len allows, or behind a low confidence, do not exist.
 
     The first parent of a depth decides for all. It does so before the drafts of that depth are drawn, so that a sampled

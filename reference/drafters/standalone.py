@@ -8,10 +8,14 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter, Placement
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
+from specsim.core.standalone import StandaloneConfig
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
+from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.targets import FAMILIES
 
 
@@ -22,7 +26,7 @@ class StandaloneHead:
     """
 
     def __init__(
-        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
+        self, config: StandaloneConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:
         floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         self._model: Target = FAMILIES[config.model.family](config.model, floating, dtype)
@@ -45,3 +49,9 @@ class StandaloneHead:
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._model.logits(hidden_RH)
+
+
+def make(drafter: DrafterCheckpoint[StandaloneConfig], target: Target, config: SpecConfig, on: Placement) -> Drafter:
+    """Make a language model as the drafter of a reference engine."""
+    head = StandaloneHead(drafter.config, drafter.tensors, target, on.dtype)
+    return AutoregressiveDrafter(head, config, on.dtype, target.config.vocab_size)

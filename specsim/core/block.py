@@ -1,9 +1,10 @@
-"""Shape of a block drafter (DFlash, DSpark), and the rows of its draft phase, which reference and fast share."""
+"""Shapes of block drafters (DFlash, DSpark), and the rows of their draft phase, which reference and fast share."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from specsim.core.config import SpecConfig
+from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import require, require_choice, require_int, require_number
 
 CONFIDENCE = ("none", "hidden", "hidden_and_token")
@@ -61,15 +62,22 @@ class BlockConfig:
         return config.num_steps + self.first_slot
 
 
-def level_sizes(config: SpecConfig) -> tuple[int, ...]:
-    """Count the candidates of each depth.
+@dataclass(frozen=True, slots=True)
+class BlockDrafterConfig(DrafterConfig):
+    """Shape of a drafter that makes all drafts in one forward over a block."""
 
-    K where lanes are drawn; otherwise K below each of the N-1 best nodes above.
-    """
-    if config.is_sampled:
-        return (config.topk,) * config.num_steps
-    sizes: list[int] = []
-    for _ in range(config.num_steps):
-        parents = min(config.num_draft_tokens - 1, sizes[-1]) if sizes else 1
-        sizes.append(parents * config.topk)
-    return tuple(sizes)
+    block: BlockConfig = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashConfig(BlockDrafterConfig):
+    """DFlash (arXiv 2602.06036): drafts of a block do not depend on each other."""
+
+    kind: ClassVar[str] = "dflash"
+
+
+@dataclass(frozen=True, slots=True)
+class DSparkConfig(BlockDrafterConfig):
+    """DSpark: a draft may depend on the token before it, and a low confidence may end the drafts."""
+
+    kind: ClassVar[str] = "dspark"

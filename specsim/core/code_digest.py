@@ -8,6 +8,7 @@ from pathlib import Path
 ENGINE = "specsim.fast.engine"  # imports every kernel of a round
 PACKAGE = Path(__file__).resolve().parents[1]
 PRINTING = {"specsim.core.display", "specsim.core.printed"}  # text for people: no figure depends on it
+RECORDS = {"specsim.core.kinds"}  # names of code: what they name counts, but another record changes no figure
 _DIGITS = 12
 
 
@@ -15,7 +16,8 @@ _DIGITS = 12
 def code_digests(module: str = ENGINE) -> dict[str, str]:
     """Compute the digest of a module and of every specsim module that it imports, lazily too, but not of PRINTING.
 
-    Keys are module names in order. Docstrings, comment lines and blank lines do not count.
+    RECORDS name code as MODULE:NAME; of that the modules in the first module's folder are followed. Keys are module
+    names in order. Docstrings, comment lines and blank lines do not count.
     """
     digests: dict[str, str] = {}
     waiting = [module]
@@ -26,6 +28,9 @@ def code_digests(module: str = ENGINE) -> dict[str, str]:
             continue
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
+        if name in RECORDS:
+            waiting += _named(tree, module.rpartition(".")[0])
+            continue
         digests[name] = hashlib.sha256(_code(text, tree).encode()).hexdigest()[:_DIGITS]
         waiting += _imported(tree)
     return dict(sorted(digests.items()))
@@ -46,6 +51,12 @@ def _imported(tree: ast.Module) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return [name for name in names if name.startswith("specsim.")]
+
+
+def _named(tree: ast.Module, folder: str) -> list[str]:
+    """List the modules of a folder that texts of the form MODULE:NAME name."""
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [text.partition(":")[0] for text in texts if text.startswith(f"{folder}.") and ":" in text]
 
 
 def _code(text: str, tree: ast.Module) -> str:

@@ -170,6 +170,20 @@ class SpecConfig:
         return self.topk + (depth - 1) * self.topk**2 if depth else 0
 
     @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """Number of candidates of each depth where a node's children are chosen with it, best first.
+
+        K where lanes are drawn; otherwise K below each of the N-1 best nodes above.
+        """
+        if self.is_sampled:
+            return (self.topk,) * self.num_steps
+        sizes: list[int] = []
+        for _ in range(self.num_steps):
+            parents = min(self.num_draft_tokens - 1, sizes[-1]) if sizes else 1
+            sizes.append(parents * self.topk)
+        return tuple(sizes)
+
+    @property
     def lanes_share_prefix(self) -> bool:
         """Check whether draft lanes read the prefix's own tail, which needs one lane or pages of one slot."""
         return self.page_size == 1 or self.topk == 1

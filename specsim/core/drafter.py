@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
-from specsim.core.block import BlockConfig
 from specsim.core.config import SpecConfig
-from specsim.core.errors import require, require_choice
-from specsim.core.layer_config import HeadAttention
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.rank_group import RankGroup
 from specsim.core.target import ModelConfig
 
 BLOCK_KINDS = ("dflash", "dspark")
@@ -19,55 +17,22 @@ BLOCK_KINDS = ("dflash", "dspark")
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """Shape of a drafter with weights."""
+    """Shape of a drafter with weights. Every kind has a class of its own, with the fields that only it has."""
 
-    kind: str
-    model: ModelConfig  # of its own layers; mtp: of all modules, each of one layer
+    kind: ClassVar[str]  # name of its record in specsim.core.kinds
+    model: ModelConfig  # of its own layers
     draft_vocab_size: int  # of its head
     target_hidden_size: int  # width of one target feature
     feature_layers: tuple[int, ...] = ()  # target layers whose *entering* hidden it reads; (): what the head reads
-    norm_before_residual: bool = False  # the residual of an EAGLE-3 layer is taken after hidden_norm
-    norm_before_fc: bool = False  # an EAGLE-3.1 head norms the concatenated features, as one vector, before fc
-    fc_norm: bool = False  # an EAGLE-3.1 head norms every feature by itself before they are concatenated for fc
-    norm_output: bool = False  # an EAGLE-3.1 head hands on its hidden state after the final norm, not before it
-    num_modules: int = 1  # of mtp; 1: one module makes all drafts
-    hidden_chain: bool = True  # mtp module k reads the hidden state of module k-1; False: all read the target's
-    # Rows of mtp modules that held refused drafts are written again with the true tokens, or stay as they are, which
-    # costs acceptance only.
-    boundary: Literal["rewrite", "stale"] = "rewrite"
-    position: Literal["last", "next"] = "last"  # of every step of frozen-kv: L-1, or L
-    # Token that a P-EAGLE head reads where no token is known yet; target features are replaced by `mask_hidden` there.
-    mask_token_id: int = 0
-    # A standalone model runs token p at position p, or token p+1 there, without the first token, as sgl-project/sglang.
-    rows: Literal["own", "shifted"] = "own"
-    block: BlockConfig | None = None  # of dflash and dspark
-
-    def __post_init__(self) -> None:
-        require(self.num_modules >= 1, "num_modules", self.num_modules, "at least 1")
-        of_model = f"0 to {self.model.vocab_size - 1}, a token of the vocabulary"
-        require(0 <= self.mask_token_id < self.model.vocab_size, "mask_token_id", self.mask_token_id, of_model)
-        require_choice("position", self.position, ("last", "next"))
-        require_choice("rows", self.rows, ("own", "shifted"))
-        require_choice("boundary", self.boundary, ("rewrite", "stale"))
-        is_block = self.kind in BLOCK_KINDS
-        require(is_block == (self.block is not None), "block", self.block, "given for kinds dflash and dspark only")
 
 
-def source_layers(config: DrafterConfig, target: ModelConfig) -> tuple[int, ...]:
-    """List the target layer whose KV each layer of a frozen-KV drafter reads.
+class Placement(NamedTuple):
+    """Numbers, device and ranks with which an engine runs its drafter; the reference reads dtype only."""
 
-    It is the last one with the same kind of attention, sliding or full.
-    """
-    has_heads = all(isinstance(layer.attention, HeadAttention) for layer in target.layers)
-    require(has_heads, "drafter", "frozen-kv", "a drafter with KV of its own: the target's KV is latent vectors")
-    sources = []
-    for layer in range(config.model.num_layers):
-        is_sliding = config.model.window(layer) is not None
-        same = [index for index in range(target.num_layers) if (target.window(index) is not None) == is_sliding]
-        name = f"attention of the drafter's layer {layer}"
-        require(bool(same), name, "sliding" if is_sliding else "full", "of a kind that its target has")
-        sources.append(same[-1])
-    return tuple(sources)
+    dtype: torch.dtype
+    device: torch.device = torch.device("cpu")
+    batch_invariant: bool = False
+    ranks: RankGroup | None = None  # that share the drafter's weights; None: this rank has all of them
 
 
 class Drafter(Protocol):
@@ -166,12 +131,20 @@ class Head(Protocol):
     The metadata's type is the implementation's own.
     """
 
-    kv_layout: KVLayout | None  # None: it reads the target's KV and writes none
     lead: int  # of the drafter
     feature_layers: tuple[int, ...]
     hidden_size: int
     draft_vocab_size: int
-    d2t: torch.Tensor | None  # i64 [draft vocabulary], offsets from draft to target ids, None where they are the same
+
+    @property
+    def kv_layout(self) -> KVLayout | None:
+        """Shape of its KV, None where it reads the target's KV and writes none."""
+        ...
+
+    @property
+    def d2t(self) -> torch.Tensor | None:
+        """Offsets from draft to target ids, i64 [draft vocabulary], None where they are the same."""
+        ...
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         """Compute the first hidden states, [R, H], from the target's features."""

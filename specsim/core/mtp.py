@@ -1,14 +1,30 @@
-"""The state that an MTP drafter of several modules keeps between rounds, which reference and fast share."""
+"""Shape of an MTP drafter, and its state between rounds, which reference and fast share."""
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Literal, Self
 
 import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, require_choice
 from specsim.core.phases import DraftInput
+
+
+@dataclass(frozen=True, slots=True)
+class MtpConfig(DrafterConfig):
+    """Modules of multi-token prediction (DeepSeek-V3, arXiv 2412.19437), each of one layer of `model`."""
+
+    kind: ClassVar[str] = "mtp"
+    num_modules: int = 1  # 1: one module makes all drafts
+    hidden_chain: bool = True  # module k reads the hidden state of module k-1; False: all read the target's
+    # Rows that held refused drafts are written again with the true tokens, or stay as they are, which costs acceptance
+    # only.
+    boundary: Literal["rewrite", "stale"] = "rewrite"
+
+    def __post_init__(self) -> None:
+        require(self.num_modules >= 1, "num_modules", self.num_modules, "at least 1")
+        require_choice("boundary", self.boundary, ("rewrite", "stale"))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -51,7 +67,7 @@ class MtpInput(DraftInput):
         )
 
 
-def check_modules(drafter: DrafterConfig, config: SpecConfig, vocab_size: int) -> None:
+def check_modules(drafter: MtpConfig, config: SpecConfig, vocab_size: int) -> None:
     """Raise InputError for a setting with more steps than modules, or more lanes than tokens."""
     if config.num_steps > drafter.num_modules:
         modules = f"at most {drafter.num_modules}, the drafter's modules (one module alone makes any number of drafts)"

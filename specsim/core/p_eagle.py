@@ -1,12 +1,27 @@
-"""The state that a P-EAGLE drafter keeps between rounds, and its mask, which reference and fast share."""
+"""Shape of a P-EAGLE head, its state between rounds, and its mask, which reference and fast share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 
+from specsim.core.drafter import Placement
+from specsim.core.eagle import Eagle3Config
+from specsim.core.errors import require
 from specsim.core.mtp import MtpInput
-from specsim.core.pair import DrafterCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PEagleConfig(Eagle3Config):
+    """P-EAGLE (arXiv 2602.01469): an EAGLE-3 head of one or more layers that drafts every depth in one forward."""
+
+    kind: ClassVar[str] = "p-eagle"
+    mask_token_id: int = 0  # token read where none is known yet; `mask_hidden` replaces target features there
+
+    def __post_init__(self) -> None:
+        of_model = f"0 to {self.model.vocab_size - 1}, a token of the vocabulary"
+        require(0 <= self.mask_token_id < self.model.vocab_size, "mask_token_id", self.mask_token_id, of_model)
 
 
 class Mask(NamedTuple):
@@ -16,9 +31,9 @@ class Mask(NamedTuple):
     features: torch.Tensor  # [F], learned, in place of the target's
 
     @classmethod
-    def of(cls, drafter: DrafterCheckpoint, dtype: torch.dtype, device: torch.device | None = None) -> Self:
+    def of(cls, config: PEagleConfig, tensors: Mapping[str, torch.Tensor], on: Placement) -> Self:
         """Take the mask of a checkpoint."""
-        return cls(drafter.config.mask_token_id, drafter.tensors["mask_hidden"].to(device, dtype).contiguous())
+        return cls(config.mask_token_id, tensors["mask_hidden"].to(on.device, on.dtype).contiguous())
 
 
 @dataclass(frozen=True, slots=True, repr=False)

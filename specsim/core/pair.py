@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require
+from specsim.core.kinds import KINDS, OWN, DrafterKind
 from specsim.core.layer_config import Attention, HeadAttention
+from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
@@ -36,11 +38,14 @@ class TargetCheckpoint:
         return _one_line(self)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class DrafterCheckpoint:
-    """A drafter's shape and its tensors."""
+Shape = TypeVar("Shape", bound=DrafterConfig)
 
-    config: DrafterConfig
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DrafterCheckpoint(Generic[Shape]):
+    """A drafter's shape, of its kind's config, and its tensors."""
+
+    config: Shape
     # As stored, under the names of models/checkpoint/layout.py. eagle: embed_tokens, fc [H, 2H], fc.bias where it has
     # one, layers.i.*. eagle3: fc [H, features · target H], midlayer.*, norm, lm_head [draft vocabulary, H]; input_norm
     # and fc_norm.i as its flags say; d2t (i64, target id = i + d2t[i], ascending) and t2d (bool), both or neither;
@@ -56,6 +61,10 @@ class DrafterCheckpoint:
     def tensors_of(self, part: RankPart) -> dict[str, torch.Tensor]:
         """Take a rank's slices of the tensors, which are whole or those slices already."""
         return _slices(self, part, DRAFTER_TABLES)
+
+    def tensors_on(self, ranks: RankGroup | None) -> Mapping[str, torch.Tensor]:
+        """Take the tensors that this rank of a group runs with, all of them without a group."""
+        return self.tensors if ranks is None else self.tensors_of(ranks.part)
 
     def facts(self) -> dict[str, str]:
         """Names and values that repr and Jupyter show."""
@@ -88,9 +97,10 @@ AnyDrafter = DrafterCheckpoint | NgramConfig | SuffixConfig | TokenDrafter
 
 def runs_on_host(drafter: AnyDrafter | None, config: SpecConfig) -> bool:
     """Check whether the fast implementation's draft phase is host code, which no graph captures."""
-    if config.is_plain or drafter is None or isinstance(drafter, DrafterCheckpoint):
+    if config.is_plain or drafter is None:
         return False
-    return not (isinstance(drafter, NgramConfig) and config.topk == 1)
+    on_host = record_of(drafter).on_host
+    return on_host == "always" or (on_host == "trees" and config.topk > 1)
 
 
 def kind_of(drafter: AnyDrafter | None) -> str:
@@ -100,11 +110,22 @@ def kind_of(drafter: AnyDrafter | None) -> str:
     return "none" if drafter is None else getattr(drafter, "kind", type(drafter).__name__)
 
 
-def check_token_drafter(drafter: AnyDrafter, config: SpecConfig) -> None:
-    """Raise InputError where the verifier needs sampled drafts, which a token drafter does not make."""
-    if config.is_sampled:
+def record_of(drafter: AnyDrafter) -> DrafterKind:
+    """Find the record of a drafter's kind, that of all users' own ones for one without a name."""
+    return KINDS.get(kind_of(drafter), OWN)
+
+
+def check_drafter(drafter: AnyDrafter | None, config: SpecConfig) -> AnyDrafter:
+    """Return the drafter of a setting with drafts.
+
+    Raises InputError where there is none, or where the verifier needs sampled drafts, which it does not make.
+    """
+    if drafter is None:
+        raise InputError("num_steps", config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
+    if config.is_sampled and not record_of(drafter).can_sample:
         allowed = f"target_only or typical with drafter {kind_of(drafter)}, whose drafts are not sampled"
         raise InputError("verifier", config.verifier, allowed)
+    return drafter
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -27,7 +27,7 @@ def draft_cost(pair: Pair, num_steps: int = 1) -> float:
     if checkpoint.config.kind in ("p-eagle", *BLOCK_KINDS):
         each = _weights({name: checkpoint.tensors[name] for name in _OF_EACH_DRAFT if name in checkpoint.tensors})
         return ((_weights(checkpoint.tensors) - each + head) / num_steps + each) / target
-    own = _weights(checkpoint.tensors) / checkpoint.config.num_modules
+    own = _weights(checkpoint.tensors) / getattr(checkpoint.config, "num_modules", 1)
     return (own + head) / target
 
 

@@ -5,16 +5,21 @@ The drafter copies the same embedding and reads it through the same head. So it 
 noise or the context that it does not model changes the decision.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from specsim.core.block import BlockConfig
+from specsim.core.block import BlockConfig, BlockDrafterConfig, DFlashConfig, DSparkConfig
 from specsim.core.drafter import BLOCK_KINDS, DrafterConfig
+from specsim.core.eagle import Eagle3Config, EagleConfig
 from specsim.core.errors import require_choice
+from specsim.core.frozen_kv import FrozenKVConfig
+from specsim.core.mtp import MtpConfig
+from specsim.core.p_eagle import PEagleConfig
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.core.standalone import StandaloneConfig
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
 from specsim.models.llama_layer import dense_layer
@@ -82,24 +87,24 @@ def _config(kind: str, target: ModelConfig) -> DrafterConfig:
     wide = replace(model, hidden_size=target.hidden_size * 3 // 2, tie_word_embeddings=False)
     if kind in BLOCK_KINDS:
         return _block_config(kind, target)
-    config = DrafterConfig(kind, dense, target.vocab_size, target.hidden_size)
+    sizes = target.vocab_size, target.hidden_size
     if kind == "mtp":
-        return replace(config, model=replace(model, layers=3 * model.layers), num_modules=3)
+        return MtpConfig(replace(model, layers=3 * model.layers), *sizes, num_modules=3)
     if kind == "frozen-kv":
         layers = tuple(replace(layer, mlp=dense_layer(layer, target.hidden_size).mlp) for layer in target.layers[-2:])
-        return replace(config, model=replace(wide, layers=layers))
+        return FrozenKVConfig(replace(wide, layers=layers), *sizes)
     if kind == "standalone":
-        return replace(config, model=wide)
+        return StandaloneConfig(wide, *sizes)
     if kind == "eagle":
-        return config
+        return EagleConfig(dense, *sizes)
     layers = tuple(range(target.num_layers))
-    config = replace(config, kind="eagle3", draft_vocab_size=target.vocab_size * 7 // 8, feature_layers=layers[-3:])
+    sizes = target.vocab_size * 7 // 8, target.hidden_size
     if kind == "eagle3":
-        return config
+        return Eagle3Config(dense, *sizes, layers[-3:])
     if kind == "p-eagle":
         mask = target.vocab_size - 1
-        return replace(config, kind=kind, model=replace(dense, layers=2 * dense.layers), mask_token_id=mask)
-    return replace(config, feature_layers=layers, norm_before_fc=True, fc_norm=True, norm_output=True)
+        return PEagleConfig(replace(dense, layers=2 * dense.layers), *sizes, layers[-3:], mask_token_id=mask)
+    return Eagle3Config(dense, *sizes, layers, norm_before_fc=True, fc_norm=True, norm_output=True)
 
 
 def _block_config(kind: str, target: ModelConfig) -> DrafterConfig:
@@ -110,7 +115,8 @@ def _block_config(kind: str, target: ModelConfig) -> DrafterConfig:
         block = replace(block, predicts="next", markov_rank=rank, confidence="hidden_and_token", threshold=0.25)
     model = replace(target, layers=tuple(dense_layer(layer, target.hidden_size) for layer in target.layers[-2:]))
     features = tuple(range(target.num_layers))[-3:]
-    return DrafterConfig(kind, model, target.vocab_size, target.hidden_size, feature_layers=features, block=block)
+    make = DFlashConfig if kind == "dflash" else DSparkConfig
+    return make(model, target.vocab_size, target.hidden_size, features, block=block)
 
 
 def _random(layout: Layout, scale: float, generator: torch.Generator) -> Tensors:
@@ -122,7 +128,7 @@ def _random(layout: Layout, scale: float, generator: torch.Generator) -> Tensors
     return tensors
 
 
-def _eagle(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
+def _eagle(config: EagleConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
     """Make an EAGLE head whose fc copies the embedding."""
     required, optional = drafter_layout(config)
     tensors = _random(required | optional, noise, generator)
@@ -131,7 +137,7 @@ def _eagle(config: DrafterConfig, target: TargetCheckpoint, noise: float, genera
     return tensors
 
 
-def _eagle3(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
+def _eagle3(config: Eagle3Config, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
     """Make an EAGLE-3 head whose attention to the own row replaces the residual by the new token's embedding."""
     vocab = config.model.vocab_size
     chosen = torch.linspace(0, vocab - 1, config.draft_vocab_size).long()
@@ -145,7 +151,7 @@ def _eagle3(config: DrafterConfig, target: TargetCheckpoint, noise: float, gener
     return tensors
 
 
-def _mtp(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
+def _mtp(config: MtpConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
     """Make modules that copy the embedding, each with noise of its own, and have the target's final norm."""
     tensors = _random(drafter_layout(config).required, noise, generator)
     for index in range(config.num_modules):
@@ -154,7 +160,7 @@ def _mtp(config: DrafterConfig, target: TargetCheckpoint, noise: float, generato
     return tensors
 
 
-def _frozen_kv(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
+def _frozen_kv(config: FrozenKVConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
     """Make a drafter whose first projection copies the embedding, which the target's head reads."""
     tensors = _random(drafter_layout(config).required, noise, generator)
     _copy_embedding(tensors["pre_projection.weight"])
@@ -162,7 +168,9 @@ def _frozen_kv(config: DrafterConfig, target: TargetCheckpoint, noise: float, ge
     return tensors
 
 
-def _standalone(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
+def _standalone(
+    config: StandaloneConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator
+) -> Tensors:
     """Make a model with the target's embedding and head, and layers of its own."""
     tensors = _random(drafter_layout(config).required, noise, generator)
     embedding = target.tensors["model.embed_tokens.weight"]
@@ -171,7 +179,7 @@ def _standalone(config: DrafterConfig, target: TargetCheckpoint, noise: float, g
     return tensors
 
 
-def _dflash(config: DrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
+def _dflash(config: BlockDrafterConfig, target: TargetCheckpoint, noise: float, generator: torch.Generator) -> Tensors:
     """Make a block drafter whose rows attend to the bonus token, and whose Markov head reads the token before.
 
     The norm's small weight keeps the context from drowning the block.
@@ -182,7 +190,6 @@ def _dflash(config: DrafterConfig, target: TargetCheckpoint, noise: float, gener
     tensors["norm.weight"] *= target.tensors["model.norm.weight"]
     model = config.model
     block = config.block
-    assert block is not None
     embedding = target.tensors["model.embed_tokens.weight"]
     prefix = "layers.0.self_attn."
     for name in ("q", "k"):
@@ -235,7 +242,7 @@ def _hand_on_values(tensors: Tensors, prefix: str, model: ModelConfig, values: t
     tensors[f"{prefix}o_proj.weight"][:, column] += gain * torch.eye(model.hidden_size, dtype=torch.float64)
 
 
-_MAKE = {
+_MAKE: dict[str, Callable[[Any, TargetCheckpoint, float, torch.Generator], Tensors]] = {
     **dict.fromkeys(BLOCK_KINDS, _dflash),
     "eagle": _eagle,
     "eagle3": _eagle3,

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, NamedTuple
 
-from specsim.core.block import level_sizes
 from specsim.core.config import SpecConfig
 from specsim.core.errors import require_choice
 from specsim.simulator.bounds import whole
@@ -80,7 +79,7 @@ class Drafter:
         """Count the nodes of each depth whose children's logits wait for the node, without step_weights none."""
         if not self.step_weights:
             return []
-        return [size // config.topk for size in level_sizes(config)]
+        return [size // config.topk for size in config.level_sizes]
 
 
 def drafter(

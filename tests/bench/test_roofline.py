@@ -8,7 +8,7 @@ import pytest
 from specsim.bench.linears import product_bound, shapes
 from specsim.bench.roofline import Part, Peaks, RooflineBound, forward_bound, round_bound
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import DrafterConfig
+from specsim.core.eagle import Eagle3Config, EagleConfig
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.tiny_config import tiny_config
 
@@ -16,7 +16,7 @@ MODEL = tiny_config(
     vocab_size=10, hidden_size=4, intermediate_size=6, num_heads=2, num_kv_heads=1, head_dim=2,
     max_position_embeddings=64,
 )  # fmt: skip
-HEAD = DrafterConfig("eagle3", replace(MODEL, layers=MODEL.layers[:1]), 7, 4, (0, 1, 1))
+HEAD = Eagle3Config(replace(MODEL, layers=MODEL.layers[:1]), 7, 4, (0, 1, 1))
 LAYER = {  # entries of each weight
     "input_layernorm": 4, "post_attention_layernorm": 4, "self_attn.q_proj": 16, "self_attn.k_proj": 8,
     "self_attn.v_proj": 8, "self_attn.o_proj": 16, "mlp.gate_proj": 24, "mlp.up_proj": 24, "mlp.down_proj": 24,
@@ -72,7 +72,7 @@ def test_bound_of_a_round_reads_the_drafter_once_a_forward():
 
 
 def test_an_eagle_head_reads_the_targets_vocabulary():
-    head = DrafterConfig("eagle", replace(MODEL, layers=MODEL.layers[:1]), 10, 4)
+    head = EagleConfig(replace(MODEL, layers=MODEL.layers[:1]), 10, 4)
     bound = parts_of(round_bound(MODEL, head, TREE, 1, 8))
     assert bound["drafter target lm_head.weight"] == (3, 3 * 2 * 40)
     assert bound["drafter fc.weight"] == (3, 3 * 2 * 32)  # of embedding and feature: every forward has both

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import specsim.core.provenance
 import specsim.models.shipped
 from specsim.cli.main import main
-from specsim.core.drafter import DrafterConfig
+from specsim.core.block import BlockDrafterConfig
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
 from specsim.maintain.training.tokenizer import save_tokenizer, train_tokenizer
@@ -47,7 +47,7 @@ def write_checkpoint(folder: Path, fields: dict, tensors: dict) -> None:
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
 
 
-def block_fields(config: DrafterConfig) -> dict:
+def block_fields(config: BlockDrafterConfig) -> dict:
     """List the fields of a block drafter that no other has, as z-lab and DeepSpec name them."""
     block = config.block
     nested = {"mask_token_id": block.mask_token, "target_layer_ids": [layer - 1 for layer in config.feature_layers]}

@@ -60,6 +60,13 @@ def test_modules_that_print_are_left_out(digest, monkeypatch):
     assert set(digest(SOURCE)) == {"specsim.engine"}
 
 
+def test_modules_that_records_name_are_followed(digest, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "RECORDS", {"specsim.other"})
+    (tmp_path / "specsim" / "kernel.py").write_text("")
+    (tmp_path / "specsim" / "other.py").write_text('PLACES = ("specsim.kernel:make", "specsim.missing:make", "a: b")')
+    assert set(digest(SOURCE)) == {"specsim.engine", "specsim.kernel"}
+
+
 def test_the_fast_engine_has_all_its_kernels():
     code = set(code_digests())
     files = (module.PACKAGE / "fast").rglob("*.py")

@@ -26,10 +26,10 @@ from specsim.maintain.training.recipe import SMOKE
 from specsim.maintain.training.target import target_config
 from specsim.maintain.training.train import PARALLEL
 from specsim.models.load import load
-from specsim.reference.oracle_dflash import block_draft
+from specsim.reference.oracle_block import draft_block
 from specsim.reference.oracle_draft import Node
 from specsim.reference.oracle_forward import in_dtype
-from specsim.reference.oracle_p_eagle import p_eagle_draft
+from specsim.reference.oracle_p_eagle import draft_p_eagle
 from specsim.reference.oracle_request import Draws, Request
 from specsim.training.estimate import agreement
 from specsim.training.heads import Features
@@ -39,8 +39,8 @@ from specsim.training.unroll import read_features
 ROOTS = (1, 2, 7, 12)
 DEPTH = SMOKE.parallel_drafts
 NO_DRAWS = Draws(lambda *_: 0.0, lambda _: torch.zeros(0))
-BLOCK_DRAFT = partial(block_draft, depth=DEPTH)
-ORACLES = {"p-eagle": p_eagle_draft, "dflash": BLOCK_DRAFT, "dspark": BLOCK_DRAFT}
+BLOCK_DRAFT = partial(draft_block, depth=DEPTH)
+ORACLES = {"p-eagle": partial(draft_p_eagle, depth=DEPTH), "dflash": BLOCK_DRAFT, "dspark": BLOCK_DRAFT}
 
 
 @pytest.fixture

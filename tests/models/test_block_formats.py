@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from specsim.core.block import BlockConfig
-from specsim.core.drafter import DrafterConfig
+from specsim.core.block import BlockConfig, DFlashConfig, DSparkConfig
 from specsim.core.errors import InputError
 from specsim.models.checkpoint import load_drafter
 from specsim.models.checkpoint.layout import drafter_layout
@@ -35,7 +34,8 @@ OWN_DFLASH = SPECULATORS | {"speculators_model_type": "dflash"}
 
 
 def tensors_of(kind: str, block: BlockConfig, draft_vocab_size: int = 40) -> Tensors:
-    config = DrafterConfig(kind, MODEL, draft_vocab_size, 24, feature_layers=(2, 4), block=block)
+    make = DFlashConfig if kind == "dflash" else DSparkConfig
+    config = make(MODEL, draft_vocab_size, 24, feature_layers=(2, 4), block=block)
     generator = torch.Generator().manual_seed(0)
     layout = drafter_layout(config).required
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in layout.items()}

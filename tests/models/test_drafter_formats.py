@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
+from specsim.core.frozen_kv import FrozenKVConfig
+from specsim.core.mtp import MtpConfig
 from specsim.core.rank_part import DRAFTER_TABLES, RankPart
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint import load_drafter, load_target
@@ -60,7 +61,7 @@ def drawn(layout: dict[str, tuple[int, ...]], seed: int = 0) -> Tensors:
 def modules(form: str, count: int, family: str = "llama") -> tuple[Tensors, Tensors]:
     """Make modules under our names, and under those of a format."""
     model = tiny_config(family, count, vocab_size=40, hidden_size=24, intermediate_size=20, head_dim=6)
-    own = drawn(drafter_layout(DrafterConfig("mtp", model, 40, 24, num_modules=count)).required)
+    own = drawn(drafter_layout(MtpConfig(model, 40, 24, num_modules=count)).required)
     published = {}
     for key, tensor in own.items():
         _, index, name = key.split(".", 2)
@@ -217,7 +218,7 @@ def test_mtp_modules_have_the_window_of_their_target(window: int | None, expecte
 
 def frozen_kv(folder: Path, published, prefix: str = "", **fields: Any) -> tuple[Path, Tensors]:
     model = tiny_config(num_layers=2, vocab_size=40, hidden_size=16, intermediate_size=20, head_dim=6)
-    own = drawn(drafter_layout(DrafterConfig("frozen-kv", model, 40, 24)).required)
+    own = drawn(drafter_layout(FrozenKVConfig(model, 40, 24)).required)
     names = {key: f"{prefix}{key}" if key.startswith(("layers", "norm")) else key for key in own}
     config = {"backbone_hidden_size": 24, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2}
     return published.save(folder, config | fields, {names[key]: tensor for key, tensor in own.items()}), own

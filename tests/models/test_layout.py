@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.eagle import Eagle3Config
 from specsim.core.errors import InputError
+from specsim.core.frozen_kv import FrozenKVConfig
+from specsim.core.mtp import MtpConfig
+from specsim.core.p_eagle import PEagleConfig
+from specsim.core.standalone import StandaloneConfig
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
 from specsim.models.tiny_config import tiny_config
 
@@ -13,7 +17,7 @@ NARROW = tiny_config(num_layers=2, hidden_size=24)
 
 
 def test_an_mtp_module_has_its_own_layer():
-    required, optional = drafter_layout(DrafterConfig("mtp", tiny_config(num_layers=2), 48, 32, num_modules=2))
+    required, optional = drafter_layout(MtpConfig(tiny_config(num_layers=2), 48, 32, num_modules=2))
     first = {name: shape for name, shape in required.items() if name.startswith("modules.0.")}
     assert required == first | {name.replace("modules.0.", "modules.1."): shape for name, shape in first.items()}
     assert not optional
@@ -28,7 +32,7 @@ def test_an_mtp_module_has_its_own_layer():
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_drafter_on_frozen_kv_has_queries_only(family: str):
-    required, _ = drafter_layout(DrafterConfig("frozen-kv", tiny_config(family, num_layers=2, hidden_size=24), 48, 32))
+    required, _ = drafter_layout(FrozenKVConfig(tiny_config(family, num_layers=2, hidden_size=24), 48, 32))
     assert (required["pre_projection.weight"], required["post_projection.weight"]) == ((24, 64), (32, 24))
     assert (required["norm.weight"], required["lm_head.weight"]) == ((24,), (48, 24))
     attention = {name.split(".")[3] for name in required if "self_attn" in name}
@@ -38,13 +42,13 @@ def test_a_drafter_on_frozen_kv_has_queries_only(family: str):
 
 def test_a_standalone_drafter_has_the_names_of_a_target():
     tables = {"d2t": (48,), "t2d": (48,)}
-    assert drafter_layout(DrafterConfig("standalone", NARROW, 48, 32)) == (target_layout(NARROW), tables)
-    bridged, _ = drafter_layout(DrafterConfig("standalone", NARROW, 40, 32))
+    assert drafter_layout(StandaloneConfig(NARROW, 48, 32)) == (target_layout(NARROW), tables)
+    bridged, _ = drafter_layout(StandaloneConfig(NARROW, 40, 32))
     assert (bridged["lm_head.weight"], bridged["d2t"]) == ((40, NARROW.hidden_size), (40,))
 
 
 def test_norms_of_eagle3_features():
-    config = DrafterConfig("eagle3", NARROW, 48, 32, (0, 1, 2, 3))
+    config = Eagle3Config(NARROW, 48, 32, (0, 1, 2, 3))
     plain, _ = drafter_layout(config)
     assert plain["fc.weight"] == (24, 128)
     together, _ = drafter_layout(replace(config, norm_before_fc=True))
@@ -53,7 +57,16 @@ def test_norms_of_eagle3_features():
     assert apart == plain | {f"fc_norm.{index}.weight": (32,) for index in range(4)}
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_modules", 0), ("position", "first")])
-def test_drafter_shapes_refused(field: str, value: object):
+@pytest.mark.parametrize(
+    ("make", "field", "value"),
+    [
+        (MtpConfig, "num_modules", 0),
+        (MtpConfig, "boundary", "first"),
+        (FrozenKVConfig, "position", "first"),
+        (StandaloneConfig, "rows", "first"),
+        (PEagleConfig, "mask_token_id", NARROW.vocab_size),
+    ],
+)
+def test_drafter_shapes_refused(make: type, field: str, value: object):
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == (field, value)):
-        replace(DrafterConfig("mtp", NARROW, 48, 32), **{field: value})
+        make(NARROW, 48, 32, **{field: value})

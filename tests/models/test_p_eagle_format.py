@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
+from specsim.core.p_eagle import PEagleConfig
 from specsim.models.checkpoint import load_drafter
 from specsim.models.checkpoint.layout import drafter_layout
 from specsim.models.tiny_config import tiny_config
 
 SIZES = dict(vocab_size=40, hidden_size=24, intermediate_size=20, head_dim=6)
 TARGET = tiny_config(num_layers=4, **SIZES)
-HEAD = DrafterConfig("p-eagle", tiny_config(num_layers=3, **SIZES), 30, 24, (1, 2, 3))
+HEAD = PEagleConfig(tiny_config(num_layers=3, **SIZES), 30, 24, (1, 2, 3))
 LAYER = {"num_hidden_layers": 3, "model_type": "llama"}
 FEATURES = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "eagle_aux_hidden_state_convention": "entering"}
 FIELDS = {

@@ -15,7 +15,7 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
 )
 
 from specsim import SamplingParams, SpecConfig
-from specsim.core.block import BlockConfig, level_sizes
+from specsim.core.block import BlockConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
@@ -243,7 +243,7 @@ def paths_of(tree) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("config", [*SETTINGS.values(), *SAMPLED.values()])
 def test_candidates_have_the_sizes_of_their_depths(config):
     """No depth has more children than the setting's tree could use, and all together suffice for it."""
-    sizes = level_sizes(config)
+    sizes = config.level_sizes
     assert len(sizes) == config.num_steps
     assert sum(sizes) >= config.num_draft_tokens - 1
     assert max(sizes) <= (config.num_draft_tokens - 1) * config.topk
@@ -265,7 +265,7 @@ def test_drafts_end_before_a_low_confidence(name, options):
         depth = int((confidence >= 0.6).long().cumprod(0).sum())
         depths.append(depth)
         assert int(first[1].proposed_depth) <= depth
-        assert int(candidates(first[1]).num_alive) == sum(level_sizes(config)[:depth])
+        assert int(candidates(first[1]).num_alive) == sum(config.level_sizes[:depth])
         for name in ("tokens", "scores", "parents"):
             assert torch.equal(getattr(candidates(first[0]), name), getattr(candidates(first[1]), name))
     assert min(depths) < config.num_steps

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from specsim.core.columns import own_lanes
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.drafter import DrafterConfig
+from specsim.core.eagle import Eagle3Config, EagleConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput
@@ -23,7 +23,8 @@ from specsim.models.checkpoint.layout import drafter_layout
 from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair
 from specsim.models.tiny_config import tiny_config
 from specsim.reference.attention import causal_metadata
-from specsim.reference.drafters import HEADS
+from specsim.reference.drafters.eagle import EagleHead
+from specsim.reference.drafters.eagle3 import Eagle3Head
 from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.engine import Engine
 from specsim.serving.generation import load_engine
@@ -76,6 +77,7 @@ HEAD_CASES = {
     "eagle3.1, normed output": {"kind": "eagle3", "norm_output": True},
     "eagle3.1, every norm": {"kind": "eagle3", "norm_before_fc": True, "fc_norm": True, "norm_output": True},
 }
+HEADS = {"eagle": EagleHead, "eagle3": Eagle3Head}
 every_head = pytest.mark.parametrize("case", HEAD_CASES.values(), ids=HEAD_CASES)
 TWO_KINDS = {name: HEAD_CASES[name] for name in ("eagle", "eagle3", "eagle3 with a window")}
 
@@ -93,7 +95,8 @@ def random_pair(
     target = random_target(tiny_config(num_layers=5), context=0.2)
     model, eagle3 = tiny_config(**{"num_layers": 1, **(model or {})}), kind == "eagle3"
     vocab, layers = (draft_vocab_size, feature_layers) if eagle3 else (model.vocab_size, ())
-    config = DrafterConfig(kind, model, vocab, target.config.hidden_size, layers, **changes)
+    make = Eagle3Config if eagle3 else EagleConfig
+    config = make(model, vocab, target.config.hidden_size, layers, **changes)
     required, optional = drafter_layout(config)
     wanted = required | {
         name: shape for name, shape in optional.items() if name == own or (name == "fc.bias" and not without)
@@ -251,7 +254,7 @@ class Run:
     def propose(self) -> tuple[Candidates, list[torch.Tensor]]:
         """Run the draft phase: its candidates, and the logits [B·K, draft vocabulary] of each forward."""
         own_lanes(self.pools, self.rows, self.batch.seq_lens.tolist(), self.config)
-        head, calls = HEADS[self.pair.drafter.config.kind], []
+        head, calls = HEADS[self.pair.kind], []
         logits = head.logits
         with patch.object(head, "logits", lambda self, hidden: calls.append(logits(self, hidden)) or calls[-1]):
             return self.engine.drafter.propose(self.batch, self.draft_input, self.pools), calls

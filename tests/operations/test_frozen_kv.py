@@ -15,9 +15,9 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from specsim import SamplingParams, SpecConfig
-from specsim.core.drafter import source_layers
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
+from specsim.core.frozen_kv import source_layers
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput
 from specsim.correctness.differential import Cell

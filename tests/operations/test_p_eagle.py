@@ -20,7 +20,7 @@ from specsim.reference import oracle
 from specsim.reference.drafters.product import product
 from specsim.reference.oracle_draft import Node
 from specsim.reference.oracle_forward import in_dtype
-from specsim.reference.oracle_p_eagle import p_eagle_draft
+from specsim.reference.oracle_p_eagle import draft_p_eagle
 from specsim.reference.oracle_request import Request as OracleRequest
 from specsim.serving.generation import generate, load_engine
 from specsim.serving.requests import Request, make_request
@@ -104,7 +104,7 @@ def test_drafts_of_every_depth_equal_the_oracle(prompt):
     models = (in_dtype(each, torch.float64) for each in (pair.target, pair.drafter))
     request = OracleRequest(*models, config, SamplingParams(), None, len(prompt), config.length_limit, None)
     for _ in range(4):
-        expected = p_eagle_draft(request, tokens, Node((), None, 0, 1.0, None, None, ()))
+        expected = draft_p_eagle(request, tokens, Node((), None, 0, 1.0, None, None, ()), request.config.num_steps)
         made = product(draft_input, config)
         assert made.tokens[0].tolist() == [node.token for node in expected]
         torch.testing.assert_close(made.scores[0], torch.tensor([node.score for node in expected]))

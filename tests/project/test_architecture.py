@@ -35,6 +35,7 @@ DYNAMIC_IMPORTS = {
     "specsim.correctness.faults.checks.trees": {
         f"specsim.{name}" for name in ("reference.tree", "reference.tree_parents", "fast.tree", "fast.tree_parents")
     },
+    "specsim.core.kinds": {"specsim.reference.drafters", "specsim.fast.drafters", "specsim.reference.oracle"},
     "specsim.core.user_module": {"the module of a user"},
     "specsim.correctness.invariance.replay": {"specsim.reference.drafters.suffix", "specsim.fast.drafters.suffix"},
     "specsim.serving.generation": {"specsim.reference.engine", "specsim.fast.engine", "specsim.fast.runtime.launch"},
@@ -42,10 +43,10 @@ DYNAMIC_IMPORTS = {
 # The oracle, and the tree that test_acceptance.py walks: neither has a twin in fast/.
 REFERENCE_ALONE = {
     "oracle",
-    "oracle_dflash",
+    "oracle_block",
     "oracle_distributions",
     "oracle_draft",
-    "oracle_drafters",
+    "oracle_eagle",
     "oracle_forward",
     "oracle_frozen_kv",
     "oracle_layer",
@@ -53,6 +54,7 @@ REFERENCE_ALONE = {
     "oracle_p_eagle",
     "oracle_parts",
     "oracle_request",
+    "oracle_standalone",
     "oracle_verify",
     "request_tree",
 }

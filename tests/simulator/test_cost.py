@@ -208,11 +208,11 @@ def test_lengths_that_are_none_are_refused_by_name(wrong):
 def test_at_full_bandwidth_a_round_is_at_its_roofline_bound(config):
     """Both are within 1 %: the bound has no logits and no columns of the round, the cost model no norms."""
     from specsim.bench.roofline import round_bound
-    from specsim.core.drafter import DrafterConfig
+    from specsim.core.eagle import Eagle3Config
     from specsim.models.shapes import shape
 
     target = shape("llama-3-8b").config
-    head = DrafterConfig("eagle3", replace(target, layers=target.layers[:1]), 32000, target.hidden_size, (2, 16, 29))
+    head = Eagle3Config(replace(target, layers=target.layers[:1]), 32000, target.hidden_size, (2, 16, 29))
     bound = round_bound(target, None if config.is_plain else head, config, 2, 3000)
     cost = CostModel(replace(H100, peak_flops={"bfloat16": 1e30}), LLAMA, drafter("eagle3", LLAMA, 32000), PERFECT)
     assert cost.round(np.full(2, 3000), config) == pytest.approx(bound.bytes / H100.bandwidth, rel=0.01)

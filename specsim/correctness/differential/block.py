@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specsim.core.block import BlockConfig, level_sizes
+from specsim.core.block import BlockConfig
 from specsim.core.phases import ExplicitCandidates, VerifyInput
 from specsim.correctness.differential.budget import log_prob_budget
 from specsim.correctness.differential.comparison import Mismatch, Trio, present
@@ -43,7 +43,7 @@ def compare_slots(request: ComparedRequest[VerifyInput]) -> None:
     noise_of_lanes = torch.zeros(1, dtype=torch.float64)
     first = 0
     previous: Level | None = None
-    for depth, size in enumerate(level_sizes(config)[:limit]):
+    for depth, size in enumerate(config.level_sizes[:limit]):
         num_lanes = len(found.states.reference.draft_logits[depth][found.index])
         level = Level(depth, slice(first, first + size), num_lanes)
         chosen = _compare_lanes(found, level, previous)
@@ -140,7 +140,7 @@ def _compare_alive(found: Found, limit: int) -> None:
         is_high = torch.sigmoid(present("confidence", confidence.fast).double()) >= block.threshold
         depth = min(depth, int(is_high.long().cumprod(0).sum()))
     alive = found.field("num_alive").map(int)
-    found.check.require("candidates.num_alive", alive.fast == sum(level_sizes(found.config)[:depth]), depth, alive.fast)
+    found.check.require("candidates.num_alive", alive.fast == sum(found.config.level_sizes[:depth]), depth, alive.fast)
     found.check.tally.coverage["drafts"] += alive.fast
     found.check.tally.coverage["rounds without drafts"] += alive.fast == 0
     found.check.tally.coverage["blocks cut"] += depth < limit

@@ -4,8 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Placement
 from specsim.core.engine_options import EngineOptions
-from specsim.core.pair import Pair
+from specsim.core.kinds import resolve
+from specsim.core.pair import Pair, record_of
 from specsim.core.policies.fields import TREE
 from specsim.core.uniforms import Stream, gumbel_noise, named_uniforms, seed_bits
 from specsim.correctness.differential.cell import Cell
@@ -24,7 +27,6 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
     The oracle takes a token drafter's proposals from the reference, and makes all else itself.
     """
     from specsim.reference import oracle
-    from specsim.reference.drafters import TOKEN_DRAFTERS
 
     ids = cell.request_ids or tuple(range(len(cell.prompts)))
     grammars = [cell.grammars.get(each) for each in ids]
@@ -41,7 +43,6 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
     divergences = []
     for request, (prompt, sampling, output) in enumerate(zip(cell.prompts, cell.sampling, outputs, strict=True)):
         named = draws(sampling.seed, ids[request], pair.target.config.vocab_size)
-        made = TOKEN_DRAFTERS[pair.kind](pair.drafter) if pair.kind in TOKEN_DRAFTERS else None
         truth = oracle.generate(
             pair,
             prompt,
@@ -49,7 +50,7 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
             sampling,
             named,
             grammar=grammars[request],
-            token_drafter=made,
+            token_drafter=_token_drafter(pair, cell.config),
             formats=cell.kv,
             draft_steps=cell.steps_from(ids[request]),
         )
@@ -64,6 +65,14 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
             wrong = [("logprobs", truth.logprobs, output.logprobs)]
         divergences += [Divergence(cell.id, 0, "oracle against reference", request, None, *each) for each in wrong[:1]]
     return divergences
+
+
+def _token_drafter(pair: Pair, config: SpecConfig) -> Any:
+    """Make the reference's token drafter of the pair, None for one with weights."""
+    if pair.drafter is None or pair.checkpoint is not None:
+        return None
+    make = resolve(record_of(pair.drafter).reference)
+    return make(pair.drafter, pair.target, config, Placement(torch.float64)).token_drafter
 
 
 def _script(cell: Cell) -> dict[str, Any] | None:

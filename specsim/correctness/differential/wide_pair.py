@@ -14,9 +14,13 @@ from typing import Any
 
 import torch
 
-from specsim.core.block import BlockConfig
-from specsim.core.drafter import DrafterConfig
+from specsim.core.block import BlockConfig, DFlashConfig, DSparkConfig
+from specsim.core.eagle import Eagle3Config, EagleConfig
+from specsim.core.frozen_kv import FrozenKVConfig
+from specsim.core.mtp import MtpConfig
+from specsim.core.p_eagle import PEagleConfig
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.core.standalone import StandaloneConfig
 from specsim.core.target import ModelConfig
 from specsim.correctness.differential.wide_weights import (
     CODE,
@@ -49,7 +53,7 @@ def wide_pair(
 ) -> Pair:
     """Make a pair of this kind of drafter on a target of this family, in float64.
 
-    kind: one with weights, or `eagle3.1`. fields: other fields of DrafterConfig.
+    kind: one with weights, or `eagle3.1`. fields: other fields of its config.
     """
     generator = torch.Generator().manual_seed(seed)
     config = tiny_config(family, 2, window=window, **SHAPE)
@@ -75,7 +79,7 @@ def _model(config: ModelConfig, generator: torch.Generator) -> Tensors:
 
 
 def _eagle(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
-    config = DrafterConfig("eagle", model, model.vocab_size, model.hidden_size)
+    config = EagleConfig(model, model.vocab_size, model.hidden_size)
     required, _ = drafter_layout(config)
     tensors = random_tensors(required, generator)
     tensors["embed_tokens.weight"] = target.tensors["model.embed_tokens.weight"]
@@ -97,10 +101,10 @@ def _eagle3(
     vocab = model.vocab_size
     chosen = torch.linspace(0, vocab - 1, vocab * 7 // 8).long()
     feature_layers = tuple(range(target.config.num_layers))[-3:]
-    own = "p-eagle" if kind == "p-eagle" else "eagle3"
+    make = PEagleConfig if kind == "p-eagle" else Eagle3Config
     model = replace(model, layers=2 * model.layers) if kind == "p-eagle" else model
     norms = dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output"), kind == "eagle3.1")
-    config = DrafterConfig(own, model, len(chosen), hidden, feature_layers, norm_before_residual=True, **norms)
+    config = make(model, len(chosen), hidden, feature_layers, norm_before_residual=True, **norms)
     layout, _ = drafter_layout(config)
     tensors = random_tensors(layout, generator)
     tensors["lm_head.weight"] = target.tensors["lm_head.weight"][chosen]
@@ -122,9 +126,8 @@ def _eagle3(
 
 def _mtp(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
     """Make modules that find the tokens before in their own rows, and read the hidden state in SOFT only."""
-    config = DrafterConfig("mtp", model, model.vocab_size, model.hidden_size, num_modules=MODULES)
     layers = replace(model, layers=MODULES * model.layers)
-    config = replace(config, model=layers)
+    config = MtpConfig(layers, model.vocab_size, model.hidden_size, num_modules=MODULES)
     tensors = random_tensors(drafter_layout(config).required, generator)
     both = torch.arange(SOFT.start)
     for module in range(MODULES):
@@ -150,7 +153,7 @@ def _frozen_kv(
     They are those before the root, so later drafts of a path read a context that is not theirs. distance: of the
     drafts' position from the last token in the KV.
     """
-    config = DrafterConfig("frozen-kv", model, model.vocab_size, model.hidden_size)
+    config = FrozenKVConfig(model, model.vocab_size, model.hidden_size)
     tensors = random_tensors(drafter_layout(config).required, generator)
     both = torch.arange(SOFT.start)
     tensors["pre_projection.weight"][both, both] = 1.0
@@ -175,7 +178,8 @@ def _block(
     if not is_own:
         block = replace(block, predicts="next", markov_rank=PART, confidence="hidden_and_token", threshold=0.25)
     features = tuple(range(target.config.num_layers))[-3:]
-    config = DrafterConfig(kind, model, model.vocab_size, model.hidden_size, feature_layers=features, block=block)
+    make = DFlashConfig if is_own else DSparkConfig
+    config = make(model, model.vocab_size, model.hidden_size, features, block=block)
     tensors = random_tensors(drafter_layout(config).required, generator)
     tensors["norm.weight"] *= 1.3
     fusing = tensors["fc.weight"]
@@ -203,7 +207,7 @@ def _block(
 
 def _standalone(model: ModelConfig, target: TargetCheckpoint, generator: torch.Generator) -> DrafterCheckpoint:
     """Make a language model of one layer."""
-    config = DrafterConfig("standalone", model, model.vocab_size, model.hidden_size)
+    config = StandaloneConfig(model, model.vocab_size, model.hidden_size)
     return DrafterCheckpoint(config, _model(model, generator))
 
 

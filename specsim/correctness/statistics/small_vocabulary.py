@@ -11,10 +11,14 @@ from itertools import product
 import numpy as np
 import torch
 
-from specsim.core.block import BlockConfig
-from specsim.core.drafter import BLOCK_KINDS, DrafterConfig
+from specsim.core.block import BlockConfig, BlockDrafterConfig, DFlashConfig, DSparkConfig
+from specsim.core.drafter import BLOCK_KINDS
+from specsim.core.eagle import EagleConfig
 from specsim.core.layer_config import DenseMLP, HeadAttention, LayerConfig, Rope
+from specsim.core.mtp import MtpConfig
+from specsim.core.p_eagle import PEagleConfig
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.core.standalone import StandaloneConfig
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig
 from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
@@ -77,17 +81,19 @@ class SmallVocabulary:
             if kind == "dspark":
                 heads = {"markov_rank": VOCAB, "confidence": "hidden_and_token", "threshold": 0.5}
                 block = BlockConfig(4, 3, "next", **heads)
-            config = DrafterConfig(kind, _CONFIG, VOCAB, HIDDEN, feature_layers=(0,), block=block)
+            make = DFlashConfig if kind == "dflash" else DSparkConfig
+            config = make(_CONFIG, VOCAB, HIDDEN, (0,), block=block)
             return DrafterCheckpoint(config, _block(config, self.draft_VV))
-        config = DrafterConfig(kind, _CONFIG, draft_vocab_size=VOCAB, target_hidden_size=HIDDEN)
         if kind == "mtp":
-            config = replace(config, model=replace(_CONFIG, layers=2 * _CONFIG.layers), num_modules=2)
+            config = MtpConfig(replace(_CONFIG, layers=2 * _CONFIG.layers), VOCAB, HIDDEN, num_modules=2)
             return DrafterCheckpoint(config, _mtp(config))
         if kind == "p-eagle":
-            config = replace(config, feature_layers=(0,), mask_token_id=VOCAB - 1)
+            config = PEagleConfig(_CONFIG, VOCAB, HIDDEN, (0,), mask_token_id=VOCAB - 1)
             return DrafterCheckpoint(config, _p_eagle(config, self.draft_VV))
         if kind == "standalone":
+            config = StandaloneConfig(_CONFIG, VOCAB, HIDDEN)
             return DrafterCheckpoint(config, _standalone(config, self.draft_VV))
+        config = EagleConfig(_CONFIG, VOCAB, HIDDEN)
         return DrafterCheckpoint(config, _eagle(config))
 
     def _target(self) -> dict[str, torch.Tensor]:
@@ -136,7 +142,7 @@ def dyadic() -> SmallVocabulary:
     return SmallVocabulary(last_VV, before_VC, draft_VV)
 
 
-def _eagle(config: DrafterConfig) -> dict[str, torch.Tensor]:
+def _eagle(config: EagleConfig) -> dict[str, torch.Tensor]:
     """Make an fc that passes on the embedding into features where the target has 0; attention adds nothing."""
     tensors = _blank(drafter_layout(config)[0])
     token = torch.arange(VOCAB)
@@ -145,7 +151,7 @@ def _eagle(config: DrafterConfig) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _mtp(config: DrafterConfig) -> dict[str, torch.Tensor]:
+def _mtp(config: MtpConfig) -> dict[str, torch.Tensor]:
     """Make modules that pass on the last token as the EAGLE head does."""
     tensors = _blank(drafter_layout(config)[0])
     token = torch.arange(VOCAB)
@@ -155,7 +161,7 @@ def _mtp(config: DrafterConfig) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _p_eagle(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
+def _p_eagle(config: PEagleConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
     """Make a head that reads the token before the last one, and in mask rows one fixed token."""
     layout = drafter_layout(config)
     tensors = _blank({**layout.required, "lm_head.weight": layout.optional["lm_head.weight"]})
@@ -166,7 +172,7 @@ def _p_eagle(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Ten
     return tensors
 
 
-def _standalone(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
+def _standalone(config: StandaloneConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
     """Make a model whose head reads the last token's embedding; its layer adds nothing."""
     tensors = _blank(drafter_layout(config)[0])
     token = torch.arange(VOCAB)
@@ -175,7 +181,7 @@ def _standalone(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.
     return tensors
 
 
-def _block(config: DrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
+def _block(config: BlockDrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
     """Make a block whose rows draft what the target's head reads from the mask token, whatever the text is.
 
     With a Markov head they draft by the token before alone, and drafts end behind every fourth token.

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, Literal
 
-from specsim.core.block import BlockConfig
-from specsim.core.drafter import DrafterConfig
+from specsim.core.block import BlockConfig, BlockDrafterConfig, DFlashConfig, DSparkConfig
 from specsim.core.errors import InputError, require
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_config import windows_of
@@ -26,7 +25,7 @@ _OTHER_HEADS = {"projector_type": "dflash", "markov_head_type": "vanilla"}  # va
 
 def read_block(
     fields: Fields, kind: str, stored: Iterable[Stored], target: ModelConfig
-) -> tuple[DrafterConfig, dict[str, Stored]]:
+) -> tuple[BlockDrafterConfig, dict[str, Stored]]:
     """Read the shape of a block drafter (`kind` dflash or dspark), and its tensors under our names."""
     named = by_name(stored, lambda key: key.removeprefix("model."))
     is_of_speculators = bool(fields.get("speculators_model_type"))
@@ -39,8 +38,8 @@ def read_block(
     for name, own in _OTHER_HEADS.items():
         fields.choice(name, (own,), default=own)
     model = _model(layer, target, is_of_speculators, fields)
-    config = DrafterConfig(
-        kind=kind,
+    make = DFlashConfig if kind == "dflash" else DSparkConfig
+    config = make(
         model=model,
         draft_vocab_size=fields.integer("draft_vocab_size", default=model.vocab_size),
         target_hidden_size=fields.integer("target_hidden_size", default=target.hidden_size),

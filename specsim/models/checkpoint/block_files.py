@@ -7,7 +7,7 @@ deepseek-ai/DeepSpec (all fields flat), vllm-project/speculators (the layers' fi
 from collections.abc import Mapping
 from typing import Any
 
-from specsim.core.drafter import DrafterConfig
+from specsim.core.block import BlockDrafterConfig
 from specsim.core.errors import InputError, require
 from specsim.models.checkpoint.layer_fields import layer_fields
 
@@ -15,14 +15,13 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {"dflash": ("z-lab", "speculators"), "d
 _CLASSES = {"dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel"}
 
 
-def block_fields(config: DrafterConfig, layout: str) -> dict[str, Any]:
+def block_fields(config: BlockDrafterConfig, layout: str) -> dict[str, Any]:
     """Make the config.json of a block drafter.
 
     Which token a row drafts is written even where a layout has a default for it, as tensors do not tell.
     """
     require(layout in LAYOUTS[config.kind], "layout", layout, f"{' or '.join(LAYOUTS[config.kind])} for {config.kind}")
     block = config.block
-    assert block is not None
     layer = layer_fields(config.model)
     fields: dict[str, Any] = {
         "block_size": block.size,
@@ -43,10 +42,10 @@ def block_fields(config: DrafterConfig, layout: str) -> dict[str, Any]:
     return {"architectures": [_CLASSES[config.kind]]} | layer | fields | ids
 
 
-def _heads(config: DrafterConfig) -> dict[str, Any]:
+def _heads(config: BlockDrafterConfig) -> dict[str, Any]:
     """List the fields of DSpark's heads."""
     block = config.block
-    if block is None or config.kind == "dflash":
+    if config.kind == "dflash":
         return {}
     fields: dict[str, Any] = {
         "markov_rank": block.markov_rank,

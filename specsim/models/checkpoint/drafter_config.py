@@ -3,9 +3,12 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from specsim.core.drafter import DrafterConfig
+from specsim.core.eagle import Eagle3Config, EagleConfig
 from specsim.core.errors import InputError, require
+from specsim.core.p_eagle import PEagleConfig
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.inherited import target_sizes
@@ -23,12 +26,14 @@ def drafter_config(fields: Fields, kind: str, target: ModelConfig) -> DrafterCon
         raise fields.error("use_aux_hidden_state", "true")
     model = model_config(_inherit(layer, target))
     model = model.with_windows(windows_of(layer, model.num_layers))
-    config = DrafterConfig("eagle", model, draft_vocab_size=model.vocab_size, target_hidden_size=model.hidden_size)
     norms = {name: fields.flag(name) for name in _NORMS}
+    config: DrafterConfig
     if kind in ("eagle3", "p-eagle"):
         config = replace(_eagle3(fields, model, target, kind), **norms)
     elif any(norms.values()):
         raise fields.error(next(filter(norms.get, norms)), "false, except in an EAGLE-3 or P-EAGLE head")
+    else:
+        config = EagleConfig(model, draft_vocab_size=model.vocab_size, target_hidden_size=model.hidden_size)
     _check_fit(config, target, fields.file)
     return config
 
@@ -57,20 +62,21 @@ def windows_of(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
     return tuple(window if each == sliding else None for each in layer_types)
 
 
-def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig, kind: str) -> DrafterConfig:
+def _eagle3(fields: Fields, model: ModelConfig, target: ModelConfig, kind: str) -> Eagle3Config:
     if kind == "eagle3":
         require(model.num_layers == 1, f"num_hidden_layers in {fields.file}", model.num_layers, "1 in an EAGLE-3 head")
     if fields.get("speculators_model_type") and fields.get("norm_before_residual") is None:
         raise fields.error("norm_before_residual", "true or false, as readers of the format differ in its default")
-    return DrafterConfig(
-        kind=kind,
-        model=model,
-        draft_vocab_size=fields.integer("draft_vocab_size", default=model.vocab_size),
-        target_hidden_size=fields.integer("target_hidden_size", default=model.hidden_size),
-        feature_layers=_feature_layers(fields, target.num_layers),
-        norm_before_residual=fields.flag("norm_before_residual"),
-        mask_token_id=_mask_token_id(fields, model) if kind == "p-eagle" else 0,
-    )
+    values: dict[str, Any] = {
+        "model": model,
+        "draft_vocab_size": fields.integer("draft_vocab_size", default=model.vocab_size),
+        "target_hidden_size": fields.integer("target_hidden_size", default=model.hidden_size),
+        "feature_layers": _feature_layers(fields, target.num_layers),
+        "norm_before_residual": fields.flag("norm_before_residual"),
+    }
+    if kind == "p-eagle":
+        return PEagleConfig(**values, mask_token_id=_mask_token_id(fields, model))
+    return Eagle3Config(**values)
 
 
 def _mask_token_id(fields: Fields, model: ModelConfig) -> int:

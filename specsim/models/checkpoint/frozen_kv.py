@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require
+from specsim.core.frozen_kv import FrozenKVConfig
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.inherited import decoder_config
@@ -20,7 +20,7 @@ _PARTS = (
 
 def read_frozen_kv(
     fields: Fields, stored: Iterable[Stored], target: ModelConfig
-) -> tuple[DrafterConfig, dict[str, Stored]]:
+) -> tuple[FrozenKVConfig, dict[str, Stored]]:
     """Read the shape of a drafter on frozen KV, and its tensors under our names."""
     named = by_name(stored, lambda key: key.removeprefix("model."))
     embedding = named.pop("embed_tokens.weight", None)
@@ -33,7 +33,7 @@ def read_frozen_kv(
     return _config(fields, target), named
 
 
-def _config(fields: Fields, target: ModelConfig) -> DrafterConfig:
+def _config(fields: Fields, target: ModelConfig) -> FrozenKVConfig:
     file = fields.file
     width = fields.integer("backbone_hidden_size", default=target.hidden_size)
     allowed = f"{target.hidden_size}, the target's hidden_size"
@@ -51,7 +51,7 @@ def _config(fields: Fields, target: ModelConfig) -> DrafterConfig:
         )
     model = replace(model, tie_word_embeddings=False, eos_token_ids=())
     position = fields.choice("position", ("last", "next"), default="last")
-    return DrafterConfig("frozen-kv", model, model.vocab_size, width, position="last" if position == "last" else "next")
+    return FrozenKVConfig(model, model.vocab_size, width, position="last" if position == "last" else "next")
 
 
 def _shared(model: ModelConfig) -> dict[str, Any]:

@@ -8,8 +8,11 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from specsim.core.block import BlockDrafterConfig
 from specsim.core.drafter import BLOCK_KINDS, DrafterConfig
-from specsim.core.errors import require, require_choice
+from specsim.core.eagle import Eagle3Config
+from specsim.core.errors import InputError, require, require_choice
+from specsim.core.p_eagle import PEagleConfig
 from specsim.core.pair import DrafterCheckpoint
 from specsim.models.checkpoint.block_files import block_fields
 from specsim.models.checkpoint.layer_fields import layer_fields
@@ -25,10 +28,11 @@ def head_fields(config: DrafterConfig, layout: str) -> dict[str, Any]:
     Feature layers are given as entered, with the name of this convention, which both layouts leave open.
     """
     require_choice("layout", layout, get_args(LayoutName))
-    if config.kind in BLOCK_KINDS:
+    if isinstance(config, BlockDrafterConfig):
         return block_fields(config, layout)
     allowed = f"a drafter of kind {', '.join((*_SPECULATORS, *BLOCK_KINDS))}, as no other has two layouts"
-    require(config.kind in _SPECULATORS, "draft", config.kind, allowed)
+    if not isinstance(config, Eagle3Config):
+        raise InputError("draft", config.kind, allowed)
     require(layout in _LAYOUTS, "layout", layout, f"{' or '.join(_LAYOUTS)} for {config.kind}")
     fields: dict[str, Any] = {
         "draft_vocab_size": config.draft_vocab_size,
@@ -38,7 +42,7 @@ def head_fields(config: DrafterConfig, layout: str) -> dict[str, Any]:
         "eagle_aux_hidden_state_convention": "entering",
     }
     fields |= {name: True for name in ("norm_before_fc", "fc_norm", "norm_output") if getattr(config, name)}
-    if config.kind == "p-eagle":
+    if isinstance(config, PEagleConfig):
         fields |= {"parallel_drafting": True, "mask_token_id": config.mask_token_id}
     layer = layer_fields(config.model)
     if layout == "speculators":

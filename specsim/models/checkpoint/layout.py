@@ -5,9 +5,16 @@ of DeepSeek-V3 under `modules.k`, drafters on the target's KV those of Gemma 4's
 of DFlash and DeepSpec.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+from specsim.core.block import BlockDrafterConfig
 from specsim.core.drafter import BLOCK_KINDS, DrafterConfig
+from specsim.core.eagle import Eagle3Config, EagleConfig
+from specsim.core.frozen_kv import FrozenKVConfig
+from specsim.core.mtp import MtpConfig
+from specsim.core.p_eagle import PEagleConfig
+from specsim.core.standalone import StandaloneConfig
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.layer_layout import Layout, attention_layout, layer_layout, mlp_layout
 
@@ -37,7 +44,7 @@ def drafter_layout(config: DrafterConfig) -> DrafterLayout:
     return _LAYOUTS[config.kind](config)
 
 
-def _eagle_layout(config: DrafterConfig) -> DrafterLayout:
+def _eagle_layout(config: EagleConfig) -> DrafterLayout:
     """List EAGLE-1/2's tensors: fc of embedding and feature, then Llama layers, the first without input norm."""
     model = config.model
     width = model.hidden_size
@@ -49,7 +56,7 @@ def _eagle_layout(config: DrafterConfig) -> DrafterLayout:
     return DrafterLayout(layout, {"fc.bias": (width,)})
 
 
-def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
+def _eagle3_layout(config: Eagle3Config) -> DrafterLayout:
     """List EAGLE-3's tensors: fc of target features, one layer, a head, and the norms of EAGLE-3.1 before fc.
 
     The layer's attention reads embedding and feature together.
@@ -79,7 +86,7 @@ def _eagle3_layout(config: DrafterConfig) -> DrafterLayout:
     return DrafterLayout(required, embedding | d2t | t2d)
 
 
-def _p_eagle_layout(config: DrafterConfig) -> DrafterLayout:
+def _p_eagle_layout(config: PEagleConfig) -> DrafterLayout:
     """List the tensors of an EAGLE-3 head of one or more layers, with the features that its mask rows read.
 
     A head with its target's width and vocabulary may read out by its target's lm_head, as in vllm-project/vllm.
@@ -92,7 +99,7 @@ def _p_eagle_layout(config: DrafterConfig) -> DrafterLayout:
     return DrafterLayout(required | {"mask_hidden": required["fc.weight"][1:]}, optional | head)
 
 
-def _mtp_layout(config: DrafterConfig) -> DrafterLayout:
+def _mtp_layout(config: MtpConfig) -> DrafterLayout:
     """List the tensors of MTP modules, whose eh_proj reads the normed embedding and the normed hidden state.
 
     Embedding and head are the target's.
@@ -108,7 +115,7 @@ def _mtp_layout(config: DrafterConfig) -> DrafterLayout:
     return DrafterLayout(layout, {})
 
 
-def _frozen_kv_layout(config: DrafterConfig) -> DrafterLayout:
+def _frozen_kv_layout(config: FrozenKVConfig) -> DrafterLayout:
     """List the tensors of a drafter whose layers have queries only, as keys and values are the target's.
 
     pre_projection reads the target's embedding and hidden state, post_projection makes a hidden state of that width.
@@ -127,7 +134,7 @@ def _frozen_kv_layout(config: DrafterConfig) -> DrafterLayout:
     return DrafterLayout(layout, {})
 
 
-def _standalone_layout(config: DrafterConfig) -> DrafterLayout:
+def _standalone_layout(config: StandaloneConfig) -> DrafterLayout:
     """List the tensors of a whole language model, as of a target, with a head for the draft vocabulary."""
     layout = target_layout(config.model)
     layout["lm_head.weight"] = (config.draft_vocab_size, config.model.hidden_size)
@@ -136,7 +143,7 @@ def _standalone_layout(config: DrafterConfig) -> DrafterLayout:
     return DrafterLayout(layout | (table if has_vocabulary else {}), table | {"t2d": (config.model.vocab_size,)})
 
 
-def _block_layout(config: DrafterConfig) -> DrafterLayout:
+def _block_layout(config: BlockDrafterConfig) -> DrafterLayout:
     """List the tensors of a block drafter, which has a head if it has a vocabulary of its own.
 
     fc reads the target's features, which every layer's keys and values are made of. The Markov head embeds target ids.
@@ -144,7 +151,6 @@ def _block_layout(config: DrafterConfig) -> DrafterLayout:
     model = config.model
     width = model.hidden_size
     block = config.block
-    assert block is not None
     layout: Layout = {"fc.weight": (width, len(config.feature_layers) * config.target_hidden_size)}
     layout |= {"hidden_norm.weight": (width,), "norm.weight": (width,)}
     for index, layer in enumerate(model.layers):
@@ -168,7 +174,7 @@ def _block_layout(config: DrafterConfig) -> DrafterLayout:
     return DrafterLayout(layout, embedding | head | d2t | {"t2d": (model.vocab_size,)})
 
 
-_LAYOUTS = {
+_LAYOUTS: Mapping[str, Callable[[Any], DrafterLayout]] = {
     **dict.fromkeys(BLOCK_KINDS, _block_layout),
     "eagle": _eagle_layout,
     "eagle3": _eagle3_layout,

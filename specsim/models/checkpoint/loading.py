@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from specsim.core.drafter import BLOCK_KINDS, DrafterConfig
+from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
+from specsim.core.standalone import StandaloneConfig
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.block import read_block
 from specsim.models.checkpoint.drafter_config import drafter_config
@@ -133,7 +134,7 @@ def _load_block(fields: Fields, stored: list[Stored], target: ModelConfig) -> Dr
 
 def _load_standalone(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
     model = _load_model(model_config(fields), fields.file.parent, stored, num_modules_of(fields))
-    config = DrafterConfig("standalone", model.config, model.config.vocab_size, target.hidden_size)
+    config = StandaloneConfig(model.config, model.config.vocab_size, target.hidden_size)
     return DrafterCheckpoint(config, model.tensors)
 
 

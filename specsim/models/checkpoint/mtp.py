@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require
 from specsim.core.layer_config import Experts, LayerConfig
+from specsim.core.mtp import MtpConfig
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.attention_fields import read_attention
 from specsim.models.checkpoint.fields import Fields
@@ -62,7 +62,7 @@ def num_modules_of(fields: Fields) -> int:
     return fields.integer("num_nextn_predict_layers", default=0, least=0)
 
 
-def read_mtp(fields: Fields, stored: Iterable[Stored], target: ModelConfig) -> tuple[DrafterConfig, dict[str, Stored]]:
+def read_mtp(fields: Fields, stored: Iterable[Stored], target: ModelConfig) -> tuple[MtpConfig, dict[str, Stored]]:
     """Read the shape of MTP modules, and their tensors under our names."""
     folder = fields.file.parent
     by_key = by_name(stored, lambda key: key)
@@ -106,7 +106,7 @@ def _entry(
     return entry
 
 
-def _config(fields: Fields, num_modules: int, target: ModelConfig) -> DrafterConfig:
+def _config(fields: Fields, num_modules: int, target: ModelConfig) -> MtpConfig:
     layer = fields.mapping("transformer_layer_config") if fields.get("speculators_model_type") else fields
     model = _deepseek(layer, target) if target.family == "deepseek_v3" else _dense(layer, target)
     for name in ("vocab_size", "hidden_size"):
@@ -114,9 +114,7 @@ def _config(fields: Fields, num_modules: int, target: ModelConfig) -> DrafterCon
         require(getattr(model, name) == own, f"{name} in {fields.file}", getattr(model, name), f"{own}, the target's")
     model = replace(model, layers=num_modules * model.layers[-1:], tie_word_embeddings=False, eos_token_ids=())
     chained = fields.flag("hidden_chain", default=True)
-    return DrafterConfig(
-        "mtp", model, model.vocab_size, target.hidden_size, num_modules=num_modules, hidden_chain=chained
-    )
+    return MtpConfig(model, model.vocab_size, target.hidden_size, num_modules=num_modules, hidden_chain=chained)
 
 
 def _dense(layer: Fields, target: ModelConfig) -> ModelConfig:

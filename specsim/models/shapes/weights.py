@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from specsim.core.drafter import DrafterConfig
+from specsim.core.eagle import Eagle3Config, EagleConfig
 from specsim.core.errors import require
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
@@ -54,9 +55,9 @@ def _drafter_config(of: Shape, kind: str) -> DrafterConfig:
         target, family="llama", layers=(llama_layer(target.layers[-1], target.hidden_size),), tie_word_embeddings=False
     )
     if kind == "eagle":
-        return DrafterConfig("eagle", model, target.vocab_size, target.hidden_size)
+        return EagleConfig(model, target.vocab_size, target.hidden_size)
     draft_vocab_size = min(DRAFT_VOCAB_SIZE // of.tensor_parallel, target.vocab_size)
-    return DrafterConfig("eagle3", model, draft_vocab_size, target.hidden_size, _feature_layers(target.num_layers))
+    return Eagle3Config(model, draft_vocab_size, target.hidden_size, _feature_layers(target.num_layers))
 
 
 def _feature_layers(num_layers: int) -> tuple[int, int, int]:

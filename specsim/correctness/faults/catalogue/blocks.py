@@ -6,7 +6,7 @@ from specsim.correctness.faults.injection import Edit
 CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=2, rounds=2)
 SAMPLED = CHAIN | dict(sampling="warm", verifier="rejection", kind="dspark")
 DRAFTER = "specsim.fast.drafters.block"
-HEAD = "specsim.fast.drafters.dflash"
+HEAD = "specsim.fast.drafters.block_head"
 TREE = "specsim.fast.drafters.slot_tree"
 KV = ("draft keys", "draft values")
 

@@ -5,7 +5,6 @@ from specsim.correctness.faults.injection import Edit
 
 CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=2, rounds=2, kind="mtp", family="noisy")
 DRAFTER = "specsim.fast.drafters.mtp"
-MODULE = "specsim.fast.drafters.mtp_module"
 INPUT = ("draft_input.hidden", "hidden")
 KV = ("draft keys", "draft values")
 
@@ -17,7 +16,7 @@ FAULTS = (
         cause="every module is loaded with the weights of the last one",
         symptom="all drafts but those of the last depth come from weights that were trained for another depth",
         fields=INPUT,
-        edits=(Edit(MODULE, 'prefix = f"modules.{index}."', 'prefix = f"modules.{config.num_modules - 1}."'),),
+        edits=(Edit(DRAFTER, 'prefix = f"modules.{index}."', 'prefix = f"modules.{config.num_modules - 1}."'),),
         trial=Trial("differential", CHAIN | dict(rounds=1)),
     ),
     Fault(
@@ -39,7 +38,7 @@ FAULTS = (
         fields=INPUT,
         edits=(
             Edit(
-                MODULE,
+                DRAFTER,
                 'forward, self._norm("norm"))\n        return rows.applied()',
                 'forward, self._norm("norm"))\n        self.before_norm = rows.values\n        return rows.applied()',
             ),

@@ -17,7 +17,7 @@ from specsim.reference.oracle_parts import Tensors, linear, norm
 from specsim.reference.oracle_request import Request
 
 
-def block_draft(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+def draft_block(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
     """Grow the candidates below the root: the best of the tree over the slots, or K sampled lanes.
 
     depth: of the deepest candidate, whose block is as long as that of the setting.

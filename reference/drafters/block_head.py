@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.block import BlockConfig
-from specsim.core.drafter import DrafterConfig
+from specsim.core.block import BlockDrafterConfig
 from specsim.core.layer_config import HeadAttention
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
@@ -18,14 +17,13 @@ from specsim.reference.layers import Weights, inverse_frequencies, rms_norm, rot
 from specsim.reference.targets.decoder import decoder_layer
 
 
-class DFlashHead:
+class BlockHead:
     """Layers of a block drafter, for a target of protocol specsim.core.target.Target."""
 
     def __init__(
-        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
+        self, config: BlockDrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:
-        assert config.block is not None
-        self.block: BlockConfig = config.block
+        self.block = config.block
         self._model = config.model
         self._target = target
         floating = {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.block import BlockConfig
-from specsim.core.drafter import DrafterConfig
+from specsim.core.block import BlockDrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.fast.layers import Weights, write_keys_and_values
@@ -15,20 +14,19 @@ from specsim.fast.model.rows import Norm, Rows, embed
 from specsim.fast.targets.decoder import decoder_layer_onto
 
 
-class DFlashHead:
+class BlockHead:
     """Layers of a block drafter, with the keys and values of a context from the rows of the fused projection."""
 
     def __init__(
         self,
-        config: DrafterConfig,
+        config: BlockDrafterConfig,
         tensors: Mapping[str, torch.Tensor],
         target: Target,
         dtype: torch.dtype,
         device: torch.device,
         batch_invariant: bool = False,
     ) -> None:
-        assert config.block is not None
-        self.block: BlockConfig = config.block
+        self.block = config.block
         self._model = config.model
         self._target = target
         floating = {name: each.to(device, dtype) for name, each in tensors.items() if each.is_floating_point()}

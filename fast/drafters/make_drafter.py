@@ -1,0 +1,32 @@
+"""The drafter of a pair, as the record of its kind names it."""
+
+from specsim.core.config import SpecConfig
+from specsim.core.drafter import Placement
+from specsim.core.errors import InputError
+from specsim.core.kinds import resolve
+from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_drafter, record_of
+from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters.steps import StepDrafter
+from specsim.fast.targets.decoder import DecoderTarget
+
+
+def check_parallel(drafter: AnyDrafter | None, size: int, parallel: str) -> None:
+    """Raise InputError for a drafter with weights that cannot run where ranks share its target."""
+    if size == 1 or not isinstance(drafter, DrafterCheckpoint):
+        return
+    kind = record_of(drafter)
+    if not kind.parallel:
+        raise InputError("tensor_parallel", size, f"1 with a drafter of kind {kind.name}")
+    if parallel not in kind.parallel:
+        raise InputError("draft_parallel", parallel, f"{kind.parallel[0]} with a drafter of kind {kind.name}")
+
+
+def make_drafter(drafter: AnyDrafter | None, target: DecoderTarget, config: SpecConfig, on: Placement) -> StepDrafter:
+    """Make the drafter of a fast engine.
+
+    Raises InputError for a setting with drafts and a pair without a drafter, or one that cannot draw them.
+    """
+    if config.is_plain:
+        return NoDrafter(on.device)
+    drafter = check_drafter(drafter, config)
+    return resolve(record_of(drafter).fast)(drafter, target, config, on)
