@@ -10,9 +10,8 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 from specsim.fast.selection import select, selected
-from specsim.fast.tree_explicit import write_explicit_nodes
-from specsim.fast.tree_links import store_links, write_links
-from specsim.fast.tree_parents import (
+from specsim.fast.tree_layout import store_links, write_links
+from specsim.fast.tree_nodes import (
     CandidateTables,
     Roots,
     TreeTables,
@@ -20,6 +19,7 @@ from specsim.fast.tree_parents import (
     num_alive,
     steps_of,
     store_nodes,
+    write_explicit_nodes,
     write_nodes,
 )
 

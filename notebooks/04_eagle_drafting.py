@@ -31,7 +31,7 @@ from specsim.reference.oracle_draft import draft_topk
 from specsim.reference.oracle_eagle import eagle3_forward
 from specsim.reference.oracle_forward import in_dtype, target_forward
 from specsim.reference.selection import select
-from specsim.reference.tree_parents import MalformedTree, parents_of
+from specsim.reference.tree_nodes import MalformedTree, parents_of
 
 pair = specsim.load()
 decode = pair.tokenizer.decode

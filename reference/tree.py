@@ -6,11 +6,9 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
-from specsim.reference.selection import select
-from specsim.reference.tree_explicit import check_explicit, explicit_parents, select_explicit
-from specsim.reference.tree_links import depths_of, links
-from specsim.reference.tree_mask import visibility
-from specsim.reference.tree_parents import lane_parents, parents_of
+from specsim.reference.selection import select, select_explicit
+from specsim.reference.tree_layout import depths_of, links, visibility
+from specsim.reference.tree_nodes import check_explicit, explicit_parents, lane_parents, parents_of
 
 
 def build(

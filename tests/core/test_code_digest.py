@@ -72,5 +72,5 @@ def test_the_fast_engine_has_all_its_kernels():
     files = (module.PACKAGE / "fast").rglob("*.py")
     paths = [file.relative_to(module.PACKAGE).with_suffix("") for file in files]
     modules = {".".join(("specsim", *path.parts)) for path in paths if path.name != "__init__"}
-    assert modules - code == {"specsim.fast.tree_mask"}  # layouts for other engines' attention
+    assert modules <= code
     assert not [name for name in code if name.startswith(("specsim.cli", "specsim.plots", "specsim.bench"))]

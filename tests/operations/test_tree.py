@@ -10,14 +10,13 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import AutoregressiveInput, Candidates, VerifyInput
 from specsim.core.settings import with_steps
 from specsim.fast import tree as fast
-from specsim.fast import tree_links, tree_parents
+from specsim.fast import tree_layout, tree_nodes
 from specsim.reference.drafting import expand
 from specsim.reference.lanes import start_lanes
 from specsim.reference.selection import select
 from specsim.reference.tree import build
-from specsim.reference.tree_links import links
-from specsim.reference.tree_mask import visibility
-from specsim.reference.tree_parents import MalformedTree
+from specsim.reference.tree_layout import links, visibility
+from specsim.reference.tree_nodes import MalformedTree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Node = tuple[int, ...]
@@ -182,7 +181,7 @@ def gpu_blocks(monkeypatch) -> None:
 
     The interpreter would otherwise take all nodes in one.
     """
-    for module in (fast, tree_links, tree_parents):
+    for module in (fast, tree_layout, tree_nodes):
         monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
 
@@ -423,8 +422,8 @@ def test_any_parent_list_builds_a_bounded_tree(setting, data):
         check_equal(*both_trees(candidates, config, DEVICE))
     except MalformedTree as error:
         found = str(error)
-    with pytest.raises(tree_parents.MalformedTree) if found else nullcontext() as raised:
-        tree_parents.check(candidates.to(DEVICE), index, config)
+    with pytest.raises(tree_nodes.MalformedTree) if found else nullcontext() as raised:
+        tree_nodes.check(candidates.to(DEVICE), index, config)
     assert found == (str(raised.value) if raised else "")
     none = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     locations = none.new_zeros(1, config.num_draft_tokens)

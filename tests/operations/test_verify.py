@@ -18,8 +18,7 @@ from specsim.fast.vocabulary.penalties import Allowed, Logits
 from specsim.reference import verify as reference
 from specsim.reference.acceptance import Tree
 from specsim.reference.request_tree import trees
-from specsim.reference.tree_links import links
-from specsim.reference.tree_mask import visibility
+from specsim.reference.tree_layout import links, visibility
 from specsim.reference.verify import node_logits, walk
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -33,7 +33,7 @@ DYNAMIC_IMPORTS = {
     "specsim.correctness.faults.checks": {"specsim.correctness.faults.checks"},
     "specsim.correctness.faults.checks.distribution": {"specsim.reference.verify", "specsim.fast.verify"},
     "specsim.correctness.faults.checks.trees": {
-        f"specsim.{name}" for name in ("reference.tree", "reference.tree_parents", "fast.tree", "fast.tree_parents")
+        f"specsim.{name}" for name in ("reference.tree", "reference.tree_nodes", "fast.tree", "fast.tree_nodes")
     },
     "specsim.core.kinds": {"specsim.reference.drafters", "specsim.fast.drafters", "specsim.reference.oracle"},
     "specsim.core.user_module": {"the module of a user"},

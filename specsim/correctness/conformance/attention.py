@@ -20,8 +20,8 @@ def attention_call(
     heads: of queries and of keys. Slots lie anywhere in the buffer; unread ones hold NaN.
     """
     from specsim.reference.attention import AttentionMetadata, Keys, attention
-    from specsim.reference.tree_mask import visibility
-    from specsim.reference.tree_parents import parents_of
+    from specsim.reference.tree_layout import visibility
+    from specsim.reference.tree_nodes import parents_of
 
     generator = torch.Generator().manual_seed(num_nodes)
     batch = len(seq_lens)

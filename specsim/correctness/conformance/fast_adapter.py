@@ -79,8 +79,8 @@ def build_tree_kernel_efficient(
 ) -> None:  # fmt: skip
     """Select and build at once, with scores 1 for the selected candidates and 0 for the others."""
     from specsim.fast.tree import build
-    from specsim.fast.tree_mask import bitpacked_mask, full_mask
-    from specsim.fast.tree_parents import check
+    from specsim.fast.tree_layout import bitpacked_mask, full_mask
+    from specsim.fast.tree_nodes import check
 
     batch = len(selected_index)
     device = selected_index.device

@@ -37,7 +37,7 @@ class Given:
     @classmethod
     def of(cls, draw: Draw) -> "Given":
         from specsim.core.rule import Tree
-        from specsim.reference.tree_links import links
+        from specsim.reference.tree_layout import links
 
         parents = list(draw.living_parents)
         tree = Tree(list(draw.tokens), parents, *links(parents), draw.depth_limit)

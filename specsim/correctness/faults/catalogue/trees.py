@@ -13,7 +13,7 @@ FAULTS = (
         fields=("malformed trees",),
         edits=(
             Edit(
-                "specsim.fast.tree_parents",
+                "specsim.fast.tree_nodes",
                 "return flat, parent, inside & ((block == 0) | (parent > 0))",
                 "return flat, parent, inside",
             ),

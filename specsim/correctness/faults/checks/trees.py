@@ -55,7 +55,7 @@ def _pool(rng: random.Random) -> Pool:
 def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
     """Build trees with candidates' own indices as tokens, so that they show the chosen ones."""
     tree = import_module(f"specsim.{impl}.tree")
-    malformed = import_module(f"specsim.{impl}.tree_parents").MalformedTree
+    malformed = import_module(f"specsim.{impl}.tree_nodes").MalformedTree
     shape = (len(pools), CONFIG.num_draft_tokens)
     k = CONFIG.topk
     candidates = _candidates(pools).to(device)
@@ -78,7 +78,7 @@ def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
 
 def _malformed(rng: random.Random, pools: list[Pool], impl: str, device: str) -> Finding | None:
     """Whether the check agrees with `is_tree` about every choice, half of them damaged."""
-    parents = import_module(f"specsim.{impl}.tree_parents")
+    parents = import_module(f"specsim.{impl}.tree_nodes")
     count = CONFIG.num_draft_tokens - 1
     drawn = [_spoiled(rng, *pool, count) for pool in pools]
     verdicts = [_accepts(parents, impl, parent_list, chosen, device) for parent_list, chosen in drawn]

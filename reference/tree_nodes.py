@@ -1,4 +1,4 @@
-"""Parents of a verify tree's nodes, from the candidates selected for it."""
+"""Parents of a verify tree's nodes, from the candidates selected for it: of lanes, of sampled lanes, or explicit."""
 
 
 class MalformedTree(ValueError):
@@ -36,3 +36,20 @@ def lane_parents(k: int, num_steps: int) -> list[int]:
     Node 1 + (d-1)K + l is at depth d in lane l.
     """
     return [-1, *(max(0, node - k) for node in range(1, 1 + k * num_steps))]
+
+
+def check_explicit(parents: list[int], request: int) -> None:
+    """Raise MalformedTree for a candidate whose parent is neither the root nor an earlier candidate."""
+    for index, parent in enumerate(parents):
+        if not -1 <= parent < index:
+            raise MalformedTree(f"request {request}, candidate {index}: parent {parent} is not an earlier candidate")
+
+
+def explicit_parents(parents: list[int], chosen: list[int], num_nodes: int) -> list[int]:
+    """Find each node's parent, -1 for the root and for dead nodes, where node j ≥ 1 is candidate chosen[j-1].
+
+    parents: of the candidates, index of an earlier candidate, -1 for the root.
+    """
+    node_of = {-1: 0} | {index: node for node, index in enumerate(chosen, start=1)}
+    own = [-1, *(node_of[parents[index]] for index in chosen)]
+    return own + [-1] * (num_nodes - len(own))
