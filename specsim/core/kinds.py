@@ -1,7 +1,7 @@
 """Kinds of drafters: one record each, which every folder reads instead of a list of names.
 
 Functions and objects of other folders are named as MODULE:NAME and imported where they are used, so that this file
-needs none of them. `python -m specsim.maintain.kind_map` lists the files that name a kind.
+needs none of them.
 """
 
 from collections.abc import Mapping

@@ -67,7 +67,8 @@ def code_links(text: str) -> list[str]:
 
 
 def folders() -> set[str]:
-    return {path.name for path in PAPERS.iterdir() if path.is_dir()}
+    """Folders of sources; decisions have none."""
+    return {path.name for path in PAPERS.iterdir() if path.is_dir()} - {"decisions"}
 
 
 def pages() -> list[Path]:

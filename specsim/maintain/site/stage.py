@@ -29,6 +29,7 @@ PAPERS = """
 ledger
 leaderboard
 */notes
+decisions/index
 log
 ```
 """
