@@ -1,7 +1,8 @@
 """Static buffers of a round: its inputs, the states between its phases, and its outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -28,8 +29,6 @@ from specsim.fast.runtime.states import fill
 from specsim.fast.tree import proposed
 from specsim.fast.vocabulary.penalties import Allowed
 
-_VERDICT = len(fields(Verdict))
-
 
 class Inlet:
     """The static batch and draft input from which a round starts.
@@ -42,56 +41,56 @@ class Inlet:
         self.batch = batch
         self.draft_input = draft_input
         self._raw = raw  # memory of draft_input, then of the batch's progress, as an outlet's begins
-        self._held: dict[str, Any] = {}  # by path: the state or tensor that was copied last
-        self._expected: Expected | None = None
+        self._copied: dict[str, Any] = {}  # by path: the state or tensor that was copied last
+        self._last_round: RoundResult | None = None
 
     @classmethod
     def of(cls, shape: RoundShape, draft_input: DraftInput, buffers: Buffers) -> Self:
         """Make buffers of padded requests only, with a copy of their draft input."""
         batch = padding.padded_batch(shape)
         block = buffers.block(named("draft_input", draft_input.tensors) | named("batch", Progress.of(batch)._asdict()))
-        *entering, seq_lens, num_rounds = block.tensors.values()
         others = buffers.like("batch", replace(batch, seq_lens=None, num_rounds=None))
-        batch = replace(others, seq_lens=seq_lens, num_rounds=num_rounds)
-        return cls(batch, _refilled(draft_input, entering), block.raw)
+        batch = replace(others, **_part(block.tensors, "batch"))
+        return cls(batch, replace(draft_input, **_part(block.tensors, "draft_input")), block.raw)
 
-    def expect(self, left: Advance, raw: torch.Tensor) -> None:
-        """Remember a round's output, and a copy of its outlet's memory."""
-        self._expected = Expected(left, raw[: len(self._raw)])
+    def remember(self, result: "RoundResult") -> None:
+        """Remember a round's result, which is likely to be the next round's input."""
+        self._last_round = result
 
     def load(self, batch: Batch, draft_input: DraftInput | None = None) -> None:
         """Copy the states into the first rows, and pad the rest."""
-        expected = self._expected
-        if expected and expected.left.draft_input is draft_input is not self._held.get("draft_input"):
-            self._load_expected(expected)
+        last = self._last_round
+        is_copied = self._copied.get("draft_input") is draft_input
+        if last is not None and last.advance.draft_input is draft_input and not is_copied:
+            self._load_result(last)
         self._load("batch", self.batch, batch)
         if draft_input is not None:
             self._load("draft_input", self.draft_input, draft_input)
 
-    def _load_expected(self, expected: "Expected") -> None:
-        """Copy the last round's draft input and progress."""
-        self._raw.copy_(expected.raw)
-        draft_input = expected.left.draft_input
-        self._held |= {"draft_input": draft_input, "batch": None} | named("draft_input", draft_input.tensors)
-        self._held |= named("batch", Progress.of(expected.left.batch)._asdict())
+    def _load_result(self, result: "RoundResult") -> None:
+        """Copy a round's draft input and progress, with which its outlet's memory begins, at once."""
+        self._raw.copy_(result.outlet_raw[: len(self._raw)])
+        draft_input = result.advance.draft_input
+        self._copied |= {"draft_input": draft_input, "batch": None} | named("draft_input", draft_input.tensors)
+        self._copied |= named("batch", Progress.of(result.advance.batch)._asdict())
 
     def _load(self, path: str, static: Any, value: Any) -> None:
-        if self._held.get(path) is value:
+        if self._copied.get(path) is value:
             return
-        self._held[path] = None
+        self._copied[path] = None
         if isinstance(value, State):
             for each in fields(value):
                 self._load(f"{path}.{each.name}", getattr(static, each.name), getattr(value, each.name))
         elif value is not None:
             fill(static, value, path.rpartition(".")[2])
-        self._held[path] = value
+        self._copied[path] = value
 
 
-class Expected(NamedTuple):
-    """The output of a round, which is likely to be the next round's input."""
+class RoundResult(NamedTuple):
+    """A copy of a round's output."""
 
-    left: Advance
-    raw: torch.Tensor  # u8, the inlet's memory as that round would fill it
+    advance: Advance
+    outlet_raw: torch.Tensor  # u8, memory of the copy, which begins with the next round's input
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,26 +112,35 @@ class Outlet:
             | named("verdict", padding.padded_verdict(shape).tensors)
             | {"proposed_depth": torch.zeros(shape.bucket, dtype=torch.int32)}
         )
-        return cls(*_left(draft_input, list(block.tensors.values())), block)
+        tensors = block.tensors
+        return cls(
+            draft_input=replace(draft_input, **_part(tensors, "next_draft_input")),
+            progress=Progress(**_part(tensors, "progress")),
+            verdict=Verdict(**_part(tensors, "verdict")),
+            proposed_depth=tensors["proposed_depth"],
+            block=block,
+        )
 
-    def copy(self, batch: Batch, bucket: int) -> tuple[Advance, torch.Tensor]:
-        """Copy the output of a batch's round, and return the copy's memory too."""
-        raw, tensors = self.block.copy(batch.size, bucket)
-        draft_input, progress, verdict, proposed_depth = _left(self.draft_input, tensors)
-        return Advance(verdict, draft_input, replace(batch, **progress._asdict()), proposed_depth), raw
+    def copy(self, batch: Batch, bucket: int) -> RoundResult:
+        """Copy the output of a batch's round."""
+        raw, copies = self.block.copy(batch.size, bucket)
+        tensors = dict(zip(self.block.tensors, copies, strict=True))
+        draft_input = replace(self.draft_input, **_part(tensors, "next_draft_input"))
+        after = replace(batch, **_part(tensors, "progress"))
+        advance = Advance(Verdict(**_part(tensors, "verdict")), draft_input, after, tensors["proposed_depth"])
+        return RoundResult(advance, raw)
 
 
-def _left(like: DraftInput, tensors: Sequence[torch.Tensor]) -> tuple[DraftInput, Progress, Verdict, torch.Tensor]:
-    """Name an outlet's tensors, with a draft input of the same type and fields as `like`."""
-    *others, proposed_depth = tensors
-    *entering, seq_lens, num_rounds = others[:-_VERDICT]
-    verdict = Verdict(*others[-_VERDICT:])
-    return _refilled(like, entering), Progress(seq_lens, num_rounds), verdict, proposed_depth
+def _part(tensors: Mapping[str, torch.Tensor], path: str) -> dict[str, torch.Tensor]:
+    """Select the tensors of one state of a block, by the names of its fields."""
+    return {name: tensors[block_name] for name, block_name in _names(tuple(tensors), path)}
 
 
-def _refilled(like: DraftInput, tensors: Sequence[torch.Tensor]) -> DraftInput:
-    """Make a state like this one from its tensors, in their order."""
-    return replace(like, **dict(zip(like.tensors, tensors, strict=True)))
+@cache  # the host's time of a round counts
+def _names(names: tuple[str, ...], path: str) -> tuple[tuple[str, str], ...]:
+    """List a state's fields, each with its name in the block."""
+    prefix = f"{path}."
+    return tuple((name.removeprefix(prefix), name) for name in names if name.startswith(prefix))
 
 
 class DraftBuffers(Protocol):
@@ -224,6 +232,6 @@ class Frame:
 
     def advance(self, batch: Batch) -> Advance:
         """Copy this batch's round output, for the next round to start from."""
-        left, raw = self.outlet.copy(batch, self.bucket)
-        self.inlet.expect(left, raw)
-        return left
+        result = self.outlet.copy(batch, self.bucket)
+        self.inlet.remember(result)
+        return result.advance

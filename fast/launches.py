@@ -1,5 +1,6 @@
 """Launches of a round's sections over a frame's buffers, which a graph can capture."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from specsim.core.config import SpecConfig
@@ -11,7 +12,7 @@ from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, TargetOutput
 from specsim.fast.model.draft_metadata import tree_metadata
 from specsim.fast.model.side_rows import move_side, write_side
-from specsim.fast.runtime.sections import Sections
+from specsim.fast.runtime.sections import Section, Sections
 from specsim.fast.synthetic import Schedule
 from specsim.fast.targets.decoder import DecoderTarget
 from specsim.fast.verifiers.shared import can_share, verify_shared
@@ -48,7 +49,7 @@ class Launches:
     def run(self, frame: Frame, sections: Sections) -> None:
         """Launch sections in order."""
         for section in sections:
-            getattr(self, f"_{section.name.lower()}")(frame)
+            _LAUNCHES[section](self, frame)
 
     def _start(self, frame: Frame) -> None:
         self.drafter.start(frame.batch, frame.draft_input, frame.draft_buffers, frame.pools)
@@ -123,3 +124,15 @@ class Launches:
 
     def _extend(self, frame: Frame) -> None:
         self.drafter.extend(frame.batch, frame.extend_input, frame.pools, out=frame.outlet.draft_input)
+
+
+_LAUNCHES: Mapping[Section, Callable[[Launches, Frame], None]] = {
+    Section.START: Launches._start,
+    Section.STEP: Launches._step,
+    Section.DRAFT: Launches._draft,
+    Section.BUILD_TREE: Launches._build_tree,
+    Section.FORWARD: Launches._forward,
+    Section.VERIFY: Launches._verify,
+    Section.GATHER: Launches._gather,
+    Section.EXTEND: Launches._extend,
+}
