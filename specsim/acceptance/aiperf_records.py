@@ -8,6 +8,7 @@ from typing import Any
 
 from specsim.acceptance.content import Content
 from specsim.acceptance.draft_histogram import dense, reported, request_counts
+from specsim.core.limits import MOST_STEPS
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 
 FORMAT = "AIPerf's profile_export.jsonl (spec_decode_acceptance) and profile_export_aiperf.json"
@@ -24,7 +25,7 @@ def read(content: Content) -> list[AcceptanceRecord]:
     requests = [each for each in found if isinstance(each, Mapping)]
     if requests:
         counts = [request_counts(content, each) for each in requests]
-        steps = max(content.count(each, "num_spec_tokens") or 0 for each in requests)
+        steps = max(content.count(each, "num_spec_tokens", most=MOST_STEPS) or 0 for each in requests)
         engines = {str(each["engine"]) for each in requests if each.get("engine")}
         tool = " ".join(["aiperf", *sorted(engines)])
         stated = reported(content, requests, counts)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specsim.core.errors import InputError
-from specsim.simulator.bounds import is_number
+from specsim.core.file_number import read_integer, read_number
+from specsim.core.limits import MOST_COUNT
 
 STREAM_END = "[DONE]"
 
@@ -44,21 +45,29 @@ class Content:
             elif isinstance(value, list):
                 waiting += reversed(value)
 
-    def count(self, value: Mapping[str, Any], *names: str) -> int | None:
+    def count(self, value: Mapping[str, Any], *names: str, most: int = MOST_COUNT) -> int | None:
         """Read the count that the first of these keys has; None without any; InputError for another value."""
         for name in names:
             if value.get(name) is not None:
-                return self.whole(name, value[name])
+                return self.whole(name, value[name], most)
         return None
 
-    def whole(self, name: str, value: object) -> int:
+    def whole(self, name: str, value: object, most: int = MOST_COUNT) -> int:
         """Check a count, an integer of at least 0, which some tools write as a float."""
-        if is_number(value) and value >= 0 and value == int(value):
-            return int(value)
-        raise InputError(name, value, f"an integer of at least 0 (in {self.source})")
+        return read_integer(value, name, self.source, 0, most)
 
     def number(self, name: str, value: object) -> float:
         """Check a number of at least 0."""
-        if is_number(value) and value >= 0:
-            return float(value)
-        raise InputError(name, value, f"a number of at least 0 (in {self.source})")
+        return read_number(value, name, self.source)
+
+    def mapping(self, name: str, value: object) -> Mapping[str, Any]:
+        """Check a JSON object."""
+        if isinstance(value, Mapping):
+            return value
+        raise InputError(name, type(value), f"a JSON object (in {self.source})")
+
+    def items(self, name: str, value: object) -> list[Any]:
+        """Check a JSON list."""
+        if isinstance(value, list):
+            return value
+        raise InputError(name, type(value), f"a JSON list (in {self.source})")

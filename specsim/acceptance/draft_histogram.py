@@ -5,6 +5,8 @@ from typing import Any
 
 from specsim.acceptance.content import Content
 from specsim.core.errors import InputError
+from specsim.core.file_number import parse_number
+from specsim.core.limits import MOST_COUNT, MOST_STEPS
 from specsim.simulator.acceptance_record import Counts
 
 _ALLOWED = "numbers of verify steps by accepted drafts: a list from 0 on, or an object with the drafts as keys"
@@ -16,9 +18,13 @@ def request_counts(content: Content, value: Mapping[str, Any]) -> Counts:
     Takes per_step_accepted and per_step_drafted, else acceptance_histogram_by_draft_length, else
     acceptance_histogram.
     """
-    steps = content.count(value, "num_spec_tokens") or 0
+    steps = content.count(value, "num_spec_tokens", most=MOST_STEPS) or 0
     if value.get("per_step_accepted") and value.get("per_step_drafted"):
-        accepted, drafted = (_counts(content, value[name]) for name in ("per_step_accepted", "per_step_drafted"))
+        names = ("per_step_accepted", "per_step_drafted")
+        accepted, drafted = (_counts(content, name, value[name], MOST_STEPS) for name in names)
+        if len(accepted) != len(drafted):
+            allowed = f"a list of {len(accepted)} rounds, as per_step_accepted (in {content.source})"
+            raise InputError("per_step_drafted", f"{len(drafted)} rounds", allowed)
         return Counts.of_rounds(accepted, max(steps, *drafted), drafted)
     by_length = value.get("acceptance_histogram_by_draft_length")
     if isinstance(by_length, Mapping) and by_length:
@@ -26,7 +32,7 @@ def request_counts(content: Content, value: Mapping[str, Any]) -> Counts:
         depth = max(steps, *rows)
         parts = [_of_length(row, length, depth) for length, row in rows.items()]
         return Counts.pooled(parts)
-    return Counts.of_histogram(dense(content, value["acceptance_histogram"]), steps)
+    return Counts.of_histogram(dense(content, value.get("acceptance_histogram")), steps)
 
 
 def reported(content: Content, requests: Sequence[Mapping[str, Any]], counts: Sequence[Counts]) -> dict[str, Any]:
@@ -50,7 +56,11 @@ def dense(content: Content, histogram: Any) -> list[int]:
     if isinstance(histogram, Mapping):
         known = {_position(content, drafts): content.whole("histogram", steps) for drafts, steps in histogram.items()}
         return [known.get(drafts, 0) for drafts in range(max(known, default=-1) + 1)]
-    return _counts(content, histogram)
+    counts = _counts(content, "acceptance_histogram", histogram, MOST_COUNT)
+    if len(counts) > MOST_STEPS + 1:
+        allowed = f"at most {MOST_STEPS + 1}, for 0 to {MOST_STEPS} drafts (in {content.source})"
+        raise InputError("acceptance_histogram", f"{len(counts)} entries", allowed)
+    return counts
 
 
 def _of_length(histogram: Sequence[int], length: int, depth: int) -> Counts:
@@ -65,13 +75,14 @@ def _of_length(histogram: Sequence[int], length: int, depth: int) -> Counts:
     )
 
 
-def _counts(content: Content, values: Any) -> list[int]:
+def _counts(content: Content, name: str, values: Any, most: int) -> list[int]:
     if not isinstance(values, list):
-        raise InputError("acceptance_histogram", str(values), f"{_ALLOWED} (in {content.source})")
-    return [content.whole("histogram", each) for each in values]
+        shown = values if values is None or isinstance(values, (str, int, float)) else type(values)
+        raise InputError(name, shown, f"{_ALLOWED} (in {content.source})")
+    return [content.whole(name, each, most) for each in values]
 
 
 def _position(content: Content, key: object) -> int:
     if isinstance(key, str) and key.isdecimal():
-        return int(key)
+        return content.whole("acceptance_histogram", parse_number(key), MOST_STEPS)
     raise InputError("acceptance_histogram", str(key), f"{_ALLOWED} (in {content.source})")

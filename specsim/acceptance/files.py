@@ -18,7 +18,11 @@ def read_records(path: Path | str, name: str = "acceptance") -> list[AcceptanceR
     """Read every record of a file; InputError, with the known formats, for a file that holds none."""
     content = Content.of_text(read_text(Path(path), name, "a UTF-8 file that can be read"), str(path))
     for reader in _READERS:
-        if found := reader.read(content):
+        try:
+            found = reader.read(content)
+        except InputError as error:
+            raise error.within(content.source) from error
+        if found:
             return found
     raise InputError(name, str(path), f"a file with acceptance of drafts: {FORMATS}")
 

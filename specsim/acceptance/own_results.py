@@ -28,29 +28,38 @@ def read(content: Content) -> list[AcceptanceRecord]:
         reader = _shares
     try:
         return [] if reader is None else list(reader(content, value))
-    except (KeyError, TypeError, ValueError) as error:
+    except InputError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise InputError("acceptance", content.source, f"a complete file of {FORMAT} ({error})") from error
 
 
 def _record(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRecord]:
     """Read what AcceptanceRecord.to_json wrote."""
     interval = value["interval"]
+    counts = [content.mapping("counts", each) for each in content.items("counts", value["counts"])]
+    rows = [content.mapping("positions", each) for each in content.items("positions", value["positions"])]
     yield AcceptanceRecord(
         content.source,
         value["tool"],
         value["convention"],
         value["accept_length"],
         **{name: value["setting"][name] for name in _SETTING},
-        counts=tuple(Counts(**{key: _plain(field) for key, field in each.items()}) for each in value["counts"]),
+        counts=tuple(Counts(**{key: _plain(field) for key, field in each.items()}) for each in counts),
         is_by_request=value["is_by_request"],
-        rates=tuple(row["unconditional"] for row in value["positions"]),
+        rates=tuple(row["unconditional"] for row in rows),
         shares=checked_shares(value["shares"]) if value["shares"] else (),
-        interval=Interval(**interval) if interval else None,
+        interval=_interval(content, content.mapping("interval", interval)) if interval else None,
         **{name: value[name] for name in ("reported_length", "reported_rounding", "proposed_drafts")},
         pair=value["pair"],
         prompts=value["prompts"],
         temperature=value["temperature"],
     )
+
+
+def _interval(content: Content, value: Mapping[str, Any]) -> Interval:
+    low, high, confidence = (content.number(name, value[name]) for name in ("low", "high", "confidence"))
+    return Interval(low, high, confidence, str(value["method"]))
 
 
 def _plain(field: Any) -> Any:
@@ -61,10 +70,12 @@ def _study(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRec
     """Read a record of each setting of a study."""
     for row in value["measurements"]:
         figures = row["everything"]
-        counts = tuple(round(rate * figures["rounds"]) for rate in figures["accepted_by_position"])
+        rounds = content.whole("rounds", figures["rounds"])
+        rates = content.items("accepted_by_position", figures["accepted_by_position"])
+        counts = tuple(round(content.number("accepted_by_position", rate) * rounds) for rate in rates)
         setting = row["setting"]
         yield AcceptanceRecord.of_counts(
-            [Counts(figures["rounds"], sum(counts), counts)],
+            [Counts(rounds, sum(counts), counts)],
             content.source,
             "specsim",
             CONVENTION,

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from specsim.core.config import SpecConfig
 from specsim.core.display import short_setting
 from specsim.core.drafter import BLOCK_KINDS
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require_choices
 from specsim.models.load import is_token_drafter
 
 PromptSet = Literal["prompts", "edits"]
@@ -34,6 +34,9 @@ class Setting:
     config: SpecConfig
     temperature: float = 0.0
     prompt_set: PromptSet = "prompts"  # held-out prompts, or edits: prompts that end within a copy of an excerpt
+
+    def __post_init__(self) -> None:
+        require_choices(self)
 
     @property
     def is_chain(self) -> bool:

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from specsim.acceptance.content import Content
-from specsim.core.errors import require
+from specsim.acceptance.draft_histogram import dense
+from specsim.core.errors import InputError, require
+from specsim.core.file_number import parse_number
+from specsim.core.limits import MOST_STEPS, MOST_WIDTH
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 
 FORMAT = (
@@ -25,12 +28,15 @@ _DRAFTS = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token
 _PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 _HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 _ARGUMENTS = {
-    "topk": "speculative_eagle_topk",
-    "num_steps": "speculative_num_steps",
-    "num_draft_tokens": "speculative_num_draft_tokens",
-}
-_GAUGE = re.compile(r"^sglang:spec_(accept_length|num_steps|num_draft_tokens)(?:\{.*\})?\s+([0-9.eE+-]+)", re.MULTILINE)
-_LINE = re.compile(r"Decode batch.*?#running-req: (\d+).*?accept len: ([0-9.]+)")
+    "topk": ("speculative_eagle_topk", MOST_WIDTH),
+    "num_steps": ("speculative_num_steps", MOST_STEPS),
+    "num_draft_tokens": ("speculative_num_draft_tokens", MOST_WIDTH),
+}  # the server's names, and the most of each
+_GAUGE = re.compile(
+    r"^sglang:spec_(accept_length|num_steps|num_draft_tokens)(?:\{.*\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
+)
+_RUNNING = re.compile(r"#running-req: (\d+)")
+_LENGTH = re.compile(r"accept len: ([0-9.]+)")
 
 
 def read(content: Content) -> list[AcceptanceRecord]:
@@ -42,7 +48,10 @@ def _responses(content: Content) -> Iterator[AcceptanceRecord]:
     """Read the counts of every response, of a stream its last one; the setting, if the file has server information."""
     latest: dict[object, Mapping[str, Any]] = {}
     for place, value in enumerate(content.objects("spec_verify_ct")):
-        latest[value.get("id", place)] = value
+        name = value.get("id", place)
+        if not isinstance(name, (str, int)):
+            raise InputError("id", type(name), f"a text or a number (in {content.source})")
+        latest[name] = value
     if not latest:
         return
     requests = list(latest.values())
@@ -57,7 +66,11 @@ def _responses(content: Content) -> Iterator[AcceptanceRecord]:
 def _setting(content: Content) -> dict[str, Any]:
     """Read the setting of the server's arguments; {} without them."""
     found = next(content.objects("speculative_num_steps"), None)
-    return {} if found is None else {ours: content.count(found, theirs) for ours, theirs in _ARGUMENTS.items()}
+    return (
+        {}
+        if found is None
+        else {ours: content.count(found, theirs, most=most) for ours, (theirs, most) in _ARGUMENTS.items()}
+    )
 
 
 def _padded(counts: Counts, steps: int) -> Counts:
@@ -69,9 +82,9 @@ def _padded(counts: Counts, steps: int) -> Counts:
 def _request(content: Content, value: Mapping[str, Any]) -> Counts:
     """Count a request's rounds by its histogram, else in all, from drafts or from the tokens after the first."""
     rounds = content.count(value, "spec_verify_ct") or 0
-    histogram = next((value[name] for name in _HISTOGRAMS if value.get(name)), None)
-    if histogram is not None:
-        return Counts.of_histogram([content.whole("histogram", each) for each in histogram])
+    name = next((name for name in _HISTOGRAMS if value.get(name)), None)
+    if name is not None:
+        return Counts.of_histogram(dense(content, content.items(name, value[name])))
     drafts = content.count(value, *_DRAFTS)
     if drafts is None:
         tokens = content.count(value, "completion_tokens")
@@ -103,18 +116,31 @@ def _gauges(content: Content) -> Iterator[AcceptanceRecord]:
     """Read the gauges, which show the latest interval of the server."""
     found: dict[str, list[float]] = {}
     for name, text in _GAUGE.findall(content.text):
-        found.setdefault(name, []).append(content.number(f"sglang:spec_{name}", float(text)))
+        found.setdefault(name, []).append(content.number(f"sglang:spec_{name}", parse_number(text)))
     if lengths := [length for length in found.get("accept_length", []) if length]:
-        setting = {name: int(max(found[name])) for name in ("num_steps", "num_draft_tokens") if name in found}
+        setting = {
+            name: content.whole(name, max(found[name]), _ARGUMENTS[name][1])
+            for name in ("num_steps", "num_draft_tokens")
+            if name in found
+        }
         yield _of_length(content, float(np.mean(lengths)), **setting)
 
 
 def _log(content: Content) -> Iterator[AcceptanceRecord]:
     """Read the accept lengths of a log's intervals, each weighted by the running requests."""
-    found = [(int(running), float(length)) for running, length in _LINE.findall(content.text)]
-    if used := [(running, length) for running, length in found if running and length >= 1]:
+    if used := [(running, length) for running, length in _intervals(content) if running and length >= 1]:
         weights, lengths = zip(*used, strict=True)
         yield _of_length(content, float(np.average(lengths, weights=weights)))
+
+
+def _intervals(content: Content) -> Iterator[tuple[int, float]]:
+    """Yield running requests and accept length of every line of an interval that has both."""
+    for line in content.text.split("\n"):
+        _, _, interval = line.partition("Decode batch")
+        running = _RUNNING.search(interval)
+        if running and (length := _LENGTH.search(interval, running.end())):
+            requests = content.whole("#running-req", parse_number(running[1]))
+            yield requests, content.number("accept len", parse_number(length[1]))
 
 
 def _of_length(content: Content, length: float, **setting: Any) -> AcceptanceRecord:

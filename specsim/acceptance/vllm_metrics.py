@@ -6,10 +6,13 @@ https://docs.vllm.ai/en/stable/features/speculative_decoding/acceptance_metrics/
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from specsim.acceptance.content import Content
 from specsim.acceptance.draft_histogram import reported, request_counts
 from specsim.core.errors import require
+from specsim.core.file_number import parse_number, read_number
+from specsim.core.limits import MOST_STEPS
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 
 FORMAT = (
@@ -20,16 +23,18 @@ CONVENTION = (
     "num_drafts counts rounds of a request, accepted tokens count drafts only, rates by position are unconditional; "
     "mean acceptance length includes the bonus token."
 )
-_SAMPLE = re.compile(r"^vllm:spec_decode_(num_\w+?)(?:_total)?(?:\{(.*)\})?\s+([0-9.eE+-]+)", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_LINE = re.compile(
-    r"SpecDecoding metrics: Mean acceptance length: (?P<length>[\d.]+),.*?Accepted: (?P<accepted>\d+) tokens, "
-    r"Drafted: (?P<drafted>\d+) tokens, Per-position acceptance rate: (?P<rates>[\d., ]+?), Avg Draft acceptance rate"
+_SAMPLE = re.compile(r"^vllm:spec_decode_(num_\w+?)(?:_total)?(?:\{(.*)\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE)
+_LABEL = re.compile(r'(?<!\w)(\w++)="((?:[^"\\]|\\.)*+)"')  # possessive, or a long name takes quadratic time
+_MEAN = re.compile(r"SpecDecoding metrics: Mean acceptance length: (?P<length>[\d.]+),")
+_TOTALS = re.compile(
+    r"Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens, "
+    r"Per-position acceptance rate: (?P<rates>[\d., ]+), Avg Draft acceptance rate"
 )
 LENGTH_ROUNDING = 0.01  # half of the last printed place, and as much for the rounds that follow from rounded rates
 _DRAFTS = "num_drafts"
 _ACCEPTED = "num_accepted_tokens"
 _BY_POSITION = "num_accepted_tokens_per_pos"
+_RATES = "Per-position acceptance rate"
 
 
 def read(content: Content) -> list[AcceptanceRecord]:
@@ -56,15 +61,18 @@ def _samples(content: Content) -> Iterator[AcceptanceRecord]:
             continue
         named: Mapping[str, str] = dict(_LABEL.findall(labels))
         model = named.get("model_name", "")
-        value = content.whole(f"vllm:spec_decode_{name}", float(text))
+        value = content.whole(f"vllm:spec_decode_{name}", parse_number(text))
         if name == _BY_POSITION:
-            positions[model][int(named.get("position", "0"))] += value
+            position = content.whole("position", parse_number(named.get("position", "0")), MOST_STEPS)
+            positions[model][position] += value
         else:
             totals[model][name] += value
     for model, found in totals.items():
         if _DRAFTS not in found:
             continue
         rows = tuple(count for _, count in sorted(positions[model].items()))
+        allowed = f"a page with its {_ACCEPTED} too (in {content.source})"
+        require(rows or _ACCEPTED in found, _DRAFTS, found[_DRAFTS], allowed)
         counts = Counts(found[_DRAFTS], sum(rows) if rows else found[_ACCEPTED], rows)
         proposed = found.get("num_draft_tokens")
         yield AcceptanceRecord.of_counts(
@@ -74,13 +82,13 @@ def _samples(content: Content) -> Iterator[AcceptanceRecord]:
 
 def _log(content: Content) -> Iterator[AcceptanceRecord]:
     """Add the intervals of a log. Rounds follow from the accepted drafts and the rates, which are rounded."""
-    found = [(match, _interval(content, match)) for match in _LINE.finditer(content.text)]
-    used = [(match, counts) for match, counts in found if counts is not None]
+    found = list(_intervals(content))
+    used = [(interval, counts) for interval in found if (counts := interval.counts(content.source)) is not None]
     if not found:
         return
     require(used, "acceptance", content.source, "a log with at least one round of drafts (it has none)")
     total = Counts.pooled([counts for _, counts in used])
-    weighted = sum(content.number("length", float(match["length"])) * counts.rounds for match, counts in used)
+    weighted = sum(interval.length * counts.rounds for interval, counts in used)
     yield AcceptanceRecord.of_counts(
         [total],
         content.source,
@@ -89,22 +97,42 @@ def _log(content: Content) -> Iterator[AcceptanceRecord]:
         topk=1,
         reported_length=weighted / total.rounds,
         reported_rounding=LENGTH_ROUNDING,
-        proposed_drafts=sum(int(match["drafted"]) for match, _ in used),
+        proposed_drafts=sum(interval.drafted for interval, _ in used),
     )
 
 
-def _interval(content: Content, match: re.Match[str]) -> Counts | None:
-    """Count the rounds of one line of the log; None where nothing was drafted."""
-    rates = [content.number("rate", float(text)) for text in match["rates"].split(",")]
-    accepted = int(match["accepted"])
-    drafted = int(match["drafted"])
-    if not drafted:
-        return None
-    rounds = drafted / len(rates)  # if every round drafts for all positions
-    share = sum(rates)
-    if accepted and abs(accepted / share - rounds) > 0.01 * rounds:
-        rounds = accepted / share
-    return _nearest(rates, accepted, round(rounds))
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    """Figures of one line of the log."""
+
+    length: float
+    accepted: int
+    drafted: int
+    rates: list[float]
+
+    def counts(self, source: str) -> Counts | None:
+        """Count the rounds; None where nothing was drafted."""
+        if not self.drafted:
+            return None
+        rounds = self.drafted / len(self.rates)  # if every round drafts for all positions
+        share = sum(self.rates)
+        allowed = f"0 where all acceptance rates are 0 (in {source})"
+        require(share or not self.accepted, "Accepted", self.accepted, allowed)
+        if self.accepted and abs(self.accepted / share - rounds) > 0.01 * rounds:
+            rounds = self.accepted / share
+        return _nearest(self.rates, self.accepted, round(rounds))
+
+
+def _intervals(content: Content) -> Iterator[_Interval]:
+    """Yield the figures of every line of an interval."""
+    for line in content.text.split("\n"):
+        mean = _MEAN.search(line)
+        if mean and (totals := _TOTALS.search(line, mean.end())):
+            texts = totals["rates"].split(",")
+            require(len(texts) <= MOST_STEPS, _RATES, f"{len(texts)} positions", f"at most {MOST_STEPS}")
+            rates = [read_number(parse_number(text), _RATES, content.source, 0, 1) for text in texts]
+            accepted, drafted = (content.whole(name, parse_number(totals[name])) for name in ("accepted", "drafted"))
+            yield _Interval(content.number("length", parse_number(mean["length"])), accepted, drafted, rates)
 
 
 def _nearest(rates: list[float], accepted: int, rounds: int) -> Counts:

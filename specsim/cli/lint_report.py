@@ -81,8 +81,8 @@ def _reports(file: Path, stated: "Stated") -> "list[tuple[Report, Stated]]":
     except InputError as error:
         try:
             records = read_records(file, "file")
-        except InputError:
-            raise error from None
+        except InputError as other:
+            raise (error if other.name == "file" else other) from None  # of no record, or of a bad value in one
     return [(report_of(record), stated_of(record, stated)) for record in records]
 
 

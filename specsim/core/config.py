@@ -3,10 +3,11 @@
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args, get_origin
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
-from specsim.core.errors import require, require_choice, require_int, require_number
+from specsim.core.errors import require, require_choice, require_choices, require_int, require_number
+from specsim.core.limits import MOST_RUNNING, MOST_STEPS, MOST_TOKENS, MOST_WIDTH
 from specsim.core.token_biases import TokenBiases
 
 Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "gumbel"]
@@ -16,16 +17,8 @@ VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
 Score = Literal["prob", "logprob"]
 # Settings by name. `naive-eagle`: a chain of one draft in pages of one slot, as in sgl-project/sglang#6995.
 PRESETS: Mapping[str, Mapping[str, Any]] = {"naive-eagle": {"topk": 1, "num_steps": 1, "page_size": 1}}
-MOST_TOKENS = 2**31 - 1  # of a request or a pool: positions and slots are 32-bit integers
 _MOST = sys.float_info.max
 _FOLLOWS: Any = None  # a field that follows from the others
-
-
-def _require_choices(config: Any) -> None:
-    """Check every field of a dataclass that takes one of a few strings."""
-    for each in fields(config):
-        if get_origin(each.type) is Literal:
-            require_choice(each.name, getattr(config, each.name), get_args(each.type))
 
 
 def ceil_to(value: int, multiple: int) -> int:
@@ -60,12 +53,13 @@ class SpecConfig:
 
     def __post_init__(self) -> None:
         require(type(self.topk) is int and self.topk >= 1, "topk", self.topk, _TOPK)
-        require_int("num_steps", self.num_steps, 0)
+        require_int("topk", self.topk, 1, MOST_WIDTH)
+        require_int("num_steps", self.num_steps, 0, MOST_STEPS)
         if self.num_draft_tokens is None:
             object.__setattr__(self, "num_draft_tokens", self._tree_size())
         require_int("num_draft_tokens", self.num_draft_tokens, 1 if self.is_plain else 2)
         require_int("page_size", self.page_size, 1, 2**16)
-        _require_choices(self)
+        require_choices(self)
         self._check_verifier()
         self._check_tree()
         for name in ("threshold_single", "threshold_acc", "typical_epsilon", "typical_delta"):
@@ -219,8 +213,8 @@ class ServingConfig:
     preemption: Literal["latest", "shortest", "longest"] = "latest"
 
     def __post_init__(self) -> None:
-        _require_choices(self)
-        require_int("max_running", self.max_running, 1, 2**16)
+        require_choices(self)
+        require_int("max_running", self.max_running, 1, MOST_RUNNING)
         require_int("num_slots", self.num_slots, 1, MOST_TOKENS)
         if self.chunk_tokens is not None:
             require_int("chunk_tokens", self.chunk_tokens, 1)

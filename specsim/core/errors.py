@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Collection
-from typing import Self
+from dataclasses import fields
+from typing import Any, Literal, Self, get_args, get_origin
 
 
 class InputError(ValueError):
@@ -13,6 +14,10 @@ class InputError(ValueError):
         self.name = name
         self.value = value
         self.allowed = allowed
+
+    def within(self, place: str) -> Self:
+        """Add the file that the value comes from, unless the sentence names it already."""
+        return self if place in str(self) else type(self)(self.name, self.value, f"{self.allowed} (in {place})")
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, object, str]]:
         """Pickle by the fields, so that the error crosses from a worker process."""
@@ -37,6 +42,16 @@ def require_type(name: str, value: object, kind: type, allowed: str) -> None:
 def require_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raise InputError unless the value is one of the choices."""
     require(value in choices, name, value, " or ".join(map(str, choices)))
+
+
+def require_choices(value: Any) -> None:
+    """Check every field of a dataclass that takes one of a few strings, or None besides."""
+    for each in fields(value):
+        kinds = (each.type,) if get_origin(each.type) is Literal else get_args(each.type)
+        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        chosen = getattr(value, each.name)
+        if choices and not (chosen is None and type(None) in kinds):
+            require_choice(each.name, chosen, choices)
 
 
 def require_int(name: str, value: object, least: int = 1, most: float = math.inf) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specsim.core.errors import require
+from specsim.core.errors import require, require_choices
 from specsim.core.kv_buffer import KVLayout
 
 Routing = Literal["softmax", "softmax_of_top", "grouped_sigmoid"]
@@ -113,6 +113,7 @@ class Experts:
     router_bias: bool = False
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require(self.num_experts % self.groups == 0, "n_group", self.groups, f"a divisor of {self.num_experts} experts")
         require(self.top_groups <= self.groups, "topk_group", self.top_groups, f"at most n_group, {self.groups}")
         most = self.num_experts // self.groups * self.top_groups

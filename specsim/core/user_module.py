@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ def load_module(name: str) -> ModuleType:
     try:
         if name.endswith(".py"):
             path = Path(name).resolve()
-            return _load_file(path, path.stat().st_mtime_ns)
+            return _load_file(path, sha256(path.read_bytes()).digest())
         return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
@@ -33,7 +34,7 @@ def load_module(name: str) -> ModuleType:
 
 
 @cache
-def _load_file(path: Path, _changed_ns: int) -> ModuleType:
+def _load_file(path: Path, _digest: bytes) -> ModuleType:
     """Execute a file, known to Python by its stem, as Triton and pickle look modules up."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

@@ -6,14 +6,22 @@ Accept lengths include the bonus token; rates by position are unconditional unle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError, require
+from specsim.core.errors import InputError, require, require_int, require_type
 from specsim.core.files import without_nan
+from specsim.core.limits import MOST_COUNT, MOST_STEPS, MOST_WIDTH
 from specsim.simulator.bounds import number, probability, whole
 from specsim.simulator.shares import Shares
+
+_INTEGERS = (  # fields of a record with their least and most
+    ("topk", 1, MOST_WIDTH),
+    ("num_steps", 0, MOST_STEPS),
+    ("num_draft_tokens", 1, MOST_WIDTH),
+    ("proposed_drafts", 0, MOST_COUNT),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +44,8 @@ class Counts:
     reached: tuple[int, ...] = ()  # rounds that proposed draft 1, 2, ... behind accepted ones; (): each accepting round
 
     def __post_init__(self) -> None:
-        whole("rounds", self.rounds, 0)
-        whole("accepted_drafts", self.accepted_drafts, 0)
+        require_int("rounds", self.rounds, 0, MOST_COUNT)
+        require_int("accepted_drafts", self.accepted_drafts, 0, MOST_COUNT)
         for name in ("by_position", "reached"):
             values = tuple(whole(name, each, 0) for each in getattr(self, name))
             object.__setattr__(self, name, values)
@@ -51,24 +59,22 @@ class Counts:
     @classmethod
     def of_rounds(cls, accepted: Sequence[int], num_steps: int, proposed: Sequence[int] = ()) -> Self:
         """Count the rounds of a request; proposed: depth of each round's deepest draft, () if always num_steps."""
+        require_int("num_steps", num_steps, 0, MOST_STEPS)
+        for name, values in (("accepted", accepted), ("proposed", proposed)):
+            for value in values:
+                require_int(name, value, 0, num_steps)
+        if proposed and len(proposed) != len(accepted):
+            raise InputError("proposed", f"{len(proposed)} rounds", f"{len(accepted)} rounds, as accepted")
         depths = proposed or [num_steps] * len(accepted)
-        positions = range(1, num_steps + 1)
-        return cls(
-            len(accepted),
-            sum(accepted),
-            tuple(sum(drafts >= position for drafts in accepted) for position in positions),
-            tuple(
-                sum(d >= position - 1 and depth >= position for d, depth in zip(accepted, depths, strict=True))
-                for position in positions
-            ),
-        )
+        tried = [min(drafts + 1, depth) for drafts, depth in zip(accepted, depths, strict=True)]
+        return cls(len(accepted), sum(accepted), _at_least(accepted, num_steps), _at_least(tried, num_steps))
 
     @classmethod
     def of_histogram(cls, histogram: Sequence[int], num_steps: int | None = None) -> Self:
         """Count rounds from the number of those that accepted exactly 0, 1, 2, ... drafts."""
         for count in histogram:
             whole("histogram", count, 0)
-        least = tuple(sum(histogram[position:]) for position in range(1, len(histogram)))
+        least = _tails(histogram)
         missing = max(0, (num_steps or 0) - len(least))
         return cls(sum(histogram), sum(least), least + (0,) * missing)
 
@@ -117,14 +123,25 @@ class AcceptanceRecord:
 
     def __post_init__(self) -> None:
         number("accept_length", self.accept_length, 1)
-        for name, least in (("topk", 1), ("num_steps", 0), ("num_draft_tokens", 1)):
+        for name, least, most in _INTEGERS:
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), least)
+                require_int(name, getattr(self, name), least, most)
+        number("reported_rounding", self.reported_rounding)
+        for name in ("reported_length", "temperature"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name))
+        for name in ("source", "tool", "convention", "pair", "prompts"):
+            require_type(name, getattr(self, name), str, "a text")
         rates = tuple(probability("rates", rate) for rate in self.rates)
+        require(len(rates) <= MOST_STEPS, "rates", f"{len(rates)} positions", f"at most {MOST_STEPS}")
         if any(later > earlier for earlier, later in pairwise((1.0, *rates))):
             raise InputError("rates", rates, "unconditional rates, none larger than the one before")
         object.__setattr__(self, "rates", rates)
-        object.__setattr__(self, "total", Counts.pooled(self.counts) if self.counts else None)
+        total = Counts.pooled(self.counts) if self.counts else None
+        object.__setattr__(self, "total", total)
+        if total is not None and total.by_position and len(total.by_position) != len(rates):
+            allowed = f"{len(total.by_position)}, as many as the counts have"
+            raise InputError("rates", f"{len(rates)} positions", allowed)
 
     @classmethod
     def of_counts(cls, counts: Sequence[Counts], source: str, tool: str, convention: str, **others: Any) -> Self:
@@ -219,8 +236,25 @@ class AcceptanceRecord:
         return f"<table><caption>{caption}</caption>{heads if cells else ''}{cells}</table>"
 
 
+def _tails(histogram: Sequence[int]) -> tuple[int, ...]:
+    """Sum the entries from 1, 2, ... to the last one."""
+    return tuple(accumulate(reversed(histogram[1:])))[::-1]
+
+
+def _at_least(values: Sequence[int], most: int) -> tuple[int, ...]:
+    """Count the values of at least 1, 2, ..., most."""
+    histogram = [0] * (most + 1)
+    for value in values:
+        histogram[min(value, most)] += 1
+    return _tails(histogram)
+
+
 def _sums(rows: Sequence[tuple[int, ...]], length: int) -> tuple[int, ...]:
-    return tuple(sum(row[place] if place < len(row) else 0 for row in rows) for place in range(length))
+    totals = [0] * length
+    for row in rows:
+        for place, value in enumerate(row):
+            totals[place] += value
+    return tuple(totals)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -6,7 +6,8 @@ from typing import TypeGuard
 
 import numpy as np
 
-from specsim.core.errors import InputError, require_int
+from specsim.core.errors import InputError, require, require_int
+from specsim.core.limits import MOST_WIDTH
 
 LARGEST_COUNT = 2**31 - 1
 
@@ -47,6 +48,17 @@ def share(name: str, value: object) -> float:
 def whole(name: str, value: object, least: int = 1) -> int:
     """Check an integer of at least `least`."""
     return require_int(name, value, least)
+
+
+def model_size(name: str, value: object, least: int = 1, most: int = MOST_WIDTH) -> int:
+    """Check a size of a model, an integer from `least` to the most of any model."""
+    return require_int(name, value, least, most)
+
+
+def flag(name: str, value: object) -> bool:
+    """Check True or False."""
+    require(isinstance(value, bool), name, value, "true or false")
+    return bool(value)
 
 
 def count(name: str, value: object, least: int = 1) -> int:

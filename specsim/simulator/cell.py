@@ -9,9 +9,10 @@ from specsim.core.policies.named import named_policy, policy_value
 from specsim.simulator.arrivals import DAY, Arrivals
 from specsim.simulator.bounds import count, is_number
 from specsim.simulator.calibration.profile import profile
-from specsim.simulator.drafter import OWN_VOCABULARY, drafter
+from specsim.simulator.drafter import KINDS, OWN_VOCABULARY, drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
+from specsim.simulator.initial_state import Prefill
 from specsim.simulator.model import model
 from specsim.simulator.option import Option
 from specsim.simulator.published_acceptance import DEFAULT
@@ -27,6 +28,13 @@ from specsim.simulator.token_lengths import Length
 from specsim.simulator.workload import Workload, closed_loop, open_loop
 
 SCHEDULES = ("sync", "overlap")
+_CHOICES = {
+    "drafter": KINDS,
+    "schedule": SCHEDULES,
+    "plain_schedule": SCHEDULES,
+    "prefill": get_args(Prefill),
+    "kv_cache_dtype": ("auto", *KV_BYTES),
+}
 _AXES = {"num_steps": "depth", "topk": "rank"}
 
 
@@ -74,6 +82,9 @@ class Cell:
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
             object.__setattr__(self, name, _checked(name, getattr(self, name), kinds))
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) is not None:
+                require_choice(name, getattr(self, name), choices)
         for name in self.kept:
             require_choice("kept", name, [each.name for each in fields(Efficiency)])
         object.__setattr__(self, "shares", checked_shares(self.shares))
@@ -116,7 +127,6 @@ class Cell:
     def serving(self, option: Option) -> Scenario:
         """Describe the server under its load with this setting and its acceptance."""
         require_int("draft_vocab", self.draft_vocab)
-        require_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", *KV_BYTES))
         target = model(self.model)
         if self.kv_cache_dtype != "auto":
             target = replace(target, kv_bytes=KV_BYTES[self.kv_cache_dtype])
@@ -137,11 +147,8 @@ class Cell:
         return replace(scenario, workload=self._replayed(self.trace, arrivals, scenario.slots(option)))
 
     def _schedule(self, option: Option) -> Any:
-        """Choose the schedule for this setting, which CostModel checks."""
-        if self.plain_schedule is None:
-            return self.schedule
-        require_choice("plain_schedule", self.plain_schedule, SCHEDULES)
-        return self.plain_schedule if option.config.is_plain else self.schedule
+        """Choose the schedule for this setting."""
+        return self.plain_schedule or self.schedule if option.config.is_plain else self.schedule
 
     def option(self, config: SpecConfig) -> Option:
         """Combine a setting with the acceptance that follows from the shares."""

@@ -83,6 +83,9 @@ def read_prompts(text: str, path: str, tokens: Count) -> tuple[tuple[tuple[Turn,
             raise InputError("workload", place, "a line that is a JSON object")
         output = _output(value, place)
         continued = value.get("continues")
+        request_id = value.get("id", index)
+        for name, key in (("id", request_id), ("continues", continued)):
+            require(key is None or isinstance(key, (str, int)), "workload", place, f"a line whose {name} is a text")
         turns = [] if continued is None else conversations.pop(continued, None)
         if turns is None:
             raise InputError("workload", place, f"a line that continues the id of an earlier one, not {continued!r}")
@@ -90,7 +93,7 @@ def read_prompts(text: str, path: str, tokens: Count) -> tuple[tuple[tuple[Turn,
         if not turns:
             found.append(turns)
         turns.append(Turn(known + _prompt(value, place, tokens), output, known))
-        conversations[value.get("id", index)] = turns
+        conversations[request_id] = turns
     return tuple(map(tuple, found)), None, 0
 
 

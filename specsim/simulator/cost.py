@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require_choices
 from specsim.simulator.bounds import lengths, share, whole
 from specsim.simulator.drafter import Drafter
 from specsim.simulator.efficiency import Efficiency
@@ -86,14 +86,11 @@ class CostModel:
 
     def __post_init__(self) -> None:
         whole("tensor_parallel", self.tensor_parallel)
-        if self.schedule not in ("sync", "overlap"):
-            raise InputError("schedule", self.schedule, "sync or overlap")
+        require_choices(self)
         if self.buckets is not None:
             sizes = tuple(self.buckets)
             if any(type(size) is not int or size < 1 for size in sizes) or sorted(set(sizes)) != list(sizes):
                 raise InputError("buckets", self.buckets, "ascending batch sizes of at least 1")
-        if self.dtype not in ("bfloat16", "float16"):
-            raise InputError("dtype", self.dtype, "bfloat16 or float16; fp8 weights are the model's")
         self.hardware.flops(self.dtype)
 
     def round(self, contexts: np.ndarray, config: SpecConfig) -> float:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from specsim.core.errors import require_choices
 from specsim.simulator.efficiency import Efficiency
 
 Graphs = Literal["all", "target", "none"]
@@ -27,6 +28,9 @@ class FittedServer:
     schedule: Literal["sync", "overlap"] = "overlap"
     graphs: Graphs = "all"  # forwards in graphs, as in Scenario
     skew: float | None = None  # of models with experts; None: the table has none
+
+    def __post_init__(self) -> None:
+        require_choices(self)
 
     @property
     def name(self) -> str:

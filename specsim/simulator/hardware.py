@@ -4,19 +4,20 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from specsim.core.errors import InputError, require
+from specsim.core.file_number import read_number
 from specsim.core.files import parse_json, read_text
-from specsim.simulator.bounds import is_number, positive
+from specsim.core.table import read_table
+from specsim.simulator.bounds import number
 
 _TABLE = Path(__file__).parent / "hardware.csv"
 _FLOPS = "peak_flops_"
 _FIGURES = ("bandwidth", "memory", "interconnect")
 DTYPES = ("bfloat16", "float16", "float8", "float4", "int8")
 FILES = (".csv", ".json")
+LEAST = 1.0  # operation/s, byte/s or byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,9 @@ class Hardware:
         if not self.peak_flops:
             raise InputError("peak_flops", dict(self.peak_flops), "a rate for at least one dtype")
         for dtype, rate in self.peak_flops.items():
-            positive(f"peak_flops {dtype}", rate)
+            number(f"peak_flops {dtype}", rate, LEAST)
         for name in _FIGURES:
-            positive(name, getattr(self, name))
+            number(name, getattr(self, name), LEAST)
 
     def flops(self, dtype: str) -> float:
         """Look up the peak rate of a dtype; InputError for a dtype without a figure."""
@@ -107,8 +108,8 @@ _Found = dict[str, tuple[str, dict[str, float]]]  # place and figures by name of
 
 
 def _table(text: str, path: str) -> _Found:
-    rows = csv.DictReader(StringIO(text, newline=""))
-    lacking = {"name", "figure", "value"} - set(rows.fieldnames or ())
+    table = read_table(text, "hardware", path)
+    lacking = {"name", "figure", "value"} - set(table.columns)
     require(
         not lacking,
         "hardware",
@@ -116,11 +117,11 @@ def _table(text: str, path: str) -> _Found:
         f"a CSV with columns name, figure and value, not without {min(lacking, default='')}",
     )
     found: _Found = {}
-    for row in rows:
-        place = f"{path}, line {rows.line_num}"
-        figures = found.setdefault(row["name"], (place, {}))[1]
-        require(row["figure"] not in figures, "hardware", place, f"one {row['figure']} for each GPU")
-        figures[row["figure"]] = _figure(row["value"], row["figure"], place)
+    for row in table.rows:
+        figures = found.setdefault(row.fields["name"], (row.place, {}))[1]
+        figure = row.fields["figure"]
+        require(figure not in figures, "hardware", row.place, f"one {figure} for each GPU")
+        figures[figure] = row.number("value", LEAST)
     return found
 
 
@@ -141,19 +142,8 @@ def _objects(text: str, path: str) -> _Found:
         figures = {_FLOPS + dtype: rate for dtype, rate in dict(rates or {}).items()}
         figures |= {each: gpu[each] for each in gpu if each not in ("name", "peak_flops", "source")}
         require(gpu["name"] not in found, "hardware", place, f"one GPU of the name {gpu['name']}")
-        found[gpu["name"]] = (place, {each: _figure(number, each, place) for each, number in figures.items()})
+        found[gpu["name"]] = (place, {each: read_number(value, each, place, LEAST) for each, value in figures.items()})
     return found
-
-
-def _figure(value: Any, name: str, place: str) -> float:
-    """Read a number above 0."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = 0.0
-    if not is_number(number) or number <= 0 or isinstance(value, bool):
-        raise InputError("hardware", place, f"a {name} that is a number above 0, not {value!r}")
-    return number
 
 
 @cache

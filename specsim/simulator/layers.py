@@ -6,9 +6,12 @@ from itertools import groupby
 from math import gcd
 from typing import Any
 
-from specsim.core.errors import InputError
-from specsim.simulator.bounds import whole
+from specsim.core.errors import InputError, require_choice
+from specsim.core.limits import MOST_EXPERTS, MOST_HEADS
+from specsim.simulator.bounds import flag, model_size, whole
 from specsim.simulator.families import FULL, WINDOWED, Family, expert_count, family_of
+
+_SHARED = "shared_expert_intermediate_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,10 @@ def layers_of(config: Mapping[str, Any]) -> tuple[Layers, ...]:
 
 def _attention(config: Mapping[str, Any]) -> dict[str, int]:
     """Make the fields of Layers for keys and values of every head."""
-    heads = whole("num_attention_heads", config.get("num_attention_heads"))
+    heads = model_size("num_attention_heads", config.get("num_attention_heads"), most=MOST_HEADS)
     hidden = config["hidden_size"]
-    kv_heads = whole("num_key_value_heads", config.get("num_key_value_heads") or heads)
-    head_dim = whole("head_dim", config.get("head_dim") or hidden // heads)
+    kv_heads = model_size("num_key_value_heads", config.get("num_key_value_heads") or heads)
+    head_dim = model_size("head_dim", config.get("head_dim") or hidden // heads)
     if heads % kv_heads:
         raise InputError("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads, {heads}")
     entering = hidden * (heads + 2 * kv_heads) * head_dim
@@ -81,9 +84,10 @@ def _attention(config: Mapping[str, Any]) -> dict[str, int]:
 def _latent_attention(config: Mapping[str, Any]) -> dict[str, int]:
     """Make the fields of Layers for one latent vector per token (MLA), used directly by scores and sums."""
     fields = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    heads, rank, plain, rotated, value = (whole(name, config.get(name)) for name in fields)
+    heads, rank, plain, rotated, value = (model_size(name, config.get(name)) for name in fields)
+    model_size("num_attention_heads", heads, most=MOST_HEADS)
     hidden = config["hidden_size"]
-    query_rank = config.get("q_lora_rank")
+    query_rank = model_size("q_lora_rank", config.get("q_lora_rank") or 0, 0)
     query = heads * (plain + rotated)
     to_query = hidden * query_rank + query_rank * query if query_rank else hidden * query
     rest = rank * heads * (plain + value) + heads * value * hidden
@@ -99,7 +103,8 @@ def _latent_attention(config: Mapping[str, Any]) -> dict[str, int]:
 def _windows(config: Mapping[str, Any], family: Family) -> list[int | None]:
     """List the columns that a row of each layer sees, None for all; in layers of chunks a whole chunk."""
     field = "attention_chunk_size" if config.get("attention_chunk_size") else "sliding_window"
-    window = config.get(field) if config.get("use_sliding_window", family.uses_window) else None
+    uses_window = flag("use_sliding_window", config.get("use_sliding_window", family.uses_window))
+    window = config.get(field) if uses_window else None
     kinds = _kinds(config, family)
     for kind in kinds:
         if kind not in (FULL, *WINDOWED):
@@ -116,7 +121,10 @@ def _kinds(config: Mapping[str, Any], family: Family) -> list[Any]:
         return kinds
     indices = range(config["num_hidden_layers"])
     if config.get("no_rope_layers"):  # Llama 4: layers without rotary positions, 0 in this list, see all columns
-        return [WINDOWED[1] if has_rope else FULL for has_rope in _by_layer(config, "no_rope_layers") or ()]
+        flags = _by_layer(config, "no_rope_layers") or []
+        for has_rope in flags:
+            require_choice("no_rope_layers", has_rope, (0, 1))
+        return [WINDOWED[1] if has_rope else FULL for has_rope in flags]
     every = config.get("sliding_window_pattern") or config.get("no_rope_layer_interval") or family.full_every
     if every:
         whole("sliding_window_pattern", every)
@@ -131,6 +139,8 @@ def _sparse_layers(config: Mapping[str, Any], family: Family) -> list[bool]:
     if not family.has_experts:
         return [False for _ in indices]
     if (kinds := _by_layer(config, "mlp_layer_types")) is not None:
+        for kind in kinds:
+            require_choice("mlp_layer_types", kind, ("dense", "sparse"))
         return [kind == "sparse" for kind in kinds]
     if (chosen := _list(config, "moe_layers")) is not None:
         return [index in chosen for index in indices]
@@ -167,16 +177,17 @@ def _dense(config: Mapping[str, Any], family: Family) -> dict[str, int]:
 def _experts(config: Mapping[str, Any], family: Family) -> dict[str, int]:
     """Make the fields of Layers for chosen experts, shared experts and the router."""
     hidden = config["hidden_size"]
-    experts = whole("num_experts", expert_count(config))
-    chosen = whole("num_experts_per_tok", config.get("num_experts_per_tok"))
+    experts = model_size("num_experts", expert_count(config), most=MOST_EXPERTS)
+    chosen = model_size("num_experts_per_tok", config.get("num_experts_per_tok"))
     width = _width(config, family.expert_width)
     if chosen > experts:
         raise InputError("num_experts_per_tok", chosen, f"at most the {experts} experts")
-    shared = config.get("shared_expert_intermediate_size")
+    shared = config.get(_SHARED)
     if shared is None:
-        shared = width * (1 if family.shares_one else config.get("n_shared_experts") or 0)
+        count = 1 if family.shares_one else config.get("n_shared_experts") or 0
+        shared = width * model_size("n_shared_experts", count, 0, MOST_EXPERTS)
     return {
-        "dense_weights": hidden * experts + family.products * hidden * shared,
+        "dense_weights": hidden * experts + family.products * hidden * whole(_SHARED, shared, 0),
         "experts": experts,
         "experts_per_token": chosen,
         "expert_weights": family.products * hidden * width,
@@ -184,4 +195,4 @@ def _experts(config: Mapping[str, Any], family: Family) -> dict[str, int]:
 
 
 def _width(config: Mapping[str, Any], field: str) -> int:
-    return whole(field, config.get(field))
+    return model_size(field, config.get(field))

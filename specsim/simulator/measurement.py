@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.core.errors import InputError, require
+from specsim.core.errors import require
+from specsim.core.file_number import read_integer, read_number
 from specsim.core.files import parse_json_lines, read_text
-from specsim.simulator.bounds import is_number
 from specsim.simulator.request_details import RequestDetails, read_details
 from specsim.simulator.rounded import Rounded
 
@@ -84,27 +84,25 @@ def _report(value: Any, place: str, run: int) -> Report:
     tool = "sglang" if "mean_e2e_latency_ms" in value else "vllm"
     names = {"sglang": _SGLANG, "vllm": _VLLM}[tool]
     duration = _number(value, "duration", place)
-    input_tokens = int(_number(value, "total_input_tokens", place))
-    output_tokens = int(_number(value, "total_output_tokens", place))
-    concurrency = _limit(value, "max_concurrency", place)
+    input_tokens = _integer(value, "total_input_tokens", place)
+    output_tokens = _integer(value, "total_output_tokens", place)
     figures = {ours: _number(value, theirs, place) for ours, theirs in names.items() if value.get(theirs) is not None}
     for name in THROUGHPUTS[:2]:
         require(name in figures, "file", place, f"a result of vLLM's or SGLang's benchmark (it has no {names[name]})")
     if tool == "sglang" and "Total Token Throughput (tok/s)" not in figures and duration:
         figures["Total Token Throughput (tok/s)"] = (input_tokens + output_tokens) / duration
     rates = value.get(_RATES) or ()
-    if not isinstance(rates, (list, tuple)) or not all(is_number(rate) and 0 <= rate <= 1 for rate in rates):
-        raise InputError(_RATES, rates, "numbers from 0 to 1")
+    require(isinstance(rates, (list, tuple)), _RATES, type(rates), f"a list of numbers from 0 to 1 (in {place})")
     return Report(
         f"{tool}, run {run}",
         figures,
-        concurrency=None if concurrency is None else int(concurrency),
+        concurrency=None if _is_unlimited(value, "max_concurrency") else _integer(value, "max_concurrency", place),
         duration=duration,
-        completed=int(_number(value, "completed", place)),
+        completed=_integer(value, "completed", place),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        rates_by_position=tuple(map(float, rates)),
-        rate=_limit(value, "request_rate", place),
+        rates_by_position=tuple(read_number(rate, _RATES, place, 0, 1) for rate in rates),
+        rate=None if _is_unlimited(value, "request_rate") else _number(value, "request_rate", place),
         num_rounds=_count(value, "spec_decode_num_drafts", place),
         num_drafts=_count(value, "spec_decode_draft_tokens", place),
         num_accepted_drafts=_count(value, "spec_decode_accepted_tokens", place),
@@ -113,18 +111,24 @@ def _report(value: Any, place: str, run: int) -> Report:
     )
 
 
-def _limit(value: Mapping, name: str, place: str) -> float | None:
-    """Read an option of the client: null, `inf` (a number or a text) and `trace` are no limit."""
-    given = value.get(name)
-    return None if given in (None, "inf", "trace", math.inf) else _number(value, name, place)
+def _is_unlimited(value: Mapping, name: str) -> bool:
+    """Check whether an option of the client is no limit: null, `inf` (a number or a text) or `trace`."""
+    return value.get(name) in (None, "inf", "trace", math.inf)
 
 
 def _count(value: Mapping, name: str, place: str) -> int | None:
-    return None if value.get(name) is None else int(_number(value, name, place))
+    return None if value.get(name) is None else _integer(value, name, place)
+
+
+def _integer(value: Mapping, name: str, place: str) -> int:
+    _require_field(value, name, place)
+    return read_integer(value[name], name, place)
 
 
 def _number(value: Mapping, name: str, place: str) -> float:
+    _require_field(value, name, place)
+    return read_number(value[name], name, place)
+
+
+def _require_field(value: Mapping, name: str, place: str) -> None:
     require(name in value, "file", place, f"a result of vLLM's or SGLang's benchmark (it has no {name})")
-    if not is_number(value[name]) or value[name] < 0:
-        raise InputError(name, value[name], f"a number of at least 0 that a float holds (in {place})")
-    return float(value[name])

@@ -11,7 +11,8 @@ import numpy as np
 
 from specsim.core.errors import InputError, require
 from specsim.core.files import read_json
-from specsim.simulator.bounds import number, positive, whole
+from specsim.core.limits import MOST_LAYERS, MOST_WIDTH
+from specsim.simulator.bounds import flag, model_size, number, positive, whole
 from specsim.simulator.families import family_of
 from specsim.simulator.layers import Layers, layers_of
 from specsim.simulator.quantization import quantization_of
@@ -119,7 +120,10 @@ def model(source: str | Path | Mapping[str, Any]) -> Model:
     """
     if isinstance(source, Mapping):
         return _model(str(source.get("name", source.get("model_type", "model"))), source)
-    return _model(*read_config(source))
+    try:
+        return _model(*read_config(source))
+    except InputError as error:
+        raise error.within(str(source)) from error
 
 
 def read_config(source: str | Path) -> tuple[str, dict[str, Any]]:
@@ -162,8 +166,8 @@ def _model(name: str, source: Mapping[str, Any]) -> Model:
     config = source.get("text_config") or source  # of a multimodal model; its encoder is left out
     if not isinstance(config, Mapping):
         raise InputError("text_config", config, "an object")
-    for field in ("hidden_size", "vocab_size", "num_hidden_layers"):
-        whole(field, config.get(field))
+    for field, most in (("hidden_size", MOST_WIDTH), ("vocab_size", MOST_WIDTH), ("num_hidden_layers", MOST_LAYERS)):
+        model_size(field, config.get(field), most=most)
     layers = layers_of(config)
     table = config["hidden_size"] * config["vocab_size"]
     is_tied = config.get("tie_word_embeddings", source.get("tie_word_embeddings", family_of(config).is_tied))
@@ -175,7 +179,7 @@ def _model(name: str, source: Mapping[str, Any]) -> Model:
         config["vocab_size"],
         layers,
         head_weights=table,
-        embedding_weights=0 if is_tied else table,
+        embedding_weights=0 if flag("tie_word_embeddings", is_tied) else table,
         intermediate_size=config.get("intermediate_size", config.get("moe_intermediate_size")),
         weight_format=formats.layers,
         expert_format=formats.experts,

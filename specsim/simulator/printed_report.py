@@ -1,14 +1,15 @@
 """Reports as `vllm bench serve` and `sglang.bench_serving` print them, also within a log."""
 
-import math
 import re
+from collections.abc import Iterator
 
 from specsim.core.errors import InputError
+from specsim.core.file_number import parse_number, read_integer, read_number
 from specsim.simulator.measurement import LATENCIES, SPECULATION, STATISTICS, THROUGHPUTS, Report
 
-HEADER = re.compile(r"^\s*=+ Serving Benchmark Result =+\s*$", re.MULTILINE)
-_END = re.compile(r"^\s*=+\s*$", re.MULTILINE)
-_LINE = re.compile(r"^\s*(\S.*?):[ \t]+(\S.*?)\s*$", re.MULTILINE)
+_HEADER = " Serving Benchmark Result "
+_GAP = re.compile(r":[ \t]")  # between the name and the figure of a line
+_POSITION = re.compile(r"position \d+")
 HALF_UNIT = 0.005  # figures are printed with two decimals
 _FIGURES = {
     "output token throughput (tok/s)": THROUGHPUTS[0],
@@ -26,21 +27,38 @@ _RATES = ("request rate configured (rps)", "traffic request rate")
 
 def is_printed(text: str) -> bool:
     """Whether a text holds a printed report."""
-    return HEADER.search(text) is not None
+    return any(map(_is_header, text.split("\n")))
 
 
 def read_printed(text: str, place: str) -> list[Report]:
     """Read the reports in a text, in order; InputError for a report without figures, or with another value as one."""
-    blocks = HEADER.split(text)[1:]
-    return [_report(_END.split(block)[0], place, run) for run, block in enumerate(blocks, start=1)]
+    return [_report(printed, place, run) for run, printed in enumerate(_blocks(text), start=1)]
 
 
-def _report(block: str, place: str, run: int) -> Report:
-    printed = {name.lower(): value for name, value in _LINE.findall(block)}
+def _blocks(text: str) -> Iterator[dict[str, str]]:
+    """Yield figures by name of every report, whose lines stand between its header and a line of =."""
+    block: dict[str, str] | None = None
+    for line in map(str.strip, text.split("\n")):
+        if _is_header(line) or (line and not line.strip("=")):
+            if block is not None:
+                yield block
+            block = {} if _is_header(line) else None
+        elif block is not None and (gap := _GAP.search(line, 1)):
+            block[line[: gap.start()].lower()] = line[gap.end() :].lstrip()
+    if block is not None:
+        yield block
+
+
+def _is_header(line: str) -> bool:
+    line = line.strip()
+    return line[:1] == line[-1:] == "=" and line.strip("=") == _HEADER
+
+
+def _report(printed: dict[str, str], place: str, run: int) -> Report:
     figures = {ours: _number(printed, theirs, place) for theirs, ours in _FIGURES.items() if theirs in printed}
     if not figures:
         raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (run {run} has no figures)")
-    positions = [name for name in printed if re.fullmatch(r"position \d+", name)]
+    positions = [name for name in printed if _POSITION.fullmatch(name)]
     return Report(
         f"{'sglang' if 'backend' in printed else 'vllm'}, run {run}",
         {name: value for name, value in figures.items() if value is not None},
@@ -60,21 +78,20 @@ def _report(block: str, place: str, run: int) -> Report:
 
 
 def _count(printed: dict[str, str], place: str, *names: str) -> int | None:
-    """Read the number of the first of these lines that exists."""
-    numbers = (_number(printed, name, place) for name in names)
-    number = next((each for each in numbers if each is not None), None)
-    return None if number is None else int(number)
+    """Read the count of the first of these lines that exists."""
+    for name in names:
+        if (text := _text(printed, name)) is not None:
+            return read_integer(parse_number(text), name, place)
+    return None
 
 
 def _number(printed: dict[str, str], name: str, place: str) -> float | None:
     """Read the number of a line; None without the line, or where it names no limit."""
+    text = _text(printed, name)
+    return None if text is None else read_number(parse_number(text), name, place)
+
+
+def _text(printed: dict[str, str], name: str) -> str | None:
+    """Look up the text of a line; None without the line, or where it names no limit."""
     text = printed.get(name)
-    if text is None or text.lower() in ("not set", "none", "inf", "trace"):
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise InputError(name, text, f"a number of at least 0 (in {place})")
-    return number
+    return None if text is None or text.lower() in ("not set", "none", "inf", "trace") else text

@@ -9,14 +9,22 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from specsim.core.errors import InputError, require
-from specsim.simulator.bounds import is_number, whole
+from specsim.core.errors import InputError, require, require_choice
+from specsim.simulator.bounds import flag, model_size, whole
 from specsim.simulator.weight_format import FLOAT8, HALF, MXFP4, NVFP4, WeightFormat, grouped
 
 METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "modelopt_fp4", "mxfp4")
 KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0}  # per number
 _PREFIXES = ("model.layers.", "model.language_model.layers.", "language_model.model.layers.", "language_model.layers.")
+_GROUPED = ("group", "tensor_group")  # strategies of compressed-tensors in which some weights share a scale
+_OTHERS = ("tensor", "channel", "block", "token", "attn_head")
+_MOST_BITS = 64
 _ALGORITHMS = {"NVFP4": NVFP4, "FP8": FLOAT8, "W4A16_AWQ": grouped("awq", 4, 128, 16)}  # of NVIDIA's Model Optimizer
+_ESCAPED = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)  # characters and sets that repeat nothing
+_REPEATS = re.compile(r"[*+{]")
+_NESTED = re.compile(r"\)[*+{]")
+_MOST_REPEATS = 4
+_LONGEST = 1000  # characters of an expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,7 @@ def _matches(name: str, pattern: str) -> bool:
     """Whether a pattern (an expression after `re:`, a pattern with *, or a name) covers a module of the layers."""
     names = [prefix + name for prefix in _PREFIXES]
     if pattern.startswith("re:"):
+        _check_repeats(pattern)
         try:
             return any(re.match(pattern[3:], each) for each in names)
         except re.error as error:
@@ -99,23 +108,34 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatchcase(each, pattern) or each.startswith(pattern + ".") for each in names)
 
 
+def _check_repeats(pattern: str) -> None:
+    """Refuse an expression that could take for ever on the names of modules."""
+    is_short = len(pattern) <= _LONGEST
+    bare = _ESCAPED.sub("", pattern) if is_short else ""
+    is_quick = is_short and not _NESTED.search(bare) and len(_REPEATS.findall(bare)) <= _MOST_REPEATS
+    allowed = f"an expression without a repeated group, of at most {_MOST_REPEATS} repeats"
+    require(is_quick, "quantization_config", pattern[:_LONGEST], allowed)
+
+
 def _format(group: Any) -> WeightFormat:
     """Read the format of a group of compressed-tensors: the weights', and the activations' for the products."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise InputError("config_groups", group, "groups with weights")
-    bits = whole("num_bits", weights.get("num_bits"))
+    bits = model_size("num_bits", weights.get("num_bits"), most=_MOST_BITS)
     kind = weights.get("type", "int")
     require(kind in ("int", "float"), "type", kind, "int or float")
     activations = group.get("input_activations")
     dtype = f"{kind}{bits}" if isinstance(activations, Mapping) and activations.get("num_bits") == bits else None
     size = weights.get("group_size")
-    if weights.get("strategy", "group" if size else "channel") not in ("group", "tensor_group"):
+    strategy = weights.get("strategy") or ("group" if size else "channel")
+    require_choice("strategy", strategy, (*_GROUPED, *_OTHERS))
+    if strategy not in _GROUPED:
         return grouped("compressed-tensors", bits, None, 0, dtype)
     size = _group_size(size)
     if (kind, bits) == ("float", 4):
         return MXFP4 if size == 32 else grouped("nvfp4", 4, size, 8, dtype)
-    zero = 0 if weights.get("symmetric", True) else bits
+    zero = 0 if flag("symmetric", weights.get("symmetric", True)) else bits
     return grouped("compressed-tensors", bits, size, 16 + zero, dtype)
 
 
@@ -140,8 +160,9 @@ def _group_size(size: Any) -> int | None:
 def _kv_bytes(settings: Mapping[str, Any]) -> float:
     """Read the bytes per number of the KV cache that the checkpoint has scales for."""
     scheme = settings.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping) and is_number(scheme.get("num_bits")):
-        return whole("num_bits", scheme["num_bits"]) / 8
+    require(scheme is None or isinstance(scheme, Mapping), "kv_cache_scheme", scheme, "an object")
+    if scheme and scheme.get("num_bits") is not None:
+        return model_size("num_bits", scheme["num_bits"], most=_MOST_BITS) / 8
     inner = settings.get("quantization", settings)
     algorithm = inner.get("kv_cache_quant_algo") if isinstance(inner, Mapping) else None
     require(algorithm in (None, "FP8", "NVFP4"), "kv_cache_quant_algo", algorithm, "FP8, NVFP4 or none")

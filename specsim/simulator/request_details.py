@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specsim.core.errors import InputError
-from specsim.simulator.bounds import is_number
+from specsim.core.file_number import read_integer, read_number
 
 MILLISECONDS = 1e3
 
@@ -79,11 +79,8 @@ def _gaps(gaps: Any, place: str) -> list:
 
 
 def _numbers(values: list, name: str, place: str) -> list:
-    for value in values:
-        if not is_number(value) or value < 0:
-            raise InputError(name, value, f"a number of at least 0 for each request (in {place})")
-    return values
+    return [read_number(value, name, place) for value in values]
 
 
 def _total(values: list | None, name: str, place: str) -> int | None:
-    return None if values is None else int(sum(_numbers(values, name, place)))
+    return None if values is None else sum(read_integer(value, name, place) for value in values)

@@ -1,12 +1,12 @@
 """A server under a load, simulated with and without speculation."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from specsim.core.config import ServingConfig
-from specsim.core.errors import InputError, require, require_choice
+from specsim.core.errors import InputError, require, require_choices
 from specsim.core.policies.named import NamedPolicy
 from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.drafter import Drafter
@@ -64,7 +64,7 @@ class Scenario:
         splits = self.model.splits
         allowed = f"{', '.join(map(str, splits))}: GPUs that {self.model.name} divides among"
         require(self.tensor_parallel in splits, "tensor_parallel", self.tensor_parallel, allowed)
-        require_choice("graphs", self.graphs, get_args(Graphs))
+        require_choices(self)
 
     def cost(self, option: Option) -> CostModel:
         """Make the cost model of an option's rounds; without drafts no drafter is loaded."""

@@ -118,13 +118,16 @@ def bursts(
 
 def read_workload(path: Path | str) -> Workload:
     """Read a file of JSON lines: per request the fields arrival_s, prompt_tokens and output_tokens."""
-    path = Path(path)
+    return parse_workload(read_text(Path(path), "workload", "a UTF-8 file that can be read"), str(path))
+
+
+def parse_workload(text: str, path: str) -> Workload:
+    """Read the lines of such a file."""
     rows = []
-    text = read_text(path, "workload", "a UTF-8 file that can be read")
     for at, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             rows.append(_row(line, f"{path}, line {at}"))
-    require(rows, "workload", str(path), "a file of at least one request")
+    require(rows, "workload", path, "a file of at least one request")
     rows.sort(key=lambda row: row.arrival_s)
     prompts = np.array([row.prompt_tokens for row in rows])
     outputs = np.array([row.output_tokens for row in rows])

@@ -37,7 +37,10 @@ def test_the_pooled_histogram_of_a_run_is_counted(tmp_path):
     assert not found.is_by_request
 
 
-@pytest.mark.parametrize("histogram", [[1, 2.5], {"one": 3}, "many", {"0": -1}])
+HISTOGRAMS = [[1, 2.5], {"one": 3}, "many", {"0": -1}, {"0": 5, str(10**12): 1}, [1] * 2000, None]
+
+
+@pytest.mark.parametrize("histogram", HISTOGRAMS)
 def test_a_histogram_of_something_else_is_refused(tmp_path, histogram):
     path = tmp_path / "profile_export.jsonl"
     path.write_text(json.dumps({"spec_decode_acceptance": RECORD | {"acceptance_histogram": histogram}}))

@@ -144,6 +144,32 @@ def test_a_file_without_acceptance_names_the_formats(tmp_path, text):
         assert tool in FORMATS or tool == "specsim"
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "name"),
+    [
+        (("counts",), ["x"], "counts"),
+        (("counts", 0, "rounds"), 2.5, "rounds"),
+        (("interval", "low"), "x", "low"),
+        (("positions",), [{"unconditional": 0.5}], "rates"),
+        (("setting", "num_steps"), 2**63, "num_steps"),
+        (("setting", "topk"), 10**12, "topk"),
+        (("tool",), ["x"], "tool"),
+        (("reported_rounding",), None, "reported_rounding"),
+    ],
+)
+def test_a_bad_value_of_a_record_is_named_with_its_file(tmp_path, path, value, name):
+    record = with_interval(AcceptanceRecord.of_counts([Counts.of_rounds([1, 0], 2)] * 3, "a", "b", "c."))
+    written = {"schema": "specsim/acceptance/1"} | record.to_json()
+    place = written
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps(written))
+    with pytest.raises(InputError, check=lambda error: error.name == name and str(file) in str(error)):
+        read_record(file)
+
+
 def test_an_absent_file_is_refused(tmp_path):
     with pytest.raises(InputError, check=lambda error: error.name == "baseline"):
         read_record(tmp_path / "nothing", "baseline")

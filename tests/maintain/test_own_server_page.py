@@ -13,7 +13,6 @@ from jsonschema import Draft202012Validator
 
 from specsim.cli.main import main
 from specsim.maintain import outputs
-from specsim.simulator.calibration.profile import profile
 from specsim.simulator.engine_files import schema
 
 PAGE = outputs.GUIDE / "own-server.md"
@@ -32,7 +31,6 @@ def ran() -> tuple[str, list[str], dict[str, str]]:
         with contextlib.chdir(folder), contextlib.redirect_stdout(out), pytest.raises(SystemExit) as end:
             main(shlex.split(command)[1:])
         assert not end.value.code
-        profile.cache_clear()
         files.update({each.name: each.read_text() for each in folder.glob("*.json")})
         return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
 

@@ -186,3 +186,42 @@ def test_clients_and_batches_are_different_loads(made):
 def test_what_is_no_benchmark_is_refused(made, text, name):
     with pytest.raises(InputError, check=lambda error: error.name == name):
         made(text, LOADS)
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ("4,3,2,4,280,512,256", "file"),  # a decimal comma is one field more
+        ("4,3,2.4,280,512", "file"),
+        ('"1,5",3,2.4,280,512,256', "batch"),
+        ("4.9,3,2.4,280,512,256", "batch"),
+        ("4,0.9,2.4,280,512,256", "num_steps"),
+        ("4,2000000000,2.4,280,512,256", "num_steps"),
+        ("99999999999,3,2.4,280,512,256", "batch"),
+        ('4,3,"2,4",280,512,256', "accept_length"),
+        ("4,3,2.4,nan,512,256", "tokens_per_s"),
+        ("4,3,2.4,280,512.5,256", "prompt_tokens"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_line(made, row, field):
+    heading = "batch,num_steps,accept_length,tokens_per_s,prompt_tokens,output_tokens\n1,0,1,150,512,256\n"
+    with pytest.raises(InputError, check=lambda error: error.name == field and "cells.csv, line 3" in str(error)):
+        made(f"{heading}{row}\n", name="cells.csv")
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (VLLM | {"completed": 4.9}, "completed"),
+        (VLLM | {"max_concurrency": "many"}, "max_concurrency"),
+        (BATCH | {"batch_size": 8.5}, "batch_size"),
+        (BATCH | {"batch_size": 10**11}, "batch_size"),
+        (BATCH | {"acc_length": "2.2"}, "acc_length"),
+        (BATCH | {"last_ttft": "0.5"}, "last_ttft"),
+        (SGLANG | {"server_info": {"speculative_num_steps": "3"}}, "speculative_num_steps"),
+        (SGLANG | {"server_info": {"speculative_num_steps": 2**63}}, "speculative_num_steps"),
+    ],
+)
+def test_a_bad_number_of_a_result_is_named(made, value, name):
+    with pytest.raises(InputError, check=lambda error: error.name == name and "result.json" in str(error)):
+        made(value, LOADS)

@@ -25,6 +25,7 @@ LATENT = EXPERTS | {
     "num_key_value_heads": 6,
     "n_routed_experts": 4,
 }
+GLM = EXPERTS | {"model_type": "glm4_moe", "n_routed_experts": 4}
 OTHER = {
     "mixtral": EXPERTS | {"num_local_experts": 4},
     "minimax_m2": EXPERTS | {"num_local_experts": 4},
@@ -118,6 +119,18 @@ def test_formats_and_ties_may_be_outside_the_text_config():
         ({"layer_types": "full_attention"}, "layer_types", "full_attention"),
         ({"quantization_config": {"quant_method": ["fp8"]}}, "quantization_config", ["fp8"]),
         ({"text_config": [1]}, "text_config", [1]),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers", 10**9),
+        ({"num_attention_heads": 2**20}, "num_attention_heads", 2**20),
+        ({"hidden_size": 2**40}, "hidden_size", 2**40),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings", "false"),
+        ({"use_sliding_window": "false"}, "use_sliding_window", "false"),
+        (GLM | {"n_routed_experts": 10**9}, "num_experts", 10**9),
+        (GLM | {"n_shared_experts": "x"}, "n_shared_experts", "x"),
+        (
+            GLM | {"mlp_layer_types": ["moe"] * 8},
+            "mlp_layer_types",
+            "moe",
+        ),
     ],
 )
 def test_a_config_that_is_not_understood_is_refused_by_name(change, name, value):

@@ -46,8 +46,7 @@ def test_the_shipped_table_is_such_a_file():
 @pytest.mark.parametrize(
     ("text", "name", "place"),
     [
-        (TABLE.replace("1e12", "fast"), "gpus.csv", "gpus.csv, line 4"),
-        (TABLE.replace("2e14", "-1"), "gpus.csv", "gpus.csv, line 3"),
+        (TABLE.replace("1e12", "1,2e12"), "gpus.csv", "gpus.csv, line 4"),
         (TABLE.replace("interconnect", "link"), "gpus.csv", "gpus.csv, line 2"),
         (TABLE + "X1,memory,5\n", "gpus.csv", "gpus.csv, line 7"),
         (TABLE.replace("figure", "what"), "gpus.csv", "gpus.csv"),
@@ -56,7 +55,6 @@ def test_the_shipped_table_is_such_a_file():
         ("[{}]", "gpus.json", "gpus.json, GPU 1"),
         (json.dumps([GPU, GPU]), "gpus.json", "gpus.json, GPU 2"),
         (json.dumps(GPU | {"peak_flops": {"float64": 1e13}}), "gpus.json", "gpus.json, GPU 1"),
-        (json.dumps(GPU | {"memory": True}), "gpus.json", "gpus.json, GPU 1"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(file, text, name, place):
@@ -64,3 +62,17 @@ def test_a_bad_file_is_named_with_its_line(file, text, name, place):
     expected = str(Path(path).parent / place)
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("hardware", expected)):
         hardware(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "field", "place"),
+    [
+        (TABLE.replace("1e12", "fast"), "gpus.csv", "value", "gpus.csv, line 4"),
+        (TABLE.replace("2e14", "-1"), "gpus.csv", "value", "gpus.csv, line 3"),
+        (json.dumps(GPU | {"memory": True}), "gpus.json", "memory", "gpus.json, GPU 1"),
+        (json.dumps(GPU | {"memory": "8e10"}), "gpus.json", "memory", "gpus.json, GPU 1"),
+    ],
+)
+def test_a_bad_number_is_named_with_its_line(file, text, name, field, place):
+    with pytest.raises(InputError, check=lambda error: error.name == field and place in str(error)):
+        hardware(file(text, name))

@@ -10,6 +10,13 @@ from specsim.simulator import hardware, model
 from specsim.simulator.model import read_config
 
 
+def test_an_error_names_the_file_of_a_config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "hidden_size": "wide"}))
+    with pytest.raises(InputError, check=lambda error: error.name == "hidden_size" and str(path) in str(error)):
+        model(path)
+
+
 @pytest.mark.parametrize(
     ("written", "shape"),
     [

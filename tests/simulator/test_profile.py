@@ -25,6 +25,26 @@ def test_a_profile_survives_json():
         assert again.server == found.server
 
 
+def test_a_profile_is_the_present_content_of_its_file(tmp_path):
+    path = tmp_path / "p.json"
+    value = profile("specsim-fast").to_json()
+    for bandwidth in (0.5, 0.25):
+        value["parameters"]["bandwidth"]["value"] = bandwidth
+        path.write_text(json.dumps(value))
+        assert profile(str(path)).posterior.values["bandwidth"] == pytest.approx(bandwidth)
+    assert profile(str(path)) is profile(str(path))  # read once for many simulations
+    path.unlink()
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("profile", str(path))):
+        profile(str(path))
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("graphs", "x"), ("schedule", "late"), ("plain_schedule", ["sync"])])
+def test_an_unknown_text_of_a_profile_is_refused(name, wrong):
+    value = profile("specsim-fast").to_json() | {name: wrong}
+    with pytest.raises(InputError, check=lambda error: error.name == name and "p.json" in str(error)):
+        Profile.of(value, "p.json")
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_shipped_profile_is_the_fit_of_its_tables(name):
     made = shipped(name, engines(tables())[name])

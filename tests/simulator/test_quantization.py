@@ -118,6 +118,13 @@ def test_4_bit_products_run_at_their_rate_where_there_is_one():
         (compressed({"num_bits": 4, "type": "word"}), "type"),
         (compressed(NVFP4_WEIGHTS) | {"ignore": "lm_head"}, "ignore"),
         (compressed(NVFP4_WEIGHTS) | {"ignore": ["re:("]}, "quantization_config"),
+        (compressed(NVFP4_WEIGHTS) | {"ignore": [r"re:([\w.]+)*x"]}, "quantization_config"),
+        (compressed(NVFP4_WEIGHTS) | {"ignore": ["re:" + ".*" * 30 + "x"]}, "quantization_config"),
+        (compressed(NVFP4_WEIGHTS) | {"ignore": ["re:" + "[" * 10**6]}, "quantization_config"),
+        (compressed({"num_bits": 4, "strategy": "blocks"}), "strategy"),
+        (compressed({"num_bits": 4, "group_size": 64, "symmetric": "no"}), "symmetric"),
+        (compressed(NVFP4_WEIGHTS) | {"kv_cache_scheme": "fp8"}, "kv_cache_scheme"),
+        (compressed(NVFP4_WEIGHTS) | {"kv_cache_scheme": {"num_bits": "8"}}, "num_bits"),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT4"}, "kv_cache_quant_algo"),
     ],
 )

@@ -1,6 +1,7 @@
 """Files of requests: traces, conversations and specsim's own lines, and errors that name file and line."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,20 @@ def test_a_tokenizer_counts_the_texts(read, tmp_path):
         read("[]", "no", tokenizer=tmp_path / "none.json")
 
 
+def test_files_of_the_same_size_and_time_are_read_again(read, tmp_path):
+    for text, word in (("aa b", "aa"), ("a bb", "bb")):
+        tokenizer = Tokenizer(WordLevel({"?": 0, word: 1}, unk_token="?"))
+        tokenizer.pre_tokenizer = Whitespace() if word == "aa" else None
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "file").write_text(AZURE.replace("396", str(ord(text[1]) + 300)))
+        for name in ("file", "tokenizer.json"):
+            os.utime(tmp_path / name, (0, 0))
+        found = read_requests(tmp_path / "file")
+        assert found.conversations[1][0].prompt_tokens == ord(text[1]) + 300
+        answer = read(json.dumps(SHAREGPT), "chats", tokenizer=tmp_path).conversations[1][0]
+        assert answer.prompt_tokens == (2 if word == "aa" else 1)
+
+
 def test_own_lines_have_lengths_and_times(read):
     lines = [{"arrival_s": 3, "prompt_tokens": 7, "output_tokens": 8}]
     lines += [{"arrival_s": 1.5, "prompt_tokens": 5, "output_tokens": 6}]
@@ -114,14 +129,9 @@ def test_requests_of_run_have_prompts_and_turns(read):
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        (AZURE.replace("396", "many"), ", line 2"),
-        (AZURE.replace("44", "-1"), ", line 3"),
-        (AZURE.replace("2023-11-16 18:16", "noon"), ", line 4"),
         (AZURE.replace(",109", ""), ", line 2"),
         (AZURE.replace("Context", "Prompt"), ""),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", ""),
-        (BURSTGPT.replace("45,ChatGPT", "later,ChatGPT"), ", line 3"),
-        (BURSTGPT.replace("1087", "1087.5"), ", line 3"),
         ("[1, 2", ""),
         ('[{"id": 1}]', ", conversation 1"),
         ('[[{"from": "human", "value": "a"}, {"from": "gpt"}]]', ", conversation 1, message 2"),
@@ -129,6 +139,8 @@ def test_requests_of_run_have_prompts_and_turns(read):
         ('{"arrival_s": 0, "prompt_tokens": 5}', ", line 1"),
         ('{"prompt_ids": [1]}\n{"prompt_ids": []}', ", line 2"),
         ('{"prompt_ids": [1]}\n{"prompt_ids": [2], "continues": 9}', ", line 2"),
+        ('{"prompt_ids": [1]}\n{"prompt_ids": [2], "continues": [0]}', ", line 2"),
+        ('{"prompt_ids": [1], "id": {}}', ", line 1"),
         ('{"prompt_ids": [1], "max_new_tokens": 0}', ", line 1"),
         ("", ""),
         ("hello", ""),
@@ -137,6 +149,22 @@ def test_requests_of_run_have_prompts_and_turns(read):
 def test_errors_name_file_and_line(read, tmp_path, text, place):
     expected = f"{tmp_path / 'file'}{place}"
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("workload", expected)):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "line"),
+    [
+        (AZURE.replace("396", "many"), "ContextTokens", 2),
+        (AZURE.replace("44", "-1"), "GeneratedTokens", 3),
+        (AZURE.replace("2023-11-16 18:16", "noon"), "TIMESTAMP", 4),
+        (BURSTGPT.replace("45,ChatGPT", "later,ChatGPT"), "Timestamp", 3),
+        (BURSTGPT.replace("1087", "1087.5"), "Request tokens", 3),
+    ],
+)
+def test_a_bad_number_is_named_by_column(read, tmp_path, text, field, line):
+    place = f"{tmp_path / 'file'}, line {line}"
+    with pytest.raises(InputError, check=lambda error: error.name == field and place in str(error)):
         read(text)
 
 

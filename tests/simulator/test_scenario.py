@@ -81,6 +81,7 @@ def test_settings_reach_the_simulated_server(made):
         (["--num-steps", "5", "--num-draft-tokens", "6"], "num_steps", 5),
         (["--num-steps", "3", "--accept-rates", "0.5,0.4"], "accept_rates", "0.5,0.4"),
         (["--plain-schedule", "never"], "plain_schedule", "never"),
+        (["--schedule", "never"], "schedule", "never"),
         (["--concurrency", "0"], "concurrency", 0),
         (["--rate", "3"], "rate", 3.0),
         (["--drafter", "none", "--num-steps", "5"], "num_steps", "5"),

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from specsim.core.limits import MOST_TOKENS
+
 TABLE = "num_speculative_tokens_per_batch_size"
 TREE = ("topk", "num_steps", "num_draft_tokens")
-_COUNT = {"type": "integer", "minimum": 0}
+_COUNT = {"type": "integer", "minimum": 0, "maximum": MOST_TOKENS}
 _NUMBER = {"type": "number"}
 _STEPS = {"type": "array", "minItems": 1, "items": _COUNT}
 _ENTRY = {"type": "array", "minItems": 3, "maxItems": 3, "items": _COUNT}
@@ -27,13 +29,13 @@ _RULES = {
     "type": "object",
     "minProperties": 1,
     "additionalProperties": False,
-    "patternProperties": {"^[1-9][0-9]*$": _RULE},
+    "patternProperties": {"^[1-9][0-9]{0,8}$": _RULE},
 }
 _SECONDS = {
     "type": "object",
     "minProperties": 1,
     "additionalProperties": False,
-    "patternProperties": {"^[0-9]+$": {"type": "array", "items": _NUMBER}},
+    "patternProperties": {"^[0-9]{1,9}$": {"type": "array", "items": _NUMBER}},
 }
 _STEPS_OR_PAIRS = {
     "type": "array",
@@ -73,7 +75,7 @@ CHOICE: Mapping[str, Any] = {
             "type": "object",
             "required": ["num_steps"],
             "additionalProperties": False,
-            "properties": {name: {"type": "integer"} for name in TREE},
+            "properties": dict.fromkeys(TREE, _COUNT),
         },
     },
 }

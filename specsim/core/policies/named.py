@@ -19,6 +19,8 @@ from specsim.core.policies.policy import Policy, Scripted, number_of
 from specsim.core.policies.throughput import Throughput
 from specsim.core.settings import Settings
 
+LONGEST = 200  # characters of a schema's message, which quotes the value
+
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
@@ -128,14 +130,17 @@ def _of_engine(given: dict[str, Any]) -> dict[str, Any]:
 def _check(name: str, given: Mapping[str, Any]) -> None:
     """Check the fields of a policy's object by their JSON schemas."""
     from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
 
     needed = COST if name == "goodput" and set(COST) & set(given) else NEEDED.get(name, ())
     if missing := [field for field in needed if field not in given]:
         raise InputError("adaptive", name, f"a JSON file with the policy's {' and '.join(missing)}")
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 1.0 is none
     schema = {"type": "object", "properties": {**FIELDS[name], **CHOICE}, "additionalProperties": False}
-    error = next(iter(sorted(Draft202012Validator(schema).iter_errors(given), key=str)), None)
+    validator = extend(Draft202012Validator, type_checker=types)(schema)
+    error = next(iter(sorted(validator.iter_errors(given), key=str)), None)
     if error is not None:
-        raise InputError("adaptive", error.json_path, f"the fields of policy {name}: {error.message}")
+        raise InputError("adaptive", error.json_path, f"the fields of policy {name}: {error.message[:LONGEST]}")
 
 
 def _named_steps(name: str, given: Mapping[str, Any]) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import InputError, require
+from specsim.core.limits import MOST_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Fields:
         """Replace fields by `values` of the same names."""
         return Fields(self.file, {**self.values, **values}, self.read_names)
 
-    def integer(self, name: str, default: int | None = None, least: int = 1, most: int = 2**24) -> int:
+    def integer(self, name: str, default: int | None = None, least: int = 1, most: int = MOST_WIDTH) -> int:
         """Read an integer of at least `least` and at most `most`, or raise InputError."""
         value = self.get(name, default)
         if type(value) is not int or value < least:

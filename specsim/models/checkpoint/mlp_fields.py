@@ -1,9 +1,8 @@
 """MLP of every layer, dense or of experts, from a config.json."""
 
 from specsim.core.layer_config import MLP, DenseMLP, Experts
+from specsim.core.limits import MOST_EXPERTS
 from specsim.models.checkpoint.fields import Fields
-
-MOST_EXPERTS = 4096
 
 
 def read_mlps(family: str, fields: Fields, num_layers: int) -> list[MLP]:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specsim.core.layer_config import LayerConfig
+from specsim.core.limits import MOST_LAYERS
 from specsim.core.target import FAMILIES, ModelConfig
 from specsim.models.checkpoint.attention_fields import read_attention
 from specsim.models.checkpoint.fields import Fields, read_json
 from specsim.models.checkpoint.mlp_fields import read_mlps
 
-MOST_LAYERS = 1024
 # Defaults of transformers for absent fields; null ones have none. Sizes have no default.
 _QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _ABSENT = {

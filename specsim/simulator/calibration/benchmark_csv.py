@@ -1,11 +1,12 @@
 """Tables of measurements in CSV: a row for each batch or number of clients and setting."""
 
-import csv
+import re
 from collections.abc import Mapping
-from io import StringIO
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require
+from specsim.core.limits import MOST_RUNNING, MOST_STEPS, MOST_TOKENS, MOST_WIDTH
+from specsim.core.table import Row, read_table
 from specsim.simulator.calibration.context import Context
 from specsim.simulator.calibration.observation import Observation
 
@@ -37,33 +38,39 @@ _ALIASES = {
     "tok/s": "tokens_per_s",
     "tpot": "tpot_ms",
 }
+_INTEGERS = {  # columns of integers with their least and most
+    "batch": (1, MOST_RUNNING),
+    "concurrency": (1, MOST_RUNNING),
+    "num_steps": (0, MOST_STEPS),
+    "topk": (1, MOST_WIDTH),
+    "num_draft_tokens": (1, MOST_WIDTH),
+    "prompt_tokens": (1, MOST_TOKENS),
+    "output_tokens": (1, MOST_TOKENS),
+}
+_GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")  # thousands with commas between them
 
 
 def read_csv(text: str, place: str, context: Context) -> list[Observation]:
     """Read the rows of a table; InputError names `place` and the row."""
-    reader = csv.DictReader(StringIO(text))
-    headings = [_ALIASES.get(name.strip().lower(), name.strip().lower()) for name in reader.fieldnames or ()]
+    table = read_table(text, "file", place, lambda name: _ALIASES.get(name.strip().lower(), name.strip().lower()))
     allowed = f"a CSV file with columns of {', '.join(COLUMNS)}"
-    require(any(name in headings for name in LOADS), "file", place, f"{allowed} (batch or concurrency is missing)")
-    require(
-        any(name in headings for name in SPEEDS), "file", place, f"{allowed} (tokens_per_s and tpot_ms are missing)"
-    )
-    reader.fieldnames = headings
-    found = [_row(row, f"{place}, row {number}", context) for number, row in enumerate(reader, start=1)]
+    for names, missing in ((LOADS, "batch or concurrency is"), (SPEEDS, "tokens_per_s and tpot_ms are")):
+        require(any(name in table.columns for name in names), "file", place, f"{allowed} ({missing} missing)")
+    found = [_row(row, context) for row in table.rows]
     require(found, "file", place, "at least one row of figures")
     return found
 
 
-def _row(row: Mapping[str, str], place: str, context: Context) -> Observation:
-    values = {name: text.strip() for name, text in row.items() if name in COLUMNS and text and text.strip()}
-    number = {name: _number(name, text, place) for name, text in values.items() if name != "num_steps"}
-    text = values.get("num_steps", "")
-    is_plain = text.lower() in ("plain", "none", "off")
-    steps = 0 if is_plain else int(_number("num_steps", text, place)) if text else None
-    whole = {name: int(number[name]) if name in number else None for name in (*LOADS, "topk", "num_draft_tokens")}
-    setting = context.with_setting(steps, whole["topk"], whole["num_draft_tokens"]).config(place)
-    is_batch = whole["batch"] is not None
-    size = whole["batch"] if is_batch else whole["concurrency"]
+def _row(row: Row, context: Context) -> Observation:
+    place = row.place
+    used = {name: text for name, text in row.fields.items() if name in COLUMNS and text.strip()}
+    row = Row(place, {name: _decimal(name, text) for name, text in used.items()})
+    integers = {name: row.integer(name, *limits) for name, limits in _INTEGERS.items() if name in row.fields}
+    number = {name: row.number(name) for name in row.fields if name not in _INTEGERS}
+    steps = integers.get("num_steps")
+    setting = context.with_setting(steps, integers.get("topk"), integers.get("num_draft_tokens")).config(place)
+    is_batch = "batch" in integers
+    size = integers.get("batch", integers.get("concurrency"))
     if size is None:
         raise InputError("batch", "empty", f"a number, or a number of concurrency (in {place})")
     length = 1.0 if setting.is_plain else number.get("accept_length")
@@ -72,8 +79,8 @@ def _row(row: Mapping[str, str], place: str, context: Context) -> Observation:
         setting,
         size,
         length,
-        int(number.get("prompt_tokens") or context.number("prompt_tokens", place)),
-        int(number.get("output_tokens") or context.number("output_tokens", place)),
+        integers.get("prompt_tokens") or context.number("prompt_tokens", place),
+        integers.get("output_tokens") or context.number("output_tokens", place),
         _figures(number, size, is_batch, place),
     )
 
@@ -97,11 +104,13 @@ def named(setting: SpecConfig) -> str:
     return f"{setting.num_steps} steps{tree}"
 
 
-def _number(name: str, text: str, place: str) -> float:
-    try:
-        value = float(text.replace(",", "").rstrip("x×"))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise InputError(name, text, f"a number of at least 0 (in {place})")
-    return value
+def _decimal(name: str, text: str) -> str:
+    """Write a field as a number: 0 steps without drafts, no thousands' commas, no sign of a factor.
+
+    A comma counts as one of thousands where figures are that large; in milliseconds it may be a decimal comma.
+    """
+    text = text.strip().rstrip("x×")
+    if name == "num_steps" and text.lower() in ("plain", "none", "off"):
+        return "0"
+    is_large = name == "tokens_per_s" or name in _INTEGERS
+    return text.replace(",", "") if is_large and _GROUPED.fullmatch(text) else text

@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import InputError, require
+from specsim.core.file_number import read_integer, read_number, read_positive
 from specsim.core.files import parse_json_lines, read_text
-from specsim.simulator.bounds import is_number
+from specsim.core.limits import MOST_RUNNING, MOST_STEPS, MOST_TOKENS, MOST_WIDTH
 from specsim.simulator.calibration.benchmark_csv import named, read_csv
 from specsim.simulator.calibration.context import Context
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.measurement import Report, read_results
 
 _ALLOWED = "a result of vLLM's or SGLang's benchmarks in JSON, or a table in CSV"
+_ARGUMENTS = {  # of SGLang's server, and the most of each
+    "speculative_num_steps": MOST_STEPS,
+    "speculative_eagle_topk": MOST_WIDTH,
+    "speculative_num_draft_tokens": MOST_WIDTH,
+}
 _PLAIN = 1.0 + 1e-9  # accept lengths up to it are those of decoding without drafts
 
 
@@ -103,49 +109,60 @@ def _setting(report: Report, value: Mapping[str, Any], length: float, context: C
         return context.with_setting(round(report.num_drafts / report.num_rounds)).config(place)
     info = value.get("server_info")
     info = info if isinstance(info, Mapping) else {}
-    steps = info.get("speculative_num_steps")
-    if isinstance(steps, int) and steps:
-        topk = info.get("speculative_eagle_topk")
-        return context.with_setting(steps, topk, info.get("speculative_num_draft_tokens")).config(place)
+    steps, topk, nodes = (_optional(info, name, place, most) for name, most in _ARGUMENTS.items())
+    if steps:
+        return context.with_setting(steps, topk, nodes).config(place)
     if length <= _PLAIN:
         return context.with_setting(0).config(place)
     return context.config(place)
 
 
-def _figure(value: Mapping[str, Any], name: str, place: str) -> float:
-    found = value.get(name)
-    if not is_number(found) or found <= 0:
-        raise InputError(name, found, f"a number above 0 (in {place})")
-    return float(found)
+def _optional(value: Mapping[str, Any], name: str, place: str, most: int) -> int | None:
+    return None if value.get(name) is None else read_integer(value[name], name, place, 0, most)
+
+
+def _optional_number(value: Mapping[str, Any], name: str, place: str) -> float:
+    """Read a figure for which some versions write -1, or nothing, where there is none."""
+    return -1.0 if value.get(name) is None else read_number(value[name], name, place, -1.0)
 
 
 def _one_batch(value: Mapping[str, Any], place: str, context: Context) -> Observation:
     """Make the cell of a batch that starts together; with a last_ttft its throughput is that of decoding."""
-    size, prompt, output = (int(_figure(value, name, place)) for name in ("batch_size", "input_len", "output_len"))
-    length = value.get("acc_length")
-    is_plain = not is_number(length) or length <= _PLAIN
+    size = read_integer(value["batch_size"], "batch_size", place, 1, MOST_RUNNING)
+    prompt, output = (
+        read_integer(value.get(name), name, place, 1, MOST_TOKENS) for name in ("input_len", "output_len")
+    )
+    length = _optional_number(value, "acc_length", place)
+    is_plain = length <= _PLAIN
     config = (context.with_setting(0) if is_plain else context).config(place)
-    latency = _figure(value, "latency", place)
-    ttft = value.get("last_ttft")
-    if is_number(ttft) and 0 < ttft < latency:
+    latency = read_positive(value["latency"], "latency", place)
+    ttft = _optional_number(value, "last_ttft", place)
+    if 0 < ttft < latency:
         figures = {"decode_tokens_per_s": size * (output - 1) / (latency - ttft)}
     else:
         figures = {"tokens_per_s": size * output / latency}
-    own = min(float(length), config.num_steps + 1.0) if is_number(length) and not is_plain else 1.0
+    own = 1.0 if is_plain else min(length, config.num_steps + 1.0)
     return Observation(f"{named(config)}, batch {size}", config, size, own, prompt, output, figures)
 
 
 def _latency(value: Mapping[str, Any], place: str, context: Context) -> Observation:
     """Make the cell of `vllm bench latency`, whose file has neither batch nor lengths nor acceptance."""
     size, prompt, output = (context.number(name, place) for name in ("batch", "prompt_tokens", "output_tokens"))
-    return _whole(context, place, size, (prompt, output), size * output / _figure(value, "avg_latency", place))
+    return _whole(
+        context,
+        place,
+        size,
+        (prompt, output),
+        size * output / read_positive(value["avg_latency"], "avg_latency", place),
+    )
 
 
 def _throughput(value: Mapping[str, Any], place: str, context: Context) -> Observation:
     """Make the cell of `vllm bench throughput`, whose file has the sum of prompt and output tokens only."""
     size, prompt, output = (context.number(name, place) for name in ("batch", "prompt_tokens", "output_tokens"))
-    speed = _figure(value, "requests_per_second", place) * output
-    return _whole(context, place, min(size, int(_figure(value, "num_requests", place))), (prompt, output), speed)
+    speed = read_positive(value["requests_per_second"], "requests_per_second", place) * output
+    requests = read_integer(value.get("num_requests"), "num_requests", place, 1)
+    return _whole(context, place, min(size, requests), (prompt, output), speed)
 
 
 def _whole(context: Context, place: str, size: int, lengths: tuple[int, int], speed: float) -> Observation:

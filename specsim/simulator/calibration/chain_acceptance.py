@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from specsim.core.errors import require_type
 from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
+from specsim.simulator.bounds import number, probability
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.calibration.posterior import CONFIDENCE, SIDE, STEP, Posterior
 from specsim.simulator.continuation import rates_of_lengths
@@ -24,6 +26,15 @@ class ChainAcceptance:
     low: float  # ends of the 90 % interval of the accept length of as many steps
     high: float
     is_fitted: bool  # to throughputs; False: from accept lengths of the cells
+
+    def __post_init__(self) -> None:
+        for name in ("model", "drafter"):
+            require_type(name, getattr(self, name), str, "a text")
+        for rate in self.rates:
+            probability("rates", rate)
+        for name in ("low", "high"):
+            number(name, getattr(self, name), 1)
+        require_type("is_fitted", self.is_fitted, bool, "true or false")
 
     def record(self, profile: str) -> AcceptanceRecord:
         """Make the acceptance record of a profile of this name."""

@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.core.errors import InputError, require
+from specsim.core.errors import InputError, require, require_int
+from specsim.core.limits import MOST_RUNNING, MOST_TOKENS
 from specsim.simulator.acceptance import iid_of_length
-from specsim.simulator.bounds import number, positive, whole
+from specsim.simulator.bounds import number, positive
 from specsim.simulator.cost import CostModel
 from specsim.simulator.front_end import FrontEnd
 from specsim.simulator.mean_rounds import mean_rounds
@@ -47,9 +48,9 @@ class Observation:
     source: str = ""  # server of the table, where it has several
 
     def __post_init__(self) -> None:
-        whole("batch", self.batch)
-        whole("prompt_tokens", self.prompt_tokens)
-        whole("output_tokens", self.output_tokens)
+        require_int("batch", self.batch, 1, MOST_RUNNING)
+        require_int("prompt_tokens", self.prompt_tokens, 1, MOST_TOKENS)
+        require_int("output_tokens", self.output_tokens, 1, MOST_TOKENS)
         most = self.config.num_steps + 1 if self.config.num_steps else 1
         if self.accept_length is not None:
             number("accept_length", self.accept_length, 1, most)

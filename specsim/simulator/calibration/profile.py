@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specsim.core.errors import InputError, require, require_choice
-from specsim.core.files import read_json
+from specsim.core.files import parse_json, read_text
 from specsim.core.json_schema import schema_name
 from specsim.simulator.bounds import is_number
 from specsim.simulator.calibration.another_gpu import moved
@@ -110,9 +110,9 @@ class Profile:
             posterior = Posterior(names, np.log(figures), covariance, float(value["discrepancy"]))
             acceptance = ChainAcceptance.of(value.get("acceptance"))
             return cls(str(value["name"]), posterior, structure, dict(value["provenance"]), acceptance)
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
+        except InputError as error:
+            raise error.within(place) from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError("profile", place, f"{_ALLOWED} ({error})") from error
 
 
@@ -126,12 +126,17 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SHIPPED.glob("*.json")))
 
 
-@cache
 def profile(source: str) -> Profile:
-    """Load a shipped profile by its name, or one from a file."""
+    """Load a shipped profile by its name, or one from a file, as it is now."""
     path = SHIPPED / f"{source}.json" if source in names() else Path(source)
     require(path.is_file(), "profile", source, f"{', '.join(names())}, or a file that specsim calibrate wrote")
-    return Profile.of(read_json(path, "profile", _ALLOWED), source)
+    return _parsed(read_text(path, "profile", _ALLOWED), source)
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str, source: str) -> Profile:
+    """Read a text once for many simulations."""
+    return Profile.of(parse_json(text, "profile", source, _ALLOWED), source)
 
 
 def default_name(model: Model) -> str:

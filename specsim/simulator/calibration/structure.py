@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from specsim.core.errors import require_choices
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.calibration.parameters import PRIORS, Costs, Prior, plain_name
 from specsim.simulator.calibration.posterior import Posterior, fit, measured, noises, predict
@@ -21,6 +22,9 @@ class Structure:
     schedule: Literal["sync", "overlap"] = "overlap"
     graphs: Graphs = "all"  # forwards in graphs: all, only the target's, or none
     plain_schedule: Literal["sync", "overlap"] | None = None  # of plain decoding, None for `schedule`
+
+    def __post_init__(self) -> None:
+        require_choices(self)
 
     def costs(self, costs: Costs) -> dict[str, CostModel]:
         """Make the cost models of servers with this structure, those of plain decoding under names of their own."""
