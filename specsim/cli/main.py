@@ -33,6 +33,7 @@ from specsim.cli.simulate import simulate
 from specsim.cli.soak import soak
 from specsim.cli.sweep import sweep
 from specsim.core.errors import InputError
+from specsim.core.terminal import tell
 
 # Commands of models so small that threads only wait for each other; libraries read the number when they are loaded.
 SMALL = {"demo", "soak", "accept", "diff", "certify", "conformance", "sampling-test", "predict"}
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
         if status == _INTERRUPTED:
-            print("specsim: interrupted", file=sys.stderr)
+            tell("interrupted")
         sys.exit(status or 0)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer's own end of a program whose output nobody reads
@@ -98,7 +99,7 @@ def _sentence(error: Any, words: Sequence[str]) -> InputError | str:
 
 
 def _fail(error: InputError | str) -> NoReturn:
-    print(f"specsim: {error}", file=sys.stderr)
+    tell(error)
     sys.exit(2)
 
 

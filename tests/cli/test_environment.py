@@ -49,6 +49,22 @@ def test_a_disk_that_a_picture_fills_is_told(call, tmp_path, monkeypatch, assert
     assert_one_sentence((status, "", err), str(file))
 
 
+def test_names_from_files_do_not_reach_the_terminal_raw(call, tmp_path, assert_one_sentence):
+    raw = "a\x1b[31m\nb"
+    (tmp_path / raw).mkdir()
+    result = call("generate", "--target", str(tmp_path / raw), "--drafter", "none")
+    assert_one_sentence(result)
+    assert r"a\x1b[31m\nb" in result[2]
+    assert "\x1b" not in result[2]
+
+
+def test_a_long_option_is_not_repeated(call, assert_one_sentence):
+    for arguments in (("--score", "A" * 100_000), (f"--{'a' * 100_000}",)):
+        result = call("generate", *arguments)
+        assert_one_sentence(result)
+        assert len(result[2]) < 2500
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_full_device(in_process, assert_one_sentence):
     with open("/dev/full", "w") as full:
