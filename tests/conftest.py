@@ -143,11 +143,11 @@ def _outputs_follow_their_schemas(monkeypatch) -> None:
 
     write_whole = files.write_whole
 
-    def validated(path: Path, data: bytes) -> None:
+    def validated(path: Path, data: bytes, name: str) -> None:
         value = json.loads(data) if data.startswith(b"{") else {}  # a picture, a table
         if "schema" in value:
             _validator(value["schema"].split("/")[1]).validate(value)
-        write_whole(path, data)
+        write_whole(path, data, name)
 
     monkeypatch.setattr(files, "write_whole", validated)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from specsim.cli import options
+from specsim.cli.file_options import reads, writes
 from specsim.cli.option_groups import EngineGroup, flat, with_groups
 from specsim.cli.options import option
 from specsim.core.config import SamplingParams
@@ -42,10 +43,12 @@ def accept(
             "Model",
             "Target model: a folder, a hub id, or tiny, the shipped one. Measures one setting of this pair.",
             show_default="study of the shipped drafters",
+            callback=reads,
         ),
     ] = None,
     draft: Annotated[
-        str | None, option("Model", "Drafter's weights: a folder or a hub id.", show_default="of --drafter")
+        str | None,
+        option("Model", "Drafter's weights: a folder or a hub id.", show_default="of --drafter", callback=reads),
     ] = None,
     drafter: Annotated[
         list[str] | None,
@@ -55,6 +58,7 @@ def accept(
             "MODULE:NAME of your own; may be repeated. With --target also a folder or hub id of weights.",
             metavar="NAME",
             show_default="all shipped ones",
+            callback=reads,
         ),
     ] = None,
     topk: options.Topk = 1,
@@ -68,6 +72,7 @@ def accept(
             "1]",
             metavar="FILE|N",
             show_default="all shipped ones",
+            callback=reads,
         ),
     ] = None,
     max_new_tokens: Annotated[int, option("Requests", "Largest number of new tokens per prompt. [at least 1]")] = 64,
@@ -85,6 +90,7 @@ def accept(
             "Earlier record, or metrics of an engine, that the accept length is compared with.",
             metavar="FILE",
             show_default=False,
+            callback=reads,
         ),
     ] = None,
     tolerance: Annotated[
@@ -93,7 +99,8 @@ def accept(
     ] = None,
     json_file: options.JsonFile = None,
     plot: Annotated[
-        Path | None, option("Output", "Draw acceptance by position to this PNG file.", metavar="FILE")
+        Path | None,
+        option("Output", "Draw acceptance by position to this PNG file.", metavar="FILE", callback=writes),
     ] = None,
 ) -> None:
     """Measure the accept length of a pair, or of all shipped ones.
@@ -131,10 +138,8 @@ def _study(given: dict[str, Any]) -> None:
     """Study shipped drafters."""
     from specsim.acceptance.settings import NAMES, settings_of
     from specsim.acceptance.study import measure, show
-    from specsim.core.files import check_writable
     from specsim.models.load import load_shipped
 
-    check_writable(given["json_file"])
     count = _count(given["prompts"])
     drafters = list(dict.fromkeys(given["drafter"] or NAMES))
     settings = [setting for name in drafters for setting in settings_of(name)]

@@ -11,7 +11,7 @@ from specsim.cli.option_groups import EngineGroup
 from specsim.cli.picture import check_png, png
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require
-from specsim.core.files import check_files, write_whole
+from specsim.core.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,6 @@ def accept_pair(given: dict[str, Any], engine: EngineGroup, source: str) -> None
     require(tolerance is None or 0 <= tolerance < 1, "tolerance", tolerance, "a relative loss from 0 up to 1")
     check_png(given["plot"])
     file = _prompt_file(given["prompts"])
-    check_files({"prompts": file}, json=given["json_file"], plot=given["plot"])
     prompts = read_prompts(file) if file is not None else list(options.shipped_texts(_count(given["prompts"])))
     kind, draft = _drafter(given)
     places = (given["target"], draft, kind)
@@ -57,9 +56,11 @@ def accept_pair(given: dict[str, Any], engine: EngineGroup, source: str) -> None
             console.print()
             paragraph(console, str(compared))
 
-    options.report("acceptance", print_all, record.to_json(), given["json_file"])
-    if given["plot"] is not None:
-        write_whole(given["plot"], _picture(record))
+    try:
+        options.report("acceptance", print_all, record.to_json(), given["json_file"])
+    finally:
+        if given["plot"] is not None:
+            write_whole(given["plot"], _picture(record), "plot")
     if compared is not None and compared.is_regression:
         raise typer.Exit(1)
 

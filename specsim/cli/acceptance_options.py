@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from specsim.cli import options
+from specsim.cli.file_options import reads
 from specsim.cli.options import option
 from specsim.core.errors import InputError
 
@@ -23,6 +24,7 @@ AcceptanceFile = Annotated[
         "SGLang or AIPerf. FILE#N is its record number N.",
         metavar="FILE",
         show_default="published ones",
+        callback=reads,
     ),
 ]
 AcceptLengths = Annotated[
@@ -130,17 +132,6 @@ def _origin(given: Mapping[str, Any], record: "AcceptanceRecord") -> str:
     if given["accept_lengths"] is not None:
         return "measured, from --accept-lengths"
     return f"of {record.source}: {record.convention.partition(';')[0]}"
-
-
-def acceptance_file(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the file of --acceptance by its option's name, for checks that no output overwrites it."""
-    from pathlib import Path
-
-    place = given["acceptance"]
-    if place is None:
-        return {}
-    path, _, number = place.rpartition("#")
-    return {"acceptance": Path(path if path and number.isdecimal() else place)}
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ import typer
 
 from specsim.cli import options
 from specsim.cli import server_options as server
+from specsim.cli.file_options import reads, writes
 from specsim.cli.options import option
 from specsim.core.errors import InputError, require_choice
 
@@ -24,6 +25,7 @@ def calibrate(
             metavar="FILE...",
             rich_help_panel="Report",
             show_default=False,
+            callback=reads,
         ),
     ] = None,
     published: Annotated[
@@ -57,7 +59,8 @@ def calibrate(
     ] = None,
     name: Annotated[str, option("Output", "Name of the profile.", metavar="NAME")] = "calibrated",
     out: Annotated[
-        Path | None, option("Output", "Write the profile to this file.", metavar="FILE", show_default=False)
+        Path | None,
+        option("Output", "Write the profile to this file.", metavar="FILE", show_default=False, callback=writes),
     ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -72,7 +75,7 @@ def calibrate(
       specsim calibrate table.csv --prompt-tokens 512 --output-tokens 256
       specsim calibrate --published
     """
-    from specsim.core.files import check_files, write_json
+    from specsim.core.files import write_json
 
     paths = list(files or ())
     if published == bool(paths):
@@ -81,7 +84,6 @@ def calibrate(
         _published(json_file)
         return
     require_choice("drafter", drafter, DRAFTERS)
-    check_files({f"file {at}": path for at, path in enumerate(paths, 1)}, out=out, json=json_file)
     from specsim.simulator import hardware as gpus
     from specsim.simulator import model as models
     from specsim.simulator.calibration.context import Context
@@ -96,10 +98,10 @@ def calibrate(
     context = Context(num_steps, topk, num_draft_tokens, batch, prompt_tokens, output_tokens)
     sources, cells = read_files(paths, context)
     fit = fit_server(cost, cells, sources, name, drafter)
-    write_json(out, fit.profile.to_json())
 
     def print_all(console: "Console") -> None:
         show(fit, console)
+        write_json(out, fit.profile.to_json(), "out")
         if out is not None:
             console.print(f"\nThe profile is in {out}: specsim plan --profile {out}", soft_wrap=True)
 

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from specsim.cli import options
+from specsim.cli.file_options import reads
 from specsim.cli.options import option
 from specsim.core.errors import InputError
 
@@ -24,6 +25,7 @@ def certify(
             "Python module or file with your own acceptance rules, or one of them.",
             metavar="FILE.py[:NAME]",
             show_default="none",
+            callback=reads,
         ),
     ] = None,
     impl: Annotated[str, option("Execution", "Implementation that runs.", metavar="reference|fast|both")] = "reference",
@@ -44,10 +46,8 @@ def certify(
       specsim certify --module my_rule.py:rule
     """
     given = locals()
-    from specsim.core.files import check_writable
     from specsim.correctness import exact
 
-    check_writable(json_file)
     line = options.command(certify, given)
     if module is None:
         result = exact.certify(verifier, impl=impl, device=device, progress=True)

@@ -4,12 +4,14 @@ import sys
 from typing import Annotated
 
 from specsim.cli import options
+from specsim.cli.file_options import reads
 from specsim.cli.options import option
 
 
 def conformance(
     module: Annotated[
-        str, option("Kernels", "Python module or file whose functions are checked.", metavar="NAME|FILE.py")
+        str,
+        option("Kernels", "Python module or file whose functions are checked.", metavar="NAME|FILE.py", callback=reads),
     ],
     ops: Annotated[
         str | None,
@@ -38,11 +40,9 @@ def conformance(
     """
     given = locals()
     from specsim.core.engine_options import check_device
-    from specsim.core.files import check_writable
     from specsim.core.provenance import now, versions
     from specsim.correctness.conformance.report import Report
 
-    check_writable(json_file)
     line = options.command(conformance, given)
     device = check_device(device)
     used = versions(device)  # before a kernel can break the GPU, which then does not say its name

@@ -4,15 +4,25 @@ from pathlib import Path
 from typing import Annotated
 
 from specsim.cli import options
+from specsim.cli.file_options import reads, writes_folder
 from specsim.cli.options import option
+from specsim.core.terminal import printable
 
 
 def convert(
-    target: Annotated[str, option("Model", "Target's folder or hub id, for its config.json.", metavar="FOLDER")],
-    draft: Annotated[
-        str, option("Model", "EAGLE-3, P-EAGLE, DFlash or DSpark head: a folder or a hub id.", metavar="FOLDER")
+    target: Annotated[
+        str, option("Model", "Target's folder or hub id, for its config.json.", metavar="FOLDER", callback=reads)
     ],
-    to: Annotated[Path, option("Output", "New folder for the head.", metavar="FOLDER")],
+    draft: Annotated[
+        str,
+        option(
+            "Model",
+            "EAGLE-3, P-EAGLE, DFlash or DSpark head: a folder or a hub id.",
+            metavar="FOLDER",
+            callback=reads,
+        ),
+    ],
+    to: Annotated[Path, option("Output", "New folder for the head.", metavar="FOLDER", callback=writes_folder)],
     layout: Annotated[str, option("Output", "Layout of its files.", metavar="eagle|z-lab|deepspec|speculators")],
     draft_field: options.DraftField = None,
 ) -> None:
@@ -29,7 +39,6 @@ def convert(
     from specsim.models.convert import convert as write
 
     done = write(target, draft, to, layout, dict(map(options.draft_field, draft_field or ())))
-    print(
-        f"{done.folder}: {done.config.kind} head of {done.num_parameters:,} parameters in {done.num_tensors} tensors,"
-    )
+    folder = printable(str(done.folder))
+    print(f"{folder}: {done.config.kind} head of {done.num_parameters:,} parameters in {done.num_tensors} tensors,")
     print(f"in the layout {done.layout}; read back equal, every tensor bit for bit")

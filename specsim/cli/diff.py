@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.cli import options
+from specsim.cli.file_options import writes
 from specsim.cli.option_groups import TreeGroup, flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.ranks import RankOptions, in_ranks
@@ -122,6 +123,7 @@ def diff(
             "Write the result to this JSON file, cell by cell; its fields: specsim schema diff.",
             "--json",
             metavar="FILE",
+            callback=writes,
         ),
     ] = None,
     html_file: Annotated[
@@ -131,6 +133,7 @@ def diff(
             "Write the first mismatch to this HTML file, a page with both sides of its round.",
             "--html",
             metavar="FILE",
+            callback=writes,
         ),
     ] = None,
 ) -> None:
@@ -150,8 +153,7 @@ def diff(
 def _diff(given: dict[str, Any]) -> None:
     """Run a grid, which takes no option of a cell, or the one cell of the options."""
     from specsim.core.display import stdout_console
-    from specsim.core.files import check_files
-    from specsim.core.kv_buffer import KVFormat
+    from specsim.core.kv_buffer import KV_DTYPES, KVFormat
     from specsim.correctness import differential
     from specsim.correctness.differential.implementation import Shares
     from specsim.correctness.differential.pairs import FAMILIES, KINDS
@@ -174,7 +176,8 @@ def _diff(given: dict[str, Any]) -> None:
     elif given["cell"] is not None:
         raise InputError("cell", given["cell"], "the name of a cell, together with its --grid")
     else:
-        for key, known in (("drafter", KINDS), ("family", FAMILIES)):
+        choices = {"drafter": KINDS, "family": FAMILIES, "kv_dtype": KV_DTYPES, "draft_kv_dtype": KV_DTYPES}
+        for key, known in choices.items():
             require_choice(key, given[key], known)
         if given["impl"] == "reference" and given["graph"] != "eager":
             raise InputError("graph", given["graph"], "eager with impl reference, which replays nothing")
@@ -185,7 +188,6 @@ def _diff(given: dict[str, Any]) -> None:
         cell = replace(cell, kv=formats)
         cell = cell if given["regex"] is None else _constrained(cell, given["regex"])
         cells = (cell if given["rule"] is None else _with_rule(cell, given["rule"]),)
-    check_files({}, json=given["json_file"], html=given["html_file"])
     shares = Shares(given["tensor_parallel"], given["draft_parallel"], given["forward"])
     result = differential.run_grid(name or "one cell", cells, progress=True, shares=shares, **run)
     show(result, stdout_console())

@@ -1,9 +1,11 @@
 """Options of plan for files that engines, or the adaptive policy of this one, read."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from specsim.cli.file_options import writes
 from specsim.cli.options import option
 from specsim.core.errors import InputError
 from specsim.core.files import write_whole
@@ -22,15 +24,33 @@ class EngineFileGroup:
 
     sglang_file: Annotated[
         Path | None,
-        option("Output", f"{_FILE} SGLang's --speculative-adaptive-config.", metavar="FILE", show_default=False),
+        option(
+            "Output",
+            f"{_FILE} SGLang's --speculative-adaptive-config.",
+            metavar="FILE",
+            show_default=False,
+            callback=writes,
+        ),
     ] = None
     vllm_file: Annotated[
         Path | None,
-        option("Output", f"{_FILE} the value of vLLM's --speculative-config.", metavar="FILE", show_default=False),
+        option(
+            "Output",
+            f"{_FILE} the value of vLLM's --speculative-config.",
+            metavar="FILE",
+            show_default=False,
+            callback=writes,
+        ),
     ] = None
     tensorrt_llm_file: Annotated[
         Path | None,
-        option("Output", f"{_FILE} TensorRT-LLM's --config: YAML or JSON.", metavar="FILE", show_default=False),
+        option(
+            "Output",
+            f"{_FILE} TensorRT-LLM's --config: YAML or JSON.",
+            metavar="FILE",
+            show_default=False,
+            callback=writes,
+        ),
     ] = None
 
     goodput_file: Annotated[
@@ -40,24 +60,34 @@ class EngineFileGroup:
             "Write the cost of rounds by batch size as a policy for specsim's --adaptive.",
             metavar="FILE.json",
             show_default=False,
+            callback=writes,
         ),
     ] = None
 
-    @property
-    def paths(self) -> dict[str, Path | None]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def write(self, found: "Plan", draft: str) -> list[str]:
-        """Write the files, all or none of them; returns the options that give them to the engines."""
-        from specsim.simulator.engine_files import text
-
-        given = {name: path for name, path in self.paths.items() if path is not None}
+    def check(self) -> None:
+        """Refuse a policy's file by a name that --adaptive does not take for a file."""
         if self.goodput_file is not None and self.goodput_file.suffix != ".json":
             raise InputError("goodput_file", str(self.goodput_file), "a name that ends in .json")
-        made = {path: text(_value(name, found, draft), path) for name, path in given.items()}
-        for path, content in made.items():
-            write_whole(path, content.encode())
-        return [_usage(name, path, found, draft) for name, path in given.items()]
+
+    def usage(self, found: "Plan", draft: str) -> list[str]:
+        """List the options that give the files to the engines."""
+        return [_usage(name, path, found, draft) for name, path in self._paths().items()]
+
+    def contents(self, found: "Plan", draft: str) -> dict[str, bytes]:
+        """Make the content of each file, by its option; InputError where a plan has none."""
+        from specsim.simulator.engine_files import text
+
+        return {name: text(_value(name, found, draft), path).encode() for name, path in self._paths().items()}
+
+    def write(self, contents: dict[str, bytes]) -> None:
+        """Write the files."""
+        with ExitStack() as after:  # no file that fails costs the others
+            for name, path in self._paths().items():
+                after.callback(write_whole, path, contents[name], name)
+
+    def _paths(self) -> dict[str, Path]:
+        paths = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: path for name, path in paths.items() if path is not None}
 
 
 def _value(name: str, found: "Plan", draft: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
+from specsim.cli.file_options import reads
 from specsim.cli.options import option
 from specsim.core.errors import InputError
 
@@ -26,10 +27,18 @@ def explain(
             "the OpenAI API.",
             metavar="FILE",
             show_default=False,
+            callback=reads,
         ),
     ],
     b: Annotated[
-        Path, option("Answers", "The other engine's answers to the same prompts.", metavar="FILE", show_default=False)
+        Path,
+        option(
+            "Answers",
+            "The other engine's answers to the same prompts.",
+            metavar="FILE",
+            show_default=False,
+            callback=reads,
+        ),
     ],
     dtype: Annotated[
         str, option("Answers", "Data type of both engines.", metavar="|".join(options.DTYPES))
@@ -40,6 +49,7 @@ def explain(
             "Answers",
             "Target that measures the rounding error: a folder, a hub id, or tiny.",
             show_default="assume a rounding error from --dtype",
+            callback=reads,
         ),
     ] = None,
     json_file: options.JsonFile = None,
@@ -55,12 +65,9 @@ def explain(
       specsim explain --a vllm.json --b sglang.json --target ./Llama-3.1-8B
     """
     from specsim.core.display import heading, print_table
-    from specsim.core.files import check_files
     from specsim.correctness.explain import Noise, read_answers
     from specsim.correctness.explain import explain as compare
 
-    for name, answers in (("a", a), ("b", b)):
-        check_files({name: answers}, json=json_file)
     answers_a = read_answers(a, "a")
     noise = Noise.of(dtype)
     findings = list(compare(answers_a, read_answers(b, "b"), noise))

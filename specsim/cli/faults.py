@@ -29,10 +29,8 @@ def faults(
     given = locals()
     from dataclasses import replace
 
-    from specsim.core.files import check_writable
     from specsim.correctness.faults import run_catalogue
 
-    check_writable(json_file)
     line = options.command(faults, given)
     catalogue = replace(run_catalogue(name, device=device, jobs=jobs, progress=True), command=line)
     options.report("faults", catalogue.show, catalogue.to_json(), json_file, not catalogue.missed)

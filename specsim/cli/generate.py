@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
+from specsim.cli.file_options import reads
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.ranks import RankOptions, in_ranks
@@ -32,7 +33,8 @@ def generate(
         str | None, option("Requests", "Text to continue.", show_default="the first shipped prompt")
     ] = None,
     prompt_file: Annotated[
-        Path | None, option("Requests", "UTF-8 text file to continue, instead of --prompt.", metavar="FILE")
+        Path | None,
+        option("Requests", "UTF-8 text file to continue, instead of --prompt.", metavar="FILE", callback=reads),
     ] = None,
     prompt_length: Annotated[
         int | None,
@@ -72,7 +74,13 @@ def generate(
     ] = None,
     json_schema: Annotated[
         Path | None,
-        option("Sampling", "JSON Schema file that the output must match.", metavar="FILE", show_default="none"),
+        option(
+            "Sampling",
+            "JSON Schema file that the output must match.",
+            metavar="FILE",
+            show_default="none",
+            callback=reads,
+        ),
     ] = None,
     rule: options.Rule = None,
     adaptive: options.Adaptive = None,
@@ -107,11 +115,9 @@ def generate(
     acceptance = pair.acceptance(tree.num_steps)
     text = None if pair.shape is not None else _read_prompt(prompt, prompt_file)
     _check_prompt(given)
-    from specsim.core.files import check_files
     from specsim.core.provenance import now
     from specsim.models.shapes import random_prompts
 
-    check_files({"prompt_file": prompt_file, "json_schema": json_schema}, json=json_file, html=html_file)
     made = {
         "command": options.command(generate, given),
         "date": now(),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsim.cli import options
+from specsim.cli.file_options import reads
 from specsim.cli.options import option
 from specsim.core.errors import InputError, require_int
 
@@ -30,6 +31,7 @@ def lint_report(
             metavar="FILE",
             rich_help_panel="Report",
             show_default=False,
+            callback=reads,
         ),
     ],
     output_tokens: Annotated[
@@ -54,14 +56,12 @@ def lint_report(
     """
     from dataclasses import asdict
 
-    from specsim.core.files import check_files
     from specsim.simulator.lint import lint
     from specsim.simulator.verdict import Stated
 
     for name, value in (("output_tokens", output_tokens), ("num_drafts", num_drafts)):
         if value is not None:
             require_int(name, value)
-    check_files({"file": file}, json=json_file)
     checked = _reports(file, Stated(output_tokens, num_drafts))
     reports = [report for report, _ in checked]
     findings = [finding for report, stated in checked for finding in lint(report, stated)]

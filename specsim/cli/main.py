@@ -2,10 +2,12 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
+from secrets import token_hex
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -33,6 +35,8 @@ from specsim.cli.simulate import simulate
 from specsim.cli.soak import soak
 from specsim.cli.sweep import sweep
 from specsim.core.errors import InputError
+from specsim.core.files import Unwritten, write_whole
+from specsim.core.terminal import tell
 
 # Commands of models so small that threads only wait for each other; libraries read the number when they are loaded.
 SMALL = {"demo", "soak", "accept", "diff", "certify", "conformance", "sampling-test", "predict"}
@@ -63,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
         if status == _INTERRUPTED:
-            print("specsim: interrupted", file=sys.stderr)
+            tell("interrupted")
         sys.exit(status or 0)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer's own end of a program whose output nobody reads
@@ -98,12 +102,41 @@ def _sentence(error: Any, words: Sequence[str]) -> InputError | str:
 
 
 def _fail(error: InputError | str) -> NoReturn:
-    print(f"specsim: {error}", file=sys.stderr)
+    if not isinstance(error, Unwritten):
+        tell(error)
+    _rescue_results()
     sys.exit(2)
+
+
+def _rescue_results() -> None:
+    """Tell each result that could not be written before this error, and its new place."""
+    error = sys.exception()
+    while error is not None:
+        if isinstance(error, Unwritten):
+            tell(f"{error}; {_put_elsewhere(error)}")
+        error = error.__context__
+
+
+def _put_elsewhere(lost: Unwritten) -> str:
+    """Write a result to a temporary file, or JSON to standard output where that fails too, and say so."""
+    try:
+        file = Path(tempfile.gettempdir(), f"specsim-{token_hex(8)}{Path(str(lost.value)).suffix}")
+        write_whole(file, lost.data, lost.name)
+        return f"the result is in {file}"
+    except (OSError, Unwritten):
+        if not lost.data.startswith(b"{"):
+            return "the result is lost, as no temporary file can be written either"
+    try:
+        print(lost.data.decode(), end="", flush=True)
+        return "the result is printed on standard output"
+    except OSError:
+        _discard_stdout()
+        return "the result is lost, as neither a temporary file nor standard output can be written"
 
 
 def _end_unread() -> NoReturn:
     _discard_stdout()
+    _rescue_results()
     sys.exit(_UNREAD)
 
 

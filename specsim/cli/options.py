@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from specsim.cli.file_options import reads, writes
 from specsim.core.config import PRESETS, VERIFIERS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.json_schema import schema_name
@@ -37,6 +38,7 @@ Drafter = Annotated[
         "your own, or none, which is plain decoding.",
         metavar="NAME",
         show_default="eagle3, or the kind of --draft",
+        callback=reads,
     ),
 ]
 
@@ -82,6 +84,7 @@ Rule = Annotated[
         "Acceptance rule of your own, in place of the verifier.",
         metavar="FILE.py:NAME",
         show_default="none",
+        callback=reads,
     ),
 ]
 Adaptive = Annotated[
@@ -92,6 +95,7 @@ Adaptive = Annotated[
         "throughput, or a JSON file of a policy or of an engine's schedule.",
         metavar="POLICY|FILE.json",
         show_default="always --num-steps",
+        callback=reads,
     ),
 ]
 AdaptivePerRequest = Annotated[
@@ -157,10 +161,11 @@ MaxLen = Annotated[
 ]
 Target = Annotated[
     str | None,
-    option("Model", "Target model: a folder or a hub id.", show_default="the shipped target, tiny"),
+    option("Model", "Target model: a folder or a hub id.", show_default="the shipped target, tiny", callback=reads),
 ]
 Draft = Annotated[
-    str | None, option("Model", "Drafter's weights: a folder or a hub id.", show_default="the shipped drafter")
+    str | None,
+    option("Model", "Drafter's weights: a folder or a hub id.", show_default="the shipped drafter", callback=reads),
 ]
 DraftField = Annotated[
     list[str] | None,
@@ -185,6 +190,7 @@ Shape = Annotated[
         "Random weights of this shape. NAME-tpK-slice is one GPU's share of K in tensor parallelism.",
         metavar="NAME|config.json|folder",
         show_default="trained weights",
+        callback=reads,
     ),
 ]
 AcceptRates = Annotated[
@@ -266,6 +272,7 @@ JsonFile = Annotated[
         "Also write the result to this JSON file; its fields: specsim schema COMMAND.",
         "--json",
         metavar="FILE",
+        callback=writes,
     ),
 ]
 HtmlFile = Annotated[
@@ -275,6 +282,7 @@ HtmlFile = Annotated[
         "Write the first 64 rounds to this HTML file, a page to click through.",
         "--html",
         metavar="FILE",
+        callback=writes,
     ),
 ]
 
@@ -290,7 +298,9 @@ def told_as(**names: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(names.get(error.name, error.name), error.value, error.allowed) from error
+        if error.name not in names:
+            raise
+        raise InputError(names[error.name], error.value, error.allowed) from error
 
 
 def exclusive(name: str, value: object, other: str) -> InputError:

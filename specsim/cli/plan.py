@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING, Annotated
 
 from specsim.cli import options
-from specsim.cli.acceptance_options import AcceptanceGroup, acceptance_file
+from specsim.cli.acceptance_options import AcceptanceGroup
 from specsim.cli.engine_file_options import EngineFileGroup, show_chains
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
@@ -77,13 +77,11 @@ def plan(
     given = flat(locals())
     from tqdm.auto import tqdm
 
-    from specsim.core.files import check_files
     from specsim.simulator.candidates import candidates
     from specsim.simulator.plan import plan as make
     from specsim.simulator.plan import policies as choose
 
-    inputs = acceptance_file(given) | {"workload": traffic.workload, "tokenizer": traffic.tokenizer}
-    check_files(inputs, json=json_file, **files.paths)
+    files.check()
     check_traffic(given)
     planned = cell(given | trace_fields(traffic))
     check_times(given, planned)
@@ -94,7 +92,8 @@ def plan(
     rates = None if goal is None else highest_rates(planned, configs, goal)
     limit = load.max_running if found.crossover is None else found.crossover - 1  # at the crossover plain is best
     compared = choose(planned, limit) if policies else {}
-    usage = files.write(found, draft)
+    contents = files.contents(found, draft)
+    usage = files.usage(found, draft)
 
     def print_all(console: "Console") -> None:
         show(found, draft, describe_acceptance(given, planned), console)
@@ -106,7 +105,10 @@ def plan(
             show_policies(compared, console)
 
     value = found.to_json(draft) | {"policies": compared, "highest_rates": rates and plain_values(rates)}
-    options.report("plan", print_all, value, json_file)
+    try:
+        options.report("plan", print_all, value, json_file)
+    finally:
+        files.write(contents)
 
 
 def show(found: "Plan", draft: str, acceptance: str, console: "Console") -> None:

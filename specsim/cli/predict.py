@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 from specsim.cli import options
-from specsim.cli.acceptance_options import AcceptLengths, acceptance_file, check_one, given_record
+from specsim.cli.acceptance_options import AcceptLengths, check_one, given_record
+from specsim.cli.file_options import reads
 from specsim.cli.options import option
 from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError, require
@@ -22,6 +23,7 @@ def predict(
             "Predict from this acceptance record, or metrics of vLLM, SGLang or AIPerf, without running a model.",
             metavar="FILE",
             show_default="record the shipped pair",
+            callback=reads,
         ),
     ] = None,
     accept_lengths: AcceptLengths = None,
@@ -55,11 +57,9 @@ def predict(
         return
     from specsim.acceptance.prediction import TARGET_ERROR, show
     from specsim.acceptance.prediction import predict as run
-    from specsim.core.files import check_writable
     from specsim.models.load import load
 
     SamplingParams(max_new_tokens=max_new_tokens)
-    check_writable(json_file)
     texts = options.shipped_texts(prompts)
     if drafter not in ("eagle", "eagle3"):
         raise InputError("drafter", drafter, "eagle or eagle3")
@@ -71,10 +71,8 @@ def predict(
 def _from_record(given: dict[str, str | None], json_file: Path | None) -> None:
     """Predict from a record."""
     from specsim.acceptance.record_prediction import predict_from, show
-    from specsim.core.files import check_files
 
     check_one(given)
-    check_files(acceptance_file(given), json=json_file)
     record = given_record(given)
     assert record is not None
     found = predict_from(record)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
+from specsim.cli.file_options import reads
 from specsim.cli.options import option
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ Profile = Annotated[
         "Calibrated server: a shipped profile (specsim-fast, vllm-2025-dense, vllm-2026-dense, vllm-2026-experts, "
         "sglang-2026-experts, transformers-dense) or a file that calibrate wrote.",
         metavar="NAME|FILE",
+        callback=reads,
         show_default="vllm-2026-dense; -experts for models with experts",
     ),
 ]

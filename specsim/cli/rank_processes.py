@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import NoReturn
 
 from specsim.core import phase_board
 from specsim.core.phase_board import VARIABLE, Progress
+from specsim.core.terminal import tell
 
 RANK_FAILED = 3  # exit status of a command where a rank ended early or hung
 LOST = 71  # exit status of a rank that lost the others
@@ -43,7 +43,7 @@ def run_ranks(words: Words, size: int, timeout: float) -> int:
                 process.wait()
         if sentence is None:
             return processes[0].returncode
-        print(f"specsim: {sentence}", file=sys.stderr)
+        tell(sentence)
         return RANK_FAILED
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.cli import options
+from specsim.cli.file_options import reads, writes
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.ranks import RankOptions, in_ranks
@@ -31,7 +32,11 @@ def run(
     requests: Annotated[
         Path | None,
         option(
-            "Requests", "JSON Lines file, one request per line.", metavar="FILE", show_default="the shipped requests"
+            "Requests",
+            "JSON Lines file, one request per line.",
+            metavar="FILE",
+            show_default="the shipped requests",
+            callback=reads,
         ),
     ] = None,
     skip_bad_lines: Annotated[
@@ -76,7 +81,8 @@ def run(
     ranks: RankOptions,
     json_file: options.JsonFile = None,
     trace: Annotated[
-        Path | None, option("Output", "Write the scheduler's steps to this Parquet file.", metavar="FILE")
+        Path | None,
+        option("Output", "Write the scheduler's steps to this Parquet file.", metavar="FILE", callback=writes),
     ] = None,
     html_file: options.HtmlFile = None,
 ) -> None:
@@ -171,12 +177,10 @@ def _serve(
 
 def _check_run(given: dict[str, Any]) -> None:
     """Refuse before a long run options that exclude each other, and a trace that cannot be written."""
-    from specsim.core.files import check_files
     from specsim.serving.trace import Trace
 
     trace = given["trace"]
     source = given["requests"]
-    check_files({"requests": source}, json=given["json_file"], trace=trace, html=given["html_file"])
     for name in ("compare", "html_file"):
         options.without(name.removesuffix("_file"), given["adaptive"], given[name])
     if given["shape"] is not None and source is None:

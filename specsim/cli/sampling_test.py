@@ -36,11 +36,9 @@ def sampling_test(
       specsim sampling-test --rule my_rule.py:rule
     """
     given = locals()
-    from specsim.core.files import check_writable
     from specsim.core.rule import load_rule
     from specsim.correctness.statistics import run_sampling_tests
 
-    check_writable(json_file)
     if rule is not None and verifier is not None:
         raise options.exclusive("verifier", verifier, "--rule")
     line = options.command(sampling_test, given)

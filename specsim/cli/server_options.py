@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
 from specsim.cli.acceptance_options import assumed
+from specsim.cli.file_options import reads
 from specsim.cli.options import option
 from specsim.cli.profile_options import Profile, profile_name
 from specsim.core.errors import InputError, require
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from specsim.simulator.cell import Cell
     from specsim.simulator.token_lengths import Length
 
-Model = Annotated[str, option("Model", "Shipped name, hub id of a shipped shape, or a config.json.")]
+Model = Annotated[str, option("Model", "Shipped name, hub id of a shipped shape, or a config.json.", callback=reads)]
 Hardware = Annotated[
     str,
     option(
@@ -22,6 +23,7 @@ Hardware = Annotated[
         "GPU: A100-40GB-SXM, A100-80GB-SXM, H20, H100-SXM, H200, B200, RTX-3090 or RTX-4090; H100 is enough. Or a "
         ".csv or .json file of your own.",
         metavar="NAME|FILE",
+        callback=reads,
     ),
 ]
 TensorParallel = Annotated[int, option("Hardware", "GPUs that share the model by tensor parallelism. [at least 1]")]

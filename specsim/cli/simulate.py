@@ -12,10 +12,10 @@ from specsim.cli.acceptance_options import (
     NAMES,
     AcceptanceFile,
     AcceptLengths,
-    acceptance_file,
     check_one,
     given_record,
 )
+from specsim.cli.file_options import writes
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.picture import check_png, png
@@ -102,7 +102,11 @@ def simulate(
     plot: Annotated[
         Path | None,
         option(
-            "Output", "Draw speed-up against running requests to this PNG file.", metavar="FILE", show_default=False
+            "Output",
+            "Draw speed-up against running requests to this PNG file.",
+            metavar="FILE",
+            show_default=False,
+            callback=writes,
         ),
     ] = None,
 ) -> None:
@@ -118,15 +122,13 @@ def simulate(
     """
     given = flat(locals())
     from specsim.core.display import paragraph
-    from specsim.core.files import check_files, write_whole
+    from specsim.core.files import write_whole
     from specsim.simulator.reproduce import reproduction
     from specsim.simulator.show import compare, show, show_table
 
     check_png(plot)
-    inputs = {"workload": traffic.workload, "tokenizer": traffic.tokenizer}
-    check_files(inputs | acceptance_file(given), json=json_file, plot=plot)
     if table is not None:
-        _check_default([name for name in given if name not in ("table", "json_file")], given, "with a table")
+        _check_default([name for name in given if name not in ("table", "json_file")], given, "with --table")
         result = reproduction(table)()
         options.report("simulate-table", lambda console: show_table(result, console), result.to_json(), json_file)
         return
@@ -150,7 +152,7 @@ def simulate(
         options.report("simulate", print_all, compared.to_json(), json_file)
     finally:
         if plot:
-            write_whole(plot, picture)
+            write_whole(plot, picture, "plot")
 
 
 def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> None:
@@ -171,7 +173,7 @@ def _served(given: dict[str, Any], traffic: TrafficGroup) -> tuple["Cell", "Opti
     cell.check_one_load(given | {"workload": None})
     values = {field.name: given[field.name] for field in fields(Cell) if field.name in given}
     if traffic.workload is not None:
-        _check_default(("requests", *_LENGTHS), given, "with a workload")
+        _check_default(("requests", *_LENGTHS), given, "with --workload")
         values["requests"] = len(read_requests(traffic.workload, traffic.tokenizer, traffic.characters_per_token))
     check_traffic(given, {name: signature(simulate).parameters[name].default for name in _LENGTHS})
     values |= cell.efficiency(given["efficiency"] or []) | trace_fields(traffic)

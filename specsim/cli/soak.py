@@ -58,11 +58,9 @@ def soak(
       specsim soak --requests 500
       specsim soak --impl fast --program 0-0-1
     """
-    from specsim.core.files import check_writable
     from specsim.correctness.differential.implementation import Shares
     from specsim.correctness.soak import soak
 
-    check_writable(json_file)
     drawn = {"num_requests": requests, "seed": seed}
     drawn = {name: value for name, value in drawn.items() if value is not None}
     if program is not None and drawn:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
-from specsim.cli.acceptance_options import AcceptanceGroup, acceptance_file
+from specsim.cli.acceptance_options import AcceptanceGroup
+from specsim.cli.file_options import reads, writes
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.picture import check_png, png
@@ -26,6 +27,7 @@ from specsim.cli.server_options import (
 )
 from specsim.cli.traffic_options import TrafficGroup, check_times, check_traffic, show_workload, trace_fields
 from specsim.core.errors import InputError, require, require_int
+from specsim.core.terminal import tell
 from specsim.core.workers import Workers
 
 if TYPE_CHECKING:
@@ -48,7 +50,13 @@ _ORDER = (
 def sweep(
     *,
     out: Annotated[
-        Path, option("Output", "SQLite file that collects the cells; the cells it has are kept.", metavar="FILE")
+        Path,
+        option(
+            "Output",
+            "SQLite file that collects the cells; the cells it has are kept.",
+            metavar="FILE",
+            callback=writes,
+        ),
     ],
     vary: Annotated[
         list[str],
@@ -56,6 +64,7 @@ def sweep(
             "Sweep",
             "Values of one option below, or of accept_rate; may be repeated.",
             metavar="NAME=V1,V2,...",
+            callback=reads,
         ),
     ],
     server: ServerGroup,
@@ -84,7 +93,12 @@ def sweep(
     ] = None,
     plot: Annotated[
         Path | None,
-        option("Output", "Draw tokens/s of all requests against tokens/s of one to this PNG file.", metavar="FILE"),
+        option(
+            "Output",
+            "Draw tokens/s of all requests against tokens/s of one to this PNG file.",
+            metavar="FILE",
+            callback=writes,
+        ),
     ] = None,
     json_file: options.JsonFile = None,
 ) -> None:
@@ -101,7 +115,7 @@ def sweep(
     given = flat(locals())
     from tqdm.auto import tqdm
 
-    from specsim.core.files import check_files, write_whole
+    from specsim.core.files import write_whole
     from specsim.simulator.best_settings import rank_by_load
     from specsim.simulator.sweep import Results, cells, check, key
     from specsim.simulator.sweep import sweep as run
@@ -112,8 +126,6 @@ def sweep(
     if all(each.rate is not None for each in wanted):
         check_one_load(given | varied | {"workload": None})
     check_png(plot)
-    inputs = acceptance_file(given) | {"workload": traffic.workload, "tokenizer": traffic.tokenizer}
-    check_files(inputs, out=out, json=json_file, plot=plot)
     check(wanted)
     names = list(dict.fromkeys(map(key, wanted)))
     with _executor(jobs, cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
@@ -126,7 +138,7 @@ def sweep(
         except KeyboardInterrupt:
             bar.close()
             written = len(results.keys().intersection(names))
-            print(f"specsim: interrupted; {written:,} of {len(names):,} cells are in {out}", file=sys.stderr)
+            tell(f"interrupted; {written:,} of {len(names):,} cells are in {out}")
             sys.exit(130)  # as after every interrupt, which `main` tells in fewer words
     rows = results.rows(names)
     said = [
@@ -140,9 +152,11 @@ def sweep(
         show(rows, list(varied), counts, out, assumed, console)
         show_workload(base, console)
 
-    options.report("sweep", print_all, value, json_file)
-    if plot is not None:
-        write_whole(plot, png("pareto", rows))
+    try:
+        options.report("sweep", print_all, value, json_file)
+    finally:
+        if plot is not None:
+            write_whole(plot, png("pareto", rows), "plot")
 
 
 def _base(given: dict[str, Any], varied: dict[str, list[Any]], traffic: TrafficGroup) -> "Cell":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
+from specsim.cli.file_options import reads
 from specsim.cli.options import option
 from specsim.core.errors import InputError, require
 
@@ -26,6 +27,7 @@ class TrafficGroup:
             "File of requests, in place of random ones: Azure or BurstGPT CSV, ShareGPT JSON, or specsim's own JSON "
             "lines. Its times count; --rate scales them.",
             metavar="FILE",
+            callback=reads,
             show_default=False,
         ),
     ] = None
@@ -35,6 +37,7 @@ class TrafficGroup:
             "Load",
             "tokenizer.json, or a folder with one, that counts the tokens of a file's texts.",
             metavar="PATH",
+            callback=reads,
             show_default="--characters-per-token",
         ),
     ] = None

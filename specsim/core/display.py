@@ -13,10 +13,30 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specsim.core.terminal import printable
+
 WIDTH = 100
 NAME_WIDTH = 24  # of names in the first column that are never wrapped
 LEGEND = "A background is one round; its bonus token is underlined."
 _TINTS = ("rgba(0,114,178,.20)", "rgba(230,159,0,.28)")  # rounds in turn; told apart also without colour vision
+
+
+class _Output(Console):
+    """A console that escapes control characters in what it is given, such as names from files."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Print texts, escaped, and other objects of rich."""
+        super().print(*map(_escaped, objects), **settings)
+
+    def out(self, *objects: Any, **settings: Any) -> None:
+        """Print texts as they are, but escaped."""
+        super().out(*map(_escaped, objects), **settings)
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, Text):
+        value.plain = printable(value.plain)
+    return printable(value) if isinstance(value, str) else value
 
 
 def stdout_console() -> Console:
@@ -26,7 +46,7 @@ def stdout_console() -> Console:
     """
     width = min(WIDTH, get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
     is_terminal = False if "ipykernel" in sys.modules else None  # ipykernel sets FORCE_COLOR; None: as rich finds out
-    return Console(
+    return _Output(
         width=width, markup=False, emoji=False, highlight=False, force_jupyter=False, force_terminal=is_terminal
     )
 
@@ -54,11 +74,13 @@ def print_table(console: Console, columns: Sequence[str], rows: Sequence[Sequenc
         name = columns[index] if columns else ""
         table.add_column(name, justify=justify, overflow="fold", no_wrap=is_whole)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_escaped, row))
+    if console.is_terminal:
+        console.print(table)
+        return
     with console.capture() as capture:
         console.print(table)
-    lines = capture.get().splitlines()
-    console.out("\n".join(lines if console.is_terminal else map(str.rstrip, lines)), highlight=False)
+    console.out("\n".join(map(str.rstrip, capture.get().splitlines())), highlight=False)
 
 
 def is_number(cell: str) -> bool:

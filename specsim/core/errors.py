@@ -5,12 +5,16 @@ from collections.abc import Collection
 from dataclasses import fields
 from typing import Any, Literal, Self, get_args, get_origin
 
+from specsim.core.terminal import shortened
+
+MOST = 200  # characters of a value in an error
+
 
 class InputError(ValueError):
     """Bad input, in one sentence with the field, the value and what is allowed."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(f"{name} is {value!r}; allowed: {allowed}")
+        super().__init__(f"{name} is {shortened(repr(value), MOST)}; allowed: {allowed}")
         self.name = name
         self.value = value
         self.allowed = allowed

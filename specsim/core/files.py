@@ -5,7 +5,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -43,60 +44,91 @@ def read_json(path: Path, name: str, allowed: str) -> Any:
     return parse_json(read_text(path, name, allowed), name, str(path), allowed)
 
 
+class Unwritten(InputError):
+    """The error of a result that could not be written, with the result."""
+
+    def __init__(self, name: str, value: object, allowed: str, data: bytes = b"") -> None:
+        super().__init__(name, value, allowed)
+        self.data = data
+
+
+def is_same_file(path: Path, other: Path) -> bool:
+    """Check whether two paths name one file, also by links or where there is none yet."""
+    with suppress(OSError):
+        return _real(path) == _real(other) or path.samefile(other)
+    return False
+
+
 def check_writable(path: Path | None, name: str = "json") -> None:
     """Raise InputError with that name, before a long run, if its result cannot be written."""
     if path is None:
         return
-    # /dev/stdout may be a file, and a rename over it would lose what the program has printed.
-    is_stream = path.absolute().parts[1:2] in (("dev",), ("proc",))
-    if is_stream or (path.exists() and not path.is_file()):
-        raise InputError(name, str(path), "a file, not a folder or a device")
-    changed = [_real(path).parent, *([path] if path.exists() else [])]
-    if not all(os.access(each, os.W_OK) for each in changed):
-        raise InputError(name, str(path), "a file that can be written, in a folder that exists and can be written")
-
-
-def check_files(inputs: Mapping[str, Path | None], **outputs: Path | None) -> None:
-    """Check that a command can write its outputs, and that no two of its files are the same."""
-    known: dict[Path, str] = {}
-    for name, path in (*inputs.items(), *outputs.items()):
-        if path is not None and (other := known.setdefault(_real(path), name)) != name:
-            raise InputError(name, str(path), f"another file than that of {other}")
-    for name, path in outputs.items():
-        check_writable(path, name)
-
-
-def write_json(path: Path | None, value: dict[str, Any]) -> None:
-    """Write a result as JSON, completely or not at all, unless the path is None."""
-    if path is None:
-        return
-    text = json.dumps(without_nan(value), ensure_ascii=False, allow_nan=False) + "\n"
+    real = _real(path)
     try:
-        write_whole(path, text.encode(errors="backslashreplace"))  # half a surrogate pair is one in JSON too
+        if _exists(real):
+            if not real.is_file():
+                raise InputError(name, str(path), "a file, not a folder or a device")
+            if any(os.path.samestat(real.stat(), stream) for stream in _streams()):
+                raise InputError(name, str(path), "another file than standard output, which the result would replace")
+            if not os.access(real, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with _temporary(real) as trial:
+            trial.write_bytes(bytes(4096))
     except OSError as error:
-        raise InputError("json", str(path), f"a file that can be written ({error.strerror})") from error
+        allowed = f"a file that can be written, in a folder that exists and has space ({error.strerror})"
+        raise InputError(name, str(path), allowed) from error
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def _exists(path: Path) -> bool:
+    """Check whether there is a file; OSError for a path that no file can have."""
+    with suppress(FileNotFoundError):
+        path.stat()
+        return True
+    return False
+
+
+def _streams() -> Iterator[os.stat_result]:
+    """List the files of standard output and standard error, if they are open."""
+    for number in (1, 2):
+        with suppress(OSError):
+            yield os.fstat(number)
+
+
+def write_json(path: Path | None, value: dict[str, Any], name: str = "json") -> None:
+    """Write a result as JSON, completely or not at all, unless the path is None."""
+    if path is not None:
+        text = json.dumps(without_nan(value), ensure_ascii=False, allow_nan=False) + "\n"
+        write_whole(path, text.encode(errors="backslashreplace"), name)  # half a surrogate pair is one in JSON too
+
+
+def write_whole(path: Path, data: bytes, name: str) -> None:
     """Write to a temporary file in the same folder and rename it to `path` or to its link target.
 
-    Every OSError names `path`; that of a full disk would name no file.
+    Raises Unwritten with that name and the data where the file cannot be written.
     """
     try:
-        _write_whole(_real(path), data)
+        _replace(_real(path), data)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise Unwritten(name, str(path), f"a file that can be written ({error.strerror})", data) from error
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    if path.exists() and not path.is_file():
+def _replace(path: Path, data: bytes) -> None:
+    is_new = not _exists(path)
+    if not (is_new or path.is_file()):
         raise OSError(errno.EINVAL, "not a file", str(path))
-    temporary = path.with_name(f".specsim-{token_hex(8)}{path.suffix}")
-    try:
+    with _temporary(path) as temporary:
         temporary.write_bytes(data)
-        if path.exists():
+        if not is_new:
             shutil.copymode(path, temporary)
         temporary.replace(path)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """Name a temporary file in the folder of `path`, and remove it if it is there in the end."""
+    temporary = path.with_name(f".specsim-{token_hex(8)}")
+    try:
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 

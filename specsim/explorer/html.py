@@ -6,7 +6,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from specsim.core.errors import InputError
 from specsim.core.files import write_whole
 from specsim.explorer.document import encoded
 
@@ -60,7 +59,4 @@ def write_page(path: Path, document: dict[str, Any], title: str, name: str = "ht
 
     Raises InputError with that name where it cannot be written.
     """
-    try:
-        write_whole(path, page_html(document, title).encode(errors="backslashreplace"))
-    except OSError as error:
-        raise InputError(name, str(path), f"a file that can be written ({error.strerror})") from error
+    write_whole(path, page_html(document, title).encode(errors="backslashreplace"), name)

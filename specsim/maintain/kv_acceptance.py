@@ -65,5 +65,5 @@ def table(_: Path | None = None, file: Path = FILE) -> str:
 
 if __name__ == "__main__":
     found = [row_of(config, formats) for formats in FORMATS for config in CONFIGS]
-    write_whole(FILE, ("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n").encode())
+    write_whole(FILE, ("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n").encode(), "kv_acceptance")
     print(table())

@@ -3,10 +3,12 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from shutil import rmtree
 from typing import get_args
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from specsim.core.drafter import DrafterConfig
@@ -48,7 +50,7 @@ def convert(
     model = read_target_config(locate("target", target))
     head = load_drafter(draft, model, draft_fields)
     fields = head_fields(head.config, layout)
-    part = folder.with_name(f".{folder.name}.part")
+    part = folder.with_name(f".{folder.name}-{token_hex(8)}")
     try:
         part.mkdir()
         (part / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
@@ -56,8 +58,9 @@ def convert(
         save_file(copies, part / "model.safetensors", metadata={"format": "pt"})
         _require_same(head, load_drafter(part, model), layout)
         part.rename(folder)
-    except OSError as error:
-        raise InputError("to", str(folder), f"a folder that can be written ({error.strerror})") from error
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError("to", str(folder), f"a folder that can be written ({reason})") from error
     finally:
         rmtree(part, ignore_errors=True)
     parameters = sum(tensor.numel() for tensor in head.tensors.values() if tensor.is_floating_point())

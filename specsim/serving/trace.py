@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from specsim.core.errors import InputError
 from specsim.core.files import write_whole
 from specsim.serving.frames import data_frame, needs_pandas
 from specsim.serving.typed_json import read_typed
@@ -194,12 +193,7 @@ class Trace:
 
     def write_parquet(self, path: Path | str) -> None:
         """Write the events to a Parquet file, completely or not at all."""
-        data = self.to_parquet()
-        path = Path(path)
-        try:
-            write_whole(path, data)
-        except OSError as error:
-            raise InputError("trace", str(path), f"a file that can be written ({error.strerror})") from error
+        write_whole(Path(path), self.to_parquet(), "trace")
 
 
 def _counts(record: StepRecord) -> dict[str, int]:

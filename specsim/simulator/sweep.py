@@ -111,7 +111,9 @@ class Results:
             if version == VERSION:
                 self._add_later_fields()
             found = self._columns()
-        except sqlite3.Error as error:
+        except sqlite3.OperationalError as error:
+            raise InputError("out", str(path), f"a file that can be opened and written ({error})") from error
+        except sqlite3.DatabaseError as error:
             raise InputError("out", str(path), f"a new file, or one of an earlier sweep ({error})") from error
         allowed = f"a new file, or one of an earlier sweep of version {VERSION}, not {version}"
         require(version == VERSION, "out", str(path), allowed)
@@ -143,10 +145,14 @@ class Results:
         """Write one row in a transaction."""
         row = {"key": key(cell), **cell.to_json(), **result}
         values = [_plain(row.get(name)) for name in COLUMNS]
-        with self._file:
-            self._file.execute(
-                f"insert or replace into cells ({_NAMES}) values ({', '.join('?' * len(values))})", values
-            )
+        try:
+            with self._file:
+                self._file.execute(
+                    f"insert or replace into cells ({_NAMES}) values ({', '.join('?' * len(values))})", values
+                )
+        except sqlite3.Error as error:
+            allowed = f"a file that can be written ({error}); finished cells stay in it"
+            raise InputError("out", str(self.path), allowed) from error
 
     def rows(self, wanted: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """Read all rows, or those of some keys in their order."""

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specsim.core.files import write_whole
 from specsim.training.heads import Eagle3Head, EagleHead, Head
 
 
@@ -75,7 +76,7 @@ def write_head(head: Head, folder: Path) -> None:
     head.config.save_pretrained(folder)
     state = head.state_dict()
     tensors = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_whole(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}), "folder")
 
 
 def read_eagle3(folder: Path, target: LlamaForCausalLM) -> Eagle3Head:

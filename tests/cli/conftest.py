@@ -65,7 +65,7 @@ def write_head(folder: Path, pair: Pair) -> None:
         fields |= {"eagle_aux_hidden_state_layer_ids": list(config.feature_layers)}
     if config.kind == "p-eagle":
         fields |= {"mask_token_id": config.mask_token_id}
-    if config.block:
+    if isinstance(config, BlockDrafterConfig):
         fields |= block_fields(config)
     if config.kind == "mtp":
         fields |= {"num_hidden_layers": 1, "num_nextn_predict_layers": config.num_modules}

@@ -146,6 +146,8 @@ def test_sentences_of_bad_input(call, arguments, sentence):
         ("accept --drafter missing:Drafter", "module"),
         ("diff --family gpt", "family"),
         ("diff --drafter medusa", "drafter"),
+        ("diff --draft-kv-dtype None", "draft_kv_dtype"),
+        ("accept --target= --drafter ngram --prompts 1", "target"),
         ("diff --impl reference --graph round", "graph"),
     ],
 )

@@ -17,36 +17,88 @@ pytestmark = pytest.mark.usefixtures("shipped")
 FEW = ("generate", "--max-new-tokens", "5")
 
 
+@pytest.fixture
+def filled(tmp_path, monkeypatch) -> list[Path]:
+    """Fill the disks of these folders after a command has checked that it can write; temporary files are elsewhere."""
+    folders = []
+    write_bytes = Path.write_bytes
+
+    def write(path: Path, data: bytes) -> int:
+        if path.parent not in folders or not any(data):
+            return write_bytes(path, data)
+        write_bytes(path, data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    return folders
+
+
 @pytest.mark.parametrize("existing", [None, "old"])
-def test_full_disk_leaves_nothing_behind(call, tmp_path, monkeypatch, existing, assert_one_sentence):
+def test_a_disk_that_fills_costs_no_result(call, tmp_path, filled, existing, assert_one_sentence):
+    filled.append(tmp_path)
     file = tmp_path / "out.json"
     if existing:
         file.write_text(existing)
-
-    def fill(path: Path, data: bytes) -> None:
-        with path.open("wb") as begun:
-            begun.write(data[:10])
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr(Path, "write_bytes", fill)
     status, out, err = call(*FEW, "--json", str(file))
     assert "accept length" in out, "the result is shown all the same"
     assert_one_sentence((status, "", err), "json")
-    assert sorted(path.name for path in tmp_path.iterdir()) == (["out.json"] if existing else [])
+    (kept,) = (tmp_path / "temporary").iterdir()
+    assert err.endswith(f"; the result is in {kept}\n")
+    assert json.loads(kept.read_text())["outputs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json"] * bool(existing) + ["temporary"]
     assert not existing or file.read_text() == existing
 
 
-def test_a_disk_that_a_picture_fills_is_told(call, tmp_path, monkeypatch, assert_one_sentence):
-    pytest.importorskip("matplotlib")
+def test_every_result_of_a_full_disk_is_rescued(call, tmp_path, filled):
+    filled.append(tmp_path)
+    status, _, err = call(*FEW, "--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "out.html"))
+    assert status == 2
+    assert {line.partition(" is ")[0] for line in err.splitlines()} == {"specsim: json", "specsim: html"}
+    assert {path.suffix for path in (tmp_path / "temporary").iterdir()} == {".json", ".html"}
 
+
+def test_json_is_printed_where_all_disks_are_full(call, tmp_path, filled, assert_one_sentence):
+    filled += [tmp_path, tmp_path / "temporary"]
+    status, out, err = call(*FEW, "--json", str(tmp_path / "out.json"))
+    assert_one_sentence((status, "", err), "json")
+    assert json.loads(out.splitlines()[-1])["outputs"]
+
+
+def test_a_full_disk_is_found_before_the_run(call, tmp_path, monkeypatch, assert_one_sentence):
     def fill(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", fill)
+    monkeypatch.setattr(sys.modules["specsim.serving.generation"], "generate", lambda *_, **__: pytest.fail("ran"))
+    assert_one_sentence(call(*FEW, "--json", str(tmp_path / "out.json")), "json")
+
+
+def test_a_disk_that_a_picture_fills_is_told(call, tmp_path, filled, assert_one_sentence):
+    pytest.importorskip("matplotlib")
+    filled.append(tmp_path)
     file = tmp_path / "picture.png"
     status, out, err = call("simulate", "--requests", "5", "--plot", str(file))
     assert "simulated 5 requests" in out, "the result is shown all the same"
-    assert_one_sentence((status, "", err), str(file))
+    assert_one_sentence((status, "", err), "plot")
+    assert [path.suffix for path in (tmp_path / "temporary").iterdir()] == [".png"]
+
+
+def test_names_from_files_do_not_reach_the_terminal_raw(call, tmp_path, assert_one_sentence):
+    raw = "a\x1b[31m\nb"
+    (tmp_path / raw).mkdir()
+    result = call("generate", "--target", str(tmp_path / raw), "--drafter", "none")
+    assert_one_sentence(result)
+    assert r"a\x1b[31m\nb" in result[2]
+    assert "\x1b" not in result[2]
+
+
+def test_a_long_option_is_not_repeated(call, assert_one_sentence):
+    for arguments in (("--score", "A" * 100_000), (f"--{'a' * 100_000}",)):
+        result = call("generate", *arguments)
+        assert_one_sentence(result)
+        assert len(result[2]) < 2500
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

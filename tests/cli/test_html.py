@@ -98,7 +98,7 @@ def test_diff_writes_its_first_mismatch(call, file, monkeypatch):
     [
         ("generate --html {folder}/missing/page.html", "html"),
         ("generate --html {folder}", "html"),
-        ("generate --html {folder}/a --json {folder}/a", "html"),
+        ("generate --json {folder}/a --html {folder}/a", "html"),
         ("run --html {folder}/missing/page.html", "html"),
         ("run --compare --html {folder}/page.html", "html"),
         ("diff --html {folder}/missing/page.html", "html"),

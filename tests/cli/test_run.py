@@ -195,7 +195,7 @@ def test_bad_lines_of_a_request_file(serve, tmp_path, assert_one_sentence):
         ("--json {tmp}", "json"),
         ("--trace {tmp}", "trace"),
         ("--trace {tmp}/missing/x", "trace"),
-        ("--trace {tmp}/x --json {tmp}/x", "trace"),
+        ("--json {tmp}/x --trace {tmp}/x", "trace"),
     ],
 )
 def test_bad_input_of_run(call, bad_files, arguments, name, assert_one_sentence):
@@ -236,16 +236,19 @@ def test_a_trace_that_cannot_be_written_costs_nothing_else(serve, tmp_path, monk
     write = Path.write_bytes
 
     def fill(path: Path, data: bytes) -> int:
-        if path.suffix == ".parquet":
+        if path.parent == tmp_path and data.startswith(b"PAR1"):
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return write(path, data)
 
     monkeypatch.setattr(Path, "write_bytes", fill)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     result = serve("--trace", str(tmp_path / "out.parquet"), "--json", str(tmp_path / "out.json"))
     assert "audits accounted for" in result[1]
     assert_one_sentence((result[0], "", result[2]), "trace")
     assert json.loads((tmp_path / "out.json").read_text())["outputs"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "requests"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "requests", "temporary"]
+    assert [path.suffix for path in (tmp_path / "temporary").iterdir()] == [".parquet"]
 
 
 @pytest.mark.parametrize("changes", ["", "--num-steps 3 --page-size 16"])

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.core.files import check_files, write_json, write_whole
+from specsim.core.files import Unwritten, check_writable, is_same_file, write_json, write_whole
 
 
 def test_concurrent_writers_use_different_temporary_files(tmp_path):
@@ -41,42 +42,73 @@ def test_half_a_surrogate_pair_is_kept(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text()) == {"text": "\ud800é"}
 
 
-def test_a_file_is_none_of_the_others_by_another_name(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    check_files({"text": tmp_path / "file"}, json=None, plot=tmp_path / "other")
-    check_files({"text": None}, json=None)
-    with pytest.raises(InputError, check=lambda error: error.name == "json"):
-        check_files({"text": tmp_path / "file"}, json=tmp_path / "link")
+def test_a_file_has_other_names(tmp_path):
+    file, new = tmp_path / "file", tmp_path / "new"
+    file.touch()
+    (tmp_path / "link").symlink_to(file)
+    (tmp_path / "hard").hardlink_to(file)
+    (tmp_path / "to_new").symlink_to(new)
+    for other in (file, tmp_path / "link", tmp_path / "hard", tmp_path / "folder" / ".." / "file"):
+        assert is_same_file(other, file)
+        assert not is_same_file(other, new)
+    assert is_same_file(tmp_path / "to_new", new)
+    assert not is_same_file(file, tmp_path / ("a" * 300))
 
 
-@pytest.mark.parametrize("path", ["", "missing/file", "pipe"])
+@pytest.mark.parametrize("path", ["", "missing/file", "pipe", "file/below", "a" * 300, "full", "to_full"])
 def test_only_a_file_in_a_folder_can_be_written(path, tmp_path):
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    (tmp_path / "full").symlink_to("/dev/full")
+    (tmp_path / "to_full").symlink_to(tmp_path / "full")
     with pytest.raises(InputError, check=lambda error: error.name == "plot"):
-        check_files({}, plot=tmp_path / path)
-    with pytest.raises(InputError, check=lambda error: error.name == "json"):
+        check_writable(tmp_path / path, "plot")
+    with pytest.raises(Unwritten, check=lambda error: error.name == "json" and error.data == b"{}\n"):
         write_json(tmp_path / path, {})
     assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["file", "full", "pipe", "to_full"]
 
 
-def test_standard_output_is_no_file_to_replace(tmp_path):
-    code = (
-        "from pathlib import Path; from specsim.core.files import check_writable; check_writable(Path('/dev/stdout'))"
-    )
-    with (tmp_path / "printed").open("w") as printed:
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdout=printed, stderr=subprocess.PIPE, text=True, check=False
-        )
+def test_a_check_leaves_the_folder_as_it_is(tmp_path):
+    (tmp_path / "file").write_text("before")
+    for name in ("file", "new"):
+        check_writable(tmp_path / name)
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "before"
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "printed", "/dev/stderr", "told"])
+def test_a_file_of_the_streams_is_not_replaced(tmp_path, name):
+    code = f"from pathlib import Path; from specsim.core.files import check_writable; check_writable(Path({name!r}))"
+    with (tmp_path / "printed").open("w") as out, (tmp_path / "told").open("w") as err:
+        done = subprocess.run([sys.executable, "-c", code], stdout=out, stderr=err, cwd=tmp_path, check=False)
     assert done.returncode == 1
-    assert "InputError: json is '/dev/stdout'" in done.stderr
+    assert f"InputError: json is '{name}'" in (tmp_path / "told").read_text()
 
 
 @pytest.mark.parametrize("step", ["write_bytes", "replace"])
-def test_a_full_disk_names_the_file(tmp_path, monkeypatch, step):
+def test_a_full_disk_names_the_file_and_keeps_the_data(tmp_path, monkeypatch, step):
     def fill(path: Path, data: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, step, fill)
-    with pytest.raises(OSError, match="No space left", check=lambda error: error.filename == str(tmp_path / "a.png")):
-        write_whole(tmp_path / "a.png", b"data")
+    with pytest.raises(Unwritten, match="No space left") as raised:
+        write_whole(tmp_path / "a.png", b"data", "plot")
+    error = raised.value
+    assert (error.name, error.value, error.data) == ("plot", str(tmp_path / "a.png"), b"data")
     assert list(tmp_path.iterdir()) == []
+    same = pickle.loads(pickle.dumps(error))
+    assert (type(same), str(same)) == (Unwritten, str(error))
+
+
+def test_a_write_that_stops_keeps_the_file_before(tmp_path):
+    """Files of the process may have 10,000 bytes, as on a disk that is full after them."""
+    code = (
+        "import resource, sys; from pathlib import Path; from specsim.core.files import write_whole\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "write_whole(Path('a'), bytes(9_000), 'out'); write_whole(Path('a'), bytes(11_000), 'out')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "Unwritten: out is 'a'" in done.stderr
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").stat().st_size == 9_000

@@ -1,6 +1,8 @@
 """Heads are written in both layouts and read back equal, or nothing is written."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -216,3 +218,16 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys):
         main([*arguments, "--to", str(tmp_path / "new")])
     assert ended.value.code == 2
     assert "to is" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path):
+    """Files of the process may have 10,000 bytes, as on a disk that is full after them."""
+    code = (
+        "import resource; from specsim.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        f"main('convert --target {TARGET} --draft {HEAD} --to new --layout speculators'.split())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("specsim: to is 'new'")
+    assert list(tmp_path.iterdir()) == []

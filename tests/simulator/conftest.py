@@ -6,6 +6,7 @@ import pytest
 
 from specsim import SpecConfig
 from specsim.cli.main import main
+from specsim.core.errors import InputError
 from specsim.simulator import CostModel, drafter, hardware, model
 from specsim.simulator.calibration.observation import Acceptance, Observation
 from specsim.simulator.calibration.parameters import Parameters
@@ -20,9 +21,8 @@ class Ended(NamedTuple):
 
     def refuses(self, name: str, value: object) -> bool:
         """Whether one error names this field and this value."""
-        return (
-            self.status == 2 and self.out == "" and self.err.count("\n") == 1 and f": {name} is {value!r}" in self.err
-        )
+        sentence = str(InputError(name, value, ""))
+        return self.status == 2 and self.out == "" and self.err.count("\n") == 1 and f": {sentence}" in self.err
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
 from specsim.simulator.sweep import COLUMNS, FIELDS, Counts, Results, cells, key, run_cell, sweep
 
@@ -227,3 +228,17 @@ def test_an_interrupt_while_workers_start_is_one_line(tmp_path):
 def test_bad_input_is_one_sentence(command, tmp_path, words, name, value):
     assert command("sweep", "--out", str(tmp_path / "out.sqlite"), *words).refuses(name, value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_the_finished_cells(tmp_path):
+    """The file may have few pages more than it has, as on a disk that fills while a sweep runs."""
+    results = Results(tmp_path / "out.sqlite")
+    grid = cells(Cell(prompt_tokens=(10, 40), output_tokens=10), {"requests": list(range(1, 30))})
+    (pages,) = results._file.execute("pragma page_count").fetchone()
+    results._file.execute(f"pragma max_page_count = {pages + 3}")
+    with ThreadPoolExecutor(1) as executor, pytest.raises(InputError, check=lambda error: error.name == "out"):
+        sweep(grid, results, executor)
+    results.close()
+    rows = rows_of(tmp_path / "out.sqlite")
+    assert 0 < len(rows) < len(grid)
+    assert rows.keys() < {key(cell) for cell in grid}

@@ -155,6 +155,7 @@ def local_folder(field: str, path_or_hub: str | Path) -> Path | None:
     Raises InputError for what is neither.
     """
     or_hub = "or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
+    require(path_or_hub != "", field, path_or_hub, f"the path of a folder, {or_hub}")
     try:
         folder = Path(path_or_hub).expanduser()
         if folder.is_dir():

@@ -1,5 +1,6 @@
 """Tensors of a folder: safetensors or pickle, one file or indexed shards, checked key by key against a layout."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -125,6 +126,7 @@ def _read_shards(index: Path, slices: Slices | None) -> list[Stored]:
 
 def _read_file(file: Path, slices: Slices | None) -> list[Stored]:
     require(file.is_file(), str(file), "missing", "a file that can be read")
+    require(os.access(file, os.R_OK), str(file), "unreadable", "a file that this user may read")
     if slices is not None:
         return _read_slices(file, slices)
     tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
