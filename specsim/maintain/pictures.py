@@ -1,10 +1,11 @@
-"""Pictures of README and the guide: rounds of the shipped pair, round time, and the persistent forward's schedule.
+"""Pictures of README and the guide: the package, rounds, round time, and the persistent forward's schedule.
 
 python -m specsim.maintain.pictures [FOLDER] writes them as SVG, into notebooks/guide/images/ unless a folder is given.
 """
 
 import json
 import sys
+import tomllib
 from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
@@ -18,7 +19,7 @@ from specsim.models.load import load
 from specsim.models.shipped import load_prompts
 from specsim.plots import acceptance
 from specsim.plots.chart import LINES, End, label_ends, label_point, new_chart
-from specsim.plots.sheet import Picture
+from specsim.plots.sheet import ACCEPTED, EM, FAINT, PREFIX, TREE, Picture, draw_box, draw_text, new_sheet
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "notebooks" / "guide" / "images"
@@ -32,6 +33,29 @@ MILLISECOND_TICKS = (4, 8, 16, 32, 64)
 # What precedes a product of the persistent forward: attention has two steps, and `down` begins with the first inputs.
 WAITS = {"qkv": ("qkv",), "keys": ("keys", "merge"), "o": ("o",), "gate_up": ("gate_up",), "down": ("first", "last")}
 NAMES = {"plain": "one token a round", "(4, 3, 8)": "tree of 8 tokens"}
+
+FOLDERS = {  # by name, in a few words
+    "maintain": "run by maintainers, from a checkout",
+    "cli": "commands, whose options are fields of values",
+    "course": "exercises, and the checker of answers",
+    "explorer": "a page to click through rounds",
+    "plots": "pictures of rounds, servers and distributions",
+    "bench": "time measured on a GPU",
+    "acceptance": "how many drafts are accepted",
+    "correctness": "tries to prove the rest wrong",
+    "serving": "requests, scheduler, prefix cache, HTTP",
+    "training": "drafters trained on a target",
+    "models": "checkpoints, shapes, synthetic pairs",
+    "reference": "plain PyTorch, to be checked by eye; the oracle",
+    "fast": "Triton kernels under CUDA graphs",
+    "core": "states, pools, uniforms, configs: what both implementations share",
+    "simulator": "simulator: time predicted without a model; imports core only, and needs no PyTorch",
+}
+ROUND_PARTS = (  # states in boxes of draft nodes, phases in boxes of accepted ones
+    *(("DraftInput", TREE), ("→", None), ("draft", ACCEPTED), ("→", None), ("VerifyInput", TREE), ("→", None)),
+    *(("verify", ACCEPTED), ("→", None), ("DraftExtendInput", TREE), ("→", None), ("draft_extend", ACCEPTED)),
+    *(("→", None), ("DraftInput", TREE)),
+)
 
 
 def token_tree(pair: Pair) -> Picture:
@@ -107,6 +131,34 @@ def persistent_layer(nodes: int = 8, program: int = 0) -> Picture:
     return figure
 
 
+def house() -> Picture:
+    """Draw the folders of the package by layer, and the phases of a round with what watches each of them."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = [layer.replace("|", ":").split(" : ") for layer in contract[0]["layers"]]
+    figure, axes = new_sheet(10.0, 0.42 * len(layers) + 1.85)
+    draw_text(axes, 0.1, 0.2, "The package: a folder imports from its own row and from those below", 9.5, weight="bold")
+    for place, folders in enumerate(layers):
+        width = 9.8 / len(folders)
+        for column, folder in enumerate(folders):
+            name = folder.strip()
+            look = PREFIX if name in ("reference", "fast") else TREE
+            x, y = 0.1 + column * width, 0.4 + 0.42 * place
+            draw_box(axes, x, y, width - 0.08, 0.34, look, f"folder:{name}")
+            draw_text(axes, x + 0.1, y + 0.17, name, 8, weight="bold")
+            draw_text(axes, x + 0.2 + len(name) * 8 * EM, y + 0.17, FOLDERS[name], 7, FAINT)
+    top = 0.4 + 0.42 * len(layers)
+    draw_text(axes, 0.1, top + 0.14, FOLDERS["simulator"], 7, FAINT)
+    draw_text(axes, 0.1, top + 0.5, "A round, in both implementations", 9.5, weight="bold")
+    x, y = 0.1, top + 0.7
+    for name, look in ROUND_PARTS:
+        width = 0.2 + len(name) * 8 * EM
+        if look is not None:
+            draw_box(axes, x, y, width, 0.34, look, f"round:{name}")
+        draw_text(axes, x + 0.1, y + 0.17, name, 8)
+        x += width + (0.02 if look is None else 0.05)
+    return figure
+
+
 def svg(picture: Picture) -> str:
     """Make the SVG of a picture: equal for equal pictures, without a date or random names."""
     from matplotlib import rc_context
@@ -126,6 +178,7 @@ def write(folder: Path) -> None:
         "token-tree": token_tree(pair),
         "round-time": round_time(result),
         "persistent-layer": persistent_layer(),
+        "house": house(),
         **of_a_trace(pair),
     }
     for name, picture in pictures.items():
