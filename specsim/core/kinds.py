@@ -5,9 +5,18 @@ needs none of them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A variant of a kind, which tests run too."""
+
+    differs_in: Literal["nothing", "mode", "tensors", "vocabulary"]  # from its kind; another vocabulary is bridged
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of its config
+    sampling_tests: tuple[str, ...] = ()  # as a record's
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +25,8 @@ class DrafterKind:
 
     reference, fast: functions that make the drafter of an engine, with the parameters of `make_drafter` in
     specsim.reference.drafters and specsim.fast.drafters. oracle: a function of specsim.reference.oracle's Request,
-    tokens, root and depth that grows the candidates.
+    tokens, root and depth that grows the candidates. synthetic: its test models, a SyntheticDrafter or SyntheticLookup
+    of specsim.models.synthetic.drafter.
     """
 
     name: str  # in commands, configs and files
@@ -29,6 +39,22 @@ class DrafterKind:
     # Rounds whose draft phase is host code in the fast implementation, which no graph captures.
     on_host: Literal["never", "trees", "always"] = "never"
     parallel: tuple[str, ...] = ()  # values of draft_parallel with which it runs where ranks share the target
+    synthetic: str = ""
+    kv: Literal["own", "target", "none"] = "own"  # whose KV its drafts read
+    sampling_tests: tuple[str, ...] = ()  # verifiers with which `specsim sampling-test` runs it besides EAGLE heads
+    variants: Mapping[str, Variant] = field(default_factory=dict)  # by name
+
+    def variant(self, name: str) -> Variant:
+        """Return the variant of this name, which may be the kind's own."""
+        return self.variants[name] if name != self.name else Variant("nothing", sampling_tests=self.sampling_tests)
+
+    def drafts_on_host(self, topk: int) -> bool:
+        """Check whether the fast implementation's draft phase is host code, which no graph captures."""
+        return self.on_host == "always" or (self.on_host == "trees" and topk > 1)
+
+    def is_shareable(self, draft_parallel: str) -> bool:
+        """Check whether it runs where ranks share the target; a drafter without weights always does."""
+        return not self.has_weights or draft_parallel in self.parallel
 
 
 _EITHER = ("sharded", "replicated")
@@ -36,23 +62,29 @@ _LOOKED_UP: Mapping[str, Any] = {
     "oracle": "specsim.reference.oracle_draft:look_up",
     "has_weights": False,
     "can_sample": False,
+    "kv": "none",
 }
 
 _RECORDS = (
-    DrafterKind(
-        "eagle3",
-        "EAGLE-3",
-        reference="specsim.reference.drafters.eagle3:make",
-        fast="specsim.fast.drafters.eagle3:make",
-        oracle="specsim.reference.oracle_eagle:draft_eagle3",
-        parallel=_EITHER,
-    ),
     DrafterKind(
         "eagle",
         "EAGLE",
         reference="specsim.reference.drafters.eagle:make",
         fast="specsim.fast.drafters.eagle:make",
         oracle="specsim.reference.oracle_eagle:draft_eagle",
+        synthetic="specsim.models.synthetic.eagle:SYNTHETIC",
+        parallel=_EITHER,
+    ),
+    DrafterKind(
+        "eagle3",
+        "EAGLE-3",
+        reference="specsim.reference.drafters.eagle3:make",
+        fast="specsim.fast.drafters.eagle3:make",
+        oracle="specsim.reference.oracle_eagle:draft_eagle3",
+        synthetic="specsim.models.synthetic.eagle3:SYNTHETIC",
+        variants={
+            "eagle3.1": Variant("tensors", dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output"), True)),
+        },
         parallel=_EITHER,
     ),
     DrafterKind(
@@ -61,6 +93,8 @@ _RECORDS = (
         reference="specsim.reference.drafters.p_eagle:make",
         fast="specsim.fast.drafters.p_eagle:make",
         oracle="specsim.reference.oracle_p_eagle:draft_p_eagle",
+        synthetic="specsim.models.synthetic.p_eagle:SYNTHETIC",
+        sampling_tests=("rejection", "multi_round"),
         parallel=_EITHER,
     ),
     DrafterKind(
@@ -69,6 +103,12 @@ _RECORDS = (
         reference="specsim.reference.drafters.mtp:make",
         fast="specsim.fast.drafters.mtp:make",
         oracle="specsim.reference.oracle_mtp:draft_mtp",
+        synthetic="specsim.models.synthetic.mtp:SYNTHETIC",
+        sampling_tests=("rejection",),
+        variants={
+            "mtp.one": Variant("mode", {"num_modules": 1}),
+            "mtp.parallel": Variant("mode", {"hidden_chain": False}),
+        },
         parallel=("sharded",),
     ),
     DrafterKind(
@@ -77,6 +117,9 @@ _RECORDS = (
         reference="specsim.reference.drafters.frozen_kv:make",
         fast="specsim.fast.drafters.frozen_kv:make",
         oracle="specsim.reference.oracle_frozen_kv:draft_frozen_kv",
+        synthetic="specsim.models.synthetic.frozen_kv:SYNTHETIC",
+        kv="target",
+        variants={"frozen-kv.next": Variant("mode", {"position": "next"})},
     ),
     DrafterKind(
         "dflash",
@@ -84,6 +127,8 @@ _RECORDS = (
         reference="specsim.reference.drafters.block:make",
         fast="specsim.fast.drafters.block:make",
         oracle="specsim.reference.oracle_block:draft_block",
+        synthetic="specsim.models.synthetic.block:DFLASH",
+        sampling_tests=("rejection",),
     ),
     DrafterKind(
         "dspark",
@@ -91,6 +136,8 @@ _RECORDS = (
         reference="specsim.reference.drafters.block:make",
         fast="specsim.fast.drafters.block:make",
         oracle="specsim.reference.oracle_block:draft_block",
+        synthetic="specsim.models.synthetic.block:DSPARK",
+        sampling_tests=("rejection", "block", "multi_round", "target_only"),
     ),
     DrafterKind(
         "standalone",
@@ -98,6 +145,12 @@ _RECORDS = (
         reference="specsim.reference.drafters.standalone:make",
         fast="specsim.fast.drafters.standalone:make",
         oracle="specsim.reference.oracle_standalone:draft_standalone",
+        synthetic="specsim.models.synthetic.standalone:SYNTHETIC",
+        sampling_tests=("rejection", "block", "multi_round", "gumbel"),
+        variants={
+            "standalone.shifted": Variant("mode", {"rows": "shifted"}),
+            "standalone.tli": Variant("vocabulary", sampling_tests=("rejection", "multi_round")),
+        },
         parallel=("replicated",),
     ),
     DrafterKind(
@@ -105,6 +158,8 @@ _RECORDS = (
         "n-gram",
         reference="specsim.reference.drafters.ngram:make",
         fast="specsim.fast.drafters.ngram:make",
+        synthetic="specsim.models.synthetic.looked_up:NGRAM",
+        sampling_tests=("target_only",),
         on_host="trees",
         **_LOOKED_UP,
     ),
@@ -113,11 +168,15 @@ _RECORDS = (
         "suffix",
         reference="specsim.reference.drafters.suffix:make",
         fast="specsim.fast.drafters.suffix:make",
+        synthetic="specsim.models.synthetic.looked_up:SUFFIX",
+        sampling_tests=("target_only",),
         on_host="always",
         **_LOOKED_UP,
     ),
 )
 KINDS: Mapping[str, DrafterKind] = {kind.name: kind for kind in _RECORDS}
+# Kinds and their variants, each with the record of its kind.
+TESTED: Mapping[str, DrafterKind] = {name: kind for kind in _RECORDS for name in (kind.name, *kind.variants)}
 # A token drafter of a user.
 OWN = DrafterKind(
     "own",

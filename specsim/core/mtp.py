@@ -34,6 +34,7 @@ class MtpInput(DraftInput):
     Drafts deeper than 1 follow the first lane's drafts above them, whatever lane they extend.
     """
 
+    has_all_drafts: ClassVar[bool] = True
     # f32 [B, S, K], drafter's probability of each draft, or its logarithm under score `logprob`; at temperature 1, or
     # at the request's temperature if drafts are sampled
     topk_scores: torch.Tensor

@@ -99,8 +99,7 @@ def runs_on_host(drafter: AnyDrafter | None, config: SpecConfig) -> bool:
     """Check whether the fast implementation's draft phase is host code, which no graph captures."""
     if config.is_plain or drafter is None:
         return False
-    on_host = record_of(drafter).on_host
-    return on_host == "always" or (on_host == "trees" and config.topk > 1)
+    return record_of(drafter).drafts_on_host(config.topk)
 
 
 def kind_of(drafter: AnyDrafter | None) -> str:

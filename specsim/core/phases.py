@@ -12,7 +12,7 @@ Dimension key, used as the suffix of tensor names everywhere:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 
@@ -92,6 +92,7 @@ class DraftInput(PerRequest):
     A drafter that keeps more than the root between rounds declares a type of its own.
     """
 
+    has_all_drafts: ClassVar[bool] = False  # whether it holds the drafts of every depth
     bonus_tokens: torch.Tensor  # i32 [B], root of the next tree
 
     def narrowed(self, topk: int, num_steps: int) -> Self:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from specsim.core.kinds import TESTED
 from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.models.checkpoint.bridge import bridge
 
@@ -44,3 +45,8 @@ def bridged_pair(pair: Pair, seed: int = 0) -> Pair:
     """Give a pair's language model another vocabulary, and bridge it to the target's."""
     other = other_vocabulary(pair, seed)
     return replace(pair, drafter=bridge(other.drafter, pair.target.config, other.pairs, other.stand_in))
+
+
+def with_vocabulary_of(name: str, pair: Pair) -> Pair:
+    """Bridge a pair's language model to the target if the variant of this name has another vocabulary."""
+    return bridged_pair(pair) if TESTED[name].variant(name).differs_in == "vocabulary" else pair

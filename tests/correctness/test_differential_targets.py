@@ -9,9 +9,9 @@ from specsim.core import target
 from specsim.core.errors import InputError
 from specsim.core.kv_buffer import FP8
 from specsim.correctness.differential import check, grid
-from specsim.correctness.differential.drafter_grid import LATENT, LATER_FAMILIES, WITHOUT_KV
+from specsim.correctness.differential.drafter_grid import LATENT
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.differential.setting import KV_FORMATS, ROUTED, cell_of
+from specsim.correctness.differential.setting import KV_FORMATS, LATER_FAMILIES, ROUTED, cell_of
 from specsim.serving.generation import load_engine
 
 SMALL = dict(topk=2, num_steps=2, num_draft_tokens=4, page_size=4, batch=3)
@@ -40,7 +40,8 @@ def test_every_drafter_meets_every_family_and_number_format():
         drafted_for = {family for each, family in met if each == kind}
         assert drafted_for >= set(target.FAMILIES) - set(LATENT if kind == "frozen-kv" else ())
     formats = {kind: {cell.kv for cell in cells if cell.pair.rpartition("-")[0] == kind} for kind in kinds}
-    assert all(formats[kind] == {KV_FORMATS["model"], KV_FORMATS["fp8_target"]} for kind in WITHOUT_KV)
+    without_kv = ("frozen-kv", "ngram", "suffix")
+    assert all(formats[kind] == {KV_FORMATS["model"], KV_FORMATS["fp8_target"]} for kind in without_kv)
     assert formats["mtp"] == formats["standalone"] == set(KV_FORMATS.values())
 
 

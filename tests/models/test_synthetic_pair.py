@@ -4,17 +4,18 @@ import pytest
 import torch
 
 from specsim.core.errors import InputError
+from specsim.core.kinds import TESTED
 from specsim.models.checkpoint.layout import drafter_layout
 from specsim.models.synthetic_pair import synthetic_pair
 
-KINDS = ("eagle", "eagle3", "eagle3.1", "p-eagle", "mtp", "frozen-kv", "dflash", "dspark", "standalone")
+KINDS = [name for name, kind in TESTED.items() if kind.has_weights]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_synthetic_drafters_have_the_tensors_of_their_layout(kind: str, family: str):
     pair = synthetic_pair(kind, family, num_layers=4, window=7 if family == "mistral" else None)
-    assert pair.drafter.config.kind == kind.removesuffix(".1")
+    assert pair.drafter.config.kind == TESTED[kind].name
     required, optional = drafter_layout(pair.drafter.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in pair.drafter.tensors.items()}
     assert required.items() <= shapes.items() <= (required | optional).items()

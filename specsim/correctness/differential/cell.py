@@ -7,6 +7,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions, check_graph
 from specsim.core.errors import InputError
 from specsim.core.grammar import Grammars
+from specsim.core.kinds import TESTED, DrafterKind
 from specsim.core.kv_buffer import KVFormat
 from specsim.core.rule import AcceptanceRule
 
@@ -50,6 +51,11 @@ class Cell:
     # Draft steps of a request's rounds, where the request of id i starts with entry i; (): those of the setting.
     draft_steps: tuple[int, ...] = ()
 
+    @property
+    def drafter(self) -> DrafterKind | None:
+        """Record of the pair's drafter, None where no pair has that name."""
+        return TESTED.get(self.pair.rpartition("-")[0])
+
     def options(self, options: EngineOptions) -> EngineOptions:
         """Add the cell's number formats of KV to an engine's options."""
         return storing(options, self.kv)
@@ -66,6 +72,7 @@ class Cell:
         shortest = min(map(len, self.prompts), default=1)
         if not 1 <= self.chunks <= shortest:
             raise InputError("chunks", self.chunks, f"1 to the tokens of the shortest prompt, {shortest}")
-        if self.pair.startswith("frozen-kv") and self.kv[1] != KVFormat():
-            raise InputError("draft_kv_dtype", self.kv[1].dtype, "model with frozen-kv, which has no KV of its own")
+        if self.drafter and self.drafter.kv == "target" and self.kv[1] != KVFormat():
+            allowed = f"model with {self.drafter.name}, which has no KV of its own"
+            raise InputError("draft_kv_dtype", self.kv[1].dtype, allowed)
         check_graph(self.graph, self.config, bool(self.grammars), verifies_on_host=self.rule is not None)

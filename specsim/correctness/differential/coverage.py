@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from specsim.core.phases import VerifyOutput
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.drafter_grid import LOOKED_UP
 from specsim.correctness.differential.step import ComparedRequest
 
 
@@ -30,6 +29,6 @@ def required(cells: Sequence[Cell], impl: str) -> tuple[str, ...]:
     deepest = max((cell.config.num_steps for cell in cells), default=0)
     names = ["rounds", *(f"accepted {count}" for count in range(deepest + 1)), "rejections", "page crossings"]
     names += ["first column of a page", "last column of a page", "ties", "dropped rows"]
-    if any(cell.pair.startswith(LOOKED_UP) for cell in cells):
+    if any(cell.drafter and not cell.drafter.has_weights for cell in cells):
         names += ["drafts", "rounds without drafts"]
     return (*names, *(["padded rows"] if impl == "fast" else []))

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import torch
 
-from specsim.core.mtp import MtpInput
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.correctness.differential.block import compare_slots
 from specsim.correctness.differential.budget import log_prob_budget
 from specsim.correctness.differential.comparison import Mismatch, Trio, WithinRoundingError, present
 from specsim.correctness.differential.draft_input import first_draft_logits
-from specsim.correctness.differential.mtp import compare_product
+from specsim.correctness.differential.product import compare_product
 from specsim.correctness.differential.ranking import Logits, compare_drafts, log_scores
 from specsim.correctness.differential.sampled import candidates, compare_lanes, lane_logits
 from specsim.correctness.differential.slots import compare_kv
@@ -57,7 +56,7 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
     if config.is_plain:
         return
     first = request.of(request.step.entered)
-    if isinstance(request.step.entered.reference, MtpInput):
+    if request.step.entered.reference.has_all_drafts:
         compare_product(request, first)
         return
     if config.is_sampled:

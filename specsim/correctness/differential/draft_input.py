@@ -6,12 +6,11 @@ import torch
 
 from specsim.core.engine import Engine
 from specsim.core.grammar import allowed_first
-from specsim.core.mtp import MtpInput
 from specsim.core.phases import AutoregressiveInput, DraftExtendInput, DraftInput, PrefillOutput
 from specsim.correctness.differential.budget import budget
 from specsim.correctness.differential.comparison import present
 from specsim.correctness.differential.distribution import RowDistribution, rounding
-from specsim.correctness.differential.mtp import compare_mtp_input
+from specsim.correctness.differential.product import compare_all_drafts
 from specsim.correctness.differential.ranking import Logits, Ranking, compare_drafts, log_scores
 from specsim.correctness.differential.sampled import DrawnRow, compare_draws
 from specsim.correctness.differential.slots import compare_committed
@@ -34,15 +33,14 @@ def compare_draft_extend(request: ComparedRequest[DraftInput], rows: DraftExtend
 def _compare_draft_state(request: ComparedRequest[DraftInput], bonus: int, prefix: str = "") -> None:
     """Compare the draft KV and the state for the next round.
 
-    The KV of MTP modules depends on the drafts of the same phase, so the drafts come first.
+    The KV of modules that make all drafts depends on those drafts, which come first.
     """
-    reference = request.states.reference
-    if isinstance(reference, MtpInput):
+    if request.states.reference.has_all_drafts:
         _compare_draft_input(request, bonus, prefix)
-        states: Any = request
-        compare_mtp_input(states, prefix)
-    compare_committed(request, "draft")
-    if not isinstance(reference, MtpInput):
+        compare_all_drafts(request, prefix)
+        compare_committed(request, "draft")
+    else:
+        compare_committed(request, "draft")
         _compare_draft_input(request, bonus, prefix)
 
 

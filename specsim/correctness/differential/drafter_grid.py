@@ -4,19 +4,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from specsim.core.config import VERIFIERS
-from specsim.core.drafter import BLOCK_KINDS
+from specsim.core.kinds import KINDS as RECORDS
+from specsim.core.kinds import TESTED
+from specsim.correctness.differential.setting import AXES, KV_FORMATS, LATER_FAMILIES
 from specsim.correctness.pairwise import pairwise
 
-LOOKED_UP = ("ngram", "suffix")  # kinds whose drafts are not sampled
-LATER_FAMILIES = ("qwen2", "gpt_oss", "qwen3_moe", "deepseek_v3")
-ON_HOST = ("suffix",)  # kinds that no graph captures
-LATENT = ("deepseek_v3",)  # families without KV heads, which no drafter on frozen KV can read
-WITHOUT_KV = ("frozen-kv", *LOOKED_UP)  # kinds without KV of their own
-KINDS = ("eagle3.1", "p-eagle", "mtp", "standalone", "standalone.tli", "frozen-kv", *BLOCK_KINDS, *LOOKED_UP)
+
+def variants(differs_in: str) -> list[str]:
+    """Name the variants of all kinds that differ in this from their kinds."""
+    kinds = reversed(tuple(RECORDS.values()))
+    return [name for kind in kinds for name, each in kind.variants.items() if each.differs_in == differs_in]
+
+
+LATENT = ("deepseek_v3",)  # families without KV heads, which no drafter can read that has no KV of its own
+# All that the grid `pairwise` does not have, without modes: kinds that ranks can share come first.
+_ORDERED = sorted(RECORDS.values(), key=lambda kind: (not kind.has_weights, not kind.parallel))
+KINDS = tuple(
+    name
+    for kind in _ORDERED
+    for name in (kind.name, *kind.variants)
+    if name not in AXES["kind"] and kind.variant(name).differs_in != "mode"
+)
+MODES = variants("mode")
 DRAFTER_AXES: dict[str, list[Any]] = {
     "kind": list(KINDS),
     "num_draft_tokens": [8],
-    "kv": ["model", "fp8", "fp8_target", "fp8_draft"],  # of setting.KV_FORMATS
+    "kv": list(KV_FORMATS),
     "verifier": list(VERIFIERS),
     "family": ["llama", "qwen3", "mistral", *LATER_FAMILIES],
     "graph": ["round", "eager", "step", "phase"],
@@ -32,12 +45,13 @@ DRAFTER_AXES: dict[str, list[Any]] = {
     "max_len": [None, "near"],
     "chunks": [1, 2],
 }
+_LOOKED_UP = [name for name, kind in RECORDS.items() if not kind.has_weights]
 _TREE = dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3)
 # Drafts that are looked up: chains and trees with dead nodes, deep accepted paths, the length limit.
 LOOKED_UP_CELLS = (
     *(
         each | {"kind": kind}
-        for kind in LOOKED_UP
+        for kind in _LOOKED_UP
         for each in (
             dict(_TREE, topk=1, num_steps=5, graph="phase", idle=True),
             dict(_TREE, graph="phase", sampling="warm", threshold_acc=0.1),
@@ -46,8 +60,15 @@ LOOKED_UP_CELLS = (
             dict(_TREE, num_steps=5, num_draft_tokens=16, sampling="penalties", max_len="near", family="qwen3"),
         )
     ),
-    dict(_TREE, topk=1, kind="ngram", graph="round", family="mistral", bucket=4),
-    dict(_TREE, topk=1, num_steps=5, kind="ngram", graph="round", sampling="filtered", mode="free", page_size=16),
+    *(
+        each | {"kind": kind, "topk": 1, "graph": "round"}
+        for kind in _LOOKED_UP
+        if not RECORDS[kind].drafts_on_host(topk=1)
+        for each in (
+            dict(_TREE, family="mistral", bucket=4),
+            dict(_TREE, num_steps=5, sampling="filtered", mode="free", page_size=16),
+        )
+    ),
 )
 _CHAINS = ("rejection", "block", "gumbel")
 _SAMPLED = (*_CHAINS, "multi_round")
@@ -60,17 +81,16 @@ def drafter_settings(is_included: Callable[[Mapping[str, Any]], bool] = lambda _
 
 def is_possible(setting: Mapping[str, Any]) -> bool:
     """Check whether a partial setting has no values that exclude each other."""
-    kind = setting.get("kind")
+    kind = TESTED.get(setting.get("kind", ""))
     verifier = setting.get("verifier")
     topk = setting.get("topk", 1)
     is_round = setting.get("graph") == "round"
     excluded = (
         is_round and setting.get("release") == "round",
-        is_round and kind in ON_HOST,
-        is_round and kind == "ngram" and topk > 1,
-        kind in LOOKED_UP and verifier in _SAMPLED,
-        kind == "frozen-kv" and setting.get("family") in LATENT,
-        kind in WITHOUT_KV and setting.get("kv") in ("fp8", "fp8_draft"),
+        kind and is_round and kind.drafts_on_host(topk),
+        kind and not kind.can_sample and verifier in _SAMPLED,
+        kind and kind.kv == "target" and setting.get("family") in LATENT,
+        kind and kind.kv != "own" and setting.get("kv") in ("fp8", "fp8_draft"),
         verifier in _CHAINS and topk > 1,
     )
     return not any(excluded)

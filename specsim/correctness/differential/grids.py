@@ -1,22 +1,18 @@
 """Grids of cells: from a few that take seconds to every combination."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
+from specsim.core.kinds import KINDS as RECORDS
+from specsim.core.kinds import TESTED
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.drafter_grid import LOOKED_UP_CELLS, drafter_settings
-from specsim.correctness.differential.setting import AXES, CROSSED, DEFAULTS, LOOKED_UP, ROUTED, cell_of, width
+from specsim.correctness.differential.drafter_grid import KINDS, LOOKED_UP_CELLS, MODES, drafter_settings
+from specsim.correctness.differential.setting import AXES, CROSSED, DEFAULTS, ROUTED, cell_of, width
 from specsim.correctness.pairwise import pairwise
 
 WIDE = ("qwen2", "qwen3", "mistral")
-_EITHER = ("eagle", "eagle3", "eagle3.1", "p-eagle", *LOOKED_UP)
-SHARED = {  # kinds by draft_parallel
-    "sharded": (*_EITHER, "mtp", "mtp.one", "mtp.parallel"),
-    "replicated": (*_EITHER, "standalone", "standalone.shifted", "standalone.tli"),
-}
 GRIDS = ("quick", "pairwise", "drafters", "full")
 QUICK = (
     dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
@@ -54,7 +50,7 @@ SPECIAL = (
     dict(QUICK[0], sampling="mixed", graph="eager", bucket=3, extend="ragged", release="round", idle=True),
     *VERIFIERS,
 )
-# Drafters that keep other KV than EAGLE heads: a language model of its own, and one on the target's KV.
+# Every drafter without cells of its kind alone: most keep other KV than EAGLE heads.
 OWN_KV = (
     dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
     dict(topk=1, num_steps=3, batch=3, sampling="warm", verifier="rejection", family="mistral")
@@ -70,11 +66,34 @@ OWN_KV = (
     dict(topk=4, num_steps=3, num_draft_tokens=16, page_size=16, batch=3, sampling="warm", threshold_acc=0.1)
     | dict(family="noisy", graph="round", bucket=4, max_len="near"),
 )
-# Modules of MTP, three in every pair: chains and products, all verifiers, windows, chunks, rows written again.
+
+
+def _product(kind: str, num_steps: int, chains: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
+    """List cells of a drafter whose draft phase makes the product of drafts that are finished before.
+
+    chains: family, graph mode and sampling. num_steps: of the tree at the length limit.
+    """
+    trees = (
+        dict(graph="phase", sampling="filtered", release="round", extend="ragged", chunks=2),
+        dict(family="twins", graph="round", score="logprob", mode="free", page_size=1),
+        dict(family="noisy", num_steps=num_steps, graph="step", max_len="near", chunks=2, idle=True),
+    )
+    chain = dict(topk=1, num_steps=3, page_size=4, batch=3, kind=kind)
+    found = [chain | dict(family=family, graph=graph, sampling=sampling) for family, graph, sampling in chains]
+    return [*found, *(QUICK[0] | each | {"kind": kind} for each in trees)]
+
+
+def _verified(kind: str, **changes: Any) -> list[dict[str, Any]]:
+    """List the cells of other verifiers, of drafts that are sampled."""
+    return [each | {"kind": kind} | changes for each in VERIFIERS[:4]]
+
+
+# Modules of MTP, three in every pair, which write rows again.
 MTP = (
-    *(
-        dict(topk=1, num_steps=3, page_size=4, batch=3, kind="mtp", family=family, graph=graph, sampling=sampling)
-        for family, graph, sampling in (
+    *_product(
+        "mtp",
+        2,
+        (
             ("llama", "eager", "warm"),
             ("qwen3", "phase", "greedy"),
             ("mistral", "step", "greedy"),  # vllm#41162: a sliding window or latent KV, and more than two drafts
@@ -84,12 +103,9 @@ MTP = (
             ("deepseek_v3", "step", "greedy"),
             ("deepseek_v3", "round", "warm"),
             ("noisy", "round", "penalties"),
-        )
+        ),
     ),
-    dict(QUICK[0], kind="mtp", graph="phase", sampling="filtered", release="round", extend="ragged", chunks=2),
-    dict(QUICK[0], kind="mtp", family="twins", graph="round", score="logprob", mode="free", page_size=1),
-    dict(QUICK[0], kind="mtp", family="noisy", num_steps=2, graph="step", max_len="near", chunks=2, idle=True),
-    *(dict(each, kind="mtp", num_steps=3) for each in VERIFIERS[:4]),
+    *_verified("mtp", num_steps=3),
     dict(QUICK[0], kind="mtp.one", graph="step"),
     *(  # vllm#41162 with one module, which runs once a draft step: its metadata is made again for each
         dict(topk=1, num_steps=3, page_size=4, batch=3, kind="mtp.one", family=family, graph=graph)
@@ -98,36 +114,26 @@ MTP = (
     ),
     dict(QUICK[0], kind="mtp.parallel", graph="round", topk=1),
 )
-# P-EAGLE: chains and products, all verifiers, windows, chunks, mask rows at the length limit.
+# P-EAGLE has mask rows, which end at the length limit.
 P_EAGLE = (
-    *(
-        dict(topk=1, num_steps=3, page_size=4, batch=3, kind="p-eagle", family=family, graph=graph, sampling=sampling)
-        for family, graph, sampling in (
+    *_product(
+        "p-eagle",
+        5,
+        (
             ("llama", "eager", "warm"),
             ("qwen3", "phase", "greedy"),
             ("mistral", "round", "warm"),
             ("gpt_oss", "step", "warm"),
             ("deepseek_v3", "round", "greedy"),
             ("noisy", "round", "penalties"),
-        )
+        ),
     ),
-    dict(QUICK[0], kind="p-eagle", graph="phase", sampling="filtered", release="round", extend="ragged", chunks=2),
-    dict(QUICK[0], kind="p-eagle", family="twins", graph="round", score="logprob", mode="free", page_size=1),
-    dict(QUICK[0], kind="p-eagle", family="noisy", num_steps=5, graph="step", max_len="near", chunks=2, idle=True),
     dict(topk=1, num_steps=5, page_size=4, kind="p-eagle", release="round", max_len="near", graph="phase"),
     QUICK[0] | DEEP | {"kind": "p-eagle", "graph": "round"},  # drafts of all depths are accepted
-    dict(
-        DEEP,
-        topk=1,
-        threshold_acc=1e-4,
-        num_draft_tokens=6,
-        page_size=4,
-        kind="p-eagle",
-        family="mistral",
-        graph="step",
-        mode="free",
-    ),
-    *(dict(each, kind="p-eagle", num_steps=3) for each in VERIFIERS[:4]),
+    DEEP
+    | dict(topk=1, threshold_acc=1e-4, num_draft_tokens=6, page_size=4, kind="p-eagle", family="mistral")
+    | dict(graph="step", mode="free"),
+    *_verified("p-eagle", num_steps=3),
 )
 # Requests with their own draft steps, others in every round, down to none.
 _OWN = dict(topk=2, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", draft_steps="own")
@@ -141,15 +147,15 @@ OWN_STEPS = (
     dict(_OWN, kind="dspark", verifier="block", topk=1, graph="round"),
     dict(_OWN, kind="p-eagle", verifier="gumbel", topk=1, graph="round"),
 )
+_OTHERS = [name for name in KINDS if TESTED[name].has_weights and name not in ("eagle3.1", "mtp", "p-eagle")]
 # Cells of drafters beyond their pairs.
 DRAFTERS = (
     QUICK[0] | DEEP | {"kind": "eagle3.1", "graph": "round"},
     QUICK[1] | {"kind": "eagle3.1", "family": "noisy", "extend": "ragged"},
     dict(QUICK[0], kind="eagle3.1", family="qwen3", topk=1, num_steps=3, graph="step"),
-    *(each | {"kind": kind} for kind in ("standalone", "standalone.tli", "frozen-kv") for each in OWN_KV),
-    *(each | {"kind": kind} for kind in BLOCK_KINDS for each in OWN_KV),
-    *(dict(each, kind="dspark") for each in VERIFIERS[:4]),  # with drafts that a low confidence ends
-    *(each | {"kind": kind} for kind in ("standalone.shifted", "frozen-kv.next") for each in OWN_KV[1:4]),
+    *(each | {"kind": kind} for kind in _OTHERS for each in OWN_KV),
+    *_verified("dspark"),  # with drafts that a low confidence ends
+    *(each | {"kind": mode} for mode in MODES if TESTED[mode].name in _OTHERS for each in OWN_KV[1:4]),
     *MTP,
     *P_EAGLE,
     *OWN_STEPS,
@@ -160,7 +166,8 @@ SHIPPED = (
     dict(QUICK[0], family="shipped", kind="eagle", graph="phase", topk=1, num_steps=5, batch=1, sampling="warm"),
     *(
         dict(QUICK[0], family="shipped", kind=kind, graph="phase", mode="free", batch=1)
-        for kind in ("p-eagle", "mtp", "standalone", "frozen-kv", "dflash", "dspark", "ngram", "suffix")
+        for kind in KINDS
+        if kind in RECORDS
     ),
 )
 
@@ -210,7 +217,7 @@ def is_smooth(setting: Mapping[str, Any]) -> bool:
 
 def is_shareable(setting: Mapping[str, Any], draft_parallel: str) -> bool:
     """Whether ranks can share a pair whose drafter has slices on each, is whole on each, or has no weights."""
-    return setting.get("kind", DEFAULTS["kind"]) in SHARED[draft_parallel]
+    return TESTED[setting.get("kind", DEFAULTS["kind"])].is_shareable(draft_parallel)
 
 
 def is_valid(setting: Mapping[str, Any]) -> bool:

@@ -8,36 +8,24 @@ from typing import Any
 import torch
 
 from specsim.core import target
-from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError
+from specsim.core.kinds import KINDS as RECORDS
+from specsim.core.kinds import TESTED, resolve
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
-from specsim.core.token_drafter import NgramConfig, SuffixConfig
+from specsim.correctness.differential.drafter_grid import KINDS as COVERED
+from specsim.correctness.differential.drafter_grid import MODES, variants
+from specsim.correctness.differential.setting import AXES
 from specsim.correctness.differential.wide_pair import wide_pair
 from specsim.models.load import load
-from specsim.models.other_vocabulary import bridged_pair
 from specsim.models.synthetic_pair import synthetic_pair
 
-# The oracle runs one request at a time, so the suffix drafter has no tree of others' outputs.
-TOKEN_DRAFTERS = {"ngram": NgramConfig(), "suffix": SuffixConfig(shared=False)}
-MODES: dict[str, tuple[str, dict[str, Any]]] = {
-    "standalone.shifted": ("standalone", {"rows": "shifted"}),
-    "frozen-kv.next": ("frozen-kv", {"position": "next"}),
-    "mtp.one": ("mtp", {"num_modules": 1}),
-    "mtp.parallel": ("mtp", {"hidden_chain": False}),
-}
-BRIDGED = "standalone.tli"
+_DRAFTERS = (*AXES["kind"], *COVERED)
+_BRIDGED = variants("vocabulary")
 KINDS = (
-    "eagle",
-    "eagle3",
-    "eagle3.1",
-    "p-eagle",
-    "mtp",
-    "standalone",
-    "frozen-kv",
-    *BLOCK_KINDS,
+    *(name for name in _DRAFTERS if TESTED[name].has_weights and name not in _BRIDGED),
     *MODES,
-    BRIDGED,
-    *TOKEN_DRAFTERS,
+    *_BRIDGED,
+    *(name for name in _DRAFTERS if not TESTED[name].has_weights),
 )
 _LARGE_HEADS = {"large_heads": "llama", "large_heads_qwen3": "qwen3", "large_heads_mistral": "mistral"}
 _WIDE = ("wide", "wide_qwen2", "wide_qwen3", "wide_mistral")
@@ -68,30 +56,26 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     `large_heads`, `large_heads_qwen3`, `large_heads_mistral`: heads of 128 channels, which a persistent forward takes.
     `twins`: a target whose head has the same row for each odd token as for the even one before it, so that logits tie.
     `shipped`: the pair that comes with the package.
-    `standalone.shifted`, `frozen-kv.next`: kinds with another value of rows or position.
-    `standalone.tli`: a language model with another vocabulary, bridged to the target's.
+    Variants of a kind, such as `eagle3.1`: those of its record.
     """
     kind, _, family = name.rpartition("-")
     if kind not in KINDS or family not in FAMILIES:
         raise InputError("pair", name, f"{' or '.join(KINDS)}, a hyphen, {' or '.join(FAMILIES)}")
-    if kind in TOKEN_DRAFTERS:
-        return replace(make_pair(f"eagle-{family}", dtype), drafter=TOKEN_DRAFTERS[kind], name=name)
+    record = TESTED[kind]
+    if not record.has_weights:
+        return replace(make_pair(f"eagle-{family}", dtype), drafter=resolve(record.synthetic).solo, name=name)
     if family == "shipped":
-        if kind in ("eagle3.1", BRIDGED, *MODES):
+        if kind not in RECORDS:
             raise InputError("pair", name, f"{kind} with another family, as no such drafter is shipped")
         pair = load(drafter=kind)
     elif family.startswith("wide"):
         model = family.partition("_")[2] or "llama"
-        made, fields = MODES.get(kind, (kind.removesuffix(".tli"), {}))
-        pair = wide_pair(made, model, _WINDOW.get(model), fields=fields)
-        pair = bridged_pair(pair) if kind == BRIDGED else pair
+        pair = wide_pair(kind, model, _WINDOW.get(model))
     else:
         model = _LARGE_HEADS.get(family, "llama" if family in ("noisy", "twins") else family)
         noise = 0.15 if family == "noisy" else 0.02
-        made, fields = MODES.get(kind, (kind.removesuffix(".tli"), {}))
         scaled = _LARGE if family in _LARGE_HEADS else _SCALED.get(family, {})
-        pair = synthetic_pair(made, model, noise=noise, window=_WINDOW.get(family), fields=fields, **scaled)
-        pair = bridged_pair(pair) if kind == BRIDGED else pair
+        pair = synthetic_pair(kind, model, noise=noise, window=_WINDOW.get(family), **scaled)
     return rounded(_with_twins(pair) if family == "twins" else pair, dtype)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
+from specsim.core.kinds import TESTED
 from specsim.core.kv_buffer import PLAIN, KVFormat
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.drafter_grid import LATER_FAMILIES, LOOKED_UP
 
 MOST_NODES = 32
 VOCAB_SIZE = 48
@@ -31,6 +31,7 @@ KV_FORMATS = {
     "fp8_target": (KVFormat("fp8_e4m3", 0.3, 0.7), PLAIN),
     "fp8_draft": (PLAIN, KVFormat("fp8_e4m3", 0.6, 0.2)),
 }
+LATER_FAMILIES = ("qwen2", "gpt_oss", "qwen3_moe", "deepseek_v3")
 # A chain has width 1, a tree of one step at most topk + 1 nodes: such cells take what is possible.
 AXES = {
     "topk": [1, 2, 4, 8, 16],
@@ -67,7 +68,7 @@ DEFAULTS = {name: values[0] for name, values in AXES.items()}
 def cell_of(setting: Mapping[str, Any]) -> Cell:
     """Make the cell of a setting; an axis that it does not name has its first value."""
     values = {**DEFAULTS, **EXTRA, **setting}
-    looked_up = values["kind"] in LOOKED_UP  # needs an output long enough to repeat itself
+    looked_up = not TESTED[values["kind"]].has_weights  # needs an output long enough to repeat itself
     prompts = _prompts(values["page_size"], values["batch"])
     config = _config(values, max(map(len, prompts)))
     values["num_draft_tokens"] = config.num_draft_tokens

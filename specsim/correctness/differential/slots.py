@@ -8,7 +8,6 @@ import torch
 
 from specsim.core.columns import lane_columns, own_lanes, tail_columns
 from specsim.core.drafter import columns_ahead
-from specsim.core.mtp import MtpInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.correctness.differential.comparison import Comparison, Mismatch, Trio, WithinRoundingError, present
 from specsim.correctness.differential.step import ComparedRequest, Step
@@ -79,12 +78,12 @@ def _written_slots(step: Step, not_compared: set[int]) -> tuple[list[torch.Tenso
 def lane_slots(step: Step) -> list[torch.Tensor]:
     """List each request's slots of draft lanes and of the tail copies of lanes 1..K-1, or those of its block.
 
-    There are none without draft KV, nor of MTP modules and P-EAGLE heads, which do not run in the draft phase.
+    There are none without draft KV, nor of a drafter that makes all drafts before the draft phase.
 
     Under release `round` the lanes are already released when the phase ends, so they are allocated again in a copy of
     the page allocator from before the phase.
     """
-    if step.pools.reference.draft is None or isinstance(step.entered.reference, MtpInput):
+    if step.pools.reference.draft is None or step.entered.reference.has_all_drafts:
         return []
     config = step.config
     lead = step.drafter.lead

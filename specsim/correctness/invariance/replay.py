@@ -14,9 +14,10 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
-from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair
+from specsim.core.kinds import OWN
+from specsim.core.pair import AnyDrafter, Pair, record_of
 from specsim.core.settings import Settings
-from specsim.core.token_drafter import NgramConfig, Proposal, SuffixConfig, TokenDrafter, TreeLimits
+from specsim.core.token_drafter import Proposal, SuffixConfig, TokenDrafter, TreeLimits
 from specsim.correctness.invariance.solo import SoloComparison, SoloRuns
 from specsim.serving.requests import Request
 
@@ -57,9 +58,7 @@ def may_share_drafts(drafter: AnyDrafter | None) -> bool:
 
     They do with a tree of finished outputs, and may with a drafter of a user's own.
     """
-    if isinstance(drafter, SuffixConfig):
-        return drafter.shared
-    return drafter is not None and not isinstance(drafter, DrafterCheckpoint | NgramConfig)
+    return drafter is not None and (record_of(drafter) is OWN or getattr(drafter, "shared", False))
 
 
 def recorded(pair: Pair, impl: str, proposals: Proposals) -> Pair:

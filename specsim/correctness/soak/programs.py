@@ -8,7 +8,7 @@ from specsim.core.columns import round_columns
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig, ceil_to
 from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
-from specsim.correctness.differential.drafter_grid import LATER_FAMILIES
+from specsim.correctness.differential.setting import LATER_FAMILIES
 from specsim.correctness.soak.drafters import (
     EARLIER_FAMILIES,
     KINDS,

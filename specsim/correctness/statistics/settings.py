@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.kinds import TESTED
 
 _CHAIN = SpecConfig(topk=1, num_steps=2, num_draft_tokens=3, page_size=4)
 _TREE = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=4)
@@ -16,22 +17,9 @@ CONFIGS = {
 }
 # Other drafters than EAGLE heads, by the names of their tests. Token drafters leave nodes of their trees dead.
 DRAFTERS = {
-    "rejection, standalone": ("standalone", CONFIGS["rejection"]),
-    "block, standalone": ("standalone", CONFIGS["block"]),
-    "multi_round, standalone": ("standalone", CONFIGS["multi_round"]),
-    "gumbel, standalone": ("standalone", CONFIGS["gumbel"]),
-    "rejection, standalone.tli": ("standalone.tli", CONFIGS["rejection"]),
-    "multi_round, standalone.tli": ("standalone.tli", CONFIGS["multi_round"]),
-    "rejection, p-eagle": ("p-eagle", CONFIGS["rejection"]),
-    "multi_round, p-eagle": ("p-eagle", CONFIGS["multi_round"]),
-    "rejection, mtp": ("mtp", CONFIGS["rejection"]),
-    "rejection, dflash": ("dflash", CONFIGS["rejection"]),
-    "rejection, dspark": ("dspark", CONFIGS["rejection"]),
-    "block, dspark": ("dspark", CONFIGS["block"]),
-    "multi_round, dspark": ("dspark", CONFIGS["multi_round"]),
-    "target_only, dspark": ("dspark", _TREE),
-    "target_only, ngram": ("ngram", _TREE),
-    "target_only, suffix": ("suffix", _TREE),
+    f"{verifier}, {name}": (name, CONFIGS[verifier])
+    for name, kind in TESTED.items()
+    for verifier in kind.variant(name).sampling_tests
 }
 
 

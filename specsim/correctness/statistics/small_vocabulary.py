@@ -5,35 +5,24 @@ itself and to the token before, and reads that token's class from its KV. So slo
 enter the distribution. A drafter with weights, such as an EAGLE head without attention, reads only the last token.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 import torch
 
-from specsim.core.block import BlockConfig, BlockDrafterConfig, DFlashConfig, DSparkConfig
-from specsim.core.drafter import BLOCK_KINDS
-from specsim.core.eagle import EagleConfig
+from specsim.core.kinds import TESTED, resolve
 from specsim.core.layer_config import DenseMLP, HeadAttention, LayerConfig, Rope
-from specsim.core.mtp import MtpConfig
-from specsim.core.p_eagle import PEagleConfig
-from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, TargetCheckpoint
-from specsim.core.standalone import StandaloneConfig
+from specsim.core.pair import Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.core.token_drafter import NgramConfig, SuffixConfig
-from specsim.models.checkpoint.layout import Layout, drafter_layout, target_layout
-from specsim.models.other_vocabulary import bridged_pair
+from specsim.models.checkpoint.layout import target_layout
+from specsim.models.other_vocabulary import with_vocabulary_of
+from specsim.models.synthetic.weights import CLASSES, DRAFT, HIDDEN, VOCAB, blank
 
-VOCAB = 16
-BRIDGED = "standalone.tli"
-CLASSES = 2  # the class of a token is its number modulo 2
-HIDDEN = 64
 EPS = 1e-6
 _OWN = VOCAB  # first feature of the own class
 _BEFORE = VOCAB + CLASSES  # first feature of the attended classes
-_DRAFT = VOCAB + 2 * CLASSES  # first feature of the drafter's embedding
 _FORBIDDEN = -1e4
-_TOKEN_DRAFTERS = {"ngram": NgramConfig(), "suffix": SuffixConfig(offset=2.0)}
 _LAYER = LayerConfig(HeadAttention(1, 1, 16, Rope(10000.0, 16), window=2), DenseMLP(16))
 _CONFIG = ModelConfig(
     family="mistral",
@@ -65,39 +54,18 @@ class SmallVocabulary:
         return (self.last_VV[:, last] + self.before_VC @ heard_C) / scale / np.sqrt(HIDDEN)
 
     def pair(self, kind: str = "eagle") -> Pair:
-        """Make checkpoints with float64 tensors, or a token drafter of that kind for the same target.
+        """Make checkpoints with float64 tensors, or a drafter without weights for the same target.
 
-        `standalone.tli`: a language model with another vocabulary, bridged to the target's.
+        kind: one that `specsim sampling-test` runs, or EAGLE heads.
         """
-        own = "standalone" if kind == BRIDGED else kind
-        pair = Pair(TargetCheckpoint(_CONFIG, self._target()), self._drafter(own), None, "small vocabulary")
-        return bridged_pair(pair) if kind == BRIDGED else pair
-
-    def _drafter(self, kind: str) -> AnyDrafter:
-        if kind in _TOKEN_DRAFTERS:
-            return _TOKEN_DRAFTERS[kind]
-        if kind in BLOCK_KINDS:
-            block = BlockConfig(4, 3)
-            if kind == "dspark":
-                heads = {"markov_rank": VOCAB, "confidence": "hidden_and_token", "threshold": 0.5}
-                block = BlockConfig(4, 3, "next", **heads)
-            make = DFlashConfig if kind == "dflash" else DSparkConfig
-            config = make(_CONFIG, VOCAB, HIDDEN, (0,), block=block)
-            return DrafterCheckpoint(config, _block(config, self.draft_VV))
-        if kind == "mtp":
-            config = MtpConfig(replace(_CONFIG, layers=2 * _CONFIG.layers), VOCAB, HIDDEN, num_modules=2)
-            return DrafterCheckpoint(config, _mtp(config))
-        if kind == "p-eagle":
-            config = PEagleConfig(_CONFIG, VOCAB, HIDDEN, (0,), mask_token_id=VOCAB - 1)
-            return DrafterCheckpoint(config, _p_eagle(config, self.draft_VV))
-        if kind == "standalone":
-            config = StandaloneConfig(_CONFIG, VOCAB, HIDDEN)
-            return DrafterCheckpoint(config, _standalone(config, self.draft_VV))
-        config = EagleConfig(_CONFIG, VOCAB, HIDDEN)
-        return DrafterCheckpoint(config, _eagle(config))
+        record = TESTED[kind]
+        small = resolve(record.synthetic).small
+        drafter = small(_CONFIG, torch.from_numpy(self.draft_VV)) if record.has_weights else small
+        target = TargetCheckpoint(_CONFIG, self._target())
+        return with_vocabulary_of(kind, Pair(target, drafter, None, "small vocabulary"))
 
     def _target(self) -> dict[str, torch.Tensor]:
-        tensors = _blank(target_layout(_CONFIG))
+        tensors = blank(target_layout(_CONFIG))
         token = torch.arange(VOCAB)
         tensors["model.embed_tokens.weight"][token, token] = 1.0
         tensors["model.embed_tokens.weight"][token, _OWN + token % CLASSES] = 1.0
@@ -106,7 +74,7 @@ class SmallVocabulary:
             tensors["model.layers.0.self_attn.v_proj.weight"][each, _OWN + each] = 1 / normed
             tensors["model.layers.0.self_attn.o_proj.weight"][_BEFORE + each, each] = 1.0
         tables = (self.last_VV / HIDDEN**0.5, self.before_VC / HIDDEN**0.5, self.draft_VV)
-        for start, table in zip((0, _BEFORE, _DRAFT), tables, strict=True):
+        for start, table in zip((0, _BEFORE, DRAFT), tables, strict=True):
             tensors["lm_head.weight"][:, start : start + table.shape[1]] = torch.from_numpy(table)
         return tensors
 
@@ -140,61 +108,3 @@ def dyadic() -> SmallVocabulary:
         draft_VV[following, last] = _FORBIDDEN * (is_wrong or bits[0] != last >> 1 & 1 or (bits[2] and last >> 2 & 1))
         before_VC[following, last % CLASSES] = _FORBIDDEN * bits[2 + last % CLASSES]
     return SmallVocabulary(last_VV, before_VC, draft_VV)
-
-
-def _eagle(config: EagleConfig) -> dict[str, torch.Tensor]:
-    """Make an fc that passes on the embedding into features where the target has 0; attention adds nothing."""
-    tensors = _blank(drafter_layout(config)[0])
-    token = torch.arange(VOCAB)
-    tensors["embed_tokens.weight"][token, _DRAFT + token] = 1.0
-    tensors["fc.weight"][:, :HIDDEN] = torch.eye(HIDDEN, dtype=torch.float64)
-    return tensors
-
-
-def _mtp(config: MtpConfig) -> dict[str, torch.Tensor]:
-    """Make modules that pass on the last token as the EAGLE head does."""
-    tensors = _blank(drafter_layout(config)[0])
-    token = torch.arange(VOCAB)
-    for index in range(config.num_modules):
-        tensors[f"modules.{index}.eh_proj.weight"][_DRAFT + token, token] = 1.0
-        tensors[f"modules.{index}.norm.weight"] *= HIDDEN**-0.5
-    return tensors
-
-
-def _p_eagle(config: PEagleConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
-    """Make a head that reads the token before the last one, and in mask rows one fixed token."""
-    layout = drafter_layout(config)
-    tensors = _blank({**layout.required, "lm_head.weight": layout.optional["lm_head.weight"]})
-    token = torch.arange(VOCAB)
-    tensors["fc.weight"][token, token] = 1.0
-    tensors["mask_hidden"][VOCAB // 2] = 1.0
-    tensors["lm_head.weight"][:, :VOCAB] = torch.from_numpy(draft_VV / HIDDEN**0.5)
-    return tensors
-
-
-def _standalone(config: StandaloneConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
-    """Make a model whose head reads the last token's embedding; its layer adds nothing."""
-    tensors = _blank(drafter_layout(config)[0])
-    token = torch.arange(VOCAB)
-    tensors["model.embed_tokens.weight"][token, token] = 1.0
-    tensors["lm_head.weight"][:, :VOCAB] = torch.from_numpy(draft_VV / HIDDEN**0.5)
-    return tensors
-
-
-def _block(config: BlockDrafterConfig, draft_VV: np.ndarray) -> dict[str, torch.Tensor]:
-    """Make a block whose rows draft what the target's head reads from the mask token, whatever the text is.
-
-    With a Markov head they draft by the token before alone, and drafts end behind every fourth token.
-    """
-    tensors = _blank(drafter_layout(config).required)
-    if config.kind == "dspark":
-        tensors["norm.weight"] *= 0.0
-        tensors["markov_head.markov_w1.weight"] = torch.eye(VOCAB, dtype=torch.float64)
-        tensors["markov_head.markov_w2.weight"] = torch.from_numpy(draft_VV)
-        tensors["confidence_head.proj.weight"][0, HIDDEN + torch.arange(0, VOCAB, 4)] = -1.0
-    return tensors
-
-
-def _blank(layout: Layout) -> dict[str, torch.Tensor]:
-    """Make the tensors of a layout: norms are 1, all others 0."""
-    return {name: torch.full(shape, float("norm" in name), dtype=torch.float64) for name, shape in layout.items()}

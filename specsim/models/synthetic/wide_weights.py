@@ -6,9 +6,9 @@ Entries of a hidden state are CODE, CONTEXT and SOFT, as wide_pair says.
 import torch
 
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.layout import Layout
+from specsim.models.checkpoint.layout import Layout, target_layout
+from specsim.models.synthetic.drafter import Tensors
 
-Tensors = dict[str, torch.Tensor]
 PART = 32  # entries of each part of a hidden state
 CODE = slice(0, PART)
 CONTEXT = slice(PART, 2 * PART)
@@ -127,3 +127,24 @@ def copy(
     output = tensors[f"{prefix}o_proj.weight"]
     output[:, HEAD * head : HEAD * (head + 1)] = 0
     output[to + torch.arange(HEAD), HEAD * head + torch.arange(HEAD)] = 1.0
+
+
+def read_two_before(tensors: Tensors, prefix: str, model: ModelConfig) -> None:
+    """Make two heads of one KV head copy the codes of the tokens one and two before into CONTEXT."""
+    find(tensors, prefix, 0, 1, model)
+    find(tensors, prefix, 1, 2, model)
+    copy(tensors, prefix, 0, 0, CONTEXT.start, model)
+    copy(tensors, prefix, 1, None, CONTEXT.start + HEAD, model)
+
+
+def language_model(config: ModelConfig, generator: torch.Generator) -> Tensors:
+    """Make a language model; with one layer it knows one token before, with two the token before that too."""
+    tensors = random_tensors(target_layout(config), generator)
+    tensors["model.embed_tokens.weight"] = embedding(config.vocab_size, generator)
+    tensors["lm_head.weight"] = head(config.vocab_size)
+    tensors["model.norm.weight"] *= 1.3
+    for layer, norm in enumerate((SHARE, 1.0)[: config.num_layers]):  # of the layer's input, approximately
+        prefix = f"model.layers.{layer}.self_attn."
+        find(tensors, prefix, 0, 1 + layer, config, 1 / norm)
+        copy(tensors, prefix, 0, 0, CONTEXT.start + HEAD * layer, config, norm)
+    return tensors

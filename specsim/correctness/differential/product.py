@@ -1,10 +1,9 @@
-"""Comparison of finished drafts, of MTP and P-EAGLE: those of every depth, and the KV and features they came from."""
+"""Comparison of a state that holds all drafts: those of every depth, and the features that they came from."""
 
 from typing import Any
 
 import torch
 
-from specsim.core.mtp import MtpInput
 from specsim.core.phases import VerifyInput
 from specsim.correctness.differential.budget import FLOAT32_EPS
 from specsim.correctness.differential.comparison import Trio, present
@@ -13,7 +12,7 @@ from specsim.correctness.differential.sampled import DrawnRow, candidates, compa
 from specsim.correctness.differential.step import ComparedRequest
 
 
-def compare_mtp_input(request: ComparedRequest[MtpInput], prefix: str) -> None:
+def compare_all_drafts(request: ComparedRequest[Any], prefix: str) -> None:
     """Compare the finished drafts depth by depth, each ranked by the logits of exact's hidden state, or drawn.
 
     A draft that rounding decided ends the comparison, as the rows of deeper modules read it.
@@ -68,7 +67,7 @@ def _compare_features(request: ComparedRequest[Any]) -> None:
     request.check.close("kept features", kept.map(lambda ring: ring.features[request.row].cpu()[entries]))
 
 
-def compare_product(request: ComparedRequest[VerifyInput], entered: ComparedRequest[MtpInput]) -> None:
+def compare_product(request: ComparedRequest[VerifyInput], entered: ComparedRequest[Any]) -> None:
     """Require the candidates that follow from the implementation's own drafts, and count the lanes as a choice."""
     check = request.check
     drafter = request.step.implementations.reference.engine.drafter
