@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from specsim.cli import options
 from specsim.cli.file_options import reads
 from specsim.cli.options import option
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,8 @@ def explain(
 
     For each request, the verdict depends on the margin between the two tokens at the first difference.
 
-    Exit status: 0 if rounding explains every difference, 1 if one is a fault, 2 for bad input.
+    Exit status: 0 if rounding explains every difference, 1 if one is a fault, 2 for bad input and if no answer can be
+    compared.
 
     Examples:
       specsim explain --a vllm.json --b sglang.json
@@ -83,6 +84,8 @@ def explain(
 
     value = {"a": str(a), "b": str(b), "dtype": dtype, "findings": [asdict(each) for each in findings]}
     options.report("explain", show, value, json_file, all(each.verdict != "fault" for each in findings))
+    is_decided = any(each.verdict != "undecided" for each in findings)
+    require(is_decided, "b", str(b), "answers that can be compared; the table has the reasons why none can")
 
 
 def _row(finding: "Finding") -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import typer
 from specsim.cli import options
 from specsim.cli.file_options import reads
 from specsim.cli.options import option
-from specsim.core.errors import InputError, require_int
+from specsim.core.errors import InputError, require, require_int
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,8 @@ def lint_report(
 
     Throughput, latencies and accept lengths of one report must satisfy identities such as Little's law.
 
-    Exit status: 0 if everything can be true, 1 if something cannot, 2 for bad input.
+    Exit status: 0 if everything can be true, 1 if something cannot, 2 for bad input and for a report without figures
+    that can be checked.
 
     Examples:
       specsim lint-report results.json
@@ -68,6 +69,8 @@ def lint_report(
     value = {"file": str(file), "findings": [asdict(finding) for finding in findings]}
     is_ok = all(finding.verdict != "cannot be true" for finding in findings)
     options.report("lint-report", lambda console: show(reports, findings, console), value, json_file, is_ok)
+    is_checked = any(finding.verdict != "follows" for finding in findings)
+    require(is_checked, "file", str(file), "a report with figures that can be checked against each other")
 
 
 def _reports(file: Path, stated: "Stated") -> "list[tuple[Report, Stated]]":

@@ -68,10 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stdout.flush()
         if status == _INTERRUPTED:
             tell("interrupted")
-        sys.exit(status or 0)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer's own end of a program whose output nobody reads
             _end_unread()
+        if not end.code:  # no command ends like that, so it is not done
+            _fail("code that this command ran has called exit(); let it return or raise an error")
         raise
     except InputError as error:
         _fail(error)
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not any(text in str(error) for text in ("allocate memory", "out of memory")):
             raise
         _fail("not enough memory for this setting; use smaller pages, trees, batches or lengths")
+    sys.exit(status or 0)
 
 
 def _sentence(error: Any, words: Sequence[str]) -> InputError | str:

@@ -13,6 +13,7 @@ from typing import NoReturn
 from specsim.core import phase_board
 from specsim.core.phase_board import VARIABLE, Progress
 from specsim.core.terminal import tell
+from specsim.core.workers import python_path
 
 RANK_FAILED = 3  # exit status of a command where a rank ended early or hung
 LOST = 71  # exit status of a rank that lost the others
@@ -25,7 +26,7 @@ Words = Callable[[Path, int], Sequence[str]]
 
 
 def run_ranks(words: Words, size: int, timeout: float) -> int:
-    """Run one process for each rank to its end, and return the exit status of rank 0.
+    """Run one process for each rank to its end, and return the exit status of rank 0, or another's failure.
 
     words: the command line of a rank, by the folder in which ranks meet and its number. The output of rank 0 goes to
     this process's, that of the others nowhere. Where a rank ends early, or none moves for `timeout` seconds, all are
@@ -42,7 +43,7 @@ def run_ranks(words: Words, size: int, timeout: float) -> int:
             for process in processes:
                 process.wait()
         if sentence is None:
-            return processes[0].returncode
+            return _status([process.returncode for process in processes], folder)
         tell(sentence)
         return RANK_FAILED
 
@@ -65,7 +66,7 @@ def _start(words: Sequence[str], folder: Path, rank: int) -> subprocess.Popen[by
     board = folder / f"phase-{rank}"
     phase_board.create(board)
     # Ranks of one machine meet over the loopback device, whatever the machine's name resolves to.
-    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, VARIABLE: str(board)}
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, VARIABLE: str(board), **python_path()}
     if rank == 0:
         return subprocess.Popen(words, env=environment)
     with (folder / f"errors-{rank}").open("wb") as errors:
@@ -92,6 +93,16 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout: 
         if moment > max(each.time for each in boards) + limit:
             return _blame(statuses, boards, folder)
         time.sleep(_PAUSE)
+
+
+def _status(statuses: Sequence[int], folder: Path) -> int:
+    """Give the status of rank 0, or that of another rank whose check failed where rank 0's did not."""
+    failed = next((rank for rank, status in enumerate(statuses) if _is_own(status) and status), 0)
+    if statuses[0] or not failed:
+        return statuses[0]
+    error = _last_error(folder, failed)
+    tell(f"rank {failed} ended with status {statuses[failed]}{error}, and rank 0 with 0")
+    return statuses[failed]
 
 
 def _is_own(status: int | None) -> bool:

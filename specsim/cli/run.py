@@ -88,8 +88,8 @@ def run(
 ) -> None:
     """Serve a file of requests with continuous batching.
 
-    Exit status: 0 when done, 1 if --compare finds a difference, 2 for bad input, 3 if
-    a rank fails.
+    Exit status: 0 when done, 1 if --compare finds a difference or nothing to compare, 2 for
+    bad input, 3 if a rank fails.
 
     Examples:
       specsim run --requests requests.jsonl --json results.json

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from specsim.cli import options
 from specsim.cli.options import option
+from specsim.core.errors import require
 
 
 def sampling_test(
@@ -28,7 +29,8 @@ def sampling_test(
     Whole engines run with a known target distribution, a drafter opposed to it and six sampling settings. Engines with
     known errors run too, and the tests must reject them.
 
-    Exit status: 0 if nothing correct is rejected and every error is, 1 otherwise, 2 for bad input.
+    Exit status: 0 if nothing correct is rejected and every error is, 1 otherwise, 2 for bad input and for too few
+    tokens to detect an error.
 
     Examples:
       specsim sampling-test --tokens 50000
@@ -45,3 +47,4 @@ def sampling_test(
     tested = verifier if rule is None else load_rule(rule)
     result = run_sampling_tests(tested, impl=impl, tokens=tokens, device=device, seed=seed, progress=True)
     options.report("sampling-test", result.show, {"command": line} | result.to_json(), json_file, not result.failures)
+    require(result.has_power, "tokens", tokens, "more: no test of so few tokens would detect an error")

@@ -1,7 +1,7 @@
 """The error for bad input, and the checks that raise it."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from typing import Any, Literal, Self, get_args, get_origin
 
@@ -14,7 +14,7 @@ class InputError(ValueError):
     """Bad input, in one sentence with the field, the value and what is allowed."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(f"{name} is {shortened(repr(value), MOST)}; allowed: {allowed}")
+        super().__init__(f"{name} is {shortened(text_of(repr, value), MOST)}; allowed: {allowed}")
         self.name = name
         self.value = value
         self.allowed = allowed
@@ -26,6 +26,16 @@ class InputError(ValueError):
     def __reduce__(self) -> tuple[type[Self], tuple[str, object, str]]:
         """Pickle by the fields, so that the error crosses from a worker process."""
         return type(self), (self.name, self.value, self.allowed)
+
+
+def text_of(write: Callable[[object], str], value: object) -> str:
+    """Write a value by str or repr, or its type where a user's own method of it fails."""
+    try:
+        return write(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return f"an object of type {type(value).__name__}"
 
 
 def require(condition: object, name: str, value: object, allowed: str) -> None:

@@ -1,15 +1,19 @@
 """Candidates of a batch from a token drafter: what reference and fast share of drafters that run on the host."""
 
+import operator
 from collections.abc import Sequence
 from math import isfinite
+from typing import Any
 
 import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
+from specsim.core.pair import kind_of
 from specsim.core.phases import Batch, ExplicitCandidates
 from specsim.core.pool import KVPool
 from specsim.core.token_drafter import Proposal, TokenDrafter, TreeLimits
+from specsim.core.user_module import user_code
 
 
 class Proposals:
@@ -22,6 +26,7 @@ class Proposals:
         self._drafter = drafter
         self._limits = TreeLimits(config.num_steps, config.num_draft_tokens - 1, config.topk)
         self._vocab_size = vocab_size
+        self._name = f"proposal of {kind_of(drafter)}"
         self._most = config.num_candidates
         self._tokens: dict[int, list[int]] = {}  # by request id, prompt and output so far
 
@@ -80,10 +85,12 @@ class Proposals:
 
     def _proposal(self, request_id: int, tokens: list[int]) -> Proposal:
         """Ask the drafter, which may return a plain tuple of tokens, parents and scores."""
-        found = self._drafter.propose(request_id, tokens, self._limits)
+        found: Any = self._drafter.propose(request_id, tokens, self._limits)
         if not (isinstance(found, tuple) and len(found) == 3):
             raise self._error(type(found).__name__, "a Proposal of tokens, parents and scores")
-        return Proposal(*found)
+        with user_code(self._name, type(found).__name__, "lists of token ids, of parents' indices and of scores"):
+            tokens, parents, scores = (values[: len(values)] for values in found)  # no endless iterators
+            return Proposal([*map(operator.index, tokens)], [*map(operator.index, parents)], [*map(float, scores)])
 
     def _check(self, proposal: Proposal) -> int:
         """Count the candidates of a proposal, after a check that they form a tree within the limits."""
@@ -115,4 +122,4 @@ class Proposals:
         return count
 
     def _error(self, found: str, allowed: str) -> InputError:
-        return InputError(f"proposal of {type(self._drafter).__name__}", found, allowed)
+        return InputError(self._name, found, allowed)

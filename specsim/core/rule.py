@@ -5,14 +5,14 @@ is: the drafts, the target's distributions, the uniforms. At temperature 0 verif
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from specsim.core.config import SpecConfig, Verifier
-from specsim.core.errors import InputError, require, require_choice, require_type
-from specsim.core.user_module import load_object
+from specsim.core.errors import InputError, require, require_choice, require_type, text_of
+from specsim.core.user_module import UserFunction, load_object, user_code
 
 if TYPE_CHECKING:
     import torch
@@ -147,12 +147,12 @@ def checked(found: Any, tree: Tree, vocab_size: int, name: str = "result") -> Ac
     Raises InputError with this name where it is no path of the tree, or where the bonus is outside the vocabulary.
     """
     try:
-        path, bonus = found
-        nodes = [index(node) for node in path]
-        token = index(bonus)
-    except Exception as error:
-        allowed = "Accepted(path, bonus), a list of nodes and a token id"
-        raise InputError(name, f"the value {_shown(found)}", allowed) from error
+        with user_code(name, "", "Accepted(path, bonus), a list of nodes and a token id"):
+            path, bonus = found
+            nodes = [index(node) for node in path]
+            token = index(bonus)
+    except InputError as error:
+        raise InputError(name, f"the value {text_of(repr, found)[:200]}", error.allowed) from error
     pairs = list(pairwise(nodes))
     is_path = nodes[:1] == [0] and all(0 < node < len(tree.parents) for node in nodes[1:])
     if not is_path or any(tree.parents[child] != parent for parent, child in pairs):
@@ -163,24 +163,16 @@ def checked(found: Any, tree: Tree, vocab_size: int, name: str = "result") -> Ac
     return Accepted(nodes, token)
 
 
-def _shown(value: object) -> str:
-    """Show the beginning of a value, or its type where it cannot be shown."""
-    try:
-        return repr(value)[:200]
-    except Exception:
-        return f"of type {type(value).__name__}"
-
-
 def load_rule(place: str) -> AcceptanceRule:
     """Load the rule of a module or file by its place, MODULE:NAME or FILE.py:NAME.
 
-    Raises InputError where it is none.
+    Raises InputError where it is none, and when its function raises.
     """
     allowed = "MODULE:NAME or FILE.py:NAME of an AcceptanceRule"
     require(":" in place, "rule", place, allowed)
     found = load_object(place, "rule", allowed)
     require(isinstance(found, AcceptanceRule), "rule", place, f"{allowed} (it is a {type(found).__name__})")
-    return found
+    return replace(found, accept=UserFunction(found.accept, "rule", place, "a rule that returns Accepted(path, bonus)"))
 
 
 def check_rule(rule: object) -> None:

@@ -1,7 +1,7 @@
 """Drafters that read token ids only: their protocol, and the settings of n-gram and suffix drafters."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 
@@ -40,6 +40,15 @@ class TokenDrafter(Protocol):
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Receive a request's tokens at its end, so that its state can be dropped."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class UserDrafter:
+    """The methods of a user's token drafter, loaded from a module or file."""
+
+    propose: Callable[..., Proposal]
+    finish: Callable[..., None]
+    kind: str  # its class name, or what it calls itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,53 +1,103 @@
-"""Modules of a user, which models and correctness load: kernels, acceptance rules, drafters."""
+"""Code of a user, which models and correctness load and call: kernels, acceptance rules, drafters."""
 
 import importlib
 import importlib.util
+import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from importlib.machinery import PathFinder
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require, text_of
+
+_LOADERS = ("specsim", "importlib")  # packages whose frames lie between a boundary and the user's code
+
+
+@contextmanager
+def user_code(field: str, value: str, allowed: str) -> Iterator[None]:
+    """Turn whatever code of a user raises, an exit included, into an InputError with the place in that code.
+
+    A user's functions, methods and attributes are only loaded, called and read within this.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, BrokenPipeError):
+        raise
+    except BaseException as error:
+        raise InputError(field, value, f"{allowed} ({one_line(error)}{_place(error)})") from error
+
+
+def one_line(error: BaseException) -> str:
+    """Describe an error in one line, with its type."""
+    return " ".join(f"{type(error).__name__}: {text_of(str, error)}".split())
+
+
+def _place(error: BaseException) -> str:
+    """Name the user's file where an error arose, with the line; empty where no such code ran."""
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LOADERS
+    ]
+    if not frames:
+        return ""
+    file = frames[0][0]
+    return f", {Path(file).name}, line {[line for name, line in frames if name == file][-1]}"
 
 
 def load_module(name: str) -> ModuleType:
-    """Load a module by its dotted name, as Python finds it from the current folder, or by its file.
+    """Load a module by its dotted name, as Python finds it or in the current folder, or by its file.
 
     A file is executed once, and again when it has changed. InputError for a module that cannot be imported.
     """
     allowed = "a module that Python can import, or a .py file"
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     if name.endswith(".py") and not Path(name).is_file():
         raise InputError("module", name, f"{allowed} (there is no such file)")
-    try:
+    with user_code("module", name, allowed):
+        here = str(Path.cwd())
+        if not name.endswith(".py"):
+            _require_one(name.partition(".")[0], here)
+        if here not in sys.path:
+            sys.path.append(here)  # last, so that no file there hides a module of a library
         if name.endswith(".py"):
             path = Path(name).resolve()
             return _load_file(path, sha256(path.read_bytes()).digest())
         return importlib.import_module(name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise InputError("module", name, f"{allowed} ({one_line(error)})") from error
+
+
+def _require_one(name: str, folder: str) -> None:
+    """Raise ImportError for a name that a module of the folder and another one have."""
+    local, other = PathFinder.find_spec(name, [folder]), importlib.util.find_spec(name)
+    if local and local.origin and other and not _is_same(local.origin, other.origin):
+        raise ImportError(f"{local.origin} and {other.origin} have this name; name the file, or rename it")
+
+
+def _is_same(path: str, other: str | None) -> bool:
+    return other is not None and Path(path).resolve() == Path(other).resolve()
 
 
 @cache
 def _load_file(path: Path, _digest: bytes) -> ModuleType:
-    """Execute a file, known to Python by its stem, as Triton and pickle look modules up."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    """Execute a file, known to Python by a name that no other module has.
+
+    Triton and pickle look modules up by their names.
+    """
+    digest = sha256(str(path).encode(errors="surrogateescape")).hexdigest()
+    name = re.sub(r"\W", "_", f"{path.stem}_{digest[:8]}")
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python source file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def one_line(error: BaseException) -> str:
-    """Describe an error in one line, with its type."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def load_object(place: str, field: str, allowed: str) -> Any:
@@ -57,12 +107,22 @@ def load_object(place: str, field: str, allowed: str) -> Any:
     """
     before, _, name = place.rpartition(":")
     module = load_module(before)
-    if not hasattr(module, name):
-        raise InputError(field, place, f"{allowed} ({before} has no {name})")
-    found = getattr(module, name)
-    if not isinstance(found, type):
-        return found
-    try:
-        return found()
-    except Exception as error:
-        raise InputError(field, place, f"{allowed} ({one_line(error)})") from error
+    with user_code(field, place, allowed):
+        found = getattr(module, name, module)
+        found = found() if isinstance(found, type) else found
+    require(found is not module, field, place, f"{allowed} ({before} has no {name})")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class UserFunction:
+    """A function of a user, all of whose exceptions and exits become an InputError."""
+
+    function: Callable[..., Any]
+    field: str
+    place: str  # MODULE:NAME or FILE.py:NAME of the object that it belongs to
+    allowed: str
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        with user_code(self.field, self.place, self.allowed):
+            return self.function(*arguments, **named)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -18,11 +19,12 @@ class Workers(ProcessPoolExecutor):
     """
 
     def __init__(self, jobs: int, begin: Callable[[], object] | None = None) -> None:
-        super().__init__(jobs, get_context("spawn"), _begin, (begin,))
+        with _path_inherited():  # also by the process that tracks semaphores
+            super().__init__(jobs, get_context("spawn"), _begin, (begin,))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a call, starting a process here where there are too few."""
-        with _interrupts_held():
+        with _interrupts_held(), _path_inherited():
             return super().submit(fn, *args, **kwargs)
 
     def __exit__(
@@ -56,6 +58,28 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def python_path() -> dict[str, str]:
+    """Make the environment in which a new Python process finds modules where this one does.
+
+    The current folder is not in front, where a file of a user could hide a module of a library.
+    """
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+
+
+@contextmanager
+def _path_inherited() -> Iterator[None]:
+    """Give a process started meanwhile this process's path from its first import on."""
+    before = {name: os.environ.get(name) for name in python_path()}
+    os.environ |= python_path()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _begin(begin: Callable[[], object] | None) -> None:

@@ -12,6 +12,7 @@ from specsim.core.errors import InputError, require
 from specsim.core.files import read_json
 from specsim.maintain.result_tables import SUMMARIES, Result
 
+CHECKS = ("cells", "faults", "tests", "certificates", "programs", "outcomes")  # numbers or lists of what a run checked
 KEPT_OF_A_RUN = ("command", "date", "versions", "measured_peaks", "seconds", "finished")
 
 
@@ -107,10 +108,12 @@ def _proof(path: Path, result: Result) -> dict[str, Result]:
         *others, last = "diff", *SUMMARIES
         raise InputError("file", str(path), f"a result that specsim {', '.join(others)} or {last} wrote on a GPU")
     rows = [each for name in ("tests", "certificates") for each in result.get(name, ()) if not each.get("is_control")]
-    passed = result.get("is_ok", True) and all(each["passed"] for each in result.get("outcomes", ()))
+    says_so = result.get("is_ok", command in ("diff", "conformance", "faults"))  # these three have no such field
+    passed = says_so and all(each["passed"] for each in result.get("outcomes", ()))
     faults = {
         "a run of the reference": "reference" in (result.get("impl"), *(each["impl"] for each in rows)),
         "a run that failed": not passed or bool(result.get("failures")),
+        "a run without checks": not any(map(result.get, CHECKS)),
     }
     _refuse(path, "a proof of the fast implementation", faults)
     if command != "diff":

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from specsim.core.errors import InputError, require, require_choice, require_type
-from specsim.core.pair import DrafterCheckpoint, Pair
+from specsim.core.pair import DrafterCheckpoint, Pair, kind_of
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
-from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
-from specsim.core.user_module import load_object
+from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter, UserDrafter
+from specsim.core.user_module import UserFunction, load_object, user_code
 from specsim.models import shipped
 from specsim.models.checkpoint import load_drafter, load_target, local_folder, locate
 from specsim.models.checkpoint.bridge import bridge_vocabularies as bridged
@@ -101,15 +101,20 @@ def is_token_drafter(drafter: str | None) -> bool:
 def token_drafter(drafter: str) -> NgramConfig | SuffixConfig | TokenDrafter:
     """Make the drafter without weights of this name.
 
-    Raises InputError for a drafter of your own that cannot be imported or has no propose.
+    Raises InputError for a drafter of your own that cannot be imported or has no propose, and when a method raises.
     """
     if drafter in _TOKEN_DRAFTERS:
         return _TOKEN_DRAFTERS[drafter]()
     allowed = "MODULE:NAME or FILE.py:NAME of a drafter with the methods propose and finish"
     own = load_object(drafter, "drafter", allowed)
-    if not (callable(getattr(own, "propose", None)) and callable(getattr(own, "finish", None))):
+    with user_code("drafter", drafter, allowed):
+        propose, finish = (getattr(own, name, None) for name in ("propose", "finish"))
+        kind = str(kind_of(own))
+    if not (callable(propose) and callable(finish)):
         raise InputError("drafter", drafter, allowed)
-    return own
+    allowed = "a drafter whose propose returns a Proposal, and whose finish ends"
+    boundary = ("drafter", drafter, allowed)
+    return UserDrafter(UserFunction(propose, *boundary), UserFunction(finish, *boundary), kind)
 
 
 class _Places(NamedTuple):

@@ -46,6 +46,13 @@ def test_the_status_of_rank_0_is_returned(run, status):
     assert run(f"sys.exit({status})", "sys.exit(0)") == (status, "")
 
 
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_failure_of_another_rank_is_returned(run, status):
+    returned, said = run("sys.exit(0)", f"print('wrong', file=sys.stderr); sys.exit({status})")
+    assert returned == status
+    assert said == f"specsim: rank 1 ended with status {status} (wrong), and rank 0 with 0\n"
+
+
 def test_a_rank_that_is_done_waits_for_rank_0(run):
     """Rank 0 works alone at the end, for longer than ranks have after a failure."""
     assert run("time.sleep(1.5); sys.exit(1)", "sys.exit(1)") == (1, "")

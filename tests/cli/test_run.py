@@ -152,6 +152,15 @@ def test_run_compares_four_ways(serve, tmp_path, monkeypatch):
     assert json.loads(file.read_text())["is_equal"] is False
 
 
+def test_a_comparison_of_no_request_fails(serve, tmp_path):
+    """Every request is rejected, as it never fits into the pool."""
+    file = tmp_path / "out.json"
+    status, out, err = serve("--compare", "--slots", "16", "--page-size", "1", "--json", str(file))
+    assert (status, err) == (1, "")
+    assert "NOT compared" in out
+    assert json.loads(file.read_text())["is_equal"] is False
+
+
 def test_a_shape_reads_no_text(call, serve, shape, assert_one_sentence):
     assert_one_sentence(serve("--shape", str(shape)), "requests")
     assert_one_sentence(call("run", "--shape", str(shape)), "requests")

@@ -65,6 +65,26 @@ def test_workers_compute():
         assert list(workers.map(add, (1, 2, 3), (4, 5, 6))) == [5, 7, 9]
 
 
+def test_no_file_hides_a_library_from_a_worker(tmp_path):
+    """Files of the current folder with the names of modules that a starting process imports."""
+    for name in ("pickle", "struct", "random", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(0)")
+    program = (
+        "from specsim.core.workers import Workers\nwith Workers(1) as workers: print(workers.submit(abs, -5).result())"
+    )
+    words = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
+
+
+def test_the_environment_is_as_before_a_worker(monkeypatch):
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    before = {**os.environ}
+    with Workers(1) as workers:
+        workers.submit(abs, 1)
+        assert {**os.environ} == before
+
+
 def test_no_thread_is_left_after_an_error():
     before = {*threading.enumerate()}
     with suppress(ZeroDivisionError), Workers(2) as workers:

@@ -217,14 +217,19 @@ def test_bad_input_is_one_sentence(arguments, sentence, capsys):
 @pytest.mark.parametrize(
     ("source", "shown"),
     [
-        ("1 / 0", "(ZeroDivisionError: division by zero)"),
-        ("raise ImportError('no libcuda\\nis it installed?')", "(ImportError: no libcuda is it installed?)"),
-        ("import sys; sys.exit(0)", "(SystemExit: 0)"),
+        ("1 / 0", "(ZeroDivisionError: division by zero, {}, line 1)"),
+        (
+            "raise ImportError('no libcuda\\nis it installed?')",
+            "(ImportError: no libcuda is it installed?, {}, line 1)",
+        ),
+        ("import sys; sys.exit(0)", "(SystemExit: 0, {}, line 1)"),
     ],
 )
 def test_a_module_that_fails_at_import_is_bad_input(source, shown, tmp_path):
+    module = module_of(source, tmp_path)
+    shown = shown.format(Path(module).name)
     with pytest.raises(InputError, check=lambda error: error.name == "module" and error.allowed.endswith(shown)):
-        load_module(module_of(source, tmp_path))
+        load_module(module)
 
 
 LAZY = """

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import combinations
 
@@ -214,6 +214,61 @@ def test_resuming_from_something_else_is_refused(tmp_path):
             run_grid("g", TWO, impl="reference", resume=True, json_file=file)
     with pytest.raises(InputError, check=lambda error: error.name == "resume"):
         run_grid("g", TWO, impl="reference", resume=True)
+
+
+BAD_CELLS = {
+    "mismatches null": ("mismatches", None),
+    "mismatches missing": ("mismatches", ...),
+    "seconds a text": ("seconds", "x"),
+    "compared a number": ("compared", 5),
+    "decisions negative": ("decisions", -5),
+    "a mismatch without a divergence": ("mismatches", 1),
+    "an unknown cell": ("id", "nobody"),
+    "an unknown field": ("more", 1),
+}
+
+
+@pytest.fixture(scope="module")
+def kept_grid(tmp_path_factory):
+    file = tmp_path_factory.mktemp("kept") / "grid.json"
+    run_grid("g", TWO, impl="reference", json_file=file)
+    return json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("change", BAD_CELLS)
+def test_a_kept_cell_of_another_form_is_refused(change, kept_grid, tmp_path):
+    name, value = BAD_CELLS[change]
+    first, *others = kept_grid["results"]
+    first = {key: each for key, each in (first | {name: value}).items() if each is not ...}
+    file = tmp_path / "grid.json"
+    file.write_text(json.dumps(kept_grid | {"results": [first, *others]}))
+    with pytest.raises(InputError, check=lambda error: error.name == "json" and "results[0]" in error.allowed):
+        run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+
+
+@pytest.mark.parametrize("results", [None, 5, {}, [None], "twice"])
+def test_kept_results_of_another_form_are_refused(results, kept_grid, tmp_path):
+    file = tmp_path / "grid.json"
+    results = [kept_grid["results"][0]] * 2 if results == "twice" else results
+    file.write_text(json.dumps(kept_grid | {"results": results}))
+    with pytest.raises(InputError, check=lambda error: error.name == "json" and "results" in error.allowed):
+        run_grid("g", TWO, impl="reference", resume=True, json_file=file)
+
+
+def test_an_infinite_logprob_error_is_resumed(kept_grid):
+    divergence = Divergence("a", 2, "draft", 1, 3, "scores", 0.5, 0.25)
+    wrong = asdict(replace(GOOD, mismatches=1, first_divergence=divergence)) | {"max_logprob_error": None}
+    assert CellResult.from_json(wrong).max_logprob_error > 1e300
+
+
+def test_a_grid_without_cells_is_refused():
+    with pytest.raises(InputError, check=lambda error: error.name == "grid"):
+        run_grid("g", (), impl="reference")
+
+
+@pytest.mark.parametrize("cells", [(), (replace(GOOD, compared={}),)])
+def test_a_grid_that_compared_nothing_fails(cells):
+    assert outcome(*cells, dtype="bfloat16", num_cells=9).failures() == ["no cell was fully compared"]
 
 
 def test_a_result_of_another_schema_is_not_resumed(tmp_path, call):

@@ -41,6 +41,7 @@ from specsim.correctness.exact.distribution import (
 from specsim.correctness.exact.model import FAR, Case, Certain, Model, draws, text_prob, texts
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.regions import UNREAD, grid_cost, regions, with_zero
+from specsim.correctness.exact.report import Certificates
 from specsim.correctness.exact.two_rounds import two_rounds
 from specsim.correctness.exact.verifier import VERIFIERS, Given
 from specsim.reference import acceptance
@@ -470,6 +471,10 @@ def test_the_drawn_trees_are_all_there_are():
 
 
 # The command
+
+
+def test_a_run_without_a_case_fails():
+    assert Certificates((), (), (), 0.0, "", {}).failures == ("no case was run",)
 
 
 def test_the_command_prints_and_writes_the_certificates(capsys, tmp_path):

@@ -362,6 +362,16 @@ def test_the_command(tmp_path, capsys):
     assert "in float64 their logits lie" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("tokens", [[], [7]])
+def test_answers_of_which_none_is_decided_fail(tokens, tmp_path, capsys):
+    for name, ids in (("a", []), ("b", tokens)):
+        (tmp_path / name).write_text(json.dumps({"token_ids": ids, "logprobs": [-0.1] * len(ids)}))
+    with pytest.raises(SystemExit) as status:
+        main(["explain", "--a", str(tmp_path / "a"), "--b", str(tmp_path / "b")])
+    assert status.value.code == 2
+    assert capsys.readouterr().err.startswith("specsim: b is ")
+
+
 def test_a_token_of_white_space_stays_in_its_row(tmp_path, capsys):
     for name, token in (("a", "\n"), ("b", " x")):
         place = {"token": token, "logprob": -0.5, "top_logprobs": []}

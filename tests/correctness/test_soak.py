@@ -342,8 +342,19 @@ def result_of(counts: dict[str, int], num_steps: int = 2) -> Soak:
 
 
 ALL = dict.fromkeys((*REQUIRED_EVENTS, *(accepted_name(count, 2) for count in range(3))), 1) | {
-    "requests": LEAST_REQUESTS
+    "requests": LEAST_REQUESTS,
+    "compared": 1,
 }
+
+
+@pytest.mark.parametrize("counts", [{}, {"requests": 3}, ALL | {"compared": 0}])
+def test_a_run_that_compared_nothing_does_not_pass(counts):
+    assert not result_of(counts).is_ok
+
+
+def test_a_mismatch_without_a_sentence_is_a_failure():
+    result = Soak("specsim soak", "", "cpu", (ProgramResult("0-0-1", 2, ALL, mismatches=1),), 1.0, "", {})
+    assert [each.program for each in result.failures] == ["0-0-1"]
 
 
 def test_a_run_that_went_through_everything_passes():
@@ -353,7 +364,7 @@ def test_a_run_that_went_through_everything_passes():
     assert result.to_json().items() >= {"date": result.date, "versions": result.versions}.items()
 
 
-@pytest.mark.parametrize("name", sorted(ALL.keys() - {"requests"}))
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"requests", "compared"}))
 def test_a_required_event_that_never_occurs_fails(name):
     result = result_of(ALL | {name: 0})
     assert not result.is_ok

@@ -17,6 +17,7 @@ from specsim.correctness.statistics.controls import CONTROLS
 from specsim.correctness.statistics.distribution import draft_distribution, next_distribution
 from specsim.correctness.statistics.e_value import Sample, chi_square, ln_e_value
 from specsim.correctness.statistics.power import detectable_distance
+from specsim.correctness.statistics.report import SamplingTests
 from specsim.correctness.statistics.samples import Load, outputs, sample
 from specsim.correctness.statistics.settings import CONFIGS, DRAFTERS, PLAIN, SETTINGS
 from specsim.correctness.statistics.small_vocabulary import VOCAB, SmallVocabulary, dyadic, opposed
@@ -348,11 +349,12 @@ def test_fast_and_reference_write_equal_tokens_on_dyadic_models(verifier, device
 def test_the_command_prints_and_writes_the_tests(tmp_path, capsys):
     with pytest.raises(SystemExit) as done:
         main(["sampling-test", "--verifier", "gumbel", "--tokens", "30", "--json", str(tmp_path / "tests.json")])
-    assert done.value.code == 0
-    shown, written = capsys.readouterr().out, json.loads((tmp_path / "tests.json").read_text())
+    assert done.value.code == 2  # as so few tokens would detect no error
+    (shown, said), written = capsys.readouterr(), json.loads((tmp_path / "tests.json").read_text())
     assert "None is rejected" in shown
     assert [row["sampling"] for row in written["tests"]] == [setting.name for setting in SETTINGS]
-    assert written["is_ok"]
+    assert said.startswith("specsim: tokens is 30; ")
+    assert (written["is_ok"], written["failures"]) == (False, [])
     assert written["false_alarm"] == FALSE_ALARM
     assert sum(row["bound"] for row in written["tests"]) == pytest.approx(FALSE_ALARM)
     assert [row["tokens"] for row in written["tests"]] == [setting.num_tokens for setting in SETTINGS]
@@ -381,6 +383,10 @@ def test_a_run_of_all_divides_the_false_alarm_and_has_controls(monkeypatch, devi
     assert sum(row.bound for row in tests) == pytest.approx(FALSE_ALARM)
     assert (wrong.name, wrong.tokens, wrong.is_rejected) == (control.name, 480, True)
     assert found.failures == ()
+
+
+def test_a_run_without_tests_is_not_ok():
+    assert not SamplingTests((), 0, 1e-6, 0.0, "", {}).is_ok
 
 
 def test_rejected_tests_and_accepted_controls_are_failures():

@@ -12,7 +12,7 @@ from specsim.maintain.mutation import run_mutants as mutation
 from specsim.maintain.mutation.equivalents import EQUIVALENT
 from specsim.maintain.mutation.mutants import mutants, sample
 from specsim.maintain.mutation.run_mutants import modules_with_tests
-from specsim.maintain.mutation.verdicts import Mutation, Verdict, show
+from specsim.maintain.mutation.verdicts import KeptVerdict, Mutation, Verdict, show
 
 SOURCE = '''
 """Told: 1 + 1."""
@@ -203,6 +203,15 @@ def test_a_mutant_is_known_by_its_lines():
     dropped = next(each for each in mutants("m", SOURCE) if each.new == "((live) | True)")
     assert dropped.before == "tl.store(x_ptr + offs, tl.where(live, tl.maximum(x, low), high), mask=live)"
     assert dropped.after == "tl.store(x_ptr + offs, tl.where(live, tl.maximum(x, low), high), mask=((live) | True))"
+
+
+@pytest.mark.parametrize("change", [{"by": 5}, {"by": ...}, {"seconds": "x"}, {"key": None}])
+def test_a_kept_verdict_of_another_form_is_refused(change):
+    row = {"key": "m", "tests": "t", "by": None, "seconds": 1.0, "line": 3}
+    assert KeptVerdict.of(row, "row") == KeptVerdict("m", "t", None, 1.0)
+    for wrong in ({name: value for name, value in (row | change).items() if value is not ...}, [row], None):
+        with pytest.raises(InputError, check=lambda error: error.name.startswith("row")):
+            KeptVerdict.of(wrong, "row")
 
 
 def test_survivors_of_a_result_are_tested_again(tmp_path, monkeypatch):

@@ -170,6 +170,9 @@ REFUSED = [
     ("certify", {"failures": ["no constant distribution"], "certificates": []}, "a run that failed"),
     ("soak", {"is_ok": False, "failures": [], "missing": ["resumed"]}, "a run that failed"),
     ("conformance", {"outcomes": [{"passed": True}, {"passed": False}]}, "a run that failed"),
+    ("conformance", {"outcomes": []}, "a run without checks"),
+    ("certify", BOTH | {"certificates": []}, "a run without checks"),
+    ("certify", {"certificates": [FAST]}, "a run that failed"),
     ("sampling-test", BOTH | {"tests": [FAST, REFERENCE]}, "a run of the reference"),
     ("certify", BOTH | {"certificates": [FAST, REFERENCE]}, "a run of the reference"),
 ]

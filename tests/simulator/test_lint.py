@@ -141,6 +141,13 @@ def test_a_published_table_contradicts_its_command():
     assert 119 < min(others) < max(others) < 127
 
 
+def test_a_report_without_anything_to_check_fails(command, tmp_path):
+    (tmp_path / "one.csv").write_text("metric,value\nMean TTFT (ms),12\n")
+    done = command("lint-report", str(tmp_path / "one.csv"))
+    assert done.status == 2
+    assert done.err.startswith("specsim: file is ")
+
+
 def test_the_command_fails_where_something_cannot_be_true(command, tmp_path):
     right = command("lint-report", str(VLLM_41162))
     assert right.status == 0

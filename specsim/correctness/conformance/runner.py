@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import torch
 
-from specsim.core.errors import InputError, require
-from specsim.core.user_module import load_module, one_line
+from specsim.core.errors import InputError, require, text_of
+from specsim.core.user_module import load_module, user_code
+from specsim.core.workers import python_path
 from specsim.correctness.conformance.case import DEVICE, Call, Case
 from specsim.correctness.conformance.comparison import Difference, difference
 from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Operation
@@ -46,11 +47,13 @@ def name_of(module: ModuleType, operation: Operation, device: str = "cpu") -> st
     Names in _cpu are for the CPU only. InputError for a module that raises when its attribute is read.
     """
     names = sorted(operation.functions, key=lambda name: name.endswith("_cpu") != (device == "cpu"))
-    try:
+    with user_code("module", _file(module), f"a module whose attribute {' or '.join(names)} can be read"):
         return next((name for name in names if callable(getattr(module, name, None))), None)
-    except Exception as error:
-        allowed = f"a module whose attribute {' or '.join(names)} can be read ({one_line(error)})"
-        raise InputError("module", module.__name__, allowed) from error
+
+
+def _file(module: ModuleType) -> str:
+    names = (vars(module).get(name) for name in ("__file__", "__name__"))
+    return Path(next(filter(None, names), "module")).name
 
 
 def function_of(module: ModuleType, operation: Operation, device: str = "cpu") -> Callable[..., Any] | None:
@@ -68,13 +71,13 @@ def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[O
         require(name in BY_NAME, "ops", name, ", ".join(BY_NAME))
         if name_of(module, BY_NAME[name]) is None:
             functions = " or ".join(BY_NAME[name].functions)
-            allowed = f"an operation that {module.__name__} implements; for this one it needs {functions}"
+            allowed = f"an operation that {_file(module)} implements; for this one it needs {functions}"
             raise InputError("ops", name, allowed)
     chosen = [BY_NAME[name] for name in dict.fromkeys(names)] if names else list(OPERATIONS)
     chosen = [operation for operation in chosen if name_of(module, operation) is not None]
     if not chosen:
         functions = ", ".join(operation.functions[0] for operation in OPERATIONS)
-        raise InputError("module", module.__name__, f"a module with at least one of the functions {functions}")
+        raise InputError("module", _file(module), f"a module with at least one of the functions {functions}")
     return chosen
 
 
@@ -106,7 +109,7 @@ def call(function: Callable[..., Any], case: Case, device: torch.device) -> Outc
         raise
     except BaseException as error:
         status = "refused" if case.may_refuse and _is_refusal(error) else "raised"
-        return Outcome(case.operation, case.name, status, f"{type(error).__name__}: {error}")
+        return Outcome(case.operation, case.name, status, f"{type(error).__name__}: {text_of(str, error)}")
     wrong = (
         _miscounted(operation, returned)
         or _first_wrong(operation, _results(operation, arguments, returned), made, device)
@@ -194,9 +197,10 @@ def _run_in_process(module: str, case: Case, device: str) -> Outcome:
         left = Path(folder) / "outcome.json"
         program = [sys.executable, "-m", "specsim.correctness.conformance.one_case"]
         command = [*program, module, case.operation, case.name, device, str(left)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, timeout=SECONDS, check=False)
+            done = subprocess.run(
+                command, env=os.environ | python_path(), capture_output=True, timeout=SECONDS, check=False
+            )
         except subprocess.TimeoutExpired:
             return Outcome(case.operation, case.name, "ended", f"no result within {SECONDS} seconds")
         if not left.exists():

@@ -1,8 +1,7 @@
 """Runs of a grid's cells: engines, oracle, and a JSON file that is rewritten after every cell."""
 
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import replace
 from functools import partial
@@ -13,8 +12,8 @@ import torch
 from tqdm.auto import tqdm
 
 from specsim.core.engine_options import EngineOptions, check_device
-from specsim.core.errors import InputError
-from specsim.core.files import write_json
+from specsim.core.errors import InputError, require, require_type
+from specsim.core.files import read_json, write_json
 from specsim.core.json_schema import schema_name
 from specsim.core.pair import Pair
 from specsim.core.provenance import now, versions
@@ -122,6 +121,7 @@ def run_grid(
         raise InputError("dtype", dtype, " or ".join(DTYPES))
     if resume and json_file is None:
         raise InputError("resume", resume, "with a JSON file of an earlier run")
+    require(cells, "grid", name, "a grid that has cells for these options")
     own = _shard(cells, shard)
     order = {cell.id: place for place, cell in enumerate(cells)}
     device = check_device(device) if impl == "fast" else device or "cpu"
@@ -142,7 +142,7 @@ def run_grid(
         required=required(cells, impl) if name != "one cell" else (),
         cells=(),
     )
-    done = _resumed(json_file, result) if resume and json_file is not None else {}
+    done = _resumed(json_file, result, order) if resume and json_file is not None else {}
     results = list(done.values())
     left = [cell for cell in own if cell.id not in done]
     with tqdm(total=len(own), initial=len(own) - len(left), unit="cell", disable=None if progress else True) as bar:
@@ -181,25 +181,30 @@ def _shard(cells: Sequence[Cell], shard: str | None) -> Sequence[Cell]:
     return cells[int(index) - 1 :: int(count)]
 
 
-def _resumed(path: Path, result: GridResult) -> dict[str, CellResult]:
-    """Read the cells of an earlier run of the same grid; a missing file holds none."""
+def _resumed(path: Path, result: GridResult, cells: Collection[str]) -> dict[str, CellResult]:
+    """Read the results of these cells from an earlier run of the same grid; a missing file holds none."""
     if not path.exists():
         return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        version = value.get("schema")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise InputError("json", str(path), "a result of this grid to resume") from error
-    if version != schema_name("diff"):
+    allowed = "a result of this grid to resume"
+    value = read_json(path, "json", allowed)
+    require(isinstance(value, dict), "json", str(path), allowed)
+    if (version := value.get("schema")) != schema_name("diff"):
         allowed = f"a file of schema {schema_name('diff')}, not {version}; without --resume it starts again"
         raise InputError("json", str(path), allowed)
-    try:
-        found = {name: value[name] for name in IDENTITY}
-        cells = [CellResult.from_json(each) for each in value["results"]]
-    except (LookupError, TypeError) as error:
-        raise InputError("json", str(path), "a result of this grid to resume") from error
     expected = {name: getattr(result, name) for name in IDENTITY}
-    if found != expected:
-        wrong = next(name for name in IDENTITY if found[name] != expected[name])
-        raise InputError("json", f"{path} ({wrong} {found[wrong]})", f"a result of the same {wrong}, {expected[wrong]}")
-    return {cell.id: cell for cell in cells}
+    for name in IDENTITY:
+        require(name in value, "json", str(path), f"{allowed} (it has no {name})")
+        if value[name] != expected[name]:
+            raise InputError("json", f"{path} ({name} {value[name]})", f"a result of the same {name}, {expected[name]}")
+    found: dict[str, CellResult] = {}
+    try:
+        require_type("results", value.get("results"), list, "a list of cells")
+        for place, each in enumerate(value["results"]):
+            cell = CellResult.from_json(each, f"results[{place}]")
+            require(
+                cell.id in cells and cell.id not in found, f"results[{place}].id", cell.id, "another cell of the grid"
+            )
+            found[cell.id] = cell
+    except InputError as error:
+        raise InputError("json", str(path), f"{allowed} ({error})") from error
+    return found

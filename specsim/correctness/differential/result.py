@@ -1,9 +1,12 @@
 """Results of a grid's cells."""
 
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from specsim.core.errors import require
+from specsim.core.json_record import read_record
 from specsim.core.json_schema import schema_name
 
 IDENTITY = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype", "versions")  # kept by a resumed run
@@ -55,9 +58,15 @@ class CellResult:
         return not self.mismatches and any(self.compared.get(phase, 0) == 0 for phase in PHASES)
 
     @classmethod
-    def from_json(cls, value: dict) -> "CellResult":
-        first = value["first_divergence"]
-        return cls(**{**value, "first_divergence": first and Divergence(**first)})
+    def from_json(cls, value: Any, name: str = "result") -> "CellResult":
+        """Read a cell that `to_json` of a grid wrote; InputError, which begins with the name, for anything else."""
+        if isinstance(value, dict) and value.get("max_logprob_error", 0.0) is None:
+            value = value | {"max_logprob_error": sys.float_info.max}  # of an infinite one
+        cell = read_record(cls, value, name)
+        first = cell.first_divergence
+        is_told = (first is None) == (cell.mismatches == 0) and (first is None or first.cell == cell.id)
+        require(is_told, f"{name}.first_divergence", first, "the first of the cell's mismatches, null without any")
+        return cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +139,8 @@ class GridResult:
         missing = [name for name in self.required if not self.coverage[name]] if self.is_complete else []
         if missing:
             reasons.append(f"not covered: {', '.join(missing)}")
+        if not reasons and len(self.incomplete_cells) == len(self.cells):
+            reasons.append("no cell was fully compared")
         return reasons
 
     def to_json(self) -> dict[str, Any]:

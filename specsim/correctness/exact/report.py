@@ -77,7 +77,8 @@ class Certificates:
     def failures(self) -> tuple[str, ...]:
         """List broken promises, in words."""
         broken = (row for row in self.rows if not row.is_as_promised)
-        return (*(f"{row.verifier} ({row.impl}) on {row.case}" for row in broken), *self.inconsistent)
+        empty = () if self.rows or self.inconsistent or self.not_certified else ("no case was run",)
+        return (*(f"{row.verifier} ({row.impl}) on {row.case}" for row in broken), *self.inconsistent, *empty)
 
     def to_json(self) -> dict[str, Any]:
         return {

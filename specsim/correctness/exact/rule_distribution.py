@@ -17,6 +17,7 @@ import torch
 
 from specsim.core.errors import InputError
 from specsim.core.rule import AcceptanceRule, Accepted, Tree, checked
+from specsim.core.user_module import one_line
 from specsim.correctness.exact.counterexample import Counterexample
 from specsim.correctness.exact.distribution import ExactDistribution, draft_axes
 from specsim.correctness.exact.exact_number import NotExact
@@ -154,7 +155,7 @@ def _with_floats(rule: AcceptanceRule, draw: Draw, box: Box, part: Fraction) -> 
 
 
 def _raised(error: BaseException) -> str:
-    return " ".join(f"raises {type(error).__name__}: {error}".split())[:300]
+    return f"raises {one_line(error)}"[:300]
 
 
 def _distribution(case: Case, found: Sequence[Outcome]) -> ExactDistribution:

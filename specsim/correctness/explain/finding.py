@@ -103,6 +103,8 @@ def _finding(request: int, one: Answer, other: Answer, noise: Noise) -> Finding:
     if verdict == "fault" and _is_unclear(one, other, drift_place if drift > noise.most else place):
         says = f"{UNCLEAR} stands for several tokens, which may differ: have the engines report ids or bytes"
         verdict = "undecided"
+    if not (one.tokens or other.tokens):
+        verdict, says = "undecided", "neither answer has a token"
     return replace(finding, verdict=verdict, says=says)
 
 

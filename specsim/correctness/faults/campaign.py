@@ -208,7 +208,7 @@ def _findings(texts: dict[str, str], trials: Sequence[Trial], device: str) -> li
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return [(Finding("no end", "the process", f"an end within {SECONDS:.0f} seconds", None),)] * len(trials)
-    if done.returncode:
+    if done.returncode or not done.stdout:  # some code may end the process early, with any status
         last = (done.stderr.strip().splitlines() or [""])[-1]
         return [(Finding("crash", "the process", "exit status 0", f"{done.returncode}: {last}"),)] * len(trials)
     return [tuple(Finding(**each) for each in found) for found in json.loads(done.stdout)]

@@ -28,6 +28,7 @@ REPLAYED = (
     "The drafts of a request may depend on other requests, so solo runs repeat each mode's drafts; greedy tokens also "
     "equal those of solo runs that draft on their own, in other rounds"
 )
+NOTHING = "NOT compared: all requests are rejected."
 HEADINGS = ("mode", "steps", "prefill steps", "prefilled", "reused", "preempted", "seconds", "equal to solo")
 
 
@@ -53,8 +54,8 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs, apart from decisions within rounding error."""
-        return not any(mode.requests.differences for mode in self.modes)
+        """Whether requests were compared and nothing differs, apart from decisions within rounding error."""
+        return all(mode.requests.num_compared and not mode.requests.differences for mode in self.modes)
 
     def to_json(self) -> dict[str, Any]:
         """Give a value that json can write; null where a figure is not defined."""
@@ -83,7 +84,8 @@ class Comparison:
         if self.is_replayed:
             paragraph(console, f"{REPLAYED}.")
         equal = "tokens, ends, rounds and logprobs are those of the solo runs"
-        paragraph(console, f"Equal: {equal}." if self.is_equal else f"NOT equal: not all {equal}.")
+        differs = f"NOT equal: not all {equal}." if any(each.requests.num_compared for each in self.modes) else NOTHING
+        paragraph(console, f"Equal: {equal}." if self.is_equal else differs)
 
 
 def _cells(mode: Mode) -> tuple[str, ...]:

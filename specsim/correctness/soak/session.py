@@ -84,9 +84,13 @@ class Soak:
     def failures(self) -> tuple[Failure, ...]:
         """List the programs in which anything differs or raises an error."""
         return tuple(
-            Failure(each.name, each.first_difference, f"specsim soak --program {each.name}{self.arguments}")
+            Failure(
+                each.name,
+                each.first_difference or "a difference",
+                f"specsim soak --program {each.name}{self.arguments}",
+            )
             for each in self.programs
-            if each.first_difference
+            if each.mismatches
         )
 
     @property
@@ -99,8 +103,8 @@ class Soak:
 
     @property
     def is_ok(self) -> bool:
-        """Whether all requests equal their solo runs and no required event is missing."""
-        return not self.failures and not self.missing
+        """Whether all requests equal their solo runs, at least one, and no required event is missing."""
+        return bool(self.counts.get("compared")) and not self.failures and not self.missing
 
     def figures(self) -> dict[str, int | float]:
         """Give the numbers of the table by their names."""

@@ -88,6 +88,7 @@ def check(program: Program, options: EngineOptions, adaptive: Adaptive = None) -
         found = _compare(program, pair, options.dtype, started, proposals, policy and policy.settings)
     else:
         found = SoloComparison(0, (), (error,), 0.0)
+    counts["compared"] = found.num_compared
     return ProgramResult(
         name=program.name,
         num_steps=program.config.num_steps,

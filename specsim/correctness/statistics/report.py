@@ -69,9 +69,18 @@ class SamplingTests:
             f"{row.name} ({row.impl}), {row.sampling}" for row in self.rows if row.is_rejected != row.is_control
         )
 
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing failed, and some test would have rejected an error."""
+        return not self.failures and self.has_power
+
+    @property
+    def has_power(self) -> bool:
+        return not all(math.isnan(row.detectable_distance) for row in self.rows if not row.is_control)
+
     def to_json(self) -> dict[str, Any]:
         made = {name: getattr(self, name) for name in ("date", "versions", "seconds", "seed", "false_alarm")}
-        return made | {"is_ok": not self.failures, "failures": self.failures, "tests": [r.to_json() for r in self.rows]}
+        return made | {"is_ok": self.is_ok, "failures": self.failures, "tests": [r.to_json() for r in self.rows]}
 
     def show(self, console: Console) -> None:
         """Print a table of the tests, one of the controls, and the verdict in words."""

@@ -18,11 +18,11 @@ from typing import Annotated, NamedTuple
 import typer
 from tqdm.auto import tqdm
 
-from specsim.core.errors import InputError, require
+from specsim.core.errors import InputError, require, require_int, require_type
 from specsim.core.files import check_writable, write_json
 from specsim.correctness.faults.injection import copied_package, environment, read, sources
 from specsim.maintain.mutation.mutants import Mutant, mutants, sample
-from specsim.maintain.mutation.verdicts import Mutation, Verdict, show
+from specsim.maintain.mutation.verdicts import KeptVerdict, Mutation, Verdict, show
 from specsim.maintain.results import read as read_result
 
 ROOT = Path(__file__).parents[3]
@@ -87,6 +87,8 @@ def mutate(
     again: an earlier result; its survivors are tested again and its other verdicts are kept, for lines that still
     exist. Raises InputError where tests fail without a mutant, because they would kill everything.
     """
+    require_int("mutants", count)
+    require_int("jobs", jobs)
     start = time.perf_counter()
     tests = _chosen(only)
     candidates = {module: mutants(module, read(module)) for module in tests}
@@ -118,14 +120,17 @@ def _chosen(only: str) -> dict[str, tuple[Path, ...]]:
 def _kept(path: Path, candidates: dict[str, list[Mutant]]) -> tuple[int, dict[Mutant, Verdict | None]]:
     """Seed and verdicts of a kept result; None for a survivor that is not known to be the same program."""
     kept = read_result(path, "results", "seed", "mutants")
+    require_int("seed", kept["seed"], 0)
+    require_type("results", kept["results"], list, f"a list of verdicts in {path}")
     by_key: dict[str, list[Mutant]] = defaultdict(list)
     for each in (each for found in candidates.values() for each in found):
         by_key[each.key].append(each)
     verdicts = {}
-    for each in kept["results"]:
-        if by_key[each["key"]]:
-            mutant = by_key[each["key"]].pop(0)
-            verdict = Verdict(mutant, each["tests"], each["by"], each["seconds"])
+    for place, row in enumerate(kept["results"]):
+        each = KeptVerdict.of(row, f"results[{place}]")
+        if by_key[each.key]:
+            mutant = by_key[each.key].pop(0)
+            verdict = Verdict(mutant, each.tests, each.by, each.seconds)
             verdicts[mutant] = verdict if verdict.by or verdict.why_equivalent else None
     return kept["seed"], verdicts
 

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
+from specsim.core.json_record import read_record
 from specsim.correctness.faults.injection import path_of
 from specsim.maintain.mutation.equivalents import EQUIVALENT
 from specsim.maintain.mutation.mutants import Mutant
@@ -25,6 +26,22 @@ class Verdict:
     def why_equivalent(self) -> str | None:
         """Proof that no test can see the mutant, where there is one."""
         return None if self.by else EQUIVALENT.get(self.mutant.key)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVerdict:
+    """A verdict in the JSON of an earlier run."""
+
+    key: str  # of the mutant
+    tests: str
+    by: str | None
+    seconds: float
+
+    @classmethod
+    def of(cls, row: Any, name: str) -> Self:
+        """Read a row of the results; InputError, which begins with the name, for anything else."""
+        names = [field.name for field in fields(cls)]
+        return read_record(cls, {key: row[key] for key in names if key in row} if isinstance(row, dict) else row, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,7 +287,9 @@ def soak() -> Schema:
             "device": DEVICE,
             "versions": VERSIONS,
             "date": DATE,
-            "is_ok": flag("Whether all requests equal their solo runs and every required event occurred."),
+            "is_ok": flag(
+                "Whether requests were compared, all are equal to their solo runs, and no required event is missing."
+            ),
             "figures": table("Figures of the printed table by name; times in seconds.", number("A figure.")),
             "missing": nullable(array("Required events that never occurred; null for a short run.", text("An event."))),
             "failures": array("Workloads that went wrong.", failure),
@@ -337,7 +339,7 @@ def sampling_test() -> Schema:
             "seconds": SECONDS,
             "seed": whole("Random seed of all requests."),
             "false_alarm": number("Bound on the probability that a correct engine fails any test."),
-            "is_ok": flag("Whether nothing correct is rejected, and every control is."),
+            "is_ok": flag("Whether nothing correct is rejected, every control is, and a test would detect errors."),
             "failures": _FAILURES,
             "tests": array("Tests, those of controls included.", test),
         },
