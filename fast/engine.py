@@ -188,6 +188,18 @@ class Engine:
         return allowed
 
     @torch.inference_mode()
+    def hidden_states(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> torch.Tensor:
+        """Run a chunk of every prompt, and return the hidden states between the target's n layers, [R, (n + 1)·H].
+
+        They are what enters each layer, then what the head reads, to find the layer of an error. Only the target's KV
+        is written.
+        """
+        layers = tuple(range(self.target.config.num_layers))
+        metadata = prefill_metadata(batch, prefill, pools)
+        output = self.target.forward(prefill.input_ids, metadata, pools.target, layers)
+        return torch.cat([output.features, output.hidden], dim=-1)
+
+    @torch.inference_mode()
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
         """Run one speculative round, after which the batch has seq_lens + num_accepted_tokens.
 

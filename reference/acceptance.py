@@ -1,7 +1,8 @@
 """Verifiers: the accepted path of one request's tree, and the bonus token after it.
 
 Symbols: p, a row of prob_NV (f64 [N, V]), is the target's distribution of the token after a node. q, a row of
-draft_prob_*V (f32 or f64, by parent), is the distribution that its drafts were sampled from. Uniforms are in (0, 1).
+draft_prob_*V (f32 or f64, by parent), is the distribution that its drafts were sampled from. A draft x with q(x) = 0
+was not, as where the drafter's logits are NaN, and is rejected. Uniforms are in (0, 1).
 """
 
 import torch
@@ -91,7 +92,7 @@ def rejection(
         token = tree.tokens[node]
         prob_V = prob_NV[node - 1]
         draft_prob_V = draft_prob_NV[node - 1]
-        if uniforms[node - 1] * float(draft_prob_V[token]) >= float(prob_V[token]):
+        if not draft_prob_V[token] > 0 or uniforms[node - 1] * float(draft_prob_V[token]) >= float(prob_V[token]):
             return Accepted(tree.path(node - 1), inverse_cdf(residual(prob_V, draft_prob_V), final_uniform))
     last = len(tree.chain())
     return Accepted(tree.path(last), inverse_cdf(prob_NV[last], final_uniform))
@@ -114,7 +115,7 @@ def block(
         token = tree.tokens[node]
         target = scale * float(prob_NV[node - 1, token])
         draft = float(draft_prob_NV[node - 1, token])
-        scale = target / draft if target < draft else 1.0
+        scale = target / draft if target < draft else float(draft > 0)
         if node == last:
             weight_V = prob_NV[node]
             passes = uniforms[node - 1] < scale
@@ -142,7 +143,7 @@ def multi_round(
         draft_prob_V = draft_prob_NV[path[-1]]
         for child in tree.acceptable_children(path):
             token = tree.tokens[child]
-            if uniforms[child] * float(draft_prob_V[token]) < float(prob_V[token]):
+            if draft_prob_V[token] > 0 and uniforms[child] * float(draft_prob_V[token]) < float(prob_V[token]):
                 path.append(child)
                 break
             prob_V = residual(prob_V, draft_prob_V)

@@ -62,13 +62,13 @@ def sampled(
     """Draw drafts x ~ q: (scores f32 [R, K], x i64 [R, K]).
 
     Each draft has a uniform, or is argmax(log q + noise). A score is q(x), or log q(x). No x with q(x) = 0 is drawn. A
-    row whose q is 0 keeps `best`, the result of draft_topk. Drafts drawn with uniforms may be equal.
+    row whose q is 0 or NaN keeps `best`, the result of draft_topk. Drafts drawn with uniforms may be equal.
     """
     best_scores, best_ids = best
     topk_scores = best_scores.clone()
     target_ids = best_ids.clone()
     for row, draft_prob_V in enumerate(draft_prob_RV):
-        if draft_prob_V.any():
+        if draft_prob_V.sum() > 0:
             ids = []
             if uniforms_RK is not None:
                 ids = [inverse_cdf(draft_prob_V.double(), uniform) for uniform in uniforms_RK[row].tolist()]

@@ -10,6 +10,7 @@ from specsim.core.display import engine_text
 from specsim.core.drafter import Drafter, Placement, columns_ahead
 from specsim.core.engine_options import EngineOptions
 from specsim.core.feature_ring import FeatureRing
+from specsim.core.finiteness import check_drafts
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check, stacked
 from specsim.core.pair import Pair
 from specsim.core.phases import (
@@ -108,6 +109,17 @@ class Engine:
         draft_input = self.drafter.seed(batch, prefill, next_tokens, output.features, pools)
         return PrefillOutput(next_tokens, logprobs, draft_input)
 
+    def hidden_states(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> torch.Tensor:
+        """Run a chunk of every prompt, and return the hidden states between the target's n layers, [R, (n + 1)·H].
+
+        They are what enters each layer, then what the head reads, to find the layer of an error. Only the target's KV
+        is written.
+        """
+        layers = tuple(range(self.target.config.num_layers))
+        metadata = prefill_metadata(batch, prefill, pools)
+        output = self.target.forward(prefill.input_ids, metadata, pools.target, layers)
+        return torch.cat([output.features, output.hidden], dim=-1)
+
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
         """Run one speculative round, after which the batch has seq_lens + num_accepted_tokens.
 
@@ -130,6 +142,7 @@ class Engine:
         if not reserved or self.config.release == "round":
             own_lanes(pools, rows, lengths, self.config, self._ahead, self.drafter.block_rows)
         candidates = self.drafter.propose(batch, draft_input, pools)
+        check_drafts(batch, candidates, self.dtype)
         if pools.draft is not None:
             pools.draft.take_snapshot()  # draft-extend writes over the lanes
         own_tree(pools, rows, lengths, self.config, self._ahead)

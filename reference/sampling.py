@@ -45,10 +45,10 @@ def adjust_logits(
 def target_prob(adjusted_V: torch.Tensor, sampling: Sampling, request: int) -> torch.Tensor:
     """Distribution p of the next token, f64 [V]: softmax(adjusted / T), filtered.
 
-    At T = 0 the argmax has all the mass.
+    At T = 0 the argmax has all the mass, and in a row with NaN or +inf, whose logprobs are NaN.
     """
     temperature = float(sampling.temperature[request])
-    if temperature == 0:
+    if temperature == 0 or not adjusted_V.max().isfinite():
         return torch.nn.functional.one_hot(argmax(adjusted_V), len(adjusted_V)).double()
     prob_V = torch.softmax((adjusted_V - adjusted_V.max()) / temperature, dim=-1)
     prob_V = _keep_top_k(prob_V, int(sampling.top_k[request]))

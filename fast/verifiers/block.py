@@ -18,8 +18,9 @@ from specsim.fast.vocabulary.summaries import GROUP
 @triton.jit
 @no_type_check
 def _ratio(target, draft_prob):
-    """Compute min(1, target / draft_prob)."""
-    return tl.where(target < draft_prob, target / tl.where(draft_prob > 0, draft_prob, 1.0), 1.0)
+    """Compute min(1, target / draft_prob), 0 for a draft that was not drawn from draft_prob."""
+    ratio = tl.where(target < draft_prob, target / tl.where(draft_prob > 0, draft_prob, 1.0), 1.0)
+    return tl.where(draft_prob > 0, ratio, 0.0)
 
 
 @kernel

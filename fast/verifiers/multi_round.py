@@ -36,6 +36,7 @@ def _multi_round_kernel(
     root = request * num_nodes
     length = tl.load(requests.seq_lens_ptr + request)
     limit = depth_limit(limits, request, length)
+    greedy = tl.load(requests.temperature_ptr + request) == 0  # its q is 0
     drafts = tl.full((), 0, tl.int32)
     accept_index_ptr = path_ptrs.accept_index_ptr + request * (limits.num_steps + 1)
     tl.store(accept_index_ptr, tl.where(length > 0, root, -1).to(tl.int32))
@@ -54,8 +55,10 @@ def _multi_round_kernel(
             token = tl.load(link_ptrs.tokens_ptr + root + child)
             lane = ((child - 1) % num_lanes).to(tl.int32)
             uniform = accept_uniform(requests, uniforms_ptr, request, num_nodes, child, drafts, lane)
-            bound = uniform * tl.load(own + token) * mass
-            accepted = tl.where(bound < residual(distributions, row, own, 1.0, draft_scale, token), child, -1)
+            draft_prob = tl.load(own + token)
+            left = residual(distributions, row, own, 1.0, draft_scale, token)
+            passes = (greedy | (draft_prob > 0)) & (uniform * draft_prob * mass < left)
+            accepted = tl.where(passes, child, -1)
             if accepted < 0:
                 left = residual_mass(distributions, row, own, draft_scale + mass, GROUP, PER)
                 draft_scale = tl.where(left > 0, draft_scale + mass, draft_scale)

@@ -25,13 +25,14 @@ def _reject_kernel(
     limits,
     PDL: tl.constexpr,
 ):
-    """Accept drafts while uniform · q < p (chain rejection, arXiv 2211.17192)."""
+    """Accept drafts while 0 < q and uniform · q < p (chain rejection, arXiv 2211.17192)."""
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root = request * limits.num_nodes
     length = tl.load(requests.seq_lens_ptr + request)
     lane = tl.full((), 0, tl.int32)
     limit = depth_limit(limits, request, length)
+    greedy = tl.load(requests.temperature_ptr + request) == 0  # its q is 0
     drafts = tl.full((), 0, tl.int32)
     rejected = tl.full((), 0, tl.int32)
     while (drafts < limit) & (rejected == 0):
@@ -39,7 +40,8 @@ def _reject_kernel(
         own = (request * limits.num_parents + drafts) * distributions.vocab_size
         draft_prob = tl.load(draft_prob_ptr + own + token)
         uniform = accept_uniform(requests, uniforms_ptr, request, limits.num_steps + 1, drafts, drafts, lane)
-        rejected = tl.where(uniform * draft_prob < prob_of(distributions, root + drafts, token), 0, 1)
+        accepted = (greedy | (draft_prob > 0)) & (uniform * draft_prob < prob_of(distributions, root + drafts, token))
+        rejected = tl.where(accepted, 0, 1)
         drafts += 1 - rejected
     store_chain(path_ptrs, request, root, length, drafts, limits.num_steps)
     store_residual(residual_ptrs, request, drafts.to(tl.int64), 1.0, rejected.to(tl.float32))

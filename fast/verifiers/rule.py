@@ -53,7 +53,7 @@ def accept(
     The host waits for the distributions. At temperature 0 they have one token each, which is followed without the rule.
     """
     device = verify_input.draft_tokens.device
-    prob_BNV = probabilities(distributions).cpu().double().unflatten(0, verify_input.draft_tokens.shape)
+    prob_BNV = _finite(probabilities(distributions).cpu().double()).unflatten(0, verify_input.draft_tokens.shape)
     on_host = batch.to("cpu")
     uniforms_BW, final_B = (each.cpu().tolist() for each in uniforms or _round_uniforms(on_host, config))
     draft_prob = verify_input.draft_prob
@@ -77,6 +77,13 @@ def accept(
     out.accept_index.copy_(accept_index)
     out.num_accepted_drafts.copy_(num_drafts)
     return bonus_B.to(device)
+
+
+def _finite(prob_RV: torch.Tensor) -> torch.Tensor:
+    """Replace a row of NaN by one with all mass at token 0, which a rule can read."""
+    first_V = torch.zeros(prob_RV.shape[1], dtype=prob_RV.dtype)
+    first_V[0] = 1.0
+    return torch.where(prob_RV.isfinite().all(-1, keepdim=True), prob_RV, first_V)
 
 
 def _round_uniforms(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,11 +9,16 @@ from tqdm.auto import tqdm
 from specsim.acceptance.interval import with_interval
 from specsim.acceptance.own_results import CONVENTION
 from specsim.acceptance.prompts import Prompt, digest
+from specsim.core.batch import Batch
 from specsim.core.columns import two_rounds
 from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, SpecConfig
+from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require, require_int
+from specsim.core.finiteness import check_drafts
 from specsim.core.pair import Pair
+from specsim.core.phases import Advance, DraftInput
+from specsim.core.pool import KVPool
 from specsim.serving.generation import load_engine
 from specsim.serving.outputs import Generation
 from specsim.serving.requests import make_requests
@@ -21,6 +26,22 @@ from specsim.serving.scheduler import Scheduler
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 
 BATCH = 16
+
+
+class CheckedEngine:
+    """A wrapper of an engine that checks the scores of every round's drafts, for which the host waits."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def advance(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> Advance:
+        """Run a round, and raise NotFinite where its drafts come from NaN."""
+        output = self._engine.round(batch, draft_input, pools, reserved)
+        check_drafts(batch, output.verify_input, self._engine.dtype)
+        return output.advance(batch)
 
 
 def measure_pair(
@@ -45,7 +66,8 @@ def measure_pair(
     slots = min(require_int("batch", batch), len(requests)) * columns
     if slots > MOST_TOKENS:
         raise InputError("batch", batch, f"fewer: the longest requests together need {slots:,} KV slots")
-    scheduler = Scheduler(running, ServingConfig(max_running=min(batch, len(requests)), num_slots=slots))
+    engine_of_rounds: Any = CheckedEngine(running)  # forwards all other attributes to the engine
+    scheduler = Scheduler(engine_of_rounds, ServingConfig(max_running=min(batch, len(requests)), num_slots=slots))
     for request in requests:
         scheduler.submit(request)
     total = sum(request.max_tokens for request in requests)

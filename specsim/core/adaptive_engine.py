@@ -80,6 +80,9 @@ class AdaptiveEngine:
         """Run a chunk of every prompt, and make the draft state of all settings."""
         return self._carrier.prefill(batch, prefill, pools)
 
+    def hidden_states(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> torch.Tensor:
+        return self._carrier.hidden_states(batch, prefill, pools)
+
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
         return self._engine.round(batch, draft_input, pools, reserved)
 

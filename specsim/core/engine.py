@@ -60,6 +60,14 @@ class Engine(Protocol):
         """
         ...
 
+    def hidden_states(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> torch.Tensor:
+        """Run a chunk of every prompt, and return the hidden states between the target's n layers, [R, (n + 1)·H].
+
+        They are what enters each layer, then what the head reads, to find the layer of an error. Only the target's KV
+        is written.
+        """
+        ...
+
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
         """Run one speculative round, after which the batch has seq_lens + num_accepted_tokens."""
         ...

@@ -38,6 +38,28 @@ def text_of(write: Callable[[object], str], value: object) -> str:
         return f"an object of type {type(value).__name__}"
 
 
+class NotFinite(InputError):
+    """Numbers of a model that are NaN or infinite, in one sentence with the request, the round and the place."""
+
+    def __init__(self, model: str, dtype: str, request_id: int, round_number: int, place: str | None = None) -> None:
+        is_narrow = dtype == "float16"
+        advice = "use float32 or bfloat16" if is_narrow else "check the weights for NaN, infinity and too large numbers"
+        super().__init__("dtype" if is_narrow else model, dtype, advice)
+        self.model = model  # target or drafter
+        self.dtype = dtype
+        self.request_id = request_id
+        self.round_number = round_number  # from 1; 0 is the prefill
+        self.place = place  # first part of the model whose output is not finite; None: not located
+        when = f"round {round_number}" if round_number else "prefill"
+        where = f"the {model}" if place is None else f"{place} of the {model}"
+        self.args = (
+            f"request {request_id}, {when}: {where} computes numbers that are not finite in {dtype}; {advice}",
+        )
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.model, self.dtype, self.request_id, self.round_number, self.place)
+
+
 def require(condition: object, name: str, value: object, allowed: str) -> None:
     """Raise InputError unless the condition holds."""
     if not condition:

@@ -10,6 +10,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
+from specsim.core.finiteness import check_drafts
 from specsim.core.grammar import allowed_trees, stacked
 from specsim.core.mtp import MtpInput
 from specsim.core.phases import (
@@ -76,6 +77,9 @@ class Recorder:
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         return self._engine.prefill(batch, prefill, pools)
 
+    def hidden_states(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> torch.Tensor:
+        return self._engine.hidden_states(batch, prefill, pools)
+
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         return self._engine.draft(batch, draft_input, pools, reserved)
 
@@ -91,6 +95,7 @@ class Recorder:
         if self._most_rounds is not None and len(self.rounds) >= self._most_rounds:
             return self._engine.round(batch, draft_input, pools, reserved)
         verify_input = self.draft(batch, draft_input, pools, reserved)
+        check_drafts(batch, verify_input, self.dtype)
         drafted_pools = tables(pools)
         allowed = stacked(allowed_trees(batch, verify_input, pools, self.grammars), batch.size)
         verify_output = self.verify(batch, verify_input, pools)

@@ -1,5 +1,6 @@
 """Grammars of the llguidance library: regular expressions, JSON schemas, Lark (pip install 'specsim[grammar]')."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, Self
@@ -22,19 +23,25 @@ class Guidance:
             from llguidance import LLMatcher, LLTokenizer
         except ImportError as error:
             raise InputError(form, text, "none without llguidance: pip install 'specsim[grammar]'") from error
+        is_unicode = text.encode(errors="replace").decode() == text  # a lone surrogate cannot be encoded
+        require(is_unicode, form, text, "UTF-8 text")
         require(tokenizer is not None, form, text, "none: the target has no tokenizer")
         require(end_ids, form, text, "none: the target has no end token, eos_token_id in its config")
+        self.form = form
+        self.text = text
         self.vocab_size = vocab_size
         self.end_ids = frozenset(end_ids)
         words = tokenizer.backend_tokenizer.to_str()
         self._tokens = LLTokenizer(words, n_vocab=vocab_size, eos_token=list(end_ids))
-        self._start = LLMatcher(self._tokens, getattr(LLMatcher, f"grammar_from_{form}")(text))
-        if self._start.is_error():
-            raise InputError(form, text, f"a grammar that llguidance accepts ({_reason(self._start.get_error())})")
+        source = getattr(LLMatcher, f"grammar_from_{form}")(text)
+        self._start = LLMatcher(self._tokens, source, log_level=0)  # silent: errors are raised
+        self.check(self._start)
         first = self._start.deep_copy()
         first.compute_bitmask()
+        self.check(first)
         if first.is_stopped() and not first.is_accepting():
             raise InputError(form, text, "a grammar that at least one output satisfies")
+        self._try_first_token()
 
     @classmethod
     def regex(cls, pair: Pair, pattern: str) -> Self:
@@ -63,33 +70,53 @@ class Guidance:
 
     def matcher(self) -> "GuidanceMatcher":
         """Make a matcher in the state before an output's first token."""
-        return GuidanceMatcher(self._start.deep_copy(), self.vocab_size, self.end_ids)
+        return GuidanceMatcher(self, self._start.deep_copy())
+
+    def check(self, matcher: Any) -> None:
+        """Raise InputError if the library has given up, after which it allows only an end token."""
+        if matcher.is_error():
+            allowed = f"a grammar that llguidance accepts ({_reason(matcher.get_error())})"
+            raise InputError(self.form, self.text, allowed)
+
+    def _try_first_token(self) -> None:
+        """Append a token to an empty output, before which the library does not build the states of a large grammar."""
+        matcher = self.matcher()
+        tokens = (token for token in matcher.allowed().nonzero().flatten().tolist() if token not in self.end_ids)
+        for token in itertools.islice(tokens, 1):
+            matcher.advance(token)
+            matcher.allowed()
 
 
 class GuidanceMatcher:
     """A matcher of llguidance.
 
     It never passes an end token to the library. Where a text cannot continue, llguidance stops without counting such a
-    token, so a rollback of it would remove the token before it.
+    token, so a rollback of it would remove the token before it. Raises InputError where the library gives up, as the
+    lexer's limits do not show before their state is reached.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int, end_ids: frozenset[int]) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, grammar: Guidance, matcher: Any) -> None:
+        self.vocab_size = grammar.vocab_size
         self.has_ended = False
+        self._grammar = grammar
         self._matcher = matcher
-        self._end_ids = end_ids
 
     def allowed(self) -> torch.Tensor:
         """Compute the mask bool [V] of the tokens that may come next."""
         bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
+        self._grammar.check(self._matcher)
         return ((bits[:, None] >> torch.arange(8)) & 1).flatten()[: self.vocab_size].bool()
 
     def advance(self, token: int) -> bool:
         """Append a token, or return False if it is not allowed."""
-        if token in self._end_ids:
+        if token in self._grammar.end_ids:
             self.has_ended = bool(self._matcher.is_accepting())
             return self.has_ended
-        return self._matcher.try_consume_tokens([token]) == 1
+        count = self._matcher.try_consume_tokens([token])
+        if count == 0:
+            self._matcher.compute_bitmask()  # of a library that has given up, a refused token alone does not tell
+        self._grammar.check(self._matcher)
+        return count == 1
 
     def roll_back(self, count: int) -> None:
         """Remove the last `count` tokens."""
@@ -97,6 +124,7 @@ class GuidanceMatcher:
         self.has_ended = self.has_ended and count == 0
         if handed_over:
             self._matcher.rollback(handed_over)
+            self._grammar.check(self._matcher)
 
 
 def _reason(error: str) -> str:

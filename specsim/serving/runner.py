@@ -1,5 +1,6 @@
 """The running batch, the calls that advance it, and the copies of their results to the host."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from specsim.core.engine import Engine
+from specsim.core.finiteness import target_error
 from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
 from specsim.core.policies.per_request import Choice
 from specsim.core.pool import KVPool
@@ -168,6 +170,18 @@ class Runner:
     def _with_known_lengths(self) -> Batch:
         lens = torch.tensor([request.prefill_len for request in self.requests], dtype=torch.int64)
         return replace(self._batch, seq_lens=upload(lens, self._engine.device))
+
+    def check(self, request: Request, count: int) -> None:
+        """Raise NotFinite if one of a request's last `count` tokens comes from logits with NaN or +inf.
+
+        Its logprob is NaN then, which reaches the host in any case.
+        """
+        first = len(request.token_ids) - count
+        for place, logprob in enumerate(request.logprobs[first:], start=first):
+            if math.isnan(logprob):
+                number = len(request.accepted) + 1 if first else 0
+                read = request.prompt_ids + request.token_ids[:place]
+                raise target_error(self._engine, request.request_id, number, read)
 
     def side_outputs(self, request: Request) -> dict[str, torch.Tensor]:
         """Read the side outputs of all tokens but the last, which no forward has read; {} where the target has none."""

@@ -258,6 +258,7 @@ class Scheduler:
         request = delivery.request
         has_ended = request.finish_reason is not None
         kept = request.take(delivery.token_ids, delivery.logprobs)
+        self.runner.check(request, kept)
         if delivery.is_round:
             count = len(delivery.token_ids)
             self._log.events["results"].append(Result(request.request_id, launched.step, count, kept))

@@ -173,7 +173,7 @@ MUTANTS = [
     ("rejection", CHAIN, "inverse_cdf(prob_NV[last], final_uniform)", "inverse_cdf(prob_NV[0], final_uniform)"),
     ("block", PAPER, "uniforms[node - 1] * (mass + 1 - scale) < mass", "uniforms[node - 1] < mass"),
     ("block", CHAIN, "(scale * prob_NV[node] - draft_prob_NV[node])", "(prob_NV[node] - draft_prob_NV[node])"),
-    ("block", CHAIN, "scale = target / draft if target < draft else 1.0", "scale = target / draft"),
+    ("block", CHAIN, "scale = target / draft if target < draft else float(draft > 0)", "scale = target / draft"),
     ("block", CHAIN, "        if passes:", "        if passes and accepted == node - 1:"),
     ("multi_round", LANES, "prob_V = prob_V / prob_V.sum()", "pass"),
     ("multi_round", LANES, "uniforms[child]", "uniforms[1]"),

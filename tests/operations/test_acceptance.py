@@ -350,6 +350,14 @@ def test_rejection_accepts_below_the_ratio(accept, final, path, bonus):
     assert rejection(chain(0, 1), prob_NV, draft_prob_SV, accept, final) == (path, bonus)
 
 
+@pytest.mark.parametrize("verifier", [rejection, block, multi_round])
+def test_a_draft_that_was_not_drawn_is_rejected(verifier):
+    """q is 0, as where the drafter's logits are NaN, so that the residual is p."""
+    prob_NV = rows_of([0.25, 0.5, 0.25], [0.25, 0.75, 0.0])
+    found = verifier(chain(0), prob_NV, rows_of([0.0] * 3, [0.0] * 3), [LOWEST] * 2, 0.76)
+    assert found == ([0], 2)
+
+
 @pytest.mark.parametrize(
     ("drafts", "accept", "path", "bonus"),
     [

@@ -103,6 +103,11 @@ def test_graphs_are_those_of_phases_where_there_are_grammars():
     [
         (lambda: Guidance.regex(PAIR, "(a"), ("regex", "(a")),
         (lambda: Guidance.regex(PAIR, 5), ("regex", 5)),
+        (lambda: Guidance.regex(PAIR, "a{1000000000}"), ("regex", "a{1000000000}")),
+        (lambda: Guidance.regex(PAIR, "(a?){5000}a{5000}"), ("regex", "(a?){5000}a{5000}")),
+        (lambda: Guidance.regex(PAIR, "\udcff"), ("regex", "\udcff")),
+        (lambda: Guidance.lark(PAIR, 'start: "\udcff"'), ("lark", 'start: "\udcff"')),
+        (lambda: Guidance.json_schema(PAIR, {"const": "\udcff"}), ("json_schema", '{"const": "\\udcff"}')),
         (lambda: Guidance.json_schema(PAIR, [1]), ("json_schema", "[1]")),
         (lambda: Guidance.lark(PAIR, "a b"), ("lark", "a b")),
     ],
@@ -110,6 +115,22 @@ def test_graphs_are_those_of_phases_where_there_are_grammars():
 def test_a_grammar_that_is_none_is_refused(make, field):
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == field):
         make()
+
+
+LATE = "[ab]{3}(a?){5000}a{5000}"  # too large for the library's lexer from the fourth character on
+
+
+@needs_library
+@pytest.mark.parametrize("impl", ["reference", "fast"])
+@pytest.mark.parametrize("form", ["regex", "lark", "json_schema"])
+def test_a_grammar_that_the_library_gives_up_ends_the_run(form, impl):
+    texts = {"regex": LATE, "lark": f"start: /{LATE}/", "json_schema": {"type": "string", "pattern": f"^{LATE}$"}}
+    grammar = getattr(Guidance, form)(PAIR, texts[form])
+    a, b = (PAIR.tokenizer.encode(char, add_special_tokens=False)[0] for char in "ab")
+    params = SamplingParams(max_new_tokens=8, logit_bias={a: 50.0, b: 40.0})
+    config = SpecConfig.plain()
+    with pytest.raises(InputError, check=lambda error: error.name == form):
+        specsim.generate(PAIR, [PROMPT], config, params, grammars=grammar, engine=EngineOptions(impl))
 
 
 @needs_library

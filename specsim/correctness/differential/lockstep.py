@@ -17,6 +17,7 @@ import torch
 
 from specsim.core.drafter import columns_ahead
 from specsim.core.errors import InputError
+from specsim.core.finiteness import target_error
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput, PrefillOutput, State
 from specsim.core.rank_group import RankLost, RanksDiffer
@@ -115,12 +116,30 @@ class Lockstep:
         by_phase = [Trio(*states) for states in zip(*left, strict=True)] if call == "round" else [left]
         on_host = [states._replace(fast=states.fast.to("cpu")) for states in by_phase]
         outputs = dict(zip(phases, on_host, strict=True))
+        self._check_finite(outputs, batch)
         check = Comparison(self.tally, torch.finfo(reference.dtype).eps)
         ids = draft_ids(self.pair)
         step = Step(batch, self.implementations, entered, outputs, pools_before, tables_before, ids, check)
         found += [] if found else compare_step(step, self.not_compared)
         self._note(self._of_ranks(found))
         return outputs
+
+    def _check_finite(self, outputs: dict[str, Trio[Any]], batch: Batch) -> None:
+        """Raise NotFinite where the target itself gives NaN to the reference.
+
+        NaN from slots that nothing should read is a difference, which the comparison finds.
+        """
+        states = [outputs[phase].reference for phase in ("prefill", "verify") if phase in outputs]
+        for state in states:
+            is_prefill = isinstance(state, PrefillOutput)
+            logprobs = state.logprobs[:, None] if is_prefill else state.verdict.logprobs
+            for index, place in logprobs.isnan().nonzero().tolist()[:1]:
+                reference = self.implementations.reference
+                length = int(batch.seq_lens[index]) + place + (not is_prefill)
+                tokens = reference.pools.token_ids[batch.req_pool_indices[index], :length].tolist()
+                error = target_error(reference.engine, int(batch.request_ids[index]), self.round, tokens)
+                if error.place is not None:
+                    raise error
 
     def _of_ranks(self, found: list[Found]) -> list[Found]:
         """Give the differences of the first rank that has any, and the requests that diverged on one of the ranks."""
