@@ -19,9 +19,9 @@ class InputError(ValueError):
         self.value = value
         self.allowed = allowed
 
-    def within(self, place: str) -> Self:
+    def within(self, place: str) -> "InputError":
         """Add the file that the value comes from, unless the sentence names it already."""
-        return self if place in str(self) else type(self)(self.name, self.value, f"{self.allowed} (in {place})")
+        return self if place in str(self) else InputError(self.name, self.value, f"{self.allowed} (in {place})")
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, object, str]]:
         """Pickle by the fields, so that the error crosses from a worker process."""
