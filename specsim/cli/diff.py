@@ -14,6 +14,7 @@ from specsim.cli.options import option
 from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
+from specsim.core.kinds import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ def diff(
             "frozen-kv, dflash, dspark, ngram or suffix.",
             metavar="NAME",
         ),
-    ] = "eagle3",
+    ] = DEFAULT,
     family: Annotated[
         str,
         option(
