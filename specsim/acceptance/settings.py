@@ -1,29 +1,18 @@
 """Settings of the acceptance study by drafter, and the accept lengths that some of them should reach."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from specsim.core.config import SpecConfig
 from specsim.core.display import short_setting
-from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.errors import InputError, require_choices
+from specsim.core.kinds import DEFAULT, KINDS, OWN
 from specsim.models.load import is_token_drafter
 
 PromptSet = Literal["prompts", "edits"]
-# Shipped drafters as tables name them. A drafter of your own has the name of its class.
-NAMES = {
-    "eagle3": "EAGLE-3",
-    "eagle": "EAGLE",
-    "p-eagle": "P-EAGLE",
-    "mtp": "MTP",
-    "frozen-kv": "frozen KV",
-    "dflash": "DFlash",
-    "dspark": "DSpark",
-    "standalone": "standalone",
-    "ngram": "n-gram",
-    "suffix": "suffix",
-}
+# Shipped drafters, in the order of tables.
+DRAFTERS = tuple(sorted(KINDS, key=lambda name: name != DEFAULT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +37,9 @@ class Setting:
         return f"T={self.temperature:g}" + (", edits" if self.prompt_set == "edits" else "")
 
     def __str__(self) -> str:
-        return f"{NAMES.get(self.drafter) or self.drafter.rpartition(':')[2]} {short_setting(self.config)}"
+        kind = KINDS.get(self.drafter)
+        title = kind.title if kind else self.drafter.rpartition(":")[2]  # the class of a drafter of your own
+        return f"{title} {short_setting(self.config)}"
 
 
 def chain(num_drafts: int) -> SpecConfig:
@@ -57,9 +48,6 @@ def chain(num_drafts: int) -> SpecConfig:
 
 
 TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=16)
-MTP_TREE = SpecConfig(topk=4, num_steps=3, num_draft_tokens=16)  # as deep as the shipped drafter has modules
-BLOCK_DRAFTS = 7  # of a whole block of the shipped DFlash and DSpark
-BLOCK_TREE = SpecConfig(topk=4, num_steps=BLOCK_DRAFTS, num_draft_tokens=16)
 
 
 def settings_of(drafter: str) -> Iterator[Setting]:
@@ -68,9 +56,9 @@ def settings_of(drafter: str) -> Iterator[Setting]:
     A block drafter also has the chain of a whole block, and its tree is as deep. A drafter without weights runs on both
     prompt sets. InputError for a name that `specsim accept` does not know.
     """
-    if drafter not in NAMES and ":" not in drafter:
-        raise InputError("drafter", drafter, " or ".join([*NAMES, "MODULE:NAME"]))
-    if drafter == "eagle3":
+    if drafter not in KINDS and ":" not in drafter:
+        raise InputError("drafter", drafter, " or ".join([*DRAFTERS, "MODULE:NAME"]))
+    if drafter == DEFAULT:
         yield from (Setting(drafter, chain(num_drafts)) for num_drafts in (1, 2, 4, 5))
         yield Setting(drafter, chain(4), temperature=1.0)
     sets: tuple[PromptSet, ...] = ("prompts", "edits") if is_token_drafter(drafter) else ("prompts",)
@@ -82,13 +70,14 @@ def settings_of(drafter: str) -> Iterator[Setting]:
 
 def _configs(drafter: str) -> Iterator[SpecConfig]:
     """Give the chains and the tree of a drafter."""
+    kind = KINDS.get(drafter, OWN)
     yield chain(3)
-    if drafter in BLOCK_KINDS:
-        yield chain(BLOCK_DRAFTS)
-    yield BLOCK_TREE if drafter in BLOCK_KINDS else MTP_TREE if drafter == "mtp" else TREE
+    if kind.drafts == "block":
+        yield chain(kind.tree_steps)
+    yield replace(TREE, num_steps=kind.tree_steps)
 
 
-SETTINGS = tuple(setting for drafter in NAMES for setting in settings_of(drafter))
+SETTINGS = tuple(setting for drafter in DRAFTERS for setting in settings_of(drafter))
 
 
 class Target(NamedTuple):
@@ -98,15 +87,14 @@ class Target(NamedTuple):
     accept_length: float
 
 
-TARGETS = (
-    Target(Setting("eagle3", chain(3)), 3.2),
-    Target(Setting("eagle3", chain(3), temperature=1.0), 1.7),
-    Target(Setting("eagle", chain(3)), 2.5),
-    Target(Setting("p-eagle", chain(3)), 2.7),
-    Target(Setting("mtp", chain(3)), 2.85),
-    Target(Setting("frozen-kv", chain(3)), 2.4),
-    Target(Setting("dflash", chain(3)), 2.4),
-    Target(Setting("dspark", chain(3)), 2.5),
-    Target(Setting("standalone", chain(3)), 2.3),
-)
-TARGETS_FRESH = (Target(Setting("eagle3", chain(3)), 2.3),)  # over prompts whose continuation does not loop
+def _targets() -> Iterator[Target]:
+    """Give the targets of all drafters in the order of tables."""
+    for name in DRAFTERS:
+        if least := KINDS[name].accept_length:
+            yield Target(Setting(name, chain(3)), least)
+        if name == DEFAULT:
+            yield Target(Setting(name, chain(3), temperature=1.0), 1.7)
+
+
+TARGETS = tuple(_targets())
+TARGETS_FRESH = (Target(Setting(DEFAULT, chain(3)), 2.3),)  # over prompts whose continuation does not loop

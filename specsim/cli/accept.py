@@ -9,6 +9,7 @@ from specsim.cli.option_groups import EngineGroup, flat, with_groups
 from specsim.cli.options import option
 from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError, require, require_int
+from specsim.core.kinds import DEFAULT, KINDS
 
 STEPS = 3  # of a chain, unless given
 _PAIR_ONLY = {
@@ -54,8 +55,8 @@ def accept(
         list[str] | None,
         option(
             "Model",
-            "Drafter: eagle3, eagle, p-eagle, mtp, frozen-kv, dflash, dspark, standalone, ngram, suffix, or "
-            "MODULE:NAME of your own; may be repeated. With --target also a folder or hub id of weights.",
+            f"Drafter: {', '.join(sorted(KINDS, key=lambda name: name != DEFAULT))}, or MODULE:NAME of your own; may "
+            "be repeated. With --target also a folder or hub id of weights.",
             metavar="NAME",
             show_default="all shipped ones",
             callback=reads,
@@ -136,12 +137,12 @@ def accept(
 
 def _study(given: dict[str, Any]) -> None:
     """Study shipped drafters."""
-    from specsim.acceptance.settings import NAMES, settings_of
+    from specsim.acceptance.settings import DRAFTERS, settings_of
     from specsim.acceptance.study import measure, show
     from specsim.models.load import load_shipped
 
     count = _count(given["prompts"])
-    drafters = list(dict.fromkeys(given["drafter"] or NAMES))
+    drafters = list(dict.fromkeys(given["drafter"] or DRAFTERS))
     settings = [setting for name in drafters for setting in settings_of(name)]
     for name in drafters:
         load_shipped(name)  # bad input, if any, is refused before the first run

@@ -10,11 +10,12 @@ from specsim.cli import server_options as server
 from specsim.cli.file_options import reads, writes
 from specsim.cli.options import option
 from specsim.core.errors import InputError, require_choice
+from specsim.core.kinds import DEFAULT, KINDS, SERVED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-DRAFTERS = ("eagle", "eagle3", "mtp")
+DRAFTERS = tuple(name for name in SERVED if not KINDS[name].is_parallel)
 
 
 def calibrate(
@@ -35,7 +36,7 @@ def calibrate(
     model: server.Model = "llama-3.1-8b",
     hardware: server.Hardware = "H100-SXM",
     tensor_parallel: server.TensorParallel = 1,
-    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3|mtp")] = "eagle3",
+    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="|".join(DRAFTERS))] = DEFAULT,
     draft_vocab: server.DraftVocab = 32000,
     topk: options.Topk = 1,
     num_steps: Annotated[
@@ -93,7 +94,7 @@ def calibrate(
     from specsim.simulator.drafter import drafter as drafters
 
     target = models(model)
-    head = drafters(drafter, target, draft_vocab if drafter == "eagle3" else None)
+    head = drafters(drafter, target, draft_vocab)
     cost = CostModel(gpus(hardware), target, head, tensor_parallel=tensor_parallel)
     context = Context(num_steps, topk, num_draft_tokens, batch, prompt_tokens, output_tokens)
     sources, cells = read_files(paths, context)

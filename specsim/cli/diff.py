@@ -14,6 +14,7 @@ from specsim.cli.options import option
 from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
+from specsim.core.kinds import DEFAULT, TESTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from specsim.correctness.differential.result import GridResult
 
 _GREEDY = SamplingParams()
+_DRAFTERS = [
+    f"{name} (another vocabulary)" if kind.variant(name).differs_in == "vocabulary" else name
+    for name, kind in TESTED.items()
+    if kind.variant(name).differs_in != "mode"
+]
 RANKS = tuple(each.name for each in fields(RankOptions))
 
 
@@ -46,11 +52,10 @@ def diff(
         str,
         option(
             "Model",
-            "Drafter: eagle, eagle3, eagle3.1, p-eagle, mtp, standalone, standalone.tli (another vocabulary), "
-            "frozen-kv, dflash, dspark, ngram or suffix.",
+            f"Drafter: {', '.join(_DRAFTERS[:-1])} or {_DRAFTERS[-1]}.",
             metavar="NAME",
         ),
-    ] = "eagle3",
+    ] = DEFAULT,
     family: Annotated[
         str,
         option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.cli import options
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
+from specsim.core.kinds import DEFAULT, KINDS, OWN
 from specsim.core.synthetic_acceptance import SCHEDULES, SyntheticAcceptance
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class PairGroup:
         """Check whether the drafter runs on the host, between graphs."""
         from specsim.models.load import is_token_drafter
 
-        return is_token_drafter(self.drafter) and not (self.drafter == "ngram" and config.topk == 1)
+        kind = self.drafter or DEFAULT
+        return is_token_drafter(kind) and KINDS.get(kind, OWN).drafts_on_host(config.topk)
 
     def acceptance(self, num_steps: int) -> SyntheticAcceptance | None:
         """Make the schedule that decides the acceptance; None if the target decides it."""
@@ -137,7 +139,7 @@ class PairGroup:
         device = engine.device or "cpu"
         if is_token_drafter(drafter):
             return random_pair(of, device, engine.dtype, None).with_drafter(token_drafter(drafter))
-        kind = None if drafter == "none" else drafter or "eagle3"
+        kind = None if drafter == "none" else drafter or DEFAULT
         return random_pair(of, device, engine.dtype, kind)
 
 

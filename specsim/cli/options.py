@@ -15,6 +15,7 @@ from specsim.cli.file_options import reads, writes
 from specsim.core.config import PRESETS, VERIFIERS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.json_schema import schema_name
+from specsim.core.kinds import DEFAULT, KINDS
 from specsim.core.synthetic_acceptance import SCHEDULES
 
 if TYPE_CHECKING:
@@ -34,10 +35,9 @@ Drafter = Annotated[
     str | None,
     option(
         "Model",
-        "Drafter: eagle, eagle3, p-eagle, mtp, frozen-kv, dflash, dspark, standalone, ngram, suffix, MODULE:NAME of "
-        "your own, or none, which is plain decoding.",
+        f"Drafter: {', '.join(KINDS)}, MODULE:NAME of your own, or none, which is plain decoding.",
         metavar="NAME",
-        show_default="eagle3, or the kind of --draft",
+        show_default=f"{DEFAULT}, or the kind of --draft",
         callback=reads,
     ),
 ]

@@ -8,11 +8,12 @@ from specsim.cli.acceptance_options import AcceptLengths, check_one, given_recor
 from specsim.cli.file_options import reads
 from specsim.cli.options import option
 from specsim.core.config import SamplingParams
-from specsim.core.errors import InputError, require
+from specsim.core.errors import require
+from specsim.core.kinds import DEFAULT, KINDS, SERVED
 
 PROMPTS = 12
 NEW_TOKENS = 64
-DRAFTER = "eagle3"
+DRAFTERS = tuple(name for name in SERVED if KINDS[name].drafts == "lanes")
 
 
 def predict(
@@ -31,7 +32,7 @@ def predict(
     max_new_tokens: Annotated[
         int, option("Requests", "Largest number of new tokens per prompt. [at least 1]")
     ] = NEW_TOKENS,
-    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="eagle|eagle3")] = DRAFTER,
+    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="|".join(DRAFTERS))] = DEFAULT,
     json_file: options.JsonFile = None,
 ) -> None:
     """Predict accept lengths of 30 settings, then measure them.
@@ -50,7 +51,7 @@ def predict(
         for name, given, default in (
             ("prompts", prompts, PROMPTS),
             ("max_new_tokens", max_new_tokens, NEW_TOKENS),
-            ("drafter", drafter, DRAFTER),
+            ("drafter", drafter, DEFAULT),
         ):
             require(given == default, name, given, f"only {default}, the default, with a measured acceptance")
         _from_record({"acceptance": acceptance, "accept_lengths": accept_lengths, "accept_rates": None}, json_file)
@@ -61,8 +62,7 @@ def predict(
 
     SamplingParams(max_new_tokens=max_new_tokens)
     texts = options.shipped_texts(prompts)
-    if drafter not in ("eagle", "eagle3"):
-        raise InputError("drafter", drafter, "eagle or eagle3")
+    require(drafter in DRAFTERS, "drafter", drafter, " or ".join(DRAFTERS))
     predictions = run(load(drafter=drafter), texts, max_new_tokens, progress=True)
     is_ok = predictions.mean_error <= TARGET_ERROR
     options.report("predict", lambda console: show(predictions, console), predictions.to_json(), json_file, is_ok)

@@ -10,6 +10,7 @@ from specsim.cli.file_options import reads
 from specsim.cli.options import option
 from specsim.cli.profile_options import Profile, profile_name
 from specsim.core.errors import InputError, require
+from specsim.core.kinds import DEFAULT, SERVED
 
 if TYPE_CHECKING:
     from specsim.simulator.cell import Cell
@@ -27,7 +28,8 @@ Hardware = Annotated[
     ),
 ]
 TensorParallel = Annotated[int, option("Hardware", "GPUs that share the model by tensor parallelism. [at least 1]")]
-DraftVocab = Annotated[int, option("Model", "Vocabulary of an eagle3 or p-eagle drafter, in tokens. [at least 1]")]
+_WITH_VOCABULARY = " or ".join(name for name, kind in SERVED.items() if kind.has_vocabulary)
+DraftVocab = Annotated[int, option("Model", f"Vocabulary of an {_WITH_VOCABULARY} drafter, in tokens. [at least 1]")]
 Requests = Annotated[int, option("Load", "Number of requests. [at least 1]")]
 Concurrency = Annotated[
     int | None,
@@ -105,9 +107,7 @@ class ServerGroup:
     model: Model = "llama-3.1-8b"
     hardware: Hardware = "H100-SXM"
     tensor_parallel: TensorParallel = 1
-    drafter: Annotated[
-        str, option("Model", "Drafter architecture.", metavar="eagle|eagle3|p-eagle|mtp|dflash|dspark")
-    ] = "eagle3"
+    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="|".join(SERVED))] = DEFAULT
     draft_vocab: DraftVocab = 32000
     kv_cache_dtype: KvCacheDtype = "auto"
     profile: Profile = None

@@ -23,6 +23,7 @@ from specsim.cli.profile_options import Profile, profile_name
 from specsim.cli.traffic_options import TrafficGroup, check_times, check_traffic, show_workload, trace_fields
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
+from specsim.core.kinds import DEFAULT, SERVED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,13 +55,8 @@ def simulate(
     hardware: cell.Hardware = "H100-SXM",
     tensor_parallel: cell.TensorParallel = 1,
     drafter: Annotated[
-        str,
-        option(
-            "Model",
-            "Drafter architecture; none is plain decoding.",
-            metavar="eagle|eagle3|p-eagle|mtp|dflash|dspark|none",
-        ),
-    ] = "eagle3",
+        str, option("Model", "Drafter architecture; none is plain decoding.", metavar="|".join((*SERVED, "none")))
+    ] = DEFAULT,
     draft_vocab: cell.DraftVocab = 32000,
     kv_cache_dtype: cell.KvCacheDtype = "auto",
     topk: options.Topk = 1,
@@ -165,11 +161,10 @@ def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> Non
 def _served(given: dict[str, Any], traffic: TrafficGroup) -> tuple["Cell", "Option"]:
     """Make the server under its load, and the option that it serves with."""
     from specsim.simulator.cell import Cell
-    from specsim.simulator.drafter import KINDS
     from specsim.simulator.option import Option
     from specsim.simulator.request_formats import read_requests
 
-    require_choice("drafter", given["drafter"], (*KINDS, "none"))
+    require_choice("drafter", given["drafter"], (*SERVED, "none"))
     cell.check_one_load(given | {"workload": None})
     values = {field.name: given[field.name] for field in fields(Cell) if field.name in given}
     if traffic.workload is not None:
@@ -185,7 +180,7 @@ def _served(given: dict[str, Any], traffic: TrafficGroup) -> tuple["Cell", "Opti
     if given["drafter"] == "none":
         _check_default(_DRAFTING, given, "with drafter none")
         option = Option.plain(given["page_size"])
-        values["drafter"] = "eagle3"  # plain decoding ignores it
+        values["drafter"] = DEFAULT  # plain decoding ignores it
     else:
         option = Option(options.pick(SpecConfig, given), _acceptance(given))
     made = Cell(**values)

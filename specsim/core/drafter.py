@@ -60,7 +60,7 @@ class Drafter(Protocol):
     def lookahead(self) -> int:
         """Tokens after the next one that a draft slot depends on.
 
-        Draft slot p of a language model or an EAGLE head depends on tokens 0..p+1: lookahead 0. The last of S MTP
+        Draft slot p of a language model or an EAGLE head depends on tokens 0..p+1: lookahead 0. The last of S
         modules depends on token p+S: lookahead S-1. That number of positions before the new rows is
         written again.
         """
@@ -78,7 +78,7 @@ class Drafter(Protocol):
     def num_mask_rows(self) -> int:
         """Columns after the committed ones that prefill and draft-extend write, and the next round overwrites.
 
-        They hold the KV of mask tokens, by which a P-EAGLE head drafts several depths in one forward.
+        They hold the KV of mask tokens, by which a head drafts several depths in one forward.
         """
         ...
 

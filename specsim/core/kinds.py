@@ -9,6 +9,24 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
+_SIZES = ("num_steps", "topk", "num_draft_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedKind:
+    """A kind that engines' servers run: its cost in the simulator, and the servers' options.
+
+    cost: a function of the target, the vocabulary of drafts and the width of a feed-forward that makes the drafter of
+    specsim.simulator.drafter.
+    """
+
+    cost: str
+    vllm: Mapping[str, Any]  # of its speculative config
+    sglang: str | None = None  # speculative algorithm, None: there is none
+    sglang_sizes: tuple[str, ...] = _SIZES  # fields of SpecConfig that SGLang's options set
+    tensorrt_llm: str | None = None  # decoding type, None: engines document no schedules by batch size
+    has_vocabulary: bool = False  # its head has a vocabulary of drafts
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -34,6 +52,12 @@ class DrafterKind:
     reference: str
     fast: str
     oracle: str
+    # A forward for each step, a module for each, rows of mask tokens or of a block in one forward, or no model.
+    drafts: Literal["lanes", "modules", "masks", "block", "lookup"]
+    served: ServedKind | None = None  # None: the simulator has no cost of it
+    in_target: bool = False  # weights may be in the target's own folder
+    tree_steps: int = 4  # depth of the tree in the acceptance study
+    accept_length: float | None = None  # least one of the shipped drafter's chain of 3 at temperature 0
     has_weights: bool = True
     can_sample: bool = True  # drafts can be drawn, with the distribution that verifiers of sampled drafts read
     # Rounds whose draft phase is host code in the fast implementation, which no graph captures.
@@ -56,10 +80,16 @@ class DrafterKind:
         """Check whether it runs where ranks share the target; a drafter without weights always does."""
         return not self.has_weights or draft_parallel in self.parallel
 
+    @property
+    def is_parallel(self) -> bool:
+        """Check whether one forward makes all drafts of a round."""
+        return self.drafts in ("masks", "block")
+
 
 _EITHER = ("sharded", "replicated")
 _LOOKED_UP: Mapping[str, Any] = {
     "oracle": "specsim.reference.oracle_draft:look_up",
+    "drafts": "lookup",
     "has_weights": False,
     "can_sample": False,
     "kv": "none",
@@ -72,6 +102,9 @@ _RECORDS = (
         reference="specsim.reference.drafters.eagle:make",
         fast="specsim.fast.drafters.eagle:make",
         oracle="specsim.reference.oracle_eagle:draft_eagle",
+        drafts="lanes",
+        served=ServedKind("specsim.simulator.drafter:eagle_head", {"method": "eagle"}, "EAGLE", tensorrt_llm="Eagle"),
+        accept_length=2.5,
         synthetic="specsim.models.synthetic.eagle:SYNTHETIC",
         parallel=_EITHER,
     ),
@@ -81,6 +114,15 @@ _RECORDS = (
         reference="specsim.reference.drafters.eagle3:make",
         fast="specsim.fast.drafters.eagle3:make",
         oracle="specsim.reference.oracle_eagle:draft_eagle3",
+        drafts="lanes",
+        served=ServedKind(
+            "specsim.simulator.drafter:eagle3_head",
+            {"method": "eagle3"},
+            "EAGLE3",
+            tensorrt_llm="Eagle3",
+            has_vocabulary=True,
+        ),
+        accept_length=3.2,
         synthetic="specsim.models.synthetic.eagle3:SYNTHETIC",
         variants={
             "eagle3.1": Variant("tensors", dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output"), True)),
@@ -93,6 +135,14 @@ _RECORDS = (
         reference="specsim.reference.drafters.p_eagle:make",
         fast="specsim.fast.drafters.p_eagle:make",
         oracle="specsim.reference.oracle_p_eagle:draft_p_eagle",
+        drafts="masks",
+        # SGLang has none (sgl-project/sglang#23171).
+        served=ServedKind(
+            "specsim.simulator.drafter:p_eagle_head",
+            {"method": "eagle3", "parallel_drafting": True},
+            has_vocabulary=True,
+        ),
+        accept_length=2.7,
         synthetic="specsim.models.synthetic.p_eagle:SYNTHETIC",
         sampling_tests=("rejection", "multi_round"),
         parallel=_EITHER,
@@ -103,6 +153,11 @@ _RECORDS = (
         reference="specsim.reference.drafters.mtp:make",
         fast="specsim.fast.drafters.mtp:make",
         oracle="specsim.reference.oracle_mtp:draft_mtp",
+        drafts="modules",
+        served=ServedKind("specsim.simulator.drafter:mtp_module", {"method": "mtp"}, "EAGLE", tensorrt_llm="MTP"),
+        in_target=True,
+        tree_steps=3,  # as deep as the shipped drafter has modules
+        accept_length=2.85,
         synthetic="specsim.models.synthetic.mtp:SYNTHETIC",
         sampling_tests=("rejection",),
         variants={
@@ -117,6 +172,8 @@ _RECORDS = (
         reference="specsim.reference.drafters.frozen_kv:make",
         fast="specsim.fast.drafters.frozen_kv:make",
         oracle="specsim.reference.oracle_frozen_kv:draft_frozen_kv",
+        drafts="lanes",
+        accept_length=2.4,
         synthetic="specsim.models.synthetic.frozen_kv:SYNTHETIC",
         kv="target",
         variants={"frozen-kv.next": Variant("mode", {"position": "next"})},
@@ -127,6 +184,12 @@ _RECORDS = (
         reference="specsim.reference.drafters.block:make",
         fast="specsim.fast.drafters.block:make",
         oracle="specsim.reference.oracle_block:draft_block",
+        drafts="block",
+        served=ServedKind(
+            "specsim.simulator.drafter:dflash_head", {"method": "dflash"}, "DFLASH", sglang_sizes=("num_draft_tokens",)
+        ),
+        tree_steps=7,  # the whole block of the shipped drafter
+        accept_length=2.4,
         synthetic="specsim.models.synthetic.block:DFLASH",
         sampling_tests=("rejection",),
     ),
@@ -136,6 +199,11 @@ _RECORDS = (
         reference="specsim.reference.drafters.block:make",
         fast="specsim.fast.drafters.block:make",
         oracle="specsim.reference.oracle_block:draft_block",
+        drafts="block",
+        # Its own block decides how much SGLang drafts (lm-sys/lm-sys.github.io#413).
+        served=ServedKind("specsim.simulator.drafter:dspark_head", {"method": "dspark"}, "DSPARK", sglang_sizes=()),
+        tree_steps=7,  # the whole block of the shipped drafter
+        accept_length=2.5,
         synthetic="specsim.models.synthetic.block:DSPARK",
         sampling_tests=("rejection", "block", "multi_round", "target_only"),
     ),
@@ -145,6 +213,8 @@ _RECORDS = (
         reference="specsim.reference.drafters.standalone:make",
         fast="specsim.fast.drafters.standalone:make",
         oracle="specsim.reference.oracle_standalone:draft_standalone",
+        drafts="lanes",
+        accept_length=2.3,
         synthetic="specsim.models.synthetic.standalone:SYNTHETIC",
         sampling_tests=("rejection", "block", "multi_round", "gumbel"),
         variants={
@@ -175,6 +245,8 @@ _RECORDS = (
     ),
 )
 KINDS: Mapping[str, DrafterKind] = {kind.name: kind for kind in _RECORDS}
+SERVED: Mapping[str, ServedKind] = {kind.name: kind.served for kind in _RECORDS if kind.served}
+DEFAULT = "eagle3"  # of commands and loads that name none
 # Kinds and their variants, each with the record of its kind.
 TESTED: Mapping[str, DrafterKind] = {name: kind for kind in _RECORDS for name in (kind.name, *kind.variants)}
 # A token drafter of a user.

@@ -117,7 +117,7 @@ def latency(arrived: tuple[int, float] | None, emissions: Sequence[tuple[int, fl
 
 
 def distinct_share(token_ids: Sequence[int], order: int = 4) -> float:
-    """Compute the share of distinct n-grams, 1 for a text shorter than n.
+    """Compute the share of distinct sequences of n tokens, 1 for a text shorter than n.
 
     It is near 1 for fresh text and near 0 for a loop.
     """

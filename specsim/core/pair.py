@@ -150,6 +150,11 @@ class Pair:
         """Kind of the drafter: `none` without one, the class name of a user's own."""
         return kind_of(self.drafter)
 
+    @property
+    def drafts(self) -> str:
+        """Name the way in which the drafter makes drafts, as its record does: `none` without one."""
+        return "none" if self.drafter is None else record_of(self.drafter).drafts
+
     def __repr__(self) -> str:
         return f"Pair {self.name}\n  target:  {self.target!r}\n  drafter: {self.drafter!r}"
 

@@ -20,7 +20,7 @@ from specsim.correctness.differential.pairs import make_pair, rounded
 from specsim.correctness.differential.result import Divergence
 from specsim.explorer.document import finished, head_of
 from specsim.explorer.phases import request_round
-from specsim.explorer.recorder import Recorded, tables, writes_lanes
+from specsim.explorer.recorder import Recorded, tables
 from specsim.explorer.round import Round
 from specsim.explorer.rounds import Source, decoder
 
@@ -96,8 +96,6 @@ class Noted(Implementation):
             present("committed_pools", notes.committed_pools),
             stacked(allowed, notes.batch.size),
             self.engine.drafter.lead,
-            writes_lanes(self.engine.drafter, notes.draft_input),
-            self.engine.drafter.block_rows > 0,
         )
 
 
@@ -147,7 +145,8 @@ def _drawn(side: Noted, name: str, lockstep: Lockstep, notes: list[str]) -> dict
         notes.append(f"The difference is before the first round of {name}.")
         return None
     try:
-        each = Round(lockstep.round, side.engine.config, decoder(lockstep.pair), side.complete())
+        pair = lockstep.pair
+        each = Round(lockstep.round, side.engine.config, pair.drafts, decoder(pair), side.complete())
         other = str(lockstep.cell.rule or "")
         places = {request: place for place, request in enumerate(_ids(lockstep.cell))}
         own = [

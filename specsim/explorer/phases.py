@@ -6,9 +6,7 @@ import torch
 
 from specsim.core.columns import lane_columns, tail_columns
 from specsim.core.config import SpecConfig
-from specsim.core.mtp import MtpInput
-from specsim.core.p_eagle import PEagleInput
-from specsim.core.phases import AutoregressiveInput, Candidates, ExplicitCandidates
+from specsim.core.phases import Candidates
 from specsim.core.pool import KVPool
 from specsim.explorer.decisions import Walk, bonus_origin, decide
 from specsim.explorer.recorder import Recorded
@@ -36,7 +34,7 @@ def request_round(each: Round, row: int, other: str = "") -> dict[str, Any]:
     num_nodes = len(nodes["node"])
     return {
         "length": int(states.batch.seq_lens[row]),
-        "draft_kind": _draft_kind(states),
+        "draft_kind": _draft_kind(each),
         "candidates": _candidates(candidates, config, has_probs),
         "lanes": lane_candidates(states, config, row),
         "nodes": _nodes(nodes, states, row, has_probs),
@@ -48,21 +46,16 @@ def request_round(each: Round, row: int, other: str = "") -> dict[str, Any]:
         "path": path,
         "bonus": int(states.verify_output.verdict.predict[row * walk_size(states) + path[-1]]),
         "bonus_origin": bonus_origin(walk, path),
-        "kv": _kv(states, config, row, path),
+        "kv": _kv(each, row, path),
         "extend": _extend(states, row),
     }
 
 
-def _draft_kind(states: Recorded) -> str:
-    """Name the way in which drafts were made: lanes, MTP modules, a block, mask tokens, a look-up, or none."""
-    candidates = states.verify_input.candidates
-    if isinstance(candidates, ExplicitCandidates):
-        return "block" if states.is_block else "lookup"
-    if candidates is None or candidates.tokens.shape[1] == 0:
-        return "none"
-    if isinstance(states.draft_input, PEagleInput):
-        return "masks"
-    return "modules" if isinstance(states.draft_input, MtpInput) else "lanes"
+def _draft_kind(each: Round) -> str:
+    """Name the way in which drafts were made, none without drafts."""
+    candidates = each.states.verify_input.candidates
+    has_none = candidates is None or (isinstance(candidates, Candidates) and candidates.tokens.shape[1] == 0)
+    return "none" if has_none else each.draft_kind
 
 
 def walk_size(states: Recorded) -> int:
@@ -141,13 +134,15 @@ def _after(
     return made
 
 
-def _kv(states: Recorded, config: SpecConfig, row: int, path: list[int]) -> dict[str, Any]:
+def _kv(each: Round, row: int, path: list[int]) -> dict[str, Any]:
     """Describe the pages from the one with the first new column on, and the slots that the commit moves."""
+    states = each.states
+    config = each.config
     length = int(states.batch.seq_lens[row])
     table_row = int(states.batch.req_pool_indices[row])
     first = length // config.page_size
     begin = length + states.lead
-    is_laned = states.writes_lanes
+    is_laned = each.draft_kind == "lanes" and states.drafted_pools.draft is not None
     num_forwards = max(0, min(config.num_steps - 1, config.length_limit - begin))
     locations = states.verify_input.cache_locations.view_as(states.verify_input.draft_tokens)[row].tolist()
     after = states.committed_pools.req_to_token[table_row].tolist()
@@ -170,9 +165,9 @@ def _extend(states: Recorded, row: int) -> dict[str, Any]:
     """Describe the rows of draft-extend, and the drafts that it leaves to the next round."""
     rows = states.verify_output.draft_extend_input
     low, high = rows.row_starts[row : row + 2].tolist()
-    following = states.next_draft_input
+    following: Any = states.next_draft_input
     levels: list[dict[str, list[Any]]] = []
-    if isinstance(following, AutoregressiveInput | MtpInput):
+    if hasattr(following, "topk_index"):  # it holds drafts
         shape = (-1, following.topk_index.shape[-1])
         drafts = zip(
             following.topk_index[row].reshape(shape).tolist(),

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Drafter
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.finiteness import check_drafts
 from specsim.core.grammar import allowed_trees, stacked
-from specsim.core.mtp import MtpInput
 from specsim.core.phases import (
     Advance,
     Batch,
@@ -40,8 +38,6 @@ class Recorded:
     committed_pools: KVPool  # the same after the commit
     allowed: torch.Tensor | None  # bool [B, N, V], tokens that grammars allow after each node
     lead: int  # of the drafter
-    writes_lanes: bool  # whether the draft phase writes KV of lanes: not without KV, before it, or in a block
-    is_block: bool = False  # all drafts come from one forward over a block
 
 
 class Recorder:
@@ -111,8 +107,6 @@ class Recorder:
             committed_pools,
             allowed,
             self.drafter.lead,
-            writes_lanes(self.drafter, draft_input),
-            self.drafter.block_rows > 0,
         )
         self.rounds.append(recorded)
         return RoundOutput(verify_input, verify_output, next_draft_input)
@@ -128,9 +122,3 @@ def tables(pools: KVPool) -> KVPool:
     kept.req_to_token = pools.req_to_token.to("cpu", copy=True)
     kept.token_ids = pools.token_ids.to("cpu", copy=True)
     return kept
-
-
-def writes_lanes(drafter: Drafter, draft_input: DraftInput) -> bool:
-    """Check whether a drafter writes KV of lanes in a draft phase that starts from this state."""
-    has_lanes = drafter.kv_layout is not None and drafter.block_rows == 0
-    return has_lanes and not isinstance(draft_input, MtpInput)

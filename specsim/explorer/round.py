@@ -24,6 +24,7 @@ class Round:
 
     index: int  # 0 is the first round after the prefill
     config: SpecConfig
+    draft_kind: str  # way in which the drafter makes drafts, as Pair.drafts
     decode: "Decode"  # token ids to text
     states: Recorded
 

@@ -151,7 +151,9 @@ def trace(
 def recorded_rounds(pair: Pair, generation: Generation, request_ids: Iterable[int], recorder: Recorder) -> Rounds:
     """Join a recorder's rounds with the generation that they made."""
     decode = decoder(pair)
-    rounds = [Round(index, generation.config, decode, states) for index, states in enumerate(recorder.rounds)]
+    rounds = [
+        Round(index, generation.config, pair.drafts, decode, states) for index, states in enumerate(recorder.rounds)
+    ]
     source = Source(pair.name, pair.kind, recorder.options.impl, recorder.num_rounds)
     return Rounds(generation, tuple(request_ids), decode, tuple(rounds), source)
 

@@ -10,16 +10,20 @@ from typing import Any, NamedTuple
 from specsim.core.config import VERIFIERS, SpecConfig, Verifier
 from specsim.core.engine_options import GRAPHS, EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.pair import Pair
-from specsim.core.token_drafter import NgramConfig, Proposal, SuffixConfig, TreeLimits
+from specsim.core.kinds import DEFAULT, KINDS, OWN, TESTED
+from specsim.core.pair import AnyDrafter, Pair
+from specsim.core.token_drafter import Proposal, TreeLimits
 from specsim.maintain.result_tables import markdown, prompts_of
+from specsim.models.load import token_drafter
 from specsim.models.shipped import TINY
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 
-OWN = "your own"
-WITH_WEIGHTS = ("eagle", "eagle3", "eagle3.1", "p-eagle", "mtp", "frozen-kv", "dflash", "dspark", "standalone")
-KINDS = (*WITH_WEIGHTS, "ngram", "suffix", OWN, "none")
+WITH_WEIGHTS = tuple(
+    name
+    for name, kind in TESTED.items()
+    if kind.has_weights and kind.variant(name).differs_in in ("nothing", "tensors")
+)
 TREES = {1: "chain", 4: "tree"}  # by topk
 ALLOWED_HEADINGS = ("drafter", "drafts", "verifiers", "graph modes")
 PROTOCOL_HEADINGS = (
@@ -58,14 +62,24 @@ class Combination(NamedTuple):
     release: str = "finish"
 
 
+WITHOUT_WEIGHTS: dict[str, AnyDrafter | None] = {
+    **{name: token_drafter(name) for name, kind in KINDS.items() if not kind.has_weights},
+    OWN.title: YourDrafter(),
+    "none": None,
+}
+DRAFTERS = (*WITH_WEIGHTS, *WITHOUT_WEIGHTS)
 COMBINATIONS = tuple(
     Combination(drafter, verifier, topk, graph, 0 if drafter == "none" else STEPS)
-    for drafter, topk, verifier, graph in product(KINDS, TREES, VERIFIERS, GRAPHS)
+    for drafter, topk, verifier, graph in product(DRAFTERS, TREES, VERIFIERS, GRAPHS)
 )
 # Refusals of other settings than those of the table: more steps than modules, pages that move, no drafter.
 OTHERS = (
-    Combination("mtp", "target_only", 1, "eager", num_steps=STEPS + 1),
-    *(Combination(drafter, "target_only", 1, "round", release="round") for drafter in KINDS[:-1]),
+    *(
+        Combination(name, "target_only", 1, "eager", num_steps=STEPS + 1)
+        for name, kind in KINDS.items()
+        if kind.drafts == "modules"
+    ),
+    *(Combination(drafter, "target_only", 1, "round", release="round") for drafter in DRAFTERS[:-1]),
     Combination("none", "target_only", 1, "eager", num_steps=STEPS),
 )
 
@@ -73,8 +87,7 @@ OTHERS = (
 def make_pairs() -> dict[str, Pair]:
     """Make a tiny pair for every kind of drafter."""
     pairs = {kind: synthetic_pair(kind) for kind in WITH_WEIGHTS}
-    without = {"ngram": NgramConfig(), "suffix": SuffixConfig(), OWN: YourDrafter(), "none": None}
-    return pairs | {kind: pairs["eagle3"].with_drafter(drafter) for kind, drafter in without.items()}
+    return pairs | {kind: pairs[DEFAULT].with_drafter(drafter) for kind, drafter in WITHOUT_WEIGHTS.items()}
 
 
 def protocol(_: Path | None = None) -> str:
@@ -142,7 +155,7 @@ def refused_rows(errors: Mapping[Combination, InputError | None]) -> Iterator[tu
         if error is not None:
             kinds[error.name, error.allowed][combination.drafter] = None
             sentences.setdefault((error.name, error.allowed), str(error))
-    drafting = KINDS[:-1]
+    drafting = DRAFTERS[:-1]
     for key, found in kinds.items():
         yield "all that draft" if tuple(found) == drafting else ", ".join(found), sentences[key]
 

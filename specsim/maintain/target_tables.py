@@ -10,10 +10,10 @@ from specsim.core import target
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import GRAPHS, EngineOptions
 from specsim.core.errors import InputError
+from specsim.core.kinds import DEFAULT
 from specsim.core.kv_buffer import KV_DTYPES, KVDtype
 from specsim.core.pair import Pair
-from specsim.core.token_drafter import NgramConfig, SuffixConfig
-from specsim.maintain.drafter_tables import KINDS, OWN, STEPS, WITH_WEIGHTS, YourDrafter
+from specsim.maintain.drafter_tables import DRAFTERS, STEPS, WITH_WEIGHTS, WITHOUT_WEIGHTS
 from specsim.maintain.result_tables import markdown
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
@@ -32,15 +32,16 @@ class TargetCombination(NamedTuple):
     draft_kv_dtype: KVDtype
 
 
-COMBINATIONS = tuple(TargetCombination(*each) for each in product(target.FAMILIES, KINDS, GRAPHS, KV_DTYPES, KV_DTYPES))
+COMBINATIONS = tuple(
+    TargetCombination(*each) for each in product(target.FAMILIES, DRAFTERS, GRAPHS, KV_DTYPES, KV_DTYPES)
+)
 
 
 def make_pair(family: str, drafter: str) -> Pair:
     """Make a tiny pair of this family and kind of drafter."""
     if drafter in WITH_WEIGHTS:
         return synthetic_pair(drafter, family)
-    without = {"ngram": NgramConfig(), "suffix": SuffixConfig(), OWN: YourDrafter(), "none": None}
-    return synthetic_pair("eagle3", family).with_drafter(without[drafter])
+    return synthetic_pair(DEFAULT, family).with_drafter(WITHOUT_WEIGHTS[drafter])
 
 
 def refusal(combination: TargetCombination, pair: Pair, impl: str = "fast") -> InputError | None:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from specsim.core.config import SpecConfig
+from specsim.core.kinds import KINDS
 from specsim.simulator.cell import Cell
-from specsim.simulator.drafter import BLOCKS
 from specsim.simulator.model import read_config
 
 TREES = ((2, 2), (2, 3), (2, 5), (3, 4), (4, 3), (4, 5), (8, 3), (8, 5))  # topk and num_steps
-CHAINS_ONLY = ("p-eagle", *BLOCKS)  # drafters over whose drafts no released engine builds trees
+# Drafters over whose drafts no released engine builds trees.
+CHAINS_ONLY = tuple(name for name, kind in KINDS.items() if kind.is_parallel)
 SIZES = (4, 8, 16, 32, 64)  # num_draft_tokens
 
 

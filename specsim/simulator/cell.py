@@ -5,11 +5,13 @@ from typing import Any, get_args
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
+from specsim.core.kinds import DEFAULT as DEFAULT_DRAFTER
+from specsim.core.kinds import SERVED
 from specsim.core.policies.named import named_policy, policy_value
 from specsim.simulator.arrivals import DAY, Arrivals
 from specsim.simulator.bounds import count, is_number
 from specsim.simulator.calibration.profile import profile
-from specsim.simulator.drafter import KINDS, OWN_VOCABULARY, drafter
+from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.initial_state import Prefill
@@ -29,7 +31,7 @@ from specsim.simulator.workload import Workload, closed_loop, open_loop
 
 SCHEDULES = ("sync", "overlap")
 _CHOICES = {
-    "drafter": KINDS,
+    "drafter": tuple(SERVED),
     "schedule": SCHEDULES,
     "plain_schedule": SCHEDULES,
     "prefill": get_args(Prefill),
@@ -45,8 +47,8 @@ class Cell:
     model: str = "llama-3.1-8b"  # a shipped name or a config.json
     hardware: str = "H100-SXM"  # a name of hardware.csv, or a file (simulator.hardware)
     tensor_parallel: int = 1
-    drafter: str = "eagle3"  # one of simulator.drafter.KINDS
-    draft_vocab: int = 32000  # vocabulary of an eagle3 or p-eagle head
+    drafter: str = DEFAULT_DRAFTER  # one of core.kinds.SERVED
+    draft_vocab: int = 32000  # of a head with a vocabulary of drafts
     topk: int = 1
     num_steps: int = 3  # 0: plain decoding
     num_draft_tokens: int | None = None  # None: the whole chain
@@ -130,7 +132,7 @@ class Cell:
         target = model(self.model)
         if self.kv_cache_dtype != "auto":
             target = replace(target, kv_bytes=KV_BYTES[self.kv_cache_dtype])
-        head = drafter(self.drafter, target, self.draft_vocab if self.drafter in OWN_VOCABULARY else None)
+        head = drafter(self.drafter, target, self.draft_vocab)
         same = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")
         settings: dict[str, Any] = {name: getattr(self, name) for name in (*same, "efficiency", "kept")}
         settings["schedule"] = self._schedule(option)

@@ -2,18 +2,16 @@
 
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import require_choice
+from specsim.core.kinds import SERVED, resolve
 from specsim.simulator.bounds import whole
 from specsim.simulator.layers import Layers
 from specsim.simulator.model import Model
 from specsim.simulator.weight_format import HALF
 
-KINDS = ("eagle", "eagle3", "p-eagle", "mtp", "dflash", "dspark")
-OWN_VOCABULARY = ("eagle3", "p-eagle")  # kinds whose heads have a vocabulary of drafts
-BLOCKS = ("dflash", "dspark")
 # As vLLM's llama_eagle.py and llama_eagle3.py launch them one by one; graphs are compiled, which fuses them. EAGLE-1:
 # concatenation, fc and sum, less two norms that it lacks, and the fc that the layer's weights include counts as one.
 EAGLE_KERNELS = 1
@@ -87,44 +85,66 @@ def drafter(
 ) -> Drafter:
     """Make the drafter of a target, of one or a few layers of the target's width.
 
-    `eagle`: fc over token and feature [H, 2H] before every forward, the target's head. `eagle3`: fc over three features
-    [H, 3H] in draft-extend, attention over token and feature, a head over `draft_vocab_size`. Both are a dense layer in
-    16 bits whatever the target is, with a gated feed-forward of `intermediate_size`; None: that of the target's config,
-    the rule by which vllm-project/speculators trains heads. Of targets with experts there are wider ones: those of
-    sgl-project/SpecForge for gpt-oss-20b and Qwen3-235B-A22B, and nvidia/gpt-oss-120b-Eagle3, have 6 H. `mtp`: fc like
-    eagle's, and the target's last layer, experts included. `p-eagle`: eagle3's, with three dense layers more. `dflash`,
-    `dspark`: five dense layers, fc over five features in draft-extend, the target's head; dspark has two tables of
-    MARKOV_RANK for the token before a draft. Sizes of the last three are those of published heads.
+    draft_vocab_size: of a head with a vocabulary of drafts; None: the target's. intermediate_size: of the gated
+    feed-forward of a head's dense layers; None: that of the target's config, the rule by which
+    vllm-project/speculators trains heads. Of targets with experts there are wider ones: those of sgl-project/SpecForge
+    for gpt-oss-20b and Qwen3-235B-A22B, and nvidia/gpt-oss-120b-Eagle3, have 6 H.
     """
-    require_choice("drafter", kind, KINDS)
-    last = replace(target.layers[-1], count=1, window=None)
-    square = target.hidden_size**2
-    alone = replace(target, name=f"{kind} of {target.name}", embedding_weights=0)
-    if kind == "mtp":
-        return Drafter(replace(alone, layers=(replace(last, dense_weights=last.dense_weights + 2 * square),)))
+    require_choice("drafter", kind, tuple(SERVED))
+    head = resolve(SERVED[kind].cost)(target, draft_vocab_size, intermediate_size)
+    return replace(head, model=replace(head.model, name=f"{kind} of {target.name}"))
+
+
+def _dense(target: Model, intermediate_size: int | None) -> tuple[Model, Layers]:
+    """Make a head without layers, and a dense layer of it, in 16 bits whatever the target is."""
     width = target.intermediate_size if intermediate_size is None else whole("intermediate_size", intermediate_size)
+    last = target.layers[-1]
     feed_forward = {"dense_weights": 3 * target.hidden_size * width, "parts": gcd(last.parts, width)}
-    dense = replace(last, experts=0, experts_per_token=0, expert_weights=0, **feed_forward)
-    alone = replace(alone, intermediate_size=width, weight_format=HALF, expert_format=HALF)
-    if kind in BLOCKS:
-        return _block(kind, alone, dense)
-    if kind == "eagle":
-        entering = replace(dense, dense_weights=dense.dense_weights + 2 * square)
-        return Drafter(replace(alone, layers=(entering,), eager_kernels=EAGLE_KERNELS))
-    vocab = target.vocab_size if draft_vocab_size is None else draft_vocab_size
-    whole("draft_vocab_size", vocab)
-    first = replace(dense, attention_weights=dense.attention_weights + dense.input_weights)
-    more = replace(dense, count=P_EAGLE_LAYERS - 1)
-    layers = (first, more) if kind == "p-eagle" else (first,)
-    head: dict[str, Any] = {"vocab_size": vocab, "head_weights": vocab * target.hidden_size}
-    model = replace(alone, layers=layers, entry_weights=3 * square, eager_kernels=EAGLE3_KERNELS, **head)
-    return Drafter(model, is_parallel=kind == "p-eagle")
+    none = {"window": None, "experts": 0, "experts_per_token": 0, "expert_weights": 0}
+    formats = {"weight_format": HALF, "expert_format": HALF}
+    head = replace(target, embedding_weights=0, intermediate_size=width, **formats)
+    return head, replace(last, count=1, **none, **feed_forward)
 
 
-def _block(kind: str, alone: Model, layer: Layers) -> Drafter:
-    """Make a block drafter of dense layers."""
-    layers = (replace(layer, count=BLOCK_LAYERS),)
-    markov = MARKOV_RANK * alone.vocab_size if kind == "dspark" else 0
-    entry = BLOCK_LAYERS * alone.hidden_size**2
-    model = replace(alone, layers=layers, entry_weights=entry, embedding_weights=2 * markov)
-    return Drafter(model, first_slot=0 if kind == "dspark" else 1, step_weights=markov)
+def eagle_head(target: Model, _: int | None, intermediate_size: int | None) -> Drafter:
+    """Make a dense layer with fc over token and feature [H, 2H] before every forward, and the target's head."""
+    head, layer = _dense(target, intermediate_size)
+    entering = replace(layer, dense_weights=layer.dense_weights + 2 * target.hidden_size**2)
+    return Drafter(replace(head, layers=(entering,), eager_kernels=EAGLE_KERNELS))
+
+
+def eagle3_head(target: Model, draft_vocab_size: int | None, intermediate_size: int | None) -> Drafter:
+    """Make fc over three features [H, 3H] in draft-extend, attention over token and feature, a head over its drafts."""
+    head, layer = _dense(target, intermediate_size)
+    vocab = whole("draft_vocab_size", target.vocab_size if draft_vocab_size is None else draft_vocab_size)
+    first = replace(layer, attention_weights=layer.attention_weights + layer.input_weights)
+    weights = {"entry_weights": 3 * target.hidden_size**2, "head_weights": vocab * target.hidden_size}
+    return Drafter(replace(head, layers=(first,), eager_kernels=EAGLE3_KERNELS, vocab_size=vocab, **weights))
+
+
+def p_eagle_head(target: Model, draft_vocab_size: int | None, intermediate_size: int | None) -> Drafter:
+    """Make an EAGLE-3 head with three dense layers more, as published heads have."""
+    head = eagle3_head(target, draft_vocab_size, intermediate_size).model
+    more = replace(_dense(target, intermediate_size)[1], count=P_EAGLE_LAYERS - 1)
+    return Drafter(replace(head, layers=(*head.layers, more)), is_parallel=True)
+
+
+def mtp_module(target: Model, *_: int | None) -> Drafter:
+    """Make the target's last layer, experts included, with fc over token and feature before every forward."""
+    last = replace(target.layers[-1], count=1, window=None)
+    entering = replace(last, dense_weights=last.dense_weights + 2 * target.hidden_size**2)
+    return Drafter(replace(target, embedding_weights=0, layers=(entering,)))
+
+
+def dflash_head(target: Model, _: int | None, intermediate_size: int | None) -> Drafter:
+    """Make five dense layers, fc over five features in draft-extend, and the target's head, as published heads have."""
+    head, layer = _dense(target, intermediate_size)
+    entry = BLOCK_LAYERS * target.hidden_size**2
+    return Drafter(replace(head, layers=(replace(layer, count=BLOCK_LAYERS),), entry_weights=entry), first_slot=1)
+
+
+def dspark_head(target: Model, _: int | None, intermediate_size: int | None) -> Drafter:
+    """Make a DFlash head with two tables of MARKOV_RANK for the token before a draft."""
+    head = dflash_head(target, None, intermediate_size).model
+    markov = MARKOV_RANK * target.vocab_size
+    return Drafter(replace(head, embedding_weights=2 * markov), first_slot=0, step_weights=markov)

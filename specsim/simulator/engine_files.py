@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import InputError, require
+from specsim.core.kinds import KINDS, SERVED
 from specsim.simulator.schedule import Range
 
 _SCHEMAS = Path(__file__).parent / "engine_schemas"
-_DECODING_TYPES = {"eagle": "Eagle", "eagle3": "Eagle3", "mtp": "MTP"}
+_DECODING_TYPES = {name: kind.tensorrt_llm for name, kind in SERVED.items() if kind.tensorrt_llm}
 
 
 def sglang_file(ranges: Sequence[Range], drafter: str, draft: str) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def vllm_file(ranges: Sequence[Range], drafter: str, draft: str) -> dict[str, An
     """Make vLLM's speculative config, whose entries are [lowest batch size, highest, draft tokens]."""
     most = _check_ranges(ranges, drafter)
     value: dict[str, Any] = {"method": drafter, "num_speculative_tokens": most}
-    if drafter != "mtp":
+    if not KINDS[drafter].in_target:
         value["model"] = draft
     entries = [[each.low, each.high, each.config.num_steps] for each in ranges]
     return check("vllm", value | {"num_speculative_tokens_per_batch_size": entries})
@@ -51,7 +52,7 @@ def tensorrt_llm_file(ranges: Sequence[Range], drafter: str, draft: str) -> dict
     while not schedule[last := max(schedule)]:
         del schedule[last]
     settings: dict[str, Any] = {"decoding_type": _DECODING_TYPES[drafter], "max_draft_len": most}
-    settings |= {"num_nextn_predict_layers": most} if drafter == "mtp" else {"speculative_model": draft}
+    settings |= {"num_nextn_predict_layers": most} if KINDS[drafter].in_target else {"speculative_model": draft}
     return check("tensorrt_llm", {"speculative_config": settings | {"draft_len_schedule": schedule}})
 
 

@@ -6,23 +6,22 @@ from typing import Any
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import require
+from specsim.core.kinds import KINDS, SERVED
 from specsim.simulator.candidates import has_latent_attention, takes_trees
 from specsim.simulator.cell import Cell
-from specsim.simulator.drafter import BLOCKS
 from specsim.simulator.model import read_config
 
-# By kind. A DSpark head's own block decides how much it drafts (lm-sys/lm-sys.github.io#413).
-_ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE", "dflash": "DFLASH", "dspark": "DSPARK"}
+_SGLANG_SIZES = {"num_steps": "num-steps", "topk": "eagle-topk", "num_draft_tokens": "num-draft-tokens"}
 
 
 def sglang_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> str | None:
     """Make the options of `python -m sglang.launch_server`.
 
-    None: SGLang has no such drafter, as P-EAGLE (sgl-project/sglang#23171).
+    None: SGLang has no such drafter.
     """
     flags = [f"--tp-size {cell.tensor_parallel}", f"--page-size {config.page_size}"]
     if not config.is_plain:
-        if cell.drafter not in _ALGORITHMS:
+        if SERVED[cell.drafter].sglang is None:
             return None
         flags = [*_sglang_drafts(cell, config, draft), *flags]
     if config.topk > 1:
@@ -31,15 +30,12 @@ def sglang_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> 
 
 
 def _sglang_drafts(cell: Cell, config: SpecConfig, draft: str) -> list[str]:
-    head = "" if cell.drafter == "mtp" else f" --speculative-draft-model-path {shlex.quote(draft)}"
-    flags = [f"--speculative-algorithm {_ALGORITHMS[cell.drafter]}{head}"]
-    if cell.drafter in BLOCKS:
+    served = SERVED[cell.drafter]
+    head = "" if KINDS[cell.drafter].in_target else f" --speculative-draft-model-path {shlex.quote(draft)}"
+    if "topk" not in served.sglang_sizes:
         require(config.topk == 1, "topk", config.topk, f"1: SGLang drafts chains with {cell.drafter}")
-    else:
-        flags += [f"--speculative-num-steps {config.num_steps}", f"--speculative-eagle-topk {config.topk}"]
-    if cell.drafter != "dspark":
-        flags.append(f"--speculative-num-draft-tokens {config.num_draft_tokens}")
-    return flags
+    sizes = [f"--speculative-{_SGLANG_SIZES[name]} {getattr(config, name)}" for name in served.sglang_sizes]
+    return [f"--speculative-algorithm {served.sglang}{head}", *sizes]
 
 
 def _tree_backend(cell: Cell) -> str:
@@ -58,10 +54,9 @@ def vllm_flags(cell: Cell, config: SpecConfig, draft: str = "DRAFT_MODEL") -> st
     flags = [f"--tensor-parallel-size {cell.tensor_parallel}", f"--block-size {config.page_size}"]
     require(config.topk == 1, "topk", config.topk, "1: vLLM drafts chains")
     if not config.is_plain:
-        settings: dict[str, Any] = {"method": cell.drafter, "model": draft, "num_speculative_tokens": config.num_steps}
-        if cell.drafter == "p-eagle":
-            settings |= {"method": "eagle3", "parallel_drafting": True}
-        if cell.drafter == "mtp":
+        settings: dict[str, Any] = {"method": None, "model": draft, "num_speculative_tokens": config.num_steps}
+        settings |= SERVED[cell.drafter].vllm
+        if KINDS[cell.drafter].in_target:
             settings.pop("model")
         flags = [f"--speculative-config {shlex.quote(json.dumps(settings))}", *flags]
     return " ".join(flags)

@@ -8,11 +8,12 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.acceptance import study as accept
-from specsim.acceptance.settings import NAMES, SETTINGS, TREE, Setting, chain, settings_of
+from specsim.acceptance.settings import DRAFTERS, SETTINGS, TREE, Setting, chain, settings_of
 from specsim.acceptance.study import Check, Measurement, Study, measure, show
 from specsim.core.display import stdout_console
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
+from specsim.core.kinds import KINDS
 from specsim.core.metrics import Acceptance, acceptance, distinct_share
 from specsim.core.pair import Pair
 from specsim.core.token_drafter import NgramConfig
@@ -166,7 +167,7 @@ def test_a_tree_is_compared_with_its_own_drafter():
     ],
 )
 def test_a_drafter_has_a_target(drafter, least):
-    claim = f"{NAMES[drafter]} chain of 3, T=0: accept length"
+    claim = f"{KINDS[drafter].title} chain of 3, T=0: accept length"
     for length in (least, least - 0.01):
         setting = Setting(drafter, chain(3))
         (check,) = [each for each in accept._checks(rows_of({setting: length})) if each.claim == claim]
@@ -201,7 +202,7 @@ def test_a_block_tree_is_compared_with_the_whole_block(drafter):
     tree = Setting(drafter, SpecConfig(topk=4, num_steps=7, num_draft_tokens=16))
     assert tree in SETTINGS
     rows = rows_of({tree: 3.5, Setting(drafter, chain(7)): 3.4, Setting(drafter, chain(3)): 2.9})
-    claim = f"{NAMES[drafter]} tree 4/7/16, T=0: accept length"
+    claim = f"{KINDS[drafter].title} tree 4/7/16, T=0: accept length"
     (check,) = [each for each in accept._checks(rows) if each.claim == claim]
     assert check == Check(claim, 3.5, "above 3.40, the best chain's", True)
 
@@ -210,7 +211,7 @@ def test_settings_of_the_shipped_drafters():
     """Each has a chain of 3 and a tree at both temperatures; without weights, on the edits too."""
     assert len(set(SETTINGS)) == len(SETTINGS) == 57
     depths = {"mtp": 3, "dflash": 7, "dspark": 7}
-    for drafter in NAMES:
+    for drafter in DRAFTERS:
         tree = (4, depths.get(drafter, 4), 16)
         for prompt_set in ("prompts", "edits") if drafter in ("ngram", "suffix") else ("prompts",):
             for temperature in (0.0, 1.0):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from specsim.acceptance.settings import NAMES, SETTINGS, Setting, chain
+from specsim.acceptance.settings import DRAFTERS, SETTINGS, Setting, chain
 from specsim.acceptance.study import Check, Measurement, Study
 from specsim.core.metrics import acceptance
 from specsim.correctness.differential.implementation import ALONE
@@ -58,7 +58,7 @@ def test_accept(call, tmp_path):
     assert "Acceptance on 2 held-out prompts, 6 new tokens each" in out
     study = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert (study["num_prompts"], study["num_edits"], len(study["measurements"])) == (2, 2, len(SETTINGS))
-    assert {row["setting"]["drafter"] for row in study["measurements"]} == set(NAMES)
+    assert {row["setting"]["drafter"] for row in study["measurements"]} == set(DRAFTERS)
 
 
 def test_accept_measures_named_drafters(call, tmp_path, monkeypatch):

@@ -6,12 +6,13 @@ import pytest
 
 from specsim.core.config import VERIFIERS
 from specsim.core.engine_options import GRAPHS
+from specsim.core.kinds import OWN
 from specsim.correctness.differential.drafter_grid import KINDS as GRID_KINDS
 from specsim.correctness.differential.drafter_grid import is_possible
 from specsim.correctness.differential.grids import GRIDS
 from specsim.correctness.differential.pairs import make_pair
 from specsim.maintain import counts, drafter_tables, tables, target_tables
-from specsim.maintain.drafter_tables import COMBINATIONS, KINDS, OTHERS, OWN, Combination, allowed_rows, refused_rows
+from specsim.maintain.drafter_tables import COMBINATIONS, DRAFTERS, OTHERS, Combination, allowed_rows, refused_rows
 from specsim.models.shipped import TINY
 
 GUIDE = tables.ROOT / "notebooks" / "guide"
@@ -39,14 +40,14 @@ def test_the_guide_shows_what_the_code_says(page, mark):
 
 
 def test_every_combination_is_tried_once():
-    assert len(set(COMBINATIONS)) == len(COMBINATIONS) == len(KINDS) * len(VERIFIERS) * 2 * len(GRAPHS)
+    assert len(set(COMBINATIONS)) == len(COMBINATIONS) == len(DRAFTERS) * len(VERIFIERS) * 2 * len(GRAPHS)
 
 
 def test_other_settings_of_the_table_are_all_refused(pairs):
     assert [each for each in OTHERS if drafter_tables.refusal(each, pairs[each.drafter]) is None] == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DRAFTERS)
 def test_both_implementations_allow_the_same(kind, pairs):
     launched = [each for each in COMBINATIONS if each.drafter == kind and each.graph == "eager"]
     errors = [
@@ -67,9 +68,9 @@ def test_the_grid_of_drafters_has_what_is_allowed(kind, topk, pairs):
 
 
 def test_equal_combinations_share_a_row():
-    two = [Combination(kind, "typical", 4, graph) for kind in ("mtp", OWN) for graph in ("step", "phase")]
+    two = [Combination(kind, "typical", 4, graph) for kind in ("mtp", OWN.title) for graph in ("step", "phase")]
     assert list(allowed_rows([*two, Combination("none", "gumbel", 1, "eager", 0)])) == [
-        (f"mtp, {OWN}", "tree", "typical", "step, phase"),
+        (f"mtp, {OWN.title}", "tree", "typical", "step, phase"),
         ("none", "no drafts", "gumbel", "eager"),
     ]
 

@@ -6,7 +6,7 @@ from specsim.core import target
 from specsim.core.engine_options import GRAPHS
 from specsim.core.kv_buffer import KV_DTYPES
 from specsim.maintain import target_tables
-from specsim.maintain.drafter_tables import KINDS
+from specsim.maintain.drafter_tables import DRAFTERS
 from specsim.maintain.target_tables import COMBINATIONS, TargetCombination, allowed_rows, refused_rows
 
 
@@ -16,7 +16,7 @@ def errors():
 
 
 def test_every_combination_is_tried_once(errors):
-    assert len(COMBINATIONS) == len(target.FAMILIES) * len(KINDS) * len(GRAPHS) * len(KV_DTYPES) ** 2
+    assert len(COMBINATIONS) == len(target.FAMILIES) * len(DRAFTERS) * len(GRAPHS) * len(KV_DTYPES) ** 2
     assert tuple(errors) == COMBINATIONS
 
 
@@ -25,7 +25,7 @@ def test_every_family_and_drafter_is_allowed_or_refused_in_words(errors):
     refused = list(refused_rows(errors))
     shown = {(family, drafter) for families, drafters, *_ in allowed for family in _families(families)
              for drafter in drafters.split(", ")}  # fmt: skip
-    every = {(family, kind) for family in target.FAMILIES for kind in KINDS}
+    every = {(family, kind) for family in target.FAMILIES for kind in DRAFTERS}
     assert every - shown == {("deepseek_v3", "frozen-kv")}
     assert next(row for row in refused if row[0] == "deepseek_v3")[1] == "frozen-kv"
 

@@ -7,6 +7,7 @@ import pytest
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
+from specsim.core.kinds import KINDS, SERVED
 from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
 
 # Qwen/Qwen3-235B-A22B's config.json
@@ -122,6 +123,14 @@ def test_prompts_cost_a_forward_or_the_context_alone(kind):
     assert low < share < high
     contexts = np.full(3, 700)
     assert cost.mixed(new, behind, contexts, CHAIN) > cost.round(contexts, CHAIN)
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_every_served_kind_has_a_cost(kind):
+    head = drafter(kind, LLAMA)
+    assert head.model.name == f"{kind} of {LLAMA.name}"
+    assert head.is_block is (KINDS[kind].drafts == "block")
+    assert head.is_parallel is (KINDS[kind].drafts == "masks")
 
 
 def test_another_kind_is_refused():

@@ -84,7 +84,7 @@ def round_speedup(plain: float, tokens: float, draft: float, verify: float) -> f
 
 
 def block_speedup(name: str, gpu: str, layers: int, drafts: int, tokens: float, requests: int) -> float:
-    """Compute the speed-up of a drafter that makes all drafts in one forward of its layers (DFlash)."""
+    """Compute the speed-up of a block drafter, which makes all drafts in one forward of its layers."""
     target = model(name)
     contexts = np.full(requests, 1024)
     plain = CostModel(hardware(gpu), target).round(contexts, PLAIN)

@@ -10,6 +10,7 @@ import numpy as np
 
 from specsim import __version__
 from specsim.core.errors import require
+from specsim.core.kinds import DEFAULT
 from specsim.simulator.calibration.benchmark_file import Source, read
 from specsim.simulator.calibration.chain_acceptance import chain_acceptance
 from specsim.simulator.calibration.context import Context
@@ -77,7 +78,7 @@ def read_files(paths: Sequence[Path], context: Context) -> tuple[list[Source], l
 
 
 def fit_server(
-    cost: CostModel, cells: Sequence[Observation], sources: Sequence[Source], name: str, drafter: str = "eagle3"
+    cost: CostModel, cells: Sequence[Observation], sources: Sequence[Source], name: str, drafter: str = DEFAULT
 ) -> ServerFit:
     """Calibrate a server; `name` is the profile's, `drafter` the drafter's architecture."""
     found = calibrate({"": cost}, cells)
