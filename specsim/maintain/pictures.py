@@ -46,7 +46,7 @@ FOLDERS = {  # by name, in a few words
     "serving": "requests, scheduler, prefix cache, HTTP",
     "training": "drafters trained on a target",
     "models": "checkpoints, shapes, synthetic pairs",
-    "reference": "plain PyTorch, to be checked by eye; the oracle",
+    "reference": "plain PyTorch, to be read with a paper; the oracle",
     "fast": "Triton kernels under CUDA graphs",
     "core": "states, pools, uniforms, configs: what both implementations share",
     "simulator": "simulator: time predicted without a model; imports core only, and needs no PyTorch",
