@@ -25,8 +25,9 @@ class DrafterKind:
 
     reference, fast: functions that make the drafter of an engine, with the parameters of `make_drafter` in
     specsim.reference.drafters and specsim.fast.drafters. oracle: a function of specsim.reference.oracle's Request,
-    tokens, root and depth that grows the candidates. synthetic: its test models, a SyntheticDrafter or SyntheticLookup
-    of specsim.models.synthetic.drafter.
+    tokens, root and depth that grows the candidates. format: of its checkpoints, a DrafterFormat of
+    specsim.models.checkpoint.drafter_format. settings: class of its settings, of a kind without weights. synthetic: its
+    test models, a SyntheticDrafter or SyntheticLookup of specsim.models.synthetic.drafter.
     """
 
     name: str  # in commands, configs and files
@@ -34,6 +35,8 @@ class DrafterKind:
     reference: str
     fast: str
     oracle: str
+    format: str = ""
+    settings: str = ""
     has_weights: bool = True
     can_sample: bool = True  # drafts can be drawn, with the distribution that verifiers of sampled drafts read
     # Rounds whose draft phase is host code in the fast implementation, which no graph captures.
@@ -72,6 +75,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.eagle:make",
         fast="specsim.fast.drafters.eagle:make",
         oracle="specsim.reference.oracle_eagle:draft_eagle",
+        format="specsim.models.drafters.eagle:FORMAT",
         synthetic="specsim.models.synthetic.eagle:SYNTHETIC",
         parallel=_EITHER,
     ),
@@ -81,6 +85,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.eagle3:make",
         fast="specsim.fast.drafters.eagle3:make",
         oracle="specsim.reference.oracle_eagle:draft_eagle3",
+        format="specsim.models.drafters.eagle3:FORMAT",
         synthetic="specsim.models.synthetic.eagle3:SYNTHETIC",
         variants={
             "eagle3.1": Variant("tensors", dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output"), True)),
@@ -93,6 +98,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.p_eagle:make",
         fast="specsim.fast.drafters.p_eagle:make",
         oracle="specsim.reference.oracle_p_eagle:draft_p_eagle",
+        format="specsim.models.drafters.p_eagle:FORMAT",
         synthetic="specsim.models.synthetic.p_eagle:SYNTHETIC",
         sampling_tests=("rejection", "multi_round"),
         parallel=_EITHER,
@@ -103,6 +109,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.mtp:make",
         fast="specsim.fast.drafters.mtp:make",
         oracle="specsim.reference.oracle_mtp:draft_mtp",
+        format="specsim.models.drafters.mtp:FORMAT",
         synthetic="specsim.models.synthetic.mtp:SYNTHETIC",
         sampling_tests=("rejection",),
         variants={
@@ -117,6 +124,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.frozen_kv:make",
         fast="specsim.fast.drafters.frozen_kv:make",
         oracle="specsim.reference.oracle_frozen_kv:draft_frozen_kv",
+        format="specsim.models.drafters.frozen_kv:FORMAT",
         synthetic="specsim.models.synthetic.frozen_kv:SYNTHETIC",
         kv="target",
         variants={"frozen-kv.next": Variant("mode", {"position": "next"})},
@@ -127,6 +135,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.block:make",
         fast="specsim.fast.drafters.block:make",
         oracle="specsim.reference.oracle_block:draft_block",
+        format="specsim.models.drafters.block:DFLASH",
         synthetic="specsim.models.synthetic.block:DFLASH",
         sampling_tests=("rejection",),
     ),
@@ -136,6 +145,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.block:make",
         fast="specsim.fast.drafters.block:make",
         oracle="specsim.reference.oracle_block:draft_block",
+        format="specsim.models.drafters.block:DSPARK",
         synthetic="specsim.models.synthetic.block:DSPARK",
         sampling_tests=("rejection", "block", "multi_round", "target_only"),
     ),
@@ -145,6 +155,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.standalone:make",
         fast="specsim.fast.drafters.standalone:make",
         oracle="specsim.reference.oracle_standalone:draft_standalone",
+        format="specsim.models.drafters.standalone:FORMAT",
         synthetic="specsim.models.synthetic.standalone:SYNTHETIC",
         sampling_tests=("rejection", "block", "multi_round", "gumbel"),
         variants={
@@ -158,6 +169,7 @@ _RECORDS = (
         "n-gram",
         reference="specsim.reference.drafters.ngram:make",
         fast="specsim.fast.drafters.ngram:make",
+        settings="specsim.core.token_drafter:NgramConfig",
         synthetic="specsim.models.synthetic.looked_up:NGRAM",
         sampling_tests=("target_only",),
         on_host="trees",
@@ -168,6 +180,7 @@ _RECORDS = (
         "suffix",
         reference="specsim.reference.drafters.suffix:make",
         fast="specsim.fast.drafters.suffix:make",
+        settings="specsim.core.token_drafter:SuffixConfig",
         synthetic="specsim.models.synthetic.looked_up:SUFFIX",
         sampling_tests=("target_only",),
         on_host="always",

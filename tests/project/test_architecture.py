@@ -35,7 +35,9 @@ DYNAMIC_IMPORTS = {
     "specsim.correctness.faults.checks.trees": {
         f"specsim.{name}" for name in ("reference.tree", "reference.tree_nodes", "fast.tree", "fast.tree_nodes")
     },
-    "specsim.core.kinds": {"specsim.reference.drafters", "specsim.fast.drafters", "specsim.reference.oracle"},
+    "specsim.core.kinds": {
+        f"specsim.{name}" for name in ("models.drafters", "reference.drafters", "fast.drafters", "reference.oracle")
+    },
     "specsim.core.user_module": {"the module of a user"},
     "specsim.correctness.invariance.replay": {"specsim.reference.drafters.suffix", "specsim.fast.drafters.suffix"},
     "specsim.serving.generation": {"specsim.reference.engine", "specsim.fast.engine", "specsim.fast.runtime.launch"},
