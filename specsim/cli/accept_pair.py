@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from specsim.cli.picture import check_png, png
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require
 from specsim.core.files import write_whole
+from specsim.core.kinds import KINDS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,12 +72,10 @@ def _picture(record: "AcceptanceRecord") -> bytes:
 
 def _drafter(given: dict[str, Any]) -> tuple[str | None, str | None]:
     """Give the kind of the drafter and its weights; a name that is no kind is that of weights."""
-    from specsim.models.load import DrafterName
-
     names = given["drafter"] or []
     require(len(names) <= 1, "drafter", ", ".join(names), "one drafter with --target")
     name = names[0] if names else None
-    is_kind = name is None or name in get_args(DrafterName) or ":" in name
+    is_kind = name is None or name in (*KINDS, "none") or ":" in name
     require(name != "none", "drafter", name, "a drafter: plain decoding has no drafts")
     if is_kind:
         return name, given["draft"]

@@ -25,6 +25,17 @@ class DrafterConfig:
     target_hidden_size: int  # width of one target feature
     feature_layers: tuple[int, ...] = ()  # target layers whose *entering* hidden it reads; (): what the head reads
 
+    @property
+    def reads(self) -> str:
+        """Describe the drafter's inputs."""
+        return self.hidden_states
+
+    @property
+    def hidden_states(self) -> str:
+        """Describe the target's hidden states that the drafter reads."""
+        layers = ", ".join(map(str, self.feature_layers))
+        return f"the input of layers {layers}" if layers else "the input of the head"
+
 
 class Placement(NamedTuple):
     """Numbers, device and ranks with which an engine runs its drafter; the reference reads dtype only."""

@@ -19,6 +19,11 @@ class FrozenKVConfig(DrafterConfig):
     def __post_init__(self) -> None:
         require_choice("position", self.position, ("last", "next"))
 
+    @property
+    def reads(self) -> str:
+        """Describe the drafter's inputs."""
+        return f"{self.hidden_states}, the target's KV"
+
 
 def source_layers(config: FrozenKVConfig, target: ModelConfig) -> tuple[int, ...]:
     """List the target layer whose KV each layer of the drafter reads.

@@ -43,8 +43,9 @@ class DrafterKind:
 
     reference, fast: functions that make the drafter of an engine, with the parameters of `make_drafter` in
     specsim.reference.drafters and specsim.fast.drafters. oracle: a function of specsim.reference.oracle's Request,
-    tokens, root and depth that grows the candidates. synthetic: its test models, a SyntheticDrafter or SyntheticLookup
-    of specsim.models.synthetic.drafter.
+    tokens, root and depth that grows the candidates. format: of its checkpoints, a DrafterFormat of
+    specsim.models.checkpoint.drafter_format. settings: class of its settings, of a kind without weights. synthetic: its
+    test models, a SyntheticDrafter or SyntheticLookup of specsim.models.synthetic.drafter.
     """
 
     name: str  # in commands, configs and files
@@ -58,6 +59,8 @@ class DrafterKind:
     in_target: bool = False  # weights may be in the target's own folder
     tree_steps: int = 4  # depth of the tree in the acceptance study
     accept_length: float | None = None  # least one of the shipped drafter's chain of 3 at temperature 0
+    format: str = ""
+    settings: str = ""
     has_weights: bool = True
     can_sample: bool = True  # drafts can be drawn, with the distribution that verifiers of sampled drafts read
     # Rounds whose draft phase is host code in the fast implementation, which no graph captures.
@@ -102,6 +105,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.eagle:make",
         fast="specsim.fast.drafters.eagle:make",
         oracle="specsim.reference.oracle_eagle:draft_eagle",
+        format="specsim.models.drafters.eagle:FORMAT",
         drafts="lanes",
         served=ServedKind("specsim.simulator.drafter:eagle_head", {"method": "eagle"}, "EAGLE", tensorrt_llm="Eagle"),
         accept_length=2.5,
@@ -114,6 +118,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.eagle3:make",
         fast="specsim.fast.drafters.eagle3:make",
         oracle="specsim.reference.oracle_eagle:draft_eagle3",
+        format="specsim.models.drafters.eagle3:FORMAT",
         drafts="lanes",
         served=ServedKind(
             "specsim.simulator.drafter:eagle3_head",
@@ -135,6 +140,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.p_eagle:make",
         fast="specsim.fast.drafters.p_eagle:make",
         oracle="specsim.reference.oracle_p_eagle:draft_p_eagle",
+        format="specsim.models.drafters.p_eagle:FORMAT",
         drafts="masks",
         # SGLang has none (sgl-project/sglang#23171).
         served=ServedKind(
@@ -153,6 +159,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.mtp:make",
         fast="specsim.fast.drafters.mtp:make",
         oracle="specsim.reference.oracle_mtp:draft_mtp",
+        format="specsim.models.drafters.mtp:FORMAT",
         drafts="modules",
         served=ServedKind("specsim.simulator.drafter:mtp_module", {"method": "mtp"}, "EAGLE", tensorrt_llm="MTP"),
         in_target=True,
@@ -172,6 +179,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.frozen_kv:make",
         fast="specsim.fast.drafters.frozen_kv:make",
         oracle="specsim.reference.oracle_frozen_kv:draft_frozen_kv",
+        format="specsim.models.drafters.frozen_kv:FORMAT",
         drafts="lanes",
         accept_length=2.4,
         synthetic="specsim.models.synthetic.frozen_kv:SYNTHETIC",
@@ -184,6 +192,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.block:make",
         fast="specsim.fast.drafters.block:make",
         oracle="specsim.reference.oracle_block:draft_block",
+        format="specsim.models.drafters.block:DFLASH",
         drafts="block",
         served=ServedKind(
             "specsim.simulator.drafter:dflash_head", {"method": "dflash"}, "DFLASH", sglang_sizes=("num_draft_tokens",)
@@ -199,6 +208,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.block:make",
         fast="specsim.fast.drafters.block:make",
         oracle="specsim.reference.oracle_block:draft_block",
+        format="specsim.models.drafters.block:DSPARK",
         drafts="block",
         # Its own block decides how much SGLang drafts (lm-sys/lm-sys.github.io#413).
         served=ServedKind("specsim.simulator.drafter:dspark_head", {"method": "dspark"}, "DSPARK", sglang_sizes=()),
@@ -213,6 +223,7 @@ _RECORDS = (
         reference="specsim.reference.drafters.standalone:make",
         fast="specsim.fast.drafters.standalone:make",
         oracle="specsim.reference.oracle_standalone:draft_standalone",
+        format="specsim.models.drafters.standalone:FORMAT",
         drafts="lanes",
         accept_length=2.3,
         synthetic="specsim.models.synthetic.standalone:SYNTHETIC",
@@ -228,6 +239,7 @@ _RECORDS = (
         "n-gram",
         reference="specsim.reference.drafters.ngram:make",
         fast="specsim.fast.drafters.ngram:make",
+        settings="specsim.core.token_drafter:NgramConfig",
         synthetic="specsim.models.synthetic.looked_up:NGRAM",
         sampling_tests=("target_only",),
         on_host="trees",
@@ -238,6 +250,7 @@ _RECORDS = (
         "suffix",
         reference="specsim.reference.drafters.suffix:make",
         fast="specsim.fast.drafters.suffix:make",
+        settings="specsim.core.token_drafter:SuffixConfig",
         synthetic="specsim.models.synthetic.looked_up:SUFFIX",
         sampling_tests=("target_only",),
         on_host="always",

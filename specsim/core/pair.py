@@ -46,16 +46,7 @@ class DrafterCheckpoint(Generic[Shape]):
     """A drafter's shape, of its kind's config, and its tensors."""
 
     config: Shape
-    # As stored, under the names of models/checkpoint/layout.py. eagle: embed_tokens, fc [H, 2H], fc.bias where it has
-    # one, layers.i.*. eagle3: fc [H, features · target H], midlayer.*, norm, lm_head [draft vocabulary, H]; input_norm
-    # and fc_norm.i as its flags say; d2t (i64, target id = i + d2t[i], ascending) and t2d (bool), both or neither;
-    # embed_tokens where it has its own. p-eagle: those of eagle3, mask_hidden [features · target H], and layers.i.* for
-    # every layer after the first. mtp: modules.k.*, eh_proj [H, 2H] in the order embedding, hidden state.
-    # frozen-kv: pre_projection [H, 2 · target H] in that order, layers.i.* with queries only, norm, post_projection
-    # [target H, H], lm_head. dflash, dspark: fc [H, features · target H], hidden_norm, layers.i.*, norm; markov_head.
-    # markov_w1 [V, rank] and markov_w2 [draft vocabulary, rank]; confidence_head.proj; embed_tokens, lm_head, d2t where
-    # it has its own. standalone: the names of a target; d2t and t2d where its own vocabulary was another one.
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]  # as stored, under the names of the kind's file in models/drafters
     part: RankPart | None = None  # rank whose slices the tensors are; None: they are whole
 
     def tensors_of(self, part: RankPart) -> dict[str, torch.Tensor]:
@@ -68,15 +59,8 @@ class DrafterCheckpoint(Generic[Shape]):
 
     def facts(self) -> dict[str, str]:
         """Names and values that repr and Jupyter show."""
-        own = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": self._reads()}
+        own = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": self.config.reads}
         return {"kind": self.config.kind} | _facts(self.config.model, self.tensors) | own
-
-    def _reads(self) -> str:
-        if self.config.kind == "standalone":
-            return "tokens"
-        layers = self.config.feature_layers
-        hidden = f"the input of layers {', '.join(map(str, layers))}" if layers else "the input of the head"
-        return f"{hidden}, the target's KV" if self.config.kind == "frozen-kv" else hidden
 
     def __repr__(self) -> str:
         return _one_line(self)

@@ -17,3 +17,8 @@ class StandaloneConfig(DrafterConfig):
 
     def __post_init__(self) -> None:
         require_choice("rows", self.rows, ("own", "shifted"))
+
+    @property
+    def reads(self) -> str:
+        """Describe the drafter's inputs."""
+        return "tokens"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from shutil import rmtree
-from typing import get_args
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.pair import DrafterCheckpoint
-from specsim.models.checkpoint.head_files import LayoutName, head_fields, head_tensors
+from specsim.models.checkpoint.drafter_format import HeadWriter, drafter_formats, format_of
 from specsim.models.checkpoint.loading import load_drafter, locate
 from specsim.models.checkpoint.model_config import read_target_config
 
@@ -37,14 +37,12 @@ def convert(
     layout: str,
     draft_fields: dict[str, object] | None = None,
 ) -> Converted:
-    """Write a head in another of its layouts: `eagle` (EAGLE-3, P-EAGLE), `z-lab` (DFlash), `deepspec` (DSpark).
-
-    All four have the layout `speculators` too.
+    """Write a head in another layout of its format.
 
     target: folder or hub id, only its config.json is read. The new folder must not exist. It is there only if what was
     written reads back as the same config and the same tensors, bit for bit.
     """
-    require_choice("layout", layout, get_args(LayoutName))
+    require_choice("layout", layout, _layouts())
     require(not folder.exists(), "to", str(folder), "a folder that does not exist yet")
     require(folder.absolute().parent.is_dir(), "to", str(folder), "a new folder in a folder that exists")
     model = read_target_config(locate("target", target))
@@ -54,7 +52,8 @@ def convert(
     try:
         part.mkdir()
         (part / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-        copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in _named(head, layout)}
+        named = head_tensors(head, layout)
+        copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
         save_file(copies, part / "model.safetensors", metadata={"format": "pt"})
         _require_same(head, load_drafter(part, model), layout)
         part.rename(folder)
@@ -67,8 +66,33 @@ def convert(
     return Converted(folder, layout, head.config, len(head.tensors), parameters)
 
 
-def _named(head: DrafterCheckpoint, layout: str) -> list[tuple[str, torch.Tensor]]:
-    return list(head_tensors(head, layout).items())
+def head_fields(config: DrafterConfig, layout: str) -> dict[str, Any]:
+    """Make the config.json of a head."""
+    require_choice("layout", layout, _layouts())
+    writer = _writer(config)
+    require(layout in writer.layouts, "layout", layout, f"{' or '.join(writer.layouts)} for {config.kind}")
+    return writer.config_json(config, layout)
+
+
+def head_tensors(checkpoint: DrafterCheckpoint, layout: str) -> dict[str, torch.Tensor]:
+    """Name the tensors of a head as a layout does; none is changed."""
+    writer = _writer(checkpoint.config)
+    return {writer.tensor_name(name, layout): tensor for name, tensor in checkpoint.tensors.items()}
+
+
+def _writer(config: DrafterConfig) -> HeadWriter:
+    """Find the writer of a head's format, or raise InputError where it has none."""
+    writer = format_of(config.kind).writer
+    if writer is None:
+        kinds = [kind for kind, each in drafter_formats().items() if each.writer]
+        allowed = f"a drafter of kind {', '.join(kinds)}, as no other has two layouts"
+        raise InputError("draft", config.kind, allowed)
+    return writer
+
+
+def _layouts() -> tuple[str, ...]:
+    writers = [each.writer for each in drafter_formats().values() if each.writer]
+    return tuple(dict.fromkeys(layout for writer in writers for layout in writer.layouts))
 
 
 def _require_same(head: DrafterCheckpoint, read: DrafterCheckpoint, layout: str) -> None:

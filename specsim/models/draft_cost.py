@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.drafter import BLOCK_KINDS
 from specsim.core.pair import Pair
+from specsim.models.checkpoint.drafter_format import format_of
 
 _LOOKED_UP = ("embed_tokens.weight", "markov_w1.weight", "d2t", "t2d")  # tables: a token needs one row of them
 _HEAD = "lm_head.weight"
@@ -15,16 +15,16 @@ _OF_EACH_DRAFT = ("markov_head.markov_w2.weight", "confidence_head.proj.weight",
 def draft_cost(pair: Pair, num_steps: int = 1) -> float:
     """Compute the weights that one draft reads, as a share of those that a forward pass of the target reads.
 
-    A drafter without a head of its own reads the target's. A draft of MTP is made by one of its modules. P-EAGLE and
-    block drafters make num_steps drafts in one forward, so a draft counts its share of it, and DSpark's heads for each
-    draft in whole. A drafter without weights, and a pair without a drafter, cost nothing.
+    A drafter without a head of its own reads the target's. A draft is made by one of its modules, where it has several.
+    If one forward makes all drafts, a draft counts its share of it, and the heads that run for each draft in whole. A
+    drafter without weights, and a pair without a drafter, cost nothing.
     """
     checkpoint = pair.checkpoint
     if checkpoint is None:
         return 0.0
     target = _weights(pair.target.tensors)
     head = 0 if _HEAD in checkpoint.tensors else pair.target.tensors[_HEAD].numel()
-    if checkpoint.config.kind in ("p-eagle", *BLOCK_KINDS):
+    if format_of(checkpoint.config.kind).one_forward:
         each = _weights({name: checkpoint.tensors[name] for name in _OF_EACH_DRAFT if name in checkpoint.tensors})
         return ((_weights(checkpoint.tensors) - each + head) / num_steps + each) / target
     own = _weights(checkpoint.tensors) / getattr(checkpoint.config, "num_modules", 1)

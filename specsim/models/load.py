@@ -4,17 +4,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from specsim.core.errors import InputError, require, require_choice, require_type
-from specsim.core.pair import DrafterCheckpoint, Pair, kind_of
+from specsim.core.kinds import KINDS, resolve
+from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, kind_of
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
-from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter, UserDrafter
+from specsim.core.token_drafter import UserDrafter
 from specsim.core.user_module import UserFunction, load_object, user_code
 from specsim.models import shipped
 from specsim.models.checkpoint import load_drafter, load_target, local_folder, locate
 from specsim.models.checkpoint.bridge import bridge_vocabularies as bridged
+from specsim.models.checkpoint.drafter_format import drafter_formats, format_of
 from specsim.models.checkpoint.loading import Read
 from specsim.models.checkpoint.model_config import read_target_config
 from specsim.models.checkpoint.tokenizer import LazyTokenizer, has_tokenizer
@@ -22,11 +24,7 @@ from specsim.models.checkpoint.vocabulary import check_vocabulary
 from specsim.models.checkpoint.weights import Slices, read_weights
 
 SHIPPED = "tiny"  # name of the shipped target
-DrafterName = Literal[
-    "eagle", "eagle3", "p-eagle", "mtp", "frozen-kv", "dflash", "dspark", "standalone", "ngram", "suffix", "none"
-]
-_TOKEN_DRAFTERS = {"ngram": NgramConfig, "suffix": SuffixConfig}
-_BRIDGED = "False, except for a drafter of kind standalone, which has a vocabulary of its own"
+_TOKEN_DRAFTERS = tuple(name for name, kind in KINDS.items() if not kind.has_weights)
 
 
 class Parts(NamedTuple):
@@ -39,7 +37,7 @@ class Parts(NamedTuple):
 def load(
     target: str | Path | None = None,
     draft: str | Path | None = None,
-    drafter: DrafterName | str | None = None,
+    drafter: str | None = None,
     draft_fields: Mapping[str, Any] | None = None,
     bridge_vocabularies: bool = False,
     parts: Parts | None = None,
@@ -48,9 +46,9 @@ def load(
 
     Without target and draft it loads the shipped pair with its EAGLE-3 head.
     target: `tiny` is the shipped one, with its own drafters (a folder of that name is ./tiny).
-    drafter: another of the shipped drafters, or the required kind of the given one. A target without `draft` needs
-    "none", or "ngram" or "suffix", which have no weights, or "mtp" for the modules in its own folder, or a token
-    drafter of your own as "module:Name" or "file.py:Name".
+    drafter: a kind in specsim.core.kinds, another of the shipped drafters or the required kind of the given one. A
+    target without `draft` needs "none", or a kind without weights, or one whose modules are in the target's folder, or
+    a token drafter of your own as "module:Name" or "file.py:Name".
     draft_fields: fields for the drafter's config.json that are missing there or wrong.
     bridge_vocabularies: a language model with another vocabulary drafts the tokens that its target has too.
     parts: of safetensors, only the slices of one rank are read; an engine of that rank can run the pair.
@@ -59,11 +57,11 @@ def load(
         require_type("draft_fields", draft_fields, Mapping, "a mapping of names to values")
     places = _places(target, draft, drafter)
     if places.draft is None and bridge_vocabularies:
-        raise InputError("bridge_vocabularies", True, _BRIDGED)
+        raise InputError("bridge_vocabularies", True, _bridged_kinds())
     if places.draft is None and draft_fields:
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter that has weights")
     parts = parts or Parts()
-    # MTP modules may be in the target's folder, which is read once.
+    # The drafter may be in the target's folder, which is read once.
     family = read_target_config(places.target).family
     read = cache(partial(read_weights, slices=parts.target and Slices(parts.target, TABLES, family)))
     checkpoint = replace(load_target(places.target, read), part=parts.target)
@@ -87,24 +85,24 @@ def load_shipped(drafter: str) -> Pair:
 def load_config(
     target: str | Path | None = None,
     draft: str | Path | None = None,
-    drafter: DrafterName | str | None = None,
+    drafter: str | None = None,
 ) -> ModelConfig:
     """Read the shape of the target that `load` would load, without weights."""
     return read_target_config(_places(target, draft, drafter).target)
 
 
 def is_token_drafter(drafter: str | None) -> bool:
-    """Check whether a name is that of a drafter without weights: ngram, suffix, or one of your own."""
+    """Check whether a name is that of a drafter without weights: a kind, or one of your own."""
     return drafter is not None and (drafter in _TOKEN_DRAFTERS or ":" in drafter)
 
 
-def token_drafter(drafter: str) -> NgramConfig | SuffixConfig | TokenDrafter:
+def token_drafter(drafter: str) -> AnyDrafter:
     """Make the drafter without weights of this name.
 
     Raises InputError for a drafter of your own that cannot be imported or has no propose, and when a method raises.
     """
     if drafter in _TOKEN_DRAFTERS:
-        return _TOKEN_DRAFTERS[drafter]()
+        return resolve(KINDS[drafter].settings)()
     allowed = "MODULE:NAME or FILE.py:NAME of a drafter with the methods propose and finish"
     own = load_object(drafter, "drafter", allowed)
     with user_code("drafter", drafter, allowed):
@@ -139,18 +137,25 @@ def _load_drafter(
 def _speaking(loaded: DrafterCheckpoint, places: _Places, target: ModelConfig, is_bridged: bool) -> DrafterCheckpoint:
     """Check that a drafter speaks the target's tokens, or make it speak those that both have."""
     folder = places.draft or places.target
+    is_language_model = format_of(loaded.config.kind).is_language_model
     if is_bridged:
-        require(loaded.config.kind == "standalone", "bridge_vocabularies", True, _BRIDGED)
+        require(is_language_model, "bridge_vocabularies", True, _bridged_kinds())
         return bridged(loaded, folder, target, places.target)
-    if loaded.config.kind == "standalone":
+    if is_language_model:
         check_vocabulary(target, places.target, loaded.config.model, folder)
     return loaded
+
+
+def _bridged_kinds() -> str:
+    """Say for which drafters bridge_vocabularies is allowed."""
+    kinds = [kind for kind, each in drafter_formats().items() if each.is_language_model]
+    return f"False, except for a drafter of kind {' or '.join(kinds)}, which has a vocabulary of its own"
 
 
 def _places(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> _Places:
     """Find the folders for the arguments of `load`."""
     if drafter is not None and ":" not in drafter:
-        require_choice("drafter", drafter, (*get_args(DrafterName), "MODULE:NAME"))
+        require_choice("drafter", drafter, (*KINDS, "none", "MODULE:NAME"))
     own = shipped.TINY / "target"
     has_weights = drafter != "none" and not is_token_drafter(drafter)
     if target in (None, SHIPPED) and draft is None:
@@ -160,7 +165,7 @@ def _places(target: str | Path | None, draft: str | Path | None, drafter: str | 
     target = _given_target(target, draft, drafter, has_weights)
     head = None if draft is None else locate("draft", draft)
     folder = own if target == SHIPPED else locate("target", target)
-    if draft is None and drafter == "mtp":
+    if draft is None and _is_in_target_folder(drafter):
         head = folder
     parts = [target, draft or (drafter if drafter != "none" else None)]
     return _Places(folder, head, ", ".join(str(part) for part in parts if part is not None))
@@ -169,7 +174,7 @@ def _places(target: str | Path | None, draft: str | Path | None, drafter: str | 
 def _shipped_drafter(kind: str) -> Path:
     """Find a shipped drafter of the shipped target."""
     if not (shipped.TINY / kind / "config.json").exists():
-        found = [each for each in get_args(DrafterName) if (shipped.TINY / each / "config.json").exists()]
+        found = [each for each in KINDS if (shipped.TINY / each / "config.json").exists()]
         allowed = f"{' or '.join([*found, *_TOKEN_DRAFTERS, 'none'])}, or with draft, as no {kind} drafter is shipped"
         raise InputError("drafter", kind, allowed)
     return shipped.TINY / kind
@@ -185,6 +190,11 @@ def _given_target(
         raise InputError("draft", str(draft), f"none where drafter is {drafter}")
     if target != SHIPPED:
         local_folder("target", target)
-    if draft is None and has_weights and drafter != "mtp":
+    if draft is None and has_weights and not _is_in_target_folder(drafter):
         raise InputError("draft", None, "a drafter of the given target (a folder or a hub id), or drafter none")
     return target
+
+
+def _is_in_target_folder(drafter: str | None) -> bool:
+    kind = KINDS.get(drafter or "none")
+    return kind is not None and kind.has_weights and format_of(kind.name).in_target_folder

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 from specsim.core.errors import InputError
 from specsim.models.checkpoint import load_drafter, load_target
-from specsim.models.checkpoint.drafter_config import drafter_config
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
 from specsim.models.checkpoint.model_config import model_config, read_target_config
+from specsim.models.drafters import eagle, eagle3
 
 TARGETS = ("llama-3.1-8b-instruct", "qwen3-8b")
 EAGLE = "eagle-llama2-chat-7b"
@@ -75,7 +75,7 @@ def test_head_layout_is_the_published_one_at_full_size(name: str, published):
     of_target = published.manifests["llama-3.1-8b-instruct"]["config"] | widths
     target = model_config(Fields(Path(name), of_target | {"num_hidden_layers": 94}))
     fields = Fields(Path(name), manifest["config"] | ENTERING)
-    required, optional = drafter_layout(drafter_config(fields, "eagle" if name == EAGLE else "eagle3", target))
+    required, optional = drafter_layout((eagle if name == EAGLE else eagle3).read_config(fields, target))
     shapes = {key: tuple(entry["shape"]) for key, entry in canonical(name, manifest["tensors"]).items()}
     assert required.items() <= shapes.items() <= (required | optional).items()
 
@@ -219,7 +219,7 @@ def test_t2d_is_made_from_d2t(tmp_path: Path, published):
 def test_a_head_narrower_than_its_target_has_its_own_embedding(tmp_path: Path, published):
     config = published.config(EAGLE3) | {"hidden_size": 12, "head_dim": 6, "target_hidden_size": 24}
     target = published.target()
-    required, _ = drafter_layout(drafter_config(Fields(tmp_path, config), "eagle3", target))
+    required, _ = drafter_layout(eagle3.read_config(Fields(tmp_path, config), target))
     assert required["embed_tokens.weight"] == (40, 12)
     assert required["fc.weight"] == (12, 72)
     tensors = {key: torch.ones(shape) for key, shape in required.items()} | published.vocabulary()

@@ -10,9 +10,9 @@ import pytest
 from specsim.core.errors import InputError
 from specsim.core.layer_config import DenseMLP
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.drafter_config import drafter_config
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.model_config import model_config, read_target_config
+from specsim.models.drafters import eagle, eagle3
 
 EAGLE = "eagle-llama2-chat-7b"
 EAGLE3 = "eagle3-llama3.1-instruct-8b"
@@ -109,14 +109,14 @@ def test_heads_not_given(fields: dict[str, Any], expected: tuple[int, int], publ
 )
 def test_feature_layers(fields: dict[str, Any], expected: tuple[int, ...], published):
     config = Fields(Path("config.json"), published.config(EAGLE3) | fields)
-    assert drafter_config(config, "eagle3", published.target()).feature_layers == expected
+    assert eagle3.read_config(config, published.target()).feature_layers == expected
 
 
 @pytest.mark.parametrize("value", [True, False])
 def test_norm_before_residual(value: bool, published):
     for name in (EAGLE3, SPECULATORS):
         config = Fields(Path("config.json"), published.config(name) | {"norm_before_residual": value})
-        assert drafter_config(config, "eagle3", published.target()).norm_before_residual is value
+        assert eagle3.read_config(config, published.target()).norm_before_residual is value
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_norm_before_residual(value: bool, published):
 )
 def test_windows_of_a_head(fields: dict[str, Any], expected: tuple, published):
     config = Fields(Path("config.json"), published.config(EAGLE3) | fields)
-    assert drafter_config(config, "eagle3", published.target()).model.sliding_windows == expected
+    assert eagle3.read_config(config, published.target()).model.sliding_windows == expected
 
 
 @pytest.mark.parametrize("name", ["norm_before_fc", "fc_norm", "norm_output"])
@@ -137,11 +137,8 @@ def test_norms_of_eagle3_1(name: str, published):
     for head in (EAGLE3, SPECULATORS):
         for fields in ({name: True}, {"eagle_config": {name: True}}):
             config = Fields(Path("config.json"), published.config(head) | {"norm_before_residual": True} | fields)
-            assert getattr(drafter_config(config, "eagle3", published.target()), name) is True
-        assert (
-            getattr(drafter_config(Fields(Path("c"), published.config(head)), "eagle3", published.target()), name)
-            is False
-        )
+            assert getattr(eagle3.read_config(config, published.target()), name) is True
+        assert getattr(eagle3.read_config(Fields(Path("c"), published.config(head)), published.target()), name) is False
 
 
 # Refused fields
@@ -248,7 +245,7 @@ def test_configs_of_targets_refused(
 def test_configs_of_heads_refused(name: str, fields: dict[str, Any], field: str, value: Any, published):
     config = Fields(Path("config.json"), published.config(name) | fields)
     with pytest.raises(InputError) as caught:
-        drafter_config(config, "eagle" if name == EAGLE else "eagle3", published.target())
+        (eagle if name == EAGLE else eagle3).read_config(config, published.target())
     assert (caught.value.name, caught.value.value) == (f"{field} in config.json", value)
 
 
@@ -257,7 +254,7 @@ def test_a_short_target_must_name_its_feature_layers(num_layers: int, published)
     target = model_config(Fields(Path("config.json"), published.small("llama", num_hidden_layers=num_layers)))
     config = Fields(Path("config.json"), published.config(EAGLE3))
     with pytest.raises(InputError) as caught:
-        drafter_config(config, "eagle3", target)
+        eagle3.read_config(config, target)
     assert (caught.value.name, caught.value.value) == (f"{IDS} in config.json", "missing")
     assert str((2, num_layers // 2, num_layers - 3)) in caught.value.allowed  # the published default
 

@@ -14,6 +14,8 @@ from specsim.core.mtp import MtpConfig
 from specsim.core.rank_part import DRAFTER_TABLES, RankPart
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint import load_drafter, load_target
+from specsim.models.checkpoint.drafter_format import drafter_formats, drafter_kind
+from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
 from specsim.models.load import Parts, load
 from specsim.models.tiny_config import tiny_config
@@ -22,6 +24,30 @@ Tensors = dict[str, torch.Tensor]
 TARGET = tiny_config(num_layers=4, vocab_size=40, hidden_size=24, intermediate_size=20, head_dim=6)
 XIAOMI = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm"}
 QWEN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "names", "kind"),
+    [
+        ({"dflash_config": {"mask_token_id": 1}, "markov_rank": 0}, "fc", "dspark"),
+        ({"dflash_config": {"mask_token_id": 1}, "parallel_drafting": True}, "fc", "dflash"),
+        ({"parallel_drafting": True, "draft_vocab_size": 8}, "fc midlayer.hidden_norm", "p-eagle"),
+        ({"draft_vocab_size": 8, "backbone_hidden_size": 8}, "pre_projection", "eagle3"),
+        ({"backbone_hidden_size": 8}, "fc midlayer.hidden_norm", "frozen-kv"),
+        ({}, "fc embed_tokens norm layers.0.input_layernorm layers.0.hidden_norm", "eagle3"),
+        ({"num_nextn_predict_layers": 1}, "fc embed_tokens norm layers.0.input_layernorm", "eagle"),
+        ({"num_nextn_predict_layers": 1}, "embed_tokens norm layers.0.input_layernorm mtp.fc", "standalone"),
+        ({"num_nextn_predict_layers": 1}, "embed_tokens norm", "mtp"),
+    ],
+)
+def test_marks_of_two_kinds_name_the_special_one(fields: dict[str, Any], names: str, kind: str):
+    keys = [f"model.{name}.weight" for name in names.split()]
+    assert drafter_kind(Fields(Path("config.json"), fields), keys) == kind
+
+
+def test_every_kind_has_a_precedence_of_its_own():
+    ranks = [each.precedence for each in drafter_formats().values()]
+    assert len(set(ranks)) == len(ranks) > 0
 
 
 def renamed(name: str, names: dict[str, str]) -> str:

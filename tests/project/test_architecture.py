@@ -36,7 +36,15 @@ DYNAMIC_IMPORTS = {
         f"specsim.{name}" for name in ("reference.tree", "reference.tree_nodes", "fast.tree", "fast.tree_nodes")
     },
     "specsim.core.kinds": {
-        f"specsim.{name}" for name in ("reference.drafters", "fast.drafters", "reference.oracle", "simulator.drafter")
+        f"specsim.{name}"
+        for name in (
+            "fast.drafters",
+            "models.drafters",
+            "models.synthetic",
+            "reference.drafters",
+            "reference.oracle",
+            "simulator.drafter",
+        )
     },
     "specsim.core.user_module": {"the module of a user"},
     "specsim.correctness.invariance.replay": {"specsim.reference.drafters.suffix", "specsim.fast.drafters.suffix"},

@@ -5,6 +5,7 @@ from typing import Any
 
 from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.fields import Fields
 
 
 def layer_fields(model: ModelConfig) -> dict[str, Any]:
@@ -35,6 +36,20 @@ def layer_fields(model: ModelConfig) -> dict[str, Any]:
         kinds = ["full_attention" if window is None else "sliding_attention" for window in model.sliding_windows]
         fields |= {"sliding_window": windows.pop(), "layer_types": kinds}
     return fields
+
+
+def windows_of(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """Read the window of each layer of a drafter, which only `layer_types` switches on."""
+    layer_types = layer.get("layer_types", [])
+    sliding = "sliding_attention"
+    if not isinstance(layer_types, list) or any(each not in (sliding, "full_attention") for each in layer_types):
+        raise layer.error("layer_types", f"a list of {sliding} or full_attention")
+    if sliding not in layer_types:
+        return (None,) * num_layers
+    if len(layer_types) != num_layers:
+        raise layer.error("layer_types", f"{num_layers} times {sliding} or full_attention")
+    window = layer.integer("sliding_window")
+    return tuple(window if each == sliding else None for each in layer_types)
 
 
 def _optional(name: str, value: Mapping[str, Any] | list[Any]) -> dict[str, Any]:

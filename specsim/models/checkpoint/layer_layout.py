@@ -10,6 +10,11 @@ def layer_layout(name: str, layer: LayerConfig, hidden_size: int, width: int) ->
     return attention_layout(name, layer.attention, hidden_size, width) | mlp_layout(name, layer.mlp, hidden_size)
 
 
+def norm_layout(name: str, width: int, *norms: str) -> Layout:
+    """List the weights of a layer's norms."""
+    return {f"{name}.{norm}.weight": (width,) for norm in norms}
+
+
 def attention_layout(name: str, attention: Attention, hidden_size: int, width: int) -> Layout:
     """List the tensors of a layer's attention."""
     module = f"{name}.self_attn"

@@ -15,7 +15,7 @@ from specsim.core.errors import InputError, require
 from specsim.core.rank_part import RankPart, Span
 from specsim.models.checkpoint.expert_slices import is_stacked, stacked_span
 from specsim.models.checkpoint.fields import read_json
-from specsim.models.checkpoint.layout import Layout
+from specsim.models.checkpoint.layer_layout import Layout
 
 _FORMS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

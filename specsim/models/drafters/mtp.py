@@ -1,68 +1,68 @@
-"""MTP modules, from a folder of their own or from their target's, under the names of every published format.
+"""MTP modules, from a folder of their own or from their target's.
 
-Sources: vllm-project/vllm, vllm/model_executor/models/ deepseek_mtp.py (DeepSeek-V3), glm4_moe_mtp.py (GLM-4.5),
-qwen3_next_mtp.py and mimo_mtp.py; vllm-project/speculators, src/speculators/models/mtp/model_definitions.py.
+Tensors are `modules.k.*` with DeepSeek-V3's names below: enorm, hnorm, eh_proj [H, 2H] in the order embedding, hidden
+state, one layer, norm.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
 from specsim.core.errors import InputError, require
 from specsim.core.layer_config import Experts, LayerConfig
 from specsim.core.mtp import MtpConfig
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.attention_fields import read_attention
+from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout
+from specsim.models.checkpoint.expert_tensors import gather_experts
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.inherited import decoder_config, one_window
+from specsim.models.checkpoint.language_model import is_language_model
+from specsim.models.checkpoint.layer_layout import Layout, layer_layout, norm_layout
 from specsim.models.checkpoint.mlp_fields import deepseek_experts
-from specsim.models.checkpoint.weights import COPIES, Stored, by_name
+from specsim.models.checkpoint.module_key import ModuleKey, module_key, num_modules_of
+from specsim.models.checkpoint.weights import COPIES, Stored, by_name, check_layout
 
-_XIAOMI = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj", "final_layernorm": "norm"}
-_QWEN = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "norm": "norm"}
+_KEYS = r"modules\.\d+\.|mtp\.|mtp_layers\.\d+\.|layers\.\d+\.(enorm|hnorm|eh_proj)\."
 _DENSE = (
     r"(enorm|hnorm|norm|eh_proj|input_layernorm|post_attention_layernorm|self_attn\.([qkvo]_proj|[qk]_norm)"
     r"|mlp\.(gate|up|down)_proj)\.(weight|bias)"
 )
 
 
-class ModuleKey(NamedTuple):
-    """Name of a tensor in an MTP module."""
+def _matches(fields: Fields, names: Collection[str], is_wanted: bool) -> bool:
+    """Check for modules without a language model, whose folder has them only for a caller that names them."""
+    if is_language_model(names):
+        return is_wanted
+    return bool(fields.get("num_nextn_predict_layers")) or any(re.match(_KEYS, name) for name in names)
 
-    module: int | None  # its number; None: every module has the tensor
-    name: str  # below the module, as of ours
-    is_swapped: bool = False  # the projection reads the hidden state first, then the embedding
 
+def _layout(config: MtpConfig) -> DrafterLayout:
+    """List the tensors of MTP modules, whose eh_proj reads the normed embedding and the normed hidden state.
 
-def module_key(key: str, num_layers: int, num_modules: int | None = None) -> ModuleKey | None:
-    """Read the name of a tensor: of an MTP module, or None for any other.
-
-    num_layers: of the language model, after which DeepSeek numbers its modules, `num_modules` of them if that is known.
+    Embedding and head are the target's.
     """
-    bare = key.removeprefix("model.")
-    if found := re.fullmatch(r"modules\.(\d+)\.(.+)", bare):
-        return ModuleKey(int(found[1]), found[2])
-    if found := re.fullmatch(r"mtp_layers\.(\d+)\.(.+)", bare):
-        return ModuleKey(int(found[1]), _renamed(found[2], _XIAOMI), is_swapped=key != bare)
-    if found := re.fullmatch(r"mtp\.layers\.(\d+)\.(.+)", bare):
-        return ModuleKey(int(found[1]), found[2])
-    if found := re.fullmatch(r"mtp\.(.+)", bare):
-        return ModuleKey(None, _renamed(found[1], _QWEN))
-    found = re.fullmatch(r"layers\.(\d+)\.(.+)", bare)
-    if not found or not num_layers <= int(found[1]) < num_layers + (num_modules or 0):
-        return None
-    return ModuleKey(int(found[1]) - num_layers, _renamed(found[2], {"shared_head.norm": "norm"}))
+    model = config.model
+    width = model.hidden_size
+    layout: Layout = {}
+    for index in range(config.num_modules):
+        module = f"modules.{index}"
+        layout |= norm_layout(module, width, "enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "norm")
+        layout[f"{module}.eh_proj.weight"] = (width, 2 * width)
+        layout |= layer_layout(module, model.layers[index], width, width)
+    return DrafterLayout(layout, {})
 
 
-def num_modules_of(fields: Fields) -> int:
-    """Read how many MTP modules a config.json names, 0 if none."""
-    return fields.integer("num_nextn_predict_layers", default=0, least=0)
+def _load(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    config, named = _read(fields, stored, target)
+    named = gather_experts(named, config.model, "modules")
+    return DrafterCheckpoint(config, check_layout(named, fields.file.parent, *_layout(config)))
 
 
-def read_mtp(fields: Fields, stored: Iterable[Stored], target: ModelConfig) -> tuple[MtpConfig, dict[str, Stored]]:
+def _read(fields: Fields, stored: Iterable[Stored], target: ModelConfig) -> tuple[MtpConfig, dict[str, Stored]]:
     """Read the shape of MTP modules, and their tensors under our names."""
     folder = fields.file.parent
     by_key = by_name(stored, lambda key: key)
@@ -144,7 +144,11 @@ def _of_model(key: str, num_layers: int) -> bool:
     return layer is not None and int(layer[1]) < num_layers
 
 
-def _renamed(name: str, names: Mapping[str, str]) -> str:
-    """Replace the module part of a name such as `fc.weight`."""
-    module, dot, part = name.rpartition(".")
-    return f"{names.get(module, module)}{dot}{part}"
+FORMAT = DrafterFormat(
+    precedence=6,
+    matches=_matches,
+    load=_load,
+    layout=_layout,
+    speculators="mtp",
+    in_target_folder=True,
+)

@@ -1,27 +1,58 @@
-"""Drafters on the target's KV, under the names of Gemma 4's assistants (transformers, models/gemma4_assistant)."""
+"""Drafters on the target's KV, under the names of Gemma 4's assistants (transformers, models/gemma4_assistant).
+
+Tensors: pre_projection [H, 2 · target H] in the order embedding, hidden state, layers.i.* with queries only, norm,
+post_projection [target H, H], lm_head.
+"""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
 from specsim.core.errors import InputError, require
 from specsim.core.frozen_kv import FrozenKVConfig
+from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.inherited import decoder_config
-from specsim.models.checkpoint.weights import Stored, by_name
+from specsim.models.checkpoint.layer_layout import Layout, attention_layout, mlp_layout, norm_layout
+from specsim.models.checkpoint.weights import Stored, by_name, check_layout
 
+_QUERY = ("q_proj", "q_norm", "o_proj", "sinks")  # parts of an attention without keys and values
 _PARTS = (
     r"(pre_projection|post_projection|lm_head|norm|layers\.\d+\.(input_layernorm|post_attention_layernorm"
     r"|self_attn\.(q_proj|q_norm|o_proj)|mlp\.(gate|up|down)_proj))\.(weight|bias)"
 )
 
 
-def read_frozen_kv(
-    fields: Fields, stored: Iterable[Stored], target: ModelConfig
-) -> tuple[FrozenKVConfig, dict[str, Stored]]:
-    """Read the shape of a drafter on frozen KV, and its tensors under our names."""
+def _matches(fields: Fields, names: Collection[str], is_wanted: bool) -> bool:
+    """Check for a second width or its projection; a head with a draft vocabulary is of another kind."""
+    if fields.get("draft_vocab_size"):
+        return False
+    return bool(fields.get("backbone_hidden_size")) or "pre_projection.weight" in names
+
+
+def _layout(config: FrozenKVConfig) -> DrafterLayout:
+    """List the tensors of a drafter whose layers have queries only, as keys and values are the target's.
+
+    pre_projection reads the target's embedding and hidden state, post_projection makes a hidden state of that width.
+    """
+    model = config.model
+    width = model.hidden_size
+    target_width = config.target_hidden_size
+    layout: Layout = {"pre_projection.weight": (width, 2 * target_width), "norm.weight": (width,)}
+    layout |= {"post_projection.weight": (target_width, width), "lm_head.weight": (config.draft_vocab_size, width)}
+    for index, layer in enumerate(model.layers):
+        name = f"layers.{index}"
+        layout |= norm_layout(name, width, "input_layernorm", "post_attention_layernorm")
+        attention = attention_layout(name, layer.attention, width, width)
+        layout |= {key: shape for key, shape in attention.items() if key.split(".")[3] in _QUERY}
+        layout |= mlp_layout(name, layer.mlp, width)
+    return DrafterLayout(layout, {})
+
+
+def _load(fields: Fields, stored: Iterable[Stored], target: ModelConfig) -> DrafterCheckpoint:
     named = by_name(stored, lambda key: key.removeprefix("model."))
     embedding = named.pop("embed_tokens.weight", None)
     if embedding and fields.flag("tie_word_embeddings", default=True):
@@ -30,7 +61,8 @@ def read_frozen_kv(
         if not re.fullmatch(_PARTS, name):
             allowed = "a drafter of layers as in Llama, Qwen3 and Mistral without keys and values, with one head"
             raise InputError(f"{entry.key} in {entry.file}", "a part of another kind of layer", allowed)
-    return _config(fields, target), named
+    config = _config(fields, target)
+    return DrafterCheckpoint(config, check_layout(named, fields.file.parent, *_layout(config)))
 
 
 def _config(fields: Fields, target: ModelConfig) -> FrozenKVConfig:
@@ -67,3 +99,6 @@ def _shared(model: ModelConfig) -> dict[str, Any]:
 
 def _listed(windows: set[int | None]) -> str:
     return " or ".join("none" if window is None else str(window) for window in windows)
+
+
+FORMAT = DrafterFormat(precedence=3, matches=_matches, load=_load, layout=_layout)

@@ -1,0 +1,76 @@
+"""Format of a drafter's checkpoints: one value for each kind with weights, which the kind's record names."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from specsim.core.errors import InputError
+from specsim.core.kinds import KINDS, resolve
+from specsim.core.pair import DrafterCheckpoint
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.fields import Fields
+from specsim.models.checkpoint.layer_layout import Layout
+from specsim.models.checkpoint.weights import Stored
+
+# Of config.json, the tensors' names without `model.`, and whether the caller names this kind.
+Matches = Callable[[Fields, Collection[str], bool], bool]
+
+
+class DrafterLayout(NamedTuple):
+    """Required and optional tensors of a drafter."""
+
+    required: Layout
+    optional: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWriter:
+    """Layouts in which `convert` writes a head."""
+
+    layouts: tuple[str, ...]
+    config_json: Callable[[Any, str], dict[str, Any]]  # of the drafter's config and a layout
+    tensor_name: Callable[[str, str], str] = lambda name, layout: name  # in a layout, from our name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterFormat:
+    """Everything that the folder `models` needs to know of a kind's checkpoints."""
+
+    # Formats are tried in this order: several have a field or a tensor by which a later one is recognised.
+    precedence: int
+    matches: Matches  # fields come before names, so that errors name a missing tensor
+    load: Callable[[Fields, list[Stored], ModelConfig], DrafterCheckpoint]  # of config.json and the target's shape
+    layout: Callable[[Any], DrafterLayout]  # of the drafter's config
+    speculators: str | None = None  # speculators_model_type of vllm-project/speculators
+    writer: HeadWriter | None = None
+    in_target_folder: bool = False  # the tensors may be in the folder of the target
+    is_language_model: bool = False  # it has a tokenizer of its own, and its vocabulary can be bridged to the target's
+    one_forward: bool = False  # one forward pass makes all drafts of a round
+
+
+def format_of(kind: str) -> DrafterFormat:
+    """Find the format of a kind with weights."""
+    return resolve(KINDS[kind].format)
+
+
+def drafter_formats() -> Mapping[str, DrafterFormat]:
+    """List the format of every kind with weights."""
+    return {name: format_of(name) for name, kind in KINDS.items() if kind.has_weights}
+
+
+def drafter_kind(fields: Fields, keys: Collection[str], wanted: str | None = None) -> str:
+    """Find the kind of the drafter in a folder.
+
+    wanted: the kind that the caller names, which decides where a language model has modules of another kind.
+    """
+    formats = drafter_formats()
+    if fields.get("speculators_model_type"):
+        kinds = {each.speculators: kind for kind, each in formats.items() if each.speculators}
+        return kinds[fields.choice("speculators_model_type", tuple(kinds))]
+    names = [key.removeprefix("model.") for key in keys]
+    for kind, each in sorted(formats.items(), key=lambda item: item[1].precedence):
+        if each.matches(fields, names, kind == wanted):
+            return kind
+    titles = [KINDS[kind].title for kind, each in formats.items() if not each.is_language_model]
+    allowed = f"a drafter: {', '.join(titles)}, or a language model"
+    raise InputError(f"fc.weight in {fields.file.parent}", "missing", allowed)

@@ -1,0 +1,187 @@
+"""EAGLE-3 heads, in the layout of the EAGLE repository (and SGLang's fields) or of speculators.
+
+Tensors: fc [H, features · target H], midlayer.*, norm, lm_head [draft vocabulary, H]; input_norm and fc_norm.i as the
+flags of EAGLE-3.1 say; d2t and t2d, both or neither; embed_tokens where it has its own. Sources: SafeAILab/EAGLE
+(`midlayer`, a flat config.json); vllm-project/speculators (`layers.0`, the layer's fields in
+`transformer_layer_config`).
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from specsim.core.eagle import Eagle3Config
+from specsim.core.errors import InputError, require
+from specsim.core.pair import DrafterCheckpoint
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.draft_vocabulary import with_vocabulary
+from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter
+from specsim.models.checkpoint.fields import Fields
+from specsim.models.checkpoint.layer_fields import layer_fields
+from specsim.models.checkpoint.layer_layout import Layout, layer_layout, norm_layout
+from specsim.models.checkpoint.weights import Stored, by_name, check_layout
+from specsim.models.drafters.eagle import Head, check_fit, read_head
+
+LAYOUTS = ("eagle", "speculators")
+_KEYS = r"midlayer\.|layers\.0\.hidden_norm\.|d2t$"  # none of them is in an EAGLE-1/2 head
+
+
+def _matches(fields: Fields, names: Collection[str], is_wanted: bool) -> bool:
+    if fields.get("draft_vocab_size"):
+        return True
+    return "fc.weight" in names and any(re.match(_KEYS, name) for name in names)
+
+
+def eagle3_layout(config: Eagle3Config) -> DrafterLayout:
+    """List the tensors: fc of target features, one layer, a head, and the norms of EAGLE-3.1 before fc.
+
+    The layer's attention reads embedding and feature together.
+    """
+    model = config.model
+    width = model.hidden_size
+    draft_vocab_size = config.draft_vocab_size
+    num_features = len(config.feature_layers)
+    fused = num_features * config.target_hidden_size
+    layout: Layout = {"fc.weight": (width, fused), "norm.weight": (width,)}
+    layout["lm_head.weight"] = (draft_vocab_size, width)
+    if config.norm_before_fc:
+        layout["input_norm.weight"] = (fused,)
+    if config.fc_norm:
+        layout |= {f"fc_norm.{index}.weight": (config.target_hidden_size,) for index in range(num_features)}
+    layout |= norm_layout("midlayer", width, "hidden_norm", "input_layernorm", "post_attention_layernorm")
+    layout |= layer_layout("midlayer", model.layers[0], width, 2 * width)
+    for index in range(1, model.num_layers):  # where there are several
+        layout |= norm_layout(f"layers.{index}", width, "input_layernorm", "post_attention_layernorm")
+        layout |= layer_layout(f"layers.{index}", model.layers[index], width, width)
+    embedding: Layout = {"embed_tokens.weight": (model.vocab_size, width)}
+    d2t: Layout = {"d2t": (draft_vocab_size,)}
+    t2d: Layout = {"t2d": (model.vocab_size,)}
+    has_embedding = width != config.target_hidden_size
+    has_vocabulary = draft_vocab_size != model.vocab_size
+    required = layout | (embedding if has_embedding else {}) | (d2t if has_vocabulary else {})
+    return DrafterLayout(required, embedding | d2t | t2d)
+
+
+def read_config(fields: Fields, target: ModelConfig) -> Eagle3Config:
+    """Read the shape of a head, and check that it fits its target."""
+    head = read_head(fields, target)
+    layers = head.model.num_layers
+    require(layers == 1, f"num_hidden_layers in {fields.file}", layers, "1 in an EAGLE-3 head")
+    config = Eagle3Config(**config_values(head, target))
+    check_fit(config, target, fields.file)
+    return config
+
+
+def config_values(head: Head, target: ModelConfig) -> dict[str, Any]:
+    """Read the values of an Eagle3Config."""
+    fields = head.fields
+    model = head.model
+    if fields.get("speculators_model_type") and fields.get("norm_before_residual") is None:
+        raise fields.error("norm_before_residual", "true or false, as readers of the format differ in its default")
+    return {
+        "model": model,
+        "draft_vocab_size": fields.integer("draft_vocab_size", default=model.vocab_size),
+        "target_hidden_size": fields.integer("target_hidden_size", default=model.hidden_size),
+        "feature_layers": _feature_layers(fields, target.num_layers),
+        "norm_before_residual": fields.flag("norm_before_residual"),
+        **head.norms,
+    }
+
+
+def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """Read the target layers whose inputs are an EAGLE-3 head's features."""
+    name = "eagle_aux_hidden_state_layer_ids"
+    ids = fields.get(name)
+    if ids is None:
+        layers = (2, num_layers // 2, num_layers - 3)
+        allowed = f"ids of layers; the published default 2, n//2, n-3 is {layers} for a target of {num_layers} layers"
+    else:
+        if not isinstance(ids, list) or any(type(layer) is not int for layer in ids):
+            raise fields.error(name, "a list of integers")
+        layers = tuple(layer + _offset(fields) for layer in ids)
+        allowed = f"ascending ids for inputs of layers 0 to {num_layers - 1} of the target, at least one"
+    ascending = all(a < b for a, b in pairwise(layers))
+    if not layers or not ascending or layers[0] < 0 or layers[-1] >= num_layers:
+        raise fields.error(name, allowed)
+    if fields.integer("num_aux_hidden_states", default=len(layers)) != len(layers):
+        raise fields.error("num_aux_hidden_states", f"{len(layers)}, the number of ids in {name}")
+    return layers
+
+
+def _offset(fields: Fields) -> int:
+    """Return 1 where ids name a layer's output, the next layer's input, and 0 where they name its input.
+
+    Both conventions are in use, so neither is assumed.
+    """
+    name = "eagle_aux_hidden_state_convention"
+    if fields.get(name) not in ("entering", "output"):
+        raise fields.error(name, "entering (id i: the input of layer i) or output (id i: the output of layer i)")
+    return int(fields.get(name) == "output")
+
+
+def load_tensors(
+    config: Eagle3Config, layout: DrafterLayout, stored: Iterable[Stored], folder: Path
+) -> DrafterCheckpoint:
+    """Check the tensors of a head and the tables of its vocabulary."""
+    tensors = check_layout(by_name(stored, _canonical), folder, *layout)
+    if "t2d" in tensors and "d2t" not in tensors:
+        raise InputError(f"d2t in {folder}", "missing", "a table of offsets, as there is a t2d")
+    return DrafterCheckpoint(config, with_vocabulary(tensors, folder, config.model.vocab_size))
+
+
+def _load(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    config = read_config(fields, target)
+    return load_tensors(config, eagle3_layout(config), stored, fields.file.parent)
+
+
+def _canonical(key: str) -> str:
+    name = key.removeprefix("model.")
+    return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
+
+
+def head_fields(config: Eagle3Config) -> dict[str, Any]:
+    """List the fields that only heads have.
+
+    Feature layers are given as entered, with the name of this convention, which both layouts leave open.
+    """
+    fields: dict[str, Any] = {
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "eagle_aux_hidden_state_layer_ids": list(config.feature_layers),
+        "eagle_aux_hidden_state_convention": "entering",
+    }
+    return fields | {name: True for name in ("norm_before_fc", "fc_norm", "norm_output") if getattr(config, name)}
+
+
+def arranged(fields: dict[str, Any], model: ModelConfig, layout: str, model_type: str) -> dict[str, Any]:
+    """Add the fields of the layers as a layout does. model_type: of speculators."""
+    layer = layer_fields(model)
+    if layout == "speculators":
+        return {"speculators_model_type": model_type} | fields | {"transformer_layer_config": layer}
+    return {"architectures": ["LlamaForCausalLMEagle3"]} | layer | fields
+
+
+def first_layer(name: str) -> str:
+    """Rename the first layer's tensor as speculators does."""
+    return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
+
+
+def _config_json(config: Eagle3Config, layout: str) -> dict[str, Any]:
+    return arranged(head_fields(config), config.model, layout, "eagle3")
+
+
+def _tensor_name(name: str, layout: str) -> str:
+    return first_layer(name) if layout == "speculators" else name
+
+
+FORMAT = DrafterFormat(
+    precedence=4,
+    matches=_matches,
+    load=_load,
+    layout=eagle3_layout,
+    speculators="eagle3",
+    writer=HeadWriter(LAYOUTS, _config_json, _tensor_name),
+)

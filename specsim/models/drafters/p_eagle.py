@@ -1,0 +1,91 @@
+"""P-EAGLE heads, in the layout of the EAGLE repository or of speculators.
+
+Tensors: those of an EAGLE-3 head, mask_hidden [features · target H], and layers.i.* for every layer after the first.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from specsim.core.p_eagle import PEagleConfig
+from specsim.core.pair import DrafterCheckpoint
+from specsim.core.target import ModelConfig
+from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter
+from specsim.models.checkpoint.fields import Fields
+from specsim.models.checkpoint.layer_layout import Layout
+from specsim.models.checkpoint.weights import Stored
+from specsim.models.drafters.eagle import check_fit, read_head
+from specsim.models.drafters.eagle3 import (
+    LAYOUTS,
+    arranged,
+    config_values,
+    eagle3_layout,
+    first_layer,
+    head_fields,
+    load_tensors,
+)
+
+_MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
+
+
+def _matches(fields: Fields, names: Collection[str], is_wanted: bool) -> bool:
+    return fields.flag("parallel_drafting") or "mask_hidden" in names
+
+
+def _layout(config: PEagleConfig) -> DrafterLayout:
+    """List the tensors of an EAGLE-3 head of one or more layers, with the features that its mask rows read.
+
+    A head with its target's width and vocabulary may read out by its target's lm_head, as in vllm-project/vllm.
+    """
+    required, optional = eagle3_layout(config)
+    model = config.model
+    head: Layout = {}
+    if (model.hidden_size, config.draft_vocab_size) == (config.target_hidden_size, model.vocab_size):
+        head["lm_head.weight"] = required.pop("lm_head.weight")
+    return DrafterLayout(required | {"mask_hidden": required["fc.weight"][1:]}, optional | head)
+
+
+def _load(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
+    """Load a head whose mask_hidden is stored with leading dimensions of 1, or without."""
+    flat = [
+        each._replace(tensor=each.tensor.flatten()) if each.key.endswith("mask_hidden") else each for each in stored
+    ]
+    config = _config(fields, target)
+    return load_tensors(config, _layout(config), flat, fields.file.parent)
+
+
+def _config(fields: Fields, target: ModelConfig) -> PEagleConfig:
+    head = read_head(fields, target)
+    values = config_values(head, target)
+    config = PEagleConfig(**values, mask_token_id=_mask_token_id(head.fields, head.model))
+    check_fit(config, target, fields.file)
+    return config
+
+
+def _mask_token_id(fields: Fields, model: ModelConfig) -> int:
+    """Read the token of a head's mask rows, under one of the names that vllm-project/vllm reads."""
+    ids = {name: fields.integer(name, least=0) for name in _MASK_TOKENS if fields.get(name) is not None}
+    name = next(iter(ids), _MASK_TOKENS[0])
+    allowed = f"the id of the mask token, 0 to {model.vocab_size - 1}, in {' or '.join(_MASK_TOKENS)}"
+    if not ids or len({*ids.values()}) > 1 or ids[name] >= model.vocab_size:
+        raise fields.error(name, allowed)
+    return ids[name]
+
+
+def _config_json(config: PEagleConfig, layout: str) -> dict[str, Any]:
+    fields = head_fields(config) | {"parallel_drafting": True, "mask_token_id": config.mask_token_id}
+    return arranged(fields, config.model, layout, "peagle")
+
+
+def _tensor_name(name: str, layout: str) -> str:
+    return first_layer(name)
+
+
+FORMAT = DrafterFormat(
+    precedence=2,
+    matches=_matches,
+    load=_load,
+    layout=_layout,
+    speculators="peagle",
+    writer=HeadWriter(LAYOUTS, _config_json, _tensor_name),
+    one_forward=True,
+)
