@@ -43,6 +43,7 @@ SMALL = {"demo", "soak", "accept", "diff", "certify", "conformance", "sampling-t
 # The usage error of typer's own click, which typer does not export.
 _UsageError: type[Exception] = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "UsageError")
 _KINDS = {"integer": "an integer", "int": "an integer", "number": "a number", "float": "a number"}
+_COMPLETION = "_SPECSIM_COMPLETE"
 _INTERRUPTED = 130
 _UNREAD = 141
 app = typer.Typer(
@@ -71,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer's own end of a program whose output nobody reads
             _end_unread()
-        if not end.code:  # no command ends like that, so it is not done
+        is_completion = _COMPLETION in os.environ  # a shell's question, which typer answers and ends
+        if not end.code and not is_completion:  # no command ends like that, so it is not done
             _fail("code that this command ran has called exit(); let it return or raise an error")
         raise
     except InputError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specsim.core.errors import InputError, require, require_choice, require_type
-from specsim.core.kinds import KINDS, resolve
+from specsim.core.kinds import DEFAULT, KINDS, resolve
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, kind_of
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
@@ -159,7 +159,7 @@ def _places(target: str | Path | None, draft: str | Path | None, drafter: str | 
     own = shipped.TINY / "target"
     has_weights = drafter != "none" and not is_token_drafter(drafter)
     if target in (None, SHIPPED) and draft is None:
-        kind = drafter or "eagle3"
+        kind = drafter or DEFAULT
         name = SHIPPED if drafter == "none" else f"{SHIPPED}, {kind}"
         return _Places(own, _shipped_drafter(kind) if has_weights else None, name)
     target = _given_target(target, draft, drafter, has_weights)
@@ -197,4 +197,4 @@ def _given_target(
 
 def _is_in_target_folder(drafter: str | None) -> bool:
     kind = KINDS.get(drafter or "none")
-    return kind is not None and kind.has_weights and format_of(kind.name).in_target_folder
+    return kind is not None and kind.in_target

@@ -43,7 +43,6 @@ class DrafterFormat:
     layout: Callable[[Any], DrafterLayout]  # of the drafter's config
     speculators: str | None = None  # speculators_model_type of vllm-project/speculators
     writer: HeadWriter | None = None
-    in_target_folder: bool = False  # the tensors may be in the folder of the target
     is_language_model: bool = False  # it has a tokenizer of its own, and its vocabulary can be bridged to the target's
     one_forward: bool = False  # one forward pass makes all drafts of a round
 

@@ -150,5 +150,4 @@ FORMAT = DrafterFormat(
     load=_load,
     layout=_layout,
     speculators="mtp",
-    in_target_folder=True,
 )
