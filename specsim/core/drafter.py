@@ -12,8 +12,6 @@ from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.rank_group import RankGroup
 from specsim.core.target import ModelConfig
 
-BLOCK_KINDS = ("dflash", "dspark")
-
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
