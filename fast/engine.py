@@ -34,6 +34,7 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import ForwardOutput, Target
 from specsim.fast import verify
 from specsim.fast.drafters import check_parallel, make_drafter
+from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.frame import Frame
 from specsim.fast.frames import Frames
@@ -101,13 +102,16 @@ class Engine:
         check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
         self._target = self._make_target(pair) if like is None else like._target
         self.target: Target = self._target
-        self._drafter = self._make_drafter(pair) if like is None else like._drafter.under(self.config)
+        self._drafter = self._make_drafter(pair) if like is None else like._drafter
         self.drafter: Drafter = self._drafter
+        proposer = self._drafter
+        if like is not None:
+            proposer = NoDrafter(self.device) if config.is_plain else proposer.proposer(self.config)
         self._ahead = columns_ahead(self.drafter)
         records = self.device.type == "cuda" and self.options.graph != "eager" and self._ranks is None
         self._prompts = PromptGraphs(self._forward_rows) if records and can_record(target) else None
         self.options.check_draft_kv(config, self.drafter.kv_layout)
-        launches = Launches(self.config, self._target, self._drafter, rule, self._schedule, self._ranks)
+        launches = Launches(self.config, self._target, self._drafter, proposer, rule, self._schedule, self._ranks)
         self._frames = Frames(launches, self.options, bool(grammars))
 
     def _make_target(self, pair: Pair) -> DecoderTarget:
@@ -277,8 +281,8 @@ class Engine:
         """
         if not reserved or self.config.release == "round":
             rows = batch.req_pool_indices.tolist()
-            drafter = self._drafter
-            own_lanes(pools, rows, batch.seq_lens.tolist(), self.config, self._ahead, drafter.block_rows)
+            block_rows = self._frames.launches.proposer.block_rows
+            own_lanes(pools, rows, batch.seq_lens.tolist(), self.config, self._ahead, block_rows)
 
     def _draft(self, frame: Frame, batch: Batch) -> None:
         self._enter("draft")

@@ -24,7 +24,8 @@ class Launches:
 
     config: SpecConfig
     target: DecoderTarget
-    drafter: StepDrafter
+    drafter: StepDrafter  # makes the states
+    proposer: StepDrafter  # drafts from them; another one where another engine's states are carried
     rule: AcceptanceRule | None  # on the host, in place of the setting's verifier
     schedule: Schedule | None  # of synthetic acceptance
     ranks: RankGroup | None  # None: a single GPU
@@ -32,7 +33,7 @@ class Launches:
     @property
     def on_host(self) -> tuple[bool, bool]:
         """Whether drafter and verifier run on the host."""
-        return self.drafter.runs_on_host, self.rule is not None
+        return self.proposer.runs_on_host, self.rule is not None
 
     @property
     def num_features(self) -> int:
@@ -52,10 +53,11 @@ class Launches:
             _LAUNCHES[section](self, frame)
 
     def _start(self, frame: Frame) -> None:
-        self.drafter.start(frame.batch, frame.draft_input, frame.draft_buffers, frame.pools)
+        draft_input = frame.draft_input.narrowed(self.config.topk, self.config.num_steps)
+        self.proposer.start(frame.batch, draft_input, frame.draft_buffers, frame.pools)
 
     def _step(self, frame: Frame) -> None:
-        self.drafter.step(frame.batch, frame.draft_buffers, frame.pools)
+        self.proposer.step(frame.batch, frame.draft_buffers, frame.pools)
 
     def _draft(self, frame: Frame) -> None:
         self._start(frame)

@@ -32,6 +32,7 @@ from specsim.core.target import Target
 from specsim.reference import kv, tree, verify
 from specsim.reference.attention import prefill_metadata, tree_metadata
 from specsim.reference.drafters import make_drafter
+from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.extend import draft_extend_input
 from specsim.reference.targets import FAMILIES
 
@@ -69,10 +70,12 @@ class Engine:
         check(self.grammars, config, target.vocab_size)
         if like is not None:
             self.target = like.target
-            self.drafter = like.drafter.under(self.config)
+            self.drafter = like.drafter
+            self._proposer = NoDrafter() if config.is_plain else like.drafter.proposer(self.config)
         else:
             self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
             self.drafter = make_drafter(pair.drafter, self.target, self.config, Placement(self.dtype))
+            self._proposer = self.drafter
         self._ahead = columns_ahead(self.drafter)
         self.options.check_draft_kv(config, self.drafter.kv_layout)
 
@@ -140,8 +143,9 @@ class Engine:
         rows = batch.req_pool_indices.tolist()
         lengths = batch.seq_lens.tolist()
         if not reserved or self.config.release == "round":
-            own_lanes(pools, rows, lengths, self.config, self._ahead, self.drafter.block_rows)
-        candidates = self.drafter.propose(batch, draft_input, pools)
+            own_lanes(pools, rows, lengths, self.config, self._ahead, self._proposer.block_rows)
+        drafted = draft_input.narrowed(self.config.topk, self.config.num_steps)
+        candidates = self._proposer.propose(batch, drafted, pools)
         check_drafts(batch, candidates, self.dtype)
         if pools.draft is not None:
             pools.draft.take_snapshot()  # draft-extend writes over the lanes

@@ -15,8 +15,6 @@ from specsim.core.errors import InputError
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafters.best_drafts import best_drafts
-from specsim.fast.drafters.none import NoDrafter
-from specsim.fast.drafters.setting import SettingStepDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import expand
 from specsim.fast.extend import draft_rows
@@ -155,9 +153,8 @@ class AutoregressiveDrafter:
     def idle(self) -> AutoregressiveInput:
         return self.zeros(0).to(self._device)
 
-    def under(self, config: SpecConfig) -> StepDrafter:
-        proposer = type(self)(self._head, config, self._dtype, self._device, self._vocab_size)
-        return SettingStepDrafter(self, NoDrafter(self._device) if config.is_plain else proposer, config)
+    def proposer(self, config: SpecConfig) -> StepDrafter:
+        return type(self)(self._head, config, self._dtype, self._device, self._vocab_size)
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep nothing of an ended request, as the states hold all there is."""

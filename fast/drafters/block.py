@@ -14,8 +14,6 @@ from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCan
 from specsim.core.pool import KVLayout, KVPool
 from specsim.core.target import Target
 from specsim.fast.drafters.block_head import BlockHead
-from specsim.fast.drafters.none import NoDrafter
-from specsim.fast.drafters.setting import SettingStepDrafter
 from specsim.fast.drafters.slot_tree import SlotTree
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
@@ -103,10 +101,8 @@ class BlockDrafter:
     def idle(self) -> DraftInput:
         return self.zeros(0).to(self._head.device)
 
-    def under(self, config: SpecConfig) -> StepDrafter:
-        plain = NoDrafter(self._head.device)
-        proposer = plain if config.is_plain else BlockDrafter(self._head, config, self._vocab_size)
-        return SettingStepDrafter(self, proposer, config)
+    def proposer(self, config: SpecConfig) -> StepDrafter:
+        return BlockDrafter(self._head, config, self._vocab_size)
 
 
 def make(

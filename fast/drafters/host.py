@@ -12,8 +12,6 @@ from specsim.core.pool import KVLayout, KVPool
 from specsim.core.proposals import Proposals
 from specsim.core.target import Target
 from specsim.core.token_drafter import TokenDrafter
-from specsim.fast.drafters.none import NoDrafter
-from specsim.fast.drafters.setting import SettingStepDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.lanes import CandidateBuffers
 from specsim.fast.runtime.states import load
@@ -76,14 +74,11 @@ class HostDrafter:
     def idle(self) -> DraftInput:
         return self.zeros(0).to(self._device)
 
-    def under(self, config: SpecConfig) -> StepDrafter:
-        return SettingStepDrafter(self, NoDrafter(self._device) if config.is_plain else self._proposing(config), config)
-
-    def _proposing(self, config: SpecConfig) -> StepDrafter:
-        made = copy(self)
-        made._proposals = self._proposals.under(config)
-        made._most = config.num_candidates
-        return made
+    def proposer(self, config: SpecConfig) -> StepDrafter:
+        proposer = copy(self)
+        proposer._proposals = self._proposals.within(config)
+        proposer._most = config.num_candidates
+        return proposer
 
 
 def make(drafter: TokenDrafter, target: Target, config: SpecConfig, on: Placement) -> StepDrafter:

@@ -8,9 +8,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.core.token_drafter import NgramConfig
-from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.prompt_lookup import Lookup, prompt_lookup
-from specsim.fast.drafters.setting import SettingStepDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.lanes import CandidateBuffers
 
@@ -77,6 +75,5 @@ class LookupChainDrafter:
     def idle(self) -> DraftInput:
         return self.zeros(0).to(self._device)
 
-    def under(self, config: SpecConfig) -> StepDrafter:
-        proposer = LookupChainDrafter(self._ngram, config, self._device)
-        return SettingStepDrafter(self, NoDrafter(self._device) if config.is_plain else proposer, config)
+    def proposer(self, config: SpecConfig) -> StepDrafter:
+        return LookupChainDrafter(self._ngram, config, self._device)

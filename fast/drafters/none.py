@@ -60,5 +60,5 @@ class NoDrafter:
     def idle(self) -> DraftInput:
         return self.zeros(0).to(self._device)
 
-    def under(self, config: SpecConfig) -> StepDrafter:
+    def proposer(self, config: SpecConfig) -> StepDrafter:
         return self

@@ -11,8 +11,6 @@ from specsim.core.mtp import MtpInput
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, State
 from specsim.core.pool import KVPool
 from specsim.fast.drafters.mtp_drafts import children
-from specsim.fast.drafters.none import NoDrafter
-from specsim.fast.drafters.setting import SettingStepDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import expand
 from specsim.fast.lanes import Lanes, start_lanes
@@ -98,10 +96,7 @@ class ProductDrafter(Generic[AnyDrafts]):
     def idle(self) -> AnyDrafts:
         return self.zeros(0).to(self._device)
 
-    def under(self, config: SpecConfig) -> StepDrafter:
-        carrier: Any = self
-        proposer: Any = NoDrafter(self._device)
-        if not config.is_plain:
-            proposer = copy(self)
-            proposer._config = config
-        return SettingStepDrafter(carrier, proposer, config)
+    def proposer(self, config: SpecConfig) -> StepDrafter:
+        proposer: Any = copy(self)
+        proposer._config = config
+        return proposer

@@ -15,8 +15,8 @@ class StepDrafter(Drafter, Protocol):
     `start`, outside graphs.
     """
 
-    def under(self, config: SpecConfig) -> "StepDrafter":
-        """Make a step drafter of the same weights that proposes under another setting."""
+    def proposer(self, config: SpecConfig) -> "StepDrafter":
+        """Make the step drafter of the same weights that proposes under another setting."""
         ...
 
     def zeros(self, size: int) -> DraftInput:

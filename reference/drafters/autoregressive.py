@@ -11,10 +11,8 @@ from specsim.core.drafter import Drafter, Head
 from specsim.core.errors import require
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
-from specsim.core.setting_drafter import SettingDrafter
 from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import extend_metadata, lane_metadata, prefill_metadata
-from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.drafting import draft_distribution, draft_topk, expand, sampled
 from specsim.reference.extend import draft_rows
 from specsim.reference.kv import draft_kv, duplicate_tails
@@ -74,9 +72,8 @@ class AutoregressiveDrafter:
         vocab_size = self._vocab_size if self._config.has_draft_prob else None
         return AutoregressiveInput.empty(self._config.topk, self._head.hidden_size, self._dtype, vocab_size)
 
-    def under(self, config: SpecConfig) -> Drafter:
-        proposer = type(self)(self._head, config, self._dtype, self._vocab_size)
-        return SettingDrafter(self, NoDrafter() if config.is_plain else proposer, config)
+    def proposer(self, config: SpecConfig) -> Drafter:
+        return type(self)(self._head, config, self._dtype, self._vocab_size)
 
     def _first_drafts(
         self, batch: Batch, hidden_BH: torch.Tensor, bonus_tokens: torch.Tensor, root_lens: torch.Tensor

@@ -15,11 +15,9 @@ from specsim.core.errors import require
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
-from specsim.core.setting_drafter import SettingDrafter
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata, Keys, extend_metadata, prefill_metadata
 from specsim.reference.drafters.block_head import BlockHead
-from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.drafters.slot_tree import Slots, best_first, sampled_lanes
 from specsim.reference.kv import draft_kv
 
@@ -74,9 +72,8 @@ class BlockDrafter:
     def idle(self) -> DraftInput:
         return DraftInput(torch.empty(0, dtype=torch.int32))
 
-    def under(self, config: SpecConfig) -> Drafter:
-        proposer = NoDrafter() if config.is_plain else BlockDrafter(self._head, config, self._vocab_size)
-        return SettingDrafter(self, proposer, config)
+    def proposer(self, config: SpecConfig) -> Drafter:
+        return BlockDrafter(self._head, config, self._vocab_size)
 
 
 def block_metadata(batch: Batch, num_rows: int, max_len: int, pools: KVPool) -> AttentionMetadata:

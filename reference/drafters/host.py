@@ -10,10 +10,8 @@ from specsim.core.drafter import Drafter, Placement
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.proposals import Proposals
-from specsim.core.setting_drafter import SettingDrafter
 from specsim.core.target import Target
 from specsim.core.token_drafter import TokenDrafter
-from specsim.reference.drafters.none import NoDrafter
 
 
 class HostDrafter:
@@ -51,13 +49,10 @@ class HostDrafter:
     def idle(self) -> DraftInput:
         return DraftInput(torch.empty(0, dtype=torch.int32))
 
-    def under(self, config: SpecConfig) -> Drafter:
-        return SettingDrafter(self, NoDrafter() if config.is_plain else self._proposing(config), config)
-
-    def _proposing(self, config: SpecConfig) -> Drafter:
-        made = copy(self)
-        made._proposals = self._proposals.under(config)
-        return made
+    def proposer(self, config: SpecConfig) -> Drafter:
+        proposer = copy(self)
+        proposer._proposals = self._proposals.within(config)
+        return proposer
 
 
 def make(drafter: TokenDrafter, target: Target, config: SpecConfig, on: Placement) -> Drafter:

@@ -39,5 +39,5 @@ class NoDrafter:
     def idle(self) -> DraftInput:
         return DraftInput(torch.empty(0, dtype=torch.int32))
 
-    def under(self, config: SpecConfig) -> Drafter:
+    def proposer(self, config: SpecConfig) -> Drafter:
         return self

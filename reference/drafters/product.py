@@ -12,9 +12,7 @@ from specsim.core.drafter import Drafter
 from specsim.core.mtp import MtpInput
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
-from specsim.core.setting_drafter import SettingDrafter
 from specsim.reference.drafters.autoregressive import Drafts
-from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.drafting import expand
 from specsim.reference.lanes import lanes_of
 
@@ -64,13 +62,10 @@ class ProductDrafter(Generic[AnyDrafts]):
         """Lay the drafts out as candidates, without a forward."""
         return product(draft_input, self._config)
 
-    def under(self, config: SpecConfig) -> Drafter:
-        carrier: Any = self
-        proposer: Any = NoDrafter()
-        if not config.is_plain:
-            proposer = copy(self)
-            proposer._config = config
-        return SettingDrafter(carrier, proposer, config)
+    def proposer(self, config: SpecConfig) -> Drafter:
+        proposer: Any = copy(self)
+        proposer._config = config
+        return proposer
 
 
 def product(draft_input: MtpInput, config: SpecConfig) -> Candidates:

@@ -121,10 +121,11 @@ class Drafter(Protocol):
         """Make the DraftInput of a batch without requests."""
         ...
 
-    def under(self, config: SpecConfig) -> "Drafter":
-        """Make a drafter of the same weights that proposes under a setting of no more lanes and steps.
+    def proposer(self, config: SpecConfig) -> "Drafter":
+        """Make the drafter of the same weights that proposes under a setting of no more lanes and steps, at least one.
 
-        Its states are those of this drafter, so rounds of either may follow each other.
+        An engine of that setting proposes with it, from what `narrowed` leaves of a state, and seeds and extends with
+        this one. So states are the same after rounds of either.
         """
         ...
 

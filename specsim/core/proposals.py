@@ -30,7 +30,7 @@ class Proposals:
         self._most = config.num_candidates
         self._tokens: dict[int, list[int]] = {}  # by request id, prompt and output so far
 
-    def under(self, config: SpecConfig) -> "Proposals":
+    def within(self, config: SpecConfig) -> "Proposals":
         """Make the same drafter's proposals for another setting, with what has been read of requests in common."""
         made = Proposals(self._drafter, config, self._vocab_size)
         made._tokens = self._tokens
