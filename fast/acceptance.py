@@ -1,28 +1,17 @@
-"""Verifiers by name, each in its own file.
+"""The setting's verifier on the trees of a batch; core.verifiers names the file of each.
 
 A greedy request has a one-token distribution and drafts without one. For it every verifier accepts that token.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.kinds import resolve
 from specsim.core.phases import Batch, Verdict, VerifyInput
-from specsim.fast.verifiers import block, gumbel, multi_round, rejection, target_only, typical
 from specsim.fast.verifiers.path import PathTables
 from specsim.fast.verifiers.round import Round
 from specsim.fast.vocabulary.distribution import Distributions
 from specsim.fast.vocabulary.draw import Requests
-
-VERIFIERS: dict[str, Callable[[Round], torch.Tensor | None]] = {
-    "target_only": target_only.accept,
-    "typical": typical.accept,
-    "rejection": rejection.accept,
-    "block": block.accept,
-    "multi_round": multi_round.accept,
-    "gumbel": gumbel.accept,
-}
 
 
 def accept(
@@ -50,4 +39,4 @@ def accept(
         paths=PathTables.of(out),
         rejected_B=rejected_B,
     )
-    return VERIFIERS[config.verifier](given)
+    return resolve(config.verifier_kind.fast)(given)

@@ -38,12 +38,14 @@ import torch
 import specsim
 from specsim import AcceptanceRule, SamplingParams, SpecConfig, plots
 from specsim.correctness.exact import certify
+from specsim.correctness.exact.breakpoints import BLOCK, MULTI_ROUND, REJECTION, TARGET_ONLY, TYPICAL
+from specsim.correctness.exact.breakpoints import target_only as target_only_with
 from specsim.correctness.exact.distribution import exact_distribution
 from specsim.correctness.exact.implementations import reference
 from specsim.correctness.exact.model import Case, Model, draws
 from specsim.correctness.exact.optimum import optimum
-from specsim.correctness.exact.verifier import BLOCK, GUMBEL, MULTI_ROUND, REJECTION, TARGET_ONLY, TYPICAL, Given
-from specsim.correctness.exact.verifier import target_only as target_only_with
+from specsim.correctness.exact.race import GUMBEL
+from specsim.correctness.exact.verifier import Given
 from specsim.correctness.statistics import run_sampling_tests
 from specsim.reference import acceptance
 from specsim.reference.sampling import inverse_cdf
@@ -316,7 +318,7 @@ for name in dict.fromkeys(row.verifier for row in rows):
 typical = AcceptanceRule(
     "typical",
     "best",
-    lambda tree, p, _q, _uniforms, final: acceptance.typical(tree, p, 0.09, 0.3, final),  # Medusa's two settings
+    lambda tree, p, _q, _uniforms, final: acceptance.typical(tree, p, final, 0.09, 0.3),  # Medusa's two settings
     lossless=False,
 )
 for rule in (None, typical):

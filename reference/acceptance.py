@@ -1,5 +1,7 @@
 """Verifiers: the accepted path of one request's tree, and the bonus token after it.
 
+Arguments have one order: the tree, p, then q, accept uniforms or noise, the final uniform and thresholds, where read.
+
 Symbols: p, a row of prob_NV (f64 [N, V]), is the target's distribution of the token after a node. q, a row of
 draft_prob_*V (f32 or f64, by parent), is the distribution that its drafts were sampled from. A draft x with q(x) = 0
 was not, as where the drafter's logits are NaN, and is rejected. Uniforms are in (0, 1).
@@ -62,7 +64,7 @@ def target_only(
             return Accepted(path, inverse_cdf(prob_V if has_mass else prob_NV[path[-1]], final_uniform))
 
 
-def typical(tree: Tree, prob_NV: torch.Tensor, epsilon: float, delta: float, final_uniform: float) -> Accepted:
+def typical(tree: Tree, prob_NV: torch.Tensor, final_uniform: float, epsilon: float, delta: float) -> Accepted:
     """Medusa's typical acceptance (arXiv 2401.10774), which does not keep the target's distribution.
 
     A draft x passes where p(x) > min(ε, δ exp(-H(p))), H the entropy in nats. Among the nodes that pass with all their

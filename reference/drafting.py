@@ -1,11 +1,31 @@
 """Drafts of a lane, and EAGLE-2's expansion of the K lanes in each step (arXiv 2406.16858)."""
 
+from typing import NamedTuple
+
 import torch
 
 from specsim.core.config import Score, SpecConfig
-from specsim.core.phases import Candidates
+from specsim.core.phases import Batch, Candidates
+from specsim.core.uniforms import draft_uniforms, token_noise
 from specsim.reference.lanes import Lanes, lane_ids
 from specsim.reference.sampling import argmax, inverse_cdf, topk
+
+
+class Parents(NamedTuple):
+    """Rows after which drafts are made: nodes of one depth, the same number of each request."""
+
+    logits: torch.Tensor  # [R, draft vocabulary]
+    root_lens: torch.Tensor  # i64 [B], L of the drafts' round
+    depth: int
+    slots: torch.Tensor | None = None  # i64 [R], -1 for a dropped row; None: no row is dropped
+
+
+class Drafts(NamedTuple):
+    """Drafts after R rows."""
+
+    topk_scores: torch.Tensor  # f32 [R, K], each draft's probability or its logarithm
+    topk_index: torch.Tensor  # i64 [R, K], target ids
+    draft_prob: torch.Tensor | None  # f32 [R, V], their distribution; None where verify does not read it
 
 
 def draft_topk(
@@ -77,6 +97,24 @@ def sampled(
             target_ids[row] = torch.tensor(ids)
             topk_scores[row] = draft_prob_V[ids] if score == "prob" else draft_prob_V[ids].log()
     return topk_scores, target_ids
+
+
+def draft(
+    batch: Batch, parents: Parents, count: int, d2t: torch.Tensor | None, config: SpecConfig, vocab_size: int
+) -> Drafts:
+    """Draft `count` children of every row: the best tokens, or those that a uniform each or shared noise draws."""
+    logits_RV, root_lens, depth, slots_R = parents
+    best = draft_topk(logits_RV, count, d2t, slots_R, config.score)
+    if not config.is_sampled:
+        return Drafts(*best, None)
+    temperature_R = batch.sampling.temperature.repeat_interleave(len(logits_RV) // max(1, batch.size))
+    draft_prob_RV = draft_distribution(logits_RV, temperature_R, d2t, slots_R, vocab_size)
+    names = batch.seeds, batch.request_ids
+    if config.verifier_kind.is_coupled:
+        noise_RV = token_noise(*names, root_lens + depth + 1, vocab_size)
+        return Drafts(*sampled(best, draft_prob_RV, None, noise_RV, config.score), None)
+    uniforms_BK = draft_uniforms(*names, root_lens, depth, config.topk)
+    return Drafts(*sampled(best, draft_prob_RV, uniforms_BK.view(-1, count), score=config.score), draft_prob_RV)
 
 
 def child_scores(scores_BK: torch.Tensor, topk_scores_BKK: torch.Tensor, score: Score) -> torch.Tensor:

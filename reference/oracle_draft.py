@@ -142,7 +142,7 @@ def target_ids(drafter: SimpleNamespace, count: int) -> torch.Tensor:
 
 def drawn(request: Request, draft_prob_V: torch.Tensor, root_len: int, depth: int, lane: int) -> int:
     """Draw a child of a node of that depth, by a uniform or by the noise of the target's token."""
-    if request.config.verifier == "gumbel":
+    if request.config.verifier_kind.is_coupled:
         return ranked(draft_prob_V.log() + request.draws.noise(root_len + depth + 1))[0]
     return inverse_cdf(draft_prob_V, request.draws.uniform("DRAFT", root_len, depth, lane))
 

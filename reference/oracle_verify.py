@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.kinds import resolve
 from specsim.reference.oracle_distributions import inverse_cdf, ranked
 from specsim.reference.oracle_draft import Node, Path
 
@@ -33,23 +34,31 @@ class Drafts:
 
 def accepted(drafts: Drafts, config: SpecConfig, is_greedy: bool) -> Path:
     """List the tokens that a round adds: the accepted drafts and the bonus."""
-    if not is_greedy and config.verifier in ("block", "typical"):
-        return block(drafts) if config.verifier == "block" else typical(drafts, config)
-    step = greedy if is_greedy else STEPS[config.verifier]
-    node = drafts.nodes[0]
-    while not isinstance(result := step(drafts, node, config), int):
-        node = result
-    return (*node.path, result)
+    return (greedy if is_greedy else resolve(config.verifier_kind.oracle))(drafts, config)
 
 
 Step = Node | int  # the accepted child, or the bonus
 
 
+def by_steps(step: Callable[[Drafts, Node, SpecConfig], Step]) -> Callable[[Drafts, SpecConfig], Path]:
+    """Make a verifier of a function that accepts a child of one node, or draws the bonus after it."""
+
+    def walk(drafts: Drafts, config: SpecConfig) -> Path:
+        node = drafts.nodes[0]
+        while not isinstance(result := step(drafts, node, config), int):
+            node = result
+        return (*node.path, result)
+
+    return walk
+
+
+@by_steps
 def greedy(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
     """Take the target's argmax."""
     return _child_or_bonus(drafts, node, ranked(drafts.logits(node))[0])
 
 
+@by_steps
 def gumbel(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
     """Take argmax(log p + noise), which is distributed as p."""
     return _child_or_bonus(drafts, node, ranked(drafts.prob(node).log() + drafts.noise(len(node.path)))[0])
@@ -59,6 +68,7 @@ def _child_or_bonus(drafts: Drafts, node: Node, token: int) -> Step:
     return next((child for child in drafts.children(node) if child.token == token), token)
 
 
+@by_steps
 def target_only(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
     """Take the first child with u ≤ p(children up to it) / threshold_acc or p(child) ≥ threshold_single.
 
@@ -77,6 +87,7 @@ def target_only(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
     return drafts.bonus(rest_V if rest_V.any() else prob_V)
 
 
+@by_steps
 def multi_round(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
     """Take the first child x with its u · q(x) < p(x).
 
@@ -90,10 +101,7 @@ def multi_round(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
     return drafts.bonus(prob_V)
 
 
-STEPS = {"target_only": target_only, "rejection": multi_round, "multi_round": multi_round, "gumbel": gumbel}
-
-
-def block(drafts: Drafts) -> Path:
+def block(drafts: Drafts, config: SpecConfig) -> Path:
     """Take the longest prefix of the chain whose uniform is below h_i.
 
     w_i = min(1, w_(i-1) p(x_i) / q(x_i)); h_i = r / (r + 1 - w_i) with r = Σ relu(w_i p - q of the next draft), and h_i

@@ -15,7 +15,7 @@ ACCEPT = tl.constexpr(int(Stream.ACCEPT))
 FINAL = tl.constexpr(int(Stream.FINAL))
 SYNTHETIC = tl.constexpr(int(Stream.SYNTHETIC))
 DRAFT = tl.constexpr(int(Stream.DRAFT))
-GUMBEL = tl.constexpr(int(Stream.GUMBEL))
+TOKEN_NOISE = tl.constexpr(int(Stream.TOKEN_NOISE))
 
 
 @triton.jit
@@ -41,9 +41,9 @@ def named_uniform(seed, request_id, stream, root_len, depth, index):
 
 @triton.jit
 @no_type_check
-def gumbel(seed, request_id, position, tokens):
+def token_noise(seed, request_id, position, tokens):
     """Draw standard Gumbel noise for tokens at a position, f64, as f32 does not hold 53 bits."""
-    name = (position.to(tl.uint32) * 0 + GUMBEL).to(tl.uint32)
+    name = (position.to(tl.uint32) * 0 + TOKEN_NOISE).to(tl.uint32)
     high, low, _, _ = tl.philox(seed, tokens.to(tl.uint32), position.to(tl.uint32), name, request_id.to(tl.uint32))
     word = (high.to(tl.int64) << 21) | (low.to(tl.int64) >> 11)
     uniform = tl.maximum(word, 1).to(tl.float64) * (1.0 / 9007199254740992)

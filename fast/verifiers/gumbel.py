@@ -6,7 +6,7 @@ import torch
 import triton.language as tl
 
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
-from specsim.fast.runtime.uniforms import gumbel
+from specsim.fast.runtime.uniforms import token_noise
 from specsim.fast.verifiers.path import depth_limit, store_chain
 from specsim.fast.verifiers.round import Round
 from specsim.fast.vocabulary.distribution import only_token, weight
@@ -30,7 +30,7 @@ def _noisy_kernel(distributions, requests, bests, num_nodes, BLOCK: tl.constexpr
     scores = tl.full((BLOCK,), -float("inf"), tl.float64)
     if length > 0:
         weights = weight(distributions, row, tokens)
-        noise = gumbel(seed, request_id, length + row % num_nodes + 1, tokens)
+        noise = token_noise(seed, request_id, length + row % num_nodes + 1, tokens)
         scores = tl.log(tl.where(weights > 0, weights, 1.0).to(tl.float64)) + noise
         scores = tl.where(weights > 0, scores, -float("inf"))
     store_best(bests, row, block, tokens, scores, distributions.vocab_size - 1)

@@ -20,7 +20,7 @@ class Round:
     tree: VerifyInput
     distributions: Distributions
     config: SpecConfig
-    accept_uniforms: torch.Tensor | None  # [B, S+1], for multi_round [B, N]; None: drawn by their names
+    accept_uniforms: torch.Tensor | None  # [B, S+1] by depth or [B, N] by node; None: drawn by their names
     final_uniforms: torch.Tensor | None  # [B]; None: drawn by their names
     paths: PathTables
     rejected_B: torch.Tensor  # i64, first of the rejected children of a path's last node, -1 for none

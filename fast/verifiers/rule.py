@@ -8,7 +8,7 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.rule import AcceptanceRule, Accepted, Tree
-from specsim.core.uniforms import accept_uniforms, final_uniforms, lane_accept_uniforms
+from specsim.core.uniforms import round_uniforms
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 from specsim.fast.vocabulary.distribution import Distributions, prob_of
 
@@ -55,7 +55,8 @@ def accept(
     device = verify_input.draft_tokens.device
     prob_BNV = _finite(probabilities(distributions).cpu().double()).unflatten(0, verify_input.draft_tokens.shape)
     on_host = batch.to("cpu")
-    uniforms_BW, final_B = (each.cpu().tolist() for each in uniforms or _round_uniforms(on_host, config))
+    names = on_host.seeds, on_host.request_ids, on_host.seq_lens
+    uniforms_BW, final_B = (each.cpu().tolist() for each in uniforms or round_uniforms(*names, config))
     draft_prob = verify_input.draft_prob
     draft_prob_BMV = None if draft_prob is None else draft_prob.cpu().double()
     accept_index = torch.full(out.accept_index.shape, -1, dtype=torch.int32)
@@ -84,14 +85,6 @@ def _finite(prob_RV: torch.Tensor) -> torch.Tensor:
     first_V = torch.zeros(prob_RV.shape[1], dtype=prob_RV.dtype)
     first_V[0] = 1.0
     return torch.where(prob_RV.isfinite().all(-1, keepdim=True), prob_RV, first_V)
-
-
-def _round_uniforms(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the uniforms of a round, as the kernels draw them by name."""
-    names = batch.seeds, batch.request_ids, batch.seq_lens
-    if config.verifier == "multi_round":
-        return lane_accept_uniforms(*names, config.num_steps, config.topk), final_uniforms(*names)
-    return accept_uniforms(*names, config.num_steps), final_uniforms(*names)
 
 
 def _trees(lengths: list[int], verify_input: VerifyInput, config: SpecConfig) -> list[Tree]:

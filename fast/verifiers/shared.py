@@ -3,11 +3,12 @@
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.kinds import resolve
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.core.rank_group import RankGroup
+from specsim.core.verifiers import DEFAULT_VERIFIER
 from specsim.fast.sampling import summarised_distributions
-from specsim.fast.verifiers import target_only
 from specsim.fast.verifiers.finish import bonus_groups, finish
 from specsim.fast.verifiers.path import PathTables
 from specsim.fast.verifiers.round import Round
@@ -18,8 +19,8 @@ from specsim.fast.vocabulary.summaries import GROUP
 
 
 def can_share(ranks: RankGroup, vocab_size: int, config: SpecConfig) -> bool:
-    """Check whether a setting's verifier reads few tokens of a row, and slices begin with a group."""
-    return config.verifier == "target_only" and ranks.part.chunk(vocab_size) % GROUP == 0
+    """Check whether the verifier is the one that reads few tokens of a row, and slices begin with a group."""
+    return config.verifier == DEFAULT_VERIFIER and ranks.part.chunk(vocab_size) % GROUP == 0
 
 
 def needs_all(batch: Batch, vocab_size: int) -> bool:
@@ -60,7 +61,7 @@ def verify_shared(
     rejected_B = torch.empty(batch.size, dtype=torch.int64, device=own_RC.device)
     requests = Requests.of(batch)
     paths = PathTables.of(out)
-    target_only.accept(Round(requests, verify_input, made, config, None, None, paths, rejected_B))
+    resolve(config.verifier_kind.fast)(Round(requests, verify_input, made, config, None, None, paths, rejected_B))
     rows.fetch(*bonus_groups(batch, verify_input, made, config, out, rejected_B))
     finish(batch, verify_input, made, None, None, config, out, rejected_B)
 

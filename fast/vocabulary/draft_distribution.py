@@ -13,7 +13,7 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
-from specsim.fast.runtime.uniforms import DRAFT, gumbel, named_uniform
+from specsim.fast.runtime.uniforms import DRAFT, named_uniform, token_noise
 from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, write_draft_prob
 from specsim.fast.vocabulary.draw import BlockBests, Requests, best_token, group_at, groups_block, store_best, token_at
 from specsim.fast.vocabulary.summaries import GROUP, scale_of, summarise, weights_of
@@ -108,7 +108,7 @@ def _noisy_kernel(
         logits = tl.load(logits_ptr + row * vocab_size + tokens, mask=mask, other=-float("inf")).to(tl.float32)
         scale = scale_of(tl.load(requests.temperature_ptr + request))
         scores = ((logits - best) * scale).to(tl.float64) * LN_2
-        scores = tl.where(mask, scores + gumbel(seed, request_id, root_len + depth + 1, target_ids), -float("inf"))
+        scores = tl.where(mask, scores + token_noise(seed, request_id, root_len + depth + 1, target_ids), -float("inf"))
         store_best(bests, row, block, tokens, scores, vocab_size - 1)
 
 
@@ -209,7 +209,7 @@ def draw_drafts(
     groups = groups_block(vocab_size)
     block = block_of(vocab_size, BLOCK)
     num_blocks = ceil_div(vocab_size, block)
-    bests = BlockBests.empty(num_rows, num_blocks, logits_RV.device) if config.verifier == "gumbel" else None
+    bests = BlockBests.empty(num_rows, num_blocks, logits_RV.device) if config.verifier_kind.is_coupled else None
     if bests is not None:
         _noisy_kernel[num_rows, num_blocks](
             logits_ptr=logits_RV,

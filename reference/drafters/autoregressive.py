@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
@@ -11,20 +10,11 @@ from specsim.core.drafter import Drafter, Head
 from specsim.core.errors import require
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
-from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import extend_metadata, lane_metadata, prefill_metadata
-from specsim.reference.drafting import draft_distribution, draft_topk, expand, sampled
+from specsim.reference.drafting import Drafts, Parents, draft, expand
 from specsim.reference.extend import draft_rows
 from specsim.reference.kv import draft_kv, duplicate_tails
 from specsim.reference.lanes import Lanes, start_lanes
-
-
-class Drafts(NamedTuple):
-    """Drafts after R rows."""
-
-    topk_scores: torch.Tensor  # f32 [R, K], each draft's probability or its logarithm
-    topk_index: torch.Tensor  # i64 [R, K], target ids
-    draft_prob: torch.Tensor | None  # f32 [R, V], their distribution; None where verify does not read it
 
 
 class AutoregressiveDrafter:
@@ -98,19 +88,8 @@ class AutoregressiveDrafter:
 
         Every request has the same number of rows.
         """
-        config = self._config
-        num_lanes = len(logits_RV) // batch.size if batch.size else 1
-        best = draft_topk(logits_RV, count, self._head.d2t, slots_R, config.score)
-        if not config.is_sampled:
-            return Drafts(*best, None)
-        temperature_R = batch.sampling.temperature.repeat_interleave(num_lanes)
-        draft_prob_RV = draft_distribution(logits_RV, temperature_R, self._head.d2t, slots_R, self._vocab_size)
-        if config.verifier == "gumbel":
-            noise_RV = gumbel_noise(batch.seeds, batch.request_ids, root_lens + depth + 1, self._vocab_size)
-            return Drafts(*sampled(best, draft_prob_RV, None, noise_RV, config.score), None)
-        uniforms_BK = draft_uniforms(batch.seeds, batch.request_ids, root_lens, depth, config.topk)
-        drawn = sampled(best, draft_prob_RV, uniforms_BK.view(-1, count), score=config.score)
-        return Drafts(*drawn, draft_prob_RV)
+        parents = Parents(logits_RV, root_lens, depth, slots_R)
+        return draft(batch, parents, count, self._head.d2t, self._config, self._vocab_size)
 
     def propose(self, batch: Batch, draft_input: AutoregressiveInput, pools: KVPool) -> Candidates:
         """Run S-1 forwards of K lanes."""

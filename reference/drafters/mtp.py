@@ -19,11 +19,10 @@ from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import Target
-from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.attention import AttentionMetadata, causal_metadata
-from specsim.reference.drafters.autoregressive import AutoregressiveDrafter, Drafts
+from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafters.product import ProductDrafter
-from specsim.reference.drafting import draft_distribution, draft_topk, sampled
+from specsim.reference.drafting import Drafts, Parents, draft
 from specsim.reference.kv import draft_kv
 from specsim.reference.layers import Weights, inverse_frequencies, rms_norm
 from specsim.reference.targets.decoder import decoder_layer, in_dtype
@@ -159,16 +158,8 @@ class MtpDrafter(ProductDrafter[MtpInput]):
 
     def _drafts(self, batch: Batch, logits_BV: torch.Tensor, root_lens: torch.Tensor, depth: int) -> Drafts:
         """Draft K tokens at a depth, the best ones or sampled ones, for rounds whose roots are at root_lens."""
-        config = self._config
-        best = draft_topk(logits_BV, config.topk, None, score=config.score)
-        if not config.is_sampled:
-            return Drafts(*best, None)
-        draft_prob_BV = draft_distribution(logits_BV, batch.sampling.temperature, None, None, self._vocab_size)
-        if config.verifier == "gumbel":
-            noise_BV = gumbel_noise(batch.seeds, batch.request_ids, root_lens + depth + 1, self._vocab_size)
-            return Drafts(*sampled(best, draft_prob_BV, None, noise_BV, config.score), None)
-        uniforms_BK = draft_uniforms(batch.seeds, batch.request_ids, root_lens, depth, config.topk)
-        return Drafts(*sampled(best, draft_prob_BV, uniforms_BK, score=config.score), draft_prob_BV)
+        parents = Parents(logits_BV, root_lens, depth)
+        return draft(batch, parents, self._config.topk, None, self._config, self._vocab_size)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._modules[0].logits(hidden_RH)

@@ -11,9 +11,8 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, ExplicitCandidates
-from specsim.core.uniforms import draft_uniforms, gumbel_noise
 from specsim.reference.drafters.block_head import BlockHead
-from specsim.reference.drafting import child_scores, draft_distribution, draft_topk, sampled
+from specsim.reference.drafting import Parents, child_scores, draft, draft_topk
 from specsim.reference.sampling import topk
 
 
@@ -74,16 +73,19 @@ def sampled_lanes(
     for depth in range(config.num_steps):
         count = 1 if depth else k  # of each parent
         logits_BWV, confidence_B = _read(head, slots, depth, tokens_BW)
-        own_scores, tokens, draft_prob = _draw(batch, logits_BWV, count, depth, head, config, vocab_size)
+        rows = Parents(logits_BWV.flatten(0, 1), batch.seq_lens, depth)
+        drafts = draft(batch, rows, count, head.d2t, config, vocab_size)
+        own_scores = drafts.topk_scores.unflatten(0, tokens_BW.shape)
         scores = child_scores(scores_BW, own_scores, config.score).flatten(1)
-        tokens = tokens.flatten(1)
+        tokens = drafts.topk_index.unflatten(0, tokens_BW.shape).flatten(1)
         lane = torch.arange(k).expand_as(tokens)
         parents = lane + (depth - 1) * k if depth else torch.full_like(tokens, -1)
         levels.append(Level(tokens, parents, scores, logits_BWV, confidence_B))
-        draft_probs.append(draft_prob)
+        if drafts.draft_prob is not None:
+            draft_probs.append(drafts.draft_prob.unflatten(0, tokens_BW.shape))
         tokens_BW = tokens
         scores_BW = scores
-    return _joined(levels, head, slots, torch.cat(draft_probs, 1) if config.has_draft_prob else None)
+    return _joined(levels, head, slots, torch.cat(draft_probs, 1) if draft_probs else None)
 
 
 def _read(
@@ -95,31 +97,6 @@ def _read(
     logits_BWV = logits_RV.unflatten(0, tokens_BW.shape)
     has_head = head.block.confidence != "none"
     return logits_BWV, head.confidence(slots.hidden[:, depth], tokens_BW[:, 0]) if has_head else None
-
-
-def _draw(
-    batch: Batch,
-    logits_BWV: torch.Tensor,
-    count: int,
-    depth: int,
-    head: BlockHead,
-    config: SpecConfig,
-    vocab_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw `count` children of every lane: (scores and ids [B, W, count], q f32 [B, W, V])."""
-    shape = logits_BWV.shape[:2]
-    logits_RV = logits_BWV.flatten(0, 1)
-    best = draft_topk(logits_RV, count, head.d2t, score=config.score)
-    temperature_R = batch.sampling.temperature.repeat_interleave(shape[1])
-    draft_prob_RV = draft_distribution(logits_RV, temperature_R, head.d2t, None, vocab_size)
-    names = batch.seeds, batch.request_ids
-    if config.verifier == "gumbel":
-        noise_RV = gumbel_noise(*names, batch.seq_lens + depth + 1, vocab_size)
-        drawn = sampled(best, draft_prob_RV, None, noise_RV, config.score)
-    else:
-        uniforms_BK = draft_uniforms(*names, batch.seq_lens, depth, config.topk)
-        drawn = sampled(best, draft_prob_RV, uniforms_BK.view(-1, count), score=config.score)
-    return drawn[0].unflatten(0, shape), drawn[1].unflatten(0, shape), draft_prob_RV.unflatten(0, shape)
 
 
 def _joined(levels: list[Level], head: BlockHead, slots: Slots, draft_prob: torch.Tensor | None) -> ExplicitCandidates:

@@ -6,6 +6,7 @@ from specsim.cli import options
 from specsim.cli.file_options import reads
 from specsim.cli.options import option
 from specsim.core.errors import InputError
+from specsim.core.verifiers import BY_DRAFTS, one_of
 
 
 def certify(
@@ -13,7 +14,7 @@ def certify(
         str | None,
         option(
             "Verification",
-            "Acceptance rule: greedy, target_only, typical, rejection, block, gumbel or multi_round.",
+            f"Acceptance rule: greedy, {one_of(BY_DRAFTS)}.",
             metavar="NAME",
             show_default="all, and wrong ones that must fail",
         ),

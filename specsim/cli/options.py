@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from specsim.cli.file_options import reads, writes
-from specsim.core.config import PRESETS, VERIFIERS, SamplingParams, ServingConfig, SpecConfig
+from specsim.core.config import PRESETS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.json_schema import schema_name
 from specsim.core.kinds import DEFAULT, KINDS
 from specsim.core.synthetic_acceptance import SCHEDULES
+from specsim.core.verifiers import VERIFIER_KINDS, VERIFIERS, one_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_LOSSY = one_of(kind for kind in VERIFIER_KINDS if not kind.is_lossless)
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _Settings = TypeVar("_Settings", SpecConfig, SamplingParams, ServingConfig)
 
@@ -108,7 +110,7 @@ AdaptivePerRequest = Annotated[
 ]
 Verifier = Annotated[
     str,
-    option("Verification", "Acceptance rule. All rules are lossless except typical.", metavar="|".join(VERIFIERS)),
+    option("Verification", f"Acceptance rule. All rules are lossless except {_LOSSY}.", metavar="|".join(VERIFIERS)),
 ]
 PageSize = Annotated[int, option("KV cache", "Tokens in a KV page. [1 to 65536]")]
 DraftKV = Annotated[

@@ -5,6 +5,7 @@ from typing import Annotated
 from specsim.cli import options
 from specsim.cli.options import option
 from specsim.core.errors import require
+from specsim.core.verifiers import VERIFIER_KINDS, one_of
 
 
 def sampling_test(
@@ -12,7 +13,7 @@ def sampling_test(
         str | None,
         option(
             "Verification",
-            "Acceptance rule: target_only, rejection, block, multi_round or gumbel.",
+            f"Acceptance rule: {one_of(kind for kind in VERIFIER_KINDS if kind.is_lossless)}.",
             metavar="NAME",
             show_default="all, and wrong ones that must fail",
         ),
@@ -34,7 +35,7 @@ def sampling_test(
 
     Examples:
       specsim sampling-test --tokens 50000
-      specsim sampling-test --verifier gumbel --impl both
+      specsim sampling-test --verifier rejection --impl both
       specsim sampling-test --rule my_rule.py:rule
     """
     given = locals()

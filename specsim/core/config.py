@@ -4,16 +4,15 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from specsim.core.errors import require, require_choice, require_choices, require_int, require_number
 from specsim.core.limits import MOST_RUNNING, MOST_STEPS, MOST_TOKENS, MOST_WIDTH
 from specsim.core.token_biases import TokenBiases
+from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIER_KINDS, Verifier, VerifierKind, one_of
 
-Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "gumbel"]
 _TOPK = "an integer of at least 1, drafts kept at each step (top_k is another: tokens kept by sampling)"
 _TOP_K = "an integer of at least 0, tokens kept by sampling (topk is another: drafts kept at each step)"
-VERIFIERS: tuple[Verifier, ...] = get_args(Verifier)
 Score = Literal["prob", "logprob"]
 # Settings by name. `naive-eagle`: a chain of one draft in pages of one slot, as in sgl-project/sglang#6995.
 PRESETS: Mapping[str, Mapping[str, Any]] = {"naive-eagle": {"topk": 1, "num_steps": 1, "page_size": 1}}
@@ -32,8 +31,8 @@ class SpecConfig:
 
     topk: int = 4  # K
     num_steps: int = 3  # S
-    # N, root included. Default: a chain's num_steps + 1; all drafts of multi_round; else 8 or num_steps + 1, whichever
-    # is larger, but no more than topk and num_steps propose.
+    # N, root included. Default: a chain's num_steps + 1; all sampled drafts; else 8 or num_steps + 1, whichever is
+    # larger, but no more than topk and num_steps propose.
     num_draft_tokens: int = _FOLLOWS
     page_size: int = 16
     draft_kv: Literal["lane", "ancestor"] = "lane"  # a re-parented lane attends to its own KV or its true ancestors'
@@ -42,12 +41,12 @@ class SpecConfig:
     score: Score = "prob"  # drafts are ranked by products of probabilities, or by sums of log-softmax (no underflow)
     # `exact` counts a node's own path, as plain decoding would; `relaxed` does not, and is not lossless.
     penalties: Literal["exact", "relaxed"] = "exact"
-    # Acceptance of a tree above temperature 0 (specsim.reference.acceptance). `target_only`, `typical`: the drafter's
-    # best tokens. `rejection`, `block`, `gumbel`: a sampled chain (K = 1). `multi_round`: K sampled lanes, N = 1 + KS.
-    verifier: Verifier = "target_only"
-    threshold_single: float = 1.0  # of target_only; below 1 lossy on purpose
-    threshold_acc: float = 1.0  # of target_only; below 1 lossy on purpose
-    typical_epsilon: float = 0.09  # of typical, not lossless: a draft passes above min(epsilon, delta · exp(-entropy))
+    # Acceptance of a tree above temperature 0 (specsim.reference.acceptance). A verifier of `best` drafts takes the
+    # drafter's best tokens, of `sampled` ones a chain (K = 1), of `siblings` K sampled lanes, N = 1 + KS.
+    verifier: Verifier = DEFAULT_VERIFIER
+    threshold_single: float = 1.0  # below 1 lossy on purpose, as threshold_acc
+    threshold_acc: float = 1.0
+    typical_epsilon: float = 0.09  # not lossless: a draft passes above min(epsilon, delta · exp(-entropy))
     typical_delta: float = 0.3
     max_len: int | None = None  # most tokens of a request, prompt included; None: the target's own limit
 
@@ -55,11 +54,11 @@ class SpecConfig:
         require(type(self.topk) is int and self.topk >= 1, "topk", self.topk, _TOPK)
         require_int("topk", self.topk, 1, MOST_WIDTH)
         require_int("num_steps", self.num_steps, 0, MOST_STEPS)
+        require_choices(self)
         if self.num_draft_tokens is None:
             object.__setattr__(self, "num_draft_tokens", self._tree_size())
         require_int("num_draft_tokens", self.num_draft_tokens, 1 if self.is_plain else 2)
         require_int("page_size", self.page_size, 1, 2**16)
-        require_choices(self)
         self._check_verifier()
         self._check_tree()
         for name in ("threshold_single", "threshold_acc", "typical_epsilon", "typical_delta"):
@@ -69,17 +68,19 @@ class SpecConfig:
 
     def _check_verifier(self) -> None:
         verifier = self.verifier
+        drafts = self.verifier_kind.drafts
         if self.is_plain:
-            allowed = "target_only, typical or gumbel when num_steps is 0"
+            allowed = f"{one_of(kind for kind in VERIFIER_KINDS if not kind.reads_draft_prob)} when num_steps is 0"
             require(not self.has_draft_prob, "verifier", verifier, allowed)
-        elif verifier == "multi_round":
+        elif drafts == "siblings":
             static = 1 + self.topk * self.num_steps
-            only = f"{static}: verifier multi_round verifies topk · num_steps drafts below the root"
+            only = f"{static}: verifier {verifier} verifies topk · num_steps drafts below the root"
             require(self.num_draft_tokens == static, "num_draft_tokens", self.num_draft_tokens, only)
-        elif self.is_sampled:
+        elif drafts == "sampled":
             require(self.topk == 1, "topk", self.topk, f"1: verifier {verifier} verifies a chain of sampled drafts")
-        for name in ("threshold_single", "threshold_acc") if verifier != "target_only" else ():
-            require(getattr(self, name) == 1, name, getattr(self, name), "1, unless the verifier is target_only")
+        only = f"1, unless the verifier is {DEFAULT_VERIFIER}"
+        for name in KIND_OF[DEFAULT_VERIFIER].thresholds if verifier != DEFAULT_VERIFIER else ():
+            require(getattr(self, name) == 1, name, getattr(self, name), only)
 
     def _check_tree(self) -> None:
         if self.is_plain:
@@ -98,7 +99,7 @@ class SpecConfig:
         if self.topk == 1:
             return self.num_steps + 1
         everything = self.num_candidates + 1
-        return everything if self.verifier == "multi_round" else min(max(8, self.num_steps + 1), everything)
+        return everything if self.is_sampled else min(max(8, self.num_steps + 1), everything)
 
     @classmethod
     def plain(cls, page_size: int = 16, max_len: int | None = None) -> "SpecConfig":
@@ -133,19 +134,24 @@ class SpecConfig:
         return self.num_steps == 0
 
     @property
+    def verifier_kind(self) -> VerifierKind:
+        """Record of the verifier."""
+        return KIND_OF[self.verifier]
+
+    @property
     def is_sampled(self) -> bool:
         """Check whether drafts are drawn from the drafter's distribution, into a static tree that holds all of them."""
-        return self.verifier not in ("target_only", "typical")
+        return self.verifier_kind.is_sampled
 
     @property
     def has_draft_prob(self) -> bool:
         """Check whether verify reads the distribution that drafts were drawn from."""
-        return self.is_sampled and self.verifier != "gumbel"
+        return self.verifier_kind.reads_draft_prob
 
     @property
     def is_lossless(self) -> bool:
         """Check whether the verifier keeps the target's distribution."""
-        return self.verifier != "typical" and self.threshold_single == self.threshold_acc == 1
+        return self.verifier_kind.is_lossless and self.threshold_single == self.threshold_acc == 1
 
     @property
     def num_parents(self) -> int:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specsim.core.terminal import printable
+from specsim.core.verifiers import DEFAULT_VERIFIER
 
 WIDTH = 100
 NAME_WIDTH = 24  # of names in the first column that are never wrapped
@@ -107,7 +108,7 @@ def by_position(rates: Sequence[float]) -> str:
 def setting(config: Any, rule: Any = None) -> str:
     """Describe a specsim.SpecConfig, and the specsim.AcceptanceRule in place of its verifier."""
     tree = f"topk {config.topk}, {config.num_steps} steps, {config.num_draft_tokens} draft tokens"
-    verifier = "" if config.verifier == "target_only" else f", verifier {config.verifier}"
+    verifier = "" if config.verifier == DEFAULT_VERIFIER else f", verifier {config.verifier}"
     verifier = verifier if rule is None else f", acceptance rule {rule.name}"
     is_lossless = config.is_lossless and (rule is None or rule.lossless)
     if config.is_plain:

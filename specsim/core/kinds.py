@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
+from specsim.core.verifiers import VERIFIER_KINDS, VERIFIER_OF
+
 _SIZES = ("num_steps", "topk", "num_draft_tokens")
 
 
@@ -150,7 +152,7 @@ _RECORDS = (
         ),
         accept_length=2.7,
         synthetic="specsim.models.synthetic.p_eagle:SYNTHETIC",
-        sampling_tests=("rejection", "multi_round"),
+        sampling_tests=(VERIFIER_OF["sampled"], VERIFIER_OF["siblings"]),
         parallel=_EITHER,
     ),
     DrafterKind(
@@ -166,7 +168,7 @@ _RECORDS = (
         tree_steps=3,  # as deep as the shipped drafter has modules
         accept_length=2.85,
         synthetic="specsim.models.synthetic.mtp:SYNTHETIC",
-        sampling_tests=("rejection",),
+        sampling_tests=(VERIFIER_OF["sampled"],),
         variants={
             "mtp.one": Variant("mode", {"num_modules": 1}),
             "mtp.parallel": Variant("mode", {"hidden_chain": False}),
@@ -200,7 +202,7 @@ _RECORDS = (
         tree_steps=7,  # the whole block of the shipped drafter
         accept_length=2.4,
         synthetic="specsim.models.synthetic.block:DFLASH",
-        sampling_tests=("rejection",),
+        sampling_tests=(VERIFIER_OF["sampled"],),
     ),
     DrafterKind(
         "dspark",
@@ -215,7 +217,7 @@ _RECORDS = (
         tree_steps=7,  # the whole block of the shipped drafter
         accept_length=2.5,
         synthetic="specsim.models.synthetic.block:DSPARK",
-        sampling_tests=("rejection", "block", "multi_round", "target_only"),
+        sampling_tests=tuple(each.name for each in VERIFIER_KINDS if each.is_lossless and not each.is_coupled),
     ),
     DrafterKind(
         "standalone",
@@ -227,10 +229,10 @@ _RECORDS = (
         drafts="lanes",
         accept_length=2.3,
         synthetic="specsim.models.synthetic.standalone:SYNTHETIC",
-        sampling_tests=("rejection", "block", "multi_round", "gumbel"),
+        sampling_tests=tuple(each.name for each in VERIFIER_KINDS if each.is_sampled),
         variants={
             "standalone.shifted": Variant("mode", {"rows": "shifted"}),
-            "standalone.tli": Variant("vocabulary", sampling_tests=("rejection", "multi_round")),
+            "standalone.tli": Variant("vocabulary", sampling_tests=(VERIFIER_OF["sampled"], VERIFIER_OF["siblings"])),
         },
         parallel=("replicated",),
     ),
@@ -241,7 +243,7 @@ _RECORDS = (
         fast="specsim.fast.drafters.ngram:make",
         settings="specsim.core.token_drafter:NgramConfig",
         synthetic="specsim.models.synthetic.looked_up:NGRAM",
-        sampling_tests=("target_only",),
+        sampling_tests=(VERIFIER_OF["best"],),
         on_host="trees",
         **_LOOKED_UP,
     ),
@@ -252,7 +254,7 @@ _RECORDS = (
         fast="specsim.fast.drafters.suffix:make",
         settings="specsim.core.token_drafter:SuffixConfig",
         synthetic="specsim.models.synthetic.looked_up:SUFFIX",
-        sampling_tests=("target_only",),
+        sampling_tests=(VERIFIER_OF["best"],),
         on_host="always",
         **_LOOKED_UP,
     ),

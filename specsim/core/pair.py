@@ -16,6 +16,7 @@ from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
+from specsim.core.verifiers import VERIFIER_KINDS, one_of
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -106,7 +107,8 @@ def check_drafter(drafter: AnyDrafter | None, config: SpecConfig) -> AnyDrafter:
     if drafter is None:
         raise InputError("num_steps", config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
     if config.is_sampled and not record_of(drafter).can_sample:
-        allowed = f"target_only or typical with drafter {kind_of(drafter)}, whose drafts are not sampled"
+        possible = one_of(kind for kind in VERIFIER_KINDS if not kind.is_sampled)
+        allowed = f"{possible} with drafter {kind_of(drafter)}, whose drafts are not sampled"
         raise InputError("verifier", config.verifier, allowed)
     return drafter
 

@@ -8,17 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from specsim.core.config import SpecConfig, Verifier
+from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_type, text_of
 from specsim.core.user_module import UserFunction, load_object, user_code
+from specsim.core.verifiers import DRAFTS, VERIFIER_OF, Drafts
 
 if TYPE_CHECKING:
     import torch
-
-# The verifier of the setting decides which drafts are made, and for which names uniforms are drawn.
-VERIFIER_OF: dict[str, Verifier] = {"best": "target_only", "sampled": "rejection", "siblings": "multi_round"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +95,13 @@ class AcceptanceRule:
     """An acceptance rule in place of the named verifiers of a setting."""
 
     name: str
-    # Drafts that it verifies. `best`: a tree of the drafter's best tokens. `sampled`: a chain, each draft drawn from
-    # the drafter's distribution. `siblings`: K chains below the root, drawn independently; siblings may be equal.
-    drafts: Literal["best", "sampled", "siblings"]
+    drafts: Drafts  # that it verifies; the setting's verifier makes them, and names the uniforms
     accept: Accept
     lossless: bool = True  # claim that the target's distribution is kept, which specsim certify proves or refutes
 
     def __post_init__(self) -> None:
         require(isinstance(self.name, str) and self.name.strip(), "name", self.name, "a text that names the rule")
-        require_choice("drafts", self.drafts, tuple(VERIFIER_OF))
+        require_choice("drafts", self.drafts, DRAFTS)
         require(callable(self.accept), "accept", self.accept, "a function from a tree to Accepted(path, bonus)")
         require_type("lossless", self.lossless, bool, "True or False")
 
@@ -121,7 +117,7 @@ class AcceptanceRule:
         needed = VERIFIER_OF[self.drafts]
         allowed = f"{needed} in the setting of rule {self.name}, whose drafts are {self.drafts!r}"
         require(config.verifier == needed, "verifier", config.verifier, allowed)
-        for name in ("threshold_single", "threshold_acc"):
+        for name in config.verifier_kind.thresholds:
             value = getattr(config, name)
             require(value == 1, name, value, f"1 with rule {self.name}, which does not read it")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require
+from specsim.core.verifiers import DEFAULT_VERIFIER
 
 SWITCHED = ("topk", "num_steps", "num_draft_tokens")  # fields in which settings may differ
 OFF = (*SWITCHED, "verifier", "threshold_single", "threshold_acc")  # those in which plain decoding may differ, too
@@ -69,7 +70,7 @@ def with_steps(config: SpecConfig, num_steps: int) -> SpecConfig:
     if num_steps == config.num_steps:
         return config
     if num_steps == 0:
-        verifier = "target_only" if config.has_draft_prob else config.verifier
+        verifier = DEFAULT_VERIFIER if config.has_draft_prob else config.verifier
         return replace(config, topk=1, num_steps=0, num_draft_tokens=1, verifier=verifier)
     nodes: Any = None  # the number of nodes of a chain or a static tree follows
     if config.topk > 1 and not config.is_sampled:

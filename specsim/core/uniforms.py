@@ -8,6 +8,8 @@ from enum import IntEnum
 
 import torch
 
+from specsim.core.config import SpecConfig
+
 Part = torch.Tensor | int  # of the names of draws; the parts broadcast
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -25,7 +27,7 @@ class Stream(IntEnum):
     FINAL = 2
     SYNTHETIC = 3
     DRAFT = 4
-    GUMBEL = 5
+    TOKEN_NOISE = 5
 
 
 def seed_bits(seed: int) -> int:
@@ -79,7 +81,7 @@ def named_uniforms(
     return (word >> 8).clamp(min=1).double() * 2.0**-24
 
 
-def gumbel_noise(
+def token_noise(
     seeds: torch.Tensor, request_ids: torch.Tensor, positions: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
     """Draw standard Gumbel noise -log(-log u) for every token at every position, float64 [..., V].
@@ -89,7 +91,8 @@ def gumbel_noise(
     tail of a large vocabulary.
     """
     token_ids = torch.arange(vocab_size)
-    high, low, _, _ = words(seeds[..., None], request_ids[..., None], Stream.GUMBEL, positions[..., None], 0, token_ids)
+    names = seeds[..., None], request_ids[..., None], Stream.TOKEN_NOISE, positions[..., None]
+    high, low, _, _ = words(*names, 0, token_ids)
     uniform = ((high << 21) | (low >> 11)).clamp(min=1).double() * 2.0**-53
     return -(-uniform.log()).log()
 
@@ -135,3 +138,13 @@ def lane_accept_uniforms(
     depths = child // num_lanes
     lanes = child % num_lanes
     return named_uniforms(seeds[:, None], request_ids[:, None], Stream.ACCEPT, root_lens[:, None], depths, lanes)
+
+
+def round_uniforms(
+    seeds: torch.Tensor, request_ids: torch.Tensor, root_lens: torch.Tensor, config: SpecConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the uniforms of a round, float64: (accept [B, S+1] by depth or [B, N] by node, final [B])."""
+    names = seeds, request_ids, root_lens
+    if config.verifier_kind.draws == "node":
+        return lane_accept_uniforms(*names, config.num_steps, config.topk), final_uniforms(*names)
+    return accept_uniforms(*names, config.num_steps), final_uniforms(*names)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.kinds import resolve
 from specsim.core.rule import Tree
 from specsim.explorer.recorder import Recorded
 from specsim.explorer.tables import target_probs
@@ -29,9 +30,9 @@ class Walk:
     config: SpecConfig
     probs_NV: torch.Tensor  # f64, the target's distribution after each node
     draft_probs_MV: torch.Tensor | None  # f32, distribution of the children of each node that has some
-    uniforms: list[float]  # by depth; of multi_round by node
+    uniforms: list[float]  # by depth or by node
     final_uniform: float
-    noise_WV: torch.Tensor | None = None  # of gumbel
+    noise_WV: torch.Tensor | None = None  # shared by drafter and target
     is_greedy: bool = False
     other: str = ""  # name of what decided in place of the verifier: a rule or a schedule
     decisions: list[Decision] = field(default_factory=list)
@@ -40,20 +41,19 @@ class Walk:
     def of(cls, states: Recorded, config: SpecConfig, row: int, probs_NV: torch.Tensor, other: str = "") -> "Walk":
         """Read a request's numbers from a recorded round, and draw its uniforms again."""
         from specsim.reference.request_tree import trees
-        from specsim.reference.verify import round_noise, round_uniforms
+        from specsim.reference.verify import round_draws
 
         batch = states.batch.filter(torch.tensor([row]))
-        uniforms, final = round_uniforms(batch, config)
-        noise = round_noise(batch, config, probs_NV.shape[-1])[0] if config.verifier == "gumbel" else None
+        (draws,) = round_draws(batch, config, probs_NV.shape[-1])
         draft_prob = states.verify_input.draft_prob
         return cls(
             tree=trees(states.batch, states.verify_input, config.length_limit)[row],
             config=config,
             probs_NV=probs_NV,
             draft_probs_MV=None if draft_prob is None else draft_prob[row].double(),
-            uniforms=uniforms[0].tolist(),
-            final_uniform=float(final[0]),
-            noise_WV=noise,
+            uniforms=draws.uniforms,
+            final_uniform=draws.final,
+            noise_WV=draws.noise_WV,
             is_greedy=float(batch.sampling.temperature) == 0,
             other=other,
         )
@@ -75,7 +75,9 @@ class Walk:
 
 def decide(walk: Walk) -> list[Decision]:
     """List the decisions of the setting's verifier; none where a rule or a schedule decides in its place."""
-    return list(_VERIFIERS[walk.verifier](walk)) if walk.verifier in _VERIFIERS else []
+    if walk.other:
+        return []
+    return list(greedy(walk) if walk.is_greedy else resolve(walk.config.verifier_kind.decisions)(walk))
 
 
 def decisions(states: Recorded, config: SpecConfig, row: int, other: str = "") -> list[Decision]:
@@ -102,7 +104,8 @@ def _down(walk: Walk, try_child: Callable[[int], Decision]) -> Iterator[Decision
             return
 
 
-def _greedy(walk: Walk) -> Iterator[Decision]:
+def greedy(walk: Walk) -> Iterator[Decision]:
+    """Compare each draft with the target's most likely token."""
     from specsim.reference.sampling import argmax
 
     best = argmax(walk.probs_NV).tolist()
@@ -115,7 +118,8 @@ def _greedy(walk: Walk) -> Iterator[Decision]:
     return _down(walk, try_child)
 
 
-def _gumbel(walk: Walk) -> Iterator[Decision]:
+def gumbel(walk: Walk) -> Iterator[Decision]:
+    """Compare each draft with the token that the target draws with the drafter's noise."""
     from specsim.reference.sampling import argmax
 
     assert walk.noise_WV is not None
@@ -130,7 +134,8 @@ def _gumbel(walk: Walk) -> Iterator[Decision]:
     return _down(walk, try_child)
 
 
-def _target_only(walk: Walk) -> Iterator[Decision]:
+def target_only(walk: Walk) -> Iterator[Decision]:
+    """Compare a node's uniform with the target's probability of its children so far."""
     single = walk.config.threshold_single
     total = max(walk.config.threshold_acc, 1e-9)
     masses: dict[int, float] = {}  # by parent, of the children tried
@@ -148,7 +153,8 @@ def _target_only(walk: Walk) -> Iterator[Decision]:
     return _down(walk, try_child)
 
 
-def _multi_round(walk: Walk) -> Iterator[Decision]:
+def multi_round(walk: Walk) -> Iterator[Decision]:
+    """Compare u · q with p, which is the residual distribution after a rejection."""
     from specsim.reference.acceptance import residual
 
     assert walk.draft_probs_MV is not None
@@ -176,7 +182,8 @@ def _ratio(u: float, q: float, p: float, passes: bool) -> str:
     return f"u · q = {few(u)} · {few(q)} = {few(u * q)} {'<' if passes else '≥'} p = {few(p)}"
 
 
-def _rejection(walk: Walk) -> Iterator[Decision]:
+def rejection(walk: Walk) -> Iterator[Decision]:
+    """Compare u · q with p at each draft of the chain, up to the first rejection."""
     for node in walk.tree.chain():
         u = walk.uniforms[node - 1]
         passes = u * walk.q(node) < walk.p(node)
@@ -185,7 +192,7 @@ def _rejection(walk: Walk) -> Iterator[Decision]:
             return
 
 
-def _block(walk: Walk) -> Iterator[Decision]:
+def block(walk: Walk) -> Iterator[Decision]:
     """Look at every prefix of the chain; the longest one that passes is accepted."""
     assert walk.draft_probs_MV is not None
     last = len(walk.tree.chain())
@@ -206,7 +213,7 @@ def _block(walk: Walk) -> Iterator[Decision]:
         yield Decision(node, passes, text)
 
 
-def _typical(walk: Walk) -> Iterator[Decision]:
+def typical(walk: Walk) -> Iterator[Decision]:
     """Look at every child of a node that passes; the deepest that passes is accepted."""
     config = walk.config
     passed = {0}
@@ -221,17 +228,6 @@ def _typical(walk: Walk) -> Iterator[Decision]:
         yield Decision(node, passes, f"p = {few(walk.p(node))} {'>' if passes else '≤'} threshold {few(threshold)}")
 
 
-_VERIFIERS: dict[str, Callable[[Walk], Iterator[Decision]]] = {
-    "greedy": _greedy,
-    "target_only": _target_only,
-    "typical": _typical,
-    "rejection": _rejection,
-    "block": _block,
-    "multi_round": _multi_round,
-    "gumbel": _gumbel,
-}
-
-
 def bonus_origin(walk: Walk, path: list[int]) -> str:
     """Describe the origin of the token after the accepted path, to follow the words `the bonus token`."""
     after = f"the target's distribution after node {path[-1]}"
@@ -240,12 +236,13 @@ def bonus_origin(walk: Walk, path: list[int]) -> str:
         return f"is made with {walk.other}"
     if walk.is_greedy:
         return f"is the most likely token of {after}"
-    if walk.verifier == "gumbel":
+    kind = walk.config.verifier_kind
+    if kind.is_coupled:
         return f"is drawn from {after}, with noise named by the token's position"
     children = list(walk.tree.acceptable_children(path))
-    if walk.verifier == "typical" or not children:
+    if kind.draws == "none" or not children:
         return f"is drawn from {after}{u}"
-    if walk.verifier == "target_only":
+    if not kind.is_sampled:
         return f"is drawn from {after}, without the rejected drafts,{u}"
-    scaled = "w · p" if walk.verifier == "block" else "p"
+    scaled = "w · p" if kind.name == "block" else "p"
     return f"is drawn from the residual distribution after node {path[-1]}, max(0, {scaled} − q) normalised,{u}"

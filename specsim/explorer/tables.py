@@ -7,12 +7,11 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates, ExplicitCandidates
+from specsim.core.uniforms import round_uniforms
 from specsim.explorer.recorder import Recorded
 
 if TYPE_CHECKING:
     from specsim.plots.sheet import Decode
-
-_PLAIN = ("target_only", "rejection", "block")  # verifiers with one uniform for each depth
 
 
 def candidate_columns(states: Recorded, config: SpecConfig, decode: "Decode", row: int) -> dict[str, list[Any]]:
@@ -132,12 +131,12 @@ def target_probs(states: Recorded, config: SpecConfig, row: int) -> torch.Tensor
 
 def node_uniforms(states: Recorded, config: SpecConfig, row: int, depths: list[int]) -> list[float | None]:
     """Draw the uniform of each node below the root again, None where the verifier draws none."""
-    from specsim.reference.verify import round_uniforms
-
+    batch = states.batch
+    draws = config.verifier_kind.draws
     is_drawn = float(states.batch.sampling.temperature[row]) > 0
-    if not is_drawn or config.verifier not in (*_PLAIN, "multi_round"):
+    if not is_drawn or draws not in ("depth", "node"):
         return [None] * len(depths)
-    uniforms = round_uniforms(states.batch, config)[0][row].tolist()
-    if config.verifier == "multi_round":
+    uniforms = round_uniforms(batch.seeds, batch.request_ids, batch.seq_lens, config)[0][row].tolist()
+    if draws == "node":
         return [None, *uniforms[1 : len(depths)]]
     return [uniforms[depth - 1] if depth else None for depth in depths]

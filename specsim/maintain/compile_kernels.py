@@ -12,7 +12,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +29,7 @@ from specsim.core.kv_buffer import KVBuffer
 from specsim.core.rule import AcceptanceRule, Accepted
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.token_drafter import NgramConfig
+from specsim.core.verifiers import DEFAULT_VERIFIER, VERIFIER_KINDS, VERIFIER_OF, Drafts
 from specsim.models.synthetic_pair import synthetic_pair
 
 SHARED_MEMORY = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes of a program, by compute capability: A100, H100, B200
@@ -66,21 +68,27 @@ WIDE: dict[str, Any] = {
     "head_dim": 64,
 }
 RULE = AcceptanceRule("first", "best", lambda tree, *_: Accepted([0], tree.tokens[0]), lossless=False)
+
+
+def verified(drafts: Drafts, *runs: Run) -> Iterator[Run]:
+    """Give every verifier of such drafts, except the default one, the next of the runs."""
+    kinds = (kind for kind in VERIFIER_KINDS if kind.drafts == drafts and kind.name != DEFAULT_VERIFIER)
+    for kind, run in zip(kinds, cycle(runs), strict=False):
+        yield replace(run, config=replace(run.config, verifier=kind.name))
+
+
+_STATIC = SpecConfig(2, 3, 7, verifier=VERIFIER_OF["siblings"])
 RUNS = (
     Run("eagle3", "llama", sampling=FILTERED, is_wide=True),
     Run("eagle", "mistral", SpecConfig(2, 3, 6, page_size=4, draft_kv="ancestor", release="round"), FILTERED),
-    Run("eagle3", "qwen3", SpecConfig(1, 3, 4, verifier="rejection"), FILTERED, torch.float32),
-    Run("eagle", "qwen2", SpecConfig(2, 3, 7, verifier="multi_round"), FILTERED),
-    Run(
-        "eagle3",
-        "llama",
-        SpecConfig(1, 3, 4, verifier="block"),
-        FILTERED,
-        options=(("batch_invariant", True),),
-        is_wide=True,
+    *verified(
+        "sampled",
+        Run("eagle3", "qwen3", SpecConfig(1, 3, 4), FILTERED, torch.float32),
+        Run("eagle3", "llama", SpecConfig(1, 3, 4), FILTERED, options=(("batch_invariant", True),), is_wide=True),
+        Run("eagle3", "llama", SpecConfig(1, 3, 4), FILTERED),
     ),
-    Run("eagle3", "llama", SpecConfig(1, 3, 4, verifier="gumbel"), FILTERED),
-    Run("eagle3", "llama", SpecConfig(2, 3, 6, verifier="typical"), FILTERED),
+    *verified("siblings", Run("eagle", "qwen2", SpecConfig(2, 3, 7), FILTERED)),
+    *verified("best", Run("eagle3", "llama", SpecConfig(2, 3, 6), FILTERED)),
     Run("eagle3", "llama", SpecConfig(8, 5, 40, page_size=4), is_wide=True),  # attention in a pipeline
     Run("eagle3", "gpt_oss", options=FP8),
     Run("eagle3.1", "qwen3_moe", is_wide=True),
@@ -89,11 +97,11 @@ RUNS = (
     Run("mtp", "llama"),
     Run("frozen-kv", "gpt_oss", CHAIN),
     Run("p-eagle", "llama"),
-    Run("p-eagle", "qwen3", SpecConfig(2, 3, 7, verifier="multi_round"), FILTERED),
+    Run("p-eagle", "qwen3", _STATIC, FILTERED),
     Run("dflash", "llama", is_wide=True),
     Run("dflash", "gpt_oss", SpecConfig(1, 3, 4, verifier="block"), FILTERED, options=FP8),
     Run("dspark", "qwen3"),
-    Run("dspark", "llama", SpecConfig(2, 3, 7, verifier="multi_round"), FILTERED, torch.float32),
+    Run("dspark", "llama", _STATIC, FILTERED, torch.float32),
     Run("eagle3", "llama", sampling=FILTERED, given=(("verifier", RULE),)),
     Run("eagle3", "llama", CHAIN, given=(("drafter", NgramConfig()),)),
     Run("eagle3", "llama", given=(("acceptance", SyntheticAcceptance((0.5, 0.5, 0.5))),)),

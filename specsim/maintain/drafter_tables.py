@@ -7,12 +7,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specsim.core.config import VERIFIERS, SpecConfig, Verifier
+from specsim.core.config import SpecConfig
 from specsim.core.engine_options import GRAPHS, EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.kinds import DEFAULT, KINDS, OWN, TESTED
 from specsim.core.pair import AnyDrafter, Pair
 from specsim.core.token_drafter import Proposal, TreeLimits
+from specsim.core.verifiers import DEFAULT_VERIFIER, VERIFIERS, Verifier
 from specsim.maintain.result_tables import markdown, prompts_of
 from specsim.models.load import token_drafter
 from specsim.models.shipped import TINY
@@ -75,12 +76,12 @@ COMBINATIONS = tuple(
 # Refusals of other settings than those of the table: more steps than modules, pages that move, no drafter.
 OTHERS = (
     *(
-        Combination(name, "target_only", 1, "eager", num_steps=STEPS + 1)
+        Combination(name, DEFAULT_VERIFIER, 1, "eager", num_steps=STEPS + 1)
         for name, kind in KINDS.items()
         if kind.drafts == "modules"
     ),
-    *(Combination(drafter, "target_only", 1, "round", release="round") for drafter in DRAFTERS[:-1]),
-    Combination("none", "target_only", 1, "eager", num_steps=STEPS),
+    *(Combination(drafter, DEFAULT_VERIFIER, 1, "round", release="round") for drafter in DRAFTERS[:-1]),
+    Combination("none", DEFAULT_VERIFIER, 1, "eager", num_steps=STEPS),
 )
 
 

@@ -16,10 +16,11 @@ from specsim.core.errors import InputError, require
 from specsim.core.rule import AcceptanceRule
 from specsim.correctness import exact
 from specsim.correctness.exact.cases import CASES
+from specsim.correctness.exact.certificates import VERIFIERS
 from specsim.correctness.exact.model import Case, draws
 from specsim.correctness.exact.report import Certificate
 from specsim.correctness.exact.report import exact as as_text
-from specsim.correctness.exact.verifier import VERIFIERS, Given, Verifier
+from specsim.correctness.exact.verifier import Given, Verifier
 from specsim.maintain.result_tables import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ RULE_FILES = "*_rule.py"
 PROBES = (1 / 16, 5 / 16, 1 / 2, 11 / 16, 15 / 16)  # uniforms for which it is probed what a rule reads
 RULES = ("rule", "lossless", "largest distance", "accepted / optimum", "reads besides the target's distributions")
 CASE = ("rule", "distance", "accepted", "optimum", "accepted / optimum")
-KINDS = {"given": "any", "best": "any", "chain": "chain", "sampled": "chain", "siblings": "tree"}
+KINDS = {"best": "any", "sampled": "chain", "siblings": "tree"}
 TITLES = {"any": "any drafts", "chain": "sampled chains", "tree": "sampled trees"}
 HEAD = """# Leaderboard of acceptance rules
 
@@ -151,7 +152,7 @@ def _own_reads(rule: AcceptanceRule) -> str:
         accepted = rule.accept(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)
         return list(accepted.path), int(accepted.bonus)
 
-    return reads(accept, CASES[{"best": "given", "sampled": "chain"}.get(rule.drafts, rule.drafts)])
+    return reads(accept, CASES[rule.drafts])
 
 
 def page(entries: Sequence[Entry]) -> str:

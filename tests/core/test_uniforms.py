@@ -14,11 +14,11 @@ from specsim.core.uniforms import (
     Stream,
     accept_uniforms,
     draft_uniforms,
-    gumbel_noise,
     lane_accept_uniforms,
     named_uniforms,
     philox,
     seed_bits,
+    token_noise,
     words,
 )
 from specsim.fast.runtime import uniforms as fast
@@ -158,17 +158,17 @@ def test_every_draft_of_a_static_tree_has_its_own_uniform():
     assert torch.equal(lane_accept_uniforms(*names, 3, 1)[:, 1:], accept_uniforms(*names, 3)[:, :3])
 
 
-def test_gumbel_noise_is_named_by_the_position_of_its_token():
+def test_token_noise_is_named_by_the_position_of_its_token():
     seeds, requests = torch.tensor([[3], [4]]), torch.tensor([[1], [2]])
-    noise = gumbel_noise(seeds, requests, torch.tensor([[5, 6], [5, 6]]), 7)
+    noise = token_noise(seeds, requests, torch.tensor([[5, 6], [5, 6]]), 7)
     assert noise.shape == (2, 2, 7)
-    assert torch.equal(noise[1, 1], gumbel_noise(torch.tensor(4), torch.tensor(2), torch.tensor(6), 7))
+    assert torch.equal(noise[1, 1], token_noise(torch.tensor(4), torch.tensor(2), torch.tensor(6), 7))
     assert len(noise.unique()) == noise.numel()
 
 
-def test_gumbel_noise_has_the_gumbel_distribution():
+def test_token_noise_has_the_gumbel_distribution():
     """exp(-exp(-g)) is uniform: chi-square of 50 equal parts over 100,000."""
-    noise = gumbel_noise(torch.tensor(1), torch.tensor(0), torch.tensor(9), 100_000)
+    noise = token_noise(torch.tensor(1), torch.tensor(0), torch.tensor(9), 100_000)
     assert_uniform(((-(-noise).exp()).exp() * 50).long(), 50)
     assert noise.dtype == torch.float64
 
@@ -176,7 +176,7 @@ def test_gumbel_noise_has_the_gumbel_distribution():
 def test_extreme_words_give_finite_noise(monkeypatch):
     for word, noise in ((0, -math.log(53 * math.log(2))), (2**32 - 1, 53 * math.log(2))):
         monkeypatch.setattr("specsim.core.uniforms.words", lambda *name, word=word: (torch.full((1,), word),) * 4)
-        assert gumbel_noise(torch.tensor(1), torch.tensor(0), torch.tensor(9), 1).item() == pytest.approx(noise)
+        assert token_noise(torch.tensor(1), torch.tensor(0), torch.tensor(9), 1).item() == pytest.approx(noise)
 
 
 def test_no_names_draw_no_uniforms():
@@ -279,7 +279,7 @@ def _noise(names_ptr, out_ptr, size, BLOCK: tl.constexpr):
     request_id = tl.load(names_ptr + size + offs, mask=mask, other=0)
     position = tl.load(names_ptr + 2 * size + offs, mask=mask, other=0)
     token = tl.load(names_ptr + 3 * size + offs, mask=mask, other=0)
-    tl.store(out_ptr + offs, fast.gumbel(seed, request_id, position, token), mask=mask)
+    tl.store(out_ptr + offs, fast.token_noise(seed, request_id, position, token), mask=mask)
 
 
 def kernel_noise(named: list[tuple], device: str) -> torch.Tensor:
@@ -293,7 +293,7 @@ def kernel_noise(named: list[tuple], device: str) -> torch.Tensor:
 def test_noise_in_a_kernel_is_the_noise_of_its_name(device):
     """Budget: two logarithms, each within some roundings of a number below 2⁶."""
     seeds, requests, positions = torch.randint(-(2**63), 2**63 - 1, (3,)), torch.randint(2**32, (3,)), torch.arange(3)
-    expected = gumbel_noise(seeds, requests, positions, 100)
+    expected = token_noise(seeds, requests, positions, 100)
     names = zip(seeds.tolist(), requests.tolist(), positions.tolist(), strict=True)
     drawn = kernel_noise([(*name, token) for name in names for token in range(100)], device)
     torch.testing.assert_close(drawn, expected.flatten(), rtol=0, atol=2.0**-44)
@@ -301,7 +301,7 @@ def test_noise_in_a_kernel_is_the_noise_of_its_name(device):
 
 def test_noise_in_a_kernel_is_finite_at_both_ends(device):
     for bits, (token, position, request) in EXTREME_NOISE:
-        high, low, _, _ = words(7, request, Stream.GUMBEL, position, 0, token)
+        high, low, _, _ = words(7, request, Stream.TOKEN_NOISE, position, 0, token)
         assert int(high << 21 | low >> 11) == bits
         noise = -math.log(-math.log(max(bits, 1) * 2.0**-53))
         assert kernel_noise([(7, request, position, token)], device).item() == pytest.approx(noise)

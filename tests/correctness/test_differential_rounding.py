@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import specsim.core.uniforms as drawing
 import specsim.correctness.differential.grid_run as running
-import specsim.reference.verify as verifying
 from specsim import SamplingParams, SpecConfig
 from specsim.core.phases import (
     Batch,
@@ -164,9 +164,7 @@ def test_a_bonus_of_a_uniform_that_is_a_little_off_is_a_mismatch(check_changed, 
 
     def verify(own, *arguments):
         with monkeypatch.context() as patch:
-            patch.setattr(
-                verifying, "final_uniforms", lambda *names: (final_uniforms(*names) - 0.05).clamp(LEAST, MOST)
-            )
+            patch.setattr(drawing, "final_uniforms", lambda *names: (final_uniforms(*names) - 0.05).clamp(LEAST, MOST))
             return own(*arguments)
 
     monkeypatch.setattr(running, "compare_with_oracle", lambda *_: [])
@@ -183,7 +181,7 @@ def accepted_at(edge: float, found: tuple[list[int], int]) -> int:
     config = SpecConfig(1, 1, 2, verifier="rejection", max_len=64)
     params = SamplingParams(temperature=1.0)
     batch = Batch.of([0], [0], [4], [params], 3)
-    final = float(verifying.final_uniforms(batch.seeds, batch.request_ids, batch.seq_lens)[0])
+    final = float(final_uniforms(batch.seeds, batch.request_ids, batch.seq_lens)[0])
     logits = torch.tensor([final * edge, 1 - final * edge, 1e-30], dtype=torch.float64).log()
     distributions = tuple(RowDistribution.of_own_logits(logits, logits, batch.sampling) for _ in range(2))
     tree = Tree([0, 2], [-1, 0], [1, -1], [-1, -1], 9)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specsim.cli.main import main
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
-from specsim.core.uniforms import gumbel_noise
+from specsim.core.uniforms import token_noise
 from specsim.correctness.exact import certify, implementations, race
 from specsim.correctness.exact import optimum as optimum_module
 from specsim.correctness.exact import regions as regions_module
@@ -30,7 +30,7 @@ from specsim.correctness.exact.cases import (
     PAPER,
     cases_of,
 )
-from specsim.correctness.exact.certificates import NAMES
+from specsim.correctness.exact.certificates import NAMES, VERIFIERS
 from specsim.correctness.exact.distribution import (
     ExactDistribution,
     NotConstant,
@@ -43,7 +43,7 @@ from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.regions import UNREAD, grid_cost, regions, with_zero
 from specsim.correctness.exact.report import Certificates
 from specsim.correctness.exact.two_rounds import two_rounds
-from specsim.correctness.exact.verifier import VERIFIERS, Given
+from specsim.correctness.exact.verifier import Given
 from specsim.reference import acceptance
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -122,7 +122,7 @@ def test_typical_acceptance_of_a_given_tree_by_hand():
     """The rule always takes one path, so its distribution is that path's and the target's next token."""
     found = distribution_of("typical", GIVEN_TREE)
     (draw,) = draws(GIVEN_TREE)
-    path, _ = acceptance.typical(Given.of(draw).tree, Given.of(draw).prob_NV, 0.09, 0.3, 0.5)
+    path, _ = acceptance.typical(Given.of(draw).tree, Given.of(draw).prob_NV, 0.5, 0.09, 0.3)
     chance = text_prob(GIVEN_TREE.target, draw.text(path[-1]))
     assert found.accepted == len(path) - 1
     assert found.total_variation(GIVEN_TREE) == 1 - chance
@@ -135,7 +135,11 @@ def models(draw, vocab_size: int):
     return Model(tuple(draw(st.lists(rows, min_size=2, max_size=2))))
 
 
-SHAPES = {"given": [(-1, 0, 0, 1), (-1, 0, 1)], "chain": [(-1, 0), (-1, 0, 1)], "siblings": [(-1, 0, 0), (-1, 0, 0, 1)]}
+SHAPES = {
+    "best": [(-1, 0, 0, 1), (-1, 0, 1)],
+    "sampled": [(-1, 0), (-1, 0, 1)],
+    "siblings": [(-1, 0, 0), (-1, 0, 0, 1)],
+}
 
 
 @pytest.mark.parametrize("name", [name for name, each in BY_NAME.items() if each.promise == "lossless"])
@@ -145,7 +149,7 @@ def test_lossless_verifiers_are_lossless_for_any_models(name, data):
     drafts = BY_NAME[name].drafts
     vocab_size = data.draw(st.integers(2, 3))
     parents = data.draw(st.sampled_from(SHAPES[drafts]))
-    tokens = (1, 0, 1)[: len(parents) - 1] if drafts == "given" else None
+    tokens = (1, 0, 1)[: len(parents) - 1] if drafts == "best" else None
     target, draft = (data.draw(models(vocab_size)) for _ in range(2))
     depth_limit = data.draw(st.sampled_from([FAR, 1, 0]))
     case = Case("", Certain(target) if name == "greedy" else target, draft, parents, tokens, depth_limit)
@@ -162,7 +166,7 @@ def left(node: str, prob: str) -> str:
     return f"(residual({prob}, draft_prob_NV[{node}]) if tree.tokens[tree.depth_limit + 1 :] else {prob})"
 
 
-CERTAIN = cases_of(CASES, "given", is_greedy=True)[1]
+CERTAIN = cases_of(CASES, "best", is_greedy=True)[1]
 MUTANTS = [
     ("greedy", CERTAIN, "tree.tokens[child] == best[path[-1]]", "tree.tokens[child] == best[0]"),
     ("target_only", GIVEN_TREE, "accumulated += child_prob", "accumulated = child_prob"),
@@ -217,7 +221,7 @@ def test_regions_of_another_verifier_are_refused():
 @pytest.mark.parametrize("name", ["greedy", "typical", "gumbel", "block"])
 def test_a_path_beyond_max_len_is_refused(name):
     """The error is reported whatever the distribution, which may be the target's."""
-    (case,) = cases_of({"": (CUT_TREE if BY_NAME[name].drafts == "given" else CUT_CHAIN,)}, "", name == "greedy")
+    (case,) = cases_of({"": (CUT_TREE if BY_NAME[name].drafts == "best" else CUT_CHAIN,)}, "", name == "greedy")
     far = replace(BY_NAME[name], accept=lambda given, *drawn: BY_NAME[name].accept(unlimited(given), *drawn))
     with pytest.raises(TooDeep):
         exact_distribution(far, case, implementations.reference(far))
@@ -248,7 +252,7 @@ def few(name: str) -> Case:
     """Launches that take the interpreter a few seconds."""
     if name == "greedy":
         return replace(FEW, target=Certain(FEW.target))
-    shapes = {"given": (FEW.parents, FEW.tokens), "chain": ((-1, 0), None), "siblings": ((-1, 0, 0), None)}
+    shapes = {"best": (FEW.parents, FEW.tokens), "sampled": ((-1, 0), None), "siblings": ((-1, 0, 0), None)}
     parents, tokens = shapes[BY_NAME[name].drafts]
     return FEW if tokens else Case("", Model(((1, 2), (2, 1))), Model(((2, 1),)), parents)
 
@@ -279,7 +283,7 @@ def test_cases_left_out_of_the_fast_implementation_are_named(capsys):
     assert [(row.impl, row.case) for row in found.rows] == [
         (impl, case.name)
         for impl, not_run in (("reference", ()), ("fast", found.not_run))
-        for case in CASES["chain"]
+        for case in CASES["sampled"]
         if case.name not in not_run
     ]
     found.show(stdout_console())
@@ -296,7 +300,7 @@ def test_requests_are_found_whose_noise_lies_in_a_region():
     ids = implementations.ids_with_noise(drafted, trials)
     assert len({*zip(ids, (trial.draw for trial in trials), strict=True)}) == len(trials)
     positions = implementations.LENGTH + 1 + torch.arange(3)
-    noise_RWV = gumbel_noise(torch.zeros(len(ids), 1, dtype=torch.int64), torch.tensor(ids)[:, None], positions, 2)
+    noise_RWV = token_noise(torch.zeros(len(ids), 1, dtype=torch.int64), torch.tensor(ids)[:, None], positions, 2)
     real = [
         replace(trial, uniforms=tuple(map(tuple, own.tolist()))) for trial, own in zip(trials, noise_RWV, strict=True)
     ]
@@ -459,15 +463,15 @@ def test_prices_that_prove_nothing_are_refused(monkeypatch):
 
 
 def test_the_drawn_trees_are_all_there_are():
-    for case in (*CASES["chain"], *CASES["siblings"]):
+    for case in (*CASES["sampled"], *CASES["siblings"]):
         drafted = list(draws(case))
         assert sum(draw.prob for draw in drafted) == 1
         assert len({draw.tokens for draw in drafted}) == len(drafted)
-    for case in CASES["given"]:
+    for case in CASES["best"]:
         assert [draw.prob for draw in draws(case)] == [1]
         for length in (1, 2):
             assert sum(text_prob(case.target, text) for text in texts(4, length)) == 1
-    assert sum(cases_of(CASES, "given", is_greedy=True)[0].target((1,))) == 1
+    assert sum(cases_of(CASES, "best", is_greedy=True)[0].target((1,))) == 1
 
 
 # The command

@@ -13,6 +13,7 @@ from specsim.cli.main import main
 from specsim.core.uniforms import lane_accept_uniforms
 from specsim.correctness import wrong_rules
 from specsim.correctness.exact import certify_rules, load_rules
+from specsim.correctness.exact.breakpoints import BLOCK, MULTI_ROUND, REJECTION, TARGET_ONLY
 from specsim.correctness.exact.cases import CASES, PAPER, RULE_CASES
 from specsim.correctness.exact.distribution import exact_distribution
 from specsim.correctness.exact.exact_number import ExactNumber, NotExact
@@ -21,7 +22,6 @@ from specsim.correctness.exact.exploration import explore
 from specsim.correctness.exact.implementations import reference
 from specsim.correctness.exact.model import Case, Model
 from specsim.correctness.exact.rule_distribution import Broken, NotCertified, rule_distribution
-from specsim.correctness.exact.verifier import BLOCK, MULTI_ROUND, REJECTION, TARGET_ONLY
 from specsim.reference import acceptance
 from specsim.reference.acceptance import residual
 from specsim.reference.sampling import inverse_cdf
@@ -29,7 +29,6 @@ from specsim.reference.sampling import inverse_cdf
 HALF = Fraction(1, 2)
 ONE_DRAFT = Case("1 draft", Model(((1, 3), (3, 1))), Model(((3, 1), (1, 1))), (-1, 0))
 CHAIN = Case("2 drafts", Model(((1, 3), (3, 1), (1, 1))), Model(((3, 1), (1, 1))), (-1, 0, 1))
-DRAFTS = {"given": "best", "chain": "sampled", "siblings": "siblings"}
 
 
 # Rules
@@ -148,7 +147,7 @@ def test_derived_and_explored_breakpoints_give_one_distribution(verifier, case):
         return getattr(acceptance, verifier.name)(tree, prob_NV, draft_prob_NV, uniforms, final)
 
     derived = exact_distribution(verifier, case, reference(verifier))
-    explored = rule_distribution(rule(accept, DRAFTS[verifier.drafts]), case).exact
+    explored = rule_distribution(rule(accept, verifier.drafts), case).exact
     nonzero = {text: prob for text, prob in derived.text_probs.items() if prob}
     assert {text: prob for text, prob in explored.text_probs.items() if prob} == nonzero
     assert explored.accepted == derived.accepted
@@ -168,7 +167,7 @@ def test_derived_and_explored_breakpoints_give_one_distribution(verifier, case):
         (wrong_rules.shared_uniform, CHAIN, None),
         (wrong_rules.shared_uniform, PAPER, Fraction(1, 9)),
         (with_bonus(unnormalised), RULE_CASES["sampled"][3], None),
-        (with_bonus(of_next_node), CASES["chain"][1], None),
+        (with_bonus(of_next_node), CASES["sampled"][1], None),
         (with_uniforms(lambda us, final: ([each * (1 - 2**-30) for each in us], final)), ONE_DRAFT, None),
     ],
 )

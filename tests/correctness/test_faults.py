@@ -193,20 +193,19 @@ def test_valid_and_malformed_parent_lists_are_fuzzed(monkeypatch):
 
 def test_a_uniform_that_is_used_twice_is_found(monkeypatch):
     from specsim.core import uniforms
-    from specsim.reference import verify
 
     assert fields_of("distribution", impl="reference", n=500, temperature=0.7, top_k=3) == []
     twice = lambda *names: uniforms.accept_uniforms(*names, 0)[:, 0]  # noqa: E731
-    monkeypatch.setattr(verify, "final_uniforms", twice)
+    monkeypatch.setattr(uniforms, "final_uniforms", twice)
     assert fields_of("distribution", impl="reference", n=500) == ["distribution"]
 
 
 def test_drafts_are_sampled_where_the_verifier_needs_it(monkeypatch):
     from specsim.core import uniforms
-    from specsim.correctness.faults.checks import distribution
+    from specsim.reference import drafting
 
     assert fields_of("distribution", impl="reference", n=600, verifier="rejection") == []
-    monkeypatch.setattr(distribution, "draft_uniforms", lambda *names: uniforms.final_uniforms(*names[:3])[:, None])
+    monkeypatch.setattr(drafting, "draft_uniforms", lambda *names: uniforms.final_uniforms(*names[:3])[:, None])
     assert fields_of("distribution", impl="reference", n=600, verifier="rejection") == ["distribution"]
 
 

@@ -4,8 +4,8 @@ from functools import cache
 
 import specsim
 from specsim import AcceptanceRule, Accepted, EngineOptions, NgramConfig, SamplingParams, SpecConfig, SuffixConfig
-from specsim.core.config import VERIFIERS
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.verifiers import VERIFIERS
 from specsim.models.synthetic_pair import synthetic_pair
 
 TREE = SpecConfig(topk=3, num_steps=3, num_draft_tokens=7, page_size=4)

@@ -8,8 +8,8 @@ import torch
 
 import specsim
 from specsim import EngineOptions, InputError, SamplingParams, SpecConfig, generate, trace
-from specsim.core.config import VERIFIERS
 from specsim.core.token_drafter import NgramConfig
+from specsim.core.verifiers import VERIFIERS
 from specsim.models.synthetic_pair import synthetic_pair
 
 PAIR = synthetic_pair("eagle3")

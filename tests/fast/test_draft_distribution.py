@@ -5,7 +5,7 @@ import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch
-from specsim.core.uniforms import draft_uniforms, gumbel_noise
+from specsim.core.uniforms import draft_uniforms, token_noise
 from specsim.fast.vocabulary import draft_distribution as fast
 from specsim.reference.drafting import draft_distribution, draft_topk, sampled
 
@@ -62,7 +62,7 @@ def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, score, de
     best, counts = draft_topk(logits_RV, count, d2t, score=score), torch.tensor([1, 2, 3, 4], dtype=torch.int32)
     expected_prob = draft_distribution(logits_RV, batch.sampling.temperature, d2t, None, vocabulary[1])
     root_lens = batch.seq_lens + counts
-    noise = gumbel_noise(batch.seeds, batch.request_ids, root_lens + 1, vocabulary[1]) if is_gumbel else None
+    noise = token_noise(batch.seeds, batch.request_ids, root_lens + 1, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, root_lens, 0, count)
     expected = sampled(best, expected_prob, None if is_gumbel else uniforms, noise, score)
     out = fast.Drafts(*(each.clone().to(device) for each in best))
@@ -93,7 +93,7 @@ def test_drafts_of_a_step_are_the_references(
     best = draft_topk(logits_RV, 1, d2t, slots, score)
     temperature = batch.sampling.temperature.repeat_interleave(num_lanes)
     expected_prob = draft_distribution(logits_RV, temperature, d2t, slots, vocabulary[1])
-    noise = gumbel_noise(batch.seeds, batch.request_ids, batch.seq_lens + 3, vocabulary[1]) if is_gumbel else None
+    noise = token_noise(batch.seeds, batch.request_ids, batch.seq_lens + 3, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, batch.seq_lens, 2, num_lanes)
     expected = sampled(best, expected_prob, None if is_gumbel else uniforms.view(-1, 1), noise, score)
     out = fast.Drafts(*(each.clone().to(device) for each in best))

@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from specsim.core.config import VERIFIERS
 from specsim.core.engine_options import GRAPHS
 from specsim.core.kinds import OWN
+from specsim.core.verifiers import VERIFIERS
 from specsim.correctness.differential.drafter_grid import KINDS as GRID_KINDS
 from specsim.correctness.differential.drafter_grid import is_possible
 from specsim.correctness.differential.grids import GRIDS

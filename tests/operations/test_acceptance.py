@@ -480,7 +480,7 @@ def test_an_empty_residual_is_the_target_itself():
     ],
 )
 def test_typical_accepts_above_the_lesser_of_two_thresholds(prob, is_accepted):
-    path, bonus = typical(chain(1), rows_of(prob, [0, 0, 0, 1]), 0.09, 0.3, 0.5)
+    path, bonus = typical(chain(1), rows_of(prob, [0, 0, 0, 1]), 0.5, 0.09, 0.3)
     assert (path, bonus) == (([0, 1], 3) if is_accepted else ([0], 2 if prob[2] > 0.5 else 1))
 
 
@@ -490,22 +490,22 @@ def test_typical_needs_more_than_its_threshold():
     For δ = 1 that equals p, and so does ε = 1/4.
     """
     flat = torch.full((2, V), 0.25, dtype=torch.float64)
-    assert typical(chain(1), flat, 0.25, 9.0, 0.5)[0] == [0]
-    assert typical(chain(1), flat, 0.2499, 9.0, 0.5)[0] == [0, 1]
-    assert typical(chain(1), flat, 9.0, 0.999, 0.5)[0] == [0, 1]
-    assert typical(chain(1), flat, 9.0, 1.001, 0.5)[0] == [0]
+    assert typical(chain(1), flat, 0.5, 0.25, 9.0)[0] == [0]
+    assert typical(chain(1), flat, 0.5, 0.2499, 9.0)[0] == [0, 1]
+    assert typical(chain(1), flat, 0.5, 9.0, 0.999)[0] == [0, 1]
+    assert typical(chain(1), flat, 0.5, 9.0, 1.001)[0] == [0]
 
 
 def test_typical_takes_the_longest_then_the_likeliest_path():
     prob_NV = torch.full((6, V), 0.25, dtype=torch.float64)
-    assert typical(FIVE, prob_NV, 0.09, 0.3, 0.9) == ([0, 1, 3], 3)
+    assert typical(FIVE, prob_NV, 0.9, 0.09, 0.3) == ([0, 1, 3], 3)
     prob_NV[2] = torch.tensor([0, 0, 1.0, 0])
-    assert typical(FIVE, prob_NV, 0.09, 0.3, 0.9)[0] == [0, 2, 5]
+    assert typical(FIVE, prob_NV, 0.9, 0.09, 0.3)[0] == [0, 2, 5]
     prob_NV[2] = torch.tensor([1.0, 0, 0, 0])
     prob_NV[0] = torch.tensor([0.0, 0.2, 0.8, 0])
-    assert typical(FIVE, prob_NV, 0.09, 0.3, 0.9)[0] == [0, 1, 3]
-    assert typical(make_tree(FIVE.parents, FIVE.tokens, 1), prob_NV, 0.09, 0.3, 0.9) == ([0, 2], 0)
-    assert typical(make_tree(FIVE.parents, FIVE.tokens, 0), prob_NV, 0.09, 0.3, 0.9) == ([0], 2)
+    assert typical(FIVE, prob_NV, 0.9, 0.09, 0.3)[0] == [0, 1, 3]
+    assert typical(make_tree(FIVE.parents, FIVE.tokens, 1), prob_NV, 0.9, 0.09, 0.3) == ([0, 2], 0)
+    assert typical(make_tree(FIVE.parents, FIVE.tokens, 0), prob_NV, 0.9, 0.09, 0.3) == ([0], 2)
 
 
 def test_gumbel_accepts_drafts_that_are_the_noisy_argmax():

@@ -38,13 +38,18 @@ PARAMS = [
 ]
 
 
+def noise_of(batch: Batch, config: SpecConfig, vocab_size: int) -> torch.Tensor:
+    """Stack the noise of every request, f64 [B, S+1, V]."""
+    return torch.stack([draws.noise_WV for draws in reference.round_draws(batch, config, vocab_size)])
+
+
 def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidates, torch.Tensor]:
     """Make drafts from distributions similar to the target's, and equal target logits [B, N, V] at all nodes."""
     size, k, count = batch.size, config.topk, config.num_candidates
     logits_BNV = 2 * torch.randn(size, 1, vocab_size) + 0.7 * torch.randn(size, config.num_draft_tokens, vocab_size)
     draft_logits_BMV = logits_BNV[:, : config.num_parents] + 0.4 * torch.randn(size, config.num_parents, vocab_size)
     if config.verifier == "gumbel":
-        draft_logits_BMV += reference.round_noise(batch, config, vocab_size)[:, :-1].float()
+        draft_logits_BMV += noise_of(batch, config, vocab_size)[:, :-1].float()
         tokens = draft_logits_BMV.argmax(-1)
     else:
         parents = (torch.arange(count) - k + 1).clamp(min=0, max=config.num_parents - 1)
@@ -162,7 +167,7 @@ def test_after_a_cut_chain_the_bonus_is_from_the_target(name, implementation, de
     config, device = replace(CUT, verifier=name), device if implementation is fast else "cpu"
     batch = Batch.of(range(3), range(3), [10, 11, 12], [SamplingParams(temperature=1.0)] * 3, vocab_size=4)
     is_noisy = name == "gumbel"
-    text_BW = reference.round_noise(batch, config, 4).argmax(-1) if is_noisy else torch.zeros(3, 3).long()
+    text_BW = noise_of(batch, config, 4).argmax(-1) if is_noisy else torch.zeros(3, 3).long()
     given = torch.full((3, 3), 0.2, dtype=torch.float64), torch.full((3,), 0.1, dtype=torch.float64)
     moved = (each.to(device) for each in (batch, flat_chains(config, batch, text_BW), torch.zeros(9, 4)))
     found = implementation.verify(*moved, config, pools_of(3, device), tuple(each.to(device) for each in given))

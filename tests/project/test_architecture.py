@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from specsim.core.verifiers import VERIFIER_KINDS
+
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
@@ -36,15 +38,18 @@ DYNAMIC_IMPORTS = {
         f"specsim.{name}" for name in ("reference.tree", "reference.tree_nodes", "fast.tree", "fast.tree_nodes")
     },
     "specsim.core.kinds": {
-        f"specsim.{name}"
-        for name in (
-            "fast.drafters",
-            "models.drafters",
-            "models.synthetic",
-            "reference.drafters",
-            "reference.oracle",
-            "simulator.drafter",
-        )
+        *(
+            f"specsim.{name}"
+            for name in (
+                "fast.drafters",
+                "models.drafters",
+                "models.synthetic",
+                "reference.drafters",
+                "reference.oracle",
+                "simulator.drafter",
+            )
+        ),
+        *(place.partition(":")[0] for kind in VERIFIER_KINDS for place in kind.places),
     },
     "specsim.core.user_module": {"the module of a user"},
     "specsim.correctness.invariance.replay": {"specsim.reference.drafters.suffix", "specsim.fast.drafters.suffix"},

@@ -18,6 +18,7 @@ from specsim.core.policies.per_request import AnyPolicy, RequestAverages, Reques
 from specsim.core.policies.policy import Policy, Scripted, number_of
 from specsim.core.policies.throughput import Throughput
 from specsim.core.settings import Settings
+from specsim.core.verifiers import DEFAULT_VERIFIER
 
 LONGEST = 200  # characters of a schema's message, which quotes the value
 
@@ -158,7 +159,7 @@ def _named_steps(name: str, given: Mapping[str, Any]) -> list[int]:
 def _tree(config: SpecConfig, tree: Mapping[str, Any]) -> SpecConfig:
     changes: dict[str, Any] = {"topk": 1, "num_draft_tokens": None} | dict(tree)
     if changes["num_steps"] == 0 and config.has_draft_prob:
-        changes["verifier"] = "target_only"
+        changes["verifier"] = DEFAULT_VERIFIER
     return replace(config, **changes)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
+from specsim.core.verifiers import VERIFIER_OF
 
 _UNIT = math.log2(math.e)  # at this temperature a logit x has weight 2^x
 _FAR = 2**31 - 1  # no-op length limit
@@ -68,7 +69,7 @@ def rejection_sample(
     vocab_size = target_probs.shape[1]
     lengths = torch.tensor(num_draft_tokens, dtype=torch.int64)
     steps = max(1, max_spec_len)
-    config = SpecConfig(1, steps, steps + 1, verifier="rejection", max_len=steps + 2)
+    config = SpecConfig(1, steps, steps + 1, verifier=VERIFIER_OF["sampled"], max_len=steps + 2)
     is_draft_BS = (torch.arange(steps) < lengths[:, None]).to(device)
 
     def padded(rows: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """Cells in which every kind of drafter meets target families, verifiers, graph modes and page sizes in pairs."""
 
 from collections.abc import Callable, Mapping
+from itertools import cycle
 from typing import Any
 
-from specsim.core.config import VERIFIERS
 from specsim.core.kinds import KINDS as RECORDS
 from specsim.core.kinds import TESTED
+from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIERS, Drafts
 from specsim.correctness.differential.setting import AXES, KV_FORMATS, LATER_FAMILIES
 from specsim.correctness.pairwise import pairwise
 
@@ -46,6 +47,14 @@ DRAFTER_AXES: dict[str, list[Any]] = {
     "chunks": [1, 2],
 }
 _LOOKED_UP = [name for name, kind in RECORDS.items() if not kind.has_weights]
+
+
+def with_verifiers(drafts: Drafts, *settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Give every verifier of such drafts, except the default one, the next of the settings."""
+    names = [name for name in VERIFIERS if KIND_OF[name].drafts == drafts and name != DEFAULT_VERIFIER]
+    return [{**setting, "verifier": name} for name, setting in zip(names, cycle(settings), strict=False)]
+
+
 _TREE = dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3)
 # Drafts that are looked up: chains and trees with dead nodes, deep accepted paths, the length limit.
 LOOKED_UP_CELLS = (
@@ -56,7 +65,7 @@ LOOKED_UP_CELLS = (
             dict(_TREE, topk=1, num_steps=5, graph="phase", idle=True),
             dict(_TREE, graph="phase", sampling="warm", threshold_acc=0.1),
             dict(_TREE, graph="step", release="round", extend="ragged", family="mistral", mode="free"),
-            dict(_TREE, verifier="typical", sampling="warm", page_size=1),
+            *with_verifiers("best", dict(_TREE, sampling="warm", page_size=1)),
             dict(_TREE, num_steps=5, num_draft_tokens=16, sampling="penalties", max_len="near", family="qwen3"),
         )
     ),
@@ -70,8 +79,6 @@ LOOKED_UP_CELLS = (
         )
     ),
 )
-_CHAINS = ("rejection", "block", "gumbel")
-_SAMPLED = (*_CHAINS, "multi_round")
 
 
 def drafter_settings(is_included: Callable[[Mapping[str, Any]], bool] = lambda _: True) -> list[dict[str, Any]]:
@@ -82,15 +89,15 @@ def drafter_settings(is_included: Callable[[Mapping[str, Any]], bool] = lambda _
 def is_possible(setting: Mapping[str, Any]) -> bool:
     """Check whether a partial setting has no values that exclude each other."""
     kind = TESTED.get(setting.get("kind", ""))
-    verifier = setting.get("verifier")
+    drafts = KIND_OF[setting.get("verifier", DEFAULT_VERIFIER)].drafts
     topk = setting.get("topk", 1)
     is_round = setting.get("graph") == "round"
     excluded = (
         is_round and setting.get("release") == "round",
         kind and is_round and kind.drafts_on_host(topk),
-        kind and not kind.can_sample and verifier in _SAMPLED,
+        kind and not kind.can_sample and drafts != "best",
         kind and kind.kv == "target" and setting.get("family") in LATENT,
         kind and kind.kv != "own" and setting.get("kv") in ("fp8", "fp8_draft"),
-        verifier in _CHAINS and topk > 1,
+        drafts == "sampled" and topk > 1,
     )
     return not any(excluded)

@@ -8,7 +8,13 @@ from specsim.core.errors import InputError
 from specsim.core.kinds import KINDS as RECORDS
 from specsim.core.kinds import TESTED
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.drafter_grid import KINDS, LOOKED_UP_CELLS, MODES, drafter_settings
+from specsim.correctness.differential.drafter_grid import (
+    KINDS,
+    LOOKED_UP_CELLS,
+    MODES,
+    drafter_settings,
+    with_verifiers,
+)
 from specsim.correctness.differential.setting import AXES, CROSSED, DEFAULTS, ROUTED, cell_of, width
 from specsim.correctness.pairwise import pairwise
 
@@ -27,12 +33,14 @@ QUICK = (
     dict(topk=4, num_steps=5, num_draft_tokens="most", page_size=16, family="twins", batch=3, graph="round"),
 )
 # The other verifiers: few requests each, in different graph modes.
-VERIFIERS = (
-    dict(topk=1, num_steps=2, page_size=4, sampling="warm", verifier="rejection", max_len="near", mode="free"),
-    dict(topk=1, num_steps=2, page_size=4, batch=3, sampling="mixed", verifier="block", graph="round", idle=True),
-    dict(topk=1, num_steps=2, page_size=4, sampling="filtered", verifier="gumbel", graph="phase", kind="eagle3"),
-    dict(topk=2, num_steps=2, page_size=4, sampling="warm", verifier="multi_round", graph="step", kind="eagle3"),
-    dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, sampling="warm", verifier="typical"),
+SAMPLED = (
+    *with_verifiers(
+        "sampled",
+        dict(topk=1, num_steps=2, page_size=4, sampling="warm", max_len="near", mode="free"),
+        dict(topk=1, num_steps=2, page_size=4, batch=3, sampling="mixed", graph="round", idle=True),
+        dict(topk=1, num_steps=2, page_size=4, sampling="filtered", graph="phase", kind="eagle3"),
+    ),
+    *with_verifiers("siblings", dict(topk=2, num_steps=2, page_size=4, sampling="warm", graph="step", kind="eagle3")),
 )
 DEEP = {"sampling": "warm", "threshold_acc": 0.1, "num_steps": 5, "num_draft_tokens": "most"}
 # Beyond the pairs: equal logits, deep accepted paths, plain decoding, mixed parameters.
@@ -48,21 +56,27 @@ SPECIAL = (
     dict(QUICK[0], topk=1, num_steps=0, page_size=1, graph="round", mode="free"),
     dict(QUICK[0], sampling="mixed", graph="round", bucket=8, idle=True),
     dict(QUICK[0], sampling="mixed", graph="eager", bucket=3, extend="ragged", release="round", idle=True),
-    *VERIFIERS,
+    *SAMPLED,
+    *with_verifiers("best", dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, sampling="warm")),
 )
 # Every drafter without cells of its kind alone: most keep other KV than EAGLE heads.
+_OWN_KV_CHAINS = with_verifiers(
+    "sampled",
+    dict(topk=1, num_steps=3, batch=3, sampling="warm", family="mistral", graph="round", idle=True),
+    dict(topk=1, num_steps=5, page_size=4, sampling="warm", release="round", graph="step", mode="free"),
+    dict(topk=1, num_steps=2, page_size=16, sampling="filtered", family="qwen3", graph="round"),
+)
 OWN_KV = (
     dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3),
-    dict(topk=1, num_steps=3, batch=3, sampling="warm", verifier="rejection", family="mistral")
-    | dict(graph="round", idle=True),
+    _OWN_KV_CHAINS[0],
     dict(QUICK[0], page_size=16, family="qwen3", extend="ragged", release="round", graph="phase", chunks=2),
     dict(topk=4, num_steps=5, num_draft_tokens="most", page_size=4, batch=3, family="mistral", draft_kv="ancestor")
     | dict(score="logprob", max_len="near", mode="free"),
-    dict(topk=2, num_steps=3, page_size=4, batch=3, sampling="mixed", verifier="multi_round", family="noisy")
-    | dict(graph="step", max_len="near"),
-    dict(topk=1, num_steps=5, page_size=4, sampling="warm", verifier="block", release="round")
-    | dict(graph="step", mode="free"),
-    dict(topk=1, num_steps=2, page_size=16, sampling="filtered", verifier="gumbel", family="qwen3", graph="round"),
+    *with_verifiers(
+        "siblings",
+        dict(topk=2, num_steps=3, page_size=4, batch=3, sampling="mixed", family="noisy", graph="step", max_len="near"),
+    ),
+    *_OWN_KV_CHAINS[1:],
     dict(topk=4, num_steps=3, num_draft_tokens=16, page_size=16, batch=3, sampling="warm", threshold_acc=0.1)
     | dict(family="noisy", graph="round", bucket=4, max_len="near"),
 )
@@ -85,7 +99,7 @@ def _product(kind: str, num_steps: int, chains: Sequence[tuple[str, str, str]]) 
 
 def _verified(kind: str, **changes: Any) -> list[dict[str, Any]]:
     """List the cells of other verifiers, of drafts that are sampled."""
-    return [each | {"kind": kind} | changes for each in VERIFIERS[:4]]
+    return [each | {"kind": kind} | changes for each in SAMPLED]
 
 
 # Modules of MTP, three in every pair, which write rows again.
@@ -141,11 +155,14 @@ OWN_STEPS = (
     *(_OWN | {"kind": kind, "graph": "phase"} for kind in ("eagle3", "mtp", "frozen-kv", "dspark", "ngram", "suffix")),
     dict(_OWN, kind="eagle", graph="step", topk=4, num_draft_tokens="most", draft_kv="ancestor", score="logprob"),
     dict(_OWN, kind="standalone", graph="round", sampling="greedy", max_len="near", bucket=4),
-    dict(_OWN, kind="eagle3", verifier="typical", graph="round"),
-    dict(_OWN, kind="dflash", verifier="multi_round", graph="round"),
-    dict(_OWN, kind="mtp", verifier="rejection", topk=1, graph="phase", release="round", extend="ragged"),
-    dict(_OWN, kind="dspark", verifier="block", topk=1, graph="round"),
-    dict(_OWN, kind="p-eagle", verifier="gumbel", topk=1, graph="round"),
+    *with_verifiers("best", dict(_OWN, kind="eagle3", graph="round")),
+    *with_verifiers("siblings", dict(_OWN, kind="dflash", graph="round")),
+    *with_verifiers(
+        "sampled",
+        dict(_OWN, kind="mtp", topk=1, graph="phase", release="round", extend="ragged"),
+        dict(_OWN, kind="dspark", topk=1, graph="round"),
+        dict(_OWN, kind="p-eagle", topk=1, graph="round"),
+    ),
 )
 _OTHERS = [name for name in KINDS if TESTED[name].has_weights and name not in ("eagle3.1", "mtp", "p-eagle")]
 # Cells of drafters beyond their pairs.

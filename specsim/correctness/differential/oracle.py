@@ -10,7 +10,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.kinds import resolve
 from specsim.core.pair import Pair, record_of
 from specsim.core.policies.fields import TREE
-from specsim.core.uniforms import Stream, gumbel_noise, named_uniforms, seed_bits
+from specsim.core.uniforms import Stream, named_uniforms, seed_bits, token_noise
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.result import Divergence
 from specsim.serving.generation import generate
@@ -94,4 +94,4 @@ def draws(seed: int, request_id: int, vocab_size: int) -> "Draws":
     def uniform(stream: str, root_len: int, depth: int, index: int) -> float:
         return float(named_uniforms(bits, request_id, Stream[stream], root_len, depth, index))
 
-    return Draws(uniform, lambda position: gumbel_noise(named, request, torch.tensor(position), vocab_size))
+    return Draws(uniform, lambda position: token_noise(named, request, torch.tensor(position), vocab_size))

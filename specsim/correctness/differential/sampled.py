@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from specsim.core.phases import Candidates, VerifyInput
-from specsim.core.uniforms import draft_uniforms, gumbel_noise
+from specsim.core.uniforms import draft_uniforms, token_noise
 from specsim.correctness.differential.budget import FLOAT32_EPS
 from specsim.correctness.differential.comparison import Mismatch, Trio, present
 from specsim.correctness.differential.ranking import Logits, compare_drafts, log_scores
@@ -62,9 +62,9 @@ def _possible(request: ComparedRequest[Any], row: DrawnRow, lane: int, prob_V: t
     """
     batch = request.batch
     noise = row.logits.log_noise(request)
-    if request.config.verifier == "gumbel":
+    if request.config.verifier_kind.is_coupled:
         position = torch.tensor([row.root_len + row.depth + 1])
-        score_V = prob_V.log() + gumbel_noise(batch.seeds, batch.request_ids, position, len(prob_V))[0]
+        score_V = prob_V.log() + token_noise(batch.seeds, batch.request_ids, position, len(prob_V))[0]
         return (prob_V > 0) & (score_V >= score_V.max() - 2 * noise)
     root_len = torch.tensor([row.root_len])
     uniform = draft_uniforms(batch.seeds, batch.request_ids, root_len, row.depth, request.config.topk)[0, lane]

@@ -7,6 +7,7 @@ from itertools import product
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.rule import AcceptanceRule
 from specsim.correctness.differential.comparison import WithinRoundingError
 from specsim.correctness.differential.walk import Walk
 
@@ -20,24 +21,23 @@ def compare_accepted(walk: Walk) -> int:
 
     Returns the number of choices.
     """
-    from specsim.reference.verify import accepted, round_noise, round_uniforms
+    from specsim.reference.verify import accepted, round_draws
 
     config = walk.request.config
     rule = walk.request.step.implementations.reference.engine.rule
     batch = walk.request.batch
     prob_NV = torch.stack([distribution.prob() for distribution in walk.distributions])
-    (uniforms,), (final,) = round_uniforms(batch, config)
-    noise = round_noise(batch, config, prob_NV.shape[1])[0] if config.verifier == "gumbel" else None
+    (draws,) = round_draws(batch, config, prob_NV.shape[1])
 
     def result(moved_NV: torch.Tensor, final: float, setting: SpecConfig) -> tuple[tuple[int, ...], int]:
-        path, bonus = accepted(walk.tree, moved_NV, walk.draft_prob_MV, (uniforms, final, noise), setting, rule)
+        path, bonus = accepted(walk.tree, moved_NV, walk.draft_prob_MV, replace(draws, final=final), setting, rule)
         return tuple(path), bonus
 
-    path, bonus = result(prob_NV, float(final), config)
+    path, bonus = result(prob_NV, draws.final, config)
     if (path, bonus) != (walk.nodes, walk.bonus):
         slack = max(distribution.slack for distribution in walk.distributions)
-        finals = [min(max(float(final) + sign * slack, LEAST), MOST) for sign in (0, -1, 1)]
-        for move_NV, moved_final, setting in product(_moves(prob_NV, walk), finals, _settings(config, slack)):
+        finals = [min(max(draws.final + sign * slack, LEAST), MOST) for sign in (0, -1, 1)]
+        for move_NV, moved_final, setting in product(_moves(prob_NV, walk), finals, _settings(config, slack, rule)):
             moved_NV = prob_NV * (len(walk.nodes) * slack * move_NV).exp()
             if result(moved_NV, moved_final, setting) == (walk.nodes, walk.bonus):
                 raise WithinRoundingError
@@ -70,9 +70,10 @@ def _moves(prob_NV: torch.Tensor, walk: Walk) -> Iterator[torch.Tensor]:
             yield parted
 
 
-def _settings(config: SpecConfig, slack: float) -> Iterator[SpecConfig]:
+def _settings(config: SpecConfig, slack: float, rule: AcceptanceRule | None) -> Iterator[SpecConfig]:
+    """Yield the setting, and those with thresholds moved by rounding errors; a rule reads none."""
     yield config
-    for name, sign in product(("typical_epsilon", "typical_delta"), (-1, 1)) if config.verifier == "typical" else ():
+    for name, sign in product(config.verifier_kind.thresholds if rule is None else (), (-1, 1)):
         yield replace(config, **{name: min(getattr(config, name) * (1 + sign * OF_ENTROPY * slack), 1.0)})
 
 

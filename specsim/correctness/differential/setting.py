@@ -8,6 +8,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.kinds import TESTED
 from specsim.core.kv_buffer import PLAIN, KVFormat
+from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF
 from specsim.correctness.differential.cell import Cell
 
 MOST_NODES = 32
@@ -57,7 +58,7 @@ AXES = {
 }
 CROSSED = ("topk", "num_steps", "num_draft_tokens", "page_size", "batch")
 # draft_steps `own`: every request has other steps in every round, 0 among them.
-EXTRA = {"bucket": None, "idle": False, "verifier": "target_only", "draft_steps": "all"}
+EXTRA = {"bucket": None, "idle": False, "verifier": DEFAULT_VERIFIER, "draft_steps": "all"}
 # Left out in 16 bits, where rounding changes which experts a row has, and every tenth number of KV in fp8.
 ROUTED = ("gpt_oss", "qwen3_moe", "deepseek_v3")
 _ROUNDS = dict.fromkeys(("shipped", *LATER_FAMILIES), 2)  # of a cell, 4 of other families
@@ -114,7 +115,7 @@ def _config(values: Mapping[str, Any], longest: int) -> SpecConfig:
     verifier = values["verifier"]
     names = ("page_size", "draft_kv", "extend", "release", "score", "penalties", "threshold_single", "threshold_acc")
     max_len = longest + ROOM if values["max_len"] == "near" else None
-    nodes = 1 + topk * steps if verifier == "multi_round" else width(values)
+    nodes = 1 + topk * steps if KIND_OF[verifier].drafts == "siblings" else width(values)
     return SpecConfig(topk, steps, nodes, verifier=verifier, **{name: values[name] for name in names}, max_len=max_len)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from specsim.core.grammar import allowed_trees, stacked
 from specsim.core.phases import VerifyOutput
+from specsim.core.verifiers import DEFAULT_VERIFIER
 from specsim.correctness.differential.comparison import Mismatch, Trio
 from specsim.correctness.differential.coverage import note_round
 from specsim.correctness.differential.sampled_verify import compare_accepted
@@ -54,7 +55,7 @@ def _compare_walk(walk: Walk) -> None:
     predict = verdict.predict[request.nodes]
     is_greedy = request.temperature == 0
     has_rule = request.step.implementations.reference.engine.rule is not None
-    by_step = is_greedy or (request.config.verifier == "target_only" and not has_rule)
+    by_step = is_greedy or (request.config.verifier == DEFAULT_VERIFIER and not has_rule)
     choose = _compare_greedy if is_greedy else _compare_sampled
     for depth, token in enumerate(walk.tokens):
         if not 0 <= token < len(walk.distributions[0].adjusted_V):

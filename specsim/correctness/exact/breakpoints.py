@@ -1,4 +1,4 @@
-"""Breakpoints of each verifier's uniforms and weights of its bonus token, derived in papers/.
+"""Verifiers with the breakpoints of their uniforms and the weights of their bonus tokens, derived in papers/.
 
 uniforms_*: regions of every uniform that the verifier may read on a drafted tree, in reading order. bonus_*: weights of
 the token after a path that ends at a node.
@@ -6,11 +6,13 @@ the token after a path that ends at a node.
 
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 from specsim.correctness.exact.model import Distribution, Draw, residual
 from specsim.correctness.exact.regions import UNREAD, Axis, regions
+from specsim.correctness.exact.verifier import Verifier, inverse_cdf, no_uniforms, of_kind
 
 
 def uniforms_target_only(draw: Draw, threshold_acc: Fraction) -> list[Axis]:
@@ -113,3 +115,25 @@ def _residuals(draw: Draw, node: int) -> Iterator[Distribution]:
         weights = residual(prob_V, draw.draft_NV[node])
         prob_V = tuple(weight / sum(weights) for weight in weights)
         yield prob_V
+
+
+def target_only(single: Fraction, acc: Fraction) -> Verifier:
+    """Describe target-only sampling under these thresholds."""
+    is_lossless = single == acc == 1
+    label = "" if is_lossless else f"target_only, thresholds {float(single):g}/{float(acc):g}"
+    promise = "lossless" if is_lossless else "lossy"
+    last = inverse_cdf(bonus_target_only)
+    axes = partial(uniforms_target_only, threshold_acc=acc)
+    return of_kind("target_only", axes, last, single, acc, label=label, promise=promise)
+
+
+_ONE = Fraction(1)
+_HALF = Fraction(1, 2)
+TARGET_ONLY = target_only(_ONE, _ONE)
+HALF_ACC = target_only(_ONE, _HALF)
+HALF_SINGLE = target_only(_HALF, _ONE)
+_OF_MEDUSA = (Fraction(9, 100), Fraction(3, 10))
+TYPICAL = of_kind("typical", no_uniforms, inverse_cdf(bonus_whole), *_OF_MEDUSA)
+REJECTION = of_kind("rejection", uniforms_rejection, inverse_cdf(bonus_rejection))
+BLOCK = of_kind("block", uniforms_block, inverse_cdf(bonus_block))
+MULTI_ROUND = of_kind("multi_round", uniforms_multi_round, inverse_cdf(bonus_multi_round))

@@ -43,14 +43,14 @@ STOPPED_CHAIN = replace(PAPER, name=f"{PAPER.name}, none behind one token", stop
 STOPPED_LANES = replace(LANES, name=f"{LANES.name}, none behind one token", stops=(1,))
 
 CASES = {
-    "given": (GIVEN_CHAIN, GIVEN_TREE, CUT_TREE),
-    "chain": (PAPER, CHAIN, BRIDGED, CUT_CHAIN, STOPPED_CHAIN),
+    "best": (GIVEN_CHAIN, GIVEN_TREE, CUT_TREE),
+    "sampled": (PAPER, CHAIN, BRIDGED, CUT_CHAIN, STOPPED_CHAIN),
     "one": (ONE,),
     "siblings": (PAIR, LANES, SQUARE, CUT_CHAIN, STOPPED_LANES),
 }
 # The fast implementation's lanes have one child a step; the interpreter takes a minute for 600 calls.
 LAUNCHED = CASES | {"siblings": (PAIR, LANES, CUT_CHAIN, STOPPED_LANES)}
-INTERPRETED = CASES | {"chain": (PAPER, CUT_CHAIN, STOPPED_CHAIN), "siblings": (PAIR, CUT_CHAIN)}
+INTERPRETED = CASES | {"sampled": (PAPER, CUT_CHAIN, STOPPED_CHAIN), "siblings": (PAIR, CUT_CHAIN)}
 
 # Rules of a user, whose breakpoints nobody has derived, run on more cases, the smallest first.
 _EVEN = Model(((1, 3), (3, 1)))
@@ -78,10 +78,10 @@ RULE_CASES = {
         Case("2 tokens, both given", _EVEN, _UNEVEN, (-1, 0, 0), (1, 0)),
         Case("2 tokens, a given chain of 2 drafts", _EVEN, _UNEVEN, (-1, 0, 1), (1, 0)),
         Case("3 tokens, 3 given drafts", _TWO, _ONE, (-1, 0, 0, 2), (1, 2, 0)),
-        *CASES["given"],
+        *CASES["best"],
         replace(GIVEN_TREE, name=f"{GIVEN_TREE.name}, 0 within max_len", depth_limit=0),
     ),
-    "sampled": (*_sampled("1 draft", (-1, 0)), *_sampled("a chain of 2", (-1, 0, 1)), *CASES["chain"]),
+    "sampled": (*_sampled("1 draft", (-1, 0)), *_sampled("a chain of 2", (-1, 0, 1)), *CASES["sampled"]),
     "siblings": (
         *_sampled("1 draft", (-1, 0)),
         *_sampled("2 siblings", (-1, 0, 0)),

@@ -1,15 +1,18 @@
 """Certificates of every verifier in every implementation, and of the controls."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
+from typing import Any
 
 from tqdm.auto import tqdm
 
 from specsim.core.errors import require, require_choice
+from specsim.core.kinds import resolve
 from specsim.core.provenance import now, versions
+from specsim.core.verifiers import BY_DRAFTS
 from specsim.correctness.exact import implementations
 from specsim.correctness.exact.cases import CASES, INTERPRETED, LAUNCHED, cases_of
 from specsim.correctness.exact.controls import CONTROLS
@@ -17,9 +20,21 @@ from specsim.correctness.exact.distribution import ExactDistribution, NotConstan
 from specsim.correctness.exact.model import Case
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.report import Certificate, Certificates
-from specsim.correctness.exact.verifier import VERIFIERS, Verifier
+from specsim.correctness.exact.verifier import Accepted, Given, Verifier, no_uniforms, unread
 from specsim.serving.generation import kernel_device
 
+
+def _greedy(given: Given, _uniforms: Sequence[Any], _final: float) -> Accepted:
+    from specsim.reference.acceptance import greedy
+
+    return greedy(given.tree, given.prob_NV)
+
+
+GREEDY = Verifier("greedy", "lossless", "best", no_uniforms, unread, _greedy)
+VERIFIERS: tuple[Verifier, ...] = (
+    GREEDY,
+    *(resolve(place) for kind in BY_DRAFTS for place in kind.certificates),
+)
 NAMES = tuple(dict.fromkeys(verifier.family for verifier in VERIFIERS))
 IMPLS = ("reference", "fast", "both")
 

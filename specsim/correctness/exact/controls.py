@@ -11,30 +11,37 @@ from typing import Any
 
 import torch
 
+from specsim.core.kinds import resolve
+from specsim.core.verifiers import KIND_OF, VERIFIER_OF, Drafts
 from specsim.correctness import wrong_rules
-from specsim.correctness.exact import breakpoints, implementations, race
+from specsim.correctness.exact import implementations, race
+from specsim.correctness.exact.breakpoints import BLOCK
 from specsim.correctness.exact.cases import CHAIN, GIVEN_TREE, LANES, ONE, PAPER
 from specsim.correctness.exact.distribution import ExactDistribution, exact_distribution
 from specsim.correctness.exact.model import Case, Draw, residual
-from specsim.correctness.exact.regions import UNREAD, Axis, cdf_cuts, edges_of, regions, with_zero
+from specsim.correctness.exact.regions import UNREAD, Axis, edges_of, regions, with_zero
 from specsim.correctness.exact.two_rounds import two_rounds
 from specsim.correctness.exact.verifier import (
-    BLOCK,
-    MULTI_ROUND,
-    REJECTION,
-    TARGET_ONLY,
     Accept,
     Accepted,
     Axes,
     Given,
     Last,
     Verifier,
-    inverse_cdf,
     no_uniforms,
     unread,
 )
 
 ZERO = Fraction(1, 2**24)  # probability that 24 random bits are all 0
+
+
+def _verifier_of(drafts: Drafts) -> Verifier:
+    return resolve(KIND_OF[VERIFIER_OF[drafts]].certificates[0])
+
+
+_TREES = _verifier_of("best")
+_CHAINS = _verifier_of("sampled")
+_SIBLINGS = _verifier_of("siblings")
 
 
 def at_least(given: Given, uniforms: Sequence[float], final: float) -> Accepted:
@@ -44,27 +51,26 @@ def at_least(given: Given, uniforms: Sequence[float], final: float) -> Accepted:
 
 def uniform_twice(given: Given, uniforms: Sequence[float], _final: float) -> Accepted:
     """Apply rejection, but draw the bonus token with the last uniform that was read."""
-    path, _ = REJECTION.accept(given, uniforms, 0.5)
-    return REJECTION.accept(given, uniforms, uniforms[min(len(path), len(uniforms)) - 1])
+    path, _ = _CHAINS.accept(given, uniforms, 0.5)
+    return _CHAINS.accept(given, uniforms, uniforms[min(len(path), len(uniforms)) - 1])
 
 
 def _axes_uniform_twice(draw: Draw) -> list[Axis]:
     axes = []
-    for node, axis in enumerate(breakpoints.uniforms_rejection(draw)):
+    for node, axis in enumerate(_CHAINS.axes(draw)):
         ends = [node, node + 1] if node + 2 == len(draw.parents) else [node]
-        draws = [cut for end in ends for cut in cdf_cuts(breakpoints.bonus_rejection(draw, end))]
-        axes.append(regions([*draws, *edges_of([axis])]))
+        axes.append(regions(edges_of([axis, *(_CHAINS.last(draw, end) for end in ends)])))
     return axes
 
 
 def sibling_uniform(given: Given, uniforms: Sequence[float], final: float) -> Accepted:
     """Apply multi-round verification, but with one uniform for all siblings, as in target-only sampling."""
     shared = [uniforms[given.tree.next_token[parent]] if parent >= 0 else 0.5 for parent in given.tree.parents]
-    return MULTI_ROUND.accept(given, shared, final)
+    return _SIBLINGS.accept(given, shared, final)
 
 
 def _axes_sibling_uniform(draw: Draw) -> list[Axis]:
-    own = breakpoints.uniforms_multi_round(draw)
+    own = _SIBLINGS.axes(draw)
     axes = [UNREAD] * len(draw.parents)
     for node in range(len(draw.parents)):
         if children := draw.children(node):
@@ -77,7 +83,7 @@ def shared_noise(given: Given, uniforms: Sequence[Any], final: float) -> Accepte
     from specsim.reference.acceptance import residual
 
     uniform, noise = uniforms
-    path, bonus = REJECTION.accept(given, [uniform], final)
+    path, bonus = _CHAINS.accept(given, [uniform], final)
     if len(path) > 1:
         return path, bonus
     weight_V = residual(given.prob_NV[0], given.draft_prob_NV[0])
@@ -87,16 +93,16 @@ def shared_noise(given: Given, uniforms: Sequence[Any], final: float) -> Accepte
 def _axes_shared_noise(draw: Draw) -> list[Axis]:
     weights = residual(draw.target_NV[0], draw.draft_NV[0])
     residual_V = tuple(weight / sum(weights) for weight in weights)
-    return [*breakpoints.uniforms_rejection(draw), race.position(residual_V, draw.draft_NV[0], draw.tokens[1])]
+    return [*_CHAINS.axes(draw), race.position(residual_V, draw.draft_NV[0], draw.tokens[1])]
 
 
 def _last_shared_noise(draw: Draw, node: int) -> Axis:
-    return inverse_cdf(breakpoints.bonus_rejection)(draw, node) if node else UNREAD
+    return _CHAINS.last(draw, node) if node else UNREAD
 
 
 def _axes_zero(draw: Draw) -> list[Axis]:
     """Divide 24 random bits that may all be 0, without a clamp (sglang#35771)."""
-    return [with_zero(axis, ZERO) for axis in TARGET_ONLY.axes(draw)]
+    return [with_zero(axis, ZERO) for axis in _TREES.axes(draw)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +115,15 @@ class Control:
 
 
 def _control(name: str, case: Case, axes: Axes, last: Last, accept: Accept) -> Control:
-    verifier = Verifier(name, "wrong", "", axes, last, accept)
+    verifier = Verifier(name, "wrong", "sampled", axes, last, accept)
     return Control(name, case, partial(exact_distribution, verifier, case, implementations.reference(verifier)))
 
 
-_BONUS_REJECTION = inverse_cdf(breakpoints.bonus_rejection)
-_BONUS_MULTI_ROUND = inverse_cdf(breakpoints.bonus_multi_round)
 CONTROLS = (
-    _control("accept if target ≥ draft", CHAIN, no_uniforms, _BONUS_REJECTION, at_least),
+    _control("accept if target ≥ draft", CHAIN, no_uniforms, _CHAINS.last, at_least),
     _control("the uniform is used twice", PAPER, _axes_uniform_twice, unread, uniform_twice),
     _control("noise shared by draft and recovery", ONE, _axes_shared_noise, _last_shared_noise, shared_noise),
-    _control("siblings share a uniform", LANES, _axes_sibling_uniform, _BONUS_MULTI_ROUND, sibling_uniform),
-    _control("a uniform may be 0", GIVEN_TREE, _axes_zero, TARGET_ONLY.last, TARGET_ONLY.accept),
+    _control("siblings share a uniform", LANES, _axes_sibling_uniform, _SIBLINGS.last, sibling_uniform),
+    _control("a uniform may be 0", GIVEN_TREE, _axes_zero, _TREES.last, _TREES.accept),
     Control("draws named by position only", PAPER, partial(two_rounds, BLOCK, PAPER, True)),
 )

@@ -9,7 +9,7 @@ import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
-from specsim.core.uniforms import gumbel_noise
+from specsim.core.uniforms import token_noise
 from specsim.correctness.exact.distribution import Implementation, Trial
 from specsim.correctness.exact.model import Draw
 from specsim.correctness.exact.verifier import Accepted, Given, Verifier, rows
@@ -42,7 +42,7 @@ def _walk(verifier: Verifier, device: str, drafted: Sequence[Draw], trials: Sequ
     config = _config(verifier, max(draws, key=lambda draw: draw.depth_limit))
     batch = _batch(verifier, drafted, trials).to(device)
     logits_RV = rows([target_V for draw in draws for target_V in draw.target_NV]).log2().float().to(device)
-    width = config.num_draft_tokens if verifier.drafts == "siblings" else config.num_steps + 1
+    width = config.num_draft_tokens if config.verifier_kind.draws == "node" else config.num_steps + 1
     uniforms = [[] if verifier.is_coupled else trial.uniforms for trial in trials]
     uniforms_BW = torch.tensor([[*each, *[0.5] * (width - len(each))] for each in uniforms], dtype=torch.float64)
     final_B = torch.tensor([trial.final for trial in trials], dtype=torch.float64)
@@ -92,7 +92,7 @@ def _noise(num_positions: int, vocab_size: int) -> torch.Tensor:
     """Draw the noise of the searched requests, f64 [P, W, V]."""
     ids = torch.arange(_POOL)[:, None]
     positions = LENGTH + 1 + torch.arange(num_positions)
-    return gumbel_noise(torch.zeros_like(ids), ids, positions[None, :], vocab_size)
+    return token_noise(torch.zeros_like(ids), ids, positions[None, :], vocab_size)
 
 
 def _winners(draw: Draw, noise_PWV: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from specsim.correctness.exact.model import Distribution
+from specsim.correctness.exact.model import Distribution, Draw
 from specsim.correctness.exact.regions import INSIDE, Axis, Region
+from specsim.correctness.exact.verifier import of_kind
+from specsim.correctness.exact.verifier import unread as unread_final
 
 _SCALES = (0.125, 1.0, 7.0)  # a race ends the same way at any speed
 
@@ -122,3 +124,13 @@ class _Winners:
         if other == self.draft:
             return Fraction(1)
         return self._latest(other, ratio) * (1 + part) or Fraction(1)
+
+
+def _axes(draw: Draw) -> list[Axis]:
+    drafted = zip(draw.target_NV, draw.draft_NV, draw.tokens[1:], strict=False)
+    axes = [*(position(*each) for each in drafted), undrafted(draw.target_NV[-1])]
+    num_read = draw.depth_limit + 1
+    return [*axes[:num_read], *map(unread, axes[num_read:])]
+
+
+GUMBEL = of_kind("gumbel", _axes, unread_final)

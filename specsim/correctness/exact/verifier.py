@@ -1,4 +1,4 @@
-"""Certified verifiers: name, promise, regions of the uniforms, and the reference's function."""
+"""Values of certified verifiers: name, promise, regions of the uniforms, and the reference's function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specsim.correctness.exact import breakpoints, race
+from specsim.core.kinds import resolve
+from specsim.core.verifiers import KIND_OF, Drafts
 from specsim.correctness.exact.model import Distribution, Draw
 from specsim.correctness.exact.regions import UNREAD, Axis, cdf_cuts, regions
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 Accepted = tuple[list[int], int]  # path of accepted nodes from the root, bonus token
 Axes = Callable[[Draw], list[Axis]]
 Last = Callable[[Draw, int], Axis]
-EPSILON = 0.09  # Medusa's value
-DELTA = 0.3
 
 
 def rows(distributions: Sequence[Distribution]) -> torch.Tensor:
@@ -53,7 +52,7 @@ class Verifier:
 
     name: str
     promise: str  # lossless, lossy, or wrong (a control)
-    drafts: str  # given; chain (sampled); siblings (sampled independently at their parents)
+    drafts: Drafts  # of core.verifiers, best ones being given
     axes: Axes  # regions of a drafted tree's uniforms or noise
     last: Last  # regions of the final uniform where the path ends at a node
     accept: Accept  # the reference implementation's function
@@ -81,67 +80,25 @@ def unread(_draw: Draw, _node: int) -> Axis:
     return UNREAD
 
 
-def _race(draw: Draw) -> list[Axis]:
-    drafted = zip(draw.target_NV, draw.draft_NV, draw.tokens[1:], strict=False)
-    axes = [*(race.position(*each) for each in drafted), race.undrafted(draw.target_NV[-1])]
-    num_read = draw.depth_limit + 1
-    return [*axes[:num_read], *map(race.unread, axes[num_read:])]
+def of_kind(name: str, axes: Axes, last: Last, *thresholds: Fraction, label: str = "", promise: str = "") -> Verifier:
+    """Describe a verifier by its record, under thresholds; label and promise: unless they are the record's."""
+    kind = KIND_OF[name]
+    values = [float(value) for value in thresholds]
 
+    def accept(given: Given, uniforms: Sequence[Any], final: float) -> Accepted:
+        distributions = [given.prob_NV, given.draft_prob_NV] if kind.reads_draft_prob else [given.prob_NV]
+        draws: tuple[Any, ...] = (final,) if kind.draws == "none" else (uniforms, final)
+        if kind.is_coupled:
+            draws = (torch.tensor(uniforms, dtype=torch.float64),)
+        return resolve(kind.reference)(given.tree, *distributions, *draws, *values)
 
-def _reference(name: str) -> Callable[..., Accepted]:
-    """Look up the reference's function when it is called."""
-    from specsim.reference import acceptance
-
-    return getattr(acceptance, name)
-
-
-def target_only(single: Fraction, acc: Fraction) -> Verifier:
-    """Describe target-only sampling under these thresholds."""
-    is_lossless = single == acc == 1
     return Verifier(
-        name="target_only" if is_lossless else f"target_only, thresholds {float(single):g}/{float(acc):g}",
-        promise="lossless" if is_lossless else "lossy",
-        drafts="given",
-        axes=lambda draw: breakpoints.uniforms_target_only(draw, acc),
-        last=inverse_cdf(breakpoints.bonus_target_only),
-        accept=lambda given, uniforms, final: _reference("target_only")(
-            given.tree, given.prob_NV, uniforms, final, float(single), float(acc)
-        ),
-        settings={"threshold_single": float(single), "threshold_acc": float(acc)},
+        name=label or name,
+        promise=promise or ("lossless" if kind.is_lossless else "lossy"),
+        drafts=kind.drafts,
+        axes=axes,
+        last=last,
+        accept=accept,
+        settings={"verifier": name, **dict(zip(kind.thresholds, values, strict=True))},
+        is_coupled=kind.is_coupled,
     )
-
-
-def sampled(name: str, drafts: str, axes: Axes, bonus: Callable[[Draw, int], Distribution]) -> Verifier:
-    """Describe a lossless verifier of drafts that are sampled from the drafter's distributions."""
-
-    def accept(given: Given, uniforms: Sequence[float], final: float) -> Accepted:
-        return _reference(name)(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)
-
-    return Verifier(name, "lossless", drafts, axes, inverse_cdf(bonus), accept, {"verifier": name})
-
-
-_ONE = Fraction(1)
-_HALF = Fraction(1, 2)
-GREEDY = Verifier(
-    *("greedy", "lossless", "given", no_uniforms, unread),
-    lambda given, _, __: _reference("greedy")(given.tree, given.prob_NV),
-)
-TARGET_ONLY = target_only(_ONE, _ONE)
-TYPICAL = Verifier(
-    *("typical", "lossy", "given", no_uniforms, inverse_cdf(breakpoints.bonus_whole)),
-    lambda given, _, final: _reference("typical")(given.tree, given.prob_NV, EPSILON, DELTA, final),
-    {"verifier": "typical"},
-)
-REJECTION = sampled("rejection", "chain", breakpoints.uniforms_rejection, breakpoints.bonus_rejection)
-BLOCK = sampled("block", "chain", breakpoints.uniforms_block, breakpoints.bonus_block)
-GUMBEL = Verifier(
-    *("gumbel", "lossless", "chain", _race, unread),
-    lambda given, noise, _: _reference("gumbel")(given.tree, given.prob_NV, torch.tensor(noise, dtype=torch.float64)),
-    {"verifier": "gumbel"},
-    is_coupled=True,
-)
-MULTI_ROUND = sampled("multi_round", "siblings", breakpoints.uniforms_multi_round, breakpoints.bonus_multi_round)
-VERIFIERS = (
-    *(GREEDY, TARGET_ONLY, target_only(_ONE, _HALF), target_only(_HALF, _ONE), TYPICAL),
-    *(REJECTION, BLOCK, GUMBEL, MULTI_ROUND),
-)

@@ -8,6 +8,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.kinds import TESTED, DrafterKind
 from specsim.core.pair import Pair
 from specsim.core.token_drafter import SuffixConfig
+from specsim.core.verifiers import DEFAULT_VERIFIER, VERIFIER_KINDS
 from specsim.correctness.differential.drafter_grid import LATENT
 from specsim.correctness.differential.pairs import KINDS as PAIR_KINDS
 from specsim.correctness.differential.pairs import make_pair
@@ -42,10 +43,9 @@ def formats(kind: str) -> tuple[str, ...]:
 
 
 def verifiers(kind: str, topk: int) -> tuple[str, ...]:
-    """List the verifiers other than target_only that this kind's drafts allow."""
-    if not _record(kind).can_sample:
-        return ("typical",)
-    return ("typical", "rejection", "block", "gumbel") if topk == 1 else ("typical", "multi_round")
+    """List the verifiers other than the default one that this kind's drafts allow."""
+    drafts = ("best", "sampled" if topk == 1 else "siblings") if _record(kind).can_sample else ("best",)
+    return tuple(each.name for each in VERIFIER_KINDS if each.drafts in drafts and each.name != DEFAULT_VERIFIER)
 
 
 def possible_graph(graph: str, kind: str, config: SpecConfig) -> str:

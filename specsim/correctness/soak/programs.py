@@ -8,6 +8,7 @@ from specsim.core.columns import round_columns
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig, ceil_to
 from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
+from specsim.core.verifiers import KIND_OF
 from specsim.correctness.differential.setting import LATER_FAMILIES
 from specsim.correctness.soak.drafters import (
     EARLIER_FAMILIES,
@@ -165,11 +166,12 @@ def _config(rng: random.Random, most_steps: int) -> SpecConfig:
 
 
 def _with_verifier(rng: random.Random, config: SpecConfig, kind: str) -> SpecConfig:
-    """Choose, half of the time, another verifier for such drafts; only target_only has thresholds."""
+    """Choose, half of the time, another verifier for such drafts, without thresholds."""
     if config.is_plain or rng.random() < 0.5:
         return config
     verifier = rng.choice(verifiers(kind, config.topk))
-    static = {"num_draft_tokens": 1 + config.topk * config.num_steps} if verifier == "multi_round" else {}
+    is_static = KIND_OF[verifier].drafts == "siblings"
+    static = {"num_draft_tokens": 1 + config.topk * config.num_steps} if is_static else {}
     return replace(config, verifier=verifier, threshold_single=1.0, threshold_acc=1.0, **static)
 
 

@@ -15,11 +15,12 @@ import torch
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from specsim.core.config import VERIFIERS, SpecConfig
+from specsim.core.config import SpecConfig
 from specsim.core.display import figure, paragraph, print_table
 from specsim.core.engine_options import check_device
 from specsim.core.errors import InputError, require_int
 from specsim.core.provenance import now, versions
+from specsim.core.verifiers import VERIFIERS
 from specsim.core.workers import Workers
 from specsim.correctness.differential.grids import is_shareable
 from specsim.correctness.differential.implementation import ALONE, Shares

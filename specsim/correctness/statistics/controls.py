@@ -16,13 +16,13 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVPool
 from specsim.core.uniforms import accept_uniforms, draft_uniforms, final_uniforms
+from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIER_KINDS, VERIFIER_OF
 from specsim.correctness.statistics.settings import CONFIGS
 from specsim.correctness.wrong_rules import at_least
 
 _REFERENCE = "specsim.reference"
-_DRAFTER = f"{_REFERENCE}.drafters.autoregressive"
 # The first of four lanes, whose KV already lies in the path's place, is seldom the accepted one.
-_LANES = SpecConfig(topk=4, num_steps=2, num_draft_tokens=9, page_size=4, verifier="multi_round")
+_LANES = SpecConfig(topk=4, num_steps=2, num_draft_tokens=9, page_size=4, verifier=VERIFIER_OF["siblings"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +79,18 @@ def _draft_uniforms_of_accept(
     return accept_uniforms(seeds, request_ids, root_lens, depth)[:, depth:].expand(-1, num_lanes)
 
 
-_REJECTION = CONFIGS["rejection"]
-_TREE = CONFIGS["target_only"]
-_FINAL = f"{_REFERENCE}.verify.final_uniforms"
-_DRAFTED = f"{_DRAFTER}.draft_uniforms"
+_KIND = KIND_OF[VERIFIER_OF["sampled"]]
+_CHAIN = CONFIGS[_KIND.name]
+_LOSSY = next(kind.name for kind in VERIFIER_KINDS if not kind.is_lossless)
+_FINAL = "specsim.core.uniforms.final_uniforms"
+_DRAFTED = f"{_REFERENCE}.drafting.draft_uniforms"
 CONTROLS = (
-    Control("typical acceptance", replace(_TREE, verifier="typical")),
-    Control("accept if target ≥ draft", _REJECTION, f"{_REFERENCE}.acceptance.rejection", at_least),
-    Control("no residual after a rejection", _REJECTION, f"{_REFERENCE}.acceptance.residual", _no_residual),
-    Control("one uniform for draft and bonus", _REJECTION, _FINAL, _final_uniforms_of_the_draft, 4608),
-    Control("a bonus uniform for all rounds", _REJECTION, _FINAL, _final_uniforms_of_no_round),
+    Control("typical acceptance", replace(CONFIGS[DEFAULT_VERIFIER], verifier=_LOSSY)),
+    Control("accept if target ≥ draft", _CHAIN, _KIND.reference.replace(":", "."), at_least),
+    Control("no residual after a rejection", _CHAIN, f"{_REFERENCE}.acceptance.residual", _no_residual),
+    Control("one uniform for draft and bonus", _CHAIN, _FINAL, _final_uniforms_of_the_draft, 4608),
+    Control("a bonus uniform for all rounds", _CHAIN, _FINAL, _final_uniforms_of_no_round),
     Control("draft uniforms for all rounds", CONFIGS["block"], _DRAFTED, _draft_uniforms_of_no_round, 4608),
-    Control("one stream for draft and accept", _REJECTION, _DRAFTED, _draft_uniforms_of_accept, kind="standalone"),
+    Control("one stream for draft and accept", _CHAIN, _DRAFTED, _draft_uniforms_of_accept, kind="standalone"),
     Control("KV of the accepted path not moved", _LANES, f"{_REFERENCE}.kv.commit", _no_commit, 13824),
 )

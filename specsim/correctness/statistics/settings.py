@@ -5,15 +5,14 @@ from typing import Any
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.kinds import TESTED
+from specsim.core.verifiers import VERIFIER_KINDS
 
 _CHAIN = SpecConfig(topk=1, num_steps=2, num_draft_tokens=3, page_size=4)
 _TREE = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=4)
 CONFIGS = {
-    "target_only": _TREE,
-    "rejection": replace(_CHAIN, verifier="rejection"),
-    "block": replace(_CHAIN, verifier="block"),
-    "multi_round": replace(_TREE, verifier="multi_round"),
-    "gumbel": replace(_CHAIN, verifier="gumbel"),
+    kind.name: replace(_CHAIN if kind.drafts == "sampled" else _TREE, verifier=kind.name)
+    for kind in VERIFIER_KINDS
+    if kind.is_lossless
 }
 # Other drafters than EAGLE heads, by the names of their tests. Token drafters leave nodes of their trees dead.
 DRAFTERS = {

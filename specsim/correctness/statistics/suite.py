@@ -12,7 +12,8 @@ from tqdm.auto import tqdm
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import require_choice, require_int
 from specsim.core.provenance import now, versions
-from specsim.core.rule import VERIFIER_OF, AcceptanceRule
+from specsim.core.rule import AcceptanceRule
+from specsim.core.verifiers import VERIFIER_OF
 from specsim.correctness.statistics.controls import CONTROLS, Control
 from specsim.correctness.statistics.e_value import chi_square, ln_e_value
 from specsim.correctness.statistics.power import detectable_distance

@@ -6,11 +6,11 @@ from pathlib import Path
 from specsim.core.rule import AcceptanceRule
 from specsim.correctness.exact import implementations, load_rules
 from specsim.correctness.exact.cases import CASES, CUT_CHAIN, ONE, RULE_CASES
+from specsim.correctness.exact.certificates import VERIFIERS
 from specsim.correctness.exact.distribution import ExactDistribution, exact_distribution
 from specsim.correctness.exact.model import Case
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.rule_distribution import rule_distribution
-from specsim.correctness.exact.verifier import VERIFIERS
 
 K_SEQ = Path(__file__).resolve().parents[3] / "notebooks" / "examples" / "my_rule.py"
 
@@ -48,10 +48,11 @@ def k_seq_distance() -> float:
 def agreement_over_bound() -> float:
     """Compute P(agree) of two samples with the same Gumbel noise over (1 - TV) / (1 + TV): the least of two cases."""
     shares = []
+    coupled = next(each for each in VERIFIERS if each.is_coupled)
     for case in (ONE, CUT_CHAIN):
         pairs = zip(case.target(()), case.draft(()), strict=True)
         variation = sum(abs(target - draft) for target, draft in pairs) / 2
-        shares.append(_distribution("gumbel", case).accepted * (1 + variation) / (1 - variation))
+        shares.append(_distribution(coupled.name, case).accepted * (1 + variation) / (1 - variation))
     return float(min(shares))
 
 

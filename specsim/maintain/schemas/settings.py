@@ -4,9 +4,12 @@ from typing import Any
 
 from specsim.core.config import SpecConfig
 from specsim.core.metrics import Acceptance
+from specsim.core.verifiers import DEFAULT_VERIFIER
 from specsim.maintain.schemas import document
 from specsim.maintain.schemas.dataclass_fields import described
 from specsim.maintain.schemas.document import Schema, array, flag, number, record, table, text, whole
+
+_LOSSY = "below 1 it is not lossless"
 
 COMMAND = text("Command line that gives the same result.")
 DATE = text("Date and time of the run in UTC, ISO 8601, to the second.")
@@ -46,8 +49,8 @@ CONFIG_TEXTS: dict[str, Any] = {
     "score": "Ranking of drafts: products of probabilities, or sums of log-probabilities.",
     "penalties": "Whether penalties count the tokens on a draft's own path (exact) or not (relaxed, not lossless).",
     "verifier": "Acceptance rule.",
-    "threshold_single": "Probability at which target_only accepts a draft; below 1 it is not lossless.",
-    "threshold_acc": "Accumulated probability at which target_only accepts a draft; below 1 it is not lossless.",
+    "threshold_single": f"Probability at which {DEFAULT_VERIFIER} accepts a draft; {_LOSSY}.",
+    "threshold_acc": f"Accumulated probability at which {DEFAULT_VERIFIER} accepts a draft; {_LOSSY}.",
     "typical_epsilon": "Of rule typical: a draft passes above min(epsilon, delta · exp(-entropy)).",
     "typical_delta": "Of rule typical, as in typical_epsilon.",
     "max_len": "Largest number of tokens in a request, prompt included; null: the target's limit.",

@@ -1,5 +1,6 @@
 """Faults of switches between settings. Both implementations have them."""
 
+from specsim.core.verifiers import VERIFIER_OF
 from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
 
@@ -92,6 +93,6 @@ FAULTS = (
                 "tl.minimum(limits.num_steps, limits.max_len - 1 - length)",
             ),
         ),
-        trial=Trial("differential", OWN_STEPS | dict(verifier="rejection", temperature=1.0)),
+        trial=Trial("differential", OWN_STEPS | dict(verifier=VERIFIER_OF["sampled"], temperature=1.0)),
     ),
 )

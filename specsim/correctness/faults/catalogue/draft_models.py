@@ -1,10 +1,11 @@
 """Faults of drafters that keep other KV than EAGLE heads: language models of their own, and drafters on frozen KV."""
 
+from specsim.core.verifiers import VERIFIER_OF
 from specsim.correctness.faults.fault import Fault, Trial
 from specsim.correctness.faults.injection import Edit
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=1, family="noisy")
-SAMPLED = dict(topk=1, num_steps=2, page_size=1, batch=1, rounds=1, sampling="warm", verifier="rejection")
+SAMPLED = dict(topk=1, num_steps=2, page_size=1, batch=1, rounds=1, sampling="warm", verifier=VERIFIER_OF["sampled"])
 FROZEN = "specsim.fast.drafters.frozen_kv"
 DRAFTER = "specsim.fast.drafters.autoregressive"
 DISTRIBUTION = "specsim.fast.vocabulary.draft_vocabulary"
@@ -159,9 +160,9 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.vocabulary.draft_distribution",
-                "from specsim.fast.runtime.uniforms import DRAFT, gumbel, named_uniform",
+                "from specsim.fast.runtime.uniforms import DRAFT, named_uniform, token_noise",
                 "from specsim.fast.runtime.uniforms import ACCEPT as DRAFT\n"
-                "from specsim.fast.runtime.uniforms import gumbel, named_uniform",
+                "from specsim.fast.runtime.uniforms import named_uniform, token_noise",
             ),
         ),
         trial=Trial("differential", SAMPLED | dict(kind="standalone")),

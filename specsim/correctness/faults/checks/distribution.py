@@ -18,7 +18,7 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.core.uniforms import draft_uniforms, gumbel_noise
+from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF
 from specsim.correctness.faults.fault import Finding
 
 FALSE_ALARM = 1e-6
@@ -39,7 +39,7 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
     given = dict(setting)
     impl = given.pop("impl")
     count = given.pop("n")
-    verifier = given.pop("verifier", "target_only")
+    verifier = given.pop("verifier", DEFAULT_VERIFIER)
     device = device if impl == "fast" else "cpu"
     config = _config(verifier)
     sampling = SamplingParams(**{"temperature": 1.0, **given})
@@ -56,7 +56,7 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
 
 def _config(verifier: str) -> SpecConfig:
     """Make a setting of one step with two children, or with one where drafts are sampled."""
-    topk = 1 if verifier in ("rejection", "block", "gumbel") else 2
+    topk = 1 if KIND_OF[verifier].drafts == "sampled" else 2
     return replace(SpecConfig(topk, 1, topk + 1, page_size=1, max_len=64), verifier=verifier)
 
 
@@ -77,16 +77,11 @@ def _distribution(params: SamplingParams, config: SpecConfig) -> dict[tuple[int,
 
 def _sampled(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Draw drafts i64 [B, K] from a distribution f32 [B, 1, V] opposed to the target's."""
-    from specsim.reference.drafting import draft_distribution, draft_topk, sampled
+    from specsim.reference.drafting import Parents, draft
 
     logits_BV = -torch.tensor(LOGITS[0]).expand(batch.size, -1)
-    law_BV = draft_distribution(logits_BV, batch.sampling.temperature, None, None, VOCAB)
-    best = draft_topk(logits_BV, config.topk, None)
-    names = (batch.seeds, batch.request_ids)
-    if config.verifier == "gumbel":
-        return sampled(best, law_BV, None, gumbel_noise(*names, batch.seq_lens + 1, VOCAB))[1], None
-    uniforms_BK = draft_uniforms(*names, batch.seq_lens, 0, config.topk)
-    return sampled(best, law_BV, uniforms_BK)[1], law_BV[:, None]
+    drafts = draft(batch, Parents(logits_BV, batch.seq_lens, 0), config.topk, None, config, VOCAB)
+    return drafts.topk_index, None if drafts.draft_prob is None else drafts.draft_prob[:, None]
 
 
 def _drawn(impl: str, count: int, params: SamplingParams, config: SpecConfig, device: str) -> list[list[int]]:

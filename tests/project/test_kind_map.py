@@ -1,0 +1,52 @@
+"""Number of package files that name each verifier, which a new one would add to."""
+
+import pytest
+
+from specsim.core.verifiers import VERIFIERS
+from specsim.maintain import kind_map
+
+MOST = 6  # the record, the reference, the kernels, the oracle, the certificate, the explorer's texts
+# Operations of SGLang and vLLM with these names; two controls, a fault and a compiled run that need a verifier which
+# reads every draft before it decides.
+MORE = {"target_only": 9, "rejection": 7, "block": 10}
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_few_files_name_a_verifier(name):
+    found = kind_map.files_naming(name)
+    assert len(found) <= MORE.get(name, MOST), found
+    assert "specsim/core/verifiers.py" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ('SpecConfig(verifier="gumbel")', True),
+        ("# as rule `gumbel` does", True),
+        ('CHAINS = ("rejection", "block", "gumbel")', True),
+        ('drafts="gumbel"', False),
+        ("from specsim.reference.acceptance import gumbel, residual", True),
+        ("from specsim.correctness.exact.race import (\n    GUMBEL,\n)", True),
+        ("from specsim.fast.verifiers import gumbel", True),
+        ("from specsim.fast.verifiers.gumbel import accept", True),
+        ("noise = standard gumbel noise", False),
+        ('"gumbel-noise-shared"', False),
+    ],
+)
+def test_names_are_found_in_quotes_and_imports(text, is_found):
+    found = kind_map.pattern("gumbel", kind_map.modules_of("gumbel")).search(text)
+    assert (found is not None) == is_found
+
+
+def test_a_name_that_is_no_word_is_found_anywhere():
+    own = kind_map.pattern("multi_round", ())
+    assert own.search("# multi_round reads a uniform of each node")
+    assert not own.search("_multi_round_kernel")
+
+
+def test_the_command_prints_a_row_for_each_verifier(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["kind_map", "-v"])
+    assert kind_map.main() == 0
+    printed = capsys.readouterr().out
+    assert [name for name in VERIFIERS if name in printed] == list(VERIFIERS)
+    assert "fast/verifiers/gumbel.py" in printed
