@@ -109,10 +109,10 @@ FAULTS = (
             ),
             Edit(
                 "specsim.fast.launches",
-                "self.drafter.step(frame.batch, frame.draft_buffers, frame.pools)",
+                "self.proposer.step(frame.batch, frame.draft_buffers, frame.pools)",
                 "rejected = self.config.num_steps - frame.verdict.num_accepted_drafts\n"
                 "        lens = frame.batch.seq_lens + rejected * (frame.batch.num_rounds > 0)\n"
-                "        self.drafter.step(replace(frame.batch, seq_lens=lens), frame.draft_buffers, frame.pools)",
+                "        self.proposer.step(replace(frame.batch, seq_lens=lens), frame.draft_buffers, frame.pools)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, rounds=2)),
