@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from importlib.abc import SourceLoader
 from importlib.machinery import PathFinder
 from pathlib import Path
 from traceback import walk_tb
@@ -68,7 +69,7 @@ def load_module(name: str) -> ModuleType:
             sys.path.append(here)  # last, so that no file there hides a module of a library
         if name.endswith(".py"):
             path = Path(name).resolve()
-            return _load_file(path, sha256(path.read_bytes()).digest())
+            return _load_file(path, path.read_bytes())
         return importlib.import_module(name)
 
 
@@ -84,19 +85,19 @@ def _is_same(path: str, other: str | None) -> bool:
 
 
 @cache
-def _load_file(path: Path, _digest: bytes) -> ModuleType:
-    """Execute a file, known to Python by a name that no other module has.
+def _load_file(path: Path, source: bytes) -> ModuleType:
+    """Execute the source of a file, known to Python by a name that no other module has.
 
-    Triton and pickle look modules up by their names.
+    Triton and pickle look modules up by their names. Bytecode is not kept, as a file may change within the same second.
     """
     digest = sha256(str(path).encode(errors="surrogateescape")).hexdigest()
     name = re.sub(r"\W", "_", f"{path.stem}_{digest[:8]}")
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None or not isinstance(spec.loader, SourceLoader):
         raise ImportError(f"{path} is no Python source file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    exec(spec.loader.source_to_code(source, str(path)), vars(module))
     return module
 
 

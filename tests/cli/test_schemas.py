@@ -39,7 +39,7 @@ RUNS = {
     "predict-record": "predict --acceptance {shares}",
     "run": "run --requests {requests}",
     "run-compare": "run --requests {requests} --compare",
-    "sampling-test": "sampling-test --verifier gumbel --tokens 30",
+    "sampling-test": "sampling-test --verifier gumbel --tokens 1000",
     "simulate": f"simulate {LOAD}",
     "simulate-table": "simulate --table leviathan_table1",
     "soak": "soak --requests 2 --jobs 1",

@@ -1,6 +1,7 @@
 """Text from files does not reach a terminal raw, and a sentence has a greatest length."""
 
 import re
+import sys
 from io import StringIO
 
 import pytest
@@ -72,6 +73,7 @@ def test_tables_and_headings_escape_their_texts(capsys):
 
 def test_a_terminal_has_colours_but_not_those_of_a_name(monkeypatch):
     monkeypatch.setattr("sys.stdout", StringIO())
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # of another test, as in a notebook
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     console = stdout_console()

@@ -275,6 +275,9 @@ def test_a_file_is_executed_once_until_it_changes(tmp_path):
     assert counted.read_text() == "x"
     os.utime(module, (0, 0))
     load_module(module)
+    assert counted.read_text() == "x"
+    Path(module).write_text(Path(module).read_text() + "# changed\n")
+    load_module(module)
     assert counted.read_text() == "xx"
 
 
