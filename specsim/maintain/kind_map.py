@@ -1,6 +1,6 @@
-"""Files of the package that name each verifier: `python -m specsim.maintain.kind_map [-v]`.
+"""Files of the package that name each verifier and each drafter: `python -m specsim.maintain.kind_map [-v]`.
 
-A new verifier needs a change in as many. Rooms without a name of their own read the records of core.verifiers.
+A new one needs a change in as many. All other files read the records of core.verifiers and core.kinds.
 """
 
 import argparse
@@ -11,11 +11,13 @@ from functools import cache
 from pathlib import Path
 
 from specsim.core.display import print_table, stdout_console
+from specsim.core.kinds import KINDS
 from specsim.core.verifiers import KIND_OF, VERIFIERS
 
 ROOT = Path(__file__).resolve().parents[2]
 ABOUT = r"[Vv]erif|rule|CONFIGS|of_kind|kind\.name|acceptance\b"  # words of lines about verifiers
 FOLDERS = ("specsim", "reference", "fast")
+WORDS = ("eagle", "standalone", "suffix")  # drafters whose names are words, or parts of others' names
 
 
 @cache
@@ -40,6 +42,23 @@ def pattern(name: str, modules: Iterable[str]) -> re.Pattern[str]:
         forms += [rf"\bfrom {parent} import .*\b{name}\b", rf"\bfrom {module} import"] if last == name else []
     forms += [rf"\b{name}\b"] if "_" in name else []
     return re.compile("|".join(forms), re.MULTILINE)
+
+
+def drafter_pattern(name: str) -> re.Pattern[str]:
+    """Make the pattern of a drafter's name in code, comments and docstrings, however its parts are joined.
+
+    A name that is a word is found in quotes, and where a class begins with it.
+    """
+    if name in WORDS:
+        return re.compile(rf"[\"'`]{name}[\"'`]|\b{name.capitalize()}[A-Z]")
+    forms = {"[-_ ]?".join(re.findall(r"[a-z]+|\d+", form.lower())) for form in (name, KINDS[name].title)}
+    return re.compile(rf"(?<![a-z])(?:{'|'.join(sorted(forms))})", re.IGNORECASE)
+
+
+def files_naming_drafter(name: str) -> list[str]:
+    """List the files that have a drafter's name in their text."""
+    own = drafter_pattern(name)
+    return [path for path, text in _texts().items() if own.search(text)]
 
 
 def files_naming(name: str) -> list[str]:
@@ -68,13 +87,14 @@ def _texts() -> Mapping[str, str]:
 
 
 def main() -> int:
-    """Print a row for each verifier."""
+    """Print a row for each verifier and each drafter."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-v", "--verbose", action="store_true", help="list the files")
     is_verbose = parser.parse_args().verbose
-    found = kind_map()
-    rows = [(name, str(len(files)), *([" ".join(files)] if is_verbose else [])) for name, files in found.items()]
-    print_table(stdout_console(), ("verifier", "files", *(["names"] if is_verbose else [])), rows)
+    drafters = {name: files_naming_drafter(name) for name in KINDS}
+    for heading, found in (("verifier", kind_map()), ("drafter", drafters)):
+        rows = [(name, str(len(files)), *([" ".join(files)] if is_verbose else [])) for name, files in found.items()]
+        print_table(stdout_console(), (heading, "files", *(["names"] if is_verbose else [])), rows)
     return 0
 
 

@@ -1,7 +1,8 @@
-"""Number of package files that name each verifier, which a new one would add to."""
+"""Numbers of package files that name each verifier and each drafter, which a new one would add to."""
 
 import pytest
 
+from specsim.core.kinds import KINDS
 from specsim.core.verifiers import VERIFIERS
 from specsim.maintain import kind_map
 
@@ -9,6 +10,46 @@ MOST = 6  # the record, the reference, the kernels, the oracle, the certificate,
 # Operations of SGLang and vLLM with these names; two controls, a fault and a compiled run that need a verifier which
 # reads every draft before it decides.
 MORE = {"target_only": 9, "rejection": 7, "block": 10}
+
+# By drafter. EAGLE-3 is the default, and what benchmarks time. The trainer names all that it trains in five files.
+MOST_OF_DRAFTER = {
+    "eagle": 29,
+    "eagle3": 66,
+    "p-eagle": 25,
+    "mtp": 33,
+    "frozen-kv": 16,
+    "dflash": 20,
+    "dspark": 20,
+    "standalone": 15,
+    "ngram": 16,
+    "suffix": 12,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_few_files_name_a_drafter(name):
+    found = kind_map.files_naming_drafter(name)
+    assert len(found) <= MOST_OF_DRAFTER[name], found
+    assert "specsim/core/kinds.py" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_found"),
+    [
+        ("p-eagle", "of a PEagleHead", True),
+        ("p-eagle", "the p_eagle rows", True),
+        ("eagle3", "an EAGLE-3 head", True),
+        ("eagle3", "an EAGLE head", False),
+        ("eagle", 'kind="eagle"', True),
+        ("eagle", "Eagle3Head", False),
+        ("eagle", "class EagleHead:", True),
+        ("ngram", "the n-gram drafter", True),
+        ("suffix", "path.suffix", False),
+        ("suffix", "SuffixConfig()", True),
+    ],
+)
+def test_names_of_drafters_are_found_however_joined(name, text, is_found):
+    assert bool(kind_map.drafter_pattern(name).search(text)) == is_found
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
@@ -44,9 +85,9 @@ def test_a_name_that_is_no_word_is_found_anywhere():
     assert not own.search("_multi_round_kernel")
 
 
-def test_the_command_prints_a_row_for_each_verifier(monkeypatch, capsys):
+def test_the_command_prints_a_row_for_each_name(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["kind_map", "-v"])
     assert kind_map.main() == 0
     printed = capsys.readouterr().out
-    assert [name for name in VERIFIERS if name in printed] == list(VERIFIERS)
+    assert [name for name in (*VERIFIERS, *KINDS) if name in printed] == [*VERIFIERS, *KINDS]
     assert "fast/verifiers/gumbel.py" in printed
