@@ -122,7 +122,7 @@ class Drafter(Protocol):
         ...
 
     def proposer(self, config: SpecConfig) -> "Drafter":
-        """Make the drafter of the same weights that proposes under a setting of no more lanes and steps, at least one.
+        """Make the drafter of the same weights that proposes under a setting of no more lanes and steps.
 
         An engine of that setting proposes with it, from what `narrowed` leaves of a state, and seeds and extends with
         this one. So states are the same after rounds of either.
