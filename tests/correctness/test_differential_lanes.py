@@ -110,7 +110,7 @@ class Spoiled:
 def test_lane_kv_that_no_score_shows_is_named(graph, mode, spoil, field, place):
     def wrap(implementation):
         engine = implementation.engine
-        engine.drafter = Spoiled(engine.drafter, engine.config, spoil)
+        engine._proposer = Spoiled(engine._proposer, engine.config, spoil)
         return implementation
 
     first = first_divergence(replace(DEEP, graph=graph, mode=mode), "reference", wrap=wrap)

@@ -20,6 +20,7 @@ from typing import Any
 from specsim.core.errors import InputError, require
 
 FILE = "published.toml"
+DECISIONS = "decisions"  # the folder that has no source
 FRACTION_DIGITS = 4
 ROLES = ("computed", "fitted", "held out")
 CHOSEN = "chosen on"  # role in tables that a rule was chosen on
@@ -79,8 +80,9 @@ class Paper:
 
 
 def papers(root: Path) -> list[Paper]:
-    """Read the figures of all folders in papers/; InputError for a folder without its file or with a wrong one."""
-    return [read(folder) for folder in sorted((root / "papers").iterdir()) if folder.is_dir()]
+    """Read the figures of all folders in papers/ but decisions; InputError for one without its file or a wrong one."""
+    folders = sorted(path for path in (root / "papers").iterdir() if path.is_dir() and path.name != DECISIONS)
+    return [read(folder) for folder in folders]
 
 
 def read(folder: Path) -> Paper:
