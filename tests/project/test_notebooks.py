@@ -18,6 +18,7 @@ pytest.importorskip("matplotlib")
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
+FIRST = "01_first_round"
 SECONDS = re.compile(r"(\d+) seconds? to run")
 # Functions that only arrange what a notebook shows; algorithms belong to the package.
 OWN_FUNCTIONS = {"01_first_round": {"start", "tensors", "play"}}
@@ -73,8 +74,16 @@ def stated_seconds(source: Path) -> int:
     return max(map(int, SECONDS.findall(notebook_head(source.read_text(encoding="utf-8")).time)), default=0)
 
 
-# The longest first, so that none of them is all that is left to run.
-@pytest.mark.parametrize("source", sorted(SOURCES, key=stated_seconds, reverse=True), ids=lambda path: path.stem)
+def _runs() -> list:
+    """Notebooks to run: the one that a reader begins with, the others with --whole alone; the longest first."""
+    longest = sorted(SOURCES, key=stated_seconds, reverse=True)
+    return [
+        pytest.param(source, id=source.stem, marks=() if source.stem == FIRST else pytest.mark.whole)
+        for source in longest
+    ]
+
+
+@pytest.mark.parametrize("source", _runs())
 def test_notebook_runs_again_and_shows_the_same(source):
     again = EXECUTE(source)
     assert faults(again) == []
