@@ -1,0 +1,107 @@
+"""Files that one step of the scheduler enters, in both implementations: `python -m specsim.maintain.round_walk [-v]`.
+
+A step of one request with the shipped drafter: what a reader opens to follow a round. The fast implementation runs
+without graphs, under Triton's interpreter where there is no GPU; the interpreter's own files and torch do not count.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.display import print_table, stdout_console
+from specsim.core.engine_options import EngineOptions
+from specsim.models.load import load
+from specsim.serving.generation import load_engine, make_requests
+from specsim.serving.scheduler import Scheduler
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = [5, 17, 3, 40, 8]
+NOT_READ = {"fast/runtime/interpreter.py", "fast/runtime/launch.py"}  # they run a kernel, whatever it computes
+
+
+@dataclass(slots=True)
+class Walk:
+    """Calls of one step, by file of the package."""
+
+    files: Counter[str] = field(default_factory=Counter)  # calls that entered a file
+    crossings: Counter[tuple[str, str]] = field(default_factory=Counter)  # calls from one folder into another
+    deepest: int = 0  # calls on the stack, from the scheduler's step to a drafter's attention
+    _stack: list[str] = field(default_factory=list)
+
+    def watch(self, frame: FrameType, event: str, _: Any) -> None:
+        """Note a call or a return; a profile function."""
+        file = _file(frame.f_code)
+        if file is None:
+            return
+        if event == "call":
+            self.files[file] += 1
+            if self._stack and _folder(self._stack[-1]) != _folder(file):
+                self.crossings[_folder(self._stack[-1]), _folder(file)] += 1
+            self._stack.append(file)
+            if file.endswith("/attention.py") and any("/drafters/" in each for each in self._stack):
+                self.deepest = max(self.deepest, len(self._stack))
+        elif event == "return" and self._stack:
+            self._stack.pop()
+
+
+def _file(code: CodeType) -> str | None:
+    """Name a file of the package by its path, None for any other; comprehensions and lambdas are part of theirs."""
+    path = Path(code.co_filename)
+    if not path.is_absolute() or not path.resolve().is_relative_to(ROOT) or code.co_name.startswith("<"):
+        return None
+    name = path.resolve().relative_to(ROOT).as_posix()
+    return name if name.startswith(("specsim/", "reference/", "fast/")) and name not in NOT_READ else None
+
+
+def _folder(file: str) -> str:
+    parts = file.split("/")
+    return parts[1] if parts[0] == "specsim" else parts[0]
+
+
+def walk(impl: str) -> Walk:
+    """Trace the second round of a request."""
+    pair = load()
+    device = "cuda" if impl == "fast" and torch.cuda.is_available() else "cpu"
+    options = EngineOptions(impl, torch.float32, device, "eager" if impl == "fast" else None)
+    scheduler = Scheduler(load_engine(pair, SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=4), options))
+    for request in make_requests(pair, [PROMPT], SamplingParams(max_new_tokens=32, ignore_eos=True), None, 128):
+        scheduler.submit(request)
+    found = Walk()
+    with torch.inference_mode():
+        for _ in range(3):
+            scheduler.step()
+        sys.setprofile(found.watch)
+        try:
+            scheduler.step()
+        finally:
+            sys.setprofile(None)
+    return found
+
+
+def main() -> int:
+    """Print a row for each implementation."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("-v", "--verbose", action="store_true", help="list the files")
+    is_verbose = parser.parse_args().verbose
+    console = stdout_console()
+    rows = []
+    for impl in ("reference", "fast"):
+        found = walk(impl)
+        rows.append((impl, str(len(found.files)), str(found.crossings.total()), str(found.deepest)))
+        if is_verbose:
+            print_table(console, (impl, "calls"), [(file, str(count)) for file, count in sorted(found.files.items())])
+    print_table(
+        console, ("implementation", "files entered", "calls into other folders", "depth at a drafter's attention"), rows
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
