@@ -29,7 +29,7 @@ PAPERS = """
 ledger
 leaderboard
 */notes
-decisions/index
+decisions/*
 log
 ```
 """
