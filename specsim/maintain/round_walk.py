@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -23,6 +23,7 @@ from specsim.serving.scheduler import Scheduler
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = [5, 17, 3, 40, 8]
+Impl = Literal["reference", "fast"]
 NOT_READ = {"fast/runtime/interpreter.py", "fast/runtime/launch.py"}  # they run a kernel, whatever it computes
 
 
@@ -65,7 +66,7 @@ def _folder(file: str) -> str:
     return parts[1] if parts[0] == "specsim" else parts[0]
 
 
-def walk(impl: str) -> Walk:
+def walk(impl: Impl) -> Walk:
     """Trace the second round of a request."""
     pair = load()
     device = "cuda" if impl == "fast" and torch.cuda.is_available() else "cpu"
@@ -92,7 +93,7 @@ def main() -> int:
     is_verbose = parser.parse_args().verbose
     console = stdout_console()
     rows = []
-    for impl in ("reference", "fast"):
+    for impl in get_args(Impl):
         found = walk(impl)
         rows.append((impl, str(len(found.files)), str(found.crossings.total()), str(found.deepest)))
         if is_verbose:
