@@ -8,8 +8,9 @@ import argparse
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Literal, get_args
 
 import torch
@@ -38,7 +39,7 @@ class Walk:
 
     def watch(self, frame: FrameType, event: str, _: Any) -> None:
         """Note a call or a return; a profile function."""
-        file = _file(frame.f_code)
+        file = _file(frame.f_code.co_filename, frame.f_code.co_name)
         if file is None:
             return
         if event == "call":
@@ -52,10 +53,11 @@ class Walk:
             self._stack.pop()
 
 
-def _file(code: CodeType) -> str | None:
+@cache
+def _file(filename: str, function: str) -> str | None:
     """Name a file of the package by its path, None for any other; comprehensions and lambdas are part of theirs."""
-    path = Path(code.co_filename)
-    if not path.is_absolute() or not path.resolve().is_relative_to(ROOT) or code.co_name.startswith("<"):
+    path = Path(filename)
+    if not path.is_absolute() or not path.resolve().is_relative_to(ROOT) or function.startswith("<"):
         return None
     name = path.resolve().relative_to(ROOT).as_posix()
     return name if name.startswith(("specsim/", "reference/", "fast/")) and name not in NOT_READ else None
