@@ -139,11 +139,12 @@ def _walks(
 ) -> Iterator[tuple[Tree, Accepted]]:
     """Decide every request's path: by a schedule, else greedily at temperature 0, else by a rule or the verifier."""
     all_draws = round_draws(batch, config, logits.shape[-1], uniforms)
+    num_drafts = scheduled_drafts(batch, acceptance) if isinstance(acceptance, SyntheticAcceptance) else []
     for request, tree in enumerate(trees(batch, verify_input, config.length_limit)):
         adjusted_NV = logits[request]
         draws = all_draws[request]
         if isinstance(acceptance, SyntheticAcceptance):
-            path = scheduled_path(tree, scheduled_drafts(batch, acceptance)[request])
+            path = scheduled_path(tree, num_drafts[request])
             bonus = inverse_cdf(target_prob(adjusted_NV[path[-1]], batch.sampling, request), draws.final)
             yield tree, Accepted(path, bonus)
         elif batch.sampling.temperature[request] == 0:
