@@ -11,8 +11,8 @@ from specsim.core.display import engine_text
 from specsim.core.drafter import Drafter, Placement, columns_ahead
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.feature_ring import FeatureRing
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check
+from specsim.core.kv_buffer import FeatureRing, SideOutputs
 from specsim.core.pair import Pair, runs_on_host
 from specsim.core.phases import (
     Advance,
@@ -29,7 +29,6 @@ from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
 from specsim.core.rule import AcceptanceRule
-from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import ForwardOutput, Target
 from specsim.fast import verify

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from specsim.core.errors import InputError
-from specsim.core.layer_config import HeadAttention
 from specsim.core.rank_group import RankGroup
-from specsim.core.target import ModelConfig
+from specsim.core.target import HeadAttention, ModelConfig
 from specsim.fast.attention import Scores, attention
 from specsim.fast.model.linear import linear, linear_gated, linear_onto
 from specsim.fast.model.product_plan import streaming

@@ -30,8 +30,7 @@ from specsim import SamplingParams, SpecConfig, plots
 from specsim.reference.oracle_draft import draft_topk
 from specsim.reference.oracle_eagle import eagle3_forward
 from specsim.reference.oracle_forward import in_dtype, target_forward
-from specsim.reference.selection import select
-from specsim.reference.tree_nodes import MalformedTree, parents_of
+from specsim.reference.tree import MalformedTree, parents_of, select
 
 pair = specsim.load()
 decode = pair.tokenizer.decode
@@ -409,4 +408,4 @@ specsim.course.scores()
 #
 # Papers: [EAGLE](https://arxiv.org/abs/2401.15077), [EAGLE-2](https://arxiv.org/abs/2406.16858) with the dynamic tree,
 # [EAGLE-3](https://arxiv.org/abs/2503.01840) with features of three layers. In the package: `reference/drafting.py`
-# grows the tree, `reference/selection.py` chooses, and `reference/drafters/eagle3.py` is the head.
+# grows the tree, `reference/tree.py` chooses, and `reference/drafters/eagle3.py` is the head.

@@ -29,8 +29,7 @@ import specsim
 from specsim import SamplingParams, SpecConfig, plots
 from specsim.reference.attention import tree_metadata
 from specsim.reference.oracle_forward import in_dtype, target_forward
-from specsim.reference.request_tree import trees
-from specsim.reference.tree_layout import bitpacked_mask, full_mask, visibility
+from specsim.reference.tree import bitpacked_mask, full_mask, trees, visibility
 
 pair = specsim.load()
 decode = pair.tokenizer.decode
@@ -307,5 +306,5 @@ specsim.course.scores()
 # * A wrong mask or position changes the target's own predictions, so the output. Chains do not show it.
 #
 # Tree attention comes from [SpecInfer](https://arxiv.org/abs/2305.09781); [Medusa](https://arxiv.org/abs/2401.10774)
-# has a fixed tree. In the package: `reference/tree_layout.py` makes the mask, and `tree_metadata` in
+# has a fixed tree. In the package: `reference/tree.py` makes the mask, and `tree_metadata` in
 # `reference/attention.py` joins it with the prefix.

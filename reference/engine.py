@@ -9,9 +9,8 @@ from specsim.core.config import SpecConfig
 from specsim.core.display import engine_text
 from specsim.core.drafter import Drafter, Placement, columns_ahead
 from specsim.core.engine_options import EngineOptions
-from specsim.core.feature_ring import FeatureRing
-from specsim.core.finiteness import check_drafts
 from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check, stacked
+from specsim.core.kv_buffer import FeatureRing, SideOutputs
 from specsim.core.pair import Pair
 from specsim.core.phases import (
     Advance,
@@ -23,10 +22,10 @@ from specsim.core.phases import (
     RoundOutput,
     VerifyInput,
     VerifyOutput,
+    check_drafts,
 )
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.rule import AcceptanceRule
-from specsim.core.side_outputs import SideOutputs
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import Target
 from specsim.reference import kv, tree, verify

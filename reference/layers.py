@@ -6,9 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch.nn.functional import linear, silu
 
-from specsim.core.layer_config import HeadAttention, Rope
 from specsim.core.pool import KVBuffer
-from specsim.core.target import ModelConfig
+from specsim.core.target import HeadAttention, ModelConfig, Rope
 from specsim.reference.attention import AttentionMetadata, Scores, attention
 
 

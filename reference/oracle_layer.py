@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from specsim.core.layer_config import DenseMLP, LatentAttention
+from specsim.core.target import DenseMLP, LatentAttention
 from specsim.reference.oracle_parts import Tensors, linear, norm, rotate, stored
 
 

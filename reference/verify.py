@@ -13,9 +13,9 @@ from specsim.core.rule import AcceptanceRule, Accepted, Tree
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.uniforms import first_uniforms, round_uniforms, token_noise
 from specsim.reference.acceptance import greedy
-from specsim.reference.request_tree import trees
 from specsim.reference.sampling import adjust_logits, inverse_cdf, logprob, target_prob
 from specsim.reference.synthetic import scheduled_drafts, scheduled_path
+from specsim.reference.tree import trees
 
 
 def node_logits(

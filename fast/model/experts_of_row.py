@@ -5,7 +5,7 @@ from typing import NamedTuple, no_type_check
 import torch
 import triton.language as tl
 
-from specsim.core.layer_config import Experts
+from specsim.core.target import Experts
 from specsim.fast.model.experts import ExpertWeights, clamped
 from specsim.fast.model.linear import Written
 from specsim.fast.model.routing import Routes, choice_arguments, ranked

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from specsim.core.layer_config import Experts, LatentAttention
 from specsim.core.phases import Batch, PrefillInput
 from specsim.core.pool import KVPool
-from specsim.core.target import ForwardOutput, ModelConfig
+from specsim.core.target import Experts, ForwardOutput, LatentAttention, ModelConfig
 from specsim.fast.model.metadata import AttentionMetadata, causal_metadata
 from specsim.fast.runtime.graph import Graph, capture
 

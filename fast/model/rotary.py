@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.core.layer_config import Rope
 from specsim.core.pool import KVBuffer
+from specsim.core.target import Rope
 from specsim.fast.model.metadata import AttentionMetadata, KVTensors
 from specsim.fast.model.rows import normalised
 from specsim.fast.runtime.launch import (

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.core.layer_config import Experts, Routing
+from specsim.core.target import Experts, Routing
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 
 _ROUTING: dict[Routing, int] = {"softmax": 0, "softmax_of_top": 1, "grouped_sigmoid": 2}

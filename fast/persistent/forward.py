@@ -5,9 +5,8 @@ from typing import Any
 import torch
 
 from specsim.core.errors import InputError
-from specsim.core.layer_config import DenseMLP, HeadAttention
 from specsim.core.pool import KVBuffer
-from specsim.core.target import ModelConfig
+from specsim.core.target import DenseMLP, HeadAttention, ModelConfig
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.persistent.limits import PROGRAMS, batch_limit, model_limit
 from specsim.fast.persistent.schedule import STRIDE, Schedule

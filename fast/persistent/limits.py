@@ -7,8 +7,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.layer_config import DenseMLP, HeadAttention
-from specsim.core.target import ModelConfig
+from specsim.core.target import DenseMLP, HeadAttention, ModelConfig
 from specsim.fast.persistent.schedule import HEAD_DIM, MOST_ROWS
 from specsim.fast.runtime.launch import GLUON_TRITON, capability
 

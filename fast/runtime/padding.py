@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from specsim.core.batch import ALL_STEPS
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, Verdict, VerifyInput
+from specsim.core.state import ALL_STEPS
 
 # Content of a padded request's rows by field, where it is not zero.
 PADDING = {

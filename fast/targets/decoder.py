@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.layer_config import Experts, LatentAttention
 from specsim.core.pool import KVBuffer
 from specsim.core.rank_group import RankGroup
-from specsim.core.target import ForwardOutput, ModelConfig
+from specsim.core.target import Experts, ForwardOutput, LatentAttention, ModelConfig
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rank_sums import sum_onto

@@ -2,7 +2,7 @@
 
 import torch
 
-from specsim.core.layer_config import Experts
+from specsim.core.target import Experts
 from specsim.fast.layers import Weights
 from specsim.fast.model.expert_blocks import block_size, expert_blocks
 from specsim.fast.model.experts import ExpertWeights, experts_onto

@@ -2,7 +2,7 @@
 
 import torch
 
-from specsim.core.layer_config import LatentAttention
+from specsim.core.target import LatentAttention
 from specsim.fast.attention import Scores, attention
 from specsim.fast.layers import Weights
 from specsim.fast.model.head_product import head_product

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 import torch
 
 from specsim.core.block import BlockDrafterConfig
-from specsim.core.layer_config import HeadAttention
 from specsim.core.pool import KVBuffer
-from specsim.core.target import Target
+from specsim.core.target import HeadAttention, Target
 from specsim.reference.attention import AttentionMetadata
 from specsim.reference.layers import Weights, inverse_frequencies, rms_norm, rotate
 from specsim.reference.targets.decoder import decoder_layer

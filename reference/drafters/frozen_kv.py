@@ -12,11 +12,10 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter, Placement
 from specsim.core.frozen_kv import FrozenKVConfig, source_layers
-from specsim.core.layer_config import HeadAttention
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVPool
-from specsim.core.target import Target
+from specsim.core.target import HeadAttention, Target
 from specsim.reference.attention import AttentionMetadata, Keys
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.lanes import Lanes

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from specsim.core.layer_config import Experts, LatentAttention
 from specsim.core.pool import KVBuffer
-from specsim.core.target import ForwardOutput, ModelConfig
+from specsim.core.target import Experts, ForwardOutput, LatentAttention, ModelConfig
 from specsim.reference.attention import AttentionMetadata
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
 from specsim.reference.targets.experts import mixture

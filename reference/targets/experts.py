@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import linear, silu
 
-from specsim.core.layer_config import Experts
+from specsim.core.target import Experts
 from specsim.reference.layers import Weights, gated_mlp
 
 _LIMIT = 7.0  # of GPT-OSS's clamped activation

@@ -2,8 +2,8 @@
 
 import torch
 
-from specsim.core.layer_config import LatentAttention
 from specsim.core.pool import KVBuffer
+from specsim.core.target import LatentAttention
 from specsim.reference.attention import AttentionMetadata, Scores, attention
 from specsim.reference.layers import Weights, rms_norm, rotate
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specsim.core.errors import InputError
-from specsim.core.file_number import read_integer, read_number
-from specsim.core.limits import MOST_COUNT
+from specsim.core.limits import MOST_COUNT, read_integer, read_number
 
 STREAM_END = "[DONE]"
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from specsim.acceptance.content import Content
 from specsim.core.errors import InputError
-from specsim.core.file_number import parse_number
-from specsim.core.limits import MOST_COUNT, MOST_STEPS
+from specsim.core.limits import MOST_COUNT, MOST_STEPS, parse_number
 from specsim.simulator.acceptance_record import Counts
 
 _ALLOWED = "numbers of verify steps by accepted drafts: a list from 0 on, or an object with the drafts as keys"

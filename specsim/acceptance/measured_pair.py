@@ -9,16 +9,15 @@ from tqdm.auto import tqdm
 from specsim.acceptance.interval import with_interval
 from specsim.acceptance.own_results import CONVENTION
 from specsim.acceptance.prompts import Prompt, digest
-from specsim.core.batch import Batch
 from specsim.core.columns import two_rounds
 from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require, require_int
-from specsim.core.finiteness import check_drafts
 from specsim.core.pair import Pair
-from specsim.core.phases import Advance, DraftInput
+from specsim.core.phases import Advance, DraftInput, check_drafts
 from specsim.core.pool import KVPool
+from specsim.core.state import Batch
 from specsim.serving.generation import load_engine
 from specsim.serving.outputs import Generation
 from specsim.serving.requests import make_requests

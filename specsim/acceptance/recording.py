@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from specsim.core.batch import Batch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
@@ -18,6 +17,7 @@ from specsim.core.pair import Pair
 from specsim.core.phases import Advance, DraftInput
 from specsim.core.phases import Candidates as RoundCandidates
 from specsim.core.pool import KVPool
+from specsim.core.state import Batch
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.serving.generation import load_engine, run_together
 from specsim.serving.requests import make_requests

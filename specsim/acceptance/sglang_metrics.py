@@ -12,8 +12,7 @@ import numpy as np
 from specsim.acceptance.content import Content
 from specsim.acceptance.draft_histogram import dense
 from specsim.core.errors import InputError, require
-from specsim.core.file_number import parse_number
-from specsim.core.limits import MOST_STEPS, MOST_WIDTH
+from specsim.core.limits import MOST_STEPS, MOST_WIDTH, parse_number
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 
 FORMAT = (

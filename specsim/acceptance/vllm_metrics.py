@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from specsim.acceptance.content import Content
 from specsim.acceptance.draft_histogram import reported, request_counts
 from specsim.core.errors import require
-from specsim.core.file_number import parse_number, read_number
-from specsim.core.limits import MOST_STEPS
+from specsim.core.limits import MOST_STEPS, parse_number, read_number
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 
 FORMAT = (

@@ -10,7 +10,7 @@ from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.roofline import Part, Peaks, RooflineBound
 from specsim.bench.row import OURS, Check, Row
-from specsim.core.layer_config import Experts
+from specsim.core.target import Experts
 from specsim.models.shapes import shape
 
 MODELS = ("gpt-oss-20b", "qwen3-30b-a3b")

@@ -23,7 +23,7 @@ def tree_input(
     parents: list[list[int]], seq_lens: torch.Tensor, draft_tokens: torch.Tensor, cache_locations: torch.Tensor
 ) -> VerifyInput:
     """Make the verify input of these trees, on the CPU; draft_tokens, cache_locations: [B, N]."""
-    from specsim.reference.tree_layout import depths_of, links, visibility
+    from specsim.reference.tree import depths_of, links, visibility
 
     all_links = [links(own) for own in parents]
     shape = draft_tokens.shape

@@ -6,7 +6,7 @@ from typing import Annotated
 from specsim.cli import options
 from specsim.cli.file_options import reads, writes_folder
 from specsim.cli.options import option
-from specsim.core.terminal import printable
+from specsim.core.errors import printable
 
 
 def convert(

@@ -34,9 +34,8 @@ from specsim.cli.schema import schema
 from specsim.cli.simulate import simulate
 from specsim.cli.soak import soak
 from specsim.cli.sweep import sweep
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, tell
 from specsim.core.files import Unwritten, write_whole
-from specsim.core.terminal import tell
 
 # Commands of models so small that threads only wait for each other; libraries read the number when they are loaded.
 SMALL = {"demo", "soak", "accept", "diff", "certify", "conformance", "sampling-test", "predict"}

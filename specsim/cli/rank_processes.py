@@ -10,9 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from specsim.core import phase_board
-from specsim.core.phase_board import VARIABLE, Progress
-from specsim.core.terminal import tell
+from specsim.core.errors import tell
+from specsim.core.rank_group import PHASE_BOARD_VARIABLE, RankProgress, create_board, read_board
 from specsim.core.workers import python_path
 
 RANK_FAILED = 3  # exit status of a command where a rank ended early or hung
@@ -64,9 +63,9 @@ def _ending_at_sigterm() -> Iterator[None]:
 
 def _start(words: Sequence[str], folder: Path, rank: int) -> subprocess.Popen[bytes]:
     board = folder / f"phase-{rank}"
-    phase_board.create(board)
+    create_board(board)
     # Ranks of one machine meet over the loopback device, whatever the machine's name resolves to.
-    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, VARIABLE: str(board), **python_path()}
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, PHASE_BOARD_VARIABLE: str(board), **python_path()}
     if rank == 0:
         return subprocess.Popen(words, env=environment)
     with (folder / f"errors-{rank}").open("wb") as errors:
@@ -110,11 +109,11 @@ def _is_own(status: int | None) -> bool:
     return status is not None and status >= 0 and status not in (LOST, BROKEN)
 
 
-def _boards(folder: Path, size: int) -> list[Progress]:
-    return [phase_board.read(folder / f"phase-{rank}") for rank in range(size)]
+def _boards(folder: Path, size: int) -> list[RankProgress]:
+    return [read_board(folder / f"phase-{rank}") for rank in range(size)]
 
 
-def _blame(statuses: Sequence[int | None], boards: Sequence[Progress], folder: Path) -> str:
+def _blame(statuses: Sequence[int | None], boards: Sequence[RankProgress], folder: Path) -> str:
     """Name the rank that the others waited for: one that was killed, broke, hangs, or is behind."""
 
     def order(rank: int) -> tuple[int, bool, int]:

@@ -26,8 +26,7 @@ from specsim.cli.server_options import (
     length,
 )
 from specsim.cli.traffic_options import TrafficGroup, check_times, check_traffic, show_workload, trace_fields
-from specsim.core.errors import InputError, require, require_int
-from specsim.core.terminal import tell
+from specsim.core.errors import InputError, require, require_int, tell
 from specsim.core.workers import Workers
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ specsim generate --help                    trees, drafters, sampling, penalties,
 specsim diff --grid quick                  both implementations compared under more settings
 specsim accept                             acceptance over all shipped prompts (minutes)
 reference/engine.py                        the round as code: draft, verify, draft_extend
-reference/tree.py, fast/tree.py            the layout of a tree, in PyTorch and in Triton
+reference/tree.py, fast/tree/construction.py            the layout of a tree, in PyTorch and in Triton
 notebooks/guide/getting-started.md         the guide; make docs builds it as a site"""
 
 

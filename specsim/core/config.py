@@ -2,14 +2,38 @@
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specsim.core.errors import require, require_choice, require_choices, require_int, require_number
 from specsim.core.limits import MOST_RUNNING, MOST_STEPS, MOST_TOKENS, MOST_WIDTH
-from specsim.core.token_biases import TokenBiases
 from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIER_KINDS, Verifier, VerifierKind, one_of
+
+
+class TokenBiases(Mapping[int, float]):
+    """Additions to logits by token id, which unlike a mappingproxy can be hashed and pickled."""
+
+    __slots__ = ("_bias",)
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._bias = dict(bias)
+
+    def __getitem__(self, token: int) -> float:
+        return self._bias[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._bias)
+
+    def __len__(self) -> int:
+        return len(self._bias)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._bias)
+
 
 _TOPK = "an integer of at least 1, drafts kept at each step (top_k is another: tokens kept by sampling)"
 _TOP_K = "an integer of at least 0, tokens kept by sampling (topk is another: drafts kept at each step)"

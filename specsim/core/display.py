@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specsim.core.terminal import printable
+from specsim.core.errors import printable
 from specsim.core.verifiers import DEFAULT_VERIFIER
 
 WIDTH = 100

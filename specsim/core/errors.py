@@ -1,20 +1,43 @@
-"""The error for bad input, and the checks that raise it."""
+"""The error for bad input, the checks that raise it, and its text on a terminal: escaped, of limited length."""
 
 import math
+import re
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from typing import Any, Literal, Self, get_args, get_origin
 
-from specsim.core.terminal import shortened
+MOST_MESSAGE = 2000  # characters of a sentence
+MOST_VALUE = 200  # characters of a value in an error
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # without tab and line break
 
-MOST = 200  # characters of a value in an error
+
+def printable(text: str) -> str:
+    """Escape, as Python does, characters that move the cursor, change the terminal or reverse the text."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shortened(text: str, most: int) -> str:
+    """Leave out the middle of a text of more than `most` characters, between words where there are some."""
+    if len(text) <= most:
+        return text
+    head, tail = text[: most // 2], text[-(most // 2) :]
+    head = head[: head.rfind(" ") + 1] or head
+    tail = tail[tail.find(" ") :] if " " in tail else tail
+    return f"{head}... ({len(text) - len(head) - len(tail):,} more characters) ...{tail}"
+
+
+def tell(message: object) -> None:
+    """Print a message as one sentence on standard error."""
+    text = printable(str(message)).replace("\n", "\\n").replace("\t", "\\t")
+    print(f"specsim: {shortened(text, MOST_MESSAGE)}", file=sys.stderr)
 
 
 class InputError(ValueError):
     """Bad input, in one sentence with the field, the value and what is allowed."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(f"{name} is {shortened(text_of(repr, value), MOST)}; allowed: {allowed}")
+        super().__init__(f"{name} is {shortened(text_of(repr, value), MOST_VALUE)}; allowed: {allowed}")
         self.name = name
         self.value = value
         self.allowed = allowed

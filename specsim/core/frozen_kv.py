@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import require, require_choice
-from specsim.core.layer_config import HeadAttention
-from specsim.core.target import ModelConfig
+from specsim.core.target import HeadAttention, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

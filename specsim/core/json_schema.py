@@ -1,7 +1,14 @@
-"""Names and versions of the JSON outputs: commands write them, and maintain.schemas describes them.
+"""Names and versions of the JSON outputs, which maintain.schemas describes, and dataclasses read back from them.
 
 A version grows when a key is renamed or removed or changes its meaning. New keys do not change it.
 """
+
+import sys
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from specsim.core.errors import require
 
 VERSIONS = {
     "accept": 1,
@@ -34,3 +41,43 @@ VERSIONS = {
 def schema_name(output: str) -> str:
     """Give the value of the key `schema` in an output, such as specsim/generate/1."""
     return f"specsim/{output}/{VERSIONS[output]}"
+
+
+_Record = TypeVar("_Record")
+_MOST = 2**63 - 1
+_ALLOWED = {int: "an integer from 0 to 2^63 - 1", float: "a finite number of at least 0", str: "a text"}
+
+
+def read_record(kind: type[_Record], value: Any, name: str) -> _Record:
+    """Make a dataclass of a JSON object with exactly its fields.
+
+    Texts, counts, figures of at least 0, objects of counts and other dataclasses are checked. Raises InputError that
+    names the first field of another type.
+    """
+    names = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType] - a dataclass
+    is_record = isinstance(value, dict) and value.keys() == set(names)
+    require(
+        is_record, name, value if not isinstance(value, dict) else sorted(value), f"an object of {', '.join(names)}"
+    )
+    hints = get_type_hints(kind)
+    return kind(**{each: _read(hints[each], value[each], f"{name}.{each}") for each in names})
+
+
+def _read(kind: Any, value: Any, name: str) -> Any:
+    if get_origin(kind) is UnionType:
+        (kind,) = (each for each in get_args(kind) if each is not type(None))
+        return None if value is None else _read(kind, value, name)
+    if is_dataclass(kind):
+        return read_record(kind, value, name)  # pyright: ignore[reportArgumentType] - a class
+    if get_origin(kind) is dict:
+        require(isinstance(value, dict), name, value, "an object")
+        return {key: _read(get_args(kind)[1], each, f"{name}.{key}") for key, each in value.items()}
+    if kind is not Any:
+        require(_is_of(kind, value), name, value, _ALLOWED[kind])
+    return value
+
+
+def _is_of(kind: type, value: Any) -> bool:
+    if kind is str:
+        return isinstance(value, str)
+    return type(value) in (int, kind) and 0 <= value <= (sys.float_info.max if kind is float else _MOST)

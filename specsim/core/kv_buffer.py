@@ -1,8 +1,9 @@
-"""Keys and values of one model, by slot."""
+"""Tensors of a pool: keys and values and side outputs by slot, and the target's last features by request."""
 
+from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 
@@ -137,3 +138,96 @@ class KVBuffer:
         self.keys.copy_(source.keys)
         if not self.values_in_keys:
             self.values.copy_(source.values)
+
+
+class SideOutputs:
+    """Rows of each side output (such as the experts of a row), [slots, ...] in int16.
+
+    They are written with a row's KV and move with it, so that a committed column has those of its token: after a tree,
+    a preemption, or on pages that another request filled.
+    """
+
+    @torch.inference_mode(False)  # such a tensor may be written inside that mode and outside
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], num_slots: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.rows = {
+            name: torch.full((num_slots, *shape), -1, dtype=torch.int16, device=device)
+            for name, shape in shapes.items()
+        }
+
+    def write(self, slots_R: torch.Tensor, side: Mapping[str, torch.Tensor]) -> None:
+        """Write rows to their slots, without those of slot -1."""
+        kept = slots_R >= 0
+        for name, rows in self.rows.items():
+            rows[slots_R[kept]] = side[name][kept]
+
+    def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copy slots `source` to slots `destination`, reading all before writing any."""
+        for rows in self.rows.values():
+            rows[destination] = rows[source]
+
+    def read(self, slots: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Copy the rows of slots to the host."""
+        return {name: rows[slots].cpu() for name, rows in self.rows.items()}
+
+    def copy_(self, source: "SideOutputs") -> None:
+        """Copy the content of others of the same shapes, from any device."""
+        for name, rows in self.rows.items():
+            rows.copy_(source.rows[name])
+
+
+class FeatureRing:
+    """Features by request and position, of as many last positions as a drafter may need again.
+
+    Position p is in entry p modulo W of its request's row. After a round a drafter needs `lookahead` positions before
+    the new ones again. Rounds whose tokens are dropped, up to two with a lagging schedule, write further positions.
+    """
+
+    @torch.inference_mode(False)  # such a tensor may be written inside that mode and outside
+    def __init__(
+        self, num_requests: int, width: int, num_features: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        self.features = torch.zeros(num_requests, width, num_features, dtype=dtype, device=device)
+        # i64 [requests, W], position whose features an entry holds, -1 for none
+        self.positions = torch.full((num_requests, width), -1, dtype=torch.int64, device=device)
+
+    @classmethod
+    def make(
+        cls,
+        num_requests: int,
+        lookahead: int,
+        num_steps: int,
+        num_features: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> Self | None:
+        """Make the ring of a drafter with this lookahead, None where it is 0."""
+        width = lookahead + 2 * (num_steps + 1)
+        return cls(num_requests, width, num_features, dtype, device) if lookahead else None
+
+    def clear(self, row: int) -> None:
+        """Forget a request's features."""
+        self.positions[row] = -1
+
+    def before(self, row: int, column: int, count: int) -> torch.Tensor:
+        """Return the features of up to `count` positions before a column, in order, [up to count, F]."""
+        width = self.positions.shape[1]
+        found = []
+        for position in range(column - 1, max(column - count, 0) - 1, -1):
+            if int(self.positions[row, position % width]) != position:
+                break
+            found.insert(0, self.features[row, position % width])
+        return torch.stack(found) if found else self.features.new_empty(0, self.features.shape[2])
+
+    def write(self, row: int, column: int, features_RF: torch.Tensor) -> None:
+        """Keep the features of the positions from a column on, the last W of them."""
+        width = self.positions.shape[1]
+        positions = (column + torch.arange(len(features_RF)))[-width:]
+        self.features[row, positions % width] = features_RF[-width:]
+        self.positions[row, positions % width] = positions
+
+    def copy_(self, source: "FeatureRing") -> None:
+        """Copy another ring's content, from any device and dtype."""
+        self.features.copy_(source.features)
+        self.positions.copy_(source.positions)

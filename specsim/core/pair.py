@@ -11,10 +11,9 @@ from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require
 from specsim.core.kinds import KINDS, OWN, DrafterKind
-from specsim.core.layer_config import Attention, HeadAttention
 from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
-from specsim.core.target import ModelConfig
+from specsim.core.target import Attention, HeadAttention, ModelConfig
 from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
 from specsim.core.verifiers import VERIFIER_KINDS, one_of
 

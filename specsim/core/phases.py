@@ -16,8 +16,8 @@ from typing import ClassVar, NamedTuple, Self
 
 import torch
 
-from specsim.core.batch import Batch, Sampling
-from specsim.core.state import PerRequest, State
+from specsim.core.errors import NotFinite
+from specsim.core.state import Batch, PerRequest, Sampling, State, dtype_name
 
 __all__ = [
     "Advance",
@@ -287,3 +287,16 @@ class Advance(NamedTuple):
     draft_input: DraftInput
     batch: Batch
     proposed_depth: torch.Tensor  # i32 [B], of the round's trees
+
+
+def check_drafts(batch: Batch, drafts: Candidates | ExplicitCandidates | VerifyInput, dtype: torch.dtype) -> None:
+    """Raise NotFinite if a score of the round's drafts is NaN, as those of logits with NaN or +inf are.
+
+    Of a verify input the candidates count, where it has them.
+    """
+    pool = drafts.candidates if isinstance(drafts, VerifyInput) else drafts
+    is_nan_B = (pool or drafts).scores.isnan().any(-1).tolist()
+    if any(is_nan_B):
+        index = is_nan_B.index(True)
+        number = int(batch.num_rounds[index]) + 1
+        raise NotFinite("drafter", dtype_name(dtype), int(batch.request_ids[index]), number)

@@ -8,18 +8,83 @@ requests.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
+from typing import NamedTuple
 
 import torch
 
 from specsim.core.config import ceil_to
 from specsim.core.errors import InputError
-from specsim.core.feature_ring import FeatureRing
-from specsim.core.kv_buffer import KVBuffer, KVLayout
-from specsim.core.page_allocator import Account, OutOfSlots, PageAllocator
-from specsim.core.side_outputs import SideOutputs
-from specsim.core.upload import upload
+from specsim.core.kv_buffer import FeatureRing, KVBuffer, KVLayout, SideOutputs
+from specsim.core.state import dtype_name, upload
 
 __all__ = ["Account", "KVBuffer", "KVLayout", "KVPool", "OutOfSlots", "PageAllocator"]
+
+
+class OutOfSlots(RuntimeError):
+    """A reservation failed for lack of free pages, and reserved nothing."""
+
+
+class PageAllocator:
+    """Whole pages, allocated first in, first out, and free again when nobody holds them."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.limit = num_pages  # most pages that may be in use; those beyond it are withheld
+        self._free = deque(range(num_pages))
+        self._holders = [0] * num_pages
+
+    @property
+    def num_free(self) -> int:
+        """Number of pages that may be allocated, negative while more are in use than the limit allows."""
+        return self.limit - self.num_pages + len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Allocate free pages with one holder each, or raise OutOfSlots."""
+        if count > max(0, self.num_free):
+            raise OutOfSlots(f"{count} pages asked for, {max(0, self.num_free)} of {self.limit} are free")
+        pages = [self._free.popleft() for _ in range(count)]
+        self.hold(pages)
+        return pages
+
+    def holders(self, page: int) -> int:
+        """Count the holders of a page, 0 for a free one."""
+        return self._holders[page]
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """Add a holder to each page."""
+        for page in pages:
+            self._holders[page] += 1
+
+    def free(self, pages: Sequence[int]) -> None:
+        """Remove a holder from each page, and free the pages without one.
+
+        Raises ValueError for a page that is already free.
+        """
+        for page in pages:
+            if not self._holders[page]:
+                raise ValueError(f"page {page} is free already")
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free.append(page)
+
+    def free_pages(self) -> tuple[int, ...]:
+        """List the free pages, next one first."""
+        return tuple(self._free)
+
+
+class Account(NamedTuple):
+    """The holders of one page."""
+
+    page: int
+    rows: tuple[int, ...]  # of the request table
+    is_kept: bool  # beyond the requests that filled it
+    committed: int  # slots with final KV
+
+    @property
+    def holders(self) -> str:
+        """Describe the holders, for errors."""
+        names = [*(f"row {row}" for row in self.rows), *(["whoever keeps it"] if self.is_kept else [])]
+        return " and ".join(names) or "nobody"
 
 
 class KVPool:
@@ -61,7 +126,7 @@ class KVPool:
             f"\n  row {row}: {self._committed[row]} committed columns on pages {', '.join(map(str, pages))}"
             for row, pages in self._pages.items()
         ]
-        dtype = str(self.target.keys.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.target.keys.dtype)
         return f"KVPool: {pages}; {dtype} on {self.req_to_token.device}{''.join(rows)}"
 
     def open(self) -> int:

@@ -5,25 +5,83 @@ bit for bit, on every rank, so ranks make the same choices without telling each 
 """
 
 import os
+import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import torch
 from torch import distributed
 
 from specsim.core.errors import InputError, require
-from specsim.core.phase_board import PhaseBoard
 from specsim.core.rank_part import RankPart
 from specsim.core.state import State
 
 LEAST_TIMEOUT = 1.0  # seconds
 # Unless a user sets them otherwise: no collective uses NVLink's multicast, which not every machine has.
 WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+_RECORD = struct.Struct("<dQ?40s")  # seconds of the monotonic clock; collectives so far; whether in one; phase
+PHASE_BOARD_VARIABLE = "SPECSIM_PHASE_BOARD"  # set for the processes that `specsim` starts: the file of their board
+FIRST_PHASE = "start"
+
+
+class RankProgress(NamedTuple):
+    """The last record of one rank."""
+
+    time: float  # of the monotonic clock
+    collectives: int  # in which the rank has met the others
+    waits: bool  # whether it is inside a collective
+    phase: str
+
+
+@dataclass(slots=True)
+class PhaseBoard:
+    """A rank's own record, kept in memory only where no process watches it."""
+
+    file: BinaryIO | None = None
+    phase: str = FIRST_PHASE
+    collectives: int = 0
+
+    @classmethod
+    def of_process(cls) -> Self:
+        """Open the board that the process which started this one watches."""
+        path = os.environ.get(PHASE_BOARD_VARIABLE)
+        return cls() if path is None else cls(Path(path).open("r+b", buffering=0))
+
+    def enter(self, phase: str) -> None:
+        """Write that a phase begins."""
+        self.phase = phase
+        self._write(False)
+
+    def wait(self) -> None:
+        """Write that the rank waits for the others."""
+        self._write(True)
+
+    def move_on(self) -> None:
+        """Write that the rank has met the others."""
+        self.collectives += 1
+        self._write(False)
+
+    def _write(self, waits: bool) -> None:
+        if self.file is not None:
+            self.file.seek(0)
+            self.file.write(_RECORD.pack(time.monotonic(), self.collectives, waits, self.phase.encode()[:40]))
+
+
+def create_board(path: Path) -> None:
+    """Make the file of a rank that is still to start."""
+    path.write_bytes(_RECORD.pack(time.monotonic(), 0, False, FIRST_PHASE.encode()))
+
+
+def read_board(path: Path) -> RankProgress:
+    """Read a rank's record."""
+    moment, collectives, waits, phase = _RECORD.unpack(path.read_bytes()[: _RECORD.size])
+    return RankProgress(moment, collectives, waits, phase.rstrip(b"\0").decode())
 
 
 class RankLost(RuntimeError):

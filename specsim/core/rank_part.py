@@ -13,8 +13,7 @@ import torch
 
 from specsim.core.errors import require
 from specsim.core.kv_buffer import KVLayout
-from specsim.core.layer_config import MLP, Attention, DenseMLP, LatentAttention, LayerConfig
-from specsim.core.target import ModelConfig
+from specsim.core.target import MLP, Attention, DenseMLP, LatentAttention, LayerConfig, ModelConfig
 
 # Slices begin at multiples of one of these, as groups of tokens do that the fast implementation summarises.
 BLOCKS = (256, 16, 1)  # tokens

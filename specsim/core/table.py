@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from io import StringIO
 
 from specsim.core.errors import InputError, require
-from specsim.core.file_number import parse_number, read_integer, read_number
-from specsim.core.limits import MOST_COUNT
+from specsim.core.limits import MOST_COUNT, parse_number, read_integer, read_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Walk:
     @classmethod
     def of(cls, states: Recorded, config: SpecConfig, row: int, probs_NV: torch.Tensor, other: str = "") -> "Walk":
         """Read a request's numbers from a recorded round, and draw its uniforms again."""
-        from specsim.reference.request_tree import trees
+        from specsim.reference.tree import trees
         from specsim.reference.verify import round_draws
 
         batch = states.batch.filter(torch.tensor([row]))

@@ -9,7 +9,6 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
-from specsim.core.finiteness import check_drafts
 from specsim.core.grammar import allowed_trees, stacked
 from specsim.core.phases import (
     Advance,
@@ -21,6 +20,7 @@ from specsim.core.phases import (
     RoundOutput,
     VerifyInput,
     VerifyOutput,
+    check_drafts,
 )
 from specsim.core.pool import KVPool
 

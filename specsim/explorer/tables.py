@@ -37,7 +37,7 @@ def candidate_columns(states: Recorded, config: SpecConfig, decode: "Decode", ro
 
 def _chosen(candidates: Candidates | ExplicitCandidates, config: SpecConfig, row: int) -> tuple[list[int], list[int]]:
     """Find the parent of each candidate, -1 for the root, and the candidates that became nodes."""
-    from specsim.reference.selection import select, select_explicit
+    from specsim.reference.tree import select, select_explicit
 
     count = config.num_draft_tokens - 1
     if isinstance(candidates, ExplicitCandidates):
@@ -78,7 +78,7 @@ def accepted_path(states: Recorded, row: int) -> list[int]:
 def node_columns(states: Recorded, config: SpecConfig, decode: "Decode", row: int) -> dict[str, list[Any]]:
     """Make the columns of Round.verify."""
     from specsim.reference.sampling import argmax
-    from specsim.reference.tree_layout import depths_of
+    from specsim.reference.tree import depths_of
 
     parents = live_parents(states, row)
     tokens = states.verify_input.draft_tokens[row, : len(parents)].tolist()

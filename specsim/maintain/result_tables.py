@@ -8,8 +8,8 @@ from typing import Any
 
 from specsim.bench.row import OURS
 from specsim.bench.suites import SUITES, Options
-from specsim.core.code_digest import PRINTING, code_digests
 from specsim.core.display import near
+from specsim.core.provenance import PRINTING, code_digests
 
 Result = Mapping[str, Any]  # as a command wrote it with --json
 GRID_HEADINGS = (

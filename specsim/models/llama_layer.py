@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from specsim.core.layer_config import MLP, Attention, DenseMLP, HeadAttention, LayerConfig, Rope
+from specsim.core.target import MLP, Attention, DenseMLP, HeadAttention, LayerConfig, Rope
 
 
 def llama_layer(of: LayerConfig, hidden_size: int, theta: float = 10000.0) -> LayerConfig:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from specsim.core.errors import InputError
-from specsim.core.layer_config import (
+from specsim.core.target import (
     MLP,
     Attention,
     DenseMLP,
@@ -13,9 +13,9 @@ from specsim.core.layer_config import (
     HeadAttention,
     LatentAttention,
     LayerConfig,
+    ModelConfig,
     Rope,
 )
-from specsim.core.target import ModelConfig
 
 _SIZES = {
     "hidden_size": 32,

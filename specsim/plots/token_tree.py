@@ -74,7 +74,7 @@ def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, req
 
     decode: token ids to text. The score is the drafter's probability, or its logarithm, of the path down to the node.
     """
-    from specsim.reference.tree_layout import depths_of
+    from specsim.reference.tree import depths_of
 
     check_round(verify_input, verdict, request, decode)
     parents = live_parents(verify_input, request)

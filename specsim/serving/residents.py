@@ -7,7 +7,7 @@ import torch
 from specsim.core.columns import round_columns
 from specsim.core.config import SpecConfig
 from specsim.core.pool import KVPool
-from specsim.core.upload import upload
+from specsim.core.state import upload
 from specsim.serving.prefix import PrefixTree
 from specsim.serving.requests import Request
 

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from specsim.core.engine import Engine
-from specsim.core.finiteness import target_error
+from specsim.core.engine import Engine, target_error
 from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
 from specsim.core.policies.per_request import Choice
 from specsim.core.pool import KVPool
-from specsim.core.upload import upload
+from specsim.core.state import upload
 from specsim.serving.requests import Request
 
 FIRST = Choice(0)  # the first setting, or the one that an engine has

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from specsim.core.errors import InputError, require
-from specsim.core.file_number import read_number
 from specsim.core.files import parse_json, read_text
+from specsim.core.limits import read_number
 from specsim.core.table import read_table
 from specsim.simulator.bounds import number
 

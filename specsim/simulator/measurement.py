@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import require
-from specsim.core.file_number import read_integer, read_number
 from specsim.core.files import parse_json_lines, read_text
+from specsim.core.limits import read_integer, read_number
 from specsim.simulator.request_details import RequestDetails, read_details
 from specsim.simulator.rounded import Rounded
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from specsim.core.errors import InputError
-from specsim.core.file_number import parse_number, read_integer, read_number
+from specsim.core.limits import parse_number, read_integer, read_number
 from specsim.simulator.measurement import LATENCIES, SPECULATION, STATISTICS, THROUGHPUTS, Report
 
 _HEADER = " Serving Benchmark Result "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specsim.core.errors import InputError
-from specsim.core.file_number import read_integer, read_number
+from specsim.core.limits import read_integer, read_number
 
 MILLISECONDS = 1e3
 

@@ -14,8 +14,8 @@ from specsim.bench.row import OURS, Timing
 from specsim.bench.scale import MOST_TOKENS, points
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
-from specsim.core.layer_config import Rope
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.target import Rope
 from specsim.correctness.differential.pairs import rounded
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.models.tiny_config import tiny_config

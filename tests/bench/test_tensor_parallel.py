@@ -13,8 +13,7 @@ from specsim.bench.suites import Options, Suite
 from specsim.bench.tensor_parallel import ONE, agreed, round_row, share_row, slowest
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
-from specsim.core.phase_board import PhaseBoard
-from specsim.core.rank_group import RankGroup
+from specsim.core.rank_group import PhaseBoard, RankGroup
 from specsim.correctness.differential.pairs import rounded
 from specsim.models.shapes import shape
 from specsim.models.synthetic_pair import synthetic_pair

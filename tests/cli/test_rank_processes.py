@@ -14,7 +14,7 @@ from specsim.cli.rank_processes import RANK_FAILED, run_ranks
 # Ranks move for ever, or in turn do what a test tells them to do after their start.
 BEGIN = """
 import os, signal, sys, time
-from specsim.core.phase_board import PhaseBoard
+from specsim.core.rank_group import PhaseBoard
 board = PhaseBoard.of_process()
 rank = int(sys.argv[1])
 for _ in range(3):

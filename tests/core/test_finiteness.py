@@ -9,9 +9,9 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate, trace
 from specsim.acceptance.measured_pair import measure_pair
+from specsim.core.engine import first_place
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import NotFinite
-from specsim.core.finiteness import first_place
 from specsim.core.pair import Pair
 from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance

@@ -30,7 +30,7 @@ from specsim.correctness.differential.setting import cell_of
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference.acceptance import Tree, greedy, target_only
 from specsim.reference.sampling import adjust_logits, target_prob
-from specsim.reference.tree_layout import links
+from specsim.reference.tree import links
 from specsim.serving.guidance import Guidance
 
 needs_library = pytest.mark.skipif(not find_spec("llguidance"), reason="llguidance is an extra: specsim[grammar]")

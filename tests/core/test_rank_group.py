@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from specsim import InputError
-from specsim.core.phase_board import PhaseBoard
 from specsim.core.phases import AutoregressiveInput
-from specsim.core.rank_group import RankGroup, RanksDiffer
+from specsim.core.rank_group import PhaseBoard, RankGroup, RanksDiffer
 
 
 def _gathered(dtype, ranks) -> torch.Tensor:

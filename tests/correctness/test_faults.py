@@ -184,10 +184,10 @@ def test_pools_of_equal_scores_prefer_the_lower_index(monkeypatch):
 
 
 def test_valid_and_malformed_parent_lists_are_fuzzed(monkeypatch):
-    from specsim.reference import tree_nodes
+    from specsim.reference import tree
 
     assert fields_of("trees", pools="malformed", impl="reference", count=200) == []
-    monkeypatch.setattr(tree_nodes, "parents_of", lambda *arguments: [])
+    monkeypatch.setattr(tree, "parents_of", lambda *arguments: [])
     assert fields_of("trees", pools="malformed", impl="reference", count=200) == ["malformed trees"]
 
 

@@ -26,7 +26,7 @@ from specsim.reference.attention import (
     prefill_metadata,
     tree_metadata,
 )
-from specsim.reference.tree_layout import visibility
+from specsim.reference.tree import visibility
 
 
 def make_batch(rows: list[int], lengths: list[int]) -> Batch:

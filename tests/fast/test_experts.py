@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from specsim.core.layer_config import Experts
+from specsim.core.target import Experts
 from specsim.fast.model.expert_blocks import block_size, expert_blocks
 from specsim.fast.model.experts import ExpertWeights, experts_onto
 from specsim.fast.model.routing import route

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specsim.core.layer_config import Experts
+from specsim.core.target import Experts
 from specsim.fast.model.expert_blocks import expert_blocks
 from specsim.fast.model.experts import ExpertWeights, experts_onto
 from specsim.fast.model.experts_of_row import routed_row_onto

@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from specsim.core.phase_board import PhaseBoard
-from specsim.core.rank_group import RankGroup
+from specsim.core.rank_group import PhaseBoard, RankGroup
 from specsim.fast.model.rank_sums import exchanged_sum, sum_onto
 from specsim.fast.model.rows import Norm, Rows
 from specsim.fast.runtime import peer_memory

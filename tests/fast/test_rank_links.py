@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from specsim.core.phase_board import PhaseBoard
-from specsim.core.rank_group import RankGroup
+from specsim.core.rank_group import PhaseBoard, RankGroup
 from specsim.fast.model import rank_links
 from specsim.fast.model.rank_links import Links, LinkTime, linked, measured
 from specsim.fast.model.rows import Rows

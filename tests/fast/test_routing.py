@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specsim.core.layer_config import Experts
+from specsim.core.target import Experts
 from specsim.fast.model.routing import route
 
 SHAPES = [(1, 4, 1), (5, 8, 2), (7, 20, 3), (40, 128, 8)]  # rows, experts, experts of a row

@@ -13,7 +13,7 @@ from specsim.fast import verify
 from specsim.fast.runtime.gather import without_padding
 from specsim.fast.verifiers.shared import can_share, needs_all, verify_shared
 from specsim.fast.vocabulary.shared_rows import SharedRows, best_groups
-from specsim.reference.tree_layout import links, visibility
+from specsim.reference.tree import links, visibility
 
 PARENTS = [-1, 0, 0, 1, 1, 2]
 CONFIG = SpecConfig(topk=2, num_steps=2, num_draft_tokens=6, page_size=1, max_len=40)

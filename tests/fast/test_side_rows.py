@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specsim.core.side_outputs import SideOutputs
+from specsim.core.kv_buffer import SideOutputs
 from specsim.fast.model.side_rows import move_side, write_side
 
 NUM_SLOTS = 30

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from specsim.core.code_digest import code_digests
+from specsim.core.provenance import code_digests
 from specsim.maintain import gpu_runs
 from specsim.maintain.gpu_runs import UNKNOWN, Machine, Run, main, plan, run_all
 

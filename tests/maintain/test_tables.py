@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specsim.bench.suites import SUITES, Suite
-from specsim.core.code_digest import code_digests
 from specsim.core.errors import InputError
+from specsim.core.provenance import code_digests
 from specsim.correctness.differential import grid, run_grid
 from specsim.maintain import result_tables, results, tables
 from specsim.maintain.headline import figures

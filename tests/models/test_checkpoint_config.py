@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.core.layer_config import DenseMLP
-from specsim.core.target import ModelConfig
+from specsim.core.target import DenseMLP, ModelConfig
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.model_config import model_config, read_target_config
 from specsim.models.drafters import eagle, eagle3

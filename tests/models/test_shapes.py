@@ -7,7 +7,7 @@ import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
-from specsim.core.layer_config import DenseMLP
+from specsim.core.target import DenseMLP
 from specsim.models.checkpoint.layout import drafter_layout, target_layout
 from specsim.models.shapes import NAMES, Shape, random_pair, shape
 from specsim.models.tiny_config import tiny_config

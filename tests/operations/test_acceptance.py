@@ -22,7 +22,7 @@ from specsim.reference.acceptance import (
     target_only,
     typical,
 )
-from specsim.reference.tree_layout import links
+from specsim.reference.tree import links
 
 LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.core.uniforms.named_uniforms
 

@@ -23,8 +23,7 @@ from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafting import child_scores, draft_distribution, draft_topk, expand, sampled
 from specsim.reference.lanes import start_lanes
 from specsim.reference.sampling import topk as best_first
-from specsim.reference.selection import select
-from specsim.reference.tree import build
+from specsim.reference.tree import build, select
 from specsim.reference.verify import walk
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,7 +9,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import AutoregressiveInput, Candidates, DraftInput
 from specsim.fast import drafting as fast
 from specsim.fast import lanes as fast_lanes
-from specsim.fast.selection import select
+from specsim.fast.tree.selection import select
 from specsim.fast.vocabulary.topk import draft_topk
 from specsim.reference.drafting import expand
 from specsim.reference.lanes import Lanes, start_lanes

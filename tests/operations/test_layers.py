@@ -16,9 +16,9 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from specsim.core.config import SamplingParams
-from specsim.core.layer_config import Rope
 from specsim.core.phases import Batch, PrefillInput
 from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.target import Rope
 from specsim.fast import layers as fast
 from specsim.fast.model import metadata as metadata_of_kernels
 from specsim.fast.model import rotary

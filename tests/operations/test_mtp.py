@@ -13,7 +13,7 @@ from specsim import SamplingParams, SpecConfig
 from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.feature_ring import FeatureRing
+from specsim.core.kv_buffer import FeatureRing
 from specsim.core.pair import Pair
 from specsim.correctness.differential import check
 from specsim.correctness.differential.grids import MTP

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.fast import selection as fast
-from specsim.reference.selection import select
+from specsim.fast.tree import selection as fast
+from specsim.reference.tree import select
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 from specsim.core.config import SpecConfig
 from specsim.core.phases import AutoregressiveInput, Candidates, VerifyInput
 from specsim.core.settings import with_steps
-from specsim.fast import tree as fast
-from specsim.fast import tree_layout, tree_nodes
+from specsim.fast.tree import construction as fast
+from specsim.fast.tree import layout, nodes
 from specsim.reference.drafting import expand
 from specsim.reference.lanes import start_lanes
-from specsim.reference.selection import select
-from specsim.reference.tree import build
-from specsim.reference.tree_layout import links, visibility
-from specsim.reference.tree_nodes import MalformedTree
+from specsim.reference.tree import MalformedTree, build, links, select, visibility
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Node = tuple[int, ...]
@@ -181,7 +178,7 @@ def gpu_blocks(monkeypatch) -> None:
 
     The interpreter would otherwise take all nodes in one.
     """
-    for module in (fast, tree_layout, tree_nodes):
+    for module in (fast, layout, nodes):
         monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
 
@@ -422,8 +419,8 @@ def test_any_parent_list_builds_a_bounded_tree(setting, data):
         check_equal(*both_trees(candidates, config, DEVICE))
     except MalformedTree as error:
         found = str(error)
-    with pytest.raises(tree_nodes.MalformedTree) if found else nullcontext() as raised:
-        tree_nodes.check(candidates.to(DEVICE), index, config)
+    with pytest.raises(nodes.MalformedTree) if found else nullcontext() as raised:
+        nodes.check(candidates.to(DEVICE), index, config)
     assert found == (str(raised.value) if raised else "")
     none = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     locations = none.new_zeros(1, config.num_draft_tokens)

@@ -13,12 +13,11 @@ from specsim.core.proposals import Proposals
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.token_drafter import Proposal
 from specsim.fast import tree as fast
-from specsim.fast import tree_nodes
 from specsim.fast import verify as fast_verify
 from specsim.fast.synthetic import Schedule
+from specsim.fast.tree.nodes import MOST_EXPLICIT
 from specsim.reference import verify as reference_verify
-from specsim.reference.tree import build
-from specsim.reference.tree_nodes import MalformedTree
+from specsim.reference.tree import MalformedTree, build
 
 CONFIG = SpecConfig(topk=3, num_steps=3, num_draft_tokens=6, page_size=1, max_len=64)
 PRESENT = [name for name in VerifyInput.__dataclass_fields__ if name not in ("candidates", "draft_prob")]
@@ -135,7 +134,7 @@ def test_a_later_parent_is_reported_with_the_request():
 
 
 def test_the_fast_tree_ranks_a_limited_number():
-    width = tree_nodes.MOST_EXPLICIT + 1
+    width = MOST_EXPLICIT + 1
     with pytest.raises(InputError, match=f"candidates is {width}"):
         built(fast.build, ExplicitCandidates.empty(1, width))
 

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.fast import tree_layout as fast
-from specsim.reference.tree_layout import bitpacked_mask, full_mask, links, visibility
+from specsim.fast.tree import layout as fast
+from specsim.reference.tree import bitpacked_mask, full_mask, links, visibility
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates
-from specsim.fast import tree_nodes as fast
-from specsim.reference.tree_nodes import MalformedTree, parents_of
+from specsim.fast.tree import nodes as fast
+from specsim.reference.tree import MalformedTree, parents_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

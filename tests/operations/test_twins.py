@@ -13,13 +13,13 @@ import specsim.reference
 
 
 def operations(module: ModuleType) -> dict[str, inspect.Signature]:
-    """List the signatures of a file's own public functions and of its public classes' methods, by name."""
+    """List the signatures of the public functions of a file or folder and of its public classes' methods, by name."""
     return {name: inspect.signature(function) for name, function in _functions(module)}
 
 
 def _functions(module: ModuleType) -> Iterator[tuple[str, object]]:
     for name, value in vars(module).items():
-        if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+        if name.startswith("_") or not f"{getattr(value, '__module__', None)}.".startswith(f"{module.__name__}."):
             continue
         if inspect.isfunction(value):
             yield name, value
@@ -29,10 +29,11 @@ def _functions(module: ModuleType) -> Iterator[tuple[str, object]]:
 
 
 def names_of(package: ModuleType) -> set[str]:
-    """List the package's files below its folder, with dots."""
+    """List the package's files below its folder, with dots; a folder counts as one file, too."""
     folder = Path(str(package.__file__)).parent
     files = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py"))
-    return {".".join(path.parts) for path in files if path.name != "__init__"}
+    names = {".".join(path.parts).removesuffix(".__init__") for path in files}
+    return names - {"__init__", "drafters", "targets"}
 
 
 def differences(reference: inspect.Signature, fast: inspect.Signature) -> list[str]:

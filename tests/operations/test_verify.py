@@ -8,17 +8,16 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from specsim.core.batch import ALL_STEPS
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.grammar import stacked
 from specsim.core.phases import Batch, Sampling, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.state import ALL_STEPS
 from specsim.fast import verify as fast
 from specsim.fast.vocabulary.penalties import Allowed, Logits
 from specsim.reference import verify as reference
 from specsim.reference.acceptance import Tree
-from specsim.reference.request_tree import trees
-from specsim.reference.tree_layout import links, visibility
+from specsim.reference.tree import links, trees, visibility
 from specsim.reference.verify import node_logits, walk
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -23,7 +23,7 @@ from specsim.core.phases import Batch, PrefillInput, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.plots import sheet, token_tree
-from specsim.reference.tree_layout import depths_of
+from specsim.reference.tree import depths_of
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.scheduler import Scheduler

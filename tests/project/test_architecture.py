@@ -34,9 +34,7 @@ DYNAMIC_IMPORTS = {
     "specsim.course.exercises": {"specsim.course.exercises"},
     "specsim.correctness.faults.checks": {"specsim.correctness.faults.checks"},
     "specsim.correctness.faults.checks.distribution": {"specsim.reference.verify", "specsim.fast.verify"},
-    "specsim.correctness.faults.checks.trees": {
-        f"specsim.{name}" for name in ("reference.tree", "reference.tree_nodes", "fast.tree", "fast.tree_nodes")
-    },
+    "specsim.correctness.faults.checks.trees": {"specsim.reference.tree", "specsim.fast.tree"},
     "specsim.core.kinds": {
         *(
             f"specsim.{name}"
@@ -55,7 +53,7 @@ DYNAMIC_IMPORTS = {
     "specsim.correctness.invariance.replay": {"specsim.reference.drafters.suffix", "specsim.fast.drafters.suffix"},
     "specsim.serving.generation": {"specsim.reference.engine", "specsim.fast.engine", "specsim.fast.runtime.launch"},
 }
-# The oracle, and the tree that test_acceptance.py walks: neither has a twin in fast/.
+# The oracle, which has no twin in fast/.
 REFERENCE_ALONE = {
     "oracle",
     "oracle_block",
@@ -71,7 +69,6 @@ REFERENCE_ALONE = {
     "oracle_request",
     "oracle_standalone",
     "oracle_verify",
-    "request_tree",
 }
 HEAVY = {"torch", "triton", "transformers", "matplotlib", "pandas", "numba", "specsim.reference", "specsim.fast"}
 
@@ -228,8 +225,10 @@ def test_every_data_file_is_in_the_wheel():
 
 
 def operations(implementation: str) -> set[str]:
-    names = (path.stem for path in (ROOT / implementation).iterdir() if path.suffix == ".py")
-    return set(names) - {"__init__"}
+    """An operation is a file, or in fast/ a folder of its kernels: that of the tree."""
+    folder = ROOT / implementation
+    names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.name == "tree"}
+    return names - {"__init__"}
 
 
 def test_fast_has_twins_of_the_reference():
@@ -240,7 +239,7 @@ def test_fast_has_twins_of_the_reference():
 def untested(implementation: str, tests: str) -> set[str]:
     """Modules of an implementation without a test file of their name; some folders have one file for all of theirs."""
     modules = (path for path in (ROOT / implementation).rglob("*.py") if path.stem != "__init__")
-    names = {path.stem for path in modules if path.parent.name not in ("targets", "drafters", "verifiers")}
+    names = {path.stem for path in modules if path.parent.name not in ("targets", "drafters", "verifiers", "tree")}
     return {name for name in names if not (ROOT / "tests" / tests / f"test_{name}.py").is_file()}
 
 

@@ -20,8 +20,7 @@ def attention_call(
     heads: of queries and of keys. Slots lie anywhere in the buffer; unread ones hold NaN.
     """
     from specsim.reference.attention import AttentionMetadata, Keys, attention
-    from specsim.reference.tree_layout import visibility
-    from specsim.reference.tree_nodes import parents_of
+    from specsim.reference.tree import parents_of, visibility
 
     generator = torch.Generator().manual_seed(num_nodes)
     batch = len(seq_lens)

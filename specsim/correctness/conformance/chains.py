@@ -99,7 +99,7 @@ def distribution_of(
     """Enumerate the distribution of that number of rows: one call of the reference per region of the uniforms."""
     from specsim.core.rule import Tree
     from specsim.reference.acceptance import rejection
-    from specsim.reference.tree_layout import links
+    from specsim.reference.tree import links
 
     parents = list(range(-1, len(draft)))
     tree = Tree([0, *draft], parents, *links(parents), len(draft))

@@ -66,7 +66,7 @@ def organize_draft_results(
     score_list: list[Tensor], token_list: list[Tensor], parents_list: list[Tensor], num_draft_token: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Select from all steps' scores at once."""
-    from specsim.fast.selection import select
+    from specsim.fast.tree import select
 
     chosen = select(torch.cat([each.flatten(1) for each in score_list], dim=1), num_draft_token - 1)
     return torch.cat(parents_list[:-1] or parents_list, dim=1), chosen, torch.cat(token_list, dim=1).gather(1, chosen)
@@ -78,9 +78,7 @@ def build_tree_kernel_efficient(
     draft_token_num: int, tree_mask_mode: int,
 ) -> None:  # fmt: skip
     """Select and build at once, with scores 1 for the selected candidates and 0 for the others."""
-    from specsim.fast.tree import build
-    from specsim.fast.tree_layout import bitpacked_mask, full_mask
-    from specsim.fast.tree_nodes import check
+    from specsim.fast.tree import bitpacked_mask, build, check, full_mask
 
     batch = len(selected_index)
     device = selected_index.device

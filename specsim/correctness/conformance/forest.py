@@ -32,14 +32,14 @@ class Forest:
     def trees(self) -> "list[Tree]":
         """The trees in the reference's form."""
         from specsim.core.rule import Tree
-        from specsim.reference.tree_layout import links
+        from specsim.reference.tree import links
 
         pairs = zip(self.parents, self.tokens, strict=True)
         return [Tree(tokens, parents, *links(parents), self.most) for parents, tokens in pairs]
 
     def call(self, operation: str, walked: Sequence[tuple[list[int], int]], *more: Any) -> Call:
         """Make the call of a verifier that has to find these paths and bonus tokens; more: further arguments."""
-        from specsim.reference.tree_layout import links
+        from specsim.reference.tree import links
 
         batch, num_nodes = self.size
         predicts = torch.full((batch * num_nodes,), -1)
@@ -65,7 +65,7 @@ class Forest:
 
 def grown(batch: int, k: int, num_steps: int, num_nodes: int, most: int | None = None) -> Forest:
     """Grow trees by a draft loop; most: drafts that may be accepted, all steps unless given."""
-    from specsim.reference.tree_nodes import parents_of
+    from specsim.reference.tree import parents_of
 
     made = drafted(batch, k, num_steps, seed=num_nodes)
     picked = chosen(made, num_nodes)

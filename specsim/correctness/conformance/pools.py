@@ -81,6 +81,6 @@ def _advance(made: Drafted, lanes_BK: torch.Tensor, batch: int, k: int) -> torch
 
 def chosen(made: Drafted, num_nodes: int) -> torch.Tensor:
     """Select the indices [B, N-1] of the best candidates."""
-    from specsim.reference.selection import select
+    from specsim.reference.tree import select
 
     return select(made.scores, num_nodes - 1)

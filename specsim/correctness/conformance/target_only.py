@@ -21,7 +21,7 @@ def sampling_call(
 ) -> Call:
     """Make one call; uniforms_BW has a uniform for each depth, used for every node of that depth."""
     from specsim.reference.acceptance import target_only
-    from specsim.reference.tree_layout import depths_of
+    from specsim.reference.tree import depths_of
 
     rows = zip(forest.trees, prob_BNV, uniforms_BW.tolist(), final_B.tolist(), strict=True)
     walked = [target_only(tree, own.double(), uniforms, final, single, acc) for tree, own, uniforms, final in rows]

@@ -18,7 +18,7 @@ _WORDS = ((8, torch.uint8), (16, torch.uint16), (32, torch.uint32))
 
 def tree_mask(mask_BNN: Tensor, seq_lens: Tensor, mode: int) -> Tensor:
     """Pack the mask in a layout, flat, as the reference does."""
-    from specsim.reference.tree_layout import bitpacked_mask, full_mask
+    from specsim.reference.tree import bitpacked_mask, full_mask
 
     if mode == FULL_MASK:
         return full_mask(mask_BNN, seq_lens)
@@ -41,8 +41,7 @@ def tree_call(
 
     `rows` are the requests whose tree is well formed, all if empty.
     """
-    from specsim.reference.tree_layout import depths_of, links, visibility
-    from specsim.reference.tree_nodes import parents_of
+    from specsim.reference.tree import depths_of, links, parents_of, visibility
 
     batch = len(seq_lens)
     num_nodes = selected_index.shape[1] + 1

@@ -156,8 +156,7 @@ def _ties_at_an_edge(scores: torch.Tensor, count: int) -> bool:
 
 def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
     """Require the tree that follows from the implementation's own candidates, bit for bit."""
-    from specsim.reference.tree import build
-    from specsim.reference.tree_nodes import MalformedTree
+    from specsim.reference.tree import MalformedTree, build
 
     fast = request.states.fast
     own = present("candidates", fast.candidates)

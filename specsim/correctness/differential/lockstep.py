@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from specsim.core.drafter import columns_ahead
+from specsim.core.engine import target_error
 from specsim.core.errors import InputError
-from specsim.core.finiteness import target_error
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput, PrefillOutput, State
 from specsim.core.rank_group import RankLost, RanksDiffer

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specsim.core.errors import require
-from specsim.core.json_record import read_record
-from specsim.core.json_schema import schema_name
+from specsim.core.json_schema import read_record, schema_name
 
 IDENTITY = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype", "versions")  # kept by a resumed run
 PHASES = ("prefill", "draft", "verify", "draft_extend")

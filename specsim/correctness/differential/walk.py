@@ -40,7 +40,7 @@ class Walk:
 
 def reported_walk(request: ComparedRequest[VerifyOutput], adjusted_NV: torch.Tensor) -> Walk:
     """Read the path in accept_index: from the root, child by child, within the allowed depth, then -1."""
-    from specsim.reference.request_tree import trees
+    from specsim.reference.tree import trees
 
     step = request.step
     tree = trees(step.batch, step.trees.reference, step.config.length_limit)[request.index]

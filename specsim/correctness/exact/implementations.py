@@ -103,7 +103,7 @@ def _winners(draw: Draw, noise_PWV: torch.Tensor) -> torch.Tensor:
 
 
 def _verify_input(draws: Sequence[Draw], config: SpecConfig) -> VerifyInput:
-    from specsim.reference.tree_layout import links, visibility
+    from specsim.reference.tree import links, visibility
 
     parents = list(draws[0].parents)
     size = len(draws)

@@ -36,7 +36,7 @@ class Given:
     @classmethod
     def of(cls, draw: Draw) -> "Given":
         from specsim.core.rule import Tree
-        from specsim.reference.tree_layout import links
+        from specsim.reference.tree import links
 
         parents = list(draw.living_parents)
         tree = Tree(list(draw.tokens), parents, *links(parents), draw.depth_limit)

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from specsim.core.kinds import TESTED, resolve
-from specsim.core.layer_config import DenseMLP, HeadAttention, LayerConfig, Rope
 from specsim.core.pair import Pair, TargetCheckpoint
-from specsim.core.target import ModelConfig
+from specsim.core.target import DenseMLP, HeadAttention, LayerConfig, ModelConfig, Rope
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.other_vocabulary import with_vocabulary_of
 from specsim.models.synthetic.weights import CLASSES, DRAFT, HIDDEN, VOCAB, blank

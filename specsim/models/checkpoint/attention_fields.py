@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from specsim.core.errors import InputError
-from specsim.core.layer_config import Attention, HeadAttention, LatentAttention
+from specsim.core.target import Attention, HeadAttention, LatentAttention
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.rope_fields import attention_factor, read_rope
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from specsim.core.errors import InputError, require
-from specsim.core.layer_config import Experts
-from specsim.core.target import ModelConfig
+from specsim.core.target import Experts, ModelConfig
 from specsim.models.checkpoint.mxfp4 import BLOCK, dequantised
 from specsim.models.checkpoint.weights import Stored
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from specsim.core.layer_config import DenseMLP, HeadAttention
-from specsim.core.target import ModelConfig
+from specsim.core.target import DenseMLP, HeadAttention, ModelConfig
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.model_config import model_config
 

@@ -1,6 +1,6 @@
 """Key and shape of every tensor of one decoder layer, under the names that the engines read."""
 
-from specsim.core.layer_config import MLP, Attention, DenseMLP, Experts, HeadAttention, LatentAttention, LayerConfig
+from specsim.core.target import MLP, Attention, DenseMLP, Experts, HeadAttention, LatentAttention, LayerConfig
 
 Layout = dict[str, tuple[int, ...]]
 

@@ -1,7 +1,7 @@
 """MLP of every layer, dense or of experts, from a config.json."""
 
-from specsim.core.layer_config import MLP, DenseMLP, Experts
 from specsim.core.limits import MOST_EXPERTS
+from specsim.core.target import MLP, DenseMLP, Experts
 from specsim.models.checkpoint.fields import Fields
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from specsim.core.layer_config import LayerConfig
 from specsim.core.limits import MOST_LAYERS
-from specsim.core.target import FAMILIES, ModelConfig
+from specsim.core.target import FAMILIES, LayerConfig, ModelConfig
 from specsim.models.checkpoint.attention_fields import read_attention
 from specsim.models.checkpoint.fields import Fields, read_json
 from specsim.models.checkpoint.mlp_fields import read_mlps

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from specsim.core.errors import InputError, require_choice
-from specsim.core.layer_config import Rope
+from specsim.core.target import Rope
 from specsim.models.checkpoint.fields import Fields
 
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

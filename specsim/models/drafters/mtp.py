@@ -11,10 +11,9 @@ from dataclasses import replace
 import torch
 
 from specsim.core.errors import InputError, require
-from specsim.core.layer_config import Experts, LayerConfig
 from specsim.core.mtp import MtpConfig
 from specsim.core.pair import DrafterCheckpoint
-from specsim.core.target import ModelConfig
+from specsim.core.target import Experts, LayerConfig, ModelConfig
 from specsim.models.checkpoint.attention_fields import read_attention
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout
 from specsim.models.checkpoint.expert_tensors import gather_experts

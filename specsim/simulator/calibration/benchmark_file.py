@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import InputError, require
-from specsim.core.file_number import read_integer, read_number, read_positive
 from specsim.core.files import parse_json_lines, read_text
-from specsim.core.limits import MOST_RUNNING, MOST_STEPS, MOST_TOKENS, MOST_WIDTH
+from specsim.core.limits import (
+    MOST_RUNNING,
+    MOST_STEPS,
+    MOST_TOKENS,
+    MOST_WIDTH,
+    read_integer,
+    read_number,
+    read_positive,
+)
 from specsim.simulator.calibration.benchmark_csv import named, read_csv
 from specsim.simulator.calibration.context import Context
 from specsim.simulator.calibration.observation import Observation

@@ -13,7 +13,7 @@ FAULTS = (
         fields=("malformed trees",),
         edits=(
             Edit(
-                "specsim.fast.tree_nodes",
+                "specsim.fast.tree.nodes",
                 "return flat, parent, inside & ((block == 0) | (parent > 0))",
                 "return flat, parent, inside",
             ),
@@ -29,13 +29,13 @@ FAULTS = (
         fields=("tree",),
         edits=(
             Edit(
-                "specsim.fast.selection",
+                "specsim.fast.tree.selection",
                 "    kept = above | (equal & (equals <= missing))\n",
                 "    skipped = tl.sum(equal.to(tl.int32), axis=1, keep_dims=True) - missing\n"
                 "    kept = above | (equal & (equals > skipped))\n",
             ),
             Edit(
-                "specsim.fast.selection",
+                "specsim.fast.tree.selection",
                 "tl.minimum(equals, missing) - kept.to(tl.int32)",
                 "tl.maximum(equals - skipped, 0) - kept.to(tl.int32)",
             ),

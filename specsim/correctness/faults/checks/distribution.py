@@ -85,7 +85,7 @@ def _sampled(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tens
 
 
 def _drawn(impl: str, count: int, params: SamplingParams, config: SpecConfig, device: str) -> list[list[int]]:
-    from specsim.reference.tree_layout import links, visibility
+    from specsim.reference.tree import links, visibility
 
     rows = list(range(count))
     num_nodes = config.num_draft_tokens

@@ -55,7 +55,6 @@ def _pool(rng: random.Random) -> Pool:
 def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
     """Build trees with candidates' own indices as tokens, so that they show the chosen ones."""
     tree = import_module(f"specsim.{impl}.tree")
-    malformed = import_module(f"specsim.{impl}.tree_nodes").MalformedTree
     shape = (len(pools), CONFIG.num_draft_tokens)
     k = CONFIG.topk
     candidates = _candidates(pools).to(device)
@@ -63,7 +62,7 @@ def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
     slots = torch.zeros(shape, dtype=torch.int64, device=device)
     try:
         built = tree.build(candidates, zeros.int(), zeros, slots, CONFIG)
-    except malformed as error:
+    except tree.MalformedTree as error:
         return Finding("tree", "equal scores", "a tree", str(error))
     for request, (tokens, parents) in enumerate(zip(built.draft_tokens.tolist(), built.parents.tolist(), strict=True)):
         chosen = tokens[1:]
@@ -78,10 +77,10 @@ def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
 
 def _malformed(rng: random.Random, pools: list[Pool], impl: str, device: str) -> Finding | None:
     """Whether the check agrees with `is_tree` about every choice, half of them damaged."""
-    parents = import_module(f"specsim.{impl}.tree_nodes")
+    tree = import_module(f"specsim.{impl}.tree")
     count = CONFIG.num_draft_tokens - 1
     drawn = [_spoiled(rng, *pool, count) for pool in pools]
-    verdicts = [_accepts(parents, impl, parent_list, chosen, device) for parent_list, chosen in drawn]
+    verdicts = [_accepts(tree, impl, parent_list, chosen, device) for parent_list, chosen in drawn]
     for index, (accepted, (parent_list, chosen)) in enumerate(zip(verdicts, drawn, strict=True)):
         expected = is_tree(chosen, parent_list, CONFIG.topk)
         if accepted != expected:

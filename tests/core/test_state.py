@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specsim.core.phases import PrefillInput
-from specsim.core.upload import upload
+from specsim.core.state import upload
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU's copies can wait")
 

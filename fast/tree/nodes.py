@@ -10,7 +10,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
-from specsim.fast.selection import selected
+from specsim.fast.tree.selection import selected
 
 MOST_EXPLICIT = 4096  # candidates of a request, which one program ranks
 _ROWS = 32

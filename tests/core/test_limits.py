@@ -3,8 +3,7 @@
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.core.file_number import parse_number, read_integer, read_number, read_positive
-from specsim.core.limits import MOST_COUNT
+from specsim.core.limits import MOST_COUNT, parse_number, read_integer, read_number, read_positive
 
 
 def is_named(error: InputError) -> bool:

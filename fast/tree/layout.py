@@ -12,7 +12,7 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import VerifyInput
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, require_contiguous
-from specsim.fast.tree_nodes import Roots, TreeTables
+from specsim.fast.tree.nodes import Roots, TreeTables
 
 _ROWS = 32
 _COLUMNS = 64

@@ -9,9 +9,8 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
-from specsim.fast.selection import select, selected
-from specsim.fast.tree_layout import store_links, write_links
-from specsim.fast.tree_nodes import (
+from specsim.fast.tree.layout import store_links, write_links
+from specsim.fast.tree.nodes import (
     CandidateTables,
     Roots,
     TreeTables,
@@ -22,6 +21,7 @@ from specsim.fast.tree_nodes import (
     write_explicit_nodes,
     write_nodes,
 )
+from specsim.fast.tree.selection import select, selected
 
 _ROWS = 32
 # Trees of at most this many nodes and candidates are built by one program each.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specsim import InputError
-from specsim.core.json_record import read_record
+from specsim.core.json_schema import read_record
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,8 @@
+"""The verify tree: the selection of its candidates, its nodes, its links and masks, and its construction from them."""
+
+from specsim.fast.tree.construction import build, proposed
+from specsim.fast.tree.layout import bitpacked_mask, full_mask
+from specsim.fast.tree.nodes import MalformedTree, check
+from specsim.fast.tree.selection import select
+
+__all__ = ["MalformedTree", "bitpacked_mask", "build", "check", "full_mask", "proposed", "select"]
