@@ -31,7 +31,7 @@ from specsim.correctness.exact import certify, certify_rules
 from specsim.correctness.exact.breakpoints import REJECTION
 from specsim.correctness.exact.distribution import joint_regions
 from specsim.correctness.exact.implementations import reference
-from specsim.correctness.exact.model import Case, Model, draws
+from specsim.correctness.exact.model import ExactCase, ExactModel, draws
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.rule_distribution import rule_distribution
 from specsim.correctness.wrong_rules import at_least
@@ -127,7 +127,8 @@ specsim.course.check("03-1", accept_rate)
 # target's distribution. So the next cell scores your prediction with a number that does not depend on your exercise.
 
 # %%
-one_draft = Case("one draft", target=Model(((5, 2, 1),)), draft=Model(((3, 1, 4),)), parents=(-1, 0))  # in eighths
+target, drafter = ExactModel(((5, 2, 1),)), ExactModel(((3, 1, 4),))  # weights in eighths
+one_draft = ExactCase("one draft", target, drafter, parents=(-1, 0))
 best = optimum(one_draft)
 print(f"optimum over all rules: {best}")
 guess.score(1000 * best)

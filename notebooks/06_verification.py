@@ -42,16 +42,16 @@ from specsim.correctness.exact.breakpoints import BLOCK, MULTI_ROUND, REJECTION,
 from specsim.correctness.exact.breakpoints import target_only as target_only_with
 from specsim.correctness.exact.distribution import exact_distribution
 from specsim.correctness.exact.implementations import reference
-from specsim.correctness.exact.model import Case, Model, draws
+from specsim.correctness.exact.model import ExactCase, ExactModel, draws
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.race import GUMBEL
-from specsim.correctness.exact.verifier import Given
+from specsim.correctness.exact.verifier import DraftedTree
 from specsim.correctness.statistics import run_sampling_tests
 from specsim.reference import acceptance
 from specsim.reference.sampling import inverse_cdf
 
 tokens = ["owl", "cat", "dog"]
-target, drafter = Model(((5, 2, 1),)), Model(((3, 1, 4),))  # probabilities in eighths, as in notebook 03
+target, drafter = ExactModel(((5, 2, 1),)), ExactModel(((3, 1, 4),))  # probabilities in eighths, as in notebook 03
 
 # %% [markdown]
 # ## Greedy
@@ -73,10 +73,10 @@ target, drafter = Model(((5, 2, 1),)), Model(((3, 1, 4),))  # probabilities in e
 # the accepted drafts. Only the first one changes.
 
 # %%
-given = Case("cat and dog given", target, drafter, parents=(-1, 0, 0), tokens=(1, 2))
+given = ExactCase("cat and dog given", target, drafter, parents=(-1, 0, 0), tokens=(1, 2))
 (drafted,) = draws(given)
 for uniform in (0.1, 0.2, 0.3, 0.4, 0.9):
-    path, bonus = TARGET_ONLY.accept(Given.of(drafted), [uniform, 0.5], 0.5)
+    path, bonus = TARGET_ONLY.accept(DraftedTree.of(drafted), [uniform, 0.5], 0.5)
     print(f"uniform {uniform}:", f"accepts {tokens[drafted.tokens[path[1]]]}" if path[1:] else f"draws {tokens[bonus]}")
 
 # %% [markdown]
@@ -147,7 +147,7 @@ guess = specsim.course.predict("How many drafts does the best lossless rule keep
 guess
 
 # %%
-chain = Case("a chain of 2", Model(((1, 2),)), Model(((2, 1),)), parents=(-1, 0, 1))
+chain = ExactCase("a chain of 2", ExactModel(((1, 2),)), ExactModel(((2, 1),)), parents=(-1, 0, 1))
 for verifier in (REJECTION, BLOCK):
     found = exact_distribution(verifier, chain, reference(verifier))
     print(
@@ -166,7 +166,7 @@ guess.score(1000 * optimum(chain))
 # %%
 pair_ab = next(each for each in draws(chain) if each.tokens[1:] == (0, 1))
 for verifier in (REJECTION, BLOCK):
-    path, bonus = verifier.accept(Given.of(pair_ab), [0.7, 0.7], 0.5)
+    path, bonus = verifier.accept(DraftedTree.of(pair_ab), [0.7, 0.7], 0.5)
     drafts = " ".join("AB"[token] for token in pair_ab.tokens[1:])
     print(f"{verifier.name:9} with uniforms 0.7 and 0.7 keeps {len(path) - 1} of {drafts}, then writes {'AB'[bonus]}")
 
@@ -182,8 +182,8 @@ for verifier in (REJECTION, BLOCK):
 # So each sibling faces a new target, and needs a new uniform.
 
 # %%
-siblings = Case("two drawn siblings", target, drafter, parents=(-1, 0, 0))
-one_draft = Case("one draft", target, drafter, parents=(-1, 0))
+siblings = ExactCase("two drawn siblings", target, drafter, parents=(-1, 0, 0))
+one_draft = ExactCase("one draft", target, drafter, parents=(-1, 0))
 for verifier, case in ((REJECTION, one_draft), (MULTI_ROUND, siblings)):
     found = exact_distribution(verifier, case, reference(verifier))
     line = f"{verifier.name:11} of {case.name:18}: keeps {found.accepted}, at most {optimum(case)}"

@@ -38,7 +38,7 @@ from specsim.correctness.exact import certify_rules
 from specsim.correctness.exact.cases import RULE_CASES
 from specsim.correctness.exact.model import draws, text_prob
 from specsim.correctness.exact.rule_distribution import rule_distribution
-from specsim.correctness.exact.verifier import Given
+from specsim.correctness.exact.verifier import DraftedTree
 from specsim.correctness.wrong_rules import shared_uniform
 from specsim.reference.sampling import inverse_cdf
 
@@ -126,7 +126,7 @@ print(next(row.counterexample for row in certificates.rows if row.counterexample
 
 # %%
 case = next(each for each in RULE_CASES["best"] if each.name == "4 tokens, a given tree of 6 drafts")
-given = Given.of(next(iter(draws(case))))
+given = DraftedTree.of(next(iter(draws(case))))
 print("tokens of the nodes: ", given.tree.tokens, " (the root's does not matter)")
 print("parents of the nodes:", given.tree.parents)
 print("children of the root:", list(given.tree.acceptable_children([0])))

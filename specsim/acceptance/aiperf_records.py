@@ -21,21 +21,21 @@ _POOLED = "pooled_spec_decode_acceptance_histogram"
 
 def read(content: Content) -> list[AcceptanceRecord]:
     """Read the records of requests, or else the pooled histogram; [] for another file."""
-    found = [each["spec_decode_acceptance"] for each in content.objects("spec_decode_acceptance")]
-    requests = [each for each in found if isinstance(each, Mapping)]
+    values = [entry["spec_decode_acceptance"] for entry in content.objects("spec_decode_acceptance")]
+    requests = [value for value in values if isinstance(value, Mapping)]
     if requests:
-        counts = [request_counts(content, each) for each in requests]
-        steps = max(content.count(each, "num_spec_tokens", most=MOST_STEPS) or 0 for each in requests)
-        engines = {str(each["engine"]) for each in requests if each.get("engine")}
+        counts = [request_counts(content, request) for request in requests]
+        steps = max(content.count(request, "num_spec_tokens", most=MOST_STEPS) or 0 for request in requests)
+        engines = {str(request["engine"]) for request in requests if request.get("engine")}
         tool = " ".join(["aiperf", *sorted(engines)])
         stated = reported(content, requests, counts)
         return [_record(content, counts, tool, max(steps, *map(_depth, counts)), True, **stated)]
-    return [_pooled(content, each) for each in content.objects(_POOLED)]
+    return [_pooled(content, entry) for entry in content.objects(_POOLED)]
 
 
 def _pooled(content: Content, value: Mapping[str, Any]) -> AcceptanceRecord:
-    given = value[_POOLED]
-    histogram = given.get("histogram", given) if isinstance(given, Mapping) else given
+    pooled = value[_POOLED]
+    histogram = pooled.get("histogram", pooled) if isinstance(pooled, Mapping) else pooled
     counts = Counts.of_histogram(dense(content, histogram))
     return _record(content, [counts], "aiperf", _depth(counts), False)
 

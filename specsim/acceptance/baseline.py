@@ -14,7 +14,7 @@ TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BaselineComparison:
     """Accept length of a record over that of its baseline."""
 
     measured: float  # accept length
@@ -49,7 +49,7 @@ class Comparison:
         return f"Undecided, counted as no regression: {said}; the tolerated {-self.tolerance:+.1%} lies within it."
 
 
-def compare(record: AcceptanceRecord, baseline: AcceptanceRecord, tolerance: float = TOLERANCE) -> Comparison:
+def compare(record: AcceptanceRecord, baseline: AcceptanceRecord, tolerance: float = TOLERANCE) -> BaselineComparison:
     """Compare accept lengths, paired by request where both are of the same prompts.
 
     InputError for different settings, and for records without the counts that an interval needs.
@@ -63,7 +63,7 @@ def compare(record: AcceptanceRecord, baseline: AcceptanceRecord, tolerance: flo
         interval = _resampled(record, baseline)
     else:
         interval = _of_rounds(record, baseline)
-    return Comparison(record.accept_length, baseline.accept_length, interval, tolerance)
+    return BaselineComparison(record.accept_length, baseline.accept_length, interval, tolerance)
 
 
 def are_paired(record: AcceptanceRecord, baseline: AcceptanceRecord) -> bool:
@@ -75,7 +75,7 @@ def _resampled(record: AcceptanceRecord, baseline: AcceptanceRecord) -> Interval
     """Compute the interval by drawing requests, the same of both where they are paired."""
     from scipy.stats import bootstrap  # slow to import, and plans need none
 
-    sides = [(rounds_of(each) + _drafts(each), rounds_of(each)) for each in (record, baseline)]
+    sides = [(rounds_of(side) + _drafts(side), rounds_of(side)) for side in (record, baseline)]
 
     def length(side: int, drawn: np.ndarray, axis: int) -> np.ndarray:
         tokens, rounds = sides[side]
@@ -85,12 +85,12 @@ def _resampled(record: AcceptanceRecord, baseline: AcceptanceRecord) -> Interval
         return length(0, drawn[0], axis) / length(1, drawn[-1], axis)
 
     is_paired = are_paired(record, baseline)
-    places = [np.arange(len(each.counts)) for each in (record, baseline)]
+    places = [np.arange(len(side.counts)) for side in (record, baseline)]
     longest = max(map(len, places))
     if record.counts == baseline.counts and is_paired:
         low = high = 1.0
     else:
-        found = bootstrap(
+        result = bootstrap(
             places[:1] if is_paired else places,
             ratio,
             vectorized=True,
@@ -100,24 +100,24 @@ def _resampled(record: AcceptanceRecord, baseline: AcceptanceRecord) -> Interval
             n_resamples=resamples(longest),
             batch=resamples_at_once(longest),
         )
-        low, high = map(float, found.confidence_interval)
+        low, high = map(float, result.confidence_interval)
     requests = f"{len(places[0])} pairs of requests" if is_paired else "the requests of each"
     return Interval(low, high, CONFIDENCE, f"bootstrap over {requests}")
 
 
 def _drafts(record: AcceptanceRecord) -> np.ndarray:
-    return np.array([each.accepted_drafts for each in record.counts])
+    return np.array([counts.accepted_drafts for counts in record.counts])
 
 
 def _of_rounds(record: AcceptanceRecord, baseline: AcceptanceRecord) -> Interval:
     """Compute the interval of independent rounds: the deviations of both lengths, relative to them, are added."""
     relative = []
-    for each in (record, baseline):
-        total = each.total
+    for side in (record, baseline):
+        total = side.total
         if total is None or not total.by_position:
             allowed = "a record with counts by request or by position, which an interval needs"
-            raise InputError("baseline", each.source, allowed)
-        relative.append(round_deviation(total) / np.sqrt(total.rounds) / each.accept_length)
+            raise InputError("baseline", side.source, allowed)
+        relative.append(round_deviation(total) / np.sqrt(total.rounds) / side.accept_length)
     ratio = record.accept_length / baseline.accept_length
     half = float(ndtri((1 + CONFIDENCE) / 2) * np.hypot(*relative) * ratio)
     return Interval(ratio - half, ratio + half, CONFIDENCE, "rounds taken as independent")

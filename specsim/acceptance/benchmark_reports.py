@@ -36,7 +36,7 @@ def _record(content: Content, report: Report) -> AcceptanceRecord | None:
     is_exact = bool(rates) and sum(counts) == accepted
     drafts = report.num_drafts
     steps = len(rates) or (drafts // rounds if drafts and drafts % rounds == 0 else None)
-    made = Counts(rounds, accepted, counts if is_exact else ())
+    total = Counts(rounds, accepted, counts if is_exact else ())
     return AcceptanceRecord(
-        content.source, tool, CONVENTION, 1 + accepted / rounds, topk=1, num_steps=steps, counts=(made,), rates=rates
+        content.source, tool, CONVENTION, 1 + accepted / rounds, topk=1, num_steps=steps, counts=(total,), rates=rates
     )

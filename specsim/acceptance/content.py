@@ -48,10 +48,10 @@ class Content:
         """Read the count that the first of these keys has; None without any; InputError for another value."""
         for name in names:
             if value.get(name) is not None:
-                return self.whole(name, value[name], most)
+                return self.integer(name, value[name], most)
         return None
 
-    def whole(self, name: str, value: object, most: int = MOST_COUNT) -> int:
+    def integer(self, name: str, value: object, most: int = MOST_COUNT) -> int:
         """Check a count, an integer of at least 0, which some tools write as a float."""
         return read_integer(value, name, self.source, 0, most)
 

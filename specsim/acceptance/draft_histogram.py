@@ -36,25 +36,27 @@ def request_counts(content: Content, value: Mapping[str, Any]) -> Counts:
 
 def reported(content: Content, requests: Sequence[Mapping[str, Any]], counts: Sequence[Counts]) -> dict[str, Any]:
     """Pool the accept lengths and the proposed drafts that the requests state; None where one states none."""
-    lengths = [each.get("mean_acceptance_length") for each in requests]
-    drafts = [content.count(each, "num_draft_tokens") for each in requests]
-    rounds = sum(each.rounds for each in counts)
-    known = [
-        content.number("mean_acceptance_length", length) * each.rounds
-        for length, each in zip(lengths, counts, strict=True)
+    lengths = [request.get("mean_acceptance_length") for request in requests]
+    drafts = [content.count(request, "num_draft_tokens") for request in requests]
+    rounds = sum(request_total.rounds for request_total in counts)
+    tokens = [
+        content.number("mean_acceptance_length", length) * request_total.rounds
+        for length, request_total in zip(lengths, counts, strict=True)
         if length is not None
     ]
     return {
-        "reported_length": sum(known) / rounds if rounds and None not in lengths else None,
-        "proposed_drafts": None if None in drafts else sum(each or 0 for each in drafts),
+        "reported_length": sum(tokens) / rounds if rounds and None not in lengths else None,
+        "proposed_drafts": None if None in drafts else sum(count or 0 for count in drafts),
     }
 
 
 def dense(content: Content, histogram: Any) -> list[int]:
     """Make a list of a histogram; keys of an object are numbers of accepted drafts."""
     if isinstance(histogram, Mapping):
-        known = {_position(content, drafts): content.whole("histogram", steps) for drafts, steps in histogram.items()}
-        return [known.get(drafts, 0) for drafts in range(max(known, default=-1) + 1)]
+        steps_by_drafts = {
+            _position(content, drafts): content.integer("histogram", steps) for drafts, steps in histogram.items()
+        }
+        return [steps_by_drafts.get(drafts, 0) for drafts in range(max(steps_by_drafts, default=-1) + 1)]
     counts = _counts(content, "acceptance_histogram", histogram, MOST_COUNT)
     if len(counts) > MOST_STEPS + 1:
         allowed = f"at most {MOST_STEPS + 1}, for 0 to {MOST_STEPS} drafts (in {content.source})"
@@ -76,12 +78,12 @@ def _of_length(histogram: Sequence[int], length: int, depth: int) -> Counts:
 
 def _counts(content: Content, name: str, values: Any, most: int) -> list[int]:
     if not isinstance(values, list):
-        shown = values if values is None or isinstance(values, (str, int, float)) else type(values)
-        raise InputError(name, shown, f"{_ALLOWED} (in {content.source})")
-    return [content.whole(name, each, most) for each in values]
+        described = values if values is None or isinstance(values, (str, int, float)) else type(values)
+        raise InputError(name, described, f"{_ALLOWED} (in {content.source})")
+    return [content.integer(name, value, most) for value in values]
 
 
 def _position(content: Content, key: object) -> int:
     if isinstance(key, str) and key.isdecimal():
-        return content.whole("acceptance_histogram", parse_number(key), MOST_STEPS)
+        return content.integer("acceptance_histogram", parse_number(key), MOST_STEPS)
     raise InputError("acceptance_histogram", str(key), f"{_ALLOWED} (in {content.source})")

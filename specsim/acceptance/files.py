@@ -19,29 +19,29 @@ def read_records(path: Path | str, name: str = "acceptance") -> list[AcceptanceR
     content = Content.of_text(read_text(Path(path), name, "a UTF-8 file that can be read"), str(path))
     for reader in _READERS:
         try:
-            found = reader.read(content)
+            records = reader.read(content)
         except InputError as error:
             raise error.within(content.source) from error
-        if found:
-            return found
+        if records:
+            return records
     raise InputError(name, str(path), f"a file with acceptance of drafts: {FORMATS}")
 
 
-def read_record(place: Path | str, name: str = "acceptance") -> AcceptanceRecord:
+def read_record(location: Path | str, name: str = "acceptance") -> AcceptanceRecord:
     """Read the one record of a file, or number N of several as FILE#N; InputError otherwise."""
-    path, _, number = str(place).rpartition("#")
+    path, _, number = str(location).rpartition("#")
     if not path or not number.isdecimal():
-        path, number = str(place), ""
-    found = read_records(path, name)
+        path, number = str(location), ""
+    records = read_records(path, name)
     if number:
-        if 1 <= int(number) <= len(found):
-            return found[int(number) - 1]
-        raise InputError(name, str(place), f"one of {len(found)} records, {path}#1 to {path}#{len(found)}")
-    if len(found) == 1:
-        return found[0]
-    listed = [f"{path}#{place} ({_name(each)})" for place, each in enumerate(found[:SHOWN], start=1)]
-    more = ", ..." if len(found) > SHOWN else ""
-    raise InputError(name, path, f"one record; the file has {len(found)}: {', '.join(listed)}{more}")
+        if 1 <= int(number) <= len(records):
+            return records[int(number) - 1]
+        raise InputError(name, str(location), f"one of {len(records)} records, {path}#1 to {path}#{len(records)}")
+    if len(records) == 1:
+        return records[0]
+    listed = [f"{path}#{index} ({_name(record)})" for index, record in enumerate(records[:SHOWN], start=1)]
+    more = ", ..." if len(records) > SHOWN else ""
+    raise InputError(name, path, f"one record; the file has {len(records)}: {', '.join(listed)}{more}")
 
 
 def _name(record: AcceptanceRecord) -> str:

@@ -28,7 +28,7 @@ def length_interval(record: AcceptanceRecord) -> Interval | None:
     gives the interval of independent rounds, which is too short.
     """
     if is_resampled(record):
-        tokens = np.array([each.rounds + each.accepted_drafts for each in record.counts])
+        tokens = np.array([counts.rounds + counts.accepted_drafts for counts in record.counts])
         low, high = bootstrap_ratio(tokens, rounds_of(record))
         return Interval(low, high, CONFIDENCE, f"bootstrap over {len(tokens)} requests")
     total = record.total
@@ -46,17 +46,17 @@ def rate_intervals(record: AcceptanceRecord, is_conditional: bool = False) -> li
         return None
     reached = total.reached or total.default_reached
     tried = reached if is_conditional else (total.rounds,) * len(reached)
-    if not is_resampled(record) or not all(each.by_position for each in record.counts):
+    if not is_resampled(record) or not all(counts.by_position for counts in record.counts):
         return [_wilson(count, number) for count, number in zip(total.by_position, tried, strict=True)]
-    rows = [_padded(each, len(reached)) for each in record.counts]
+    rows = [_padded(counts, len(reached)) for counts in record.counts]
     accepted = np.array([row.by_position for row in rows])
-    own = np.array([row.reached or row.default_reached for row in rows]) if is_conditional else None
-    found = []
-    for place in range(len(reached)):
-        below = rounds_of(record) if own is None else own[:, place]
-        low, high = bootstrap_ratio(accepted[:, place], below) if below.sum() else (float("nan"),) * 2
-        found.append(Interval(low, high, CONFIDENCE, f"bootstrap over {len(rows)} requests"))
-    return found
+    reached_rounds = np.array([row.reached or row.default_reached for row in rows]) if is_conditional else None
+    intervals = []
+    for position in range(len(reached)):
+        below = rounds_of(record) if reached_rounds is None else reached_rounds[:, position]
+        low, high = bootstrap_ratio(accepted[:, position], below) if below.sum() else (float("nan"),) * 2
+        intervals.append(Interval(low, high, CONFIDENCE, f"bootstrap over {len(rows)} requests"))
+    return intervals
 
 
 def bootstrap_ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]:
@@ -75,7 +75,7 @@ def bootstrap_ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]
         return np.where(total, above[drawn].sum(axis=axis) / np.maximum(total, 1), overall)
 
     places = np.arange(len(above))
-    found = bootstrap(
+    result = bootstrap(
         (places,),
         ratio,
         vectorized=True,
@@ -85,7 +85,7 @@ def bootstrap_ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float]
         n_resamples=resamples(len(above)),
         batch=resamples_at_once(len(above)),
     )
-    low, high = found.confidence_interval
+    low, high = result.confidence_interval
     return float(low), float(high)
 
 
@@ -106,7 +106,7 @@ def is_resampled(record: AcceptanceRecord) -> bool:
 
 def rounds_of(record: AcceptanceRecord) -> np.ndarray:
     """List the rounds of every request."""
-    return np.array([each.rounds for each in record.counts])
+    return np.array([counts.rounds for counts in record.counts])
 
 
 def round_deviation(total: Counts) -> float:

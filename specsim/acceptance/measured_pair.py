@@ -58,8 +58,8 @@ def measure_pair(
     """
     require(not config.is_plain, "num_steps", config.num_steps, "at least 1: plain decoding has no drafts")
     running = load_engine(pair, config, engine)
-    given: list[str] | list[list[int]] = list(prompts)  # pyright: ignore[reportAssignmentType] - all of one type
-    requests = make_requests(pair, given, sampling, None, running.config.length_limit)
+    prompt_list: list[str] | list[list[int]] = list(prompts)  # pyright: ignore[reportAssignmentType] - all of one type
+    requests = make_requests(pair, prompt_list, sampling, None, running.config.length_limit)
     longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
     columns = two_rounds(longest, running.config, running.drafter.num_mask_rows)
     slots = min(require_int("batch", batch), len(requests)) * columns

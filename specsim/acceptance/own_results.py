@@ -37,15 +37,15 @@ def read(content: Content) -> list[AcceptanceRecord]:
 def _record(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRecord]:
     """Read what AcceptanceRecord.to_json wrote."""
     interval = value["interval"]
-    counts = [content.mapping("counts", each) for each in content.items("counts", value["counts"])]
-    rows = [content.mapping("positions", each) for each in content.items("positions", value["positions"])]
+    counts = [content.mapping("counts", entry) for entry in content.items("counts", value["counts"])]
+    rows = [content.mapping("positions", entry) for entry in content.items("positions", value["positions"])]
     yield AcceptanceRecord(
         content.source,
         value["tool"],
         value["convention"],
         value["accept_length"],
         **{name: value["setting"][name] for name in _SETTING},
-        counts=tuple(Counts(**{key: _plain(field) for key, field in each.items()}) for each in counts),
+        counts=tuple(Counts(**{key: _plain(field) for key, field in fields.items()}) for fields in counts),
         is_by_request=value["is_by_request"],
         rates=tuple(row["unconditional"] for row in rows),
         shares=checked_shares(value["shares"]) if value["shares"] else (),
@@ -70,7 +70,7 @@ def _study(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRec
     """Read a record of each setting of a study."""
     for row in value["measurements"]:
         figures = row["everything"]
-        rounds = content.whole("rounds", figures["rounds"])
+        rounds = content.integer("rounds", figures["rounds"])
         rates = content.items("accepted_by_position", figures["accepted_by_position"])
         counts = tuple(round(content.number("accepted_by_position", rate) * rounds) for rate in rates)
         setting = row["setting"]
@@ -89,8 +89,8 @@ def _outputs(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceR
     """Read the rounds of every output of generate or run."""
     config = value["config"]
     outputs = value["outputs"]
-    counts = [_request(each, config["num_steps"]) for each in outputs]
-    temperatures = {each["temperature"] for each in outputs if each.get("temperature") is not None}
+    counts = [_request(output, config["num_steps"]) for output in outputs]
+    temperatures = {output["temperature"] for output in outputs if output.get("temperature") is not None}
     yield AcceptanceRecord.of_counts(
         counts,
         content.source,

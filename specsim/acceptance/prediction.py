@@ -23,7 +23,7 @@ TARGET_ERROR = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class LengthPrediction:
     """Accept lengths of one setting, bonus included."""
 
     config: SpecConfig
@@ -46,13 +46,13 @@ class Seconds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Predictions:
+class LengthPredictions:
     """Predictions of many settings from one recording, and their measured accept lengths."""
 
     recorded: SpecConfig
     num_prompts: int
     max_new_tokens: int
-    rows: tuple[Prediction, ...]
+    rows: tuple[LengthPrediction, ...]
     shares: tuple[tuple[float, ...], ...]  # by depth and rank (simulator.Candidates.shares), for plans and simulations
     seconds: Seconds
 
@@ -61,7 +61,7 @@ class Predictions:
         return sum(abs(row.error) for row in self.rows) / len(self.rows)
 
     @property
-    def worst(self) -> Prediction:
+    def worst(self) -> LengthPrediction:
         return max(self.rows, key=lambda row: abs(row.error))
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def predict(
     settings: Sequence[SpecConfig] = SETTINGS,
     recorded: SpecConfig = RECORDED,
     progress: bool = False,
-) -> Predictions:
+) -> LengthPredictions:
     """Record once, replay every setting, then run each on the reference, greedily and in float64.
 
     A setting has to lie within the recorded one. End tokens are ignored, so that every prompt weighs the same.
@@ -96,17 +96,17 @@ def predict(
         replaying = perf_counter()
         lengths = [accept_length(candidates.acceptance(config)) for config in settings]
         running = perf_counter()
-        rows: list[Prediction] = []
+        rows: list[LengthPrediction] = []
         for config, predicted in zip(settings, lengths, strict=True):
             figures = generate(pair, prompts, config, sampling, engine=EngineOptions(dtype=torch.float64)).acceptance
-            rows.append(Prediction(config, predicted, figures.accept_length, figures.rounds))
+            rows.append(LengthPrediction(config, predicted, figures.accept_length, figures.rounds))
             bar.update()
     seconds = Seconds(replaying - start, running - replaying, perf_counter() - running)
     shares = tuple(map(tuple, candidates.shares().tolist()))
-    return Predictions(recorded, len(candidates.texts), max_new_tokens, tuple(rows), shares, seconds)
+    return LengthPredictions(recorded, len(candidates.texts), max_new_tokens, tuple(rows), shares, seconds)
 
 
-def show(predictions: Predictions, console: Console) -> None:
+def show(predictions: LengthPredictions, console: Console) -> None:
     """Print a row per setting, and the errors."""
     heading(console, f"Accept lengths predicted from one recording ({setting(predictions.recorded)})")
     seconds = predictions.seconds

@@ -37,11 +37,11 @@ def digest(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> str:
     return hashlib.sha256(value.encode()).hexdigest()[:16]
 
 
-def _prompt(line: str, place: str) -> Prompt:
+def _prompt(line: str, location: str) -> Prompt:
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputError("prompts", place, ALLOWED) from error
+        raise InputError("prompts", location, ALLOWED) from error
     if isinstance(value, Mapping):
         value = next((value[key] for key in _KEYS if value.get(key)), None)
     if isinstance(value, list) and value and isinstance(value[0], str):
@@ -50,4 +50,4 @@ def _prompt(line: str, place: str) -> Prompt:
         return value
     if isinstance(value, list) and value and all(type(token) is int for token in value):
         return value
-    raise InputError("prompts", place, ALLOWED)
+    raise InputError("prompts", location, ALLOWED)

@@ -21,11 +21,11 @@ def show(record: AcceptanceRecord, console: Console) -> None:
 
 def rows(record: AcceptanceRecord) -> list[tuple[str, str]]:
     """List (name, value) pairs of a record's figures."""
-    found = [("accept length", f"{record.accept_length:.3f} tokens a round, bonus included{_band(record.interval)}")]
+    figures = [("accept length", f"{record.accept_length:.3f} tokens a round, bonus included{_band(record.interval)}")]
     if record.rounds is not None:
         requests = f", {len(record.counts):,} requests" if record.is_by_request else ""
-        found.append(("rounds", f"{record.rounds:,}{requests}"))
-    return found
+        figures.append(("rounds", f"{record.rounds:,}{requests}"))
+    return figures
 
 
 def _band(interval: Interval | None) -> str:
@@ -38,6 +38,6 @@ def _positions(record: AcceptanceRecord) -> list[tuple[str, ...]]:
     total = record.total
     reached = () if total is None else total.reached or total.default_reached
     return [
-        (str(place + 1), figure(rate, 3), figure(conditional, 3), f"{reached[place]:,}" if reached else "-")
-        for place, (rate, conditional) in enumerate(zip(record.rates, record.conditional, strict=True))
+        (str(index + 1), figure(rate, 3), figure(conditional, 3), f"{reached[index]:,}" if reached else "-")
+        for index, (rate, conditional) in enumerate(zip(record.rates, record.conditional, strict=True))
     ]

@@ -19,7 +19,7 @@ from specsim.simulator.record_shares import predicted_interval, record_shares, s
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedLength:
     """Accept length of one setting."""
 
     config: SpecConfig
@@ -34,35 +34,39 @@ class RecordPrediction:
 
     record: AcceptanceRecord
     assumed: tuple[str, ...]  # what the record does not say, a clause for each
-    rows: tuple[Expected, ...]
+    rows: tuple[ExpectedLength, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write."""
-        made = [asdict(row) for row in self.rows]
-        return without_nan({"record": self.record.to_json(), "assumed": self.assumed, "rows": made})
+        lengths = [asdict(row) for row in self.rows]
+        return without_nan({"record": self.record.to_json(), "assumed": self.assumed, "rows": lengths})
 
 
 def predict_from(record: AcceptanceRecord) -> RecordPrediction:
     """Compute the accept lengths of chains up to 8 drafts, and of trees where second-best drafts are known."""
-    found = record_shares(record)
-    own = record.config
+    shares = record_shares(record)
+    measured_config = record.config
     depth = max(DEPTH, record.num_steps or 0)
     configs = [SpecConfig(1, steps, steps + 1) for steps in range(1, depth + 1)]
-    configs += [each for each in SETTINGS if 1 < each.topk <= len(found.shares[0]) and each.num_steps <= found.known]
-    if own is not None and own not in configs:
-        configs.append(own)
-    made = [_expected(record, config, own) for config in configs if config.num_steps <= len(found.shares)]
-    return RecordPrediction(with_interval(record), found.assumed, tuple(made))
+    configs += [
+        config for config in SETTINGS if 1 < config.topk <= len(shares.shares[0]) and config.num_steps <= shares.known
+    ]
+    if measured_config is not None and measured_config not in configs:
+        configs.append(measured_config)
+    lengths = [
+        _expected(record, config, measured_config) for config in configs if config.num_steps <= len(shares.shares)
+    ]
+    return RecordPrediction(with_interval(record), shares.assumed, tuple(lengths))
 
 
-def _expected(record: AcceptanceRecord, config: SpecConfig, own: SpecConfig | None) -> Expected:
-    if config == own:
-        return Expected(config, record.accept_length, None, True)
+def _expected(record: AcceptanceRecord, config: SpecConfig, measured_config: SpecConfig | None) -> ExpectedLength:
+    if config == measured_config:
+        return ExpectedLength(config, record.accept_length, None, True)
     if config.topk == 1:
         length = accept_length(rank_by_depth(record_shares(record, config.num_steps).shares, config))
     else:
         length = accept_length(setting_acceptance(record, config))
-    return Expected(config, length, predicted_interval(record, config), False)
+    return ExpectedLength(config, length, predicted_interval(record, config), False)
 
 
 def show(prediction: RecordPrediction, console: Console) -> None:

@@ -24,7 +24,7 @@ from specsim.serving.requests import make_requests
 from specsim.simulator.replay import Candidates
 
 
-class Recorder:
+class CandidateRecorder:
     """A wrapper of an engine that keeps the candidates of every round."""
 
     def __init__(self, engine: Engine) -> None:
@@ -63,14 +63,14 @@ def record(
     engine = load_engine(pair, config, EngineOptions("reference", dtype), acceptance=none_accepted)
     sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     requests = make_requests(pair, prompts, sampling, None, engine.config.length_limit)
-    recorder: Any = Recorder(engine)  # forwards all other attributes to the engine
+    recorder: Any = CandidateRecorder(engine)  # forwards all other attributes to the engine
     with torch.inference_mode():
         run_together(recorder, requests)
     rounds = recorder.rounds[:positions]
     return Candidates(
-        tokens=_by_request([each.tokens for each in rounds]),
-        scores=_by_request([each.scores for each in rounds]),
-        parent_list=_by_request([each.parent_list for each in rounds]),
+        tokens=_by_request([candidates.tokens for candidates in rounds]),
+        scores=_by_request([candidates.scores for candidates in rounds]),
+        parent_list=_by_request([candidates.parent_list for candidates in rounds]),
         texts=tuple(np.array(request.token_ids) for request in requests),
         topk=config.topk,
         num_steps=config.num_steps,

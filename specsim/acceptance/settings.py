@@ -16,7 +16,7 @@ DRAFTERS = tuple(sorted(KINDS, key=lambda name: name != DEFAULT))
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StudySetting:
     """One run of the study."""
 
     drafter: str
@@ -50,7 +50,7 @@ def chain(num_drafts: int) -> SpecConfig:
 TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=16)
 
 
-def settings_of(drafter: str) -> Iterator[Setting]:
+def settings_of(drafter: str) -> Iterator[StudySetting]:
     """Give the settings of a drafter: a chain of 3 and a tree, greedy and sampled; more chains for some.
 
     A block drafter also has the chain of a whole block, and its tree is as deep. A drafter without weights runs on both
@@ -59,13 +59,13 @@ def settings_of(drafter: str) -> Iterator[Setting]:
     if drafter not in KINDS and ":" not in drafter:
         raise InputError("drafter", drafter, " or ".join([*DRAFTERS, "MODULE:NAME"]))
     if drafter == DEFAULT:
-        yield from (Setting(drafter, chain(num_drafts)) for num_drafts in (1, 2, 4, 5))
-        yield Setting(drafter, chain(4), temperature=1.0)
+        yield from (StudySetting(drafter, chain(num_drafts)) for num_drafts in (1, 2, 4, 5))
+        yield StudySetting(drafter, chain(4), temperature=1.0)
     sets: tuple[PromptSet, ...] = ("prompts", "edits") if is_token_drafter(drafter) else ("prompts",)
     for prompt_set in sets:
         for temperature in (0.0, 1.0):
             for config in _configs(drafter):
-                yield Setting(drafter, config, temperature, prompt_set)
+                yield StudySetting(drafter, config, temperature, prompt_set)
 
 
 def _configs(drafter: str) -> Iterator[SpecConfig]:
@@ -80,21 +80,21 @@ def _configs(drafter: str) -> Iterator[SpecConfig]:
 SETTINGS = tuple(setting for drafter in DRAFTERS for setting in settings_of(drafter))
 
 
-class Target(NamedTuple):
+class LengthTarget(NamedTuple):
     """A setting and the least accept length that it should reach."""
 
-    setting: Setting
+    setting: StudySetting
     accept_length: float
 
 
-def _targets() -> Iterator[Target]:
+def _targets() -> Iterator[LengthTarget]:
     """Give the targets of all drafters in the order of tables."""
     for name in DRAFTERS:
         if least := KINDS[name].accept_length:
-            yield Target(Setting(name, chain(3)), least)
+            yield LengthTarget(StudySetting(name, chain(3)), least)
         if name == DEFAULT:
-            yield Target(Setting(name, chain(3), temperature=1.0), 1.7)
+            yield LengthTarget(StudySetting(name, chain(3), temperature=1.0), 1.7)
 
 
 TARGETS = tuple(_targets())
-TARGETS_FRESH = (Target(Setting(DEFAULT, chain(3)), 2.3),)  # over prompts whose continuation does not loop
+TARGETS_FRESH = (LengthTarget(StudySetting(DEFAULT, chain(3)), 2.3),)  # over prompts whose continuation does not loop

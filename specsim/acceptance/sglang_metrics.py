@@ -46,29 +46,29 @@ def read(content: Content) -> list[AcceptanceRecord]:
 def _responses(content: Content) -> Iterator[AcceptanceRecord]:
     """Read the counts of every response, of a stream its last one; the setting, if the file has server information."""
     latest: dict[object, Mapping[str, Any]] = {}
-    for place, value in enumerate(content.objects("spec_verify_ct")):
-        name = value.get("id", place)
+    for index, value in enumerate(content.objects("spec_verify_ct")):
+        name = value.get("id", index)
         if not isinstance(name, (str, int)):
             raise InputError("id", type(name), f"a text or a number (in {content.source})")
         latest[name] = value
     if not latest:
         return
     requests = list(latest.values())
-    counts = [_request(content, each) for each in requests]
-    depth = max(len(each.by_position) for each in counts)
+    counts = [_request(content, request) for request in requests]
+    depth = max(len(request_counts.by_position) for request_counts in counts)
     setting = _setting(content) or {"num_draft_tokens": _draft_tokens(content, requests), "num_steps": depth or None}
     if depth and depth < (setting["num_steps"] or 0):
-        counts = [_padded(each, setting["num_steps"]) for each in counts]
+        counts = [_padded(request_counts, setting["num_steps"]) for request_counts in counts]
     yield AcceptanceRecord.of_counts(counts, content.source, "sglang", CONVENTION, is_by_request=True, **setting)
 
 
 def _setting(content: Content) -> dict[str, Any]:
     """Read the setting of the server's arguments; {} without them."""
-    found = next(content.objects("speculative_num_steps"), None)
+    arguments = next(content.objects("speculative_num_steps"), None)
     return (
         {}
-        if found is None
-        else {ours: content.count(found, theirs, most=most) for ours, (theirs, most) in _ARGUMENTS.items()}
+        if arguments is None
+        else {ours: content.count(arguments, theirs, most=most) for ours, (theirs, most) in _ARGUMENTS.items()}
     )
 
 
@@ -94,9 +94,9 @@ def _request(content: Content, value: Mapping[str, Any]) -> Counts:
 
 def _draft_tokens(content: Content, requests: list[Mapping[str, Any]]) -> int | None:
     """Derive the nodes of a round, root included, from the proposed drafts; None unless each round has as many."""
-    proposed = [content.count(each, *_PROPOSED) for each in requests]
-    rounds = sum(content.count(each, "spec_verify_ct") or 0 for each in requests)
-    total = sum(each or 0 for each in proposed)
+    proposed = [content.count(request, *_PROPOSED) for request in requests]
+    rounds = sum(content.count(request, "spec_verify_ct") or 0 for request in requests)
+    total = sum(drafts or 0 for drafts in proposed)
     if not rounds or None in proposed or total % rounds:
         return None
     return total // rounds + 1
@@ -106,21 +106,21 @@ def _server(content: Content) -> Iterator[AcceptanceRecord]:
     """Read the average of the server, over its ranks."""
     states = list(content.objects("avg_spec_accept_length"))
     if states:
-        lengths = [content.number("avg_spec_accept_length", each["avg_spec_accept_length"]) for each in states]
+        lengths = [content.number("avg_spec_accept_length", state["avg_spec_accept_length"]) for state in states]
         model = next(content.objects("model_path"), {}).get("model_path", "")
         yield _of_length(content, float(np.mean(lengths)), pair=str(model), **_setting(content))
 
 
 def _gauges(content: Content) -> Iterator[AcceptanceRecord]:
     """Read the gauges, which show the latest interval of the server."""
-    found: dict[str, list[float]] = {}
+    gauges: dict[str, list[float]] = {}
     for name, text in _GAUGE.findall(content.text):
-        found.setdefault(name, []).append(content.number(f"sglang:spec_{name}", parse_number(text)))
-    if lengths := [length for length in found.get("accept_length", []) if length]:
+        gauges.setdefault(name, []).append(content.number(f"sglang:spec_{name}", parse_number(text)))
+    if lengths := [length for length in gauges.get("accept_length", []) if length]:
         setting = {
-            name: content.whole(name, max(found[name]), _ARGUMENTS[name][1])
+            name: content.integer(name, max(gauges[name]), _ARGUMENTS[name][1])
             for name in ("num_steps", "num_draft_tokens")
-            if name in found
+            if name in gauges
         }
         yield _of_length(content, float(np.mean(lengths)), **setting)
 
@@ -138,7 +138,7 @@ def _intervals(content: Content) -> Iterator[tuple[int, float]]:
         _, _, interval = line.partition("Decode batch")
         running = _RUNNING.search(interval)
         if running and (length := _LENGTH.search(interval, running.end())):
-            requests = content.whole("#running-req", parse_number(running[1]))
+            requests = content.integer("#running-req", parse_number(running[1]))
             yield requests, content.number("accept len", parse_number(length[1]))
 
 

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from specsim.acceptance.settings import SETTINGS, TARGETS, TARGETS_FRESH, PromptSet, Setting
+from specsim.acceptance.settings import SETTINGS, TARGETS, TARGETS_FRESH, PromptSet, StudySetting
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import by_position, figure, heading, paragraph, print_table
 from specsim.core.engine_options import EngineOptions
@@ -30,14 +30,14 @@ Prompts = Sequence[str] | Sequence[Sequence[int]]
 class Measurement:
     """Acceptance of one setting."""
 
-    setting: Setting
+    setting: StudySetting
     everything: Acceptance  # over all prompts
     fresh: Acceptance  # over those whose greedy continuation does not loop
     num_equal: int | None  # outputs at temperature 0 that equal plain decoding's token for token
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class TargetCheck:
     """A measured figure and its target."""
 
     claim: str
@@ -54,11 +54,11 @@ class Study:
     num_fresh: int  # those whose greedy continuation does not loop
     max_new_tokens: int
     measurements: tuple[Measurement, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[TargetCheck, ...]
     num_edits: int = 0  # prompts of the repetitive set, 0 if no setting runs on it
     num_fresh_edits: int = 0
 
-    def num_outputs(self, setting: Setting) -> int:
+    def num_outputs(self, setting: StudySetting) -> int:
         """Count the outputs of a setting."""
         return self.num_edits if setting.prompt_set == "edits" else self.num_prompts
 
@@ -80,7 +80,7 @@ def measure(
     load_pair: Callable[[str], Pair],
     prompt_sets: Mapping[str, Prompts],
     max_new_tokens: int = LEAST_NEW_TOKENS,
-    settings: Sequence[Setting] = SETTINGS,
+    settings: Sequence[StudySetting] = SETTINGS,
     jobs: int = 1,
     progress: bool = False,
 ) -> Study:
@@ -95,10 +95,10 @@ def measure(
     require_int("jobs", jobs)
     has_edits = any(setting.prompt_set == "edits" for setting in settings)
     names: tuple[PromptSet, ...] = ("prompts", "edits") if has_edits else ("prompts",)
-    plain_runs = [Setting(settings[0].drafter, SpecConfig.plain(), prompt_set=name) for name in names]
+    plain_runs = [StudySetting(settings[0].drafter, SpecConfig.plain(), prompt_set=name) for name in names]
     calls = [
-        partial(_generation, load_pair, each, prompt_sets[each.prompt_set], max_new_tokens)
-        for each in (*plain_runs, *settings)
+        partial(_generation, load_pair, setting, prompt_sets[setting.prompt_set], max_new_tokens)
+        for setting in (*plain_runs, *settings)
     ]
     results = _results(calls, jobs, progress)
     plain = dict(zip(names, results[: len(names)], strict=True))
@@ -118,7 +118,7 @@ def measure(
 
 
 def _generation(
-    load_pair: Callable[[str], Pair], setting: Setting, prompts: Prompts, max_new_tokens: int
+    load_pair: Callable[[str], Pair], setting: StudySetting, prompts: Prompts, max_new_tokens: int
 ) -> Generation:
     """Run a setting with a pair of its own, so that no drafter's state goes from run to run."""
     sampling = SamplingParams(temperature=setting.temperature, max_new_tokens=max_new_tokens, ignore_eos=True)
@@ -147,14 +147,14 @@ def _is_fresh(output: Output) -> bool:
     return not is_loop(output.token_ids)
 
 
-def _row(setting: Setting, generation: Generation, plain: Generation) -> Measurement:
+def _row(setting: StudySetting, generation: Generation, plain: Generation) -> Measurement:
     both = list(zip(generation.outputs, plain.outputs, strict=True))
     fresh = replace(generation, outputs=tuple(output for output, greedy in both if _is_fresh(greedy)))
     num_equal = sum(output.token_ids == greedy.token_ids for output, greedy in both)
     return Measurement(setting, generation.acceptance, fresh.acceptance, None if setting.temperature else num_equal)
 
 
-def _checks(study: Study) -> Iterator[Check]:
+def _checks(study: Study) -> Iterator[TargetCheck]:
     yield _at_least("prompts", study.num_prompts, LEAST_PROMPTS)
     yield _at_least("new tokens a prompt", study.max_new_tokens, LEAST_NEW_TOKENS)
     yield _at_least("prompts whose greedy continuation does not loop", study.num_fresh, study.num_prompts / 2)
@@ -167,14 +167,14 @@ def _checks(study: Study) -> Iterator[Check]:
     yield from _tree_checks(study.measurements)
     outputs = sum(study.num_outputs(row.setting) for row in study.greedy)
     equal = sum(row.num_equal or 0 for row in study.greedy)
-    yield Check("greedy outputs equal to plain decoding's", equal, f"all {outputs}", study.is_lossless)
+    yield TargetCheck("greedy outputs equal to plain decoding's", equal, f"all {outputs}", study.is_lossless)
 
 
-def _at_least(claim: str, measured: float, least: float) -> Check:
-    return Check(claim, measured, f"at least {least:g}", measured >= least)
+def _at_least(claim: str, measured: float, least: float) -> TargetCheck:
+    return TargetCheck(claim, measured, f"at least {least:g}", measured >= least)
 
 
-def _tree_checks(rows: Sequence[Measurement]) -> Iterator[Check]:
+def _tree_checks(rows: Sequence[Measurement]) -> Iterator[TargetCheck]:
     """Compare each tree with its drafter's best chain of as many steps or fewer, on the same prompts."""
     for tree in (row for row in rows if not row.setting.is_chain):
         steps = tree.setting.config.num_steps
@@ -185,7 +185,7 @@ def _tree_checks(rows: Sequence[Measurement]) -> Iterator[Check]:
             best = max(row.everything.accept_length for row in chains)
             target = f"above {best:.2f}, the best chain's"
             claim = f"{tree.setting}, {tree.setting.conditions}: accept length"
-            yield Check(claim, measured, target, measured > best)
+            yield TargetCheck(claim, measured, target, measured > best)
 
 
 def show(study: Study, console: Console) -> None:
@@ -213,7 +213,7 @@ def show(study: Study, console: Console) -> None:
     print_table(console, ("", "measured", "target", "reached"), list(map(_check_cells, study.checks)))
 
 
-def _check_cells(check: Check) -> tuple[str, ...]:
+def _check_cells(check: TargetCheck) -> tuple[str, ...]:
     digits = 0 if isinstance(check.measured, int) else 3
     return check.claim, figure(check.measured, digits), check.target, "yes" if check.reached else "NO"
 

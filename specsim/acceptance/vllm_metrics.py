@@ -44,7 +44,7 @@ def read(content: Content) -> list[AcceptanceRecord]:
 def _responses(content: Content) -> Iterator[AcceptanceRecord]:
     requests = list(content.objects("acceptance_histogram", "num_spec_steps"))
     if requests:
-        counts = [request_counts(content, each) for each in requests]
+        counts = [request_counts(content, request) for request in requests]
         stated = reported(content, requests, counts)
         yield AcceptanceRecord.of_counts(
             counts, content.source, "vllm", CONVENTION, topk=1, is_by_request=True, **stated
@@ -60,20 +60,20 @@ def _samples(content: Content) -> Iterator[AcceptanceRecord]:
             continue
         named: Mapping[str, str] = dict(_LABEL.findall(labels))
         model = named.get("model_name", "")
-        value = content.whole(f"vllm:spec_decode_{name}", parse_number(text))
+        value = content.integer(f"vllm:spec_decode_{name}", parse_number(text))
         if name == _BY_POSITION:
-            position = content.whole("position", parse_number(named.get("position", "0")), MOST_STEPS)
+            position = content.integer("position", parse_number(named.get("position", "0")), MOST_STEPS)
             positions[model][position] += value
         else:
             totals[model][name] += value
-    for model, found in totals.items():
-        if _DRAFTS not in found:
+    for model, counters in totals.items():
+        if _DRAFTS not in counters:
             continue
         rows = tuple(count for _, count in sorted(positions[model].items()))
         allowed = f"a page with its {_ACCEPTED} too (in {content.source})"
-        require(rows or _ACCEPTED in found, _DRAFTS, found[_DRAFTS], allowed)
-        counts = Counts(found[_DRAFTS], sum(rows) if rows else found[_ACCEPTED], rows)
-        proposed = found.get("num_draft_tokens")
+        require(rows or _ACCEPTED in counters, _DRAFTS, counters[_DRAFTS], allowed)
+        counts = Counts(counters[_DRAFTS], sum(rows) if rows else counters[_ACCEPTED], rows)
+        proposed = counters.get("num_draft_tokens")
         yield AcceptanceRecord.of_counts(
             [counts], content.source, "vllm", CONVENTION, topk=1, pair=model, proposed_drafts=proposed
         )
@@ -81,9 +81,9 @@ def _samples(content: Content) -> Iterator[AcceptanceRecord]:
 
 def _log(content: Content) -> Iterator[AcceptanceRecord]:
     """Add the intervals of a log. Rounds follow from the accepted drafts and the rates, which are rounded."""
-    found = list(_intervals(content))
-    used = [(interval, counts) for interval in found if (counts := interval.counts(content.source)) is not None]
-    if not found:
+    intervals = list(_intervals(content))
+    used = [(interval, counts) for interval in intervals if (counts := interval.counts(content.source)) is not None]
+    if not intervals:
         return
     require(used, "acceptance", content.source, "a log with at least one round of drafts (it has none)")
     total = Counts.pooled([counts for _, counts in used])
@@ -130,7 +130,7 @@ def _intervals(content: Content) -> Iterator[_Interval]:
             texts = totals["rates"].split(",")
             require(len(texts) <= MOST_STEPS, _RATES, f"{len(texts)} positions", f"at most {MOST_STEPS}")
             rates = [read_number(parse_number(text), _RATES, content.source, 0, 1) for text in texts]
-            accepted, drafted = (content.whole(name, parse_number(totals[name])) for name in ("accepted", "drafted"))
+            accepted, drafted = (content.integer(name, parse_number(totals[name])) for name in ("accepted", "drafted"))
             yield _Interval(content.number("length", parse_number(mean["length"])), accepted, drafted, rates)
 
 

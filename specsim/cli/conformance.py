@@ -41,12 +41,12 @@ def conformance(
     given = locals()
     from specsim.core.engine_options import check_device
     from specsim.core.provenance import now, versions
-    from specsim.correctness.conformance.report import Report
+    from specsim.correctness.conformance.report import ConformanceReport
 
     line = options.command(conformance, given)
     device = check_device(device)
     used = versions(device)  # before a kernel can break the GPU, which then does not say its name
-    report = Report.of(module, None if ops is None else ops.split(","), device, _show_progress)
+    report = ConformanceReport.of(module, None if ops is None else ops.split(","), device, _show_progress)
     value = {"command": line, "date": now(), "versions": used} | report.to_json()
     options.report("conformance", report.show, value, json_file, not report.failures)
 

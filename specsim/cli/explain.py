@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from specsim.correctness.explain import Answer, Finding
-    from specsim.correctness.explain.weights import Weights
+    from specsim.correctness.explain import Answer, AnswerComparison
+    from specsim.correctness.explain.weights import ComparedWeights
 
 
 def explain(
@@ -88,7 +88,7 @@ def explain(
     require(is_decided, "b", str(b), "answers that can be compared; the table has the reasons why none can")
 
 
-def _row(finding: "Finding") -> tuple[str, ...]:
+def _row(finding: "AnswerComparison") -> tuple[str, ...]:
     def shown(values: tuple | None, form: "Callable[[Any], str]") -> str:
         return "" if values is None else " | ".join("-" if each is None else form(each) for each in values)
 
@@ -105,17 +105,17 @@ def _row(finding: "Finding") -> tuple[str, ...]:
     return (str(finding.request), *cells)
 
 
-def _weights(target: str, dtype: str) -> "Weights":
+def _weights(target: str, dtype: str) -> "ComparedWeights":
     import torch
 
-    from specsim.correctness.explain.weights import Weights
+    from specsim.correctness.explain.weights import ComparedWeights
     from specsim.models.load import load
 
     pair = load(target, None, "none")
-    return Weights.of(pair.target, getattr(torch, dtype))
+    return ComparedWeights.of(pair.target, getattr(torch, dtype))
 
 
-def _measured(finding: "Finding", answer: "Answer", weights: "Weights") -> "Finding":
+def _measured(finding: "AnswerComparison", answer: "Answer", weights: "ComparedWeights") -> "AnswerComparison":
     """Decide a finding by the weights, where both tokens are given by their ids."""
     from specsim.correctness.explain.weights import decide
 

@@ -15,12 +15,12 @@ def covering(items: Iterable[Item], pairs_of: Callable[[Item], Iterable[Hashable
     chosen.
     """
     pairs = [(item, frozenset(pairs_of(item))) for item in items]
-    chosen = [item for item, own in pairs if not own]
-    missing = set().union(*(own for _, own in pairs))
+    chosen = [item for item, item_pairs in pairs if not item_pairs]
+    missing = set().union(*(item_pairs for _, item_pairs in pairs))
     while missing:
-        item, own = max(pairs, key=lambda each: len(each[1] & missing))
+        item, item_pairs = max(pairs, key=lambda entry: len(entry[1] & missing))
         chosen.append(item)
-        missing -= own
+        missing -= item_pairs
     return chosen
 
 

@@ -17,10 +17,10 @@ from specsim.core.rule import AcceptanceRule
 from specsim.correctness import exact
 from specsim.correctness.exact.cases import CASES
 from specsim.correctness.exact.certificates import VERIFIERS
-from specsim.correctness.exact.model import Case, draws
+from specsim.correctness.exact.model import ExactCase, draws
 from specsim.correctness.exact.report import Certificate
 from specsim.correctness.exact.report import exact as as_text
-from specsim.correctness.exact.verifier import Given, Verifier
+from specsim.correctness.exact.verifier import DraftedTree, Verifier
 from specsim.maintain.result_tables import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,13 +101,13 @@ class _Counted(Sequence):
         return self.value
 
 
-def reads(accept: Any, cases: Sequence[Case]) -> str:
+def reads(accept: Any, cases: Sequence[ExactCase]) -> str:
     """Probe what a rule reads of the trees of its cases: accept uniforms, and the drafter's distributions."""
     most = 0
     needs_draft = False
     for draw in (draw for case in cases for draw in draws(case)):
-        given = Given.of(draw)
-        other = Given(given.tree, given.prob_NV, given.draft_prob_NV.flip(-1).roll(1, 0))
+        given = DraftedTree.of(draw)
+        other = DraftedTree(given.tree, given.prob_NV, given.draft_prob_NV.flip(-1).roll(1, 0))
         for value in PROBES:
             uniforms = _Counted(len(draw.tokens), value)
             outcome = accept(given, uniforms, 0.5)
@@ -148,7 +148,7 @@ def of_users(places: Sequence[str]) -> Iterator[Entry]:
 
 
 def _own_reads(rule: AcceptanceRule) -> str:
-    def accept(given: Given, uniforms: Any, final: float) -> Any:
+    def accept(given: DraftedTree, uniforms: Any, final: float) -> Any:
         accepted = rule.accept(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)
         return list(accepted.path), int(accepted.bonus)
 

@@ -9,7 +9,7 @@ from specsim import SamplingParams, SpecConfig, generate
 from specsim.acceptance.files import FORMATS, read_record, read_records
 from specsim.acceptance.interval import with_interval
 from specsim.acceptance.measured_pair import record_of
-from specsim.acceptance.settings import Setting, chain
+from specsim.acceptance.settings import StudySetting, chain
 from specsim.acceptance.study import Measurement, Study
 from specsim.core.errors import InputError
 from specsim.core.files import without_nan
@@ -87,7 +87,7 @@ def test_served_requests_are_read(write, generation):
 def test_a_study_has_a_record_per_setting(write):
     figures = acceptance([3, 0, 1], 3, 4), acceptance([1, 1], 1, 2)
     rows = tuple(
-        Measurement(Setting("eagle3", chain(steps), temperature), each, each, None)
+        Measurement(StudySetting("eagle3", chain(steps), temperature), each, each, None)
         for steps, temperature, each in ((3, 0.0, figures[0]), (1, 1.0, figures[1]))
     )
     path = write(Study(2, 1, 64, rows, ()).to_json(), "accept")

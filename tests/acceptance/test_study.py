@@ -8,8 +8,8 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.acceptance import study as accept
-from specsim.acceptance.settings import DRAFTERS, SETTINGS, TREE, Setting, chain, settings_of
-from specsim.acceptance.study import Check, Measurement, Study, measure, show
+from specsim.acceptance.settings import DRAFTERS, SETTINGS, TREE, StudySetting, chain, settings_of
+from specsim.acceptance.study import Measurement, Study, TargetCheck, measure, show
 from specsim.core.display import stdout_console
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
@@ -23,12 +23,12 @@ PROMPTS = [[1, 2, 3], [7, 8, 9, 10], [11], [40, 3, 22]]
 EDITS = [[5, 6, 5, 6, 5], [1, 2, 3], [11]]
 NEW_TOKENS = 24
 SHORT = (
-    Setting("eagle3", chain(1)),
-    Setting("eagle3", chain(3)),
-    Setting("eagle3", TREE),
-    Setting("eagle3", chain(3), temperature=1.0),
-    Setting("eagle", chain(3)),
-    Setting("ngram", chain(3), prompt_set="edits"),
+    StudySetting("eagle3", chain(1)),
+    StudySetting("eagle3", chain(3)),
+    StudySetting("eagle3", TREE),
+    StudySetting("eagle3", chain(3), temperature=1.0),
+    StudySetting("eagle", chain(3)),
+    StudySetting("ngram", chain(3), prompt_set="edits"),
 )
 
 
@@ -39,7 +39,7 @@ def pair_with(drafter: str) -> Pair:
     return synthetic_pair(drafter)
 
 
-def measured(*settings: Setting, new_tokens: int = NEW_TOKENS, prompts=PROMPTS, jobs: int = 1) -> Study:
+def measured(*settings: StudySetting, new_tokens: int = NEW_TOKENS, prompts=PROMPTS, jobs: int = 1) -> Study:
     return measure(pair_with, {"prompts": prompts, "edits": EDITS}, new_tokens, settings, jobs)
 
 
@@ -90,7 +90,7 @@ def test_a_greedy_output_that_differs_is_counted(study):
     assert (check.measured, check.target, check.reached) == (18, "all 19", False)
 
 
-def checks_by_claim(study: Study) -> dict[str, Check]:
+def checks_by_claim(study: Study) -> dict[str, TargetCheck]:
     return {check.claim: check for check in study.checks}
 
 
@@ -107,52 +107,56 @@ def test_checks_follow_from_the_figures(study):
         "prompts whose greedy continuation does not loop": (study.num_fresh, 2),
     }
     for claim, (measured, least) in figures.items():
-        assert checks[claim] == Check(claim, measured, f"at least {least:g}", measured >= least)
+        assert checks[claim] == TargetCheck(claim, measured, f"at least {least:g}", measured >= least)
     best = max(one, three)
     found = checks["EAGLE-3 tree 4/4/16, T=0: accept length"]
     assert (found.measured, found.reached) == (tree, tree > best)
     assert f"{best:.2f}" in found.target
     equal = "greedy outputs equal to plain decoding's"
-    assert checks[equal] == Check(equal, 19, "all 19", True)
+    assert checks[equal] == TargetCheck(equal, 19, "all 19", True)
     assert len(checks) == len(figures) + 2
 
 
 def test_a_tree_equal_to_the_best_chain_is_not_above_it():
     """Only the more probable of its two drafts is verified, which is the chain's."""
-    tree = Setting("eagle3", SpecConfig(topk=2, num_steps=1, num_draft_tokens=2))
-    study = measured(Setting("eagle3", chain(1)), tree)
+    tree = StudySetting("eagle3", SpecConfig(topk=2, num_steps=1, num_draft_tokens=2))
+    study = measured(StudySetting("eagle3", chain(1)), tree)
     check = checks_by_claim(study)["EAGLE-3 tree 2/1/2, T=0: accept length"]
     assert check.measured == study.measurements[0].everything.accept_length
     assert not check.reached
 
 
-def rows_of(lengths: dict[Setting, float]) -> Study:
+def rows_of(lengths: dict[StudySetting, float]) -> Study:
     """Settings of these accept lengths."""
     figures = {setting: Acceptance(10, length, 0.5, 0.5, (0.5,)) for setting, length in lengths.items()}
     return Study(4, 4, 64, tuple(Measurement(setting, each, each, None) for setting, each in figures.items()), ())
 
 
 def test_a_tree_is_compared_with_chains_that_are_not_deeper():
-    tree = Setting("eagle3", SpecConfig(topk=2, num_steps=2, num_draft_tokens=5), 1.0)
-    others = {Setting("eagle3", chain(3), 1.0): 1.7, Setting("eagle3", chain(2)): 1.8, replace(tree, config=TREE): 1.9}
-    others[Setting("eagle3", replace(tree.config, num_draft_tokens=4), 1.0)] = 2.0
-    peers = {Setting("eagle3", chain(1), 1.0): 1.4, Setting("eagle3", chain(2), 1.0): 1.5}
+    tree = StudySetting("eagle3", SpecConfig(topk=2, num_steps=2, num_draft_tokens=5), 1.0)
+    others = {
+        StudySetting("eagle3", chain(3), 1.0): 1.7,
+        StudySetting("eagle3", chain(2)): 1.8,
+        replace(tree, config=TREE): 1.9,
+    }
+    others[StudySetting("eagle3", replace(tree.config, num_draft_tokens=4), 1.0)] = 2.0
+    peers = {StudySetting("eagle3", chain(1), 1.0): 1.4, StudySetting("eagle3", chain(2), 1.0): 1.5}
     claim = "EAGLE-3 tree 2/2/5, T=1: accept length"
     (check,) = [each for each in accept._checks(rows_of({tree: 1.6} | others | peers)) if each.claim == claim]
-    assert check == Check(claim, 1.6, "above 1.50, the best chain's", True)
+    assert check == TargetCheck(claim, 1.6, "above 1.50, the best chain's", True)
     assert claim not in {
-        each.claim for each in accept._checks(rows_of({tree: 1.6, Setting("eagle3", chain(3), 1.0): 1}))
+        each.claim for each in accept._checks(rows_of({tree: 1.6, StudySetting("eagle3", chain(3), 1.0): 1}))
     }
 
 
 def test_a_tree_is_compared_with_its_own_drafter():
     """Nor are chains on other prompts among those that it should exceed."""
-    tree = Setting("ngram", TREE, prompt_set="edits")
-    others = {Setting("ngram", chain(3)): 1.9, Setting("suffix", chain(3), prompt_set="edits"): 2.0}
+    tree = StudySetting("ngram", TREE, prompt_set="edits")
+    others = {StudySetting("ngram", chain(3)): 1.9, StudySetting("suffix", chain(3), prompt_set="edits"): 2.0}
     study = rows_of({tree: 1.6, replace(tree, config=chain(3)): 1.5} | others)
     claim = "n-gram tree 4/4/16, T=0, edits: accept length"
     (check,) = [each for each in accept._checks(study) if each.claim == claim]
-    assert check == Check(claim, 1.6, "above 1.50, the best chain's", True)
+    assert check == TargetCheck(claim, 1.6, "above 1.50, the best chain's", True)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +173,9 @@ def test_a_tree_is_compared_with_its_own_drafter():
 def test_a_drafter_has_a_target(drafter, least):
     claim = f"{KINDS[drafter].title} chain of 3, T=0: accept length"
     for length in (least, least - 0.01):
-        setting = Setting(drafter, chain(3))
+        setting = StudySetting(drafter, chain(3))
         (check,) = [each for each in accept._checks(rows_of({setting: length})) if each.claim == claim]
-        assert check == Check(claim, length, f"at least {least}", length == least)
+        assert check == TargetCheck(claim, length, f"at least {least}", length == least)
 
 
 def test_an_end_token_ends_no_request():
@@ -185,7 +189,7 @@ def test_a_target_that_is_just_reached_is_reached():
 
 
 def test_a_figure_that_is_not_defined_does_not_hold():
-    looping = measured(Setting("eagle3", chain(3)), new_tokens=40, prompts=PROMPTS[:1])
+    looping = measured(StudySetting("eagle3", chain(3)), new_tokens=40, prompts=PROMPTS[:1])
     check = checks_by_claim(looping)["EAGLE-3 chain of 3, T=0, no loop: accept length"]
     assert looping.num_fresh == 0
     assert not check.reached
@@ -199,12 +203,12 @@ def chains_of(drafter: str) -> set[tuple[int, float]]:
 @pytest.mark.parametrize("drafter", ["dflash", "dspark"])
 def test_a_block_tree_is_compared_with_the_whole_block(drafter):
     """A shorter chain that accepts less is not what the tree has to exceed."""
-    tree = Setting(drafter, SpecConfig(topk=4, num_steps=7, num_draft_tokens=16))
+    tree = StudySetting(drafter, SpecConfig(topk=4, num_steps=7, num_draft_tokens=16))
     assert tree in SETTINGS
-    rows = rows_of({tree: 3.5, Setting(drafter, chain(7)): 3.4, Setting(drafter, chain(3)): 2.9})
+    rows = rows_of({tree: 3.5, StudySetting(drafter, chain(7)): 3.4, StudySetting(drafter, chain(3)): 2.9})
     claim = f"{KINDS[drafter].title} tree 4/7/16, T=0: accept length"
     (check,) = [each for each in accept._checks(rows) if each.claim == claim]
-    assert check == Check(claim, 3.5, "above 3.40, the best chain's", True)
+    assert check == TargetCheck(claim, 3.5, "above 3.40, the best chain's", True)
 
 
 def test_settings_of_the_shipped_drafters():
@@ -215,8 +219,8 @@ def test_settings_of_the_shipped_drafters():
         tree = (4, depths.get(drafter, 4), 16)
         for prompt_set in ("prompts", "edits") if drafter in ("ngram", "suffix") else ("prompts",):
             for temperature in (0.0, 1.0):
-                assert Setting(drafter, chain(3), temperature, prompt_set) in SETTINGS
-                assert Setting(drafter, SpecConfig(*tree), temperature, prompt_set) in SETTINGS
+                assert StudySetting(drafter, chain(3), temperature, prompt_set) in SETTINGS
+                assert StudySetting(drafter, SpecConfig(*tree), temperature, prompt_set) in SETTINGS
     assert chains_of("eagle3") == {(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (3, 1), (4, 1)}
     for drafter in ("dflash", "dspark"):
         assert chains_of(drafter) == {(3, 0), (7, 0), (3, 1), (7, 1)}

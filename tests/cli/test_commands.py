@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from specsim.acceptance.settings import DRAFTERS, SETTINGS, Setting, chain
-from specsim.acceptance.study import Check, Measurement, Study
+from specsim.acceptance.settings import DRAFTERS, SETTINGS, StudySetting, chain
+from specsim.acceptance.study import Measurement, Study, TargetCheck
 from specsim.core.metrics import acceptance
 from specsim.correctness.differential.implementation import ALONE
 
@@ -76,10 +76,12 @@ def test_accept_measures_named_drafters(call, tmp_path, monkeypatch):
 
 
 def test_accept_exits_1_where_outputs_differ(call, monkeypatch):
-    measured = Measurement(Setting("eagle3", chain(1)), acceptance([1, 0], 1, 2), acceptance([0], 1, 2), num_equal=1)
+    measured = Measurement(
+        StudySetting("eagle3", chain(1)), acceptance([1, 0], 1, 2), acceptance([0], 1, 2), num_equal=1
+    )
     monkeypatch.setattr(
         "specsim.acceptance.study.measure",
-        lambda *_, **__: Study(2, 1, 64, (measured,), (Check("equal", 1, "all 2", False),)),
+        lambda *_, **__: Study(2, 1, 64, (measured,), (TargetCheck("equal", 1, "all 2", False),)),
     )
     assert call("accept")[0] == 1
 

@@ -15,13 +15,21 @@ from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.core.user_module import load_module
 from specsim.correctness.conformance import chains, runner
-from specsim.correctness.conformance.case import DEVICE, Call, Case, Distribution, arguments, replaced, strided
+from specsim.correctness.conformance.case import (
+    DEVICE,
+    Call,
+    KernelCase,
+    SampleDistribution,
+    arguments,
+    replaced,
+    strided,
+)
 from specsim.correctness.conformance.catalogue import CASES
 from specsim.correctness.conformance.chains import ROWS, distribution_of
 from specsim.correctness.conformance.comparison import difference
 from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Value
-from specsim.correctness.conformance.memory import place
-from specsim.correctness.conformance.report import Report
+from specsim.correctness.conformance.memory import guard
+from specsim.correctness.conformance.report import ConformanceReport
 from specsim.correctness.conformance.runner import call, chosen_operations, function_of, run
 
 TESTS = Path(__file__).parent
@@ -32,7 +40,7 @@ CPU = torch.device("cpu")
 DEVICE_HERE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def cases_of(operation: str) -> list[Case]:
+def cases_of(operation: str) -> list[KernelCase]:
     return [case for case in CASES if case.operation == operation]
 
 
@@ -70,7 +78,7 @@ def test_arguments_and_results_match_the_table(operation):
         for value in operation.values:
             held = given.get(value.name)
             for tensor in held if isinstance(held, list) else [held]:
-                if isinstance(tensor, (torch.Tensor, Distribution)):
+                if isinstance(tensor, (torch.Tensor, SampleDistribution)):
                     assert value.dtype in (str(tensor.dtype).removeprefix("torch."), "bool or packed"), case.id
                     assert fits(value.shape, tuple(tensor.shape), sizes), (case.id, value, tensor.shape, sizes)
 
@@ -180,8 +188,8 @@ def test_the_command_names_the_case_and_first_wrong_element(tmp_path, capsys):
 
 
 def test_a_message_of_several_lines_stands_under_its_case(capsys):
-    outcome = runner.Outcome("select", "a chain", "raised", "CompilationError: at 30:4:\nno such type")
-    Report("my_kernels", "cpu", {"select": "organize_draft_results"}, (outcome,)).show(stdout_console())
+    outcome = runner.CaseOutcome("select", "a chain", "raised", "CompilationError: at 30:4:\nno such type")
+    ConformanceReport("my_kernels", "cpu", {"select": "organize_draft_results"}, (outcome,)).show(stdout_console())
     assert "select: a chain\n    raised: CompilationError: at 30:4:\n    no such type\n" in capsys.readouterr().out
 
 
@@ -242,7 +250,7 @@ def __getattr__(name):
 
 def test_a_module_may_make_its_functions_lazily(tmp_path):
     source = LAZY.format("return lambda *arguments: None")
-    report = Report.of(module_of(source, tmp_path), None, "cpu")
+    report = ConformanceReport.of(module_of(source, tmp_path), None, "cpu")
     assert report.functions == {"bonus_tokens": "fill_bonus_tokens"}
     assert {outcome.status for outcome in report.failures} == {"different"}
 
@@ -250,7 +258,7 @@ def test_a_module_may_make_its_functions_lazily(tmp_path):
 def test_a_module_that_fails_to_make_a_function_is_bad_input(tmp_path):
     source = LAZY.format("raise ImportError('no libcuda')")
     with pytest.raises(InputError, check=lambda error: error.name == "module" and "no libcuda" in error.allowed):
-        Report.of(module_of(source, tmp_path), None, "cpu")
+        ConformanceReport.of(module_of(source, tmp_path), None, "cpu")
 
 
 def test_a_modules_own_defaults_do_not_reach_the_cases():
@@ -271,7 +279,7 @@ def test_a_file_is_executed_once_until_it_changes(tmp_path):
     counted = tmp_path / "executions"
     count = f"with open({str(counted)!r}, 'a') as file: file.write('x')\n"
     module = module_of(count + Path(PLAIN).read_text(), tmp_path)
-    assert Report.of(module, ["bonus_tokens", "shift_ids"], "cpu").failures == ()
+    assert ConformanceReport.of(module, ["bonus_tokens", "shift_ids"], "cpu").failures == ()
     assert counted.read_text() == "x"
     os.utime(module, (0, 0))
     load_module(module)
@@ -301,8 +309,8 @@ def test_the_cases_run_as_tests(tmp_path):
 # The comparison itself
 
 
-def outcome_of(function, call_made: Call, operation: str = "bonus_tokens", **case) -> runner.Outcome:
-    return call(function, Case(operation, "made up", lambda: call_made, **case), CPU)
+def outcome_of(function, call_made: Call, operation: str = "bonus_tokens", **case) -> runner.CaseOutcome:
+    return call(function, KernelCase(operation, "made up", lambda: call_made, **case), CPU)
 
 
 MADE = Call(
@@ -438,11 +446,11 @@ def test_the_callers_tensors_are_not_touched():
     assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))
 
 
-def test_strides_survive_being_placed():
+def test_strides_survive_the_copy_between_guards():
     tensor = strided(torch.arange(12.0).view(3, 4))
-    placed = place(tensor, CPU).tensor
-    assert placed.stride() == tensor.stride() == (8, 2)
-    assert torch.equal(placed, tensor)
+    guarded = guard(tensor, CPU).tensor
+    assert guarded.stride() == tensor.stride() == (8, 2)
+    assert torch.equal(guarded, tensor)
 
 
 def test_an_alternative_replaces_all_expected_results():
@@ -485,7 +493,7 @@ def test_only_the_rows_that_count_are_compared():
     assert difference(EXACT, torch.tensor([[1.0, 1, 1], [0, 2, 0]]), kept).index == (1, 1)
 
 
-SAMPLED = Call({}, {"x": Distribution({(1, -1): 0.75, (2, -1): 0.25}, rows=4096)})
+SAMPLED = Call({}, {"x": SampleDistribution({(1, -1): 0.75, (2, -1): 0.25}, rows=4096)})
 
 
 def sampled(ones: int, twos: int, others: int) -> torch.Tensor:

@@ -16,21 +16,21 @@ from specsim.core.phases import (
 from specsim.core.uniforms import final_uniforms
 from specsim.correctness.differential import check
 from specsim.correctness.differential.budget import FLOAT32_EPS, budget, log_prob_budget
-from specsim.correctness.differential.comparison import Comparison, Mismatch, Tally, Trio, WithinRoundingError
+from specsim.correctness.differential.comparison import FieldChecks, Mismatch, Tally, Trio, WithinRoundingError
 from specsim.correctness.differential.distribution import RowDistribution, rounding
 from specsim.correctness.differential.grid_run import perturbation_budgets
 from specsim.correctness.differential.pairs import make_pair, perturbed
 from specsim.correctness.differential.ranking import Ranking, log_scores
 from specsim.correctness.differential.sampled_verify import LEAST, MOST, compare_accepted
 from specsim.correctness.differential.setting import SAMPLINGS, cell_of
-from specsim.correctness.differential.walk import Walk
+from specsim.correctness.differential.walk import ReportedWalk
 from specsim.reference.acceptance import Tree
 
 ONE = Sampling.of([SAMPLINGS["warm"]], 8)
 
 
 def comparison():
-    return Comparison(Tally(), FLOAT32_EPS)
+    return FieldChecks(Tally(), FLOAT32_EPS)
 
 
 def rank(fast, exact_V, reference_V=None, noise=0.5, exact=None):
@@ -189,7 +189,7 @@ def accepted_at(edge: float, found: tuple[list[int], int]) -> int:
         implementations=SimpleNamespace(reference=SimpleNamespace(engine=SimpleNamespace(rule=None)))
     )
     request = SimpleNamespace(config=config, batch=batch, step=step)
-    return compare_accepted(Walk(request, tree, distributions, torch.eye(3)[2:], *found))
+    return compare_accepted(ReportedWalk(request, tree, distributions, torch.eye(3)[2:], *found))
 
 
 def test_bonus_tokens_near_and_away_from_their_uniforms_edge():

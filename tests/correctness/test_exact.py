@@ -38,21 +38,21 @@ from specsim.correctness.exact.distribution import (
     exact_distribution,
     joint_regions,
 )
-from specsim.correctness.exact.model import FAR, Case, Certain, Model, draws, text_prob, texts
+from specsim.correctness.exact.model import FAR, Certain, ExactCase, ExactModel, draws, text_prob, texts
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.regions import UNREAD, grid_cost, regions, with_zero
 from specsim.correctness.exact.report import Certificates
 from specsim.correctness.exact.two_rounds import two_rounds
-from specsim.correctness.exact.verifier import Given
+from specsim.correctness.exact.verifier import DraftedTree
 from specsim.reference import acceptance
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BY_NAME = {verifier.name: verifier for verifier in VERIFIERS}
 # Three tokens, a root with two given drafts.
-FEW = Case("a few", Model(((1, 2, 1), (2, 1, 1))), Model(((1, 1, 2),)), (-1, 0, 0), (2, 1))
+FEW = ExactCase("a few", ExactModel(((1, 2, 1), (2, 1, 1))), ExactModel(((1, 1, 2),)), (-1, 0, 0), (2, 1))
 
 
-def distribution_of(name: str, case: Case) -> ExactDistribution:
+def distribution_of(name: str, case: ExactCase) -> ExactDistribution:
     return exact_distribution(BY_NAME[name], case, implementations.reference(BY_NAME[name]))
 
 
@@ -122,7 +122,7 @@ def test_typical_acceptance_of_a_given_tree_by_hand():
     """The rule always takes one path, so its distribution is that path's and the target's next token."""
     found = distribution_of("typical", GIVEN_TREE)
     (draw,) = draws(GIVEN_TREE)
-    path, _ = acceptance.typical(Given.of(draw).tree, Given.of(draw).prob_NV, 0.5, 0.09, 0.3)
+    path, _ = acceptance.typical(DraftedTree.of(draw).tree, DraftedTree.of(draw).prob_NV, 0.5, 0.09, 0.3)
     chance = text_prob(GIVEN_TREE.target, draw.text(path[-1]))
     assert found.accepted == len(path) - 1
     assert found.total_variation(GIVEN_TREE) == 1 - chance
@@ -132,7 +132,7 @@ def test_typical_acceptance_of_a_given_tree_by_hand():
 def models(draw, vocab_size: int):
     """Two rows of small weights, zeros among them."""
     rows = st.lists(st.integers(0, 4), min_size=vocab_size, max_size=vocab_size).filter(any).map(tuple)
-    return Model(tuple(draw(st.lists(rows, min_size=2, max_size=2))))
+    return ExactModel(tuple(draw(st.lists(rows, min_size=2, max_size=2))))
 
 
 SHAPES = {
@@ -152,7 +152,7 @@ def test_lossless_verifiers_are_lossless_for_any_models(name, data):
     tokens = (1, 0, 1)[: len(parents) - 1] if drafts == "best" else None
     target, draft = (data.draw(models(vocab_size)) for _ in range(2))
     depth_limit = data.draw(st.sampled_from([FAR, 1, 0]))
-    case = Case("", Certain(target) if name == "greedy" else target, draft, parents, tokens, depth_limit)
+    case = ExactCase("", Certain(target) if name == "greedy" else target, draft, parents, tokens, depth_limit)
     found = distribution_of(name, case)
     assert found.total_variation(case) == 0
     assert found.accepted <= min(optimum(case), depth_limit)
@@ -190,7 +190,7 @@ MUTANTS = [
 ]
 
 
-def is_certified(name: str, case: Case) -> bool:
+def is_certified(name: str, case: ExactCase) -> bool:
     try:
         return distribution_of(name, case).total_variation(case) == 0
     except NotConstant:
@@ -227,7 +227,7 @@ def test_a_path_beyond_max_len_is_refused(name):
         exact_distribution(far, case, implementations.reference(far))
 
 
-def unlimited(given: Given) -> Given:
+def unlimited(given: DraftedTree) -> DraftedTree:
     """The same tree without an end before its leaves."""
     return replace(given, tree=replace(given.tree, depth_limit=FAR))
 
@@ -248,13 +248,13 @@ def test_a_path_that_depends_on_the_final_uniform_is_refused():
 # The fast implementation
 
 
-def few(name: str) -> Case:
+def few(name: str) -> ExactCase:
     """Launches that take the interpreter a few seconds."""
     if name == "greedy":
         return replace(FEW, target=Certain(FEW.target))
     shapes = {"best": (FEW.parents, FEW.tokens), "sampled": ((-1, 0), None), "siblings": ((-1, 0, 0), None)}
     parents, tokens = shapes[BY_NAME[name].drafts]
-    return FEW if tokens else Case("", Model(((1, 2), (2, 1))), Model(((2, 1),)), parents)
+    return FEW if tokens else ExactCase("", ExactModel(((1, 2), (2, 1))), ExactModel(((2, 1),)), parents)
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if "," not in name])
@@ -352,7 +352,7 @@ def test_grid_cost_counts_uniforms_read_and_uniforms_of_drafts():
 
     The breakpoints 3/4 of the draw and 1/2 of the bonus token cost one each; 2/3 of token 0's uniform costs less.
     """
-    case = Case("", Model(((1, 1),)), Model(((3, 1),)), (-1, 0))
+    case = ExactCase("", ExactModel(((1, 1),)), ExactModel(((3, 1),)), (-1, 0))
     point = Fraction(1, 2**24)
     assert 2 * point < distribution_of("rejection", case).grid <= (2 + Fraction(3, 4)) * point
     given_draft = replace(case, tokens=(0,))
@@ -438,15 +438,15 @@ def test_a_race_of_three_against_its_integral():
 @settings(max_examples=10)
 def test_the_optimum_of_one_draft_is_the_maximal_coupling(pair):
     common = math.lcm(*(prob.denominator for prob in (*pair[0], *pair[1])))
-    target, draft = (Model((tuple(int(prob * common) for prob in prob_V),)) for prob_V in pair)
-    case = Case("", target, draft, (-1, 0))
+    target, draft = (ExactModel((tuple(int(prob * common) for prob in prob_V),)) for prob_V in pair)
+    case = ExactCase("", target, draft, (-1, 0))
     assert optimum(case) == sum(map(min, *pair))
 
 
 def test_the_optimum_of_two_siblings_by_hand():
     """p = (1/2, 1/2), q = (1, 0): both hold token 0. q = (1/2, 1/2): only if both are alike can a token be missed."""
     for weights, expected in (((1, 0), Fraction(1, 2)), ((1, 1), Fraction(1)), ((3, 1), Fraction(15, 16))):
-        case = Case("", Model(((1, 1),)), Model((weights,)), (-1, 0, 0))
+        case = ExactCase("", ExactModel(((1, 1),)), ExactModel((weights,)), (-1, 0, 0))
         assert optimum(case) == expected
 
 

@@ -20,15 +20,15 @@ from specsim.correctness.exact.exact_number import ExactNumber, NotExact
 from specsim.correctness.exact.exact_tensor import ExactTensor
 from specsim.correctness.exact.exploration import explore
 from specsim.correctness.exact.implementations import reference
-from specsim.correctness.exact.model import Case, Model
+from specsim.correctness.exact.model import ExactCase, ExactModel
 from specsim.correctness.exact.rule_distribution import Broken, NotCertified, rule_distribution
 from specsim.reference import acceptance
 from specsim.reference.acceptance import residual
 from specsim.reference.sampling import inverse_cdf
 
 HALF = Fraction(1, 2)
-ONE_DRAFT = Case("1 draft", Model(((1, 3), (3, 1))), Model(((3, 1), (1, 1))), (-1, 0))
-CHAIN = Case("2 drafts", Model(((1, 3), (3, 1), (1, 1))), Model(((3, 1), (1, 1))), (-1, 0, 1))
+ONE_DRAFT = ExactCase("1 draft", ExactModel(((1, 3), (3, 1))), ExactModel(((3, 1), (1, 1))), (-1, 0))
+CHAIN = ExactCase("2 drafts", ExactModel(((1, 3), (3, 1), (1, 1))), ExactModel(((3, 1), (1, 1))), (-1, 0, 1))
 
 
 # Rules
@@ -129,7 +129,7 @@ def test_a_new_rule_for_given_drafts_is_proved():
 
 
 def test_whole_shares_of_a_uniform_are_exact():
-    eighths = Case("eighths", Model(((1, 2, 5),)), Model(((1, 1, 1),)), (-1, 0), (0,), depth_limit=0)
+    eighths = ExactCase("eighths", ExactModel(((1, 2, 5),)), ExactModel(((1, 1, 1),)), (-1, 0), (0,), depth_limit=0)
     assert distance_of(one_of_equals, eighths, "best") == 0
 
 

@@ -10,8 +10,8 @@ import torch
 from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.correctness.explain import Answer, Noise, explain, read_answers
-from specsim.correctness.explain.finding import ERRORS, Finding
-from specsim.correctness.explain.weights import Weights, decide
+from specsim.correctness.explain.finding import ERRORS, AnswerComparison
+from specsim.correctness.explain.weights import ComparedWeights, decide
 from specsim.models.load import load
 from specsim.reference.oracle_forward import target_forward
 
@@ -22,7 +22,7 @@ def answer(tokens, logprobs, top=None, prompt=None) -> Answer:
     return Answer.of(list(zip(tokens, logprobs, strict=True)), top, prompt)
 
 
-def one(a: Answer, b: Answer, noise: Noise = NOISE) -> Finding:
+def one(a: Answer, b: Answer, noise: Noise = NOISE) -> AnswerComparison:
     (finding,) = explain([a], [b], noise)
     return finding
 
@@ -293,7 +293,7 @@ def test_the_weights_decide():
     """The margin of two tokens of a real forward decides: within twice the error it is numerics."""
     target, context = load().target, [17, 300, 41]
     low, high = 5, 6
-    coarse, fine = (Weights.of(target, dtype) for dtype in (torch.bfloat16, torch.float32))
+    coarse, fine = (ComparedWeights.of(target, dtype) for dtype in (torch.bfloat16, torch.float32))
     exact, noise = coarse.measure(context, (low, high))
     assert exact == pytest.approx(-fine.measure(context, (high, low))[0], abs=1e-9)
     assert 0 < fine.measure(context, (low, high))[1].error < noise.error / 100
@@ -306,7 +306,7 @@ def test_the_weights_decide():
 
 def test_weights_measure_at_the_end_of_the_context():
     """The error is four times the largest of a forward's logits."""
-    weights, context = Weights.of(load().target, torch.bfloat16), [17, 300, 41]
+    weights, context = ComparedWeights.of(load().target, torch.bfloat16), [17, 300, 41]
     exact_V, rounded_V = (
         target_forward(each.config, each.tensors, context, ())[0][-1].double()
         for each in (weights.exact, weights.rounded)
@@ -329,7 +329,7 @@ def test_weights_do_not_excuse_drift_or_large_margins():
 
 def test_float64_is_not_measured_against_itself():
     target, context = load().target, [17, 300, 41]
-    assert Weights.of(target, torch.float64).measure(context, (5, 6))[1].error == ERRORS["float64"]
+    assert ComparedWeights.of(target, torch.float64).measure(context, (5, 6))[1].error == ERRORS["float64"]
 
 
 def test_the_command(tmp_path, capsys):
@@ -357,7 +357,7 @@ def test_the_command(tmp_path, capsys):
     with pytest.raises(SystemExit) as status:
         main(["explain", "--a", a, "--b", b, "--target", "tiny", "--dtype", "float32", "--json", out])
     assert status.value.code == 1
-    distance, _ = Weights.of(load().target, torch.float32).measure([1, 2, 11], (12, 13))
+    distance, _ = ComparedWeights.of(load().target, torch.float32).measure([1, 2, 11], (12, 13))
     assert [each["exact"] for each in json.loads((tmp_path / "out.json").read_text())["findings"]] == [distance, None]
     assert "in float64 their logits lie" in " ".join(capsys.readouterr().out.split())
 

@@ -13,7 +13,7 @@ import specsim
 from specsim.cli.main import main
 from specsim.core.provenance import versions
 from specsim.core.uniforms import Stream
-from specsim.correctness.faults import Edit, Fault, Finding, StaleFault, Trial
+from specsim.correctness.faults import Edit, Fault, FaultFinding, StaleFault, Trial
 from specsim.correctness.faults import campaign as running
 from specsim.correctness.faults.campaign import CatalogueResult, FaultResult
 from specsim.correctness.faults.catalogue import FAULTS
@@ -136,17 +136,17 @@ def test_only_a_change_with_an_effect_is_found(monkeypatch):
 
 
 def test_a_fault_found_by_another_field_is_not_as_named():
-    found = FaultResult(fault(STOPS), (Finding("counters", "p", 1, 2),), (), 0.0)
+    found = FaultResult(fault(STOPS), (FaultFinding("counters", "p", 1, 2),), (), 0.0)
     assert (found.is_detected, found.is_detected_as_named, found.first.field) == (True, False, "counters")
 
 
 def test_a_named_field_is_what_a_fault_is_known_by():
-    both = Finding("counters", "p", 1, 2), Finding("tokens", "p", 3, 4)
+    both = FaultFinding("counters", "p", 1, 2), FaultFinding("tokens", "p", 3, 4)
     assert FaultResult(fault(STOPS), both, (), 0.0).first == both[1]
 
 
 def test_a_check_that_fails_without_the_fault_kills_none():
-    one = (Finding("tokens", "p", 1, 2),)
+    one = (FaultFinding("tokens", "p", 1, 2),)
     assert not FaultResult(fault(STOPS), one, one, 0.0).is_detected
 
 
@@ -242,7 +242,7 @@ def test_accesses_outside_the_tensors_are_found_and_masked():
 
 def test_the_command_shows_and_writes_every_result(tmp_path, capsys, monkeypatch):
     catalogue = CatalogueResult(
-        (FaultResult(fault(STOPS), (Finding("tokens", "p", 1, 2),), (), 1.0),), "cpu", 2.0, "", versions("cpu")
+        (FaultResult(fault(STOPS), (FaultFinding("tokens", "p", 1, 2),), (), 1.0),), "cpu", 2.0, "", versions("cpu")
     )
     monkeypatch.setattr("specsim.correctness.faults.run_catalogue", lambda names, **options: catalogue)
     file = tmp_path / "faults.json"

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specsim.acceptance.settings import Setting, chain
+from specsim.acceptance.settings import StudySetting, chain
 from specsim.acceptance.study import Measurement, Study, measure
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -284,16 +284,16 @@ def test_the_shipped_card_is_made_from_the_shipped_figures():
     assert (TINY / "MODEL_CARD.md").read_text(encoding="utf-8") == write_card(SHIPPED, TINY)
 
 
-def _setting(row: dict) -> Setting:
+def _setting(row: dict) -> StudySetting:
     """A recorded setting; options that were added later have their defaults."""
-    return Setting(**row | {"config": SpecConfig(**row["config"])})
+    return StudySetting(**row | {"config": SpecConfig(**row["config"])})
 
 
 def test_the_card_tells_prompt_sets_apart(tmp_path):
     for name in ("manifest", "training"):
         shutil.copy(TINY / f"{name}.json", tmp_path)
     figures = [acceptance([3, 0], 3, 4, [3, 1]), acceptance([1], 3, 4, [2])]
-    rows = [Measurement(Setting("ngram", chain(3), prompt_set=name), *figures, 2) for name in ("prompts", "edits")]
+    rows = [Measurement(StudySetting("ngram", chain(3), prompt_set=name), *figures, 2) for name in ("prompts", "edits")]
     study = Study(2, 1, 64, tuple(rows), (), num_edits=2, num_fresh_edits=1)
     (tmp_path / "acceptance.json").write_text(json.dumps(study.to_json()))
     lines = write_card(SHIPPED, tmp_path).splitlines()
@@ -313,7 +313,7 @@ def _recorded_drafters() -> list[Any]:
 def test_the_shipped_acceptance_is_measured_again(drafter):
     """The chain of 3 at temperature 0, on all prompts in float64, has exactly the recorded rounds."""
     study = json.loads((TINY / "acceptance.json").read_text())
-    wanted = Setting(drafter, chain(3))
+    wanted = StudySetting(drafter, chain(3))
     recorded = next(row for row in study["measurements"] if _setting(row["setting"]) == wanted)
     texts = [prompt["text"] for prompt in load_prompts()]
     measured = measure(load_shipped, {"prompts": texts}, study["max_new_tokens"], [wanted]).measurements[0]

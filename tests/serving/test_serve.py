@@ -16,7 +16,7 @@ from specsim.core.metrics import latency
 from specsim.core.pool import KVPool
 from specsim.core.token_drafter import Proposal, SuffixConfig
 from specsim.correctness.invariance.modes import MODES, compare
-from specsim.correctness.invariance.replay import Replayed
+from specsim.correctness.invariance.replay import ReplayingDrafter
 from specsim.correctness.invariance.solo import SoloRuns
 from specsim.models.load import load
 from specsim.models.shipped import REQUESTS
@@ -281,7 +281,7 @@ def test_drafts_from_other_requests_are_replayed_solo(monkeypatch, make):
     ]
     assert any("accepted is" in each for each in alone)
     assert "solo runs repeat each mode's drafts" in " ".join(shown(result).split())
-    monkeypatch.setattr(Replayed, "propose", lambda *_: Proposal([], [], []))
+    monkeypatch.setattr(ReplayingDrafter, "propose", lambda *_: Proposal([], [], []))
     assert not compared().is_equal
 
 

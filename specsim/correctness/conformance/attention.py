@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from specsim.core.pool import KVBuffer, KVLayout
-from specsim.correctness.conformance.case import Call, Case, arguments, integers
+from specsim.correctness.conformance.case import Call, KernelCase, arguments, integers
 from specsim.correctness.conformance.pools import chosen, drafted
 from specsim.correctness.conformance.trees import FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING, tree_mask
 
@@ -24,8 +24,8 @@ def attention_call(
 
     generator = torch.Generator().manual_seed(num_nodes)
     batch = len(seq_lens)
-    made = drafted(batch, k, num_steps, seed=num_nodes)
-    rows = zip(chosen(made, num_nodes).tolist(), made.parent_list.tolist(), strict=True)
+    draft_loop = drafted(batch, k, num_steps, seed=num_nodes)
+    rows = zip(chosen(draft_loop, num_nodes).tolist(), draft_loop.parent_list.tolist(), strict=True)
     masks = [visibility(parents_of(*row, k)) for row in rows]
     mask_BNN = torch.stack(masks) if masks else torch.empty(0, num_nodes, num_nodes, dtype=torch.bool)
     ends = torch.nn.functional.pad((integers(seq_lens) + num_nodes).cumsum(0), (1, 0))
@@ -36,8 +36,12 @@ def attention_call(
         buffer[0, indices] = torch.randn(len(indices), heads[1], dim, generator=generator)
     query = torch.randn(batch * num_nodes, heads[0], dim, generator=generator)
     keys = tuple(
-        Keys(own, torch.arange(len(own)), torch.nn.functional.pad(mask, (len(own) - num_nodes, 0), value=True))
-        for own, mask in zip(indices.split(ends.diff().tolist()), mask_BNN, strict=False)
+        Keys(
+            request_slots,
+            torch.arange(len(request_slots)),
+            torch.nn.functional.pad(mask, (len(request_slots) - num_nodes, 0), value=True),
+        )
+        for request_slots, mask in zip(indices.split(ends.diff().tolist()), mask_BNN, strict=False)
     )
     exact = KVBuffer(KVLayout(1, heads[1], dim), len(kv.keys[0]), torch.float64)
     exact.copy_(kv)
@@ -45,9 +49,9 @@ def attention_call(
     out = attention(query.double(), 0, exact, AttentionMetadata(slots, slots, keys), None).float()
     packed = tree_mask(mask_BNN, integers(seq_lens), mode)
     blank = torch.full_like(query, float("nan"))
-    given = query, kv.keys[0], kv.values[0], blank, ends.int(), indices, packed, mode, num_nodes
+    values = query, kv.keys[0], kv.values[0], blank, ends.int(), indices, packed, mode, num_nodes
     return Call(
-        arguments("tree_attention", *given),
+        arguments("tree_attention", *values),
         {"o": out},
         tolerance=_budget(query, kv, max(seq_lens, default=0) + num_nodes),
     )
@@ -74,7 +78,7 @@ _SHAPES = {
 _MODES = {"full mask": FULL_MASK, "mask of the tree": QLEN_ONLY, "packed mask": QLEN_ONLY_BITPACKING}
 
 CASES = tuple(
-    Case("tree_attention", f"{name}, {layout}", partial(attention_call, *shape, mode))
+    KernelCase("tree_attention", f"{name}, {layout}", partial(attention_call, *shape, mode))
     for name, shape in _SHAPES.items()
     for layout, mode in _MODES.items()
 )

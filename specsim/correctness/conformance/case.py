@@ -12,7 +12,7 @@ DEVICE = object()  # stands for the device of the call, as an argument
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class SampleDistribution:
     """Distribution of a result, int32 [rows, width], whose rows are independent draws."""
 
     outcomes: Mapping[tuple[int, ...], float]  # probability of each row; they sum to one, all others are impossible
@@ -30,14 +30,14 @@ class Call:
     """One call of an operation."""
 
     arguments: Mapping[str, Any]  # by name, in the contract's order
-    expected: Mapping[str, torch.Tensor | list[torch.Tensor] | Distribution]  # compared results, by name
+    expected: Mapping[str, torch.Tensor | list[torch.Tensor] | SampleDistribution]  # compared results, by name
     rows: Mapping[str, torch.Tensor] = field(default_factory=dict)  # compared rows of a result, bool; default all
     tolerance: float = 0.0  # greatest difference of a result whose match is `close`
     alternatives: tuple[Mapping[str, torch.Tensor], ...] = ()  # other accepted results, each as a whole
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KernelCase:
     """One case of an operation."""
 
     operation: str

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specsim.correctness.conformance.case import Call, Case, Distribution, arguments, integers, replaced
+from specsim.correctness.conformance.case import Call, KernelCase, SampleDistribution, arguments, integers, replaced
 
 ROWS = 4096  # draws from a distribution
 REGIONS = 8  # of a uniform; the distributions below have no breakpoint inside one
@@ -23,7 +23,7 @@ def chain_call(
     prob: Rows,
     draft_prob: Rows | None,
     bonus: list[int],
-    expected: torch.Tensor | Distribution,
+    expected: torch.Tensor | SampleDistribution,
     temperatures: Sequence[float] = (1.0,),
 ) -> Call:
     """Make one call for these drafts of each request.
@@ -31,7 +31,7 @@ def chain_call(
     prob, draft_prob: rows of all requests, one after the other. temperatures: one per request or one for all; 0 is
     greedy.
     """
-    lengths = [len(own) for own in drafts]
+    lengths = [len(chain) for chain in drafts]
     warmth = torch.tensor(temperatures).expand(len(drafts)).contiguous()
     metadata = SimpleNamespace(
         all_greedy=bool((warmth == 0).all()), all_random=bool((warmth > 0).all()), temperature=warmth, top_k=None,
@@ -40,11 +40,11 @@ def chain_call(
     width = len(prob[0]) if prob else 4
     rows = torch.tensor(prob, dtype=torch.float32).view(-1, width)
     draft_rows = None if draft_prob is None else torch.tensor(draft_prob, dtype=torch.float32).view(-1, width)
-    given = (
-        integers((token for own in drafts for token in own), torch.int32), lengths, max(lengths, default=2),
+    values = (
+        integers((token for chain in drafts for token in chain), torch.int32), lengths, max(lengths, default=2),
         integers(lengths).cumsum(0).int(), draft_rows, rows, integers(bonus, torch.int32)[:, None], metadata,
     )  # fmt: skip
-    return Call(arguments("chain_rejection", *given), {"output_token_ids": expected})
+    return Call(arguments("chain_rejection", *values), {"output_token_ids": expected})
 
 
 def as_named(function: Callable[..., Any], call: Call) -> Call:
@@ -81,7 +81,7 @@ def _sure(*temperatures: float) -> Call:
     prob = [_PROB, _PROB, _PROB, _point(1), _PROB, _point(2)]
     draft_prob = [_PROB, _PROB, _PROB, _point(3), _PROB, _point(0)]
     if 0.0 in temperatures:  # greedy requests need only the most probable token
-        prob, draft_prob = (list(map(_point, own)) for own in ((0, 1, 2, 1, 2, 2), (0, 1, 2, 3, 2, 0)))
+        prob, draft_prob = (list(map(_point, tokens)) for tokens in ((0, 1, 2, 1, 2, 2), (0, 1, 2, 3, 2, 0)))
     rows = [[0, 1, 2, 7], [8], [1], [2, 2]]
     return chain_call(drafts, prob, draft_prob, bonus, _table(rows, 4), temperatures)
 
@@ -95,7 +95,7 @@ def _sure_of_points(temperature: float) -> Call:
 
 def distribution_of(
     draft: list[int], prob: Rows, draft_prob: Rows, bonus: int, rows: int, num_regions: int = REGIONS
-) -> Distribution:
+) -> SampleDistribution:
     """Enumerate the distribution of that number of rows: one call of the reference per region of the uniforms."""
     from specsim.core.rule import Tree
     from specsim.reference.acceptance import rejection
@@ -112,7 +112,7 @@ def distribution_of(
         accepted = draft[: len(path) - 1]
         last = bonus if len(accepted) == len(draft) else drawn
         counts[(*accepted, last, *[-1] * (len(draft) - len(accepted)))] += 1
-    return Distribution({row: count / counts.total() for row, count in counts.items()}, rows)
+    return SampleDistribution({row: count / counts.total() for row, count in counts.items()}, rows)
 
 
 def sampled_call(draft: list[int], prob: Rows, draft_prob: Rows | None, bonus: int = 9) -> Call:
@@ -154,7 +154,7 @@ _SAMPLED = {
 }
 
 CASES = tuple(
-    Case("chain_rejection", name, build, adapt=as_named)
+    KernelCase("chain_rejection", name, build, adapt=as_named)
     for name, build in {
         "chains of 3, 0, 1 and 2 drafts": partial(_sure, 1.0),
         "greedy chains": partial(_sure, 0.0),

@@ -124,8 +124,8 @@ def _operation(text: str) -> Operation:
     head, summary, *lines = (line.strip() for line in text.splitlines())
     name, functions, origin = _fields(_HEAD, head)
     arguments, _, returned = " ".join(lines).partition(" -> ")
-    values = [_value(each, "in") for each in arguments.split("; ")]
-    values += [_value(each, "returned") for each in returned.split("; ") if each]
+    values = [_value(entry, "in") for entry in arguments.split("; ")]
+    values += [_value(entry, "returned") for entry in returned.split("; ") if entry]
     return Operation(name, tuple(functions.split(", ")), origin, summary, tuple(values))
 
 
@@ -135,10 +135,10 @@ def _value(text: str, role: str) -> Value:
 
 
 def _fields(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
-    found = pattern.fullmatch(text)
-    if found is None:
+    match = pattern.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text!r} is not written as an entry of the table")
-    return found.groups()
+    return match.groups()
 
 
 OPERATIONS = tuple(map(_operation, _TABLE.strip().split("\n\n")))

@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from specsim.correctness.conformance.case import Call, Case, arguments, replaced, strided
-from specsim.correctness.conformance.pools import Drafted, chosen, drafted
+from specsim.correctness.conformance.case import Call, KernelCase, arguments, replaced, strided
+from specsim.correctness.conformance.pools import DraftLoop, chosen, drafted
 
 _NAN = float("nan")
 _INF = float("inf")
@@ -50,52 +50,55 @@ _SHAPES = {
 }
 
 _TOPK = (
-    *(Case("draft_topk", name, partial(_random_rows, *shape)) for name, shape in _SHAPES.items()),
-    *(Case("draft_topk", name, partial(topk_call, torch.tensor(rows).float(), 4)) for name, rows in _SPECIAL.items()),
-    Case("draft_topk", "rows with gaps", _rows_with_gaps, may_refuse=True),
+    *(KernelCase("draft_topk", name, partial(_random_rows, *shape)) for name, shape in _SHAPES.items()),
+    *(
+        KernelCase("draft_topk", name, partial(topk_call, torch.tensor(rows).float(), 4))
+        for name, rows in _SPECIAL.items()
+    ),
+    KernelCase("draft_topk", "rows with gaps", _rows_with_gaps, may_refuse=True),
 )
 
 
 # One step
 
 
-def step_call(made: Drafted, step: int, batch: int, k: int) -> Call:
+def step_call(draft_loop: DraftLoop, step: int, batch: int, k: int) -> Call:
     """Make step `step` of the loop: the drafter's proposals for the lanes of the step before."""
     hidden = torch.randn(batch * k if step else batch, 5, generator=torch.Generator().manual_seed(step))
-    lanes = _lane_scores(made, step, k) if step else None
-    expected = _next_lanes(made, step, hidden, k) if step else _root_lanes(made, hidden, k)
-    return Call(arguments("expand", step, made.probs[step], made.ids[step], hidden, lanes, k), expected)
+    lanes = _lane_scores(draft_loop, step, k) if step else None
+    expected = _next_lanes(draft_loop, step, hidden, k) if step else _root_lanes(draft_loop, hidden, k)
+    return Call(arguments("expand", step, draft_loop.probs[step], draft_loop.ids[step], hidden, lanes, k), expected)
 
 
-def _root_lanes(made: Drafted, hidden_BH: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
+def _root_lanes(draft_loop: DraftLoop, hidden_BH: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
     return {
-        "input_ids": made.tokens_by_step[0].flatten(),
+        "input_ids": draft_loop.tokens_by_step[0].flatten(),
         "lane_hidden_states": hidden_BH.repeat_interleave(k, dim=0),
-        "lane_scores": made.scores_by_step[0][:, 0],
-        "tree_scores": made.scores_by_step[0],
-        "tree_tokens": made.tokens_by_step[0],
-        "tree_parents": made.parents_by_step[0],
+        "lane_scores": draft_loop.scores_by_step[0][:, 0],
+        "tree_scores": draft_loop.scores_by_step[0],
+        "tree_tokens": draft_loop.tokens_by_step[0],
+        "tree_parents": draft_loop.parents_by_step[0],
     }
 
 
-def _lane_scores(made: Drafted, step: int, k: int) -> torch.Tensor:
+def _lane_scores(draft_loop: DraftLoop, step: int, k: int) -> torch.Tensor:
     """Compute the lanes' scores before a step: the best children of the step before it."""
     from specsim.reference.sampling import topk
 
-    return topk(made.scores_by_step[step - 1].flatten(1), k)[0].contiguous()
+    return topk(draft_loop.scores_by_step[step - 1].flatten(1), k)[0].contiguous()
 
 
-def _next_lanes(made: Drafted, step: int, hidden_RH: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
-    batch = len(made.tokens_by_step[0])
-    chosen_BK = made.parents_by_step[step] - k - (step - 1) * k * k
+def _next_lanes(draft_loop: DraftLoop, step: int, hidden_RH: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
+    batch = len(draft_loop.tokens_by_step[0])
+    chosen_BK = draft_loop.parents_by_step[step] - k - (step - 1) * k * k
     rows_BK = torch.arange(batch)[:, None] * k + chosen_BK // k
     return {
-        "input_ids": made.tokens_by_step[step].gather(1, chosen_BK).flatten(),
+        "input_ids": draft_loop.tokens_by_step[step].gather(1, chosen_BK).flatten(),
         "lane_hidden_states": hidden_RH[rows_BK.flatten()],
-        "lane_scores": _lane_scores(made, step + 1, k),
-        "tree_scores": made.scores_by_step[step],
-        "tree_tokens": made.tokens_by_step[step],
-        "tree_parents": made.parents_by_step[step],
+        "lane_scores": _lane_scores(draft_loop, step + 1, k),
+        "tree_scores": draft_loop.scores_by_step[step],
+        "tree_tokens": draft_loop.tokens_by_step[step],
+        "tree_parents": draft_loop.parents_by_step[step],
     }
 
 
@@ -104,26 +107,26 @@ def _step(batch: int, k: int, step: int, coarse: bool = False) -> Call:
 
 
 _EXPAND = (
-    Case("expand", "the first step", partial(_step, 3, 4, 0)),
-    Case("expand", "the second step", partial(_step, 3, 4, 1)),
-    Case("expand", "the fourth step", partial(_step, 2, 3, 3)),
-    Case("expand", "ten lanes", partial(_step, 2, 10, 2)),
-    Case("expand", "a chain", partial(_step, 5, 1, 2)),
-    Case("expand", "ties go to the lower index", partial(_step, 4, 4, 1, coarse=True)),
-    Case("expand", "no requests", partial(_step, 0, 4, 1)),
+    KernelCase("expand", "the first step", partial(_step, 3, 4, 0)),
+    KernelCase("expand", "the second step", partial(_step, 3, 4, 1)),
+    KernelCase("expand", "the fourth step", partial(_step, 2, 3, 3)),
+    KernelCase("expand", "ten lanes", partial(_step, 2, 10, 2)),
+    KernelCase("expand", "a chain", partial(_step, 5, 1, 2)),
+    KernelCase("expand", "ties go to the lower index", partial(_step, 4, 4, 1, coarse=True)),
+    KernelCase("expand", "no requests", partial(_step, 0, 4, 1)),
 )
 
 
 # The choice
 
 
-def select_call(made: Drafted, num_nodes: int) -> Call:
+def select_call(draft_loop: DraftLoop, num_nodes: int) -> Call:
     """Make a call that selects the nodes of a tree from the candidates of a loop."""
-    picked = chosen(made, num_nodes)
-    expected = {"top_scores_index": picked, "draft_tokens": made.tokens.gather(1, picked)}
-    if len(made.probs) > 1:  # one step has no parents to name, and conventions differ
-        expected["parent_list"] = made.parent_list
-    lists = made.scores_by_step, made.tokens_by_step, made.parents_by_step
+    picked = chosen(draft_loop, num_nodes)
+    expected = {"top_scores_index": picked, "draft_tokens": draft_loop.tokens.gather(1, picked)}
+    if len(draft_loop.probs) > 1:  # one step has no parents to name, and conventions differ
+        expected["parent_list"] = draft_loop.parent_list
+    lists = draft_loop.scores_by_step, draft_loop.tokens_by_step, draft_loop.parents_by_step
     return Call(arguments("select", *map(list, lists), num_nodes), expected)
 
 
@@ -132,13 +135,13 @@ def _select(batch: int, k: int, num_steps: int, num_nodes: int, coarse: bool = F
 
 
 _SELECT = (
-    Case("select", "8 of 36", partial(_select, 3, 4, 3, 9)),
-    Case("select", "63 of 648", partial(_select, 2, 8, 11, 64)),
-    Case("select", "all of the pool", partial(_select, 2, 3, 2, 13)),
-    Case("select", "one step", partial(_select, 3, 5, 1, 4)),
-    Case("select", "a chain", partial(_select, 3, 1, 5, 6)),
-    Case("select", "ties go to the lower index", partial(_select, 5, 4, 3, 9, coarse=True)),
-    Case("select", "no requests", partial(_select, 0, 4, 3, 9)),
+    KernelCase("select", "8 of 36", partial(_select, 3, 4, 3, 9)),
+    KernelCase("select", "63 of 648", partial(_select, 2, 8, 11, 64)),
+    KernelCase("select", "all of the pool", partial(_select, 2, 3, 2, 13)),
+    KernelCase("select", "one step", partial(_select, 3, 5, 1, 4)),
+    KernelCase("select", "a chain", partial(_select, 3, 1, 5, 6)),
+    KernelCase("select", "ties go to the lower index", partial(_select, 5, 4, 3, 9, coarse=True)),
+    KernelCase("select", "no requests", partial(_select, 0, 4, 3, 9)),
 )
 
 CASES = (*_TOPK, *_EXPAND, *_SELECT)

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from specsim.core.phases import PrefillInput, Verdict
-from specsim.correctness.conformance.case import Call, Case, arguments, integers
+from specsim.correctness.conformance.case import Call, KernelCase, arguments, integers
 from specsim.correctness.conformance.slots import batch_of
 
 
@@ -17,15 +17,15 @@ def shift_call(lens: list[int], next_tokens: list[int]) -> Call:
     starts = torch.nn.functional.pad(integers(lens).cumsum(0), (1, 0))
     prefill = PrefillInput(input_ids, starts, torch.zeros(len(lens), dtype=torch.int64), integers(next_tokens))
     expected = {"input_ids": shift_left(prefill, prefill.next_tokens)}
-    given = input_ids, starts[:-1].contiguous(), integers(lens), integers(next_tokens)
-    return Call(arguments("shift_ids", *given), expected)
+    values = input_ids, starts[:-1].contiguous(), integers(lens), integers(next_tokens)
+    return Call(arguments("shift_ids", *values), expected)
 
 
 _SHIFT = (
-    Case("shift_ids", "chunks of 1, 2 and 8 tokens", partial(shift_call, [1, 2, 8], [7, 8, 9])),
-    Case("shift_ids", "chunks of 9, 17 and 100 tokens", partial(shift_call, [9, 17, 100], [0, 2**31 - 1, 5])),
-    Case("shift_ids", "a chunk of 5000 tokens", partial(shift_call, [5000, 1], [3, 4])),
-    Case("shift_ids", "no requests", partial(shift_call, [], [])),
+    KernelCase("shift_ids", "chunks of 1, 2 and 8 tokens", partial(shift_call, [1, 2, 8], [7, 8, 9])),
+    KernelCase("shift_ids", "chunks of 9, 17 and 100 tokens", partial(shift_call, [9, 17, 100], [0, 2**31 - 1, 5])),
+    KernelCase("shift_ids", "a chunk of 5000 tokens", partial(shift_call, [5000, 1], [3, 4])),
+    KernelCase("shift_ids", "no requests", partial(shift_call, [], [])),
 )
 
 
@@ -45,17 +45,17 @@ def bonus_call(paths: list[int], width: int, num_nodes: int) -> Call:
     verdict = Verdict(predict, accept_index, accept_lens - 1, accept_lens, torch.zeros(batch, width))
     rows = torch.arange(batch * 64).view(batch, 64)
     features = torch.zeros(batch * num_nodes, 1)
-    made = draft_extend_input(batch_of([4] * batch, list(range(batch))), verdict, features, rows, 60, "fixed")
+    extend_input = draft_extend_input(batch_of([4] * batch, list(range(batch))), verdict, features, rows, 60, "fixed")
     tokens = torch.where(accept_index < 0, -1, predict[accept_index.long()]).int().flatten()
-    given = tokens, accept_lens, torch.full_like(accept_lens, -7), width
-    return Call(arguments("bonus_tokens", *given), {"bonus_tokens": made.bonus_tokens})
+    values = tokens, accept_lens, torch.full_like(accept_lens, -7), width
+    return Call(arguments("bonus_tokens", *values), {"bonus_tokens": extend_input.bonus_tokens})
 
 
 _BONUS = (
-    Case("bonus_tokens", "rows of 4, of trees of 8", partial(bonus_call, [1, 4, 2, 3, 4], 4, 8)),
-    Case("bonus_tokens", "rows of 6, of trees of 11", partial(bonus_call, [6, 1, 5], 6, 11)),
-    Case("bonus_tokens", "rows of 1", partial(bonus_call, [1, 1], 1, 1)),
-    Case("bonus_tokens", "no requests", partial(bonus_call, [], 4, 8)),
+    KernelCase("bonus_tokens", "rows of 4, of trees of 8", partial(bonus_call, [1, 4, 2, 3, 4], 4, 8)),
+    KernelCase("bonus_tokens", "rows of 6, of trees of 11", partial(bonus_call, [6, 1, 5], 6, 11)),
+    KernelCase("bonus_tokens", "rows of 1", partial(bonus_call, [1, 1], 1, 1)),
+    KernelCase("bonus_tokens", "no requests", partial(bonus_call, [], 4, 8)),
 )
 
 CASES = (*_SHIFT, *_BONUS)

@@ -12,7 +12,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, PrefillInput, Verdict
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.correctness.conformance.fast_verifiers import (
-    Trees,
+    TreeBatch,
     rejection_sample,
     tree_speculative_sampling_target_only,
     verify_input,
@@ -47,19 +47,27 @@ def select_top_k_tokens(
     bonus = torch.zeros(batch, dtype=torch.int32, device=topk_p.device)
     if scores is None:
         lanes = start_lanes(AutoregressiveInput(bonus, topk_p, topk_index, hidden_states), config)
-        made = lanes.candidates
-        tree = made.scores[:, None, :topk].clone(), made.tokens[:, :topk].clone(), made.parent_list[:, : 1 + topk]
-        return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), made.scores[:, :topk].clone(), tree
+        candidates = lanes.candidates
+        tree = (
+            candidates.scores[:, None, :topk].clone(),
+            candidates.tokens[:, :topk].clone(),
+            candidates.parent_list[:, : 1 + topk],
+        )
+        return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), candidates.scores[:, :topk].clone(), tree
     first_index = torch.zeros_like(scores, dtype=torch.int64)
     lanes = start_lanes(AutoregressiveInput(bonus, scores, first_index, hidden_states[::topk].contiguous()), config)
-    made = lanes.candidates
+    candidates = lanes.candidates
     shape = batch, topk, topk
     hidden_BKH = hidden_states.view(batch, topk, hidden_states.shape[1])
     expand(lanes, topk_p.view(shape), topk_index.view(shape), hidden_BKH, config)
-    own = slice(topk, topk + topk * topk)
-    chosen = made.parent_list[:, 1 + topk : 1 + 2 * topk]
-    tree = made.scores[:, own].reshape(shape), made.tokens[:, own].clone(), chosen + (i - 1) * topk * topk
-    return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), made.scores.gather(1, chosen), tree
+    children = slice(topk, topk + topk * topk)
+    chosen = candidates.parent_list[:, 1 + topk : 1 + 2 * topk]
+    tree = (
+        candidates.scores[:, children].reshape(shape),
+        candidates.tokens[:, children].clone(),
+        chosen + (i - 1) * topk * topk,
+    )
+    return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), candidates.scores.gather(1, chosen), tree
 
 
 def organize_draft_results(
@@ -68,7 +76,7 @@ def organize_draft_results(
     """Select from all steps' scores at once."""
     from specsim.fast.tree import select
 
-    chosen = select(torch.cat([each.flatten(1) for each in score_list], dim=1), num_draft_token - 1)
+    chosen = select(torch.cat([scores.flatten(1) for scores in score_list], dim=1), num_draft_token - 1)
     return torch.cat(parents_list[:-1] or parents_list, dim=1), chosen, torch.cat(token_list, dim=1).gather(1, chosen)
 
 
@@ -164,8 +172,8 @@ def draft_lane_locations(
     pools.draft = pools.target
     duplicate_tails(batch, config, pools)
     moved_to = pools.target.keys[0, :, 0, 0].long()
-    own = req_to_token[req_pool_indices]
-    target = own[(own >= 0) & (moved_to != numbers)[own.clamp(min=0)]]
+    row_slots = req_to_token[req_pool_indices]
+    target = row_slots[(row_slots >= 0) & (moved_to != numbers)[row_slots.clamp(min=0)]]
     lanes = Lanes.empty(batch_size, 1, config, torch.float32, device)
     lanes.path.zero_()
     lanes.step.zero_()
@@ -197,8 +205,8 @@ def fill_bonus_tokens(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: 
     logprobs = torch.zeros(batch_size, accept_stride, device=device)
     verdict = Verdict(accept_tokens, path, accept_lens - 1, accept_lens, logprobs)
     features = torch.zeros(len(accept_tokens), 1, device=device)
-    made = draft_extend_input(_batch([0] * batch_size, device), verdict, features, path.long(), _FAR, "fixed")
-    bonus_tokens.copy_(made.bonus_tokens)
+    extend_input = draft_extend_input(_batch([0] * batch_size, device), verdict, features, path.long(), _FAR, "fixed")
+    bonus_tokens.copy_(extend_input.bonus_tokens)
 
 
 def tree_attention(
@@ -219,7 +227,7 @@ def tree_attention(
     columns = lens[:, None] + torch.arange(num_nodes, device=device)
     mask_BNN = _square(tree_mask, tree_mask_mode, lens.tolist(), num_nodes)
     tree = replace(
-        verify_input(Trees(columns, columns, columns)),
+        verify_input(TreeBatch(columns, columns, columns)),
         positions=columns.flatten(),
         mask=mask_BNN.contiguous(),
         cache_locations=table[:batch_size].gather(1, columns).flatten(),

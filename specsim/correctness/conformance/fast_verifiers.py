@@ -14,7 +14,7 @@ _UNIT = math.log2(math.e)  # at this temperature a logit x has weight 2^x
 _FAR = 2**31 - 1  # no-op length limit
 
 
-class Trees(NamedTuple):
+class TreeBatch(NamedTuple):
     """Trees of a batch."""
 
     tokens: Tensor  # i64 [B, N]
@@ -27,15 +27,15 @@ def verify_tree_greedy(
     retrive_next_token: Tensor, retrive_next_sibling: Tensor, target_predict: Tensor,
 ) -> None:  # fmt: skip
     """Renumber the tokens that occur, and give all mass to the target's."""
-    known, numbers = torch.cat([candidates, target_predict]).unique(return_inverse=True)
+    vocabulary, numbers = torch.cat([candidates, target_predict]).unique(return_inverse=True)
     tokens, best = numbers.view(2, *candidates.shape)
-    logits_BNV = torch.nn.functional.one_hot(best, max(1, len(known))).float()
+    logits_BNV = torch.nn.functional.one_hot(best, max(1, len(vocabulary))).float()
     config = _config(logits_BNV, accept_index.shape[1])
-    verdict = _walk(Trees(tokens, retrive_next_token, retrive_next_sibling), logits_BNV, 0.0, None, config)
+    verdict = _walk(TreeBatch(tokens, retrive_next_token, retrive_next_sibling), logits_BNV, 0.0, None, config)
     accept_index.copy_(verdict.accept_index)
     accept_token_num.copy_(verdict.num_accepted_drafts)
-    if len(known):
-        predicts.copy_(torch.where(verdict.predict < 0, -1, known[verdict.predict.long().clamp(min=0)]))
+    if len(vocabulary):
+        predicts.copy_(torch.where(verdict.predict < 0, -1, vocabulary[verdict.predict.long().clamp(min=0)]))
 
 
 def tree_speculative_sampling_target_only(
@@ -45,7 +45,7 @@ def tree_speculative_sampling_target_only(
     threshold_single: float = 1.0, threshold_acc: float = 1.0, _deterministic: bool = True,
 ) -> None:  # fmt: skip
     """Make logits of the distributions: log2 p at the temperature _UNIT."""
-    trees = Trees(candidates, retrive_next_token, retrive_next_sibling)
+    trees = TreeBatch(candidates, retrive_next_token, retrive_next_sibling)
     width = accept_index.shape[1]
     uniforms = None
     if len(candidates):
@@ -73,9 +73,9 @@ def rejection_sample(
     is_draft_BS = (torch.arange(steps) < lengths[:, None]).to(device)
 
     def padded(rows: Tensor) -> Tensor:
-        whole = torch.zeros(len(lengths), steps, *rows.shape[1:], dtype=rows.dtype, device=device)
-        whole[is_draft_BS] = rows
-        return whole
+        padded_rows = torch.zeros(len(lengths), steps, *rows.shape[1:], dtype=rows.dtype, device=device)
+        padded_rows[is_draft_BS] = rows
+        return padded_rows
 
     drafts = draft_token_ids.long()
     draft_RV = torch.nn.functional.one_hot(drafts, vocab_size).float() if draft_probs is None else draft_probs
@@ -87,7 +87,7 @@ def rejection_sample(
     requests = range(len(lengths))
     batch = Batch.of(requests, requests, [1] * len(lengths), params, vocab_size)
     no_links = torch.full_like(tokens_BN, -1)  # a chain needs none
-    tree = verify_input(Trees(tokens_BN, no_links, no_links), padded(draft_RV), lengths.int().to(device))
+    tree = verify_input(TreeBatch(tokens_BN, no_links, no_links), padded(draft_RV), lengths.int().to(device))
     verdict = _walk_batch(batch, tree, logits_BNV, None, config)
     output = verdict.predict.view(tokens_BN.shape)
     is_bonus_BN = (torch.arange(steps + 1, device=device) == lengths.to(device)[:, None]) & (output >= 0)
@@ -100,7 +100,7 @@ def _config(logits_BNV: Tensor, width: int, single: float = 1.0, acc: float = 1.
 
 
 def _walk(
-    trees: Trees, logits_BNV: Tensor, temperature: float, uniforms: tuple[Tensor, Tensor] | None, config: SpecConfig
+    trees: TreeBatch, logits_BNV: Tensor, temperature: float, uniforms: tuple[Tensor, Tensor] | None, config: SpecConfig
 ) -> Verdict:
     """Walk every tree under the distributions of its nodes' logits."""
     batch_size, _, vocab_size = logits_BNV.shape
@@ -120,7 +120,7 @@ def _walk_batch(
 
 
 def verify_input(
-    trees: Trees, draft_prob_BMV: Tensor | None = None, proposed_depth: Tensor | None = None
+    trees: TreeBatch, draft_prob_BMV: Tensor | None = None, proposed_depth: Tensor | None = None
 ) -> VerifyInput:
     """Make the state that the kernels read, without the tensors that they do not read."""
     tokens, next_token, next_sibling = trees
@@ -140,7 +140,7 @@ def verify_input(
     )
 
 
-def _uniforms_by_depth(trees: Trees, uniform_samples: Tensor, width: int) -> Tensor:
+def _uniforms_by_depth(trees: TreeBatch, uniform_samples: Tensor, width: int) -> Tensor:
     """Take one uniform per depth, as the implementation reads them: that of the first node found there."""
     uniforms = torch.full((len(uniform_samples), width), 0.5, device=uniform_samples.device)
     tables = zip(trees.next_token.tolist(), trees.next_sibling.tolist(), strict=True)
@@ -154,8 +154,8 @@ def _uniforms_by_depth(trees: Trees, uniform_samples: Tensor, width: int) -> Ten
 
 
 def _siblings(first: int, siblings: list[int]) -> list[int]:
-    found = []
+    nodes = []
     while first >= 0:
-        found.append(first)
+        nodes.append(first)
         first = siblings[first]
-    return found
+    return nodes

@@ -52,7 +52,7 @@ class Forest:
             predicts[first + path[-1]] = bonus
         number = integers((len(path) - 1 for path, _ in walked), torch.int32)
         expected = {"predicts": predicts.int(), "accept_index": accept_index.int(), "accept_token_num": number}
-        outputs = (torch.full_like(each, fill) for each, fill in zip(expected.values(), (-1, -1, -7), strict=True))
+        outputs = (torch.full_like(result, fill) for result, fill in zip(expected.values(), (-1, -1, -7), strict=True))
         all_links = [links(parents) for parents in self.parents]
         tables = (
             integers(self.tokens).view(batch, num_nodes),
@@ -67,9 +67,9 @@ def grown(batch: int, k: int, num_steps: int, num_nodes: int, most: int | None =
     """Grow trees by a draft loop; most: drafts that may be accepted, all steps unless given."""
     from specsim.reference.tree import parents_of
 
-    made = drafted(batch, k, num_steps, seed=num_nodes)
-    picked = chosen(made, num_nodes)
-    rows = zip(picked.tolist(), made.parent_list.tolist(), strict=True)
-    parents = [parents_of(own, parent_list, k) for own, parent_list in rows]
-    tokens = torch.cat([torch.full((batch, 1), 5), made.tokens.gather(1, picked)], dim=1)
+    draft_loop = drafted(batch, k, num_steps, seed=num_nodes)
+    picked = chosen(draft_loop, num_nodes)
+    rows = zip(picked.tolist(), draft_loop.parent_list.tolist(), strict=True)
+    parents = [parents_of(selected, parent_list, k) for selected, parent_list in rows]
+    tokens = torch.cat([torch.full((batch, 1), 5), draft_loop.tokens.gather(1, picked)], dim=1)
     return Forest(parents, tokens.tolist(), num_steps if most is None else most)

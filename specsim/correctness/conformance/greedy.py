@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from specsim.correctness.conformance.case import Call, Case, integers, replaced, strided
+from specsim.correctness.conformance.case import Call, KernelCase, integers, replaced, strided
 from specsim.correctness.conformance.forest import FLAT, Forest, grown
 
 
@@ -15,12 +15,12 @@ def greedy_call(forest: Forest, best: list[list[int]]) -> Call:
     from specsim.reference.acceptance import greedy
 
     walked = []
-    for tree, own in zip(forest.trees, best, strict=True):
-        known = sorted({*own, *tree.tokens})  # a vocabulary of the tokens that occur, in their order
-        place = {token: index for index, token in enumerate(known)}
-        rows = torch.nn.functional.one_hot(integers(place[token] for token in own), len(known)).double()
-        path, bonus = greedy(replace(tree, tokens=[place[token] for token in tree.tokens]), rows)
-        walked.append((path, known[bonus]))
+    for tree, best_tokens in zip(forest.trees, best, strict=True):
+        vocabulary = sorted({*best_tokens, *tree.tokens})  # a vocabulary of the tokens that occur, in their order
+        index_of = {token: index for index, token in enumerate(vocabulary)}
+        rows = torch.nn.functional.one_hot(integers(index_of[token] for token in best_tokens), len(vocabulary)).double()
+        path, bonus = greedy(replace(tree, tokens=[index_of[token] for token in tree.tokens]), rows)
+        walked.append((path, vocabulary[bonus]))
     return forest.call("verify_greedy", walked, integers(best).view(forest.size))
 
 
@@ -29,12 +29,12 @@ def _led(forest: Forest, seed: int) -> Call:
     generator = torch.Generator().manual_seed(seed)
     best = []
     for tree in forest.trees:
-        own = []
+        best_tokens = []
         for node in range(len(tree.tokens)):
             children = [tree.tokens[child] for child in tree.children(node)]
             options = [*children * 3, 7]
-            own.append(options[int(torch.randint(len(options), (), generator=generator))])
-        best.append(own)
+            best_tokens.append(options[int(torch.randint(len(options), (), generator=generator))])
+        best.append(best_tokens)
     return greedy_call(forest, best)
 
 
@@ -92,15 +92,15 @@ def _greedy_refusable(change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
 
 
 CASES = (
-    Case("verify_greedy", "every end of a walk over two levels", _by_hand),
-    Case("verify_greedy", "rows shorter than the tree is deep", partial(_by_hand, most=1)),
-    Case("verify_greedy", "random trees", lambda: _led(grown(7, 4, 3, 13), 1)),
-    Case("verify_greedy", "64 nodes", lambda: _led(grown(3, 6, 4, 64), 2)),
-    Case("verify_greedy", "chains", lambda: _led(grown(5, 1, 6, 7), 3)),
-    Case("verify_greedy", "padded requests", _roots),
-    Case("verify_greedy", "token ids beyond 2^24", _wide_tokens),
-    Case("verify_greedy", "no requests", lambda: greedy_call(Forest([], [], 2), [])),
-    Case("verify_greedy", "inputs with gaps", partial(_greedy_refusable, strided), may_refuse=True),
-    Case("verify_greedy", "inputs in int32", partial(_greedy_refusable, torch.Tensor.int), may_refuse=True),
-    Case("verify_greedy", "malformed: siblings in a circle", _circle, may_refuse=True, perilous=True),
+    KernelCase("verify_greedy", "every end of a walk over two levels", _by_hand),
+    KernelCase("verify_greedy", "rows shorter than the tree is deep", partial(_by_hand, most=1)),
+    KernelCase("verify_greedy", "random trees", lambda: _led(grown(7, 4, 3, 13), 1)),
+    KernelCase("verify_greedy", "64 nodes", lambda: _led(grown(3, 6, 4, 64), 2)),
+    KernelCase("verify_greedy", "chains", lambda: _led(grown(5, 1, 6, 7), 3)),
+    KernelCase("verify_greedy", "padded requests", _roots),
+    KernelCase("verify_greedy", "token ids beyond 2^24", _wide_tokens),
+    KernelCase("verify_greedy", "no requests", lambda: greedy_call(Forest([], [], 2), [])),
+    KernelCase("verify_greedy", "inputs with gaps", partial(_greedy_refusable, strided), may_refuse=True),
+    KernelCase("verify_greedy", "inputs in int32", partial(_greedy_refusable, torch.Tensor.int), may_refuse=True),
+    KernelCase("verify_greedy", "malformed: siblings in a circle", _circle, may_refuse=True, perilous=True),
 )

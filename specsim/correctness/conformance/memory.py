@@ -10,28 +10,28 @@ MARGIN = 64  # entries before and after a tensor; a multiple of the alignment of
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A tensor in its own memory."""
+class GuardedTensor:
+    """A tensor between guard entries."""
 
     tensor: torch.Tensor  # the function may have resized it
-    strides: tuple[int, ...]  # with which it was placed
-    before: torch.Tensor  # copy of its entries when it was placed
-    whole: torch.Tensor  # the memory, with the margins
-    whole_before: torch.Tensor  # copy of the memory when it was placed
+    strides: tuple[int, ...]  # of the copy
+    before: torch.Tensor  # copy of its entries from before the call
+    memory: torch.Tensor  # the tensor with its margins
+    memory_before: torch.Tensor  # copy of the memory from before the call
 
     @property
     def is_overrun(self) -> bool:
         """Whether a guard entry was written."""
-        now = self.whole.clone()
-        then = self.whole_before.clone()
-        for memory in (now, then):
-            memory.as_strided(self.before.shape, self.strides, MARGIN).zero_()
+        now = self.memory.clone()
+        then = self.memory_before.clone()
+        for copy in (now, then):
+            copy.as_strided(self.before.shape, self.strides, MARGIN).zero_()
         return not torch.equal(bits(now), bits(then))
 
     @property
     def is_moved(self) -> bool:
         """Whether the tensor lies in other memory now."""
-        return self.tensor.numel() > 0 and self.tensor.data_ptr() != self.whole[MARGIN:].data_ptr()
+        return self.tensor.numel() > 0 and self.tensor.data_ptr() != self.memory[MARGIN:].data_ptr()
 
     @property
     def is_changed(self) -> bool:
@@ -39,16 +39,16 @@ class Placed:
         return self.tensor.dtype != self.before.dtype or not torch.equal(bits(self.tensor), bits(self.before))
 
 
-def place(tensor: torch.Tensor, device: torch.device) -> Placed:
-    """Copy a tensor to the device with its strides."""
+def guard(tensor: torch.Tensor, device: torch.device) -> GuardedTensor:
+    """Copy a tensor to the device with its strides, between guard entries."""
     reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    whole = tensor.new_zeros((reach if tensor.numel() else 0) + 2 * MARGIN)
+    memory = tensor.new_zeros((reach if tensor.numel() else 0) + 2 * MARGIN)
     fill, wide = (float("nan"), torch.float64) if tensor.is_floating_point() else (1, torch.int64)
-    whole.copy_(tensor.new_full(whole.shape, fill, dtype=wide))
-    whole.as_strided(tensor.shape, tensor.stride(), MARGIN).copy_(tensor)
-    whole = whole.to(device)
-    placed = whole.as_strided(tensor.shape, tensor.stride(), MARGIN)
-    return Placed(placed, placed.stride(), placed.clone(), whole, whole.clone())
+    memory.copy_(tensor.new_full(memory.shape, fill, dtype=wide))
+    memory.as_strided(tensor.shape, tensor.stride(), MARGIN).copy_(tensor)
+    memory = memory.to(device)
+    guarded = memory.as_strided(tensor.shape, tensor.stride(), MARGIN)
+    return GuardedTensor(guarded, guarded.stride(), guarded.clone(), memory, memory.clone())
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -57,34 +57,34 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(same)
 
 
-def place_all(value: Any, device: torch.device) -> Any:
-    """Place every tensor of an argument, also in lists and namespaces; everything else stays."""
+def guard_all(value: Any, device: torch.device) -> Any:
+    """Guard every tensor of an argument, also in lists and namespaces; everything else stays."""
     if isinstance(value, torch.Tensor):
-        return place(value, device)
+        return guard(value, device)
     if isinstance(value, list):
-        return [place_all(each, device) for each in value]
+        return [guard_all(item, device) for item in value]
     if isinstance(value, SimpleNamespace):
-        return SimpleNamespace(**{name: place_all(each, device) for name, each in vars(value).items()})
+        return SimpleNamespace(**{name: guard_all(item, device) for name, item in vars(value).items()})
     return value
 
 
 def tensors(value: Any) -> Any:
     """Make the argument to pass, with new lists and namespaces."""
-    if isinstance(value, Placed):
+    if isinstance(value, GuardedTensor):
         return value.tensor
     if isinstance(value, list):
-        return [tensors(each) for each in value]
+        return [tensors(item) for item in value]
     if isinstance(value, SimpleNamespace):
-        return SimpleNamespace(**{name: tensors(each) for name, each in vars(value).items()})
+        return SimpleNamespace(**{name: tensors(item) for name, item in vars(value).items()})
     return value
 
 
-def pieces(value: Any) -> list[Placed]:
-    """List the placed tensors of an argument."""
-    if isinstance(value, Placed):
+def pieces(value: Any) -> list[GuardedTensor]:
+    """List the guarded tensors of an argument."""
+    if isinstance(value, GuardedTensor):
         return [value]
     inside = vars(value).values() if isinstance(value, SimpleNamespace) else value if isinstance(value, list) else ()
-    return [placed for each in inside for placed in pieces(each)]
+    return [guarded for item in inside for guarded in pieces(item)]
 
 
 def outline(value: Any) -> Any:
@@ -92,7 +92,7 @@ def outline(value: Any) -> Any:
     if isinstance(value, SimpleNamespace):
         return outline(vars(value))
     if isinstance(value, dict):
-        return {name: outline(each) for name, each in value.items()}
+        return {name: outline(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [outline(each) for each in value]
+        return [outline(item) for item in value]
     return value if isinstance(value, int) else id(value)

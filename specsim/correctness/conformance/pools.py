@@ -6,7 +6,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftLoop:
     """A draft loop over B requests, K lanes and S steps."""
 
     probs: list[torch.Tensor]  # drafter's proposals, [B, K] at the first step, then [B·K, K]
@@ -34,20 +34,20 @@ class Drafted:
         return self.parents_by_step[:-1] or self.parents_by_step
 
 
-def drafted(batch: int, k: int, num_steps: int, seed: int, coarse: bool = False) -> Drafted:
+def drafted(batch: int, k: int, num_steps: int, seed: int, coarse: bool = False) -> DraftLoop:
     """Run a loop with random proposals; coarse: few distinct probabilities, so that many candidates tie.
 
     Ids are drawn from a wide range, so that a token identifies its candidate.
     """
     generator = torch.Generator().manual_seed(seed)
-    made = Drafted([], [], [], [], [])
+    draft_loop = DraftLoop([], [], [], [], [])
     lanes = torch.empty(0)
     for step in range(num_steps):
         rows = batch * k if step else batch
-        made.probs.append(_proposals(rows, k, generator, coarse))
-        made.ids.append(torch.randint(2**31 - 1, (rows, k), generator=generator))
-        lanes = _advance(made, lanes, batch, k)
-    return made
+        draft_loop.probs.append(_proposals(rows, k, generator, coarse))
+        draft_loop.ids.append(torch.randint(2**31 - 1, (rows, k), generator=generator))
+        lanes = _advance(draft_loop, lanes, batch, k)
+    return draft_loop
 
 
 def _proposals(rows: int, k: int, generator: torch.Generator, coarse: bool) -> torch.Tensor:
@@ -58,29 +58,29 @@ def _proposals(rows: int, k: int, generator: torch.Generator, coarse: bool) -> t
     return prob_RK.float().sort(dim=-1, descending=True).values
 
 
-def _advance(made: Drafted, lanes_BK: torch.Tensor, batch: int, k: int) -> torch.Tensor:
+def _advance(draft_loop: DraftLoop, lanes_BK: torch.Tensor, batch: int, k: int) -> torch.Tensor:
     """Append a step's candidates; return the scores of the next lanes."""
     from specsim.reference.drafting import child_scores
     from specsim.reference.sampling import topk
 
-    step = len(made.probs) - 1
-    probs = made.probs[-1]
-    ids = made.ids[-1]
+    step = len(draft_loop.probs) - 1
+    probs = draft_loop.probs[-1]
+    ids = draft_loop.ids[-1]
     if step == 0:
         scores_BK = probs
-        made.scores_by_step.append(scores_BK[:, None])
-        made.parents_by_step.append(torch.arange(-1, k).repeat(batch, 1))
+        draft_loop.scores_by_step.append(scores_BK[:, None])
+        draft_loop.parents_by_step.append(torch.arange(-1, k).repeat(batch, 1))
     else:
         children_BKK = child_scores(lanes_BK, probs.view(batch, k, k), "prob")
         scores_BK, chosen_BK = topk(children_BKK.flatten(1), k)
-        made.scores_by_step.append(children_BKK)
-        made.parents_by_step.append(made.tokens.shape[1] + chosen_BK)
-    made.tokens_by_step.append(ids.view(batch, k * k if step else k))
+        draft_loop.scores_by_step.append(children_BKK)
+        draft_loop.parents_by_step.append(draft_loop.tokens.shape[1] + chosen_BK)
+    draft_loop.tokens_by_step.append(ids.view(batch, k * k if step else k))
     return scores_BK
 
 
-def chosen(made: Drafted, num_nodes: int) -> torch.Tensor:
+def chosen(draft_loop: DraftLoop, num_nodes: int) -> torch.Tensor:
     """Select the indices [B, N-1] of the best candidates."""
     from specsim.reference.tree import select
 
-    return select(made.scores, num_nodes - 1)
+    return select(draft_loop.scores, num_nodes - 1)

@@ -10,17 +10,17 @@ from rich.console import Console
 from specsim.core.display import heading, print_table
 from specsim.core.user_module import load_module
 from specsim.correctness.conformance.catalogue import CASES
-from specsim.correctness.conformance.runner import Outcome, chosen_operations, name_of, run
+from specsim.correctness.conformance.runner import CaseOutcome, chosen_operations, name_of, run
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ConformanceReport:
     """Outcomes of a module's functions."""
 
     module: str
     device: str
     functions: dict[str, str]  # name of the called function by operation
-    outcomes: tuple[Outcome, ...]  # of every case, in their order
+    outcomes: tuple[CaseOutcome, ...]  # of every case, in their order
 
     @classmethod
     def of(
@@ -43,16 +43,16 @@ class Report:
             if progress is not None:
                 progress(done, len(cases))
             outcomes.append(run(module, case, device))
-        functions = {each.name: name_of(loaded, each, device) or "" for each in chosen}
+        functions = {operation.name: name_of(loaded, operation, device) or "" for operation in chosen}
         return cls(module, device, functions, tuple(outcomes))
 
     @property
-    def failures(self) -> tuple[Outcome, ...]:
+    def failures(self) -> tuple[CaseOutcome, ...]:
         return tuple(outcome for outcome in self.outcomes if not outcome.passed)
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write."""
-        return asdict(self) | {"outcomes": [asdict(each) | {"passed": each.passed} for each in self.outcomes]}
+        return asdict(self) | {"outcomes": [asdict(outcome) | {"passed": outcome.passed} for outcome in self.outcomes]}
 
     def show(self, console: Console) -> None:
         """Print the table, then operation, case and first wrong element of each failure."""
@@ -65,7 +65,7 @@ class Report:
                 console.print(indent(f"{outcome.status}: {outcome.detail}", "    "), highlight=False)
 
     def _row(self, name: str) -> tuple[str, ...]:
-        own = [outcome for outcome in self.outcomes if outcome.operation == name]
-        counts = [sum(outcome.status == status for outcome in own) for status in ("equal", "refused")]
-        wrong = sum(not outcome.passed for outcome in own)
-        return name, self.functions[name], *map(str, (len(own), *counts, wrong))
+        outcomes = [outcome for outcome in self.outcomes if outcome.operation == name]
+        counts = [sum(outcome.status == status for outcome in outcomes) for status in ("equal", "refused")]
+        wrong = sum(not outcome.passed for outcome in outcomes)
+        return name, self.functions[name], *map(str, (len(outcomes), *counts, wrong))

@@ -18,17 +18,17 @@ import torch
 from specsim.core.errors import InputError, require, text_of
 from specsim.core.user_module import load_module, user_code
 from specsim.core.workers import python_path
-from specsim.correctness.conformance.case import DEVICE, Call, Case
-from specsim.correctness.conformance.comparison import Difference, difference
+from specsim.correctness.conformance.case import DEVICE, Call, KernelCase
+from specsim.correctness.conformance.comparison import ResultDifference, difference
 from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Operation
-from specsim.correctness.conformance.memory import outline, pieces, place_all, tensors
+from specsim.correctness.conformance.memory import guard_all, outline, pieces, tensors
 
 SECONDS = 120  # limit of a process
 Status = Literal["equal", "refused", "different", "raised", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """Outcome of one case."""
 
     operation: str
@@ -81,7 +81,7 @@ def chosen_operations(module: ModuleType, names: Sequence[str] | None) -> list[O
     return chosen
 
 
-def run(module: str, case: Case, device: str) -> Outcome:
+def run(module: str, case: KernelCase, device: str) -> CaseOutcome:
     """Run one case, in this process or, if it is perilous, in its own."""
     if case.perilous:
         return _run_in_process(module, case, device)
@@ -91,14 +91,16 @@ def run(module: str, case: Case, device: str) -> Outcome:
     return call(function, case, torch.device(device))
 
 
-def call(function: Callable[..., Any], case: Case, device: torch.device) -> Outcome:
+def call(function: Callable[..., Any], case: KernelCase, device: torch.device) -> CaseOutcome:
     """Call the function once, in this process, and compare its results."""
     operation = BY_NAME[case.operation]
     with _defaults():
-        made = case.build()
-        made = made if case.adapt is None else case.adapt(function, made)
+        case_call = case.build()
+        case_call = case_call if case.adapt is None else case.adapt(function, case_call)
     try:
-        arguments = [device if each is DEVICE else place_all(each, device) for each in made.arguments.values()]
+        arguments = [
+            device if argument is DEVICE else guard_all(argument, device) for argument in case_call.arguments.values()
+        ]
         handed = tensors(arguments)
         before = outline(handed)
         with warnings.catch_warnings(action="ignore"):
@@ -109,13 +111,13 @@ def call(function: Callable[..., Any], case: Case, device: torch.device) -> Outc
         raise
     except BaseException as error:
         status = "refused" if case.may_refuse and _is_refusal(error) else "raised"
-        return Outcome(case.operation, case.name, status, f"{type(error).__name__}: {text_of(str, error)}")
+        return CaseOutcome(case.operation, case.name, status, f"{type(error).__name__}: {text_of(str, error)}")
     wrong = (
         _miscounted(operation, returned)
-        or _first_wrong(operation, _results(operation, arguments, returned), made, device)
+        or _first_wrong(operation, _results(operation, arguments, returned), case_call, device)
         or _misused(operation, arguments, before, outline(handed))
     )
-    return Outcome(case.operation, case.name, "different" if wrong else "equal", str(wrong) if wrong else "")
+    return CaseOutcome(case.operation, case.name, "different" if wrong else "equal", str(wrong) if wrong else "")
 
 
 @contextmanager
@@ -135,80 +137,84 @@ def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, torch.AcceleratorError)
 
 
-def _first_wrong(operation: Operation, found: dict[str, Any], made: Call, device: torch.device) -> Difference | None:
+def _first_wrong(
+    operation: Operation, results: dict[str, Any], case_call: Call, device: torch.device
+) -> ResultDifference | None:
     """Find the first difference from the expected results, unless an alternative fits."""
-    for name in made.expected:
-        result = found.get(name)
+    for name in case_call.expected:
+        result = results.get(name)
         if isinstance(result, torch.Tensor) and result.device.type != device.type:
-            return Difference(name, None, f"a tensor on {device.type}", f"one on {result.device.type}")
+            return ResultDifference(name, None, f"a tensor on {device.type}", f"one on {result.device.type}")
     firsts = []
-    for expected in (made.expected, *made.alternatives):
-        fitted = replace(made, expected=expected)
-        differences = (difference(value, found.get(value.name), fitted) for value in operation.results)
-        firsts.append(next((each for each in differences if each is not None), None))
+    for expected in (case_call.expected, *case_call.alternatives):
+        fitted = replace(case_call, expected=expected)
+        differences = (difference(value, results.get(value.name), fitted) for value in operation.results)
+        firsts.append(next((first for first in differences if first is not None), None))
     return None if None in firsts else firsts[0]
 
 
 def _results(operation: Operation, arguments: list[Any], returned: Any) -> dict[str, Any]:
     """Collect results by name: arguments written in place, and returned values, nested or not."""
     values = zip(operation.arguments, arguments, strict=True)
-    found = {value.name: tensors(argument) for value, argument in values if value.role in ("out", "inout")}
-    return found | dict(zip(_returned(operation), _flat(returned), strict=False))
+    written = {value.name: tensors(argument) for value, argument in values if value.role in ("out", "inout")}
+    return written | dict(zip(_returned(operation), _flat(returned), strict=False))
 
 
 def _returned(operation: Operation) -> list[str]:
     return [value.name for value in operation.results if value.role == "returned"]
 
 
-def _miscounted(operation: Operation, returned: Any) -> Difference | None:
+def _miscounted(operation: Operation, returned: Any) -> ResultDifference | None:
     """Report too many returned values, which callers cannot unpack; missing ones differ when compared."""
     names = _returned(operation)
     count = len(_flat(returned))
     if not 0 < len(names) < count:
         return None
-    return Difference("number of returned values", None, f"{len(names)} ({', '.join(names)})", str(count))
+    return ResultDifference("number of returned values", None, f"{len(names)} ({', '.join(names)})", str(count))
 
 
 def _flat(returned: Any) -> list[Any]:
     if isinstance(returned, (tuple, list)):
-        return [leaf for each in returned for leaf in _flat(each)]
+        return [leaf for value in returned for leaf in _flat(value)]
     return [returned]
 
 
-def _misused(operation: Operation, arguments: list[Any], before: list[Any], after: list[Any]) -> Difference | None:
+def _misused(
+    operation: Operation, arguments: list[Any], before: list[Any], after: list[Any]
+) -> ResultDifference | None:
     """Find a write out of bounds, a changed input, or a result in other memory.
 
     before, after: outlines of the call.
     """
     for value, argument, then, now in zip(operation.arguments, arguments, before, after, strict=True):
-        placed = pieces(argument)
-        if any(each.is_overrun for each in placed):
-            return Difference(value.name, None, "no write outside the tensor", "a write out of bounds")
-        if value.role == "in" and (now != then or any(each.is_changed for each in placed)):
-            return Difference(value.name, None, "an unchanged input", "changed content")
-        if value.role in ("out", "inout") and any(each.is_moved for each in placed):
-            return Difference(value.name, None, "a tensor in its own memory", "one in other memory")
+        guarded_tensors = pieces(argument)
+        if any(guarded.is_overrun for guarded in guarded_tensors):
+            return ResultDifference(value.name, None, "no write outside the tensor", "a write out of bounds")
+        if value.role == "in" and (now != then or any(guarded.is_changed for guarded in guarded_tensors)):
+            return ResultDifference(value.name, None, "an unchanged input", "changed content")
+        if value.role in ("out", "inout") and any(guarded.is_moved for guarded in guarded_tensors):
+            return ResultDifference(value.name, None, "a tensor in its own memory", "one in other memory")
     return None
 
 
-def _run_in_process(module: str, case: Case, device: str) -> Outcome:
+def _run_in_process(module: str, case: KernelCase, device: str) -> CaseOutcome:
     """Run the case in its own process, which may hang or die."""
     with tempfile.TemporaryDirectory() as folder:
-        left = Path(folder) / "outcome.json"
+        outcome_path = Path(folder) / "outcome.json"
         program = [sys.executable, "-m", "specsim.correctness.conformance.one_case"]
-        command = [*program, module, case.operation, case.name, device, str(left)]
+        command = [*program, module, case.operation, case.name, device, str(outcome_path)]
         try:
             done = subprocess.run(
                 command, env=os.environ | python_path(), capture_output=True, timeout=SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
-            return Outcome(case.operation, case.name, "ended", f"no result within {SECONDS} seconds")
-        if not left.exists():
+            return CaseOutcome(case.operation, case.name, "ended", f"no result within {SECONDS} seconds")
+        if not outcome_path.exists():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            return Outcome(case.operation, case.name, "ended", f"exit status {done.returncode}: {last[0]}")
-        return Outcome(**json.loads(left.read_text()))
+            return CaseOutcome(case.operation, case.name, "ended", f"exit status {done.returncode}: {last[0]}")
+        return CaseOutcome(**json.loads(outcome_path.read_text()))
 
 
-def write(outcome: Outcome, path: Path) -> None:
+def write(outcome: CaseOutcome, path: Path) -> None:
     """Write an outcome for the waiting process."""
     path.write_text(json.dumps(asdict(outcome)))

@@ -7,12 +7,12 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.correctness.conformance.case import DEVICE, Call, Case, arguments, integers, replaced
+from specsim.correctness.conformance.case import DEVICE, Call, KernelCase, arguments, integers, replaced
 
 _LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, head_dim=3)
 
 
-def made_pool(page_size: int, columns: list[int]) -> KVPool:
+def scattered_pool(page_size: int, columns: list[int]) -> KVPool:
     """Make a pool whose requests own that number of columns each, in scattered pages of distinct KV."""
     pages = sum(-(-count // page_size) for count in columns) + 3
     target = KVBuffer(_LAYOUT, pages * page_size, torch.float32)
@@ -22,8 +22,8 @@ def made_pool(page_size: int, columns: list[int]) -> KVPool:
     order = torch.randperm(pages, generator=torch.Generator().manual_seed(page_size)).tolist()
     for row, count in enumerate(columns):
         pages_of_row = [order.pop() for _ in range(-(-count // page_size))]
-        own = [page * page_size + offset for page in pages_of_row for offset in range(page_size)]
-        pools.req_to_token[row, : len(own)] = integers(own)
+        row_slots = [page * page_size + offset for page in pages_of_row for offset in range(page_size)]
+        pools.req_to_token[row, : len(row_slots)] = integers(row_slots)
     return pools
 
 
@@ -42,7 +42,7 @@ def move_call(page_size: int, seq_lens: list[int], paths: list[list[int]], num_n
 
     config = SpecConfig(topk=num_nodes - 1, num_steps=1, num_draft_tokens=num_nodes, page_size=page_size)
     batch = batch_of(seq_lens, list(range(len(paths))))
-    pools = made_pool(page_size, [n + num_nodes for n in seq_lens])
+    pools = scattered_pool(page_size, [n + num_nodes for n in seq_lens])
     locations = tree_locations(batch, config, pools).flatten()
     accept_index = integers(
         [b * num_nodes + node for node in path] + [-1] * (num_nodes - len(path)) for b, path in enumerate(paths)
@@ -63,12 +63,14 @@ def _in_int32() -> Call:
 
 
 _MOVE = (
-    Case("move_kv", "paths over page edges", lambda: move_call(4, [7, 3, 8], [[0, 2, 5], [0, 1], [0, 3, 4, 5]], 6)),
-    Case("move_kv", "slots that are both read and written", lambda: move_call(1, [5], [[0, 2, 3, 4, 5, 6]], 7)),
-    Case("move_kv", "a chain, already in its place", lambda: move_call(4, [6, 2], [[0, 1, 2, 3], [0, 1]], 4)),
-    Case("move_kv", "only roots", lambda: move_call(2, [3, 4], [[0], [0]], 3)),
-    Case("move_kv", "no requests", lambda: move_call(4, [], [], 6)),
-    Case("move_kv", "locations in int32", _in_int32, may_refuse=True),
+    KernelCase(
+        "move_kv", "paths over page edges", lambda: move_call(4, [7, 3, 8], [[0, 2, 5], [0, 1], [0, 3, 4, 5]], 6)
+    ),
+    KernelCase("move_kv", "slots that are both read and written", lambda: move_call(1, [5], [[0, 2, 3, 4, 5, 6]], 7)),
+    KernelCase("move_kv", "a chain, already in its place", lambda: move_call(4, [6, 2], [[0, 1, 2, 3], [0, 1]], 4)),
+    KernelCase("move_kv", "only roots", lambda: move_call(2, [3, 4], [[0], [0]], 3)),
+    KernelCase("move_kv", "no requests", lambda: move_call(4, [], [], 6)),
+    KernelCase("move_kv", "locations in int32", _in_int32, may_refuse=True),
 )
 
 
@@ -79,21 +81,23 @@ def locations_call(page_size: int, seq_lens: list[int], rows: list[int], num_nod
     """Make one call on these rows of the request table, which is wider than any of them needs."""
     from specsim.reference.kv import tree_locations
 
-    pools = made_pool(page_size, [max(seq_lens, default=0) + num_nodes + 2] * (max(rows, default=0) + 1))
+    pools = scattered_pool(page_size, [max(seq_lens, default=0) + num_nodes + 2] * (max(rows, default=0) + 1))
     batch = batch_of(seq_lens, rows)
     config = SpecConfig(1, num_nodes - 1, num_nodes, page_size)
     table = torch.where(pools.req_to_token < 0, 0, pools.req_to_token).int()
     start = batch.seq_lens
-    given = (batch.req_pool_indices, table, start, start + num_nodes, len(rows), num_nodes, DEVICE)
-    return Call(arguments("cache_locations", *given), {"out_cache_loc": tree_locations(batch, config, pools).flatten()})
+    values = (batch.req_pool_indices, table, start, start + num_nodes, len(rows), num_nodes, DEVICE)
+    return Call(
+        arguments("cache_locations", *values), {"out_cache_loc": tree_locations(batch, config, pools).flatten()}
+    )
 
 
 _LOCATIONS = (
-    Case("cache_locations", "rows in any order", lambda: locations_call(1, [5, 9, 0], [2, 0, 3], 8)),
-    Case("cache_locations", "page edges", lambda: locations_call(4, [3, 4, 5, 8], [3, 1, 0, 2], 5)),
-    Case("cache_locations", "33 columns", lambda: locations_call(16, [31, 1], [1, 0], 33)),
-    Case("cache_locations", "100 columns", lambda: locations_call(1, [64], [0], 100)),
-    Case("cache_locations", "no requests", lambda: locations_call(1, [], [], 8)),
+    KernelCase("cache_locations", "rows in any order", lambda: locations_call(1, [5, 9, 0], [2, 0, 3], 8)),
+    KernelCase("cache_locations", "page edges", lambda: locations_call(4, [3, 4, 5, 8], [3, 1, 0, 2], 5)),
+    KernelCase("cache_locations", "33 columns", lambda: locations_call(16, [31, 1], [1, 0], 33)),
+    KernelCase("cache_locations", "100 columns", lambda: locations_call(1, [64], [0], 100)),
+    KernelCase("cache_locations", "no requests", lambda: locations_call(1, [], [], 8)),
 )
 
 
@@ -107,27 +111,29 @@ def lanes_call(page_size: int, k: int, num_steps: int, seq_lens: list[int]) -> C
     nodes = num_steps + 1 if k == 1 else 2
     config = SpecConfig(k, num_steps, nodes, page_size)
     columns = [config.reserved_columns(length) for length in seq_lens]
-    pools = made_pool(page_size, columns)
+    pools = scattered_pool(page_size, columns)
     rows = list(range(len(seq_lens)))[::-1]
     order = [seq_lens[row] for row in rows]
     none = torch.empty(0, dtype=torch.int64)
     lanes = [pools.slots(row, lane_columns(length, config)) for row, length in zip(rows, order, strict=True)]
     tails = [pools.slots(row, tail_columns(length, config)) for row, length in zip(rows, order, strict=True)]
     expected = {
-        "out_cache_loc": torch.cat([none, *(own.flatten() for own in lanes)]),
-        "source_cache_loc": torch.cat([none, *(own[:1].expand_as(own[1:]).flatten() for own in tails)]),
-        "target_cache_loc": torch.cat([none, *(own[1:].flatten() for own in tails)]),
+        "out_cache_loc": torch.cat([none, *(request_slots.flatten() for request_slots in lanes)]),
+        "source_cache_loc": torch.cat(
+            [none, *(request_slots[:1].expand_as(request_slots[1:]).flatten() for request_slots in tails)]
+        ),
+        "target_cache_loc": torch.cat([none, *(request_slots[1:].flatten() for request_slots in tails)]),
     }
-    given = integers(rows), pools.req_to_token, integers(order), k, num_steps, page_size
-    return Call(arguments("lane_locations", *given), expected)
+    values = integers(rows), pools.req_to_token, integers(order), k, num_steps, page_size
+    return Call(arguments("lane_locations", *values), expected)
 
 
 _LANES = (
-    Case("lane_locations", "pages of one slot", partial(lanes_call, 1, 4, 3, [5, 0, 9])),
-    Case("lane_locations", "a chain", partial(lanes_call, 4, 1, 5, [7, 8, 3])),
-    Case("lane_locations", "7 tokens, pages of 4, 5 steps, 8 lanes", partial(lanes_call, 4, 8, 5, [7])),
-    Case("lane_locations", "every place in a page", partial(lanes_call, 4, 3, 2, [4, 5, 6, 7, 8])),
-    Case("lane_locations", "no requests", partial(lanes_call, 4, 3, 2, [])),
+    KernelCase("lane_locations", "pages of one slot", partial(lanes_call, 1, 4, 3, [5, 0, 9])),
+    KernelCase("lane_locations", "a chain", partial(lanes_call, 4, 1, 5, [7, 8, 3])),
+    KernelCase("lane_locations", "7 tokens, pages of 4, 5 steps, 8 lanes", partial(lanes_call, 4, 8, 5, [7])),
+    KernelCase("lane_locations", "every place in a page", partial(lanes_call, 4, 3, 2, [4, 5, 6, 7, 8])),
+    KernelCase("lane_locations", "no requests", partial(lanes_call, 4, 3, 2, [])),
 )
 
 CASES = (*_MOVE, *_LOCATIONS, *_LANES)

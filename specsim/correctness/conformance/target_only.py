@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from specsim.correctness.conformance.case import Call, Case, integers, replaced, strided
+from specsim.correctness.conformance.case import Call, KernelCase, integers, replaced, strided
 from specsim.correctness.conformance.forest import FLAT, Forest, grown
 
 LOWEST = 2.0**-24
@@ -24,7 +24,9 @@ def sampling_call(
     from specsim.reference.tree import depths_of
 
     rows = zip(forest.trees, prob_BNV, uniforms_BW.tolist(), final_B.tolist(), strict=True)
-    walked = [target_only(tree, own.double(), uniforms, final, single, acc) for tree, own, uniforms, final in rows]
+    walked = [
+        target_only(tree, prob_NV.double(), uniforms, final, single, acc) for tree, prob_NV, uniforms, final in rows
+    ]
     depths_BN = integers(map(depths_of, forest.parents)).view(forest.size)
     uniforms_BN = uniforms_BW.gather(1, depths_BN.clamp(max=uniforms_BW.shape[1] - 1))
     samples = uniforms_BN.float(), final_B.float(), prob_BNV.float(), torch.zeros_like(prob_BNV).float()
@@ -44,8 +46,8 @@ def _requests(
     """Make a request for each of these uniforms, the final one last."""
     batch = len(chosen)
     tokens = [0, 1, 2, 3, 0, 2][: len(parents)]
-    uniforms_BW = torch.tensor([[*each[:-1], 0.5] for each in chosen], dtype=torch.float64).view(batch, most + 1)
-    final_B = torch.tensor([each[-1] for each in chosen], dtype=torch.float64)
+    uniforms_BW = torch.tensor([[*draws[:-1], 0.5] for draws in chosen], dtype=torch.float64).view(batch, most + 1)
+    final_B = torch.tensor([draws[-1] for draws in chosen], dtype=torch.float64)
     prob_BNV = torch.tensor(weights).expand(batch, -1, -1).contiguous()
     return sampling_call(
         Forest([parents] * batch, [tokens] * batch, most), prob_BNV, uniforms_BW, final_B, **thresholds
@@ -78,7 +80,7 @@ def _covered() -> Call:
     """
     weights = [0.0, 0.25, 0.75 - 2.0**-23, 0.0]
     finals = [0.1, 0.3, HIGHEST]
-    normalised = [each / sum(weights) for each in weights]
+    normalised = [weight / sum(weights) for weight in weights]
     other = _grid([HIGHEST], finals, [normalised] * 3, [-1, 0, 0], 1)
     call = _grid([HIGHEST], finals, [weights] * 3, [-1, 0, 0], 1)
     return replace(call, alternatives=(other.expected,))
@@ -127,9 +129,11 @@ def _off_edges(forest: Forest, prob_BNV: Tensor, uniforms: Tensor) -> Tensor:
     from specsim.reference.acceptance import target_only
 
     finals = []
-    for tree, prob_NV, own in zip(forest.trees, prob_BNV, uniforms, strict=True):
-        for final in ((torch.arange(1, 2**10) - 0.5) / 2**10).roll(int(own[3] * 2**10)).tolist():
-            near = (target_only(tree, prob_NV, own[:3].tolist(), final + step, 1, 1) for step in (-1e-5, 0, 1e-5))
+    for tree, prob_NV, tree_uniforms in zip(forest.trees, prob_BNV, uniforms, strict=True):
+        for final in ((torch.arange(1, 2**10) - 0.5) / 2**10).roll(int(tree_uniforms[3] * 2**10)).tolist():
+            near = (
+                target_only(tree, prob_NV, tree_uniforms[:3].tolist(), final + step, 1, 1) for step in (-1e-5, 0, 1e-5)
+            )
             if len({bonus for _, bonus in near}) == 1:
                 finals.append(final)
                 break
@@ -142,30 +146,32 @@ def _sampling_refusable(change: Callable[[Tensor], Tensor]) -> Call:
 
 
 CASES = (
-    Case("verify_target_only", "every cell of the uniforms", lambda: _grid(_INSIDE, [0.1, 0.45, 0.9], _PROBS)),
-    Case("verify_target_only", "uniforms on the edges", _edges),
-    Case("verify_target_only", "drafts of probability zero", _no_chance),
-    Case("verify_target_only", "children that cover the vocabulary", _covered),
-    Case(
+    KernelCase("verify_target_only", "every cell of the uniforms", lambda: _grid(_INSIDE, [0.1, 0.45, 0.9], _PROBS)),
+    KernelCase("verify_target_only", "uniforms on the edges", _edges),
+    KernelCase("verify_target_only", "drafts of probability zero", _no_chance),
+    KernelCase("verify_target_only", "children that cover the vocabulary", _covered),
+    KernelCase(
         "verify_target_only",
         "full depth: the bonus comes from the whole distribution",
         lambda: _grid([LOWEST], _INSIDE, [_PROBS[0]] * 3, [-1, 0, 1]),
     ),
-    Case("verify_target_only", "rows shorter than the tree is deep", lambda: _grid(_INSIDE, _INSIDE, _PROBS, most=1)),
-    Case("verify_target_only", "threshold_acc 1/2", lambda: _grid(_INSIDE, [0.3], _PROBS, acc=0.5)),
-    Case("verify_target_only", "threshold_acc 0", lambda: _grid(_INSIDE[1:], [0.3], _PROBS, acc=0.0)),
-    Case("verify_target_only", "threshold_single 1/4", lambda: _grid(_INSIDE, [0.3], _PROBS, single=0.25)),
-    Case("verify_target_only", "NaN at unreached nodes", _unvisited),
-    Case("verify_target_only", "padded requests", _roots),
-    Case("verify_target_only", "a vocabulary of 33", partial(_wide_vocabulary, 33)),
-    Case("verify_target_only", "a vocabulary of 2053", partial(_wide_vocabulary, 2053)),
-    Case(
+    KernelCase(
+        "verify_target_only", "rows shorter than the tree is deep", lambda: _grid(_INSIDE, _INSIDE, _PROBS, most=1)
+    ),
+    KernelCase("verify_target_only", "threshold_acc 1/2", lambda: _grid(_INSIDE, [0.3], _PROBS, acc=0.5)),
+    KernelCase("verify_target_only", "threshold_acc 0", lambda: _grid(_INSIDE[1:], [0.3], _PROBS, acc=0.0)),
+    KernelCase("verify_target_only", "threshold_single 1/4", lambda: _grid(_INSIDE, [0.3], _PROBS, single=0.25)),
+    KernelCase("verify_target_only", "NaN at unreached nodes", _unvisited),
+    KernelCase("verify_target_only", "padded requests", _roots),
+    KernelCase("verify_target_only", "a vocabulary of 33", partial(_wide_vocabulary, 33)),
+    KernelCase("verify_target_only", "a vocabulary of 2053", partial(_wide_vocabulary, 2053)),
+    KernelCase(
         "verify_target_only",
         "no requests",
         lambda: sampling_call(Forest([], [], 2), torch.empty(0, 6, 4), torch.empty(0, 3), torch.empty(0)),
     ),
-    Case("verify_target_only", "distributions with gaps", partial(_sampling_refusable, strided), may_refuse=True),
-    Case(
+    KernelCase("verify_target_only", "distributions with gaps", partial(_sampling_refusable, strided), may_refuse=True),
+    KernelCase(
         "verify_target_only", "distributions in float64", partial(_sampling_refusable, Tensor.double), may_refuse=True
     ),
 )

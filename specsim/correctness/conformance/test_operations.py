@@ -5,7 +5,7 @@ import pytest
 from specsim.core.engine_options import check_device
 from specsim.core.errors import InputError
 from specsim.core.user_module import load_module
-from specsim.correctness.conformance.catalogue import CASES, Case
+from specsim.correctness.conformance.catalogue import CASES, KernelCase
 from specsim.correctness.conformance.runner import chosen_operations, run
 
 
@@ -20,12 +20,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", [check_device(metafunc.config.getoption("--impl-device"))])
     except InputError as error:
         raise pytest.UsageError(str(error)) from error
-    own = {operation.name for operation in chosen}
-    cases = [case for case in CASES if case.operation in own]
+    operation_names = {operation.name for operation in chosen}
+    cases = [case for case in CASES if case.operation in operation_names]
     metafunc.parametrize("case", cases, ids=[case.id for case in cases])
 
 
-def test_case(case: Case, device: str, pytestconfig: pytest.Config) -> None:
+def test_case(case: KernelCase, device: str, pytestconfig: pytest.Config) -> None:
     """Run one case; the message names operation, case and first wrong element."""
     outcome = run(str(pytestconfig.getoption("--impl")), case, device)
     if not outcome.passed:

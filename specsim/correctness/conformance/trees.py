@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specsim.correctness.conformance.case import Call, Case, arguments, integers, replaced, strided
+from specsim.correctness.conformance.case import Call, KernelCase, arguments, integers, replaced, strided
 from specsim.correctness.conformance.pools import chosen, drafted
 
 FULL_MASK, QLEN_ONLY, QLEN_ONLY_BITPACKING = range(3)
@@ -45,13 +45,17 @@ def tree_call(
 
     batch = len(seq_lens)
     num_nodes = selected_index.shape[1] + 1
-    kept = list(rows) or list(range(batch))
-    parents = {b: parents_of(selected_index[b].tolist(), parent_list[b].tolist(), k, b) for b in kept}
+    well_formed = list(rows) or list(range(batch))
+    parents = {b: parents_of(selected_index[b].tolist(), parent_list[b].tolist(), k, b) for b in well_formed}
     lone = [-1] + [0] * (num_nodes - 1)
     grown = [parents.get(b, lone) for b in range(batch)]
     depths_BN = integers(map(depths_of, grown)).view(batch, num_nodes)
-    mask_BNN = torch.stack([visibility(own) for own in grown]) if batch else torch.empty(0, num_nodes, num_nodes).bool()
-    all_links = [links(own) for own in grown]
+    mask_BNN = (
+        torch.stack([visibility(tree_parents) for tree_parents in grown])
+        if batch
+        else torch.empty(0, num_nodes, num_nodes).bool()
+    )
+    all_links = [links(tree_parents) for tree_parents in grown]
     mask = tree_mask(mask_BNN, seq_lens, mode)
     table = integers([-1] * batch * num_nodes).view(batch, num_nodes)
     blank = torch.zeros_like(mask.view(torch.uint8)).view(mask.dtype) if mode == QLEN_ONLY_BITPACKING else mask | True
@@ -63,31 +67,33 @@ def tree_call(
         "retrive_next_sibling": integers(sibling for _, sibling in all_links).view(batch, num_nodes),
     }
     positions = torch.full((batch * num_nodes,), -7)
-    given = parent_list, selected_index, seq_lens, blank, positions, table, table, table, k, num_steps, num_nodes, mode
-    call = Call(arguments("build_tree", *given), expected)
-    return call if not rows else _only(call, kept, batch, num_nodes)
+    values = parent_list, selected_index, seq_lens, blank, positions, table, table, table, k, num_steps, num_nodes, mode
+    call = Call(arguments("build_tree", *values), expected)
+    return call if not rows else _only(call, well_formed, batch, num_nodes)
 
 
-def _only(call: Call, kept: list[int], batch: int, num_nodes: int) -> Call:
+def _only(call: Call, well_formed: list[int], batch: int, num_nodes: int) -> Call:
     """Compare only well-formed requests; in the mask of the tree each has N² entries."""
-    well = torch.zeros(batch, dtype=torch.bool)
-    well[kept] = True
-    tables = dict.fromkeys(("retrive_index", "retrive_next_token", "retrive_next_sibling"), well)
-    by_entry = well.repeat_interleave(num_nodes**2)
-    return replace(call, rows={"tree_mask": by_entry, "positions": well.repeat_interleave(num_nodes), **tables})
+    is_well_formed = torch.zeros(batch, dtype=torch.bool)
+    is_well_formed[well_formed] = True
+    tables = dict.fromkeys(("retrive_index", "retrive_next_token", "retrive_next_sibling"), is_well_formed)
+    by_entry = is_well_formed.repeat_interleave(num_nodes**2)
+    return replace(
+        call, rows={"tree_mask": by_entry, "positions": is_well_formed.repeat_interleave(num_nodes), **tables}
+    )
 
 
 def _grown(batch: int, k: int, num_steps: int, num_nodes: int, mode: int, coarse: bool = False) -> Call:
-    made = drafted(batch, k, num_steps, seed=num_nodes, coarse=coarse)
+    draft_loop = drafted(batch, k, num_steps, seed=num_nodes, coarse=coarse)
     seq_lens = integers(_LENS[b % len(_LENS)] for b in range(batch))
-    return tree_call(made.parent_list, chosen(made, num_nodes), seq_lens, k, num_steps, mode)
+    return tree_call(draft_loop.parent_list, chosen(draft_loop, num_nodes), seq_lens, k, num_steps, mode)
 
 
 def _damaged(damage: Callable[[Tensor, Tensor], None]) -> Call:
     """Make three requests, the middle one malformed; the others have to be right."""
-    made = drafted(3, 3, 3, seed=5)
-    parent_list = made.parent_list.clone()
-    selected_index = chosen(made, 8)
+    draft_loop = drafted(3, 3, 3, seed=5)
+    parent_list = draft_loop.parent_list.clone()
+    selected_index = chosen(draft_loop, 8)
     damage(parent_list[1], selected_index[1])
     return tree_call(parent_list, selected_index, integers(_LENS[:3]), 3, 3, QLEN_ONLY, rows=(0, 2))
 
@@ -110,7 +116,7 @@ def _close_circle(parent_list: Tensor, selected_index: Tensor) -> None:
     parent_list[15 // 3] = 12
 
 
-def _sizes() -> list[Case]:
+def _sizes() -> list[KernelCase]:
     shapes = {
         "8 nodes": (5, 4, 3, 8),
         "9 nodes": (3, 4, 3, 9),
@@ -123,13 +129,13 @@ def _sizes() -> list[Case]:
         "no requests": (0, 4, 3, 8),
     }
     return [
-        Case("build_tree", f"{name}, {layout}", partial(_grown, *shape, mode))
+        KernelCase("build_tree", f"{name}, {layout}", partial(_grown, *shape, mode))
         for name, shape in shapes.items()
         for layout, mode in _MODES.items()
     ]
 
 
-def _refusable() -> list[Case]:
+def _refusable() -> list[KernelCase]:
     def with_strides() -> Call:
         call = _grown(3, 3, 3, 8, QLEN_ONLY)
         return replaced(call, **{name: strided(call.arguments[name]) for name in ("parent_list", "selected_index")})
@@ -139,8 +145,8 @@ def _refusable() -> list[Case]:
         return replaced(call, verified_seq_len=call.arguments["verified_seq_len"].int())
 
     return [
-        Case("build_tree", "inputs with gaps between their entries", with_strides, may_refuse=True),
-        Case("build_tree", "verified_seq_len in int32", with_int32, may_refuse=True),
+        KernelCase("build_tree", "inputs with gaps between their entries", with_strides, may_refuse=True),
+        KernelCase("build_tree", "verified_seq_len in int32", with_int32, may_refuse=True),
     ]
 
 
@@ -152,11 +158,11 @@ _MALFORMED = {
 
 CASES = (
     *_sizes(),
-    Case("build_tree", "65 nodes, full mask", partial(_grown, 2, 8, 3, 65, FULL_MASK)),
-    Case("build_tree", "ties", partial(_grown, 4, 4, 3, 12, FULL_MASK, coarse=True)),
+    KernelCase("build_tree", "65 nodes, full mask", partial(_grown, 2, 8, 3, 65, FULL_MASK)),
+    KernelCase("build_tree", "ties", partial(_grown, 4, 4, 3, 12, FULL_MASK, coarse=True)),
     *_refusable(),
     *(
-        Case("build_tree", f"malformed: {name}", partial(_damaged, damage), may_refuse=True, perilous=True)
+        KernelCase("build_tree", f"malformed: {name}", partial(_damaged, damage), may_refuse=True, perilous=True)
         for name, damage in _MALFORMED.items()
     ),
 )

@@ -72,7 +72,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class FieldChecks:
     """Checks of values; each raises Mismatch at the first difference."""
 
     tally: Tally
@@ -92,11 +92,11 @@ class Comparison:
         self._alike(name, values.reference, values.fast)
         exact = values.exact.double()
         fast = values.fast.double()
-        right = (values.reference, values.fast) if self.tally.is_perturbation else (values.reference,)
-        allowed = self._largest(name, (budget(each, exact, self.eps) for each in right))
+        runs = (values.reference, values.fast) if self.tally.is_perturbation else (values.reference,)
+        allowed = self._largest(name, (budget(run, exact, self.eps) for run in runs))
         self.within(name, exact, fast, allowed)
         if self.eps > FLOAT32_EPS and exact.numel() >= ENOUGH:
-            allowed = self._largest(f"{name} (rms)", (rms_budget(each, exact, self.eps) for each in right))
+            allowed = self._largest(f"{name} (rms)", (rms_budget(run, exact, self.eps) for run in runs))
             self.require(f"{name} (rms)", rms(fast - exact) <= allowed, allowed, rms(fast - exact))
 
     def _largest(self, name: str, budgets: Iterable[float]) -> float:
@@ -112,10 +112,10 @@ class Comparison:
 
     def layout(self, prefix: str, reference: State, fast: State, varying: frozenset[str] = frozenset()) -> None:
         """Require equal shapes and types in a whole state; fields in `varying` may differ in their number of rows."""
-        for each in fields(reference):  # pyright: ignore[reportArgumentType]  # every State is a dataclass
-            name = prefix + each.name
-            ours = getattr(reference, each.name)
-            theirs = getattr(fast, each.name)
+        for state_field in fields(reference):  # pyright: ignore[reportArgumentType]  # every State is a dataclass
+            name = prefix + state_field.name
+            ours = getattr(reference, state_field.name)
+            theirs = getattr(fast, state_field.name)
             if type(ours) is not type(theirs):
                 raise Mismatch(f"{name} (type)", type(ours).__name__, type(theirs).__name__)
             if isinstance(ours, State):
@@ -147,8 +147,8 @@ class Comparison:
             raise Mismatch(f"{name} (dtype)", str(reference.dtype), str(fast.dtype))
 
     def _none_wrong(self, name: str, reference: torch.Tensor, fast: torch.Tensor, wrong: torch.Tensor) -> None:
-        places = wrong.nonzero()
-        if len(places):
-            place = tuple(places[0].tolist())
-            raise Mismatch(name, reference[place].item(), fast[place].item(), place[0] if place else None)
+        indices = wrong.nonzero()
+        if len(indices):
+            index = tuple(indices[0].tolist())
+            raise Mismatch(name, reference[index].item(), fast[index].item(), index[0] if index else None)
         self.tally.fields[name] += reference.numel() > 0

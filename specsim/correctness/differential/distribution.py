@@ -40,8 +40,8 @@ class RowDistribution:
         """Compute the probabilities, f64 [V]; changes: parameters of the sampling."""
         from specsim.reference.sampling import target_prob
 
-        kept = {name: torch.full_like(getattr(self.sampling, name), value) for name, value in changes.items()}
-        return target_prob(self.adjusted_V, replace(self.sampling, **kept), 0)
+        parameters = {name: torch.full_like(getattr(self.sampling, name), value) for name, value in changes.items()}
+        return target_prob(self.adjusted_V, replace(self.sampling, **parameters), 0)
 
     def logprob(self, token: int) -> float:
         from specsim.reference.sampling import logprob
@@ -68,11 +68,11 @@ class RowDistribution:
         if not (weight_V[token] > 0 and low - self.slack <= at <= high + self.slack):
             self.deny(name, int((cdf_V > at).nonzero()[0]), token, node)
 
-    def deny(self, name: str, expected: object, found: object, node: int | None) -> None:
+    def deny(self, name: str, expected: object, actual: object, node: int | None) -> None:
         """Reject a choice that does not follow, unless rounding may have moved the edge of a filter."""
         if self.is_fragile():
             raise WithinRoundingError
-        raise Mismatch(name, expected, found, node)
+        raise Mismatch(name, expected, actual, node)
 
     def is_fragile(self) -> bool:
         """Whether rounding decides if a token near a filter's edge is kept."""

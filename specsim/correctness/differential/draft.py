@@ -10,8 +10,8 @@ from specsim.correctness.differential.budget import log_prob_budget
 from specsim.correctness.differential.comparison import Mismatch, Trio, WithinRoundingError, present
 from specsim.correctness.differential.draft_input import first_draft_logits
 from specsim.correctness.differential.product import compare_product
-from specsim.correctness.differential.ranking import Logits, compare_drafts, log_scores
-from specsim.correctness.differential.sampled import candidates, compare_lanes, lane_logits
+from specsim.correctness.differential.ranking import LogitsPair, compare_drafts, log_scores
+from specsim.correctness.differential.sampled import candidates_of, compare_lanes, lane_logits
 from specsim.correctness.differential.slots import compare_kv
 from specsim.correctness.differential.step import ComparedRequest
 
@@ -62,90 +62,90 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
     if config.is_sampled:
         compare_lanes(request, first_draft_logits(first))
         return
-    found = candidates(request)
-    parents = found.field("parent_list")
-    tokens = found.field("tokens")
+    candidates = candidates_of(request)
+    parents = candidates.field("parent_list")
+    tokens = candidates.field("tokens")
     k = config.topk
     check.same(PARENTS, parents.reference[: 1 + k], parents.fast[: 1 + k])
     check.same(TOKENS, tokens.reference[:k], tokens.fast[:k])
     noise = 0.0
     for step in range(config.num_steps):
         if step > 1:
-            _compare_lanes(found, step)
-        logits = lane_logits(found, step) if step else first_draft_logits(first)
+            _compare_lanes(candidates, step)
+        logits = lane_logits(candidates, step) if step else first_draft_logits(first)
         if step:
-            _compare_children(found, step, logits)
+            _compare_children(candidates, step, logits)
         noise += log_prob_budget(*logits, check.eps)
-        _compare_scores(found, step, noise)
+        _compare_scores(candidates, step, noise)
 
 
 def _compare_explicit(request: ComparedRequest[VerifyInput]) -> None:
     """Require the same candidates, bit for bit: they follow from token ids alone."""
-    found = request.of(request.states.map(lambda tree: present("candidates", tree.candidates)))
-    alive = found.field("num_alive")
+    candidates = request.of(request.states.map(lambda tree: present("candidates", tree.candidates)))
+    alive = candidates.field("num_alive")
     request.check.same("candidates.num_alive", alive.reference, alive.fast)
     for name in ("tokens", "parents", "scores"):
-        values = found.field(name).map(lambda entries: entries[: int(alive.reference)])
+        values = candidates.field(name).map(lambda entries: entries[: int(alive.reference)])
         request.check.same(f"candidates.{name}", values.reference, values.fast)
     request.check.tally.coverage["drafts"] += int(alive.reference)
     request.check.tally.coverage["rounds without drafts"] += int(alive.reference) == 0
 
 
-def _level(found: ComparedRequest[Candidates], index: int) -> slice:
+def _level(candidates: ComparedRequest[Candidates], index: int) -> slice:
     """Give the entries of a level.
 
     Level 0 are the K children of the root, level i the K² children of K lanes of level i-1.
     """
-    k = found.config.topk
+    k = candidates.config.topk
     return slice(k + (index - 1) * k * k, k + index * k * k) if index else slice(0, k)
 
 
-def _lanes(found: ComparedRequest[Candidates], index: int) -> Trio[torch.Tensor]:
+def _lanes(candidates: ComparedRequest[Candidates], index: int) -> Trio[torch.Tensor]:
     """Give the flat indices of the parents of level `index` ≥ 1, best first."""
-    k = found.config.topk
-    return found.field("parent_list").map(lambda parents: parents[1 + (index - 1) * k :][:k])
+    k = candidates.config.topk
+    return candidates.field("parent_list").map(lambda parents: parents[1 + (index - 1) * k :][:k])
 
 
-def _compare_lanes(found: ComparedRequest[Candidates], step: int) -> None:
-    level = _level(found, step - 1)
-    lanes = _lanes(found, step)
-    scores = found.field("scores").map(lambda scores: scores[level])
-    best = torch.sort(scores.fast, descending=True, stable=True).indices[: found.config.topk]
-    found.check.same(PARENTS, level.start + best, lanes.fast)
-    found.check.tally.coverage["ties"] += _ties_at_an_edge(scores.exact, found.config.topk)
-    found.check.decided(lanes.map(torch.Tensor.tolist))
+def _compare_lanes(candidates: ComparedRequest[Candidates], step: int) -> None:
+    level = _level(candidates, step - 1)
+    lanes = _lanes(candidates, step)
+    scores = candidates.field("scores").map(lambda scores: scores[level])
+    best = torch.sort(scores.fast, descending=True, stable=True).indices[: candidates.config.topk]
+    candidates.check.same(PARENTS, level.start + best, lanes.fast)
+    candidates.check.tally.coverage["ties"] += _ties_at_an_edge(scores.exact, candidates.config.topk)
+    candidates.check.decided(lanes.map(torch.Tensor.tolist))
 
 
-def _compare_children(found: ComparedRequest[Candidates], step: int, logits: Logits) -> None:
+def _compare_children(candidates: ComparedRequest[Candidates], step: int, logits: LogitsPair) -> None:
     """Compare the children of every lane; a dropped lane proposes ids 0..K-1 with probability 0."""
-    k = found.config.topk
-    tokens = found.field("tokens").map(lambda tokens: tokens[_level(found, step)].view(k, k))
-    if found.is_dropped(step):
-        found.check.same(TOKENS, tokens.reference, tokens.fast)
+    k = candidates.config.topk
+    tokens = candidates.field("tokens").map(lambda tokens: tokens[_level(candidates, step)].view(k, k))
+    if candidates.is_dropped(step):
+        candidates.check.same(TOKENS, tokens.reference, tokens.fast)
     else:
-        compare_drafts(found, TOKENS, tokens, logits)
+        compare_drafts(candidates, TOKENS, tokens, logits)
 
 
-def _compare_scores(found: ComparedRequest[Candidates], index: int, noise: float) -> None:
+def _compare_scores(candidates: ComparedRequest[Candidates], index: int, noise: float) -> None:
     """Compare a level's scores as logarithms.
 
     An implementation's own scores never exceed their parent's, and siblings are in descending order. noise: bound on
     the error of the logarithms of a path's probabilities, together.
     """
-    config = found.config
-    level = _level(found, index)
-    scores = found.field("scores")
-    own = scores.fast[level].view(-1, config.topk)
+    config = candidates.config
+    level = _level(candidates, index)
+    scores = candidates.field("scores")
+    level_scores = scores.fast[level].view(-1, config.topk)
     root_score = 1.0 if config.score == "prob" else 0.0
-    above = scores.fast[_lanes(found, index).fast] if index else own.new_full((1,), root_score)
-    best_first = torch.cat([above[:, None], own], dim=1)
+    above = scores.fast[_lanes(candidates, index).fast] if index else level_scores.new_full((1,), root_score)
+    best_first = torch.cat([above[:, None], level_scores], dim=1)
     rising = (best_first[:, 1:] > best_first[:, :-1]).flatten()
     if rising.any():
-        place = int(rising.nonzero()[0])
-        expected = scores.exact[level][place].item()
-        raise Mismatch(SCORES, expected, own.flatten()[place].item(), level.start + place)
+        entry = int(rising.nonzero()[0])
+        expected = scores.exact[level][entry].item()
+        raise Mismatch(SCORES, expected, level_scores.flatten()[entry].item(), level.start + entry)
     logs = scores.map(lambda scores: log_scores(scores[level], config.score))
-    found.check.within(SCORES, logs.exact, logs.fast, noise)
+    candidates.check.within(SCORES, logs.exact, logs.fast, noise)
 
 
 def _ties_at_an_edge(scores: torch.Tensor, count: int) -> bool:
@@ -159,9 +159,9 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
     from specsim.reference.tree import MalformedTree, build
 
     fast = request.states.fast
-    own = present("candidates", fast.candidates)
+    candidates = present("candidates", fast.candidates)
     one = slice(request.index, request.index + 1)
-    chosen_from = replace(own, **{name: value[one] for name, value in own.tensors.items()})
+    chosen_from = replace(candidates, **{name: value[one] for name, value in candidates.tensors.items()})
     slots = request.slots(request.length + torch.arange(request.config.num_draft_tokens))
     root = request.states.reference.draft_tokens[one, 0]
     try:
@@ -182,7 +182,7 @@ def _compare_selection(request: ComparedRequest[VerifyInput]) -> None:
     if not request.step.drafter.block_rows:
         if isinstance(request.states.reference.candidates, ExplicitCandidates):
             return
-        exact = candidates(request).field("scores").exact
+        exact = candidates_of(request).field("scores").exact
         request.check.tally.coverage["ties"] += _ties_at_an_edge(exact, request.config.num_draft_tokens - 1)
     i = request.index
     trees = request.states.map(lambda tree: (tree.draft_tokens[i].tolist(), tree.parents[i].tolist()))

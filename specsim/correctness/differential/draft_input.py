@@ -11,13 +11,13 @@ from specsim.correctness.differential.budget import budget
 from specsim.correctness.differential.comparison import present
 from specsim.correctness.differential.distribution import RowDistribution, rounding
 from specsim.correctness.differential.product import compare_all_drafts
-from specsim.correctness.differential.ranking import Logits, Ranking, compare_drafts, log_scores
+from specsim.correctness.differential.ranking import LogitsPair, Ranking, compare_drafts, log_scores
 from specsim.correctness.differential.sampled import DrawnRow, compare_draws
 from specsim.correctness.differential.slots import compare_committed
-from specsim.correctness.differential.step import ComparedRequest, Step
+from specsim.correctness.differential.step import ComparedRequest, ComparedStep
 
 
-def compare_prefill(request: ComparedRequest[PrefillOutput], logits: Logits) -> None:
+def compare_prefill(request: ComparedRequest[PrefillOutput], logits: LogitsPair) -> None:
     """Compare a request after a chunk of its prompt; logits: [B, V] after every chunk."""
     compare_committed(request, "target")
     _compare_first_token(request, logits)
@@ -67,24 +67,26 @@ def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefi
     check.within(f"{prefix}topk_scores", scores.exact, scores.fast, logits.log_noise(request))
 
 
-def first_draft_logits(request: ComparedRequest[Any]) -> Logits:
+def first_draft_logits(request: ComparedRequest[Any]) -> LogitsPair:
     """Compute the logits [1, draft V] of a request's first drafts."""
     pairs = zip(request.step.implementations[:2], request.field("hidden")[:2], strict=True)
-    return Logits(*(each.engine.drafter.logits(present("hidden", hidden)[None]) for each, hidden in pairs))
+    return LogitsPair(
+        *(implementation.engine.drafter.logits(present("hidden", hidden)[None]) for implementation, hidden in pairs)
+    )
 
 
-def prefill_logits(step: Step) -> Logits:
+def prefill_logits(step: ComparedStep) -> LogitsPair:
     """Compute the logits [B, V] after each chunk; its KV is written again with the same values."""
     from specsim.reference.attention import prefill_metadata
 
     prefill = step.entered.reference
-    made = []
-    for each in step.implementations[:2]:
-        target = each.engine.target
-        metadata = prefill_metadata(step.batch, prefill, each.pools)
-        hidden_RH = target.forward(prefill.input_ids, metadata, each.pools.target, ()).hidden
-        made.append(target.logits(hidden_RH[prefill.last_rows]))
-    return Logits(*made)
+    logits = []
+    for implementation in step.implementations[:2]:
+        target = implementation.engine.target
+        metadata = prefill_metadata(step.batch, prefill, implementation.pools)
+        hidden_RH = target.forward(prefill.input_ids, metadata, implementation.pools.target, ()).hidden
+        logits.append(target.logits(hidden_RH[prefill.last_rows]))
+    return LogitsPair(*logits)
 
 
 def _adjusted(request: ComparedRequest[Any], engine: Engine, logits_BV: torch.Tensor) -> torch.Tensor:
@@ -98,7 +100,7 @@ def _adjusted(request: ComparedRequest[Any], engine: Engine, logits_BV: torch.Te
     return adjust_logits(logits_BV[request.index], context, int(batch.prompt_lens), batch.sampling, 0, allowed_1V[0])
 
 
-def _compare_first_token(request: ComparedRequest[PrefillOutput], logits: Logits) -> None:
+def _compare_first_token(request: ComparedRequest[PrefillOutput], logits: LogitsPair) -> None:
     """Compare the token after the chunk with exact's adjusted logits.
 
 
@@ -113,16 +115,16 @@ def _compare_first_token(request: ComparedRequest[PrefillOutput], logits: Logits
     noise = max(budget(reference_V, exact_V, check.eps), rounding(exact_V))
     distribution = RowDistribution(exact_V, batch.sampling, noise)
     tokens = request.field("next_tokens").map(int)
-    known = int(request.step.entered.reference.next_tokens[request.index])  # -1 where the token is sampled
-    is_token = tokens.fast == known if known >= 0 else 0 <= tokens.fast < len(exact_V)
-    check.require("next_tokens", is_token, tokens.reference if known < 0 else known, tokens.fast)
-    if known < 0 and distribution.temperature == 0:
+    prompt_token = int(request.step.entered.reference.next_tokens[request.index])  # -1 where the token is sampled
+    is_token = tokens.fast == prompt_token if prompt_token >= 0 else 0 <= tokens.fast < len(exact_V)
+    check.require("next_tokens", is_token, tokens.reference if prompt_token < 0 else prompt_token, tokens.fast)
+    if prompt_token < 0 and distribution.temperature == 0:
         Ranking(reference_V, exact_V, noise).compare(check, "next_tokens", tokens.map(lambda token: [token]))
-    elif known < 0:
+    elif prompt_token < 0:
         uniform = float(first_uniforms(batch.seeds, batch.request_ids, batch.seq_lens))
         distribution.compare_draw("next_tokens", distribution.prob(), uniform, tokens.fast, None)
         check.decided(tokens)
     expected = torch.tensor(distribution.logprob(tokens.fast), dtype=torch.float64)
-    found = request.field("logprobs").fast
-    check.within("logprobs", expected, found, distribution.logprob_slack(noise))
-    check.note_logprob_error(abs(float(found.double() - expected)))
+    logprob = request.field("logprobs").fast
+    check.within("logprobs", expected, logprob, distribution.logprob_slack(noise))
+    check.note_logprob_error(abs(float(logprob.double() - expected)))

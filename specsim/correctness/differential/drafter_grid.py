@@ -14,7 +14,7 @@ from specsim.correctness.pairwise import pairwise
 def variants(differs_in: str) -> list[str]:
     """Name the variants of all kinds that differ in this from their kinds."""
     kinds = reversed(tuple(RECORDS.values()))
-    return [name for kind in kinds for name, each in kind.variants.items() if each.differs_in == differs_in]
+    return [name for kind in kinds for name, variant in kind.variants.items() if variant.differs_in == differs_in]
 
 
 LATENT = ("deepseek_v3",)  # families without KV heads, which no drafter can read that has no KV of its own

@@ -89,8 +89,8 @@ def perturbation_budgets(cell: Cell, pair: Pair, dtype: str) -> dict[str, float]
     for seed in range(PERTURBATION_RUNS):
         reference = load_implementation(cell, pair, options)
         exact = load_implementation(cell, pair, EngineOptions(dtype=torch.float64))
-        moved = load_implementation(cell, perturbed(pair, seed), options)
-        Lockstep(cell, pair, Trio(reference, exact, moved), tally).run()
+        perturbed_run = load_implementation(cell, perturbed(pair, seed), options)
+        Lockstep(cell, pair, Trio(reference, exact, perturbed_run), tally).run()
     return tally.budgets
 
 
@@ -122,8 +122,8 @@ def run_grid(
     if resume and json_file is None:
         raise InputError("resume", resume, "with a JSON file of an earlier run")
     require(cells, "grid", name, "a grid that has cells for these options")
-    own = _shard(cells, shard)
-    order = {cell.id: place for place, cell in enumerate(cells)}
+    shard_cells = _shard(cells, shard)
+    order = {cell.id: index for index, cell in enumerate(cells)}
     device = check_device(device) if impl == "fast" else device or "cpu"
     if impl != "fast" and device != "cpu":
         raise InputError("device", device, "cpu with impl 'reference'")
@@ -144,10 +144,17 @@ def run_grid(
     )
     done = _resumed(json_file, result, order) if resume and json_file is not None else {}
     results = list(done.values())
-    left = [cell for cell in own if cell.id not in done]
-    with tqdm(total=len(own), initial=len(own) - len(left), unit="cell", disable=None if progress else True) as bar:
-        for found in _checked(left, jobs, partial(check, impl=impl, dtype=dtype, device=device, shares=shares)):
-            results.append(found)
+    remaining = [cell for cell in shard_cells if cell.id not in done]
+    with tqdm(
+        total=len(shard_cells),
+        initial=len(shard_cells) - len(remaining),
+        unit="cell",
+        disable=None if progress else True,
+    ) as bar:
+        for cell_result in _checked(
+            remaining, jobs, partial(check, impl=impl, dtype=dtype, device=device, shares=shares)
+        ):
+            results.append(cell_result)
             bar.update()
             write_json(json_file, replace(result, cells=tuple(results)).to_json())
     result = replace(result, cells=tuple(sorted(results, key=lambda cell: order[cell.id])))
@@ -156,10 +163,10 @@ def run_grid(
 
 
 def _ranks_text(shares: Shares) -> str:
-    given = {"tensor-parallel": shares.tensor_parallel, "draft-parallel": shares.draft_parallel}
-    given = given if shares.tensor_parallel > 1 else {}
-    given |= {} if shares.forward == "auto" else {"forward": shares.forward}
-    return "".join(f" --{name} {value}" for name, value in given.items())
+    options = {"tensor-parallel": shares.tensor_parallel, "draft-parallel": shares.draft_parallel}
+    options = options if shares.tensor_parallel > 1 else {}
+    options |= {} if shares.forward == "auto" else {"forward": shares.forward}
+    return "".join(f" --{name} {value}" for name, value in options.items())
 
 
 def _checked(cells: Sequence[Cell], jobs: int, check_one: Callable[[Cell], CellResult]) -> Iterator[CellResult]:
@@ -196,15 +203,15 @@ def _resumed(path: Path, result: GridResult, cells: Collection[str]) -> dict[str
         require(name in value, "json", str(path), f"{allowed} (it has no {name})")
         if value[name] != expected[name]:
             raise InputError("json", f"{path} ({name} {value[name]})", f"a result of the same {name}, {expected[name]}")
-    found: dict[str, CellResult] = {}
+    results: dict[str, CellResult] = {}
     try:
         require_type("results", value.get("results"), list, "a list of cells")
-        for place, each in enumerate(value["results"]):
-            cell = CellResult.from_json(each, f"results[{place}]")
+        for index, entry in enumerate(value["results"]):
+            cell = CellResult.from_json(entry, f"results[{index}]")
             require(
-                cell.id in cells and cell.id not in found, f"results[{place}].id", cell.id, "another cell of the grid"
+                cell.id in cells and cell.id not in results, f"results[{index}].id", cell.id, "another cell of the grid"
             )
-            found[cell.id] = cell
+            results[cell.id] = cell
     except InputError as error:
         raise InputError("json", str(path), f"{allowed} ({error})") from error
-    return found
+    return results

@@ -93,13 +93,13 @@ def _product(kind: str, num_steps: int, chains: Sequence[tuple[str, str, str]]) 
         dict(family="noisy", num_steps=num_steps, graph="step", max_len="near", chunks=2, idle=True),
     )
     chain = dict(topk=1, num_steps=3, page_size=4, batch=3, kind=kind)
-    found = [chain | dict(family=family, graph=graph, sampling=sampling) for family, graph, sampling in chains]
-    return [*found, *(QUICK[0] | each | {"kind": kind} for each in trees)]
+    cells = [chain | dict(family=family, graph=graph, sampling=sampling) for family, graph, sampling in chains]
+    return [*cells, *(QUICK[0] | tree | {"kind": kind} for tree in trees)]
 
 
 def _verified(kind: str, **changes: Any) -> list[dict[str, Any]]:
     """List the cells of other verifiers, of drafts that are sampled."""
-    return [each | {"kind": kind} | changes for each in SAMPLED]
+    return [setting | {"kind": kind} | changes for setting in SAMPLED]
 
 
 # Modules of MTP, three in every pair, which write rows again.
@@ -216,9 +216,9 @@ def grid(name: str, dtype: str = "float32", shared: str | None = None) -> tuple[
         crossed = _crossed(settings) if name == "full" else []
         drafters = [*drafter_settings(is_included), *DRAFTERS] if name == "full" else []
         settings = [*crossed, *settings, *SPECIAL, *SHIPPED, *drafters]
-    settings = [each for each in settings if is_included(each)]
+    settings = [setting for setting in settings if is_included(setting)]
     if dtype == "bfloat16":
-        settings = [each | {"family": _wide(each.get("family", DEFAULTS["family"]))} for each in settings]
+        settings = [setting | {"family": _wide(setting.get("family", DEFAULTS["family"]))} for setting in settings]
     return tuple({cell.id: cell for cell in map(cell_of, settings)}.values())
 
 
@@ -253,4 +253,4 @@ def _crossed(covering: list[dict]) -> list[dict]:
         setting = {**dict(zip(CROSSED, values, strict=True)), "sampling": sampling}
         tree = {**setting, "num_draft_tokens": width(setting)}
         crossed.setdefault(tuple(tree.values()), setting)
-    return [{**covering[place % len(covering)], **setting} for place, setting in enumerate(crossed.values())]
+    return [{**covering[index % len(covering)], **setting} for index, setting in enumerate(crossed.values())]

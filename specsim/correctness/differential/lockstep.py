@@ -22,13 +22,13 @@ from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput, PrefillOutput, State
 from specsim.core.rank_group import RankLost, RanksDiffer
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.comparison import Comparison, Mismatch, Tally, Trio
+from specsim.correctness.differential.comparison import FieldChecks, Mismatch, Tally, Trio
 from specsim.correctness.differential.implementation import Implementation, empty
 from specsim.correctness.differential.pairs import draft_ids
-from specsim.correctness.differential.phase import Found, compare_step
+from specsim.correctness.differential.phase import StepDifference, compare_step
 from specsim.correctness.differential.result import Divergence
 from specsim.correctness.differential.slots import compare_books
-from specsim.correctness.differential.step import Step
+from specsim.correctness.differential.step import ComparedStep
 from specsim.serving.requests import Request, make_requests
 
 PHASES = ("draft", "verify", "draft_extend")
@@ -50,8 +50,8 @@ class Lockstep:
     # places in the batch of requests that diverged by rounding
     not_compared: set[int] = field(default_factory=set)
     round: int = 0
-    shown: Any = None  # state that the implementation under test returned last
-    shown_copy: Any = None
+    last_output: Any = None  # state that the implementation under test returned last
+    last_output_copy: Any = None
 
     def run(self) -> None:
         """Run prefill, then rounds until every request has finished or the cell ends, or up to the first divergence."""
@@ -97,31 +97,31 @@ class Lockstep:
         """Give every request its own draft steps, where the cell has them."""
         if not self.cell.draft_steps:
             return batch
-        steps = [self.cell.steps_from(each + self.round - 1)[0] for each in batch.request_ids.tolist()]
+        steps = [self.cell.steps_from(request_id + self.round - 1)[0] for request_id in batch.request_ids.tolist()]
         return replace(batch, draft_steps=torch.tensor(steps, dtype=torch.int32))
 
     def _step(self, phases: tuple[str, ...], batch: Batch) -> dict[str, Trio[Any]]:
         """Advance every implementation, then compare their outputs by phase."""
         reference, _, fast = self.implementations
-        entered = self.implementations.map(lambda each: each.state)
+        entered = self.implementations.map(lambda implementation: implementation.state)
         entered_copy = deepcopy(entered.fast)
         pools_before = deepcopy(fast.pools)
         tables_before = deepcopy(reference.pools)
         call = phases[0] if len(phases) == 1 else "round"
-        left: Any = Trio(*[self._advance(name, call, batch) for name in Trio._fields])
-        found = _changed(call, "its input state", entered.fast, entered_copy)
-        found += _changed(call, "an earlier output state", self.shown, self.shown_copy)
-        self.shown = left.fast
-        self.shown_copy = deepcopy(left.fast)
-        by_phase = [Trio(*states) for states in zip(*left, strict=True)] if call == "round" else [left]
+        results: Any = Trio(*[self._advance(name, call, batch) for name in Trio._fields])
+        differences = _changed(call, "its input state", entered.fast, entered_copy)
+        differences += _changed(call, "an earlier output state", self.last_output, self.last_output_copy)
+        self.last_output = results.fast
+        self.last_output_copy = deepcopy(results.fast)
+        by_phase = [Trio(*states) for states in zip(*results, strict=True)] if call == "round" else [results]
         on_host = [states._replace(fast=states.fast.to("cpu")) for states in by_phase]
         outputs = dict(zip(phases, on_host, strict=True))
         self._check_finite(outputs, batch)
-        check = Comparison(self.tally, torch.finfo(reference.dtype).eps)
+        check = FieldChecks(self.tally, torch.finfo(reference.dtype).eps)
         ids = draft_ids(self.pair)
-        step = Step(batch, self.implementations, entered, outputs, pools_before, tables_before, ids, check)
-        found += [] if found else compare_step(step, self.not_compared)
-        self._note(self._of_ranks(found))
+        step = ComparedStep(batch, self.implementations, entered, outputs, pools_before, tables_before, ids, check)
+        differences += [] if differences else compare_step(step, self.not_compared)
+        self._note(self._of_ranks(differences))
         return outputs
 
     def _check_finite(self, outputs: dict[str, Trio[Any]], batch: Batch) -> None:
@@ -133,22 +133,22 @@ class Lockstep:
         for state in states:
             is_prefill = isinstance(state, PrefillOutput)
             logprobs = state.logprobs[:, None] if is_prefill else state.verdict.logprobs
-            for index, place in logprobs.isnan().nonzero().tolist()[:1]:
+            for index, column in logprobs.isnan().nonzero().tolist()[:1]:
                 reference = self.implementations.reference
-                length = int(batch.seq_lens[index]) + place + (not is_prefill)
+                length = int(batch.seq_lens[index]) + column + (not is_prefill)
                 tokens = reference.pools.token_ids[batch.req_pool_indices[index], :length].tolist()
                 error = target_error(reference.engine, int(batch.request_ids[index]), self.round, tokens)
                 if error.place is not None:
                     raise error
 
-    def _of_ranks(self, found: list[Found]) -> list[Found]:
+    def _of_ranks(self, differences: list[StepDifference]) -> list[StepDifference]:
         """Give the differences of the first rank that has any, and the requests that diverged on one of the ranks."""
         ranks = self.implementations.fast.ranks
         if ranks is None:
-            return found
-        every = ranks.gather_objects((found, self.not_compared))
-        self.not_compared |= set().union(*(apart for _, apart in every))
-        return next((each for each, _ in every if each), [])
+            return differences
+        gathered = ranks.gather_objects((differences, self.not_compared))
+        self.not_compared |= set().union(*(not_compared for _, not_compared in gathered))
+        return next((rank_differences for rank_differences, _ in gathered if rank_differences), [])
 
     def _advance(self, name: str, call: str, batch: Batch) -> Any:
         """Advance one implementation; an error is a divergence, also where the reference raises it."""
@@ -157,37 +157,46 @@ class Lockstep:
         except (InputError, RankLost):
             raise
         except RanksDiffer as error:
-            self._note([Found(call, None, Mismatch("rank digests", "equal", str(error)))])
+            self._note([StepDifference(call, None, Mismatch("rank digests", "equal", str(error)))])
             raise Diverged from error
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             message = f"{name}: {type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
-            self._note([Found(call, None, Mismatch("error", None, message))])
+            self._note([StepDifference(call, None, Mismatch("error", None, message))])
             raise Diverged from error
 
-    def _note(self, found: Iterable[Found]) -> None:
+    def _note(self, differences: Iterable[StepDifference]) -> None:
         self.divergences += [
-            Divergence(self.cell.id, self.round, phase, request, each.node, each.field, each.reference, each.fast)
-            for phase, request, each in found
+            Divergence(
+                self.cell.id,
+                self.round,
+                phase,
+                request,
+                mismatch.node,
+                mismatch.field,
+                mismatch.reference,
+                mismatch.fast,
+            )
+            for phase, request, mismatch in differences
         ]
         if self.divergences and not self.tally.is_perturbation:
             raise Diverged
 
     def _hand_over(self) -> None:
-        for each in self.implementations[1:]:
-            each.take_over(self.implementations.reference)
+        for implementation in self.implementations[1:]:
+            implementation.take_over(self.implementations.reference)
         self.not_compared.clear()
 
     def _prefill(self, requests: list[Request]) -> Batch:
         """Prefill every prompt in the cell's number of chunks, over pools filled with NaN."""
         lengths = [len(request.prompt_ids) for request in requests]
         rows: list[int] = []
-        for each in self.implementations:
-            for kv in filter(None, (each.pools.target, each.pools.draft)):
+        for implementation in self.implementations:
+            for kv in filter(None, (implementation.pools.target, implementation.pools.draft)):
                 empty(kv)
-            rows = [each.pools.open() for _ in requests]
+            rows = [implementation.pools.open() for _ in requests]
             for row, length in zip(rows, lengths, strict=True):
-                each.pools.reserve(row, length + columns_ahead(each.engine.drafter))
+                implementation.pools.reserve(row, length + columns_ahead(implementation.engine.drafter))
         for request, row in zip(requests, rows, strict=True):
             request.row = row
         ids = [request.request_id for request in requests]
@@ -212,38 +221,40 @@ class Lockstep:
         """Prefill chunk `part` of every prompt; the token after it is known except after the last."""
         chunks = self.cell.chunks
         bounds = [(len(p) * part // chunks, len(p) * (part + 1) // chunks) for p in prompts]
-        whole = PrefillInput.whole([p[low:high] for p, (low, high) in zip(prompts, bounds, strict=True)])
-        known = [p[high] if high < len(p) else -1 for p, (_, high) in zip(prompts, bounds, strict=True)]
+        chunks_input = PrefillInput.whole([p[low:high] for p, (low, high) in zip(prompts, bounds, strict=True)])
+        next_tokens = [p[high] if high < len(p) else -1 for p, (_, high) in zip(prompts, bounds, strict=True)]
         starts, ends = map(torch.tensor, zip(*bounds, strict=True))
-        prefill = replace(whole, start_lens=starts, next_tokens=torch.tensor(known))
-        for each in self.implementations:
-            each.state = prefill.to(each.device)
+        prefill = replace(chunks_input, start_lens=starts, next_tokens=torch.tensor(next_tokens))
+        for implementation in self.implementations:
+            implementation.state = prefill.to(implementation.device)
         return self._step(("prefill",), replace(batch, seq_lens=ends))["prefill"].reference
 
     def _drop_finished(self, running: list[Request], batch: Batch) -> tuple[list[Request], Batch]:
         """Drop finished requests, as generation does; every implementation closes the same rows."""
-        kept = [place for place, request in enumerate(running) if not request.finish_reason]
-        places = torch.tensor(kept, dtype=torch.int64)
-        for each in self.implementations:
+        unfinished = [index for index, request in enumerate(running) if not request.finish_reason]
+        indices = torch.tensor(unfinished, dtype=torch.int64)
+        for implementation in self.implementations:
             for request in running:
                 if request.finish_reason:
-                    each.pools.close(request.row)
-            each.state = each.state.filter(places.to(each.device))
-        return [running[place] for place in kept], batch.filter(places)
+                    implementation.pools.close(request.row)
+            implementation.state = implementation.state.filter(indices.to(implementation.device))
+        return [running[index] for index in unfinished], batch.filter(indices)
 
     def _close(self, running: list[Request]) -> None:
         """Require every page to be free again after the last round."""
-        for each in self.implementations:
+        for implementation in self.implementations:
             for request in running:
-                each.pools.close(request.row)
-        balanced, expected, found = compare_books(self.implementations.reference.pools, self.implementations.fast.pools)
+                implementation.pools.close(request.row)
+        balanced, expected, actual = compare_books(
+            self.implementations.reference.pools, self.implementations.fast.pools
+        )
         if not balanced or expected["free"] != expected["slots"]:
-            self._note([Found("close", None, Mismatch("page books", expected, found))])
+            self._note([StepDifference("close", None, Mismatch("page books", expected, actual))])
 
     def _run_idle(self, batch: Batch) -> None:
         """Run a round of no request: its states have no rows and the right types, and it writes nothing."""
-        for each in self.implementations:
-            each.state = each.engine.drafter.idle()
+        for implementation in self.implementations:
+            implementation.state = implementation.engine.drafter.idle()
         for step in self._steps():
             self._step(step, batch.filter(torch.empty(0, dtype=torch.int64)))
 
@@ -252,17 +263,17 @@ class Lockstep:
         return [PHASES] if self.cell.graph == "round" else [(phase,) for phase in PHASES]
 
 
-def _changed(call: str, what: str, state: Any, copy: Any) -> list[Found]:
+def _changed(call: str, what: str, state: Any, copy: Any) -> list[StepDifference]:
     same = _same_bits(state, copy)
-    return [] if same else [Found(call, None, Mismatch(what, "unchanged", "written to"))]
+    return [] if same else [StepDifference(call, None, Mismatch(what, "unchanged", "written to"))]
 
 
 def _same_bits(first: Any, second: Any) -> bool:
     """Whether two states are equal bit for bit, NaN included."""
     if isinstance(first, State):
-        return all(_same_bits(getattr(first, each.name), getattr(second, each.name)) for each in fields(first))  # pyright: ignore[reportArgumentType]  # every State is a dataclass
+        return all(_same_bits(getattr(first, part.name), getattr(second, part.name)) for part in fields(first))  # pyright: ignore[reportArgumentType]  # every State is a dataclass
     if isinstance(first, tuple):
         return all(map(_same_bits, first, second))
     if not isinstance(first, torch.Tensor):
         return first == second
-    return torch.equal(*(each.contiguous().flatten().view(torch.uint8) for each in (first, second)))
+    return torch.equal(*(part.contiguous().flatten().view(torch.uint8) for part in (first, second)))

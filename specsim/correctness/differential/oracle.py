@@ -29,7 +29,7 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
     from specsim.reference import oracle
 
     ids = cell.request_ids or tuple(range(len(cell.prompts)))
-    grammars = [cell.grammars.get(each) for each in ids]
+    grammars = [cell.grammars.get(request_id) for request_id in ids]
     outputs = generate(
         pair,
         cell.prompts,
@@ -59,11 +59,13 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
             ("finish reason", truth.finish_reason, output.finish_reason),
             ("counters", tuple(len(r.accepted) for r in truth.rounds), output.num_accepted_tokens_per_round),
         )
-        wrong = [(name, expected, found) for name, expected, found in facts if expected != found]
+        wrong = [(name, expected, actual) for name, expected, actual in facts if expected != actual]
         errors = [abs(a - b) for a, b in zip(truth.logprobs, output.logprobs, strict=False)]
         if not wrong and not max(errors) <= ALLOWED:
             wrong = [("logprobs", truth.logprobs, output.logprobs)]
-        divergences += [Divergence(cell.id, 0, "oracle against reference", request, None, *each) for each in wrong[:1]]
+        divergences += [
+            Divergence(cell.id, 0, "oracle against reference", request, None, *difference) for difference in wrong[:1]
+        ]
     return divergences
 
 

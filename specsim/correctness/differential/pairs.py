@@ -108,12 +108,14 @@ def _with_twins(pair: Pair) -> Pair:
 def _changed(pair: Pair, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Pair:
     """Change every tensor of the pair."""
 
-    def tensors(each: TargetCheckpoint | DrafterCheckpoint) -> dict[str, torch.Tensor]:
-        return {name: change(name, tensor) for name, tensor in each.tensors.items()}
+    def tensors(checkpoint: TargetCheckpoint | DrafterCheckpoint) -> dict[str, torch.Tensor]:
+        return {name: change(name, tensor) for name, tensor in checkpoint.tensors.items()}
 
     target = replace(pair.target, tensors=tensors(pair.target))
     return replace(
-        pair, target=target, drafter=replace(own, tensors=tensors(own)) if (own := pair.checkpoint) else pair.drafter
+        pair,
+        target=target,
+        drafter=replace(checkpoint, tensors=tensors(checkpoint)) if (checkpoint := pair.checkpoint) else pair.drafter,
     )
 
 

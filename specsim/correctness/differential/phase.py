@@ -13,12 +13,12 @@ from specsim.correctness.differential.slots import (
     note_other_choices,
     permitted_writes,
 )
-from specsim.correctness.differential.step import ComparedRequest, Step
+from specsim.correctness.differential.step import ComparedRequest, ComparedStep
 from specsim.correctness.differential.verify import adjusted_logits, compare_verify
 
 BY_ROW = frozenset(f"draft_extend_input.{name}" for name in ("input_ids", "positions", "cache_locations", "hidden"))
 # By phase: what every request's comparison needs, computed once for the step, and the comparison.
-COMPARISONS: dict[str, tuple[Callable[[Step], Any], Callable[[ComparedRequest, Any], None]]] = {
+COMPARISONS: dict[str, tuple[Callable[[ComparedStep], Any], Callable[[ComparedRequest, Any], None]]] = {
     "prefill": (prefill_logits, compare_prefill),
     "draft": (lane_slots, compare_draft),
     "verify": (adjusted_logits, compare_verify),
@@ -26,7 +26,7 @@ COMPARISONS: dict[str, tuple[Callable[[Step], Any], Callable[[ComparedRequest, A
 }
 
 
-class Found(NamedTuple):
+class StepDifference(NamedTuple):
     """The first difference of a request, or of a whole step."""
 
     phase: str
@@ -34,18 +34,18 @@ class Found(NamedTuple):
     mismatch: Mismatch
 
 
-def compare_step(step: Step, not_compared: set[int]) -> Iterator[Found]:
+def compare_step(step: ComparedStep, not_compared: set[int]) -> Iterator[StepDifference]:
     """Yield every request's first difference.
 
     not_compared: places of requests that diverged from the reference by rounding. They are skipped, and requests that
     diverge in this step are added.
     """
-    was_apart = set(not_compared)
+    diverged_before = set(not_compared)
     wrong = set()
     tally = step.check.tally
     for phase, states in step.outputs.items():
-        if found := _mismatch(step.check.layout, "", states.reference, states.fast, BY_ROW):
-            yield Found(phase, None, found)
+        if mismatch := _mismatch(step.check.layout, "", states.reference, states.fast, BY_ROW):
+            yield StepDifference(phase, None, mismatch)
             return
         prepare, compare = COMPARISONS[phase]
         prepared = prepare(step)
@@ -62,19 +62,19 @@ def compare_step(step: Step, not_compared: set[int]) -> Iterator[Found]:
                 tally.within_rounding_error += 1
                 tally.not_compared[phase] += 1
                 not_compared.add(index)
-            except Mismatch as found:
+            except Mismatch as mismatch:
                 wrong.add(index)
-                yield Found(phase, index, found)
-    if found := _mismatch(compare_tables, step, not_compared | wrong):
-        yield Found(step.last, None, found)
-    for writes in permitted_writes(step, not_compared) if not was_apart else ():
-        if found := _mismatch(compare_untouched, step, writes):
-            yield Found(writes.phase, None, found)
+                yield StepDifference(phase, index, mismatch)
+    if mismatch := _mismatch(compare_tables, step, not_compared | wrong):
+        yield StepDifference(step.last, None, mismatch)
+    for writes in permitted_writes(step, not_compared) if not diverged_before else ():
+        if mismatch := _mismatch(compare_untouched, step, writes):
+            yield StepDifference(writes.phase, None, mismatch)
 
 
 def _mismatch(compare: Callable[..., None], *arguments: Any) -> Mismatch | None:
     try:
         compare(*arguments)
-    except Mismatch as found:
-        return found
+    except Mismatch as mismatch:
+        return mismatch
     return None

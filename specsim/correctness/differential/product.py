@@ -7,8 +7,8 @@ import torch
 from specsim.core.phases import VerifyInput
 from specsim.correctness.differential.budget import FLOAT32_EPS
 from specsim.correctness.differential.comparison import Trio, present
-from specsim.correctness.differential.ranking import Logits, compare_drafts, log_scores
-from specsim.correctness.differential.sampled import DrawnRow, candidates, compare_draws
+from specsim.correctness.differential.ranking import LogitsPair, compare_drafts, log_scores
+from specsim.correctness.differential.sampled import DrawnRow, candidates_of, compare_draws
 from specsim.correctness.differential.step import ComparedRequest
 
 
@@ -21,24 +21,24 @@ def compare_all_drafts(request: ComparedRequest[Any], prefix: str) -> None:
     config = request.config
     for depth in range(config.num_steps):
         hidden, tokens, scores, draft_prob = (
-            request.field(name).map(lambda own, at=depth: None if own is None else own[at])
+            request.field(name).map(lambda entries, at=depth: None if entries is None else entries[at])
             for name in ("hidden", "topk_index", "topk_scores", "draft_prob")
         )
         if _is_dropped(request, depth):
-            check.same(f"{prefix}topk_index", *(present("topk_index", each) for each in tokens[::2]))
-            check.same(f"{prefix}topk_scores", *(present("topk_scores", each) for each in scores[::2]))
+            check.same(f"{prefix}topk_index", *(present("topk_index", values) for values in tokens[::2]))
+            check.same(f"{prefix}topk_scores", *(present("topk_scores", values) for values in scores[::2]))
             continue
-        hidden = hidden.map(lambda own: present("hidden", own))
+        hidden = hidden.map(lambda entries: present("hidden", entries))
         check.close(f"{prefix}hidden", hidden)
         logits = _logits(request, hidden)
-        tokens = tokens.map(lambda own: present("topk_index", own))
+        tokens = tokens.map(lambda entries: present("topk_index", entries))
         name = f"{prefix}topk_index"
-        values = scores.map(lambda own: log_scores(present("topk_scores", own), config.score))
+        values = scores.map(lambda entries: log_scores(present("topk_scores", entries), config.score))
         if config.is_sampled:
             row = DrawnRow(name, tokens, draft_prob, logits, request.end, depth, range(config.topk))
             compare_draws(request, row)
         else:
-            compare_drafts(request, name, tokens.map(lambda own: own[None]), logits)
+            compare_drafts(request, name, tokens.map(lambda entries: entries[None]), logits)
         check.within(f"{prefix}topk_scores", values.exact, values.fast, logits.log_noise(request))
     _compare_features(request)
 
@@ -48,9 +48,9 @@ def _is_dropped(request: ComparedRequest[Any], depth: int) -> bool:
     return depth > 0 and request.step.drafter.num_mask_rows > 0 and request.end + depth > request.config.length_limit
 
 
-def _logits(request: ComparedRequest[Any], hidden: Trio[torch.Tensor]) -> Logits:
+def _logits(request: ComparedRequest[Any], hidden: Trio[torch.Tensor]) -> LogitsPair:
     pairs = zip(request.step.implementations[:2], hidden[:2], strict=True)
-    return Logits(*(each.engine.drafter.logits(own[None]) for each, own in pairs))
+    return LogitsPair(*(implementation.engine.drafter.logits(hidden_H[None]) for implementation, hidden_H in pairs))
 
 
 def _compare_features(request: ComparedRequest[Any]) -> None:
@@ -61,25 +61,25 @@ def _compare_features(request: ComparedRequest[Any]) -> None:
     width = rings.reference.positions.shape[1]
     lookahead = request.step.implementations.reference.engine.drafter.lookahead
     entries = torch.arange(max(0, request.end - lookahead), request.end) % width
-    kept = rings.map(lambda ring: present("kept features", ring))
-    positions = kept.map(lambda ring: ring.positions[request.row].cpu()[entries])
+    features = rings.map(lambda ring: present("kept features", ring))
+    positions = features.map(lambda ring: ring.positions[request.row].cpu()[entries])
     request.check.same("kept positions", positions.reference, positions.fast)
-    request.check.close("kept features", kept.map(lambda ring: ring.features[request.row].cpu()[entries]))
+    request.check.close("kept features", features.map(lambda ring: ring.features[request.row].cpu()[entries]))
 
 
 def compare_product(request: ComparedRequest[VerifyInput], entered: ComparedRequest[Any]) -> None:
     """Require the candidates that follow from the implementation's own drafts, and count the lanes as a choice."""
     check = request.check
     drafter = request.step.implementations.reference.engine.drafter
-    own = entered.states.fast.to("cpu").filter(torch.tensor([request.index]))
-    expected = drafter.propose(request.batch, own, request.step.pools.reference)
-    found = candidates(request)
+    draft_input = entered.states.fast.to("cpu").filter(torch.tensor([request.index]))
+    expected = drafter.propose(request.batch, draft_input, request.step.pools.reference)
+    product = candidates_of(request)
     for name in ("parent_list", "tokens"):
-        check.same(f"candidates.{name}", getattr(expected, name)[0], found.field(name).fast)
+        check.same(f"candidates.{name}", getattr(expected, name)[0], product.field(name).fast)
     config = request.config
     scores = log_scores(expected.scores[0], config.score)
-    own_scores = log_scores(found.field("scores").fast, config.score)
+    own_scores = log_scores(product.field("scores").fast, config.score)
     check.within("candidates.scores", scores, own_scores, 16 * FLOAT32_EPS)
     if expected.draft_prob is not None:
         check.same("draft_prob", expected.draft_prob[0], present("draft_prob", request.field("draft_prob").fast))
-    check.decided(found.field("parent_list").map(torch.Tensor.tolist))
+    check.decided(product.field("parent_list").map(torch.Tensor.tolist))

@@ -29,10 +29,10 @@ class Divergence:
     fast: Any
 
     def __str__(self) -> str:
-        place = f"round {self.round}, {self.phase}"
-        place += "" if self.request is None else f", request {self.request}"
-        place += "" if self.node is None else f", entry {self.node}"
-        return f"{self.cell}: {place}: {self.field} is {self.fast}, the reference has {self.reference}"
+        location = f"round {self.round}, {self.phase}"
+        location += "" if self.request is None else f", request {self.request}"
+        location += "" if self.node is None else f", entry {self.node}"
+        return f"{self.cell}: {location}: {self.field} is {self.fast}, the reference has {self.reference}"
 
 
 @dataclass(frozen=True, slots=True)

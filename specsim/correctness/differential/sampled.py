@@ -10,7 +10,7 @@ from specsim.core.phases import Candidates, VerifyInput
 from specsim.core.uniforms import draft_uniforms, token_noise
 from specsim.correctness.differential.budget import FLOAT32_EPS
 from specsim.correctness.differential.comparison import Mismatch, Trio, present
-from specsim.correctness.differential.ranking import Logits, compare_drafts, log_scores
+from specsim.correctness.differential.ranking import LogitsPair, compare_drafts, log_scores
 from specsim.correctness.differential.step import ComparedRequest
 
 LEAST = 1e-30  # smaller probabilities lose bits in float32, or are 0
@@ -23,7 +23,7 @@ class DrawnRow:
     name: str  # field of the tokens
     tokens: Trio[torch.Tensor]  # i64 [K], target ids
     draft_prob: Trio[torch.Tensor | None]  # [V], None where the verifier reads none
-    logits: Logits  # [1, draft V]
+    logits: LogitsPair  # [1, draft V]
     root_len: int  # L of the drafts' round
     depth: int  # of the drafts' parent
     lanes: range
@@ -43,14 +43,14 @@ def compare_draws(request: ComparedRequest[Any], row: DrawnRow) -> None:
         values = row.draft_prob.map(lambda prob_V: log_scores(present("draft_prob", prob_V).clamp(min=LEAST)))
         check.within(row.prob_name, values.exact, values.fast, noise)
     if request.temperature == 0:
-        compare_drafts(request, row.name, tokens.map(lambda own: own[None]), row.logits)
+        compare_drafts(request, row.name, tokens.map(lambda row_tokens: row_tokens[None]), row.logits)
         return
     draft_ids = request.step.draft_ids
     prob_V = torch.softmax(row.logits.exact[0].double() / request.temperature, dim=-1)
     prob_V = torch.where(draft_ids >= 0, prob_V[draft_ids], 0.0)
-    for place, (lane, token) in enumerate(zip(row.lanes, tokens.fast.tolist(), strict=True)):
+    for rank, (lane, token) in enumerate(zip(row.lanes, tokens.fast.tolist(), strict=True)):
         if not (0 <= token < len(prob_V) and _possible(request, row, lane, prob_V)[token]):
-            raise Mismatch(row.name, int(tokens.exact[place]), token, place)
+            raise Mismatch(row.name, int(tokens.exact[rank]), token, rank)
     check.tally.fields[row.name] += 1
     check.decided(tokens.map(torch.Tensor.tolist))
 
@@ -73,15 +73,15 @@ def _possible(request: ComparedRequest[Any], row: DrawnRow, lane: int, prob_V: t
     return (prob_V > 0) & (cdf_V - prob_V - slack <= uniform) & (uniform <= cdf_V + slack)
 
 
-def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: Logits) -> None:
+def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: LogitsPair) -> None:
     """Compare a static tree's drafts: first those of the draft input, then one of every lane a step."""
     check = request.check
     k = request.config.topk
-    found = candidates(request)
+    lanes_candidates = candidates_of(request)
     entered = request.of(request.step.entered)
-    parents = found.field("parent_list")
-    tokens = found.field("tokens")
-    scores = found.field("scores")
+    parents = lanes_candidates.field("parent_list")
+    tokens = lanes_candidates.field("tokens")
+    scores = lanes_candidates.field("scores")
     draft_prob = request.field("draft_prob")
     check.same("candidates.parent_list", parents.reference, parents.fast)
     check.same("candidates.tokens", entered.field("topk_index").fast.cpu(), tokens.fast[:k])
@@ -94,21 +94,21 @@ def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: Logits) -
         if step:
             row = DrawnRow(
                 name="candidates.tokens",
-                tokens=tokens.map(lambda own, i=at: own[i : i + 1]),
+                tokens=tokens.map(lambda entries, i=at: entries[i : i + 1]),
                 # of the lane's last token, which is the parent
                 draft_prob=draft_prob.map(lambda prob_MV, node=at - k + 1: None if prob_MV is None else prob_MV[node]),
-                logits=Logits(*(each[lane, None] for each in lane_logits(found, step))),
+                logits=LogitsPair(*(logits_KV[lane, None] for logits_KV in lane_logits(lanes_candidates, step))),
                 root_len=request.length,
                 depth=step,
                 lanes=range(lane, lane + 1),
             )
             _compare_child(request, row)
             noise_K[lane] += row.logits.log_noise(request)
-        values = scores.map(lambda own, i=at: log_scores(own[i : i + 1], request.config.score))
+        values = scores.map(lambda entries, i=at: log_scores(entries[i : i + 1], request.config.score))
         check.within("candidates.scores", values.exact, values.fast, noise_K[lane])
 
 
-def candidates(request: ComparedRequest[VerifyInput]) -> ComparedRequest[Candidates]:
+def candidates_of(request: ComparedRequest[VerifyInput]) -> ComparedRequest[Candidates]:
     """Give the request with the candidates that its tree was selected from."""
     return request.of(request.states.map(lambda tree: _lanes_of(tree)))
 
@@ -119,9 +119,9 @@ def _lanes_of(tree: VerifyInput) -> Candidates:
     return tree.candidates
 
 
-def lane_logits(found: ComparedRequest[Candidates], step: int) -> Logits:
+def lane_logits(candidates: ComparedRequest[Candidates], step: int) -> LogitsPair:
     """Compute the logits [K, draft V] of the lanes' drafts of a step ≥ 1."""
-    return Logits(*(pool.draft_logits[step - 1][found.index] for pool in found.states[:2]))
+    return LogitsPair(*(pool.draft_logits[step - 1][candidates.index] for pool in candidates.states[:2]))
 
 
 def _compare_child(request: ComparedRequest[VerifyInput], row: DrawnRow) -> None:

@@ -9,14 +9,14 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.rule import AcceptanceRule
 from specsim.correctness.differential.comparison import WithinRoundingError
-from specsim.correctness.differential.walk import Walk
+from specsim.correctness.differential.walk import ReportedWalk
 
 LEAST = 2.0**-24
 MOST = 1 - 2.0**-24  # the largest uniform
 OF_ENTROPY = 30.0  # factor for an entropy, which sums the errors of log probabilities
 
 
-def compare_accepted(walk: Walk) -> int:
+def compare_accepted(walk: ReportedWalk) -> int:
     """Require the path and bonus that follow from the distributions, up to their rounding error.
 
     Returns the number of choices.
@@ -45,7 +45,7 @@ def compare_accepted(walk: Walk) -> int:
     return len(walk.nodes)
 
 
-def _moves(prob_NV: torch.Tensor, walk: Walk) -> Iterator[torch.Tensor]:
+def _moves(prob_NV: torch.Tensor, walk: ReportedWalk) -> Iterator[torch.Tensor]:
     """Yield directions of probabilities, up (1) or down (-1), that make a path and its bonus likelier.
 
     They move the distributions of the first nodes of the path against all others, or the path's own tokens against the
@@ -77,12 +77,12 @@ def _settings(config: SpecConfig, slack: float, rule: AcceptanceRule | None) -> 
         yield replace(config, **{name: min(getattr(config, name) * (1 + sign * OF_ENTROPY * slack), 1.0)})
 
 
-def _deny(walk: Walk, path: tuple[int, ...], bonus: int) -> None:
+def _deny(walk: ReportedWalk, path: tuple[int, ...], bonus: int) -> None:
     """Raise for the first node at which the implementation did not go as expected."""
     same = sum(a == b for a, b in zip(path, walk.nodes, strict=False))
     node = walk.nodes[same - 1]
     distribution = walk.distributions[node]
     if path == walk.nodes:
         distribution.deny("predict", bonus, walk.bonus, node)
-    expected, found = (row[same] if same < len(row) else None for row in (path, walk.nodes))
-    distribution.deny("accept_index", expected, found, node)
+    expected, actual = (row[same] if same < len(row) else None for row in (path, walk.nodes))
+    distribution.deny("accept_index", expected, actual, node)

@@ -99,7 +99,7 @@ def one_cell(config: SpecConfig, temperature: float, pair: str, batch: int, mode
     sampling = SamplingParams(temperature=temperature)
     if batch < 1:
         raise InputError("batch", batch, "at least 1")
-    limited = tuple(replace(sampling, max_new_tokens=(12, 4, 9)[place % 3], seed=place) for place in range(batch))
+    limited = tuple(replace(sampling, max_new_tokens=(12, 4, 9)[index % 3], seed=index) for index in range(batch))
     return replace(Cell("one cell", pair, _prompts(config.page_size, batch), limited, config), mode=mode, graph=graph)
 
 
@@ -131,7 +131,7 @@ def width(values: Mapping[str, Any]) -> int:
 def _prompts(page_size: int, batch: int) -> tuple[tuple[int, ...], ...]:
     """Make prompts: the first ends just before a page does, the next at its end."""
     page = page_size if page_size >= 16 else 8
-    lengths = [(page - 1, page, 5)[place % 3] for place in range(batch)]
+    lengths = [(page - 1, page, 5)[index % 3] for index in range(batch)]
     return tuple(tuple((7 * i + 3 * i * i + 11 * b) % VOCAB_SIZE for i in range(n)) for b, n in enumerate(lengths))
 
 

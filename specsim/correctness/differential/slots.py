@@ -9,8 +9,8 @@ import torch
 from specsim.core.columns import lane_columns, own_lanes, tail_columns
 from specsim.core.drafter import columns_ahead
 from specsim.core.pool import KVBuffer, KVPool
-from specsim.correctness.differential.comparison import Comparison, Mismatch, Trio, WithinRoundingError, present
-from specsim.correctness.differential.step import ComparedRequest, Step
+from specsim.correctness.differential.comparison import FieldChecks, Mismatch, Trio, WithinRoundingError, present
+from specsim.correctness.differential.step import ComparedRequest, ComparedStep
 
 MOST_TIES = 1e-3  # share of a request's fp8 numbers that may lie where rounding decides
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -26,7 +26,7 @@ class Writes(NamedTuple):
     slots: list[torch.Tensor]
 
 
-def permitted_writes(step: Step, not_compared: set[int]) -> Iterator[Writes]:
+def permitted_writes(step: ComparedStep, not_compared: set[int]) -> Iterator[Writes]:
     """Yield the slots that the step may write.
 
     In graph mode `round` the draft buffer is given twice: for the draft phase and for the phases after it.
@@ -46,7 +46,7 @@ def permitted_writes(step: Step, not_compared: set[int]) -> Iterator[Writes]:
         yield Writes(step.last, "draft", entered, after.draft, draft)
 
 
-def _written_slots(step: Step, not_compared: set[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _written_slots(step: ComparedStep, not_compared: set[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """List slots of the target and of the draft buffer that phases other than draft may write.
 
     For a request that is not compared these are all slots that its phases may ever write.
@@ -65,17 +65,17 @@ def _written_slots(step: Step, not_compared: set[int]) -> tuple[list[torch.Tenso
             target.append(column_slots(request, start, length))
             draft.append(column_slots(request, max(0, start - lookahead), length + ahead))
         if "verify" in step.outputs:
-            whole = column_slots(request, length, length + config.num_draft_tokens)
-            target.append(whole if is_out else tree_slots(request))
+            all_slots = column_slots(request, length, length + config.num_draft_tokens)
+            target.append(all_slots if is_out else tree_slots(request))
         if "draft_extend" in step.outputs:
-            whole = column_slots(request, length, length + config.num_steps + 1 + ahead)
-            draft.append(whole if is_out else extend_slots(request))
+            all_slots = column_slots(request, length, length + config.num_steps + 1 + ahead)
+            draft.append(all_slots if is_out else extend_slots(request))
             draft.append(column_slots(request, request.end, request.end + step.drafter.num_mask_rows))
             draft.append(column_slots(request, max(0, length - lookahead), length))
     return target, draft
 
 
-def lane_slots(step: Step) -> list[torch.Tensor]:
+def lane_slots(step: ComparedStep) -> list[torch.Tensor]:
     """List each request's slots of draft lanes and of the tail copies of lanes 1..K-1, or those of its block.
 
     There are none without draft KV, nor of a drafter that makes all drafts before the draft phase.
@@ -124,7 +124,7 @@ def column_slots(request: ComparedRequest[Any], low: int, high: int) -> torch.Te
     return slots[slots >= 0].unique()
 
 
-def compare_kv(check: Comparison, buffer: str, buffers: Trio[KVBuffer], slots: torch.Tensor, owner: KVPool) -> None:
+def compare_kv(check: FieldChecks, buffer: str, buffers: Trio[KVBuffer], slots: torch.Tensor, owner: KVPool) -> None:
     """Compare the content of these slots in order; keys and values of every layer have a budget each.
 
     owner: the pool whose tables tell a slot's request and column. The parts of latent keys are compared by themselves.
@@ -135,12 +135,12 @@ def compare_kv(check: Comparison, buffer: str, buffers: Trio[KVBuffer], slots: t
             content = buffers.map(lambda kv, of=content_of, at=layer: of(kv)[at][slots.to(kv.keys.device)].cpu())
             try:
                 check.close(part, content)
-            except Mismatch as found:
-                if found.node is None or part.endswith("(rms)"):
+            except Mismatch as mismatch:
+                if mismatch.node is None or part.endswith("(rms)"):
                     raise
-                slot = int(slots[found.node])
+                slot = int(slots[mismatch.node])
                 raise Mismatch(
-                    part, f"{found.reference} in layer {layer} of {_owner(owner, slot)}", found.fast, slot
+                    part, f"{mismatch.reference} in layer {layer} of {_owner(owner, slot)}", mismatch.fast, slot
                 ) from None
 
 
@@ -164,14 +164,14 @@ def note_other_choices(request: ComparedRequest[Any]) -> None:
     pools = request.step.pools
     columns = pools.reference.req_to_token[request.row]
     slots = columns[columns >= 0]
-    reference, exact = (each.side.read(slots) for each in pools[:2])
+    reference, exact = (pool.side.read(slots) for pool in pools[:2])
     if any(not torch.equal(rows, exact[name]) for name, rows in reference.items()):
         raise WithinRoundingError
-    drafted = (pools.map(lambda each: each.draft), request.step.drafted)
-    buffers = [pools.map(lambda each: each.target), *(each for each in drafted if None not in each)]
-    for each in buffers:
-        if each.reference is not None and each.reference.is_fp8:
-            _note_ties(each, slots)
+    drafted = (pools.map(lambda pool: pool.draft), request.step.drafted)
+    buffers = [pools.map(lambda trio: trio.target), *(trio for trio in drafted if None not in trio)]
+    for trio in buffers:
+        if trio.reference is not None and trio.reference.is_fp8:
+            _note_ties(trio, slots)
 
 
 def _note_ties(buffers: Trio[Any], slots: torch.Tensor) -> None:
@@ -179,8 +179,8 @@ def _note_ties(buffers: Trio[Any], slots: torch.Tensor) -> None:
     names = ("keys",) if buffers.reference.values_in_keys else ("keys", "values")
     for name in names:
         codes = buffers.map(lambda kv, n=name: _ordered(getattr(kv, n)[:, slots.to(kv.keys.device)].cpu()))
-        apart = torch.maximum(*((codes.reference - each).abs() for each in codes[1:]))
-        if apart.any() and int(apart.max()) == 1 and int(apart.sum()) <= max(2, MOST_TIES * apart.numel()):
+        distance = torch.maximum(*((codes.reference - other).abs() for other in codes[1:]))
+        if distance.any() and int(distance.max()) == 1 and int(distance.sum()) <= max(2, MOST_TIES * distance.numel()):
             raise WithinRoundingError
 
 
@@ -209,7 +209,7 @@ def _compare_side(request: ComparedRequest[Any], slots: torch.Tensor) -> None:
         request.check.same(f"side output {name}", rows, fast[name])
 
 
-def compare_untouched(step: Step, writes: Writes) -> None:
+def compare_untouched(step: ComparedStep, writes: Writes) -> None:
     """Require every other slot of the buffer to keep its bits."""
     changed = _changed(writes.before, writes.after)
     for slots in writes.slots:
@@ -237,7 +237,7 @@ def _owner(pools: KVPool, slot: int) -> str:
     return f"slot {slot} (request row {row}, column {column}, token {token})"
 
 
-def compare_tables(step: Step, not_compared: set[int]) -> None:
+def compare_tables(step: ComparedStep, not_compared: set[int]) -> None:
     """Compare req_to_token and token_ids of the rows of all compared requests, and the page accounts."""
     reference, _, fast = step.pools
     skipped = {int(step.batch.req_pool_indices[index]) for index in not_compared}
@@ -252,7 +252,7 @@ def compare_books(reference: KVPool, fast: KVPool) -> tuple[bool, dict[str, int]
     """Compare page accounts: (whether they are equal, the reference's audit, fast's audit or its error)."""
     expected = reference.audit()
     try:
-        found = fast.audit()
+        actual = fast.audit()
     except AssertionError as error:
         return False, expected, str(error)
-    return found == expected, expected, found
+    return actual == expected, expected, actual

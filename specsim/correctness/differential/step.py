@@ -9,7 +9,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
 from specsim.core.phases import Batch, DraftExtendInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVPool
-from specsim.correctness.differential.comparison import Comparison, Trio
+from specsim.correctness.differential.comparison import FieldChecks, Trio
 from specsim.correctness.differential.implementation import Implementation
 
 S = TypeVar("S")
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ComparedStep:
     """A phase under comparison, or a whole round that ran as one graph."""
 
     batch: Batch
@@ -27,7 +27,7 @@ class Step:
     pools_before: KVPool  # of the fast implementation, on its device
     tables_before: KVPool  # pools of the reference, for their tables
     draft_ids: torch.Tensor  # i64 [V], draft id of every target id, -1 for none
-    check: Comparison
+    check: FieldChecks
 
     @property
     def config(self) -> SpecConfig:
@@ -41,7 +41,7 @@ class Step:
     @property
     def pools(self) -> Trio[KVPool]:
         """Pools after the step, those of the fast implementation on its device."""
-        return self.implementations.map(lambda each: each.pools)
+        return self.implementations.map(lambda implementation: implementation.pools)
 
     @property
     def last(self) -> str:
@@ -71,7 +71,7 @@ class Step:
 class ComparedRequest(Generic[S]):
     """One request of a step, and the states in which it is compared."""
 
-    step: Step
+    step: ComparedStep
     index: int  # place in the batch
     states: Trio[S]  # that a phase left, of all requests
 
@@ -101,7 +101,7 @@ class ComparedRequest(Generic[S]):
         return self.step.config
 
     @property
-    def check(self) -> Comparison:
+    def check(self) -> FieldChecks:
         return self.step.check
 
     @property

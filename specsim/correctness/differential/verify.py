@@ -13,13 +13,13 @@ from specsim.correctness.differential.comparison import Mismatch, Trio
 from specsim.correctness.differential.coverage import note_round
 from specsim.correctness.differential.sampled_verify import compare_accepted
 from specsim.correctness.differential.slots import compare_committed
-from specsim.correctness.differential.step import ComparedRequest, Step
-from specsim.correctness.differential.walk import Walk, reported_walk
+from specsim.correctness.differential.step import ComparedRequest, ComparedStep
+from specsim.correctness.differential.walk import ReportedWalk, reported_walk
 
 COUNTERS = ("num_accepted_drafts", "num_accepted_tokens")
 
 
-def adjusted_logits(step: Step) -> torch.Tensor:
+def adjusted_logits(step: ComparedStep) -> torch.Tensor:
     """Compute every node's logits under test after penalties, bias and grammar mask, f64 [B, N, V]."""
     from specsim.reference.verify import node_logits
 
@@ -47,7 +47,7 @@ def _compare_logits(request: ComparedRequest[VerifyOutput]) -> None:
     request.check.close("target_logits", logits)
 
 
-def _compare_walk(walk: Walk) -> None:
+def _compare_walk(walk: ReportedWalk) -> None:
     """Compare path, tokens, counters and logprobs with those that follow from the implementation's own logits."""
     request = walk.request
     check = request.check
@@ -72,7 +72,7 @@ def _compare_walk(walk: Walk) -> None:
     _compare_logprobs(walk)
 
 
-def _compare_greedy(walk: Walk, depth: int) -> int:
+def _compare_greedy(walk: ReportedWalk, depth: int) -> int:
     """Require the argmax, and the child that holds it where there is one. Returns the number of choices."""
     node = walk.nodes[depth]
     token = walk.tokens[depth]
@@ -85,7 +85,7 @@ def _compare_greedy(walk: Walk, depth: int) -> int:
     return 1
 
 
-def _compare_sampled(walk: Walk, depth: int) -> int:
+def _compare_sampled(walk: ReportedWalk, depth: int) -> int:
     """Compare every child's uniform in turn, then the draw from the residual. Returns the number of choices."""
     from specsim.core.uniforms import accept_uniforms, final_uniforms
 
@@ -115,7 +115,7 @@ def _compare_sampled(walk: Walk, depth: int) -> int:
     return len(children) + 1
 
 
-def _compare_logprobs(walk: Walk) -> None:
+def _compare_logprobs(walk: ReportedWalk) -> None:
     """Require the logprobs of the implementation's own logits up to float32 rounding, 0 past the path."""
     fast = walk.request.states.fast.verdict.logprobs[walk.request.index]
     expected = torch.zeros(len(fast), dtype=torch.float64)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class ReportedWalk:
     """A path through a tree, and the token after it."""
 
     request: ComparedRequest[VerifyOutput]
@@ -38,7 +38,7 @@ class Walk:
         return self.nodes[depth + 1] if depth + 1 < len(self.nodes) else None
 
 
-def reported_walk(request: ComparedRequest[VerifyOutput], adjusted_NV: torch.Tensor) -> Walk:
+def reported_walk(request: ComparedRequest[VerifyOutput], adjusted_NV: torch.Tensor) -> ReportedWalk:
     """Read the path in accept_index: from the root, child by child, within the allowed depth, then -1."""
     from specsim.reference.tree import trees
 
@@ -59,4 +59,4 @@ def reported_walk(request: ComparedRequest[VerifyOutput], adjusted_NV: torch.Ten
     draft_prob = request.of(step.trees).field("draft_prob").fast
     draft_prob_MV = None if draft_prob is None else draft_prob.cpu()
     bonus = int(output.verdict.predict[request.nodes][path[-1]])
-    return Walk(request, tree, distributions, draft_prob_MV, path, bonus)
+    return ReportedWalk(request, tree, distributions, draft_prob_MV, path, bonus)

@@ -23,14 +23,14 @@ def uniforms_target_only(draw: Draw, threshold_acc: Fraction) -> list[Axis]:
         probs = [draw.target_NV[node][draw.tokens[child]] for child in draw.children(node)]
         if probs:
             cuts[draw.depth(node)] |= {mass / threshold_acc for mass in accumulate(probs)}
-    return [regions(each) for each in cuts]
+    return [regions(depth_cuts) for depth_cuts in cuts]
 
 
 def bonus_target_only(draw: Draw, node: int) -> Distribution:
     """Take p without the children, or p itself where nothing is left."""
-    taken = {draw.tokens[child] for child in draw.children(node)}
+    child_tokens = {draw.tokens[child] for child in draw.children(node)}
     target_V = draw.target_NV[node]
-    weights = tuple(Fraction(0) if token in taken else prob for token, prob in enumerate(target_V))
+    weights = tuple(Fraction(0) if token in child_tokens else prob for token, prob in enumerate(target_V))
     return weights if any(weights) else target_V
 
 
@@ -74,16 +74,16 @@ class _Prefix(NamedTuple):
 
 
 def _prefixes(draw: Draw) -> Iterator[_Prefix]:
-    kept = Fraction(1)
+    prefix_weight = Fraction(1)
     ratios = [Fraction(1), *_ratios(draw)]
     for node, (target_V, draft_V, ratio) in enumerate(zip(draw.target_NV, draw.draft_NV, ratios, strict=False)):
-        kept = min(Fraction(1), kept * ratio)
+        prefix_weight = min(Fraction(1), prefix_weight * ratio)
         if not draw.children(node):
-            yield _Prefix(kept, target_V)
+            yield _Prefix(prefix_weight, target_V)
             return
-        weights = tuple(max(kept * p - q, Fraction(0)) for p, q in zip(target_V, draft_V, strict=True))
+        weights = tuple(max(prefix_weight * p - q, Fraction(0)) for p, q in zip(target_V, draft_V, strict=True))
         mass = sum(weights, Fraction(0))
-        yield _Prefix(mass / (mass + 1 - kept) if mass else Fraction(0), weights)
+        yield _Prefix(mass / (mass + 1 - prefix_weight) if mass else Fraction(0), weights)
 
 
 def _ratios(draw: Draw) -> list[Fraction]:

@@ -17,17 +17,17 @@ from specsim.correctness.exact import implementations
 from specsim.correctness.exact.cases import CASES, INTERPRETED, LAUNCHED, cases_of
 from specsim.correctness.exact.controls import CONTROLS
 from specsim.correctness.exact.distribution import ExactDistribution, NotConstant, TooDeep, exact_distribution
-from specsim.correctness.exact.model import Case
+from specsim.correctness.exact.model import ExactCase
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.report import Certificate, Certificates
-from specsim.correctness.exact.verifier import Accepted, Given, Verifier, no_uniforms, unread
+from specsim.correctness.exact.verifier import Accepted, DraftedTree, Verifier, no_uniforms, unread
 from specsim.serving.generation import kernel_device
 
 
-def _greedy(given: Given, _uniforms: Sequence[Any], _final: float) -> Accepted:
+def _greedy(drafted_tree: DraftedTree, _uniforms: Sequence[Any], _final: float) -> Accepted:
     from specsim.reference.acceptance import greedy
 
-    return greedy(given.tree, given.prob_NV)
+    return greedy(drafted_tree.tree, drafted_tree.prob_NV)
 
 
 GREEDY = Verifier("greedy", "lossless", "best", no_uniforms, unread, _greedy)
@@ -46,20 +46,20 @@ class _Task:
     verifier: str
     promise: str
     impl: str
-    case: Case
+    case: ExactCase
     enumerate: Callable[[], ExactDistribution]
 
-    def certificate(self, most: Callable[[Case], Fraction]) -> Certificate:
+    def certificate(self, most: Callable[[ExactCase], Fraction]) -> Certificate:
         """Enumerate the distribution and compute its figures; raises as exact_distribution does."""
-        found = self.enumerate()
+        distribution = self.enumerate()
         return Certificate(
             *(self.verifier, self.promise, self.impl, self.case.name),
-            total_variation=found.total_variation(self.case),
-            accepted=found.accepted,
+            total_variation=distribution.total_variation(self.case),
+            accepted=distribution.accepted,
             optimum=most(self.case),
-            impossible=found.impossible(self.case),
-            uniform_bits_bound=found.grid,
-            regions=found.regions,
+            impossible=distribution.impossible(self.case),
+            uniform_bits_bound=distribution.grid,
+            regions=distribution.regions,
         )
 
 
@@ -74,10 +74,10 @@ def certify(
     kernels = "cpu" if impl == "reference" else kernel_device(device)
     date = now()
     start = time.perf_counter()
-    chosen = [each for each in VERIFIERS if verifier in (None, each.family)]
+    chosen = [candidate for candidate in VERIFIERS if verifier in (None, candidate.family)]
     tasks = list(_tasks(chosen, impl, kernels))
     if verifier is None:
-        tasks += [_Task(each.name, "wrong", "control", each.case, each.distribution) for each in CONTROLS]
+        tasks += [_Task(control.name, "wrong", "control", control.case, control.distribution) for control in CONTROLS]
     rows = []
     inconsistent = []
     most = cache(optimum)
@@ -87,18 +87,22 @@ def certify(
         except (NotConstant, TooDeep) as error:
             inconsistent.append(f"{task.verifier} ({task.impl}) on {task.case.name}: {error}")
     table = _table(impl, kernels)
-    not_run = {case.name for each in chosen for case in CASES[each.drafts] if case not in table[each.drafts]}
+    not_run = {
+        case.name for candidate in chosen for case in CASES[candidate.drafts] if case not in table[candidate.drafts]
+    }
     seconds = time.perf_counter() - start
     return Certificates(tuple(rows), tuple(inconsistent), tuple(sorted(not_run)), seconds, date, versions(kernels))
 
 
 def _tasks(chosen: list[Verifier], impl: str, device: str) -> Iterator[_Task]:
-    for each in chosen:
+    for verifier in chosen:
         for name in ("reference", "fast") if impl == "both" else (impl,):
-            run = implementations.fast(each, device) if name == "fast" else implementations.reference(each)
-            for case in cases_of(_table(name, device), each.drafts, each.name == "greedy"):
-                yield _Task(each.name, each.promise, name, case, partial(exact_distribution, each, case, run))
+            run = implementations.fast(verifier, device) if name == "fast" else implementations.reference(verifier)
+            for case in cases_of(_table(name, device), verifier.drafts, verifier.name == "greedy"):
+                yield _Task(
+                    verifier.name, verifier.promise, name, case, partial(exact_distribution, verifier, case, run)
+                )
 
 
-def _table(impl: str, device: str) -> dict[str, tuple[Case, ...]]:
+def _table(impl: str, device: str) -> dict[str, tuple[ExactCase, ...]]:
     return CASES if impl == "reference" else LAUNCHED if device == "cuda" else INTERPRETED

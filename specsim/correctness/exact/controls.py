@@ -18,14 +18,14 @@ from specsim.correctness.exact import implementations, race
 from specsim.correctness.exact.breakpoints import BLOCK
 from specsim.correctness.exact.cases import CHAIN, GIVEN_TREE, LANES, ONE, PAPER
 from specsim.correctness.exact.distribution import ExactDistribution, exact_distribution
-from specsim.correctness.exact.model import Case, Draw, residual
+from specsim.correctness.exact.model import Draw, ExactCase, residual
 from specsim.correctness.exact.regions import UNREAD, Axis, edges_of, regions, with_zero
 from specsim.correctness.exact.two_rounds import two_rounds
 from specsim.correctness.exact.verifier import (
     Accept,
     Accepted,
     Axes,
-    Given,
+    DraftedTree,
     Last,
     Verifier,
     no_uniforms,
@@ -44,15 +44,15 @@ _CHAINS = _verifier_of("sampled")
 _SIBLINGS = _verifier_of("siblings")
 
 
-def at_least(given: Given, uniforms: Sequence[float], final: float) -> Accepted:
+def at_least(drafted_tree: DraftedTree, uniforms: Sequence[float], final: float) -> Accepted:
     """Accept a chain draft if p(x) ≥ q(x), without a uniform."""
-    return wrong_rules.at_least(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)
+    return wrong_rules.at_least(drafted_tree.tree, drafted_tree.prob_NV, drafted_tree.draft_prob_NV, uniforms, final)
 
 
-def uniform_twice(given: Given, uniforms: Sequence[float], _final: float) -> Accepted:
+def uniform_twice(drafted_tree: DraftedTree, uniforms: Sequence[float], _final: float) -> Accepted:
     """Apply rejection, but draw the bonus token with the last uniform that was read."""
-    path, _ = _CHAINS.accept(given, uniforms, 0.5)
-    return _CHAINS.accept(given, uniforms, uniforms[min(len(path), len(uniforms)) - 1])
+    path, _ = _CHAINS.accept(drafted_tree, uniforms, 0.5)
+    return _CHAINS.accept(drafted_tree, uniforms, uniforms[min(len(path), len(uniforms)) - 1])
 
 
 def _axes_uniform_twice(draw: Draw) -> list[Axis]:
@@ -63,30 +63,32 @@ def _axes_uniform_twice(draw: Draw) -> list[Axis]:
     return axes
 
 
-def sibling_uniform(given: Given, uniforms: Sequence[float], final: float) -> Accepted:
+def sibling_uniform(drafted_tree: DraftedTree, uniforms: Sequence[float], final: float) -> Accepted:
     """Apply multi-round verification, but with one uniform for all siblings, as in target-only sampling."""
-    shared = [uniforms[given.tree.next_token[parent]] if parent >= 0 else 0.5 for parent in given.tree.parents]
-    return _SIBLINGS.accept(given, shared, final)
+    shared = [
+        uniforms[drafted_tree.tree.next_token[parent]] if parent >= 0 else 0.5 for parent in drafted_tree.tree.parents
+    ]
+    return _SIBLINGS.accept(drafted_tree, shared, final)
 
 
 def _axes_sibling_uniform(draw: Draw) -> list[Axis]:
-    own = _SIBLINGS.axes(draw)
+    node_axes = _SIBLINGS.axes(draw)
     axes = [UNREAD] * len(draw.parents)
     for node in range(len(draw.parents)):
         if children := draw.children(node):
-            axes[children[0]] = regions(edges_of(own[child] for child in children))
+            axes[children[0]] = regions(edges_of(node_axes[child] for child in children))
     return axes
 
 
-def shared_noise(given: Given, uniforms: Sequence[Any], final: float) -> Accepted:
+def shared_noise(drafted_tree: DraftedTree, uniforms: Sequence[Any], final: float) -> Accepted:
     """Reject one draft and recover by argmax over the same noise that drew the draft (vllm#54282)."""
     from specsim.reference.acceptance import residual
 
     uniform, noise = uniforms
-    path, bonus = _CHAINS.accept(given, [uniform], final)
+    path, bonus = _CHAINS.accept(drafted_tree, [uniform], final)
     if len(path) > 1:
         return path, bonus
-    weight_V = residual(given.prob_NV[0], given.draft_prob_NV[0])
+    weight_V = residual(drafted_tree.prob_NV[0], drafted_tree.draft_prob_NV[0])
     return path, int((weight_V.log() + torch.tensor(noise, dtype=torch.float64)).argmax())
 
 
@@ -106,17 +108,17 @@ def _axes_zero(draw: Draw) -> list[Axis]:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class WrongVerifier:
     """A wrong verifier, and a case on which its distribution differs."""
 
     name: str
-    case: Case
+    case: ExactCase
     distribution: Callable[[], ExactDistribution]
 
 
-def _control(name: str, case: Case, axes: Axes, last: Last, accept: Accept) -> Control:
+def _control(name: str, case: ExactCase, axes: Axes, last: Last, accept: Accept) -> WrongVerifier:
     verifier = Verifier(name, "wrong", "sampled", axes, last, accept)
-    return Control(name, case, partial(exact_distribution, verifier, case, implementations.reference(verifier)))
+    return WrongVerifier(name, case, partial(exact_distribution, verifier, case, implementations.reference(verifier)))
 
 
 CONTROLS = (
@@ -125,5 +127,5 @@ CONTROLS = (
     _control("noise shared by draft and recovery", ONE, _axes_shared_noise, _last_shared_noise, shared_noise),
     _control("siblings share a uniform", LANES, _axes_sibling_uniform, _SIBLINGS.last, sibling_uniform),
     _control("a uniform may be 0", GIVEN_TREE, _axes_zero, _TREES.last, _TREES.accept),
-    Control("draws named by position only", PAPER, partial(two_rounds, BLOCK, PAPER, True)),
+    WrongVerifier("draws named by position only", PAPER, partial(two_rounds, BLOCK, PAPER, True)),
 )

@@ -27,9 +27,9 @@ class Counterexample:
 
     def _region(self) -> str:
         *uniforms, final = self.box.intervals
-        named = [(f"uniforms[{index}]", each) for index, each in enumerate(uniforms, self._first)]
+        named = [(f"uniforms[{index}]", interval) for index, interval in enumerate(uniforms, self._first)]
         named.append(("final_uniform", final))
-        limited = [f"{name} in {_interval(each)}" for name, each in named if each != (0, 1)]
+        limited = [f"{name} in {_interval(interval)}" for name, interval in named if interval != (0, 1)]
         return ", ".join(limited) or "all uniforms"
 
     @property
@@ -43,7 +43,7 @@ class Counterexample:
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write, fractions as texts."""
-        *uniforms, final = ([str(end) for end in each] for each in self.box.intervals)
+        *uniforms, final = ([str(end) for end in interval] for interval in self.box.intervals)
         uniforms = uniforms[: self._first] + uniforms
         return {
             "tokens": list(self.draw.tokens),

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from specsim.correctness.exact.model import Case, Draw, Text, draws, text_prob, texts
+from specsim.correctness.exact.model import Draw, ExactCase, Text, draws, text_prob, texts
 from specsim.correctness.exact.regions import Axis, Region, cdf_cuts, grid_cost, regions
 from specsim.correctness.exact.verifier import Accepted, Verifier
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class VerifierCall:
     """One call of a verifier."""
 
     draw: int  # index of the drafted tree
@@ -22,7 +22,7 @@ class Trial:
     final: float  # uniform of the bonus token
 
 
-Implementation = Callable[[Sequence[Draw], Sequence[Trial]], list[Accepted]]
+Implementation = Callable[[Sequence[Draw], Sequence[VerifierCall]], list[Accepted]]
 
 
 class NotConstant(Exception):
@@ -42,28 +42,28 @@ class ExactDistribution:
     regions: int  # number of joint regions in which the outcome was taken
     grid: Fraction  # bound on the total variation added by uniforms of 24 bits, those that draw drafts included
 
-    def total_variation(self, case: Case) -> Fraction:
+    def total_variation(self, case: ExactCase) -> Fraction:
         """Compute the total variation from the target's distribution of S + 1 tokens."""
         all_texts = texts(case.target.vocab_size, case.num_steps + 1)
         differences = (abs(self.text_probs.get(text, 0) - text_prob(case.target, text)) for text in all_texts)
         return sum(differences, Fraction(0)) / 2
 
-    def impossible(self, case: Case) -> Fraction:
+    def impossible(self, case: ExactCase) -> Fraction:
         """Compute the probability of texts that the target never writes."""
         return sum((prob for text, prob in self.text_probs.items() if not text_prob(case.target, text)), Fraction(0))
 
 
-def exact_distribution(verifier: Verifier, case: Case, implementation: Implementation) -> ExactDistribution:
+def exact_distribution(verifier: Verifier, case: ExactCase, implementation: Implementation) -> ExactDistribution:
     """Enumerate a case.
 
     NotConstant where an outcome changes within a region, TooDeep where max_len is exceeded.
     """
     drafted = list(draws(case))
-    found = joint_regions(verifier, drafted, implementation)
-    outcomes = iter(implementation(drafted, [trial for region in found for trial in region.trials]))
+    joint = joint_regions(verifier, drafted, implementation)
+    outcomes = iter(implementation(drafted, [trial for region in joint for trial in region.trials]))
     emitted = defaultdict(Fraction)
     accepted = Fraction(0)
-    for region in found:
+    for region in joint:
         path, bonus = _one_outcome(region, list(itertools.islice(outcomes, len(region.trials))))
         emitted[(*drafted[region.draw].text(path[-1]), bonus)] += region.volume
         accepted += region.volume * (len(path) - 1)
@@ -72,7 +72,7 @@ def exact_distribution(verifier: Verifier, case: Case, implementation: Implement
         for rest in texts(case.target.vocab_size, case.num_steps + 1 - len(tokens)):
             text_probs[(*tokens, *rest)] += volume * text_prob(case.target, (*tokens, *rest), len(tokens))
     grid = _grid(verifier, drafted, case.tokens is None and not verifier.is_coupled)
-    return ExactDistribution(dict(text_probs), accepted, len(found), grid)
+    return ExactDistribution(dict(text_probs), accepted, len(joint), grid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class JointRegion:
     draw: int  # index of the drafted tree
     volume: Fraction  # its probability
     path: list[int]  # accepted nodes
-    trials: tuple[Trial, ...]  # calls at several of its points
+    trials: tuple[VerifierCall, ...]  # calls at several of its points
 
 
 def joint_regions(verifier: Verifier, drafted: Sequence[Draw], implementation: Implementation) -> list[JointRegion]:
@@ -92,19 +92,19 @@ def joint_regions(verifier: Verifier, drafted: Sequence[Draw], implementation: I
     other uniforms' regions.
     """
     parts = [(index, part) for index, draw in enumerate(drafted) for part in itertools.product(*verifier.axes(draw))]
-    trials = [Trial(index, tuple(region.points[0] for region in part), 0.5) for index, part in parts]
-    found = []
+    trials = [VerifierCall(index, tuple(region.points[0] for region in part), 0.5) for index, part in parts]
+    joint = []
     for (index, part), (path, _) in zip(parts, implementation(drafted, trials), strict=True):
         draw = drafted[index]
         if path[-1] not in draw.ends:
             raise TooDeep(f"a path of {len(path) - 1} drafts; max_len allows {draw.depth_limit}")
-        found += (_joint_region(index, draw, (*part, last), path) for last in verifier.last(draw, path[-1]))
-    return found
+        joint += (_joint_region(index, draw, (*part, last), path) for last in verifier.last(draw, path[-1]))
+    return joint
 
 
 def _joint_region(index: int, draw: Draw, part: Sequence[Region], path: list[int]) -> JointRegion:
     points = zip(*(region.points for region in part), strict=True)
-    trials = tuple(Trial(index, point[:-1], point[-1]) for point in points)
+    trials = tuple(VerifierCall(index, point[:-1], point[-1]) for point in points)
     return JointRegion(index, math.prod((region.volume for region in part), start=draw.prob), path, trials)
 
 
@@ -112,8 +112,8 @@ def _one_outcome(region: JointRegion, outcomes: list[Accepted]) -> Accepted:
     """Return the outcome at all points of a region, whose path may not depend on the final uniform."""
     path, bonus = outcomes[0]
     if any(outcome != outcomes[0] for outcome in outcomes) or path != region.path:
-        found = " and ".join(sorted({str(outcome) for outcome in outcomes}))
-        raise NotConstant(f"{found} in one region; with another final uniform {region.path}")
+        listed = " and ".join(sorted({str(outcome) for outcome in outcomes}))
+        raise NotConstant(f"{listed} in one region; with another final uniform {region.path}")
     return path, bonus
 
 

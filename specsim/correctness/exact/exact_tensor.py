@@ -37,7 +37,7 @@ class ExactTensor(_Array):
         array = np.asarray(values.tolist() if isinstance(values, torch.Tensor) else values)
         if array.dtype.kind in "fO":
             lift: Callable[[Any], ExactNumber | None] = lifted
-            array = np.array([lift(each) for each in array.flat], dtype=object).reshape(array.shape)
+            array = np.array([lift(number) for number in array.flat], dtype=object).reshape(array.shape)
         return array.view(cls)
 
     @classmethod
@@ -47,7 +47,7 @@ class ExactTensor(_Array):
         """Answer torch.minimum(p, q) and the like by the method of that name."""
         name = func.__name__
         name = _ALIASES.get(name, name)
-        arguments = [cls.of(each) if isinstance(each, torch.Tensor) else each for each in args]
+        arguments = [cls.of(argument) if isinstance(argument, torch.Tensor) else argument for argument in args]
         method = getattr(cls, name, None)
         if method is None:
             raise NotExact(f"it calls torch.{name}, which has no exact counterpart")
@@ -114,8 +114,8 @@ class ExactTensor(_Array):
 
     def clamp(self, min: Any = None, max: Any = None) -> Any:
         """Limit every number to a range."""
-        found = self if min is None else self.maximum(min)
-        return found if max is None else found.minimum(max)
+        limited = self if min is None else self.maximum(min)
+        return limited if max is None else limited.minimum(max)
 
     def clamp_min(self, min: Any) -> Any:
         """Limit every number from below."""
@@ -141,7 +141,7 @@ class ExactTensor(_Array):
     def where(condition: Any, chosen: Any, other: Any) -> Any:
         """Choose from one of two arrays."""
         parts = np.broadcast_arrays(condition, ExactTensor.of(chosen), ExactTensor.of(other), subok=False)
-        picked = [yes if is_chosen else no for is_chosen, yes, no in zip(*(each.flat for each in parts), strict=True)]
+        picked = [yes if is_chosen else no for is_chosen, yes, no in zip(*(part.flat for part in parts), strict=True)]
         return ExactTensor.of(np.array(picked, dtype=object).reshape(parts[0].shape))
 
     def masked_fill(self, mask: Any, value: Any) -> Any:

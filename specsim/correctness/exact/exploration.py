@@ -18,7 +18,7 @@ UNIT: Interval = (Fraction(0), Fraction(1))
 MOST_COMPARISONS = 50_000  # of one function, over all its regions
 
 
-class Comparison(NamedTuple):
+class UniformCut(NamedTuple):
     """A comparison that divides a region."""
 
     uniform: int
@@ -45,11 +45,11 @@ class Box:
 class _Visit:
     """One call of the function, in the region that the comparisons of `path` leave."""
 
-    def __init__(self, names: Sequence[str], path: tuple[Comparison, ...], num_comparisons: int) -> None:
+    def __init__(self, names: Sequence[str], path: tuple[UniformCut, ...], num_comparisons: int) -> None:
         self.intervals = [UNIT] * len(names)
         self.uniforms = [ExactNumber(0, 1, _Uniform(self, index, name)) for index, name in enumerate(names)]
         self.path = path
-        self.made: list[Comparison] = []
+        self.comparisons: list[UniformCut] = []
         self.num_comparisons = num_comparisons
         self.refused: str | None = None
 
@@ -60,15 +60,15 @@ class _Visit:
         low, high = self.intervals[uniform]
         if not low < cut < high:
             return cut >= high
-        place = len(self.made)
-        made = Comparison(uniform, cut, True)
-        if place < len(self.path):
-            made = self.path[place]
-            if made[:2] != (uniform, cut):
+        index = len(self.comparisons)
+        comparison = UniformCut(uniform, cut, True)
+        if index < len(self.path):
+            comparison = self.path[index]
+            if comparison[:2] != (uniform, cut):
                 raise self.refuse("two calls with the same numbers make different comparisons")
-        self.made.append(made)
-        self.intervals[uniform] = (low, cut) if made.is_below else (cut, high)
-        return made.is_below
+        self.comparisons.append(comparison)
+        self.intervals[uniform] = (low, cut) if comparison.is_below else (cut, high)
+        return comparison.is_below
 
     def refuse(self, what: str) -> NotExact:
         self.refused = self.refused or what
@@ -103,7 +103,7 @@ def explore(function: Callable[[list[ExactNumber]], Any], names: Sequence[str]) 
 
     The function must be deterministic. A result is refused if there are too many comparisons.
     """
-    pending: list[tuple[Comparison, ...]] = [()]
+    pending: list[tuple[UniformCut, ...]] = [()]
     num_comparisons = 0
     while pending:
         path = pending.pop()
@@ -114,9 +114,12 @@ def explore(function: Callable[[list[ExactNumber]], Any], names: Sequence[str]) 
             raise
         except BaseException as error:
             result = error
-        if len(visit.made) < len(path):
+        if len(visit.comparisons) < len(path):
             visit.refuse("two calls with the same numbers make different comparisons")
         num_comparisons = visit.num_comparisons
-        made = visit.made
-        pending += [(*made[:place], made[place]._replace(is_below=False)) for place in range(len(path), len(made))]
+        comparisons = visit.comparisons
+        pending += [
+            (*comparisons[:index], comparisons[index]._replace(is_below=False))
+            for index in range(len(path), len(comparisons))
+        ]
         yield Explored(Box(tuple(visit.intervals)), result, visit.refused)

@@ -10,9 +10,9 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.uniforms import token_noise
-from specsim.correctness.exact.distribution import Implementation, Trial
+from specsim.correctness.exact.distribution import Implementation, VerifierCall
 from specsim.correctness.exact.model import Draw
-from specsim.correctness.exact.verifier import Accepted, Given, Verifier, rows
+from specsim.correctness.exact.verifier import Accepted, DraftedTree, Verifier, rows
 
 _UNIT = math.log2(math.e)  # at this temperature the weight of a logit is 2^logit; whole logits need no rounding
 LENGTH = 4  # tokens of a request
@@ -22,9 +22,9 @@ _POOL = 2**15  # number of requests searched for noise in a region
 def reference(verifier: Verifier) -> Implementation:
     """Call specsim.reference.acceptance once per trial."""
 
-    def run(drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[Accepted]:
-        given = [Given.of(draw) for draw in drafted]
-        return [verifier.accept(given[trial.draw], trial.uniforms, trial.final) for trial in trials]
+    def run(drafted: Sequence[Draw], trials: Sequence[VerifierCall]) -> list[Accepted]:
+        trees = [DraftedTree.of(draw) for draw in drafted]
+        return [verifier.accept(trees[trial.draw], trial.uniforms, trial.final) for trial in trials]
 
     return run
 
@@ -34,7 +34,7 @@ def fast(verifier: Verifier, device: str) -> Implementation:
     return partial(_walk, verifier, device)
 
 
-def _walk(verifier: Verifier, device: str, drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[Accepted]:
+def _walk(verifier: Verifier, device: str, drafted: Sequence[Draw], trials: Sequence[VerifierCall]) -> list[Accepted]:
     from specsim.fast.verify import walk
     from specsim.fast.vocabulary.penalties import Logits
 
@@ -44,11 +44,15 @@ def _walk(verifier: Verifier, device: str, drafted: Sequence[Draw], trials: Sequ
     logits_RV = rows([target_V for draw in draws for target_V in draw.target_NV]).log2().float().to(device)
     width = config.num_draft_tokens if config.verifier_kind.draws == "node" else config.num_steps + 1
     uniforms = [[] if verifier.is_coupled else trial.uniforms for trial in trials]
-    uniforms_BW = torch.tensor([[*each, *[0.5] * (width - len(each))] for each in uniforms], dtype=torch.float64)
+    uniforms_BW = torch.tensor(
+        [[*trial_uniforms, *[0.5] * (width - len(trial_uniforms))] for trial_uniforms in uniforms], dtype=torch.float64
+    )
     final_B = torch.tensor([trial.final for trial in trials], dtype=torch.float64)
     verify_input = _verify_input(draws, config).to(device)
-    given = uniforms_BW.to(device), final_B.to(device)
-    return _accepted(walk(batch, verify_input, Logits.unchanged(logits_RV, len(trials)), given, config).to("cpu"))
+    uniform_tensors = uniforms_BW.to(device), final_B.to(device)
+    return _accepted(
+        walk(batch, verify_input, Logits.unchanged(logits_RV, len(trials)), uniform_tensors, config).to("cpu")
+    )
 
 
 def _config(verifier: Verifier, draw: Draw) -> SpecConfig:
@@ -58,14 +62,14 @@ def _config(verifier: Verifier, draw: Draw) -> SpecConfig:
     return SpecConfig(topk, num_steps, num_nodes, 1, max_len=LENGTH + 1 + draw.depth_limit, **verifier.settings)
 
 
-def _batch(verifier: Verifier, drafted: Sequence[Draw], trials: Sequence[Trial]) -> Batch:
+def _batch(verifier: Verifier, drafted: Sequence[Draw], trials: Sequence[VerifierCall]) -> Batch:
     params = SamplingParams(temperature=0.0 if verifier.name == "greedy" else _UNIT)
     size = len(trials)
     ids = ids_with_noise(drafted, trials) if verifier.is_coupled else range(size)
     return Batch.of(ids, range(size), [LENGTH] * size, [params] * size, vocab_size=len(drafted[0].target_NV[0]))
 
 
-def ids_with_noise(drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[int]:
+def ids_with_noise(drafted: Sequence[Draw], trials: Sequence[VerifierCall]) -> list[int]:
     """Find requests whose own noise lies in the trials' regions, a different one for every trial of a region.
 
     Kernels derive noise from its name. A region is identified by the winners of each position's race under p and under
@@ -73,17 +77,17 @@ def ids_with_noise(drafted: Sequence[Draw], trials: Sequence[Trial]) -> list[int
     """
     pool_PWV = _noise(len(drafted[0].parents), len(drafted[0].target_NV[0]))
     winners = {index: _winners(drafted[index], pool_PWV) for index in {trial.draw for trial in trials}}
-    found: dict[tuple, Iterator[int]] = {}
+    ids_by_region: dict[tuple, Iterator[int]] = {}
     chosen = []
     for trial in trials:
         wanted = _winners(drafted[trial.draw], torch.tensor([trial.uniforms], dtype=torch.float64))
         region = (trial.draw, *wanted[0].tolist())
-        if region not in found:
+        if region not in ids_by_region:
             inside = (winners[trial.draw] == wanted).all(1).nonzero().flatten().tolist()
             if not inside:
                 raise LookupError(f"none of {_POOL} requests has noise in a region of tree {trial.draw}")
-            found[region] = itertools.cycle(inside)
-        chosen.append(next(found[region]))
+            ids_by_region[region] = itertools.cycle(inside)
+        chosen.append(next(ids_by_region[region]))
     return chosen
 
 
@@ -109,7 +113,7 @@ def _verify_input(draws: Sequence[Draw], config: SpecConfig) -> VerifyInput:
     size = len(draws)
     living = [list(draw.living_parents) for draw in draws]
     parents_BN = torch.tensor(living)
-    next_token_BN, next_sibling_BN = torch.tensor([links(own) for own in living]).unbind(1)
+    next_token_BN, next_sibling_BN = torch.tensor([links(tree_parents) for tree_parents in living]).unbind(1)
     depths_N = torch.tensor([draws[0].depth(node) for node in range(len(parents))])
     index_BN = torch.arange(size * len(parents)).view(size, -1)
     inner = max(parents) + 1
@@ -121,7 +125,7 @@ def _verify_input(draws: Sequence[Draw], config: SpecConfig) -> VerifyInput:
         parents=parents_BN,
         scores=torch.ones(parents_BN.shape),
         positions=(LENGTH + depths_N).repeat(size),
-        mask=torch.stack([visibility(own) for own in living]),
+        mask=torch.stack([visibility(tree_parents) for tree_parents in living]),
         retrieve_index=index_BN,
         retrieve_next_token=next_token_BN.contiguous(),
         retrieve_next_sibling=next_sibling_BN.contiguous(),

@@ -12,13 +12,13 @@ FAR = 2**10  # a depth that no tree reaches
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ExactModel:
     """Distribution of the next token: one of a few rows of weights, chosen by earlier tokens and places."""
 
     weights: tuple[tuple[int, ...], ...]  # [rows, V]
 
     def __call__(self, text: Text) -> Distribution:
-        row = self.weights[sum((place + 1) * (token + 1) for place, token in enumerate(text)) % len(self.weights)]
+        row = self.weights[sum((index + 1) * (token + 1) for index, token in enumerate(text)) % len(self.weights)]
         return tuple(Fraction(weight, sum(row)) for weight in row)
 
     @property
@@ -30,7 +30,7 @@ class Model:
 class Certain:
     """Distribution of greedy decoding: all mass on a model's most probable token, the lowest of equals."""
 
-    model: "Model | Certain"
+    model: "ExactModel | Certain"
 
     def __call__(self, text: Text) -> Distribution:
         prob_V = self.model(text)
@@ -42,12 +42,12 @@ class Certain:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ExactCase:
     """A target, a drafter and the shape of the drafted tree."""
 
     name: str
-    target: Model | Certain
-    draft: Model
+    target: ExactModel | Certain
+    draft: ExactModel
     parents: tuple[int, ...]  # [N], parents before children, the root's is -1
     tokens: tuple[int, ...] | None = None  # [N-1], tokens below the root; None: sampled at their parents
     depth_limit: int = FAR  # depth at which max_len ends every path
@@ -104,7 +104,7 @@ class Draw:
         return (*self.text(self.parents[node]), self.tokens[node]) if node else ()
 
 
-def draws(case: Case) -> Iterator[Draw]:
+def draws(case: ExactCase) -> Iterator[Draw]:
     """Yield every tree that may be drafted."""
     drafted = itertools.product(range(case.draft.vocab_size), repeat=len(case.parents) - 1)
     for tokens in drafted if case.tokens is None else [case.tokens]:
@@ -129,7 +129,7 @@ def _drafted_depth(draw: Draw, stops: tuple[int, ...]) -> int:
     return FAR
 
 
-def text_prob(model: Model | Certain, text: Text, start: int = 0) -> Fraction:
+def text_prob(model: ExactModel | Certain, text: Text, start: int = 0) -> Fraction:
     """Compute the probability of a text from its token `start` on, given those before it."""
     return math.prod((model(text[:at])[text[at]] for at in range(start, len(text))), start=Fraction(1))
 

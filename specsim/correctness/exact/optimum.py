@@ -4,20 +4,20 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from specsim.correctness.exact.model import Case, Draw, Text, draws, text_prob, texts
+from specsim.correctness.exact.model import Draw, ExactCase, Text, draws, text_prob, texts
 
 _TOLERANCE = 1e-9  # of HiGHS
 _MOST_DENOMINATOR = 10**6  # prices of a vertex are short fractions
 
 
-class End(NamedTuple):
+class PathEnd(NamedTuple):
     """A node at which a path may end, and the token after it."""
 
     gain: int  # accepted drafts
     after: list[tuple[Text, Fraction]]  # the texts that may follow, with their probabilities
 
 
-def optimum(case: Case) -> Fraction:
+def optimum(case: ExactCase) -> Fraction:
     """Compute the largest expected number of accepted drafts.
 
     The maximum is over all rules that know the drafted tree and both models, keep a path of the tree, add one token and
@@ -34,25 +34,25 @@ def optimum(case: Case) -> Fraction:
     value, prices = _solve(case, drafted, written, ends)
     exact = dict(zip(written, (Fraction(price).limit_denominator(_MOST_DENOMINATOR) for price in prices), strict=True))
     bound = sum((text_prob(case.target, text) * price for text, price in exact.items()), Fraction(0))
-    for draw, own in zip(drafted, ends, strict=True):
-        bound += draw.prob * max(end.gain - sum(prob * exact[text] for text, prob in end.after) for end in own)
+    for draw, draw_ends in zip(drafted, ends, strict=True):
+        bound += draw.prob * max(end.gain - sum(prob * exact[text] for text, prob in end.after) for end in draw_ends)
     if abs(float(bound) - value) > _TOLERANCE:
         raise ArithmeticError(f"{case.name}: the bound {float(bound)} of the prices is not the solution's {value}")
     return bound
 
 
-def _ends(case: Case, draw: Draw) -> Iterator[End]:
+def _ends(case: ExactCase, draw: Draw) -> Iterator[PathEnd]:
     """Yield every node at which a path may end, with every token after it."""
     for node in draw.ends:
         for token in range(case.target.vocab_size):
             tokens = (*draw.text(node), token)
             rests = texts(case.target.vocab_size, case.num_steps + 1 - len(tokens))
             after = [(*tokens, *rest) for rest in rests]
-            yield End(len(tokens) - 1, [(text, text_prob(case.target, text, len(tokens))) for text in after])
+            yield PathEnd(len(tokens) - 1, [(text, text_prob(case.target, text, len(tokens))) for text in after])
 
 
 def _solve(
-    case: Case, drafted: Sequence[Draw], written: Sequence[Text], ends: Sequence[Sequence[End]]
+    case: ExactCase, drafted: Sequence[Draw], written: Sequence[Text], ends: Sequence[Sequence[PathEnd]]
 ) -> tuple[float, list[float]]:
     """Solve for the value of the optimum and the prices of the texts.
 
@@ -64,8 +64,8 @@ def _solve(
     rows = {text: row for row, text in enumerate(written, len(drafted))}
     gains = []
     entries = []
-    for index, own in enumerate(ends):
-        for end in own:
+    for index, draw_ends in enumerate(ends):
+        for end in draw_ends:
             entries.append((index, len(gains), 1.0))
             entries.extend((rows[text], len(gains), float(prob)) for text, prob in end.after if prob)
             gains.append(-end.gain)

@@ -20,13 +20,13 @@ _SCALES = (0.125, 1.0, 7.0)  # a race ends the same way at any speed
 def position(target_V: Distribution, draft_V: Distribution, draft: int) -> Axis:
     """Divide the noise of a position with that draft: one region for every token that the target may take there."""
     winners = [_Winners(target_V, draft_V, token, draft) for token, prob in enumerate(target_V) if prob]
-    return [Region(prob / draft_V[draft], each.points) for each in winners if (prob := each.prob)]
+    return [Region(prob / draft_V[draft], winner.points) for winner in winners if (prob := winner.prob)]
 
 
 def undrafted(target_V: Distribution) -> Axis:
     """Divide the noise of a position without a draft."""
     winners = [_Winners(target_V, target_V, token, token) for token, prob in enumerate(target_V) if prob]
-    return [Region(each.prob, each.points) for each in winners]
+    return [Region(winner.prob, winner.points) for winner in winners]
 
 
 def unread(axis: Axis) -> Axis:
@@ -128,7 +128,7 @@ class _Winners:
 
 def _axes(draw: Draw) -> list[Axis]:
     drafted = zip(draw.target_NV, draw.draft_NV, draw.tokens[1:], strict=False)
-    axes = [*(position(*each) for each in drafted), undrafted(draw.target_NV[-1])]
+    axes = [*(position(*arguments) for arguments in drafted), undrafted(draw.target_NV[-1])]
     num_read = draw.depth_limit + 1
     return [*axes[:num_read], *map(unread, axes[num_read:])]
 

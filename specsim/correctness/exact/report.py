@@ -100,9 +100,9 @@ class Certificates:
             heading(console, case)
             print_table(console, COLUMNS, [_cells(row) for row in rows if row.case == case])
         for rule in dict.fromkeys(row.verifier for row in self.rows if row.impl == "module"):
-            own = [row for row in self.rows if row.verifier == rule]
-            heading(console, f"{rule}, {own[0].promise}")
-            print_table(console, ("case", *COLUMNS[3:]), [(row.case, *_cells(row)[3:]) for row in own])
+            rule_rows = [row for row in self.rows if row.verifier == rule]
+            heading(console, f"{rule}, {rule_rows[0].promise}")
+            print_table(console, ("case", *COLUMNS[3:]), [(row.case, *_cells(row)[3:]) for row in rule_rows])
         if controls := [row for row in self.rows if row.promise == "wrong"]:
             heading(console, "Wrong on purpose")
             columns = ("control", "case", "distance", "never the target's")
@@ -150,5 +150,5 @@ def _verdict(certificates: Certificates) -> str:
     promises = [row.promise for row in certificates.rows]
     if "lossless" not in promises:
         return "None of them promises to preserve the target's distribution."
-    kept = f"All {promises.count('lossless')} lossless certificates hold: the distribution is exactly the target's."
-    return f"{kept} The {promises.count('wrong')} controls have another." if "wrong" in promises else kept
+    summary = f"All {promises.count('lossless')} lossless certificates hold: the distribution is exactly the target's."
+    return f"{summary} The {promises.count('wrong')} controls have another." if "wrong" in promises else summary

@@ -23,9 +23,9 @@ from specsim.correctness.exact.distribution import ExactDistribution, draft_axes
 from specsim.correctness.exact.exact_number import NotExact
 from specsim.correctness.exact.exact_tensor import ExactTensor
 from specsim.correctness.exact.exploration import Box, Explored, explore
-from specsim.correctness.exact.model import Case, Draw, draws, text_prob, texts
+from specsim.correctness.exact.model import Draw, ExactCase, draws, text_prob, texts
 from specsim.correctness.exact.regions import INSIDE, grid_cost, regions
-from specsim.correctness.exact.verifier import Given
+from specsim.correctness.exact.verifier import DraftedTree
 
 ROUNDING = Fraction(1, 2**40)  # smaller distances and regions may come from float64
 
@@ -38,7 +38,7 @@ class Broken(Exception):
     """A rule raises or returns something impossible, for a Counterexample in `args`."""
 
 
-class Outcome(NamedTuple):
+class RuleOutcome(NamedTuple):
     """The result of a rule on a region of a drafted tree's uniforms."""
 
     draw: Draw
@@ -64,29 +64,29 @@ class RuleDistribution:
     counterexample: Counterexample | None
 
 
-def rule_distribution(rule: AcceptanceRule, case: Case) -> RuleDistribution:
+def rule_distribution(rule: AcceptanceRule, case: ExactCase) -> RuleDistribution:
     """Enumerate a case.
 
     Raises Broken where the rule has no result, NotCertified where its result is not known exactly.
     """
     before = _random_states()
     try:
-        found = list(chain.from_iterable(_outcomes(rule, case, draw) for draw in draws(case)))
+        outcomes = list(chain.from_iterable(_outcomes(rule, case, draw) for draw in draws(case)))
     except NotCertified as error:
         _require_no_draws(before)
         raise error from None
     _require_no_draws(before)
-    exact = _distribution(case, found)
+    exact = _distribution(case, outcomes)
     distance = exact.total_variation(case)
     if 0 < distance < ROUNDING:
         raise NotCertified(
             f"its distance {float(distance):.1e} is of the size of rounding errors; leave probabilities as they are "
             "given, instead of turning them into floats"
         )
-    return RuleDistribution(exact, _counterexample(rule, case, exact, found) if distance else None)
+    return RuleDistribution(exact, _counterexample(rule, case, exact, outcomes) if distance else None)
 
 
-def _outcomes(rule: AcceptanceRule, case: Case, draw: Draw) -> Iterator[Outcome]:
+def _outcomes(rule: AcceptanceRule, case: ExactCase, draw: Draw) -> Iterator[RuleOutcome]:
     names = [f"uniforms[{index}]" for index in _uniforms(rule, case)]
     volume = Fraction(0)
 
@@ -95,12 +95,12 @@ def _outcomes(rule: AcceptanceRule, case: Case, draw: Draw) -> Iterator[Outcome]
 
     for region in explore(call, [*names, "final_uniform"]):
         volume += region.box.volume
-        yield Outcome(draw, region.box, _accepted(rule, case, draw, region))
+        yield RuleOutcome(draw, region.box, _accepted(rule, case, draw, region))
     if volume != 1:
         raise NotCertified("two calls with the same numbers make different comparisons")
 
 
-def _uniforms(rule: AcceptanceRule, case: Case) -> range:
+def _uniforms(rule: AcceptanceRule, case: ExactCase) -> range:
     """List the indices of independent uniforms: every depth, or every node below the root."""
     return range(1, len(case.parents)) if rule.drafts == "siblings" else range(case.num_steps + 1)
 
@@ -112,10 +112,10 @@ def _passed(rule: AcceptanceRule, uniforms: list[Any]) -> list[Any]:
 
 def _exact_inputs(rule: AcceptanceRule, draw: Draw) -> tuple[Tree, Any, Any]:
     draft_prob = None if rule.drafts == "best" else ExactTensor.of(draw.draft_NV)
-    return Given.of(draw).tree, ExactTensor.of(draw.target_NV), draft_prob
+    return DraftedTree.of(draw).tree, ExactTensor.of(draw.target_NV), draft_prob
 
 
-def _accepted(rule: AcceptanceRule, case: Case, draw: Draw, region: Explored) -> Accepted:
+def _accepted(rule: AcceptanceRule, case: ExactCase, draw: Draw, region: Explored) -> Accepted:
     """Check the result on a region, and compare it with the results for floats."""
     if region.refused is not None or isinstance(region.result, NotExact):
         raise NotCertified(region.refused or str(region.result))
@@ -125,7 +125,7 @@ def _accepted(rule: AcceptanceRule, case: Case, draw: Draw, region: Explored) ->
     if isinstance(region.result, BaseException):
         raise NotCertified(f"with exact numbers it {_raised(region.result)}")
     try:
-        accepted = checked(region.result, Given.of(draw).tree, len(draw.target_NV[0]))
+        accepted = checked(region.result, DraftedTree.of(draw).tree, len(draw.target_NV[0]))
     except InputError as error:
         raise NotCertified(f"with exact numbers it returns {error.value}, with floats {tuple(middle)}") from None
     is_wide = all(high - low >= ROUNDING for low, high in region.box.intervals)
@@ -139,17 +139,17 @@ def _accepted(rule: AcceptanceRule, case: Case, draw: Draw, region: Explored) ->
 
 def _with_floats(rule: AcceptanceRule, draw: Draw, box: Box, part: Fraction) -> Accepted | str:
     """Call the rule as an engine would, at a point of the region; a text where it has no result."""
-    given = Given.of(draw)
+    drafted_tree = DraftedTree.of(draw)
     *uniforms, final = box.point(part)
-    draft_prob = None if rule.drafts == "best" else given.draft_prob_NV
+    draft_prob = None if rule.drafts == "best" else drafted_tree.draft_prob_NV
     try:
-        found = rule.accept(given.tree, given.prob_NV, draft_prob, _passed(rule, uniforms), final)
+        result = rule.accept(drafted_tree.tree, drafted_tree.prob_NV, draft_prob, _passed(rule, uniforms), final)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         return _raised(error)
     try:
-        return checked(found, Given.of(draw).tree, len(draw.target_NV[0]))
+        return checked(result, DraftedTree.of(draw).tree, len(draw.target_NV[0]))
     except InputError as error:
         return f"returns {error.value}; allowed: {error.allowed}"
 
@@ -158,38 +158,38 @@ def _raised(error: BaseException) -> str:
     return f"raises {one_line(error)}"[:300]
 
 
-def _distribution(case: Case, found: Sequence[Outcome]) -> ExactDistribution:
+def _distribution(case: ExactCase, outcomes: Sequence[RuleOutcome]) -> ExactDistribution:
     text_probs: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
     length = case.num_steps + 1
-    for outcome in found:
+    for outcome in outcomes:
         tokens = outcome.text
         for rest in texts(case.target.vocab_size, length - len(tokens)):
             text = (*tokens, *rest)
             text_probs[text] += outcome.prob * text_prob(case.target, text, len(tokens))
-    accepted = sum((outcome.prob * (len(outcome.accepted.path) - 1) for outcome in found), Fraction(0))
-    return ExactDistribution(dict(text_probs), accepted, len(found), _grid(case, found))
+    accepted = sum((outcome.prob * (len(outcome.accepted.path) - 1) for outcome in outcomes), Fraction(0))
+    return ExactDistribution(dict(text_probs), accepted, len(outcomes), _grid(case, outcomes))
 
 
-def _grid(case: Case, found: Sequence[Outcome]) -> Fraction:
+def _grid(case: ExactCase, outcomes: Sequence[RuleOutcome]) -> Fraction:
     """Bound the errors of uniforms of 24 bits: every comparison of a tree's uniform counts wherever it is made."""
     edges: dict[Draw, list[set[Fraction]]] = {}
-    for outcome in found:
-        own = edges.setdefault(outcome.draw, [set() for _ in outcome.box.intervals])
-        for cuts, interval in zip(own, outcome.box.intervals, strict=True):
+    for outcome in outcomes:
+        draw_edges = edges.setdefault(outcome.draw, [set() for _ in outcome.box.intervals])
+        for cuts, interval in zip(draw_edges, outcome.box.intervals, strict=True):
             cuts.update(interval)
     total = Fraction(0)
-    for draw, own in edges.items():
-        axes = [*map(regions, own), *(draft_axes(draw) if case.tokens is None else ())]
+    for draw, draw_edges in edges.items():
+        axes = [*map(regions, draw_edges), *(draft_axes(draw) if case.tokens is None else ())]
         total += draw.prob * sum(map(grid_cost, axes), Fraction(0))
     return total
 
 
 def _counterexample(
-    rule: AcceptanceRule, case: Case, exact: ExactDistribution, found: Sequence[Outcome]
+    rule: AcceptanceRule, case: ExactCase, exact: ExactDistribution, outcomes: Sequence[RuleOutcome]
 ) -> Counterexample:
     """Choose the text that is too probable by most, and the most probable region that leads to it."""
-    text = max(exact.text_probs, key=lambda each: exact.text_probs[each] - text_prob(case.target, each))
-    leading = [outcome for outcome in found if outcome.text == text[: len(outcome.text)]]
+    text = max(exact.text_probs, key=lambda candidate: exact.text_probs[candidate] - text_prob(case.target, candidate))
+    leading = [outcome for outcome in outcomes if outcome.text == text[: len(outcome.text)]]
     chosen = max(leading, key=lambda outcome: outcome.prob)
     path, bonus = chosen.accepted
     result = (

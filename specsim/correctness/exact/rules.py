@@ -12,27 +12,27 @@ from specsim.core.provenance import now, versions
 from specsim.core.rule import AcceptanceRule
 from specsim.core.user_module import load_module
 from specsim.correctness.exact.cases import RULE_CASES
-from specsim.correctness.exact.model import Case
+from specsim.correctness.exact.model import ExactCase
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.report import Certificate, Certificates
 from specsim.correctness.exact.rule_distribution import Broken, NotCertified, rule_distribution
 
 
-def load_rules(place: str) -> list[AcceptanceRule]:
+def load_rules(location: str) -> list[AcceptanceRule]:
     """Load the rules of a module or file, or one of them: my_rule.py, my_rule.py:rule, package.module:rule.
 
     Raises InputError where there is no such module or rule.
     """
-    before, colon, name = place.rpartition(":")
+    before, colon, name = location.rpartition(":")
     is_named = bool(colon) and name.isidentifier()
-    module = load_module(before if is_named else place)
-    found = {key: value for key, value in vars(module).items() if isinstance(value, AcceptanceRule)}
+    module = load_module(before if is_named else location)
+    rules = {key: value for key, value in vars(module).items() if isinstance(value, AcceptanceRule)}
     if is_named:
-        found = {key: value for key, value in found.items() if key == name}
-    if not found:
+        rules = {key: value for key, value in rules.items() if key == name}
+    if not rules:
         rest = f"named {name}" if is_named else "at its top level"
-        raise InputError("module", place, f"a module with an AcceptanceRule {rest}")
-    return list({id(rule): rule for rule in found.values()}.values())
+        raise InputError("module", location, f"a module with an AcceptanceRule {rest}")
+    return list({id(rule): rule for rule in rules.values()}.values())
 
 
 def certify_rules(rules: Sequence[AcceptanceRule], *, progress: bool = False) -> Certificates:
@@ -60,19 +60,19 @@ def certify_rules(rules: Sequence[AcceptanceRule], *, progress: bool = False) ->
     return Certificates(tuple(rows), tuple(broken), (), seconds, date, versions("cpu"), tuple(not_certified))
 
 
-def _size(case: Case) -> tuple[int, int]:
+def _size(case: ExactCase) -> tuple[int, int]:
     return len(case.parents), case.target.vocab_size
 
 
-def _certificate(rule: AcceptanceRule, case: Case, most: Callable[[Case], Fraction]) -> Certificate:
-    found = rule_distribution(rule, case)
+def _certificate(rule: AcceptanceRule, case: ExactCase, most: Callable[[ExactCase], Fraction]) -> Certificate:
+    distribution = rule_distribution(rule, case)
     return Certificate(
         *(rule.name, "lossless" if rule.lossless else "lossy", "module", case.name),
-        total_variation=found.exact.total_variation(case),
-        accepted=found.exact.accepted,
+        total_variation=distribution.exact.total_variation(case),
+        accepted=distribution.exact.accepted,
         optimum=most(case),
-        impossible=found.exact.impossible(case),
-        uniform_bits_bound=found.exact.grid,
-        regions=found.exact.regions,
-        counterexample=found.counterexample,
+        impossible=distribution.exact.impossible(case),
+        uniform_bits_bound=distribution.exact.grid,
+        regions=distribution.exact.regions,
+        counterexample=distribution.counterexample,
     )

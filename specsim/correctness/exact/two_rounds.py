@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from specsim.correctness.exact.distribution import ExactDistribution
-from specsim.correctness.exact.model import Case, Draw, Text, draws
+from specsim.correctness.exact.model import Draw, ExactCase, Text, draws
 from specsim.correctness.exact.regions import Region, edges_of, regions
-from specsim.correctness.exact.verifier import Given, Verifier
+from specsim.correctness.exact.verifier import DraftedTree, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,18 @@ class Held:
     uniforms: tuple[Region, ...] = ()  # regions of their uniforms
 
 
-def two_rounds(verifier: Verifier, case: Case, is_named_by_position: bool) -> ExactDistribution:
+def two_rounds(verifier: Verifier, case: ExactCase, is_named_by_position: bool) -> ExactDistribution:
     """Enumerate S + 1 tokens of a chain where a second round follows if the first accepts no draft.
 
     The models know no context. is_named_by_position: if false, the second round's draws are its own.
     """
-    drafted = [(draw, Given.of(draw)) for draw in draws(case)]
+    drafted = [(draw, DraftedTree.of(draw)) for draw in draws(case)]
     emitted = defaultdict(Fraction)
     accepted = Fraction(0)
     num_regions = 0
-    for text, volume, made in _round(verifier, drafted, Held()):
+    for text, volume, draws_of_round in _round(verifier, drafted, Held()):
         accepted += volume * (len(text) - 1)
-        held = Held(made.tokens[1:], made.uniforms[1:]) if is_named_by_position else Held()
+        held = Held(draws_of_round.tokens[1:], draws_of_round.uniforms[1:]) if is_named_by_position else Held()
         later = _round(verifier, drafted, held) if len(text) == 1 else [((), Fraction(1), None)]
         for more, share, _ in later:
             emitted[text + more] += volume * share
@@ -52,22 +52,22 @@ def two_rounds(verifier: Verifier, case: Case, is_named_by_position: bool) -> Ex
 
 
 def _round(
-    verifier: Verifier, drafted: Sequence[tuple[Draw, Given]], held: Held
+    verifier: Verifier, drafted: Sequence[tuple[Draw, DraftedTree]], held: Held
 ) -> Iterator[tuple[Text, Fraction, Held]]:
     """Yield (tokens, probability, draws) of every region of a round, given its first draws."""
-    known = len(held.tokens)
-    for draw, given in drafted:
-        if draw.tokens[1 : known + 1] != held.tokens:
+    num_held = len(held.tokens)
+    for draw, drafted_tree in drafted:
+        if draw.tokens[1 : num_held + 1] != held.tokens:
             continue
-        fresh = zip(draw.tokens[known + 1 :], draw.draft_NV[known:], strict=False)
+        fresh = zip(draw.tokens[num_held + 1 :], draw.draft_NV[num_held:], strict=False)
         drawn = math.prod((draft_V[token] for token, draft_V in fresh), start=Fraction(1))
         axes = verifier.axes(draw)
         known_axes = zip(axes, held.uniforms, strict=False)
         within = [regions(edges_of([axis]), *region.edges) for axis, region in known_axes]
         for part in itertools.product(*within, *axes[len(within) :]):
             uniforms = [region.points[1] for region in part]
-            walked, _ = verifier.accept(given, uniforms, 0.5)
+            walked, _ = verifier.accept(drafted_tree, uniforms, 0.5)
             for last in verifier.last(draw, walked[-1]):
-                path, bonus = verifier.accept(given, uniforms, last.points[1])
+                path, bonus = verifier.accept(drafted_tree, uniforms, last.points[1])
                 volume = math.prod((region.volume for region in (*part, last)), start=drawn)
                 yield (*draw.text(path[-1]), bonus), volume, Held(draw.tokens[1:], part)

@@ -26,7 +26,7 @@ def rows(distributions: Sequence[Distribution]) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class DraftedTree:
     """A drafted tree in the reference's form."""
 
     tree: "Tree"
@@ -34,7 +34,7 @@ class Given:
     draft_prob_NV: torch.Tensor  # f64 [N, V], drafter's distribution after every node
 
     @classmethod
-    def of(cls, draw: Draw) -> "Given":
+    def of(cls, draw: Draw) -> "DraftedTree":
         from specsim.core.rule import Tree
         from specsim.reference.tree import links
 
@@ -43,7 +43,7 @@ class Given:
         return cls(tree, rows(draw.target_NV), rows(draw.draft_NV))
 
 
-Accept = Callable[[Given, Sequence[Any], float], Accepted]
+Accept = Callable[[DraftedTree, Sequence[Any], float], Accepted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,14 @@ def of_kind(name: str, axes: Axes, last: Last, *thresholds: Fraction, label: str
     kind = KIND_OF[name]
     values = [float(value) for value in thresholds]
 
-    def accept(given: Given, uniforms: Sequence[Any], final: float) -> Accepted:
-        distributions = [given.prob_NV, given.draft_prob_NV] if kind.reads_draft_prob else [given.prob_NV]
+    def accept(drafted_tree: DraftedTree, uniforms: Sequence[Any], final: float) -> Accepted:
+        distributions = (
+            [drafted_tree.prob_NV, drafted_tree.draft_prob_NV] if kind.reads_draft_prob else [drafted_tree.prob_NV]
+        )
         draws: tuple[Any, ...] = (final,) if kind.draws == "none" else (uniforms, final)
         if kind.is_coupled:
             draws = (torch.tensor(uniforms, dtype=torch.float64),)
-        return resolve(kind.reference)(given.tree, *distributions, *draws, *values)
+        return resolve(kind.reference)(drafted_tree.tree, *distributions, *draws, *values)
 
     return Verifier(
         name=label or name,

@@ -36,15 +36,17 @@ class Answer:
         """Make an answer of pairs (token, log probability), and the log probabilities reported at each place."""
         tokens = tuple(_token(token) for token, _ in chosen)
         logprobs = tuple(None if logprob is None else float(logprob) for _, logprob in chosen)
-        reported = [{_token(token): float(value) for token, value in (each or {}).items()} for each in top or ()]
+        reported = [
+            {_token(token): float(value) for token, value in (logprob_of or {}).items()} for logprob_of in top or ()
+        ]
         if len(reported) not in (0, len(tokens)):
             raise ValueError(f"log probabilities of {len(reported)} places for {len(tokens)} tokens")
         reported = reported or [{} for _ in tokens]
-        for token, logprob, place in zip(tokens, logprobs, reported, strict=True):
+        for token, logprob, token_logprobs in zip(tokens, logprobs, reported, strict=True):
             if logprob is not None:
-                place.setdefault(token, logprob)
-        known = tuple(prompt) if isinstance(prompt, list) else prompt
-        return cls(tokens, logprobs, tuple(reported), known, is_sampled)
+                token_logprobs.setdefault(token, logprob)
+        context = tuple(prompt) if isinstance(prompt, list) else prompt
+        return cls(tokens, logprobs, tuple(reported), context, is_sampled)
 
 
 def _token(token: Any) -> Token:
@@ -56,9 +58,11 @@ def _token(token: Any) -> Token:
     return token
 
 
-def _by_id(place: Mapping[str, Any] | None) -> dict[int, float]:
+def _by_id(entries: Mapping[str, Any] | None) -> dict[int, float]:
     """Read log probabilities by token id, a text in JSON; each is a number or {logprob, …}."""
-    numbers = {token: each["logprob"] if isinstance(each, Mapping) else each for token, each in (place or {}).items()}
+    numbers = {
+        token: value["logprob"] if isinstance(value, Mapping) else value for token, value in (entries or {}).items()
+    }
     return {int(token): float(number) for token, number in numbers.items()}
 
 
@@ -82,8 +86,8 @@ def read_answers(path: Path, name: str) -> tuple[Answer, ...]:
 
 def _answers(value: Any) -> Iterator[Answer]:
     if isinstance(value, list) and value:
-        for each in value:
-            yield from _answers(each)
+        for entry in value:
+            yield from _answers(entry)
         return
     answers = []
     if isinstance(value, dict) and (forms := [key for key in CONVERTERS if key in value]):
@@ -108,7 +112,7 @@ def _outputs(value: Mapping[str, Any]) -> Iterator[Answer]:
         logprobs = output["logprobs"]
         if logprobs and isinstance(logprobs[0], Mapping):
             top = list(map(_by_id, logprobs))
-            chosen = [place.get(token) for token, place in zip(output["token_ids"], top, strict=True)]
+            chosen = [logprob_of.get(token) for token, logprob_of in zip(output["token_ids"], top, strict=True)]
             output = {"token_ids": output["token_ids"], "logprobs": chosen, "top_logprobs": logprobs}
         yield from _ours(output | {"prompt_token_ids": prompt})
 
@@ -118,7 +122,7 @@ def _sglang(value: Mapping[str, Any]) -> Iterator[Answer]:
     meta = value["meta_info"]
     chosen = [(token, logprob) for logprob, token, *_ in meta["output_token_logprobs"]]
     top = meta.get("output_top_logprobs")
-    reported = top and [{token: logprob for logprob, token, *_ in place or ()} for place in top]
+    reported = top and [{token: logprob for logprob, token, *_ in entries or ()} for entries in top]
     yield Answer.of(chosen, reported, value.get("prompt_token_ids"))
 
 
@@ -128,8 +132,8 @@ def _openai(value: Mapping[str, Any]) -> Iterator[Answer]:
         logprobs = choice["logprobs"]
         if "content" in logprobs:
             content = logprobs["content"]
-            top = [_by_text(place.get("top_logprobs") or ()) for place in content]
-            yield Answer.of([(_text(place), place["logprob"]) for place in content], top, value.get("prompt"))
+            top = [_by_text(entry.get("top_logprobs") or ()) for entry in content]
+            yield Answer.of([(_text(entry), entry["logprob"]) for entry in content], top, value.get("prompt"))
         else:
             chosen = list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
             yield Answer.of(chosen, logprobs.get("top_logprobs"), value.get("prompt"))
@@ -138,9 +142,9 @@ def _openai(value: Mapping[str, Any]) -> Iterator[Answer]:
 def _by_text(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Collect log probabilities by token text; of equal texts the largest, so that no margin is overestimated."""
     largest: dict[str, float] = {}
-    for each in entries:
-        for token in {_text(each), each["token"]}:
-            largest[token] = max(each["logprob"], largest.get(token, -inf))
+    for entry in entries:
+        for token in {_text(entry), entry["token"]}:
+            largest[token] = max(entry["logprob"], largest.get(token, -inf))
     return largest
 
 

@@ -40,7 +40,7 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AnswerComparison:
     """Comparison of two answers to one request.
 
     Margins and drift are infinite where a log probability is NaN.
@@ -59,7 +59,7 @@ class Finding:
     exact: float | None = None  # distance of the two tokens' logits in float64, where weights were given
 
 
-def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[Finding]:
+def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[AnswerComparison]:
     """Compare answers to the same prompts in the same order, one finding per request.
 
     InputError for answers that differ in number, in their prompts, or in naming tokens by id or by text.
@@ -78,29 +78,29 @@ def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[
 def first_difference(one: Answer, other: Answer) -> int | None:
     """Find the first place where the tokens differ or one answer has ended; None where they are equal."""
     both = zip(one.tokens, other.tokens, strict=False)
-    place = next((place for place, (mine, theirs) in enumerate(both) if mine != theirs), None)
-    if place is None and len(one.tokens) != len(other.tokens):
+    index = next((index for index, (mine, theirs) in enumerate(both) if mine != theirs), None)
+    if index is None and len(one.tokens) != len(other.tokens):
         return min(len(one.tokens), len(other.tokens))
-    return place
+    return index
 
 
-def _finding(request: int, one: Answer, other: Answer, noise: Noise) -> Finding:
-    place = first_difference(one, other)
-    drift, drift_place = _drift(one, other, place)
-    finding = Finding(request, "undecided", "", place, drift=drift, drift_place=drift_place)
-    if place is not None:
-        finding = replace(finding, tokens=(_token_at(one, place), _token_at(other, place)))
-    if place is not None and place < min(len(one.tokens), len(other.tokens)):
-        mine = _margin(one, other, place)
-        theirs = _margin(other, one, place)
+def _finding(request: int, one: Answer, other: Answer, noise: Noise) -> AnswerComparison:
+    index = first_difference(one, other)
+    drift, drift_place = _drift(one, other, index)
+    finding = AnswerComparison(request, "undecided", "", index, drift=drift, drift_place=drift_place)
+    if index is not None:
+        finding = replace(finding, tokens=(_token_at(one, index), _token_at(other, index)))
+    if index is not None and index < min(len(one.tokens), len(other.tokens)):
+        mine = _margin(one, other, index)
+        theirs = _margin(other, one, index)
         finding = replace(
             finding,
             margins=(mine.reported, theirs.reported),
             at_least=(mine.at_least, theirs.at_least),
-            is_drawn=any(_is_drawn(each, place) for each in (one, other)),
+            is_drawn=any(_is_drawn(answer, index) for answer in (one, other)),
         )
     verdict, says = verdict_of(finding, noise)
-    if verdict == "fault" and _is_unclear(one, other, drift_place if drift > noise.most else place):
+    if verdict == "fault" and _is_unclear(one, other, drift_place if drift > noise.most else index):
         says = f"{UNCLEAR} stands for several tokens, which may differ: have the engines report ids or bytes"
         verdict = "undecided"
     if not (one.tokens or other.tokens):
@@ -108,7 +108,7 @@ def _finding(request: int, one: Answer, other: Answer, noise: Noise) -> Finding:
     return replace(finding, verdict=verdict, says=says)
 
 
-def verdict_of(finding: Finding, noise: Noise) -> tuple[Verdict, str]:
+def verdict_of(finding: AnswerComparison, noise: Noise) -> tuple[Verdict, str]:
     """Decide by the engines' own log probabilities under that noise; with the reason."""
     if finding.drift > noise.most:
         says = f"the same token after the same tokens has log probabilities {finding.drift:.3g} apart"
@@ -129,8 +129,8 @@ def verdict_of(finding: Finding, noise: Noise) -> tuple[Verdict, str]:
     return "numerics", f"a near-tie: the two tokens lie {least:.3g} apart, rounding explains {noise.most:.3g}"
 
 
-def _token_at(answer: Answer, place: int) -> Token | None:
-    return answer.tokens[place] if place < len(answer.tokens) else None
+def _token_at(answer: Answer, index: int) -> Token | None:
+    return answer.tokens[index] if index < len(answer.tokens) else None
 
 
 def _drift(one: Answer, other: Answer, end: int | None) -> tuple[float, int | None]:
@@ -138,13 +138,13 @@ def _drift(one: Answer, other: Answer, end: int | None) -> tuple[float, int | No
     both = zip(one.logprobs[:end], other.logprobs[:end], strict=False)
     drift = 0.0
     drift_place = None
-    for place, (mine, theirs) in enumerate(both):
+    for index, (mine, theirs) in enumerate(both):
         if mine is None or theirs is None:
             continue
         difference = abs(_above(mine, theirs))
         if drift_place is None or difference > drift:
             drift = difference
-            drift_place = place
+            drift_place = index
     return drift, drift_place
 
 
@@ -162,29 +162,29 @@ class _Margin(NamedTuple):
     at_least: float
 
 
-def _margin(mine: Answer, theirs: Answer, place: int) -> _Margin:
-    own = mine.logprobs[place]
-    if own is None:
+def _margin(mine: Answer, theirs: Answer, index: int) -> _Margin:
+    logprob = mine.logprobs[index]
+    if logprob is None:
         return _Margin(None, 0.0)
-    top = mine.top[place]
-    found = top.get(theirs.tokens[place])
-    if found is not None:
-        margin = _above(own, found)
+    top = mine.top[index]
+    other_logprob = top.get(theirs.tokens[index])
+    if other_logprob is not None:
+        margin = _above(logprob, other_logprob)
         return _Margin(margin, max(0.0, margin))
     # A token that is not reported is less likely than all that are, the chosen one aside.
-    return _Margin(None, max([0.0, *(_above(own, value) for value in top.values())]))
+    return _Margin(None, max([0.0, *(_above(logprob, value) for value in top.values())]))
 
 
-def _is_drawn(answer: Answer, place: int) -> bool:
+def _is_drawn(answer: Answer, index: int) -> bool:
     """Check whether the answer was sampled: it says so, or reports another token as likelier than its own."""
     if answer.is_sampled:
         return True
-    own = answer.logprobs[place]
-    others = (value for token, value in answer.top[place].items() if token != answer.tokens[place])
-    return own is not None and any(value > own for value in others)
+    logprob = answer.logprobs[index]
+    others = (value for token, value in answer.top[index].items() if token != answer.tokens[index])
+    return logprob is not None and any(value > logprob for value in others)
 
 
-def _is_unclear(one: Answer, other: Answer, place: int | None) -> bool:
+def _is_unclear(one: Answer, other: Answer, index: int | None) -> bool:
     """Whether texts do not show if the tokens up to that place are equal."""
-    end = None if place is None else place + 1
+    end = None if index is None else index + 1
     return any(UNCLEAR in str(token) for answer in (one, other) for token in answer.tokens[:end])

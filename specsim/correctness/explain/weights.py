@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from specsim.core.pair import TargetCheckpoint
-from specsim.correctness.explain.finding import ERRORS, Finding, Noise, verdict_of
+from specsim.correctness.explain.finding import ERRORS, AnswerComparison, Noise, verdict_of
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ComparedWeights:
     """A target's weights in two number formats."""
 
     exact: Any  # config and tensors, f64
@@ -19,7 +19,7 @@ class Weights:
     dtype: torch.dtype  # of the engines' arithmetic
 
     @classmethod
-    def of(cls, target: TargetCheckpoint, dtype: torch.dtype) -> "Weights":
+    def of(cls, target: TargetCheckpoint, dtype: torch.dtype) -> "ComparedWeights":
         """Convert a loaded target to both formats."""
         from specsim.reference.oracle_forward import in_dtype
 
@@ -43,7 +43,7 @@ class Weights:
         return float(exact[tokens[0]] - exact[tokens[1]]), Noise(error, f"measured: {name} against float64")
 
 
-def decide(finding: Finding, exact: float, noise: Noise) -> Finding:
+def decide(finding: AnswerComparison, exact: float, noise: Noise) -> AnswerComparison:
     """Decide by the exact distance of the two tokens' logits: beyond two errors, one engine is wrong.
 
     At a near-tie the same noise also has to explain the engines' own log probabilities; otherwise it is a fault.

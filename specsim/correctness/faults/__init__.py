@@ -1,7 +1,7 @@
 """Fault catalogue: defects that speculative decoding has had, injected by name, and the checks that detect them."""
 
 from specsim.correctness.faults.campaign import CatalogueResult, run_catalogue
-from specsim.correctness.faults.fault import Fault, Finding, Trial
+from specsim.correctness.faults.fault import Fault, FaultFinding, Trial
 from specsim.correctness.faults.injection import Edit, StaleFault
 
-__all__ = ["CatalogueResult", "Edit", "Fault", "Finding", "StaleFault", "Trial", "run_catalogue"]
+__all__ = ["CatalogueResult", "Edit", "Fault", "FaultFinding", "StaleFault", "Trial", "run_catalogue"]

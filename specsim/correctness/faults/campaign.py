@@ -20,7 +20,7 @@ from specsim.core.display import figure, paragraph, print_table
 from specsim.core.errors import require, require_int
 from specsim.core.provenance import now, versions
 from specsim.correctness.faults.checks import INTERPRETED
-from specsim.correctness.faults.fault import Fault, Finding, Trial
+from specsim.correctness.faults.fault import Fault, FaultFinding, Trial
 from specsim.correctness.faults.injection import changed, copied_package, environment
 
 SECONDS = 300.0  # of one process; one that takes longer is in an endless loop
@@ -31,8 +31,8 @@ class FaultResult:
     """Result for one fault."""
 
     fault: Fault
-    findings: tuple[Finding, ...]  # every field that the check found wrong, the first cause first
-    before: tuple[Finding, ...]  # findings of the same check in the package as it is; there should be none
+    findings: tuple[FaultFinding, ...]  # every field that the check found wrong, the first cause first
+    before: tuple[FaultFinding, ...]  # findings of the same check in the package as it is; there should be none
     seconds: float
 
     @property
@@ -41,9 +41,9 @@ class FaultResult:
         return bool(self.findings) and not self.before
 
     @property
-    def first(self) -> Finding | None:
+    def first(self) -> FaultFinding | None:
         """The identifying finding: the first in one of the fault's fields, else the first of all."""
-        named = (each for each in self.findings if each.field in self.fault.fields)
+        named = (finding for finding in self.findings if finding.field in self.fault.fields)
         return next(named, self.findings[0] if self.findings else None)
 
     @property
@@ -64,8 +64,8 @@ class FaultResult:
             "detected_as_named": self.is_detected_as_named,
             "check": fault.trial.check,
             "setting": dict(fault.trial.setting),
-            "fields": [each.field for each in self.findings],
-            "fields_without_fault": [each.field for each in self.before],
+            "fields": [finding.field for finding in self.findings],
+            "fields_without_fault": [finding.field for finding in self.before],
             **about,
             "seconds": self.seconds,
         }
@@ -85,7 +85,7 @@ class CatalogueResult:
     @property
     def missed(self) -> tuple[FaultResult, ...]:
         """List the faults that no field named by their entry detects."""
-        return tuple(each for each in self.results if not each.is_detected_as_named)
+        return tuple(result for result in self.results if not result.is_detected_as_named)
 
     def to_json(self) -> dict[str, Any]:
         """Give a value that json can write."""
@@ -95,20 +95,20 @@ class CatalogueResult:
             "versions": self.versions,
             "date": self.date,
             "faults": len(self.results),
-            "detected": sum(each.is_detected for each in self.results),
-            "detected_as_named": sum(each.is_detected_as_named for each in self.results),
+            "detected": sum(result.is_detected for result in self.results),
+            "detected_as_named": sum(result.is_detected_as_named for result in self.results),
             "seconds": self.seconds,
-            "results": [each.to_json() for each in self.results],
+            "results": [result.to_json() for result in self.results],
         }
 
     def show(self, console: Console) -> None:
         """Print a row for each fault, and the verdict in words."""
-        rows = [_cells(each) for each in self.results]
+        rows = [_cells(result) for result in self.results]
         print_table(console, ("fault", "injected in", "check", "detected by", "seconds"), rows)
         console.print()
-        for each in self.missed:
-            paragraph(console, f"{each.fault.name}: {_reason(each)}")
-        detected = sum(each.is_detected_as_named for each in self.results)
+        for result in self.missed:
+            paragraph(console, f"{result.fault.name}: {_reason(result)}")
+        detected = sum(result.is_detected_as_named for result in self.results)
         count = f"{detected} of {len(self.results)} detected by a field that their entries name"
         paragraph(console, f"{count}; {figure(self.seconds, 0)} seconds.")
 
@@ -141,16 +141,16 @@ def run_catalogue(
     from specsim.correctness.faults.catalogue import FAULTS
 
     require_int("jobs", jobs)
-    known = {fault.name: fault for fault in FAULTS}
+    faults_by_name = {fault.name: fault for fault in FAULTS}
     for name in names or ():
-        require(name in known, "name", name, ", ".join(known))
+        require(name in faults_by_name, "name", name, ", ".join(faults_by_name))
     device = check_device(device)
     date = now()
     start = time.perf_counter()
-    faults = [known[name] for name in names or known]
-    found = _results(faults, device, jobs)
-    bar = tqdm(found, total=len(faults), unit="fault", disable=None if progress else True)
-    results = {each.fault.name: each for each in bar}
+    faults = [faults_by_name[name] for name in names or faults_by_name]
+    arriving = _results(faults, device, jobs)
+    bar = tqdm(arriving, total=len(faults), unit="fault", disable=None if progress else True)
+    results = {result.fault.name: result for result in bar}
     in_order = tuple(results[fault.name] for fault in faults)
     return CatalogueResult(in_order, device, time.perf_counter() - start, date, versions(device))
 
@@ -164,35 +164,35 @@ def _results(faults: Sequence[Fault], device: str, jobs: int) -> Iterator[FaultR
             before: dict[str, tuple[int, Future]] = {}
             for keys in _shares(trials, jobs):
                 share = pool.submit(_findings, {}, [trials[key] for key in keys], device)
-                before |= {key: (place, share) for place, key in enumerate(keys)}
+                before |= {key: (index, share) for index, key in enumerate(keys)}
             waiting = {pool.submit(_timed, texts[fault.name], fault.trial, device): fault for fault in faults}
             for done in as_completed(waiting):
                 fault = waiting[done]
-                (seconds, found) = done.result()
-                place, share = before[_key(fault.trial)]
-                yield FaultResult(fault, found, share.result()[place], seconds)
+                (seconds, findings) = done.result()
+                index, share = before[_key(fault.trial)]
+                yield FaultResult(fault, findings, share.result()[index], seconds)
         finally:  # an error or an interruption does not wait for the rest
             pool.shutdown(cancel_futures=True)
 
 
 def _shares(trials: Mapping[str, Trial], jobs: int) -> Iterator[list[str]]:
     """Split trials over processes: one share per job, and one for trials of interpreted kernels."""
-    apart = [key for key, trial in trials.items() if trial.check in INTERPRETED]
-    others = [key for key in trials if key not in apart]
-    yield from filter(None, (*(others[first::jobs] for first in range(jobs)), apart))
+    interpreted = [key for key, trial in trials.items() if trial.check in INTERPRETED]
+    others = [key for key in trials if key not in interpreted]
+    yield from filter(None, (*(others[first::jobs] for first in range(jobs)), interpreted))
 
 
 def _key(trial: Trial) -> str:
     return json.dumps(asdict(trial))
 
 
-def _timed(texts: dict[str, str], trial: Trial, device: str) -> tuple[float, tuple[Finding, ...]]:
+def _timed(texts: dict[str, str], trial: Trial, device: str) -> tuple[float, tuple[FaultFinding, ...]]:
     start = time.perf_counter()
-    (found,) = _findings(texts, [trial], device)
-    return time.perf_counter() - start, found
+    (findings,) = _findings(texts, [trial], device)
+    return time.perf_counter() - start, findings
 
 
-def _findings(texts: dict[str, str], trials: Sequence[Trial], device: str) -> list[tuple[Finding, ...]]:
+def _findings(texts: dict[str, str], trials: Sequence[Trial], device: str) -> list[tuple[FaultFinding, ...]]:
     """Run trials on a copy of the package with these sources, within SECONDS each.
 
     A process that crashes or does not end is a finding too.
@@ -207,8 +207,10 @@ def _findings(texts: dict[str, str], trials: Sequence[Trial], device: str) -> li
                 cwd=root, capture_output=True, text=True, timeout=SECONDS * len(trials), check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return [(Finding("no end", "the process", f"an end within {SECONDS:.0f} seconds", None),)] * len(trials)
+            return [(FaultFinding("no end", "the process", f"an end within {SECONDS:.0f} seconds", None),)] * len(
+                trials
+            )
     if done.returncode or not done.stdout:  # some code may end the process early, with any status
         last = (done.stderr.strip().splitlines() or [""])[-1]
-        return [(Finding("crash", "the process", "exit status 0", f"{done.returncode}: {last}"),)] * len(trials)
-    return [tuple(Finding(**each) for each in found) for found in json.loads(done.stdout)]
+        return [(FaultFinding("crash", "the process", "exit status 0", f"{done.returncode}: {last}"),)] * len(trials)
+    return [tuple(FaultFinding(**fields) for fields in trial_findings) for trial_findings in json.loads(done.stdout)]

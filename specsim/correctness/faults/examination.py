@@ -20,18 +20,18 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import require
 from specsim.correctness.differential.result import Divergence
 from specsim.correctness.explain.answers import Answer
-from specsim.correctness.faults.fault import Finding
+from specsim.correctness.faults.fault import FaultFinding
 from specsim.correctness.faults.injection import changed, copied_package, environment, require_copy
 from specsim.models.load import load
 from specsim.models.shipped import TINY
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class PhaseDifferences:
     """Differences between the reference and a fast implementation with a fault, in one setting."""
 
     first: Divergence | None  # first field of a state or pool that is wrong, None where all are equal
-    inside: tuple[Finding, ...]  # wrong fields, the first cause first, forwards of the drafter included
+    inside: tuple[FaultFinding, ...]  # wrong fields, the first cause first, forwards of the drafter included
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Examination:
     text: str  # of the fast implementation
     answer: Answer  # the same output by token ids, with log probabilities
     accept_length: float
-    differences: Mapping[str, Difference]  # by the setting's name
+    differences: Mapping[str, PhaseDifferences]  # by the setting's name
 
 
 def examine(
@@ -62,16 +62,16 @@ def examine(
 
     from specsim.correctness.faults.catalogue import FAULTS
 
-    known = {fault.name: fault for fault in FAULTS}
+    faults_by_name = {fault.name: fault for fault in FAULTS}
     for name in names:
-        require(name is None or name in known, "names", name, ", ".join(known))
+        require(name is None or name in faults_by_name, "names", name, ", ".join(faults_by_name))
     tokenizer = Tokenizer.from_file(str(TINY / "target" / "tokenizer.json"))
     prompt_ids = tokenizer.encode(prompt).ids
     request = {"prompt_ids": prompt_ids, "config": asdict(config), "max_new_tokens": max_new_tokens}
     request |= {"settings": {name: dict(setting) for name, setting in settings.items()}}
-    texts = [changed(known[name].edits) if name else {} for name in names]
+    texts = [changed(faults_by_name[name].edits) if name else {} for name in names]
     with ExitStack() as stack:
-        roots = [stack.enter_context(copied_package(each)) for each in texts]
+        roots = [stack.enter_context(copied_package(text)) for text in texts]
         _run(roots, request, jobs)
         return [_read(root, partial(tokenizer.decode, skip_special_tokens=False)) for root in roots]
 
@@ -90,16 +90,19 @@ def _run(roots: Sequence[Path], request: Mapping[str, Any], jobs: int) -> None:
 
 
 def _read(root: Path, decode: Callable[[Sequence[int]], str]) -> Examination:
-    found = json.loads((root / "result.json").read_text(encoding="utf-8"))
-    output = found["output"]
+    result = json.loads((root / "result.json").read_text(encoding="utf-8"))
+    output = result["output"]
     answer = Answer.of(
         list(zip(output["token_ids"], output["logprobs"], strict=True)), prompt=output["prompt_token_ids"]
     )
     differences = {
-        name: Difference(each["first"] and Divergence(**each["first"]), tuple(Finding(**one) for one in each["inside"]))
-        for name, each in found["differences"].items()
+        name: PhaseDifferences(
+            difference["first"] and Divergence(**difference["first"]),
+            tuple(FaultFinding(**fields) for fields in difference["inside"]),
+        )
+        for name, difference in result["differences"].items()
     }
-    return Examination(decode(output["token_ids"]), answer, found["accept_length"], differences)
+    return Examination(decode(output["token_ids"]), answer, result["accept_length"], differences)
 
 
 def _outside(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,8 +113,8 @@ def _outside(request: Mapping[str, Any]) -> dict[str, Any]:
     sampling = SamplingParams(max_new_tokens=request["max_new_tokens"])
     engine = EngineOptions("fast", device="cpu", graph="eager")
     pair = replace(load(), tokenizer=None)
-    made = generate(pair, [request["prompt_ids"]], SpecConfig(**request["config"]), sampling, engine=engine)
-    return {"output": asdict(made.outputs[0]), "accept_length": made.acceptance.accept_length}
+    generation = generate(pair, [request["prompt_ids"]], SpecConfig(**request["config"]), sampling, engine=engine)
+    return {"output": asdict(generation.outputs[0]), "accept_length": generation.acceptance.accept_length}
 
 
 def _inside(setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +122,10 @@ def _inside(setting: Mapping[str, Any]) -> dict[str, Any]:
     from specsim.correctness.faults.checks.differential import compared
 
     findings, divergences = compared(dict(setting), "cpu")
-    return {"first": asdict(divergences[0]) if divergences else None, "inside": [asdict(each) for each in findings]}
+    return {
+        "first": asdict(divergences[0]) if divergences else None,
+        "inside": [asdict(finding) for finding in findings],
+    }
 
 
 def main(root: Path) -> None:
@@ -128,7 +134,7 @@ def main(root: Path) -> None:
 
     torch.set_num_threads(1)
     request = json.loads((root / "request.json").read_text(encoding="utf-8"))
-    made = _outside(request)
-    made["differences"] = {name: _inside(setting) for name, setting in request["settings"].items()}
+    result = _outside(request)
+    result["differences"] = {name: _inside(setting) for name, setting in request["settings"].items()}
     require_copy(root)
-    (root / "result.json").write_text(json.dumps(made), encoding="utf-8")
+    (root / "result.json").write_text(json.dumps(result), encoding="utf-8")

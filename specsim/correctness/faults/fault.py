@@ -16,7 +16,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FaultFinding:
     """One wrong field."""
 
     field: str

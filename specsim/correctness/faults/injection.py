@@ -40,13 +40,13 @@ class Edit:
 
 def sources() -> dict[str, Path]:
     """Find the folders of the running package, by the name that each is imported under."""
-    found = {}
+    folders = {}
     for name in ("specsim", *(f"specsim.{impl}" for impl in IMPLEMENTATIONS)):
         spec = find_spec(name)
         if spec is None or not spec.submodule_search_locations:
             raise InputError("package", name, "an importable package")
-        found[name] = Path(spec.submodule_search_locations[0])
-    return found
+        folders[name] = Path(spec.submodule_search_locations[0])
+    return folders
 
 
 def package_of(module: str) -> str:

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from specsim.correctness.faults.checks import run_check
-from specsim.correctness.faults.fault import Finding, Trial
+from specsim.correctness.faults.fault import FaultFinding, Trial
 from specsim.correctness.faults.injection import require_copy
 
 
 def findings(trial: Trial, device: str) -> list[dict[str, Any]]:
     """Run a check; findings as JSON values, an unexpected error being one of them."""
     try:
-        found = run_check(trial.check, trial.setting, device)
+        results = run_check(trial.check, trial.setting, device)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(where.filename).name}, line {where.lineno}"
-        found = [Finding("error", place, None, f"{type(error).__name__}: {error}")]
-    return [{name: _plain(value) for name, value in asdict(each).items()} for each in found]
+        location = f"{Path(where.filename).name}, line {where.lineno}"
+        results = [FaultFinding("error", location, None, f"{type(error).__name__}: {error}")]
+    return [{name: _plain(value) for name, value in asdict(finding).items()} for finding in results]
 
 
 def _plain(value: Any) -> Any:
@@ -40,9 +40,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     request = json.load(sys.stdin)
-    found = [findings(Trial(**each), request["device"]) for each in request["trials"]]
+    results = [findings(Trial(**trial), request["device"]) for trial in request["trials"]]
     require_copy(Path(request["root"]))
-    json.dump(found, sys.stdout)
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

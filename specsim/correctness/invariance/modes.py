@@ -45,7 +45,7 @@ class Mode:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ModesComparison:
     """The runs of the same requests in every mode."""
 
     modes: tuple[Mode, ...]  # as ordered in MODES
@@ -84,7 +84,7 @@ class Comparison:
         if self.is_replayed:
             paragraph(console, f"{REPLAYED}.")
         equal = "tokens, ends, rounds and logprobs are those of the solo runs"
-        differs = f"NOT equal: not all {equal}." if any(each.requests.num_compared for each in self.modes) else NOTHING
+        differs = f"NOT equal: not all {equal}." if any(mode.requests.num_compared for mode in self.modes) else NOTHING
         paragraph(console, f"Equal: {equal}." if self.is_equal else differs)
 
 
@@ -102,7 +102,7 @@ def compare(
     serving: ServingConfig | None = None,
     *,
     progress: bool = False,
-) -> Comparison:
+) -> ModesComparison:
     """Serve a fresh workload of `read` in each mode, and every request once solo under the same options.
 
     A drafter whose drafts may depend on other requests has the solo runs of ReplayedRuns, in every mode. serving:
@@ -129,4 +129,4 @@ def compare(
         compared = [request for request in served.requests if request.finish_reason != "rejected"]
         bar = tqdm(compared, "solo", unit="request", leave=False, disable=None if progress else True)
         modes.append(Mode(served, solo.compare(bar)))
-    return Comparison(tuple(modes), solo.num_solo, is_replayed)
+    return ModesComparison(tuple(modes), solo.num_solo, is_replayed)

@@ -24,7 +24,7 @@ from specsim.serving.requests import Request
 Proposals = dict[tuple[int, tuple[int, ...]], Proposal]  # by request id and the tokens up to the root
 
 
-class Recorded:
+class RecordingDrafter:
     """A token drafter that keeps every proposal of another one."""
 
     def __init__(self, drafter: TokenDrafter, proposals: Proposals) -> None:
@@ -32,15 +32,15 @@ class Recorded:
         self._proposals = proposals
 
     def propose(self, request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
-        made = self._drafter.propose(request_id, tokens, limits)
-        self._proposals[request_id, tuple(tokens)] = made
-        return made
+        proposal = self._drafter.propose(request_id, tokens, limits)
+        self._proposals[request_id, tuple(tokens)] = proposal
+        return proposal
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         self._drafter.finish(request_id, tokens, prompt_len)
 
 
-class Replayed:
+class ReplayingDrafter:
     """A token drafter that repeats recorded proposals, and has none after tokens that were not recorded."""
 
     def __init__(self, proposals: Proposals) -> None:
@@ -66,7 +66,7 @@ def recorded(pair: Pair, impl: str, proposals: Proposals) -> Pair:
     drafter: Any = pair.drafter
     if isinstance(drafter, SuffixConfig):
         drafter = import_module(f"specsim.{impl}.drafters.suffix").Suffix(drafter)
-    return pair.with_drafter(Recorded(drafter, proposals))
+    return pair.with_drafter(RecordingDrafter(drafter, proposals))
 
 
 @dataclass(slots=True)
@@ -84,25 +84,25 @@ class ReplayedRuns:
     options: EngineOptions | None = None  # of the solo runs; None: the reference in float64
     settings: Settings | None = None  # of batched runs that switched
     num_solo: int = 0  # number of solo runs so far
-    _own: SoloRuns = field(init=False)  # with the drafter's own proposals
+    _drafting_runs: SoloRuns = field(init=False)  # with the drafter's own proposals
 
     def __post_init__(self) -> None:
         compared = ("token_ids", "finish_reason")
-        self._own = SoloRuns(self.pair, self.config, self.dtype, self.options, compared)
+        self._drafting_runs = SoloRuns(self.pair, self.config, self.dtype, self.options, compared)
 
     def compare(self, requests: Iterable[Request]) -> SoloComparison:
         """Compare every request with its solo runs."""
         first, second = tee(requests)
-        pair = self.pair.with_drafter(Replayed(self.proposals))
+        pair = self.pair.with_drafter(ReplayingDrafter(self.proposals))
         replaying = SoloRuns(pair, self.config, self.dtype, self.options, settings=self.settings)
         replayed = replaying.compare(first)
-        greedy = [each for each in second if each.params.temperature == 0 and self.config.penalties == "exact"]
-        before = self._own.num_solo
-        own = self._own.compare(greedy)
-        self.num_solo += replaying.num_solo + self._own.num_solo - before
+        greedy = [request for request in second if request.params.temperature == 0 and self.config.penalties == "exact"]
+        before = self._drafting_runs.num_solo
+        drafting = self._drafting_runs.compare(greedy)
+        self.num_solo += replaying.num_solo + self._drafting_runs.num_solo - before
         return replace(
             replayed,
-            within_rounding_error=tuple(sorted({*replayed.within_rounding_error, *own.within_rounding_error})),
-            differences=replayed.differences + own.differences,
-            max_logprob_error=max(replayed.max_logprob_error, own.max_logprob_error),
+            within_rounding_error=tuple(sorted({*replayed.within_rounding_error, *drafting.within_rounding_error})),
+            differences=replayed.differences + drafting.differences,
+            max_logprob_error=max(replayed.max_logprob_error, drafting.max_logprob_error),
         )

@@ -22,7 +22,7 @@ BUDGETS = {torch.float64: 2e-6, torch.float32: 1e-4}
 DECIDED = ("token_ids", "accepted", "finish_reason")  # fields in which no rounding shows but that of a decision
 
 
-class Difference(NamedTuple):
+class SoloDifference(NamedTuple):
     """A field in which a batched request differs from its solo run."""
 
     field: str
@@ -82,19 +82,19 @@ class SoloRuns:
 
     def compare(self, requests: Iterable[Request]) -> SoloComparison:
         """Compare every request with its solo run."""
-        found = [(request, self._check(request)) for request in requests]
+        results = [(request, self._check(request)) for request in requests]
         errors = [
             abs(batched - solo)
-            for request, result in found
+            for request, result in results
             if result.verdict == "equal"
             for batched, solo in zip(request.logprobs, self.output(request).logprobs, strict=False)
         ]
         return SoloComparison(
-            num_compared=len(found),
+            num_compared=len(results),
             within_rounding_error=tuple(
-                request.request_id for request, result in found if result.verdict == "within rounding error"
+                request.request_id for request, result in results if result.verdict == "within rounding error"
             ),
-            differences=tuple(result.difference or "" for _, result in found if result.verdict == "different"),
+            differences=tuple(result.difference or "" for _, result in results if result.verdict == "different"),
             max_logprob_error=max(errors, default=0.0),
         )
 
@@ -114,10 +114,10 @@ def run_solo(
     settings: of a run that switched between them; every round then has the setting that it had there.
     """
     options = options or EngineOptions(dtype=torch.float64)
-    given = {"request_ids": [request.request_id], "engine": options}
+    arguments = {"request_ids": [request.request_id], "engine": options}
     if settings is not None and request.settings:
-        given["adaptive"] = _script(settings, request)
-    return generate(pair, [request.prompt_ids], config, request.params, **given).outputs[0]
+        arguments["adaptive"] = _script(settings, request)
+    return generate(pair, [request.prompt_ids], config, request.params, **arguments).outputs[0]
 
 
 def _script(settings: Settings, request: Request) -> dict[str, Any]:
@@ -145,42 +145,42 @@ def check_request(
     The verdict is `within rounding error` only in float32, if tokens, rounds or the end differ and a decision of the
     request is within rounding error. A logprob that differs, or any difference in float64, is `different`.
     """
-    found = difference(request, output, BUDGETS[dtype], compared)
-    if found is None:
+    first_difference = difference(request, output, BUDGETS[dtype], compared)
+    if first_difference is None:
         return SoloResult("equal")
     may_round = dtype == torch.float32 and bool(decided_differences(request, output, compared))
     is_excused = may_round and is_within_rounding_error(pair, config, request, dtype)
-    return SoloResult("within rounding error" if is_excused else "different", found)
+    return SoloResult("within rounding error" if is_excused else "different", first_difference)
 
 
 def difference(request: Request, output: Output, budget: float, compared: Collection[str] = DECIDED) -> str | None:
     """Name the first difference: tokens, rounds, end, a logprob by more than budget, side outputs; None where equal."""
     decided = decided_differences(request, output, compared)
-    found = str(decided[0]) if decided else _measured(request, output, budget) or _delivered(request, output, budget)
-    return found and f"request {request.request_id}: {found}"
+    text = str(decided[0]) if decided else _measured(request, output, budget) or _delivered(request, output, budget)
+    return text and f"request {request.request_id}: {text}"
 
 
-def decided_differences(request: Request, output: Output, compared: Collection[str] = DECIDED) -> list[Difference]:
+def decided_differences(request: Request, output: Output, compared: Collection[str] = DECIDED) -> list[SoloDifference]:
     """List differences in tokens, rounds and end; an aborted request has to be the beginning of its solo run."""
     is_cut = request.finish_reason == "abort"
     count = len(request.token_ids) if is_cut else None
     rounds = len(request.accepted) if is_cut else None
     fields = [
-        Difference("token_ids", tuple(request.token_ids), output.token_ids[:count]),
-        Difference("accepted", tuple(request.accepted), output.num_accepted_tokens_per_round[:rounds]),
+        SoloDifference("token_ids", tuple(request.token_ids), output.token_ids[:count]),
+        SoloDifference("accepted", tuple(request.accepted), output.num_accepted_tokens_per_round[:rounds]),
     ]
     if not is_cut:
-        fields.append(Difference("finish_reason", request.finish_reason, output.finish_reason))
-    return [each for each in fields if each.field in compared and each.batched != each.solo]
+        fields.append(SoloDifference("finish_reason", request.finish_reason, output.finish_reason))
+    return [field for field in fields if field.field in compared and field.batched != field.solo]
 
 
 def _measured(request: Request, output: Output, budget: float) -> str | None:
     """Name the first logprob that differs, where the tokens are equal."""
     if len(request.logprobs) != len(request.token_ids):
         return f"{len(request.logprobs)} logprobs of {len(request.token_ids)} tokens"
-    for place, (served, expected) in enumerate(zip(request.logprobs, output.logprobs, strict=False)):
+    for index, (served, expected) in enumerate(zip(request.logprobs, output.logprobs, strict=False)):
         if not abs(served - expected) <= budget:  # also where served is NaN
-            return f"{Difference(f'logprob {place}', served, expected)}, allowed {budget:.0e} apart"
+            return f"{SoloDifference(f'logprob {index}', served, expected)}, allowed {budget:.0e} apart"
     return None
 
 
@@ -192,12 +192,12 @@ def _delivered(request: Request, output: Output, budget: float) -> str | None:
     for name, expected in output.side_outputs.items():
         served = request.side_outputs.get(name)
         if served is None or served.shape != expected.shape:
-            found = "missing" if served is None else f"of shape {tuple(served.shape)}"
-            return str(Difference(f"side output {name}", found, f"of shape {tuple(expected.shape)}"))
+            shape = "missing" if served is None else f"of shape {tuple(served.shape)}"
+            return str(SoloDifference(f"side output {name}", shape, f"of shape {tuple(expected.shape)}"))
         places = (served != expected).flatten(1).any(1).nonzero()[:, 0].tolist()
         if len(places) > allowed:
-            values = (each[places[0]].tolist() for each in (served, expected))
-            return str(Difference(f"side output {name} of token {places[0]}", *values))
+            values = (outputs[places[0]].tolist() for outputs in (served, expected))
+            return str(SoloDifference(f"side output {name} of token {places[0]}", *values))
     return None
 
 

@@ -43,7 +43,7 @@ def required(
     num_steps: depths of the trees in use. At each depth every count of accepted drafts has to occur, as `accepted
     drafts i of num_steps`.
     """
-    accepted = [accepted_name(count, each) for each in sorted(num_steps) for count in range(each + 1)]
+    accepted = [accepted_name(count, depth) for depth in sorted(num_steps) for count in range(depth + 1)]
     return tuple(name for name in (*names, *accepted) if not counts.get(name))
 
 
@@ -73,14 +73,20 @@ def coverage_of(scheduler: Scheduler) -> Counter[str]:
     """
     requests = scheduler.requests.values()
     records = scheduler.trace.records
-    counts = Counter(steps=len(records), requests=len(requests), tokens=sum(len(each.token_ids) for each in requests))
+    counts = Counter(
+        steps=len(records), requests=len(requests), tokens=sum(len(request.token_ids) for request in requests)
+    )
     counts["slots audited"] = scheduler.audited_slots
     counts["audits"] = len(records) if scheduler.audited_slots else 0
-    counts.update(f"finished {each.finish_reason}" for each in requests if each.finish_reason not in (None, "rejected"))
-    turns = [each for each in requests if each.continues is not None]
-    counts["turns"] = sum(each.finish_reason != "rejected" and each.arrived is not None for each in turns)
-    counts["turns preempted"] = sum(each.num_preemptions > 0 for each in turns)
-    counts["aborted with tokens"] = sum(each.finish_reason == "abort" and bool(each.token_ids) for each in requests)
+    counts.update(
+        f"finished {request.finish_reason}" for request in requests if request.finish_reason not in (None, "rejected")
+    )
+    turns = [request for request in requests if request.continues is not None]
+    counts["turns"] = sum(request.finish_reason != "rejected" and request.arrived is not None for request in turns)
+    counts["turns preempted"] = sum(request.num_preemptions > 0 for request in turns)
+    counts["aborted with tokens"] = sum(
+        request.finish_reason == "abort" and bool(request.token_ids) for request in requests
+    )
     for record in records:
         counts.update(_events(record))
         counts.update(_results(record))
@@ -97,9 +103,11 @@ def _events(record: StepRecord) -> Counter[str]:
             "rejected": len(record.rejected),
             "aborted": len(record.aborted),
             "preempted": len(record.preempted),
-            "preempted in a page": sum(each.in_page for each in record.preempted),
-            "preempted in a chunk": sum(each.is_prefilling and each.seq_len > 0 for each in record.preempted),
-            "preempted with a result unread": sum(each.request_id in late for each in record.preempted),
+            "preempted in a page": sum(preemption.in_page for preemption in record.preempted),
+            "preempted in a chunk": sum(
+                preemption.is_prefilling and preemption.seq_len > 0 for preemption in record.preempted
+            ),
+            "preempted with a result unread": sum(preemption.request_id in late for preemption in record.preempted),
             "resumed": len(record.resumed),
             "evicted pages": record.evicted_pages,
             "steps with slots withheld": record.withheld_slots > 0,
@@ -141,11 +149,11 @@ def _is_on_kept_kv(scheduler: Scheduler, request: Request, columns: int) -> bool
 
 def _chunks(records: Collection[StepRecord]) -> int:
     ends = {}
-    found = 0
+    count = 0
     for record in records:
         for request_id in record.admitted:
             ends.pop(request_id, None)
         for chunk in record.prefilled:
-            found += chunk.request_id in ends
+            count += chunk.request_id in ends
             ends[chunk.request_id] = chunk.end
-    return found
+    return count

@@ -44,8 +44,8 @@ class Submission:
     def request(self, request_id: int, target_config: ModelConfig) -> Request:
         """Make the request of that id."""
         names = ("arrival", "priority", "continues", "abort_at", "keep")
-        place = {name: getattr(self, name) for name in names}
-        return make_request(target_config, None, request_id, self.prompt_ids, self.params, **place)
+        fields = {name: getattr(self, name) for name in names}
+        return make_request(target_config, None, request_id, self.prompt_ids, self.params, **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _submissions(rng: random.Random, size: int, pace: int) -> tuple[Submission, 
     stems[1][: STEM_LEN // 2] = stems[0][: STEM_LEN // 2]
     is_live = rng.random() < 0.5
     has_priorities = rng.random() < 0.5
-    found = []
+    submissions = []
     now = 0
     for request_id in range(size):
         now += rng.randint(0, pace)
@@ -224,8 +224,8 @@ def _submissions(rng: random.Random, size: int, pace: int) -> tuple[Submission, 
             abort_at=now + rng.randrange(12) if rng.random() < 0.08 else None,
             keep=rng.random() < 0.1,
         )
-        found.append(submission)
-    return tuple(found)
+        submissions.append(submission)
+    return tuple(submissions)
 
 
 def _params(rng: random.Random) -> SamplingParams:

@@ -86,12 +86,12 @@ class Soak:
         """List the programs in which anything differs or raises an error."""
         return tuple(
             Failure(
-                each.name,
-                each.first_difference or "a difference",
-                f"specsim soak --program {each.name}{self.arguments}",
+                program.name,
+                program.first_difference or "a difference",
+                f"specsim soak --program {program.name}{self.arguments}",
             )
-            for each in self.programs
-            if each.mismatches
+            for program in self.programs
+            if program.mismatches
         )
 
     @property
@@ -131,8 +131,8 @@ class Soak:
             "is_ok": self.is_ok,
             "figures": self.figures(),
             "missing": self.missing,
-            "failures": [each._asdict() for each in self.failures],
-            "programs": [asdict(each) for each in self.programs],
+            "failures": [failure._asdict() for failure in self.failures],
+            "programs": [asdict(program) for program in self.programs],
         }
 
     def show(self, console: Console) -> None:
@@ -187,10 +187,10 @@ def soak(
         for result in _results(names, min(jobs, len(names)), partial(check_named, options=options, adaptive=adaptive)):
             results.append(result)
             bar.update()
-    given = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph, "adaptive": policy_name}
+    named = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph, "adaptive": policy_name}
     if shares.tensor_parallel > 1:
-        given |= {"jobs": 1} | {name.replace("_", "-"): value for name, value in shares._asdict().items()}
-    arguments = "".join(f" --{name} {value}" for name, value in given.items() if value)
+        named |= {"jobs": 1} | {name.replace("_", "-"): value for name, value in shares._asdict().items()}
+    arguments = "".join(f" --{name} {value}" for name, value in named.items() if value)
     drawn = f"--requests {num_requests} --seed {seed}" if program is None else f"--program {program}"
     where = check_device(device) if impl == "fast" else "cpu"
     return Soak(

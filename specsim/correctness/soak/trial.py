@@ -85,18 +85,18 @@ def check(program: Program, options: EngineOptions, adaptive: Adaptive = None) -
         counts[drafted_name(program.kind)] = counts["drafts accepted"]
     if error is None:  # without the rejected, and those aborted before their first token
         started = [request for request in requests if request.token_ids]
-        found = _compare(program, pair, options.dtype, started, proposals, policy and policy.settings)
+        comparison = _compare(program, pair, options.dtype, started, proposals, policy and policy.settings)
     else:
-        found = SoloComparison(0, (), (error,), 0.0)
-    counts["compared"] = found.num_compared
+        comparison = SoloComparison(0, (), (error,), 0.0)
+    counts["compared"] = comparison.num_compared
     return ProgramResult(
         name=program.name,
         num_steps=program.config.num_steps,
         counts=dict(counts),
-        mismatches=len(found.differences),
-        within_rounding_error=len(found.within_rounding_error),
-        max_logprob_error=found.max_logprob_error,
-        first_difference=found.differences[0] if found.differences else None,
+        mismatches=len(comparison.differences),
+        within_rounding_error=len(comparison.within_rounding_error),
+        max_logprob_error=comparison.max_logprob_error,
+        first_difference=comparison.differences[0] if comparison.differences else None,
     )
 
 
@@ -140,9 +140,9 @@ def _schedulers(
     is_shared = program.kind == SHARED
     pairs = [recorded(pair, options.impl, proposals) if is_shared else pair for _ in range(program.num_ranks)]
     if policy is None:
-        engines = [load_engine(each, program.config, options) for each in pairs]
+        engines = [load_engine(rank_pair, program.config, options) for rank_pair in pairs]
         return [Scheduler(engine, program.serving, audits=True) for engine in engines]
-    switching = [load_adaptive_engine(each, policy.settings, options) for each in pairs]
+    switching = [load_adaptive_engine(rank_pair, policy.settings, options) for rank_pair in pairs]
     return [Scheduler(engine, program.serving, policy=policy.make(), audits=True) for engine in switching]
 
 
@@ -159,9 +159,9 @@ def _serve(program: Program, ranks: Ranks, target_config: ModelConfig) -> Counte
             _submit(ranks, coming, len(coming), target_config)
             break
         _submit(ranks, coming, sum(submission.step <= step for _, submission in coming), target_config)
-        for at, place in program.aborts:
+        for at, index in program.aborts:
             if at == step:
-                _abort(ranks, place)
+                _abort(ranks, index)
         for scheduler in ranks.schedulers:
             if step in limits:
                 scheduler.limit(limits[step])
@@ -170,7 +170,9 @@ def _serve(program: Program, ranks: Ranks, target_config: ModelConfig) -> Counte
         records = ranks.step()
         is_busy = [bool(record.decoded or record.prefilled) for record in records]
         counts["steps with an idle rank"] += any(is_busy) and not all(is_busy)
-        is_stuck = ranks.is_busy and all(each.is_stalled or not each.is_busy for each in ranks.schedulers)
+        is_stuck = ranks.is_busy and all(
+            scheduler.is_stalled or not scheduler.is_busy for scheduler in ranks.schedulers
+        )
         if (is_stuck and not coming and step > last_limit) or step > MOST_STEPS:
             raise AssertionError("waiting requests do not end, although slots are free and no request is running")
     return counts
@@ -211,10 +213,10 @@ def _submit(ranks: Ranks, coming: deque[tuple[int, Submission]], count: int, tar
         ranks.submit(submission.request(request_id, target_config))
 
 
-def _abort(ranks: Ranks, place: int) -> None:
+def _abort(ranks: Ranks, index: int) -> None:
     holders = [request_id for request_id, home in ranks.home.items() if _holds(home.requests[request_id])]
     if holders:
-        request_id = holders[place % len(holders)]
+        request_id = holders[index % len(holders)]
         if not ranks.home[request_id].abort(request_id):
             raise AssertionError(f"request {request_id} is running, but abort() reports that it has ended")
 
@@ -230,5 +232,5 @@ def _by_depth(counts: Counter[str], num_steps: int) -> Counter[str]:
 
 
 def _described(error: Exception) -> str:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"

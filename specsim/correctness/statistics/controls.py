@@ -26,7 +26,7 @@ _LANES = SpecConfig(topk=4, num_steps=2, num_draft_tokens=9, page_size=4, verifi
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class WrongEngine:
     """A wrong engine."""
 
     name: str
@@ -85,12 +85,12 @@ _LOSSY = next(kind.name for kind in VERIFIER_KINDS if not kind.is_lossless)
 _FINAL = "specsim.core.uniforms.final_uniforms"
 _DRAFTED = f"{_REFERENCE}.drafting.draft_uniforms"
 CONTROLS = (
-    Control("typical acceptance", replace(CONFIGS[DEFAULT_VERIFIER], verifier=_LOSSY)),
-    Control("accept if target ≥ draft", _CHAIN, _KIND.reference.replace(":", "."), at_least),
-    Control("no residual after a rejection", _CHAIN, f"{_REFERENCE}.acceptance.residual", _no_residual),
-    Control("one uniform for draft and bonus", _CHAIN, _FINAL, _final_uniforms_of_the_draft, 4608),
-    Control("a bonus uniform for all rounds", _CHAIN, _FINAL, _final_uniforms_of_no_round),
-    Control("draft uniforms for all rounds", CONFIGS["block"], _DRAFTED, _draft_uniforms_of_no_round, 4608),
-    Control("one stream for draft and accept", _CHAIN, _DRAFTED, _draft_uniforms_of_accept, kind="standalone"),
-    Control("KV of the accepted path not moved", _LANES, f"{_REFERENCE}.kv.commit", _no_commit, 13824),
+    WrongEngine("typical acceptance", replace(CONFIGS[DEFAULT_VERIFIER], verifier=_LOSSY)),
+    WrongEngine("accept if target ≥ draft", _CHAIN, _KIND.reference.replace(":", "."), at_least),
+    WrongEngine("no residual after a rejection", _CHAIN, f"{_REFERENCE}.acceptance.residual", _no_residual),
+    WrongEngine("one uniform for draft and bonus", _CHAIN, _FINAL, _final_uniforms_of_the_draft, 4608),
+    WrongEngine("a bonus uniform for all rounds", _CHAIN, _FINAL, _final_uniforms_of_no_round),
+    WrongEngine("draft uniforms for all rounds", CONFIGS["block"], _DRAFTED, _draft_uniforms_of_no_round, 4608),
+    WrongEngine("one stream for draft and accept", _CHAIN, _DRAFTED, _draft_uniforms_of_accept, kind="standalone"),
+    WrongEngine("KV of the accepted path not moved", _LANES, f"{_REFERENCE}.kv.commit", _no_commit, 13824),
 )

@@ -24,20 +24,20 @@ def next_distribution(
         logits_V[token] -= params.presence_penalty + params.frequency_penalty * count
     weight_V = np.exp((logits_V - logits_V.max()) / params.temperature)
     ranked = sorted(range(len(weight_V)), key=lambda token: (-weight_V[token], token))
-    kept = ranked[: params.top_k or len(ranked)]
-    kept = _nucleus(kept, weight_V / weight_V[kept].sum(), params.top_p)
-    kept = [token for token in kept if weight_V[token] >= params.min_p * weight_V[kept[0]]]
+    tokens = ranked[: params.top_k or len(ranked)]
+    tokens = _nucleus(tokens, weight_V / weight_V[tokens].sum(), params.top_p)
+    tokens = [token for token in tokens if weight_V[token] >= params.min_p * weight_V[tokens[0]]]
     prob_V = np.zeros_like(weight_V)
-    prob_V[kept] = weight_V[kept] / weight_V[kept].sum()
+    prob_V[tokens] = weight_V[tokens] / weight_V[tokens].sum()
     return prob_V
 
 
 def _nucleus(ranked: list[int], prob_V: np.ndarray, top_p: float) -> list[int]:
     """Choose the fewest of the most likely tokens whose mass reaches top_p."""
     before = 0.0
-    for place, token in enumerate(ranked):
+    for count, token in enumerate(ranked):
         if before >= top_p < 1:
-            return ranked[:place]
+            return ranked[:count]
         before += prob_V[token]
     return ranked
 

@@ -62,8 +62,8 @@ def ln_e_value(sample: Sample) -> float:
     around = [
         value
         for contexts in (sample.distribution_ids, sample.past_ids)
-        for kept in (everywhere, sample.is_first)
-        for value in _around(*_counts(sample, contexts, kept))
+        for selected in (everywhere, sample.is_first)
+        for value in _around(*_counts(sample, contexts, selected))
     ]
     tilted = [value for marked_nV in sample.marks for value in _tilted(sample, marked_nV)]
     return float(logsumexp([_ln_mean(around), _ln_mean(tilted)]) - np.log(2))
@@ -82,9 +82,9 @@ def chi_square(sample: Sample) -> ChiSquare:
         large = expected_V >= LEAST_EXPECTED
         count = np.append(count_V[large], count_V[~large].sum())
         expected = np.append(expected_V[large], expected_V[~large].sum())
-        kept = expected >= LEAST_EXPECTED
-        statistic += float(((count[kept] - expected[kept]) ** 2 / expected[kept]).sum())
-        freedom += int(kept.sum()) - (not expected[~kept].any())
+        is_large = expected >= LEAST_EXPECTED
+        statistic += float(((count[is_large] - expected[is_large]) ** 2 / expected[is_large]).sum())
+        freedom += int(is_large.sum()) - (not expected[~is_large].any())
     return ChiSquare(statistic, freedom, float(chi2.sf(statistic, freedom)) if freedom else 1.0)
 
 
@@ -92,12 +92,12 @@ def _of_tokens(sample: Sample, of_nV: np.ndarray) -> np.ndarray:
     return of_nV[np.arange(len(sample)), sample.token]
 
 
-def _counts(sample: Sample, contexts: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _counts(sample: Sample, contexts: np.ndarray, selected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Count the kept tokens by context, with the contexts' distributions [G, V]."""
-    _, first, place = np.unique(contexts[kept], return_index=True, return_inverse=True)
+    _, first, context = np.unique(contexts[selected], return_index=True, return_inverse=True)
     vocab = sample.prob_nV.shape[1]
-    counts = np.bincount(place * vocab + sample.token[kept], minlength=len(first) * vocab)
-    return counts.reshape(-1, vocab), sample.prob_nV[kept][first]
+    counts = np.bincount(context * vocab + sample.token[selected], minlength=len(first) * vocab)
+    return counts.reshape(-1, vocab), sample.prob_nV[selected][first]
 
 
 def _around(count_GV: np.ndarray, prob_GV: np.ndarray) -> list[float]:

@@ -46,8 +46,8 @@ def _halved(prob_nV: np.ndarray) -> np.ndarray:
 def _is_detected(sample: Sample, mixed_nV: np.ndarray, bound: float, generator: np.random.Generator) -> bool:
     """Whether the e-values of 99 % of samples, taken as normal, are large enough."""
     cdf_nV = mixed_nV.cumsum(1)
-    found = []
+    ln_e_values = []
     for _ in range(DRAWS):
         uniforms = generator.random(len(sample)) * cdf_nV[:, -1]
-        found.append(ln_e_value(replace(sample, token=(cdf_nV > uniforms[:, None]).argmax(1))))
-    return bool(np.mean(found) - SURELY * np.std(found) >= -np.log(bound))
+        ln_e_values.append(ln_e_value(replace(sample, token=(cdf_nV > uniforms[:, None]).argmax(1))))
+    return bool(np.mean(ln_e_values) - SURELY * np.std(ln_e_values) >= -np.log(bound))

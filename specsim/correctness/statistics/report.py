@@ -21,7 +21,7 @@ CONTROL_COLUMNS = ("control", "tokens", "chi²/df", "p at most")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SamplingTest:
     """One test, under the names of its JSON."""
 
     name: str  # verifier or control
@@ -47,15 +47,15 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write; write_json turns an infinite e-value into null."""
-        found = asdict(self) | {"chi_square": self.chi_square._asdict()}
-        return found | {"p_value": self.p_value, "is_rejected": self.is_rejected}
+        fields = asdict(self) | {"chi_square": self.chi_square._asdict()}
+        return fields | {"p_value": self.p_value, "is_rejected": self.is_rejected}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTests:
     """All tests of a run."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SamplingTest, ...]
     seed: int
     false_alarm: float  # bound on the probability that a correct engine fails any of them
     seconds: float
@@ -79,8 +79,8 @@ class SamplingTests:
         return not all(math.isnan(row.detectable_distance) for row in self.rows if not row.is_control)
 
     def to_json(self) -> dict[str, Any]:
-        made = {name: getattr(self, name) for name in ("date", "versions", "seconds", "seed", "false_alarm")}
-        return made | {"is_ok": self.is_ok, "failures": self.failures, "tests": [r.to_json() for r in self.rows]}
+        fields = {name: getattr(self, name) for name in ("date", "versions", "seconds", "seed", "false_alarm")}
+        return fields | {"is_ok": self.is_ok, "failures": self.failures, "tests": [r.to_json() for r in self.rows]}
 
     def show(self, console: Console) -> None:
         """Print a table of the tests, one of the controls, and the verdict in words."""
@@ -94,29 +94,29 @@ class SamplingTests:
         paragraph(console, _verdict(self))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: SamplingTest) -> tuple[str, ...]:
     detects = "-" if math.isnan(row.detectable_distance) else f"{row.detectable_distance:.3f}"
     counts = f"{row.tokens:,}", f"{row.round_starts:,}", f"{row.accept_length:.2f}"
     return row.name, row.impl, row.sampling, *counts, _ratio(row), f"{row.p_value:.1g}", detects
 
 
-def _control(row: Row) -> tuple[str, ...]:
+def _control(row: SamplingTest) -> tuple[str, ...]:
     return row.name, f"{row.tokens:,}", _ratio(row), f"{row.p_value:.0e}" if row.p_value else "0"
 
 
-def _ratio(row: Row) -> str:
+def _ratio(row: SamplingTest) -> str:
     """Print chi-square over its degrees of freedom; `-` where there are too few tokens."""
-    found = row.chi_square
-    return f"{found.statistic / found.degrees_of_freedom:.2f}" if found.degrees_of_freedom else "-"
+    chi_square = row.chi_square
+    return f"{chi_square.statistic / chi_square.degrees_of_freedom:.2f}" if chi_square.degrees_of_freedom else "-"
 
 
-def _verdict(found: SamplingTests) -> str:
-    tests = [row for row in found.rows if not row.is_control]
+def _verdict(results: SamplingTests) -> str:
+    tests = [row for row in results.rows if not row.is_control]
     count = f"{len(tests)} tests of {sum(row.tokens for row in tests):,} tokens"
     bounds = f"A distribution is rejected below p = {tests[0].bound:.1e}; a correct engine fails any of the tests"
-    summary = f"{count} in {found.seconds:.0f} s, seed {found.seed}. {bounds} with a probability of at most "
-    summary += f"{found.false_alarm:.0e}. "
-    if found.failures:
-        return f"{summary}Not as expected: {'; '.join(found.failures)}."
-    wrong = len(found.rows) - len(tests)
+    summary = f"{count} in {results.seconds:.0f} s, seed {results.seed}. {bounds} with a probability of at most "
+    summary += f"{results.false_alarm:.0e}. "
+    if results.failures:
+        return f"{summary}Not as expected: {'; '.join(results.failures)}."
+    wrong = len(results.rows) - len(tests)
     return f"{summary}None is rejected." + (f" All {wrong} controls are." if wrong else "")

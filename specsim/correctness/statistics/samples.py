@@ -12,7 +12,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.rule import AcceptanceRule
 from specsim.correctness.statistics.distribution import draft_distribution, next_distribution
 from specsim.correctness.statistics.e_value import Sample
-from specsim.correctness.statistics.settings import Setting
+from specsim.correctness.statistics.settings import SamplingSetting
 from specsim.correctness.statistics.small_vocabulary import SmallVocabulary
 from specsim.serving.generation import generate
 from specsim.serving.outputs import Output
@@ -26,7 +26,7 @@ class Load:
     """Requests for an engine."""
 
     config: SpecConfig
-    settings: Sequence[Setting]
+    settings: Sequence[SamplingSetting]
     num_tokens: int  # least number of new tokens of every setting
     seed: int = 0  # of all requests
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -46,7 +46,7 @@ class Load:
     @property
     def total(self) -> int:
         """Number of new tokens of all requests."""
-        return sum(count * each.num_tokens for count, each in zip(self.requests, self.settings, strict=True))
+        return sum(count * setting.num_tokens for count, setting in zip(self.requests, self.settings, strict=True))
 
 
 def outputs(model: SmallVocabulary, load: Load, progress: Callable[[int], Any]) -> dict[str, list[Output]]:
@@ -55,37 +55,39 @@ def outputs(model: SmallVocabulary, load: Load, progress: Callable[[int], Any]) 
     Requests of all settings share batches, and no two share an id. progress: called with numbers of new tokens.
     """
     pair = model.pair(load.kind)
-    turns = ((place, turn) for place, count in enumerate(load.requests) for turn in range(count))
-    wanted = sorted((load.settings[place].num_tokens, turn, place) for place, turn in turns)
-    found = {setting.name: [] for setting in load.settings}
+    turns = ((index, turn) for index, count in enumerate(load.requests) for turn in range(count))
+    wanted = sorted((load.settings[index].num_tokens, turn, index) for index, turn in turns)
+    outputs_by_name = {setting.name: [] for setting in load.settings}
     for start in range(0, len(wanted), load.batch):
-        chosen = [load.settings[place] for *_, place in wanted[start : start + load.batch]]
+        chosen = [load.settings[index] for *_, index in wanted[start : start + load.batch]]
         ids = range(start, start + len(chosen))
-        prompts = [each.prompts[request_id % len(each.prompts)] for each, request_id in zip(chosen, ids, strict=True)]
-        sampling = [each.sampling(load.seed) for each in chosen]
+        prompts = [
+            setting.prompts[request_id % len(setting.prompts)] for setting, request_id in zip(chosen, ids, strict=True)
+        ]
+        sampling = [setting.sampling(load.seed) for setting in chosen]
         results = generate(
             pair, prompts, load.config, sampling, request_ids=ids, engine=load.engine, verifier=load.rule
         ).outputs
-        for each, output in zip(chosen, results, strict=True):
-            found[each.name].append(output)
+        for setting, output in zip(chosen, results, strict=True):
+            outputs_by_name[setting.name].append(output)
         progress(sum(len(output.token_ids) for output in results))
-    return found
+    return outputs_by_name
 
 
-def sample(model: SmallVocabulary, setting: Setting, found: Sequence[Output]) -> Sample:
+def sample(model: SmallVocabulary, setting: SamplingSetting, outputs: Sequence[Output]) -> Sample:
     """Collect the tokens of a setting's outputs with their distributions."""
     params = setting.sampling(0)
     tokens = []
     pasts = []
     is_first = []
-    for output in found:
+    for output in outputs:
         prompt_len = len(output.prompt_token_ids)
         text = output.prompt_token_ids + output.token_ids
         firsts = _firsts(output)
         tokens += output.token_ids
-        for place in range(len(output.token_ids)):
-            pasts.append((prompt_len, *_relevant(text[: prompt_len + place], prompt_len, params)))
-            is_first.append(place in firsts)
+        for index in range(len(output.token_ids)):
+            pasts.append((prompt_len, *_relevant(text[: prompt_len + index], prompt_len, params)))
+            is_first.append(index in firsts)
     distributions = {past: next_distribution(model, past[1:], past[0], params) for past in dict.fromkeys(pasts)}
     prob_nV = np.stack([distributions[past] for past in pasts])
     return Sample(

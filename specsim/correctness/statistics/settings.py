@@ -23,7 +23,7 @@ DRAFTERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SamplingSetting:
     """Sampling parameters with a name."""
 
     name: str
@@ -38,14 +38,14 @@ class Setting:
 
 
 PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.3, "frequency_penalty": 0.4}
-PLAIN = Setting("T 1")
+PLAIN = SamplingSetting("T 1")
 # With penalties a distribution depends on the whole text: few tokens after one prompt make texts that recur.
 SETTINGS = (
-    Setting("T 0.7", {"temperature": 0.7}),
+    SamplingSetting("T 0.7", {"temperature": 0.7}),
     PLAIN,
-    Setting("T 1.5, top-k 6", {"temperature": 1.5, "top_k": 6}),
-    Setting("T 1, top-p 0.8", {"top_p": 0.8}),
-    Setting("T 1.5, min-p 0.2", {"temperature": 1.5, "min_p": 0.2}),
-    Setting("T 1, penalties", PENALTIES, num_tokens=6, prompts=((3, 9),)),
+    SamplingSetting("T 1.5, top-k 6", {"temperature": 1.5, "top_k": 6}),
+    SamplingSetting("T 1, top-p 0.8", {"top_p": 0.8}),
+    SamplingSetting("T 1.5, min-p 0.2", {"temperature": 1.5, "min_p": 0.2}),
+    SamplingSetting("T 1, penalties", PENALTIES, num_tokens=6, prompts=((3, 9),)),
 )
 DRAFTER_SETTINGS = (PLAIN, SETTINGS[2])  # of tests of other drafters

@@ -69,9 +69,9 @@ class SmallVocabulary:
         tensors["model.embed_tokens.weight"][token, token] = 1.0
         tensors["model.embed_tokens.weight"][token, _OWN + token % CLASSES] = 1.0
         normed = (2 / HIDDEN + EPS) ** -0.5
-        for each in range(CLASSES):
-            tensors["model.layers.0.self_attn.v_proj.weight"][each, _OWN + each] = 1 / normed
-            tensors["model.layers.0.self_attn.o_proj.weight"][_BEFORE + each, each] = 1.0
+        for token_class in range(CLASSES):
+            tensors["model.layers.0.self_attn.v_proj.weight"][token_class, _OWN + token_class] = 1 / normed
+            tensors["model.layers.0.self_attn.o_proj.weight"][_BEFORE + token_class, token_class] = 1.0
         tables = (self.last_VV / HIDDEN**0.5, self.before_VC / HIDDEN**0.5, self.draft_VV)
         for start, table in zip((0, _BEFORE, DRAFT), tables, strict=True):
             tensors["lm_head.weight"][:, start : start + table.shape[1]] = torch.from_numpy(table)
@@ -101,7 +101,7 @@ def dyadic() -> SmallVocabulary:
     before_VC = np.zeros((VOCAB, CLASSES))
     draft_VV = np.zeros((VOCAB, VOCAB))
     for following, last in product(range(VOCAB), repeat=2):
-        bits = [following >> place & 1 for place in range(4)]
+        bits = [following >> bit & 1 for bit in range(4)]
         is_wrong = bits[1] != (last >> 3 ^ last) & 1
         last_VV[following, last] = _FORBIDDEN * is_wrong
         draft_VV[following, last] = _FORBIDDEN * (is_wrong or bits[0] != last >> 1 & 1 or (bits[2] and last >> 2 & 1))

@@ -14,10 +14,10 @@ from specsim.core.errors import require_choice, require_int
 from specsim.core.provenance import now, versions
 from specsim.core.rule import AcceptanceRule
 from specsim.core.verifiers import VERIFIER_OF
-from specsim.correctness.statistics.controls import CONTROLS, Control
+from specsim.correctness.statistics.controls import CONTROLS, WrongEngine
 from specsim.correctness.statistics.e_value import chi_square, ln_e_value
 from specsim.correctness.statistics.power import detectable_distance
-from specsim.correctness.statistics.report import Row, SamplingTests
+from specsim.correctness.statistics.report import SamplingTest, SamplingTests
 from specsim.correctness.statistics.samples import Load, outputs, sample
 from specsim.correctness.statistics.settings import CONFIGS, DRAFTER_SETTINGS, DRAFTERS, PLAIN, SETTINGS
 from specsim.correctness.statistics.small_vocabulary import opposed
@@ -67,7 +67,7 @@ def run_sampling_tests(
         for engine, (name, (kind, config)) in product(engines, others.items())
     ]
     wrong = CONTROLS if verifier is None else ()
-    controls = [(each, Load(each.config, [PLAIN], each.tokens, seed, kind=each.kind)) for each in wrong]
+    controls = [(control, Load(control.config, [PLAIN], control.tokens, seed, kind=control.kind)) for control in wrong]
     total = sum(load.total for _, load in (*loads, *controls))
     with tqdm(total=total, unit="token", disable=None if progress else True) as bar:
         rows = [row for name, load in loads for row in _tests(name, load, bound, bar.update)]
@@ -84,14 +84,14 @@ def _engines(impl: str, device: str | None) -> list[EngineOptions]:
     return [fast] if impl == "fast" else [EngineOptions(), fast]
 
 
-def _tests(name: str, load: Load, bound: float, progress: Callable[[int], Any]) -> Iterator[Row]:
+def _tests(name: str, load: Load, bound: float, progress: Callable[[int], Any]) -> Iterator[SamplingTest]:
     """Make a row for each setting of a load."""
     model = opposed()
-    found = outputs(model, load, progress)
+    outputs_by_name = outputs(model, load, progress)
     for setting in load.settings:
-        tested = sample(model, setting, found[setting.name])
-        rounds = _rounds(found[setting.name])
-        yield Row(
+        tested = sample(model, setting, outputs_by_name[setting.name])
+        rounds = _rounds(outputs_by_name[setting.name])
+        yield SamplingTest(
             name=name,
             impl=load.engine.impl,
             sampling=setting.name,
@@ -105,10 +105,12 @@ def _tests(name: str, load: Load, bound: float, progress: Callable[[int], Any]) 
         )
 
 
-def _control_tests(control: Control, load: Load, bound: float, progress: Callable[[int], Any]) -> list[Row]:
+def _control_tests(
+    control: WrongEngine, load: Load, bound: float, progress: Callable[[int], Any]
+) -> list[SamplingTest]:
     with control.injected():
         return [replace(row, is_control=True) for row in _tests(control.name, load, bound, progress)]
 
 
-def _rounds(found: Sequence[Output]) -> list[int]:
-    return [count for output in found for count in output.num_accepted_tokens_per_round]
+def _rounds(outputs: Sequence[Output]) -> list[int]:
+    return [count for output in outputs for count in output.num_accepted_tokens_per_round]

@@ -8,7 +8,7 @@ import torch
 
 if TYPE_CHECKING:
     from specsim.core.rule import Accept
-    from specsim.correctness.exact.model import Case
+    from specsim.correctness.exact.model import ExactCase
 
 Weights = tuple[int, ...]
 
@@ -22,11 +22,11 @@ def inverse_cdf(weights: torch.Tensor, uniform: float) -> int:
 
 def with_given_drafts(rule: Callable[..., Any], target: Weights, drafts: list[int]) -> dict[str, Fraction]:
     """Enumerate a rule for given drafts below the root; the target is given by its weights."""
-    from specsim.correctness.exact.model import Case, Model
+    from specsim.correctness.exact.model import ExactCase, ExactModel
     from specsim.correctness.exact.verifier import rows
 
-    model = Model((target,))
-    case = Case("given drafts", model, model, (-1, *(0 for _ in drafts)), tuple(drafts))
+    model = ExactModel((target,))
+    case = ExactCase("given drafts", model, model, (-1, *(0 for _ in drafts)), tuple(drafts))
     _, _ = rule(list(drafts), rows([model(())])[0], 0.5, 0.5)  # an exception is the reader's to see
 
     def accept(_tree: Any, prob_NV: Any, _draft_prob: Any, uniforms: list[float], final: float) -> Any:
@@ -39,10 +39,10 @@ def with_drawn_siblings(
     rule: Callable[..., Any], target: Weights, drafter: Weights, num_siblings: int
 ) -> dict[str, Fraction]:
     """Enumerate a rule for siblings that the drafter draws; the two models are given by their weights."""
-    from specsim.correctness.exact.model import Case, Model
+    from specsim.correctness.exact.model import ExactCase, ExactModel
     from specsim.correctness.exact.verifier import rows
 
-    case = Case("siblings", Model((target,)), Model((drafter,)), (-1, *(0 for _ in range(num_siblings))))
+    case = ExactCase("siblings", ExactModel((target,)), ExactModel((drafter,)), (-1, *(0 for _ in range(num_siblings))))
     target_V, draft_V = rows([case.target(()), case.draft(())])
     likely = max(range(len(drafter)), key=lambda token: drafter[token])
     _, _ = rule([likely] * num_siblings, target_V, draft_V, [0.5] * num_siblings, 0.5)  # the reader sees its exception
@@ -55,7 +55,7 @@ def with_drawn_siblings(
     return _enumerated(accept, "siblings", case)
 
 
-def _enumerated(accept: "Accept", drafts: Literal["best", "siblings"], case: "Case") -> dict[str, Fraction]:
+def _enumerated(accept: "Accept", drafts: Literal["best", "siblings"], case: "ExactCase") -> dict[str, Fraction]:
     """Enumerate a rule exactly on a case."""
     from specsim.core.rule import AcceptanceRule
     from specsim.correctness.exact.rule_distribution import Broken, NotCertified, rule_distribution

@@ -172,11 +172,11 @@ def _target_alone(
 def enumerated(rule: Callable[..., Any], target: tuple[int, ...], drafter: tuple[int, ...]) -> dict[str, Fraction]:
     """Enumerate a rule for one draft exactly; the two models are given by their weights."""
     from specsim.core.rule import AcceptanceRule, Accepted
-    from specsim.correctness.exact.model import Case, Model
+    from specsim.correctness.exact.model import ExactCase, ExactModel
     from specsim.correctness.exact.rule_distribution import Broken, NotCertified, rule_distribution
     from specsim.correctness.exact.verifier import rows
 
-    case = Case("one draft", Model((target,)), Model((drafter,)), (-1, 0))
+    case = ExactCase("one draft", ExactModel((target,)), ExactModel((drafter,)), (-1, 0))
     target_V, draft_V = rows([case.target(()), case.draft(())])
     _, _ = rule(0, target_V, draft_V, 0.5, 0.5)  # an exception is the reader's to see
 

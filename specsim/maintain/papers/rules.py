@@ -8,7 +8,7 @@ from specsim.correctness.exact import implementations, load_rules
 from specsim.correctness.exact.cases import CASES, CUT_CHAIN, ONE, RULE_CASES
 from specsim.correctness.exact.certificates import VERIFIERS
 from specsim.correctness.exact.distribution import ExactDistribution, exact_distribution
-from specsim.correctness.exact.model import Case
+from specsim.correctness.exact.model import ExactCase
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.rule_distribution import rule_distribution
 
@@ -62,17 +62,17 @@ def _k_seq() -> AcceptanceRule:
     return rule
 
 
-def _cases(verifier: str) -> tuple[Case, ...]:
+def _cases(verifier: str) -> tuple[ExactCase, ...]:
     (own,) = (each for each in VERIFIERS if each.name == verifier)
     return CASES[own.drafts]
 
 
-def _case(verifier: str, name: str) -> Case:
+def _case(verifier: str, name: str) -> ExactCase:
     (case,) = (each for each in _cases(verifier) if each.name == name)
     return case
 
 
 @cache
-def _distribution(verifier: str, case: Case) -> ExactDistribution:
+def _distribution(verifier: str, case: ExactCase) -> ExactDistribution:
     (own,) = (each for each in VERIFIERS if each.name == verifier)
     return exact_distribution(own, case, implementations.reference(own))

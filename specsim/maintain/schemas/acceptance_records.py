@@ -1,6 +1,6 @@
 """Schemas of acceptance records, and of predictions from one."""
 
-from specsim.acceptance.record_prediction import Expected
+from specsim.acceptance.record_prediction import ExpectedLength
 from specsim.maintain.schemas.dataclass_fields import described
 from specsim.maintain.schemas.document import Schema, array, flag, nullable, number, record, text, whole
 from specsim.maintain.schemas.settings import CONFIG_TEXTS, config
@@ -73,7 +73,7 @@ def predict_record() -> Schema:
     """Describe the output of predict --acceptance."""
     interval = acceptance_record()["properties"]["interval"]
     expected = described(
-        Expected,
+        ExpectedLength,
         "One setting.",
         config=config("Setting of speculation."),
         accept_length="Accept length, in tokens per round, bonus token included.",

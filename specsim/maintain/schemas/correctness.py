@@ -1,11 +1,11 @@
 """Schemas of the outputs of commands that check: diff, certify, conformance, explain, faults, soak, sampling-test."""
 
-from specsim.correctness.conformance.runner import Outcome
+from specsim.correctness.conformance.runner import CaseOutcome
 from specsim.correctness.differential.result import CellResult, Divergence
-from specsim.correctness.explain import Finding as Explanation
-from specsim.correctness.faults.fault import Finding
+from specsim.correctness.explain import AnswerComparison
+from specsim.correctness.faults.fault import FaultFinding
 from specsim.correctness.soak.trial import ProgramResult
-from specsim.correctness.statistics.report import Row
+from specsim.correctness.statistics.report import SamplingTest
 from specsim.maintain.schemas.dataclass_fields import described
 from specsim.maintain.schemas.document import (
     Schema,
@@ -154,7 +154,7 @@ def _counterexample() -> Schema:
 def conformance() -> Schema:
     """Describe the output of conformance."""
     outcome = described(
-        Outcome,
+        CaseOutcome,
         "One case.",
         operation="Name of the operation.",
         case="Name of the case.",
@@ -182,7 +182,7 @@ def explain() -> Schema:
     """Describe the output of explain."""
     token = {"type": ["integer", "string", "null"], "description": "Token id or text; null where the answer has ended."}
     finding = described(
-        Explanation,
+        AnswerComparison,
         "One request.",
         request="Place of the request in the files, from 0.",
         verdict="equal; numerics: rounding explains the difference; fault: it does not; undecided.",
@@ -216,7 +216,7 @@ def explain() -> Schema:
 def faults() -> Schema:
     """Describe the output of faults."""
     finding = described(
-        Finding,
+        FaultFinding,
         "Finding that identifies the fault; null for none.",
         field="Name of the wrong field.",
         place="Place of the first wrong value.",
@@ -309,7 +309,7 @@ def sampling_test() -> Schema:
         },
     )
     test = described(
-        Row,
+        SamplingTest,
         "One test.",
         name="Acceptance rule, or name of the control.",
         impl=_IMPL,

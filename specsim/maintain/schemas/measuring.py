@@ -1,8 +1,8 @@
 """Schemas of the outputs of commands that measure: accept, bench, predict."""
 
-from specsim.acceptance.prediction import Prediction
-from specsim.acceptance.settings import Setting
-from specsim.acceptance.study import Check, Measurement, Study
+from specsim.acceptance.prediction import LengthPrediction
+from specsim.acceptance.settings import StudySetting
+from specsim.acceptance.study import Measurement, Study, TargetCheck
 from specsim.bench.roofline import Part, Peaks
 from specsim.bench.row import Target, Timing
 from specsim.maintain.schemas.dataclass_fields import described
@@ -27,7 +27,7 @@ _NEW_TOKENS = "New tokens of each prompt."
 def accept() -> Schema:
     """Describe the output of accept."""
     setting = described(
-        Setting,
+        StudySetting,
         "Setting that was measured.",
         drafter="Drafter: the name of a shipped one, or MODULE:NAME.",
         config=config("Setting of speculation."),
@@ -43,7 +43,7 @@ def accept() -> Schema:
         num_equal="Outputs that equal those of plain decoding; null above temperature 0.",
     )
     check = described(
-        Check,
+        TargetCheck,
         "A figure and its target.",
         claim="The figure, in words.",
         measured="Measured value.",
@@ -66,7 +66,7 @@ def accept() -> Schema:
 def predict() -> Schema:
     """Describe the output of predict."""
     row = described(
-        Prediction,
+        LengthPrediction,
         "One setting.",
         config=config("Setting of speculation."),
         predicted="Predicted accept length, in tokens per round, bonus token included.",

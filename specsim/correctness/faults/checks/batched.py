@@ -22,7 +22,7 @@ from specsim.core.settings import with_steps
 from specsim.correctness.differential import Cell
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.faults.checks.cells import cell
-from specsim.correctness.faults.fault import Finding
+from specsim.correctness.faults.fault import FaultFinding
 from specsim.correctness.invariance.solo import decided_differences
 from specsim.serving.adaptation import settings_of
 from specsim.serving.generation import load_adaptive_engine, load_engine
@@ -76,17 +76,17 @@ class NotingEngine:
         tree, verified, _ = output
         verdict = verified.verdict
         counts = verdict.num_accepted_tokens
-        for place, (request_id, num_rounds) in enumerate(
+        for index, (request_id, num_rounds) in enumerate(
             zip(batch.request_ids.tolist(), batch.num_rounds.tolist(), strict=True)
         ):
-            row = int(batch.req_pool_indices[place])
-            end = int(batch.seq_lens[place] + counts[place])
+            row = int(batch.req_pool_indices[index])
+            end = int(batch.seq_lens[index] + counts[index])
             slots = pools.req_to_token[row, :end]
             self.notes[request_id, num_rounds] = {
-                **{f"draft state, {name}": rows[place].clone() for name, rows in draft_input.tensors.items()},
-                "draft tokens": tree.draft_tokens[place].clone(),
-                "counters": counts[place].clone(),
-                "accepted tokens": torch.tensor(verdict.accepted_tokens()[place]),
+                **{f"draft state, {name}": rows[index].clone() for name, rows in draft_input.tensors.items()},
+                "draft tokens": tree.draft_tokens[index].clone(),
+                "counters": counts[index].clone(),
+                "accepted tokens": torch.tensor(verdict.accepted_tokens()[index]),
                 "target KV": pools.target.keys[:, slots].clone(),
                 **({} if pools.draft is None else {"draft KV": pools.draft.keys[:, slots].clone()}),
             }  # fmt: skip
@@ -94,7 +94,7 @@ class NotingEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CellServing:
     """The requests of a cell, and the way they are served."""
 
     pair: Pair
@@ -123,12 +123,12 @@ class Run:
         script = self.setting.get("script")
         return named_policy({"policy": "scripted", "script": script}, self.case.config) if script else None
 
-    def plain(self) -> "Run":
+    def plain(self) -> "CellServing":
         """Make the same requests without drafts."""
         others = {name: value for name, value in self.setting.items() if name != "script"}
         return replace(self, case=replace(self.case, config=with_steps(self.case.config, 0)), setting=others)
 
-    def batched(self, bucket: int | None, found: dict[str, Finding]) -> tuple[list[Request], Notes]:
+    def batched(self, bucket: int | None, findings: dict[str, FaultFinding]) -> tuple[list[Request], Notes]:
         """Serve all requests together in the given setting; an error becomes a finding."""
         engine = self.engine(bucket)
         requests = self.requests(engine.config.max_len)
@@ -150,7 +150,9 @@ class Run:
             scheduler.close()
         except Exception as error:
             name = ERRORS.get(type(error).__name__, "error")
-            found[name] = Finding(name, f"step {scheduler.step_index}", None, f"{type(error).__name__}: {error}")
+            findings[name] = FaultFinding(
+                name, f"step {scheduler.step_index}", None, f"{type(error).__name__}: {error}"
+            )
         return requests, engine.notes
 
     def solo(self) -> tuple[list[Request], Notes]:
@@ -168,7 +170,7 @@ class Run:
 
 
 @torch.inference_mode()
-def check(setting: dict[str, Any], device: str) -> list[Finding]:
+def check(setting: dict[str, Any], device: str) -> list[FaultFinding]:
     """Serve a cell's requests in a batch, and compare them with solo runs or with an unpadded batch.
 
     setting: of a cell (checks.cells) and impl; against `exact` (no padding) or `plain` (ends of solo runs without
@@ -182,46 +184,49 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
         options = EngineOptions(dtype=torch.float64)
     else:
         options = EngineOptions("fast", torch.float32, device, case.graph)
-    run = Run(make_pair(case.pair, options.dtype), case, setting, options)
-    found: dict[str, Finding] = {}
-    served, notes = run.batched(case.bucket, found)
-    if found:  # ended by an error
-        return list(found.values())
+    run = CellServing(make_pair(case.pair, options.dtype), case, setting, options)
+    findings: dict[str, FaultFinding] = {}
+    served, notes = run.batched(case.bucket, findings)
+    if findings:  # ended by an error
+        return list(findings.values())
     if setting.get("against") == "plain":
         expected, right_notes = run.plain().solo()
     else:
         expected, right_notes = run.batched(len(case.prompts), {}) if setting.get("against") == "exact" else run.solo()
-        _compare_notes(right_notes, notes, ALLOWED[options.dtype], found)
-    _compare_ends(expected, served, found)
-    return list(found.values())
+        _compare_notes(right_notes, notes, ALLOWED[options.dtype], findings)
+    _compare_ends(expected, served, findings)
+    return list(findings.values())
 
 
-def _compare_notes(expected: Notes, notes: Notes, allowed: float, found: dict[str, Finding]) -> None:
+def _compare_notes(expected: Notes, notes: Notes, allowed: float, findings: dict[str, FaultFinding]) -> None:
     for request_id, num_rounds in sorted(notes.keys() & expected.keys(), key=lambda key: key[::-1]):
         right = expected[request_id, num_rounds]
-        own = notes[request_id, num_rounds]
+        actual = notes[request_id, num_rounds]
         for name in right:
-            if values := _first_wrong(right[name], own[name], allowed):
-                place = f"request {request_id}, round {num_rounds + 1}, {name}"
+            if values := _first_wrong(right[name], actual[name], allowed):
+                location = f"request {request_id}, round {num_rounds + 1}, {name}"
                 field_name = name.partition(",")[0]
-                found.setdefault(field_name, Finding(field_name, place, *values))
+                findings.setdefault(field_name, FaultFinding(field_name, location, *values))
 
 
-def _first_wrong(right: torch.Tensor, own: torch.Tensor, allowed: float) -> tuple[Any, Any] | None:
+def _first_wrong(right: torch.Tensor, actual: torch.Tensor, allowed: float) -> tuple[Any, Any] | None:
     """Return both values where they first differ, or all values where there are few; None where they agree."""
-    if right.shape != own.shape:
-        return str(tuple(right.shape)), str(tuple(own.shape))
+    if right.shape != actual.shape:
+        return str(tuple(right.shape)), str(tuple(actual.shape))
     if not right.is_floating_point():
-        return None if torch.equal(right, own) else (str(right.tolist()), str(own.tolist()))
+        return None if torch.equal(right, actual) else (str(right.tolist()), str(actual.tolist()))
     scale = max(1.0, float(right.abs().max())) if right.numel() else 1.0
-    wrong = ~((right - own).abs() <= allowed * scale)
-    return (right[wrong][0].item(), own[wrong][0].item()) if wrong.any() else None
+    wrong = ~((right - actual).abs() <= allowed * scale)
+    return (right[wrong][0].item(), actual[wrong][0].item()) if wrong.any() else None
 
 
-def _compare_ends(expected: Sequence[Request], served: Sequence[Request], found: dict[str, Finding]) -> None:
-    for right, own in zip(expected, served, strict=True):
+def _compare_ends(expected: Sequence[Request], served: Sequence[Request], findings: dict[str, FaultFinding]) -> None:
+    for right, actual in zip(expected, served, strict=True):
         counts = tuple(right.accepted)
         output = Output("", tuple(right.token_ids), tuple(right.logprobs), str(right.finish_reason), counts)
-        for each in decided_differences(own, output):
-            if name := FIELDS.get(each.field):
-                found.setdefault(name, Finding(name, f"request {own.request_id}", str(each.solo), str(each.batched)))
+        for difference in decided_differences(actual, output):
+            if name := FIELDS.get(difference.field):
+                findings.setdefault(
+                    name,
+                    FaultFinding(name, f"request {actual.request_id}", str(difference.solo), str(difference.batched)),
+                )

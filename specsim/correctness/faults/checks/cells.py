@@ -21,7 +21,7 @@ def cell(setting: dict[str, Any]) -> Cell:
     for name in ("stop_token_ids", "max_new_tokens", "temperature"):
         if name in setting:
             value = tuple(setting[name]) if name == "stop_token_ids" else setting[name]
-            sampling = tuple(replace(each, **{name: value}) for each in sampling)
+            sampling = tuple(replace(params, **{name: value}) for params in sampling)
     config = case.config
     if verifier := setting.get("verifier"):
         width = 1 + config.topk * config.num_steps

@@ -20,8 +20,8 @@ from specsim.correctness.differential.lockstep import Lockstep
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.differential.result import Divergence
 from specsim.correctness.faults.checks.cells import cell
-from specsim.correctness.faults.checks.hooks import Forward, HeadHook, hooked
-from specsim.correctness.faults.fault import Finding
+from specsim.correctness.faults.checks.hooks import HeadForward, HeadHook, hooked
+from specsim.correctness.faults.fault import FaultFinding
 
 PHASES = ("prefill", "draft", "verify", "draft_extend", "round")
 BUDGETS = 16  # multiple of the rounding budgets; faults cause larger errors
@@ -34,16 +34,16 @@ class Watched:
         self._implementations = implementations
         self._hooks = hooks
         self._engine = implementations.fast.engine
-        self.findings: dict[str, Finding] = {}
+        self.findings: dict[str, FaultFinding] = {}
         self._calls = 0
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._engine, name)
+        attribute = getattr(self._engine, name)
         if name not in PHASES:
-            return found
+            return attribute
 
         def run(batch: Batch, state: Any, pools: Any) -> Any:
-            output = found(batch, state, pools)
+            output = attribute(batch, state, pools)
             self._calls += 1
             self._compare(name, batch.to("cpu"), state, output)
             return output
@@ -51,76 +51,80 @@ class Watched:
         return run
 
     def _compare(self, phase: str, batch: Batch, state: Any, output: Any) -> None:
-        place = f"call {self._calls}, {phase}"
+        location = f"call {self._calls}, {phase}"
         if phase == "draft":
-            self._compare_tails(place, batch)
+            self._compare_tails(location, batch)
         seen = [hook.take() for hook in self._hooks if hook is not None]
         if len(seen) == len(self._hooks):
             for index, forwards in enumerate(zip(*seen, strict=False)):
                 is_draft = phase == "draft" or (phase == "round" and index < self._engine.config.num_steps - 1)
-                self._compare_forward(f"{place}, forward {index}", Trio(*forwards), is_draft)
+                self._compare_forward(f"{location}, forward {index}", Trio(*forwards), is_draft)
         if phase == "verify":
-            self._compare_processed(place, batch, state, output)
+            self._compare_processed(location, batch, state, output)
 
-    def _compare_tails(self, place: str, batch: Batch) -> None:
+    def _compare_tails(self, location: str, batch: Batch) -> None:
         """Compare the copied tails under release `finish`, where lanes still own slots after the phase."""
         config = self._engine.config
         lead = self._engine.drafter.lead
-        pools = self._implementations.map(lambda each: each.pools)
+        pools = self._implementations.map(lambda implementation: implementation.pools)
         if config.release == "round" or pools.reference.draft is None:
             return
         for request, (row, length) in enumerate(batch.rows_and_lens):
             slots = pools.reference.slots(row, tail_columns(length + lead, config)[1:].flatten())
             for name in ("keys", "values"):
                 content = pools.map(lambda pool, n=name, at=slots: _content(pool.draft, n, at))
-                self._close("draft KV of copied tails", f"{place}, request {request}, {name}", content)
+                self._close("draft KV of copied tails", f"{location}, request {request}, {name}", content)
 
-    def _compare_forward(self, place: str, forwards: Trio[Forward], is_draft: bool) -> None:
+    def _compare_forward(self, location: str, forwards: Trio[HeadForward], is_draft: bool) -> None:
         rows = slice(len(forwards.reference.slots))
-        made = [each.logits for each in forwards if each.logits is not None]
-        live = torch.ones(min(map(len, made), default=0), dtype=torch.bool)
+        all_logits = [forward.logits for forward in forwards if forward.logits is not None]
+        live = torch.ones(min(map(len, all_logits), default=0), dtype=torch.bool)
         if is_draft:
             live = (forwards.reference.slots >= 0) | (self._engine.drafter.kv_layout is None)
             for name in ("slots", "positions"):
-                pair = (getattr(each, name)[rows] for each in (forwards.reference, forwards.fast))
-                self._same(f"draft {name}", place, *pair)
-        if len(made) == len(forwards):
-            self._close("draft logits", place, Trio(*(logits[: len(live)][live] for logits in made)))
+                pair = (getattr(forward, name)[rows] for forward in (forwards.reference, forwards.fast))
+                self._same(f"draft {name}", location, *pair)
+        if len(all_logits) == len(forwards):
+            self._close("draft logits", location, Trio(*(logits[: len(live)][live] for logits in all_logits)))
 
-    def _compare_processed(self, place: str, batch: Batch, tree: VerifyInput, output: VerifyOutput) -> None:
+    def _compare_processed(self, location: str, batch: Batch, tree: VerifyInput, output: VerifyOutput) -> None:
         """Compare logits after penalties and bias, made by both implementations from the same logits."""
         from specsim.fast import verify as fast
         from specsim.reference import verify as reference
 
         config = self._engine.config
-        own = output.target_logits
-        device = own.device
+        target_logits = output.target_logits
+        device = target_logits.device
         host_tree = tree.to("cpu")
         pools = self._implementations.reference.pools
         shape = host_tree.draft_tokens.shape
-        expected = reference.node_logits(batch, host_tree, own.cpu(), config, pools).flatten(0, 1)
-        made = fast.node_logits(batch.to(device), tree.to(device), own, config, self._implementations.fast.pools)
-        is_changed = (made.changed == 1).repeat_interleave(shape[1])[:, None]
-        found = torch.where(is_changed, made.adjusted, made.raw.float()).cpu()
+        expected = reference.node_logits(batch, host_tree, target_logits.cpu(), config, pools).flatten(0, 1)
+        fast_logits = fast.node_logits(
+            batch.to(device), tree.to(device), target_logits, config, self._implementations.fast.pools
+        )
+        is_changed = (fast_logits.changed == 1).repeat_interleave(shape[1])[:, None]
+        actual = torch.where(is_changed, fast_logits.adjusted, fast_logits.raw.float()).cpu()
         scale = float(expected[expected.isfinite()].abs().max()) if expected.numel() else 0.0
         allowed = BUDGETS * 16 * FLOAT32_EPS * scale
-        self._note("processed logits", place, expected, found, ~((found - expected).abs() <= allowed))
+        self._note("processed logits", location, expected, actual, ~((actual - expected).abs() <= allowed))
 
-    def _same(self, field: str, place: str, expected: torch.Tensor, found: torch.Tensor) -> None:
-        self._note(field, place, expected, found, expected != found)
+    def _same(self, field: str, location: str, expected: torch.Tensor, actual: torch.Tensor) -> None:
+        self._note(field, location, expected, actual, expected != actual)
 
-    def _close(self, field: str, place: str, values: Trio[torch.Tensor]) -> None:
+    def _close(self, field: str, location: str, values: Trio[torch.Tensor]) -> None:
         allowed = BUDGETS * budget(values.reference, values.exact, FLOAT32_EPS)
         exact = values.exact.double()
         fast = values.fast.double()
-        self._note(field, place, exact, fast, ~((exact == fast) | ((exact - fast).abs() <= allowed)))
+        self._note(field, location, exact, fast, ~((exact == fast) | ((exact - fast).abs() <= allowed)))
 
-    def _note(self, field: str, place: str, expected: torch.Tensor, found: torch.Tensor, wrong: torch.Tensor) -> None:
+    def _note(
+        self, field: str, location: str, expected: torch.Tensor, actual: torch.Tensor, wrong: torch.Tensor
+    ) -> None:
         places = wrong.nonzero()
         if len(places) and field not in self.findings:
             at = tuple(places[0].tolist())
-            where = f"{place}, entry {', '.join(map(str, at))}"
-            self.findings[field] = Finding(field, where, expected[at].item(), found[at].item())
+            where = f"{location}, entry {', '.join(map(str, at))}"
+            self.findings[field] = FaultFinding(field, where, expected[at].item(), actual[at].item())
 
 
 def _content(buffer: Any, name: str, slots: torch.Tensor) -> torch.Tensor:
@@ -128,13 +132,13 @@ def _content(buffer: Any, name: str, slots: torch.Tensor) -> torch.Tensor:
     return values[:, slots.to(values.device)].cpu()
 
 
-def check(setting: dict[str, Any], device: str) -> list[Finding]:
+def check(setting: dict[str, Any], device: str) -> list[FaultFinding]:
     """Compare a cell in lockstep; setting: see checks.cells. Fields are those of states and of Watched."""
     return compared(setting, device)[0]
 
 
 @torch.inference_mode()
-def compared(setting: dict[str, Any], device: str) -> tuple[list[Finding], list[Divergence]]:
+def compared(setting: dict[str, Any], device: str) -> tuple[list[FaultFinding], list[Divergence]]:
     """Compare a cell in lockstep up to the first wrong phase.
 
     Returns all wrong fields, those of the drafter's forwards too and the first cause first, and the lockstep's own
@@ -145,14 +149,16 @@ def compared(setting: dict[str, Any], device: str) -> tuple[list[Finding], list[
     tally = Tally(budgets=perturbation_budgets(replace(case, rounds=min(case.rounds, 2)), pair, "float32"))
     loaded = load_implementations(case, pair, device=device)
     with ExitStack() as stack:
-        hooks = loaded.map(lambda each: stack.enter_context(hooked(each.engine)))
+        hooks = loaded.map(lambda implementation: stack.enter_context(hooked(implementation.engine)))
         watched = Watched(loaded, hooks)
         lockstep = Lockstep(case, pair, loaded._replace(fast=replace(loaded.fast, engine=watched)), tally)
         lockstep.run()
-    found = dict(watched.findings)
-    for each in lockstep.divergences:
-        place = f"round {each.round}, {each.phase}"
-        place += "" if each.request is None else f", request {each.request}"
-        place += "" if each.node is None else f", entry {each.node}"
-        found.setdefault(each.field, Finding(each.field, place, each.reference, each.fast))
-    return list(found.values()), lockstep.divergences
+    findings = dict(watched.findings)
+    for divergence in lockstep.divergences:
+        location = f"round {divergence.round}, {divergence.phase}"
+        location += "" if divergence.request is None else f", request {divergence.request}"
+        location += "" if divergence.node is None else f", entry {divergence.node}"
+        findings.setdefault(
+            divergence.field, FaultFinding(divergence.field, location, divergence.reference, divergence.fast)
+        )
+    return list(findings.values()), lockstep.divergences

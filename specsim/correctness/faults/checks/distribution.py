@@ -19,7 +19,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF
-from specsim.correctness.faults.fault import Finding
+from specsim.correctness.faults.fault import FaultFinding
 
 FALSE_ALARM = 1e-6
 VOCAB = 4
@@ -30,28 +30,28 @@ LOGITS = [[0.5, 1.0, -0.5, 0.0], [0.0, 0.5, 1.0, 0.5], [1.0, 0.0, 0.5, 0.5]]
 
 
 @torch.inference_mode()
-def check(setting: dict[str, Any], device: str) -> list[Finding]:
+def check(setting: dict[str, Any], device: str) -> list[FaultFinding]:
     """Compare the tokens of n requests with their distribution.
 
     setting: impl; n, the number of requests; verifier; of every request temperature and other SamplingParams. device:
     of the fast implementation.
     """
-    given = dict(setting)
-    impl = given.pop("impl")
-    count = given.pop("n")
-    verifier = given.pop("verifier", DEFAULT_VERIFIER)
+    parameters = dict(setting)
+    impl = parameters.pop("impl")
+    count = parameters.pop("n")
+    verifier = parameters.pop("verifier", DEFAULT_VERIFIER)
     device = device if impl == "fast" else "cpu"
     config = _config(verifier)
-    sampling = SamplingParams(**{"temperature": 1.0, **given})
+    sampling = SamplingParams(**{"temperature": 1.0, **parameters})
     expected = _distribution(sampling, config)
     length = 1 if config.is_sampled else 2
     seen = Counter(tuple(tokens[:length]) for tokens in _drawn(impl, count, sampling, config, device))
-    distance = sum(abs(seen[each] / count - expected.get(each, 0.0)) for each in {*seen, *expected})
+    distance = sum(abs(seen[tokens] / count - expected.get(tokens, 0.0)) for tokens in {*seen, *expected})
     allowed = math.sqrt(2 * (len(expected) * math.log(2) - math.log(FALSE_ALARM)) / count)
     if distance <= allowed:
         return []
     about = f"{count} requests, false alarms at most {FALSE_ALARM:.0e}"
-    return [Finding("distribution", about, f"at most {allowed:.3f} from the target's", f"{distance:.3f}")]
+    return [FaultFinding("distribution", about, f"at most {allowed:.3f} from the target's", f"{distance:.3f}")]
 
 
 def _config(verifier: str) -> SpecConfig:

@@ -9,17 +9,17 @@ import torch
 
 
 @dataclass(slots=True)
-class Forward:
+class HeadForward:
     """One forward of a drafter's head."""
 
     positions: torch.Tensor  # of its rows, as the slots are
     slots: torch.Tensor
     logits: torch.Tensor | None = None  # made from its hidden states
 
-    def copy(self) -> "Forward":
+    def copy(self) -> "HeadForward":
         """Copy it to the host."""
         logits = None if self.logits is None else self.logits.to("cpu", copy=True)
-        return Forward(self.positions.to("cpu", copy=True), self.slots.to("cpu", copy=True), logits)
+        return HeadForward(self.positions.to("cpu", copy=True), self.slots.to("cpu", copy=True), logits)
 
 
 class HeadHook:
@@ -27,8 +27,8 @@ class HeadHook:
 
     def __init__(self, head: Any) -> None:
         self._head = head
-        self.seen: list[Forward] = []
-        self.recorded: list[Forward] = []
+        self.seen: list[HeadForward] = []
+        self.recorded: list[HeadForward] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._head, name)
@@ -36,7 +36,7 @@ class HeadHook:
     def forward(self, input_ids: torch.Tensor, hidden: torch.Tensor, metadata: Any, kv: Any) -> torch.Tensor:
         out = self._head.forward(input_ids, hidden, metadata, kv)
         # In a graph the copies are captured too, so that every replay repeats them.
-        self.recorded.append(Forward(metadata.positions.clone(), metadata.slots.clone()))
+        self.recorded.append(HeadForward(metadata.positions.clone(), metadata.slots.clone()))
         return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -45,9 +45,9 @@ class HeadHook:
             self.recorded[-1].logits = out.clone()
         return out
 
-    def take(self) -> list[Forward]:
+    def take(self) -> list[HeadForward]:
         """Return the forwards since the last call."""
-        seen = [*self.seen, *(each.copy() for each in self.recorded)]
+        seen = [*self.seen, *(forward.copy() for forward in self.recorded)]
         self.seen = []
         self.recorded = []
         return seen
@@ -56,14 +56,14 @@ class HeadHook:
 class HookedGraph:
     """A graph that shows the forwards of its replays to a hook."""
 
-    def __init__(self, graph: Any, hook: HeadHook, forwards: list[Forward]) -> None:
+    def __init__(self, graph: Any, hook: HeadHook, forwards: list[HeadForward]) -> None:
         self._graph = graph
         self._hook = hook
         self._forwards = forwards
 
     def replay(self) -> None:
         self._graph.replay()
-        self._hook.seen += [each.copy() for each in self._forwards]
+        self._hook.seen += [forward.copy() for forward in self._forwards]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pool import OutOfSlots
 from specsim.correctness.faults.checks.cells import cell
-from specsim.correctness.faults.fault import Finding
+from specsim.correctness.faults.fault import FaultFinding
 
 FIELD = "out of bounds"
 
@@ -24,7 +24,7 @@ class Guard:
 
     def __init__(self) -> None:
         self.name = ""
-        self.first: Finding | None = None
+        self.first: FaultFinding | None = None
         self._starts = np.empty(0, np.uint64)
         self._ends = np.zeros(1, np.uint64)  # largest end of the tensors before each place among the starts
 
@@ -40,7 +40,7 @@ class Guard:
         inside = mask & (pointers < self._ends[np.searchsorted(self._starts, pointers, side="right")])
         num_wrong = np.count_nonzero(mask) - np.count_nonzero(inside)
         if num_wrong and self.first is None:
-            self.first = Finding(FIELD, f"kernel {self.name}", "addresses of its tensors", f"{num_wrong} {what}")
+            self.first = FaultFinding(FIELD, f"kernel {self.name}", "addresses of its tensors", f"{num_wrong} {what}")
         return inside
 
 
@@ -48,8 +48,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
+        for item in value:
+            yield from _tensors(item)
     elif isinstance(value, dict):
         yield from _tensors(tuple(value.values()))
 
@@ -72,9 +72,9 @@ def guarded() -> Iterator[Guard]:
     own_store = InterpreterBuilder.create_masked_store
 
     def init(executor: Any, arguments: Any, named: Any) -> Any:
-        found = own_init(executor, arguments, named)
-        guard.enter(executor.fn.__name__, found)
-        return found
+        tensors = own_init(executor, arguments, named)
+        guard.enter(executor.fn.__name__, tensors)
+        return tensors
 
     def load(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         inside = guard.inside(pointers.data, mask.data, "reads")
@@ -92,7 +92,7 @@ def guarded() -> Iterator[Guard]:
         yield guard
 
 
-def check(setting: dict[str, Any], _device: str) -> list[Finding]:
+def check(setting: dict[str, Any], _device: str) -> list[FaultFinding]:
     """Serve the requests of a cell to their ends; a table's end is a bound too.
 
     setting: see checks.cells.
@@ -107,5 +107,5 @@ def check(setting: dict[str, Any], _device: str) -> list[Finding]:
             options = EngineOptions("fast", device="cpu", graph=case.graph, bucket=case.bucket)
             generate(pair, case.prompts, case.config, case.sampling, engine=options)
         except (OutOfSlots, IndexError) as error:
-            guard.first = guard.first or Finding(FIELD, type(error).__name__, "existing columns", str(error))
+            guard.first = guard.first or FaultFinding(FIELD, type(error).__name__, "existing columns", str(error))
     return [guard.first] if guard.first else []

@@ -9,13 +9,13 @@ from specsim.correctness.differential.grid_run import check as check_cell
 from specsim.correctness.differential.implementation import Shares
 from specsim.correctness.differential.result import Divergence
 from specsim.correctness.faults.checks.cells import cell
-from specsim.correctness.faults.fault import Finding
+from specsim.correctness.faults.fault import FaultFinding
 from specsim.correctness.ranks import run_in_ranks
 
 SIZE = 2
 
 
-def check(setting: dict[str, Any], device: str) -> list[Finding]:
+def check(setting: dict[str, Any], device: str) -> list[FaultFinding]:
     """Compare a cell in lockstep on two ranks; setting: see checks.cells, and draft_parallel.
 
     Ranks that differ are reported as `rank digests`.
@@ -24,9 +24,9 @@ def check(setting: dict[str, Any], device: str) -> list[Finding]:
     first = next(filter(None, run_in_ranks(partial(_compare, cell(setting), shares, device), SIZE)), None)
     if first is None:
         return []
-    place = f"round {first.round}, {first.phase}"
-    place += "" if first.request is None else f", request {first.request}"
-    return [Finding(first.field, place, first.reference, first.fast)]
+    location = f"round {first.round}, {first.phase}"
+    location += "" if first.request is None else f", request {first.request}"
+    return [FaultFinding(first.field, location, first.reference, first.fast)]
 
 
 def _compare(case: Cell, shares: Shares, device: str, _: RankGroup) -> Divergence | None:

@@ -12,7 +12,7 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates
-from specsim.correctness.faults.fault import Finding
+from specsim.correctness.faults.fault import FaultFinding
 
 Pool = tuple[list[float], list[int]]  # scores, and the parents of every block
 CONFIG = SpecConfig(topk=3, num_steps=3, num_draft_tokens=8, page_size=1)
@@ -21,19 +21,19 @@ CONFIG = SpecConfig(topk=3, num_steps=3, num_draft_tokens=8, page_size=1)
 def is_tree(chosen: list[int], parent_list: list[int], k: int) -> bool:
     """Whether every candidate is chosen once and after its parent, or hangs from the root."""
     blocks = [flat // k for flat in chosen]
-    known = len(set(chosen)) == len(chosen) and all(0 <= block < len(parent_list) for block in blocks)
-    return known and all(not block or parent_list[block] in chosen[:i] for i, block in enumerate(blocks))
+    is_valid = len(set(chosen)) == len(chosen) and all(0 <= block < len(parent_list) for block in blocks)
+    return is_valid and all(not block or parent_list[block] in chosen[:i] for i, block in enumerate(blocks))
 
 
-def check(setting: dict[str, Any], device: str) -> list[Finding]:
+def check(setting: dict[str, Any], device: str) -> list[FaultFinding]:
     """Check `count` pools, `tied` or `malformed`, with the code of `impl`."""
     rng = random.Random(0)
     pools = [_pool(rng) for _ in range(setting["count"])]
     if setting["pools"] == "tied":
-        found = _tied(pools, setting["impl"], device)
+        finding = _tied(pools, setting["impl"], device)
     else:
-        found = _malformed(rng, pools, setting["impl"], device)
-    return [found] if found else []
+        finding = _malformed(rng, pools, setting["impl"], device)
+    return [finding] if finding else []
 
 
 def _pool(rng: random.Random) -> Pool:
@@ -52,7 +52,7 @@ def _pool(rng: random.Random) -> Pool:
     return scores, parents
 
 
-def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
+def _tied(pools: list[Pool], impl: str, device: str) -> FaultFinding | None:
     """Build trees with candidates' own indices as tokens, so that they show the chosen ones."""
     tree = import_module(f"specsim.{impl}.tree")
     shape = (len(pools), CONFIG.num_draft_tokens)
@@ -63,19 +63,19 @@ def _tied(pools: list[Pool], impl: str, device: str) -> Finding | None:
     try:
         built = tree.build(candidates, zeros.int(), zeros, slots, CONFIG)
     except tree.MalformedTree as error:
-        return Finding("tree", "equal scores", "a tree", str(error))
+        return FaultFinding("tree", "equal scores", "a tree", str(error))
     for request, (tokens, parents) in enumerate(zip(built.draft_tokens.tolist(), built.parents.tolist(), strict=True)):
         chosen = tokens[1:]
         parent_list = pools[request][1]
         if not is_tree(chosen, parent_list, k):
-            return Finding("tree", f"pool {request}", "every node after its parent", str(chosen))
+            return FaultFinding("tree", f"pool {request}", "every node after its parent", str(chosen))
         expected = [0 if flat < k else 1 + chosen.index(parent_list[flat // k]) for flat in chosen]
         if parents[1:] != expected:
-            return Finding("tree", f"pool {request}, parents", str(expected), str(parents[1:]))
+            return FaultFinding("tree", f"pool {request}, parents", str(expected), str(parents[1:]))
     return None
 
 
-def _malformed(rng: random.Random, pools: list[Pool], impl: str, device: str) -> Finding | None:
+def _malformed(rng: random.Random, pools: list[Pool], impl: str, device: str) -> FaultFinding | None:
     """Whether the check agrees with `is_tree` about every choice, half of them damaged."""
     tree = import_module(f"specsim.{impl}.tree")
     count = CONFIG.num_draft_tokens - 1
@@ -85,7 +85,7 @@ def _malformed(rng: random.Random, pools: list[Pool], impl: str, device: str) ->
         expected = is_tree(chosen, parent_list, CONFIG.topk)
         if accepted != expected:
             what = f"parents {parent_list}, chosen {chosen}"
-            return Finding("malformed trees", f"list {index}: {what}", _word(expected), _word(accepted))
+            return FaultFinding("malformed trees", f"list {index}: {what}", _word(expected), _word(accepted))
     return None
 
 
