@@ -27,12 +27,11 @@ from specsim import plots
 from specsim.core.display import short_setting
 from specsim.simulator.cell import Cell
 from specsim.simulator.engine_files import text, vllm_file
-from specsim.simulator.highest_rate import RateGoal, highest_rate
 from specsim.simulator.plan import plan
+from specsim.simulator.rank_by_depth import chain_shares
 from specsim.simulator.reproduce.tables import reproduction
-from specsim.simulator.shares import chain_shares
-from specsim.simulator.slo import Slo
-from specsim.simulator.speedup_range import speedup_range
+from specsim.simulator.scenario import speedup_range
+from specsim.simulator.slo import RateGoal, Slo, highest_rate
 from specsim.simulator.sweep import cells, run_cell
 
 # %% [markdown]

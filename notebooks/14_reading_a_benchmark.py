@@ -29,12 +29,11 @@ from specsim.simulator import hardware, model
 from specsim.simulator.cell import Cell
 from specsim.simulator.forward import Forward
 from specsim.simulator.hardware import names
-from specsim.simulator.lint import derived, lint
+from specsim.simulator.lint import Stated, derived, lint
 from specsim.simulator.measurement import Report
+from specsim.simulator.rank_by_depth import chain_shares
 from specsim.simulator.report import read_reports
-from specsim.simulator.reproduce.published import TABLES, rows
-from specsim.simulator.shares import chain_shares
-from specsim.simulator.verdict import Stated
+from specsim.simulator.reproduce.reproduction import TABLES, rows
 
 # %% [markdown]
 # ## A real report
@@ -398,4 +397,4 @@ specsim.course.scores()
 #
 # On the command line, `specsim lint-report results.json --output-tokens 128 --num-drafts 3` reads the files and the
 # printed text of the benchmark clients of vLLM and SGLang. The identities are in
-# `specsim/simulator/serving_identities.py` and `specsim/simulator/acceptance_identities.py`.
+# `specsim/simulator/lint.py` and `specsim/simulator/lint.py`.

@@ -8,7 +8,7 @@ from typing import Any
 from specsim.acceptance.content import Content
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts, Interval
-from specsim.simulator.shares import checked_shares
+from specsim.simulator.rank_by_depth import checked_shares
 
 CONVENTION = (
     "rounds with drafts are counted for each request, accept lengths include the bonus token, rates by position are "

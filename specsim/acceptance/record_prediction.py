@@ -13,9 +13,8 @@ from specsim.core.display import figure, heading, paragraph, print_table, settin
 from specsim.core.files import without_nan
 from specsim.simulator.acceptance import accept_length
 from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
-from specsim.simulator.published_acceptance import DEPTH
 from specsim.simulator.rank_by_depth import rank_by_depth
-from specsim.simulator.record_shares import predicted_interval, record_shares, setting_acceptance
+from specsim.simulator.record_shares import DEPTH, predicted_interval, record_shares, setting_acceptance
 
 
 @dataclass(frozen=True, slots=True)

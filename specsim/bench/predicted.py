@@ -8,16 +8,15 @@ import numpy as np
 from specsim.bench.closed_loop import Figures
 from specsim.bench.request_lengths import Lengths
 from specsim.core.config import ServingConfig, SpecConfig
-from specsim.simulator.acceptance import PerPosition
+from specsim.simulator.acceptance import Option, PerPosition
 from specsim.simulator.calibration.observation import Acceptance, Observation
 from specsim.simulator.calibration.posterior import Posterior, fit, predict
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
-from specsim.simulator.front_end import FrontEnd
+from specsim.simulator.efficiency import FrontEnd
 from specsim.simulator.hardware import Hardware, hardware, names
 from specsim.simulator.model import Model
-from specsim.simulator.option import Option
-from specsim.simulator.timeline import simulate
+from specsim.simulator.server import simulate
 
 FREE = ("bandwidth", "compute", "overlap", "gap", "launch", "host", "host_request", "host_drafts")
 MOST_REQUESTS = 2**16

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from specsim.core.errors import require
-from specsim.simulator.token_lengths import draw
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
-from specsim.simulator.workload import Workload
+from specsim.simulator.workload import Workload, draw
 
 FILE = Path(__file__).parent / "sharegpt_like.csv"
 COUNT = 512

@@ -13,10 +13,9 @@ from specsim.serving.adaptation import settings_of
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import StepRecord
-from specsim.simulator.acceptance import Recorded
-from specsim.simulator.option import Option
+from specsim.simulator.acceptance import Option, Recorded
 from specsim.simulator.results import Run
-from specsim.simulator.timeline import simulate
+from specsim.simulator.server import simulate
 from specsim.simulator.workload import Workload
 
 

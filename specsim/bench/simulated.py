@@ -12,9 +12,9 @@ from specsim.bench.scheduler_steps import difference, serve, simulated
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.policies.policy import Always
 from specsim.simulator import CostModel, hardware, model, steps
+from specsim.simulator.acceptance import Option
 from specsim.simulator.compiled import loop
 from specsim.simulator.initial_state import Simulation
-from specsim.simulator.option import Option
 from specsim.simulator.results import Run
 from specsim.simulator.server import Server
 from specsim.simulator.workload import Workload, closed_loop, poisson

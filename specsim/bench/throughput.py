@@ -30,7 +30,7 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.shapes import random_pair, random_prompts
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import Request
-from specsim.simulator.calibration.design import most_informative
+from specsim.simulator.calibration.posterior import most_informative
 from specsim.simulator.model import model
 
 PLAIN = SpecConfig.plain(16)

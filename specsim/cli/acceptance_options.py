@@ -11,9 +11,9 @@ from specsim.core.errors import InputError
 
 if TYPE_CHECKING:
     from specsim.simulator.acceptance_record import AcceptanceRecord
-    from specsim.simulator.calibration.chain_acceptance import ChainAcceptance
-    from specsim.simulator.published_acceptance import PublishedAcceptance
-    from specsim.simulator.shares import Shares
+    from specsim.simulator.calibration.profile import ChainAcceptance
+    from specsim.simulator.rank_by_depth import Shares
+    from specsim.simulator.record_shares import PublishedAcceptance
 
 NAMES = ("acceptance", "accept_lengths", "accept_rates")
 AcceptanceFile = Annotated[
@@ -71,9 +71,8 @@ def check_one(given: Mapping[str, Any]) -> None:
 
 def assumed(given: Mapping[str, Any]) -> Assumed:
     """Read the acceptance that these options give, or look up the published one."""
-    from specsim.simulator.published_acceptance import DEPTH, RANKS_SOURCE
-    from specsim.simulator.record_shares import further, record_shares
-    from specsim.simulator.shares import chain_shares
+    from specsim.simulator.rank_by_depth import chain_shares
+    from specsim.simulator.record_shares import DEPTH, RANKS_SOURCE, further, record_shares
 
     check_one(given)
     if given["accept_rates"] is not None:
@@ -145,6 +144,6 @@ def _numbers(text: str) -> tuple[float, ...]:
 def _published(given: Mapping[str, Any]) -> "PublishedAcceptance":
     """Give the acceptance that is assumed of the model, by whatever name it goes, and the drafter."""
     from specsim.simulator.model import read_config
-    from specsim.simulator.published_acceptance import published_acceptance
+    from specsim.simulator.record_shares import published_acceptance
 
     return published_acceptance(given["drafter"], read_config(given["model"])[0])

@@ -87,9 +87,8 @@ def calibrate(
     require_choice("drafter", drafter, DRAFTERS)
     from specsim.simulator import hardware as gpus
     from specsim.simulator import model as models
-    from specsim.simulator.calibration.context import Context
-    from specsim.simulator.calibration.server_fit import fit_server, read_files
-    from specsim.simulator.calibration.show import show
+    from specsim.simulator.calibration.benchmark_file import Context
+    from specsim.simulator.calibration.server_fit import fit_server, read_files, show
     from specsim.simulator.cost import CostModel
     from specsim.simulator.drafter import drafter as drafters
 

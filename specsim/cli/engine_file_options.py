@@ -92,8 +92,7 @@ class EngineFileGroup:
 
 def _value(name: str, found: "Plan", draft: str) -> dict[str, Any]:
     """Make the value of a file."""
-    from specsim.simulator.engine_files import FILES
-    from specsim.simulator.goodput_file import goodput_file
+    from specsim.simulator.engine_files import FILES, goodput_file
 
     if name == "goodput_file":
         return goodput_file(found)
@@ -102,7 +101,7 @@ def _value(name: str, found: "Plan", draft: str) -> dict[str, Any]:
 
 def _usage(name: str, path: Path, found: "Plan", draft: str) -> str:
     """Write the options by which an engine reads its file."""
-    from specsim.simulator.flags import sglang_flags
+    from specsim.simulator.candidates import sglang_flags
 
     if name == "sglang_file":
         first = max(found.chains, key=lambda each: (each.config.num_steps > 0, -each.low)).config
@@ -120,7 +119,7 @@ def _usage(name: str, path: Path, found: "Plan", draft: str) -> str:
 
 def _tree_options(found: "Plan") -> str:
     """Write the options of the goodput policy's setting of most steps."""
-    from specsim.simulator.goodput_file import deepest
+    from specsim.simulator.engine_files import deepest
 
     config = deepest(found)
     size = "" if config.topk == 1 else f" --num-draft-tokens {config.num_draft_tokens}"

@@ -15,9 +15,8 @@ from specsim.core.errors import InputError, require, require_int
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specsim.simulator.lint import Finding
+    from specsim.simulator.lint import Finding, Stated
     from specsim.simulator.measurement import Report
-    from specsim.simulator.verdict import Stated
 
 SHOWN = 8  # reports whose findings are all shown, beyond which they are counted
 
@@ -57,8 +56,7 @@ def lint_report(
     """
     from dataclasses import asdict
 
-    from specsim.simulator.lint import lint
-    from specsim.simulator.verdict import Stated
+    from specsim.simulator.lint import Stated, lint
 
     for name, value in (("output_tokens", output_tokens), ("num_drafts", num_drafts)):
         if value is not None:
@@ -76,7 +74,7 @@ def lint_report(
 def _reports(file: Path, stated: "Stated") -> "list[tuple[Report, Stated]]":
     """Read reports with what is stated of them: those of a benchmark, or else acceptance records."""
     from specsim.acceptance.files import read_records
-    from specsim.simulator.record_report import report_of, stated_of
+    from specsim.simulator.lint import report_of, stated_of
     from specsim.simulator.report import read_reports
 
     try:

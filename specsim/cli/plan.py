@@ -79,7 +79,7 @@ def plan(
 
     from specsim.simulator.candidates import candidates
     from specsim.simulator.plan import plan as make
-    from specsim.simulator.plan import policies as choose
+    from specsim.simulator.plan import policy_metrics
 
     files.check()
     check_traffic(given)
@@ -91,7 +91,7 @@ def plan(
         found = make(planned, objective, configs, replicates, bar.update, goal and goal.slo)
     rates = None if goal is None else highest_rates(planned, configs, goal)
     limit = load.max_running if found.crossover is None else found.crossover - 1  # at the crossover plain is best
-    compared = choose(planned, limit) if policies else {}
+    compared = policy_metrics(planned, limit) if policies else {}
     contents = files.contents(found, draft)
     usage = files.usage(found, draft)
 
@@ -114,7 +114,7 @@ def plan(
 def show(found: "Plan", draft: str, acceptance: str, console: "Console") -> None:
     """Print the candidates, the choice by batch size, and flags; acceptance: a sentence on what was assumed of it."""
     from specsim.core.display import heading, paragraph, short_setting
-    from specsim.simulator.flags import sglang_flags, vllm_flags
+    from specsim.simulator.candidates import sglang_flags, vllm_flags
 
     load = found.cell
     where = f"{load.model} on {load.tensor_parallel} × {load.hardware}, {describe_load(load)}"
@@ -177,7 +177,7 @@ def _over_plain(found: "Plan", row: "Candidate") -> tuple[str, str]:
 def _method(found: "Plan") -> str:
     """Say what the figures of the candidates are."""
     from specsim.simulator.replicates import CHANCE, CONFIDENCE, EQUAL
-    from specsim.simulator.speedup_range import calibration
+    from specsim.simulator.scenario import calibration
 
     loss = {
         "throughput": "time for the same tokens over that of the quickest setting",

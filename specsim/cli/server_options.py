@@ -14,7 +14,7 @@ from specsim.core.kinds import DEFAULT, SERVED
 
 if TYPE_CHECKING:
     from specsim.simulator.cell import Cell
-    from specsim.simulator.token_lengths import Length
+    from specsim.simulator.workload import Length
 
 Model = Annotated[str, option("Model", "Shipped name, hub id of a shipped shape, or a config.json.", callback=reads)]
 Hardware = Annotated[
@@ -178,7 +178,7 @@ def check_one_load(given: Mapping[str, Any]) -> None:
 
 def length(name: str, text: str) -> "Length":
     """Tokens of a request: a number, two with a dash between them, or a lognormal distribution."""
-    from specsim.simulator.token_lengths import LOGNORMAL, lognormal
+    from specsim.simulator.workload import LOGNORMAL, lognormal
 
     if text.startswith(LOGNORMAL):
         lognormal(name, text)

@@ -28,9 +28,8 @@ from specsim.core.kinds import DEFAULT, SERVED
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specsim.simulator.acceptance import PerPosition
+    from specsim.simulator.acceptance import Option, PerPosition
     from specsim.simulator.cell import Cell
-    from specsim.simulator.option import Option
 
 CLIENTS = 64
 RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
@@ -160,8 +159,8 @@ def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> Non
 
 def _served(given: dict[str, Any], traffic: TrafficGroup) -> tuple["Cell", "Option"]:
     """Make the server under its load, and the option that it serves with."""
+    from specsim.simulator.acceptance import Option
     from specsim.simulator.cell import Cell
-    from specsim.simulator.option import Option
     from specsim.simulator.request_formats import read_requests
 
     require_choice("drafter", given["drafter"], (*SERVED, "none"))

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from specsim.core.config import SpecConfig
     from specsim.simulator.cell import Cell
-    from specsim.simulator.highest_rate import RateGoal
     from specsim.simulator.plan import Plan
+    from specsim.simulator.slo import RateGoal
 
 
 RUNS = 2  # most replicates of every rate: a search has many rates
@@ -40,8 +40,7 @@ class SloGroup:
 
     def goal(self, replicates: int) -> "RateGoal | None":
         """Make the goal of the highest rate; None without bounds."""
-        from specsim.simulator.highest_rate import RateGoal
-        from specsim.simulator.slo import Slo
+        from specsim.simulator.slo import RateGoal, Slo
 
         if self.slo is None:
             allowed = "only 0.99, the default, without --slo"
@@ -54,7 +53,7 @@ def highest_rates(cell: "Cell", configs: "Sequence[SpecConfig]", goal: "RateGoal
     """Find the highest rate of the best setting and of plain decoding within the objectives."""
     from tqdm.auto import tqdm
 
-    from specsim.simulator.highest_rate import best_rate, highest_rate
+    from specsim.simulator.slo import best_rate, highest_rate
 
     settings = [cell.option(config) for config in configs]
     with tqdm(total=len(settings), unit="setting", disable=None) as bar:

@@ -115,8 +115,7 @@ def sweep(
     from tqdm.auto import tqdm
 
     from specsim.core.files import write_whole
-    from specsim.simulator.best_settings import rank_by_load
-    from specsim.simulator.sweep import Results, cells, check, key
+    from specsim.simulator.sweep import Results, cells, check, key, rank_by_load
     from specsim.simulator.sweep import sweep as run
 
     varied = _varied(vary)
@@ -169,7 +168,7 @@ def _base(given: dict[str, Any], varied: dict[str, list[Any]], traffic: TrafficG
 def show(rows: list[dict], varied: list[str], counts: "Counts", out: Path, acceptance: str, console: "Console") -> None:
     """Print the best setting of every load, or the best of a single load, and the errors of impossible cells."""
     from specsim.core.display import heading, paragraph
-    from specsim.simulator.best_settings import rank_by_load
+    from specsim.simulator.sweep import rank_by_load
 
     errors = [row["error"] for row in rows if row["error"] is not None]
     impossible = f", {len(errors):,} impossible" if errors else ""
@@ -192,7 +191,7 @@ def show(rows: list[dict], varied: list[str], counts: "Counts", out: Path, accep
 def _print_settings(rows: list[dict], varied: list[str], console: "Console") -> None:
     """Print the varied fields of rows, those of the load first, with figures."""
     from specsim.core.display import figure, print_table
-    from specsim.simulator.best_settings import CHOSEN
+    from specsim.simulator.sweep import CHOSEN
 
     names = sorted((name for name in varied if name != "seed"), key=lambda name: name in CHOSEN)
     table = [(*(_shown(row, name) for name in names), *(figure(row[name]) for name in _FIGURES)) for row in rows]

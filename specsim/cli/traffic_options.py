@@ -118,7 +118,7 @@ def describe_load(cell: "Cell") -> str:
 def show_workload(cell: "Cell", console: "Console") -> None:
     """Say what was read of a file of requests."""
     from specsim.core.display import paragraph
-    from specsim.simulator.option import Option
+    from specsim.simulator.acceptance import Option
     from specsim.simulator.request_formats import read_requests
 
     if cell.trace is None:

@@ -4,8 +4,16 @@ import numpy as np
 from rich.console import Console
 
 from specsim.core.display import heading, paragraph, print_table, stdout_console
-from specsim.simulator.continuation import RULES, SHRINKAGE
-from specsim.simulator.continuation_errors import CONFIDENCE, Miss, coverage, margin, misses, published_series
+from specsim.simulator.continuation import (
+    CONFIDENCE,
+    RULES,
+    SHRINKAGE,
+    Miss,
+    coverage,
+    margin,
+    misses,
+    published_series,
+)
 
 ROLES = ("chosen on", "held out")
 LEAST_GIVEN = 2  # one length determines no slope

@@ -8,8 +8,8 @@ import numpy as np
 
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.maintain.result_tables import markdown
-from specsim.simulator.acceptance import steady
-from specsim.simulator.calibration.parameters import PRIORS
+from specsim.simulator.acceptance import Option, steady
+from specsim.simulator.calibration.observation import PRIORS
 from specsim.simulator.calibration.profile import names, profile
 from specsim.simulator.calibration.published_report import (
     CHOICE,
@@ -24,8 +24,7 @@ from specsim.simulator.calibration.published_report import (
     six_rows,
     speedup_rows,
 )
-from specsim.simulator.option import Option
-from specsim.simulator.timeline import simulate
+from specsim.simulator.server import simulate
 from specsim.simulator.workload import closed_loop, poisson
 
 LOADS = (0.3, 0.5, 0.7, 0.9)  # arrivals a second at a server that takes one second for a request

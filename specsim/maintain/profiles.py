@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from specsim.simulator.calibration.plausible import doubts, is_of_another_gpu
 from specsim.simulator.calibration.posterior import measured
 from specsim.simulator.calibration.profile import SHIPPED, Profile
-from specsim.simulator.calibration.published import Measured, tables
-from specsim.simulator.calibration.shares import together_with_shares
+from specsim.simulator.calibration.published import Measured, tables, together_with_shares
+from specsim.simulator.calibration.structure import doubts, is_of_another_gpu
 
 MOST_DISCREPANCY = 0.20  # of a profile that ships
 

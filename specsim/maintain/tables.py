@@ -17,7 +17,7 @@ from specsim.maintain import counts, drafter_tables, held_out_tables, kv_accepta
 from specsim.maintain.headline import figures
 from specsim.maintain.result_tables import bench_page, grids, markdown, performance, proofs, stale
 from specsim.maintain.results import keep
-from specsim.simulator.fitted import KEPT, FittedServer, to_json
+from specsim.simulator.efficiency import KEPT, FittedServer, to_json
 from specsim.simulator.reproduce import reproduction
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 

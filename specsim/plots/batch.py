@@ -14,7 +14,7 @@ def batch(run: Run, first: int = 0, last: int | None = None) -> Picture:
     Requests first to last by number (None: the end); InputError for none of them, or more than 200. A cross marks a
     preempted request.
     """
-    require_type("run", run, Run, "a Run, as specsim.simulator.timeline.simulate gives one")
+    require_type("run", run, Run, "a Run, as specsim.simulator.server.simulate gives one")
     numbers = range(len(run.arrivals))[first : None if last is None else last + 1]
     require(1 <= len(numbers) <= MOST, "requests", len(numbers), f"1 to {MOST} of them")
     height = 1.2 + 0.12 * max(len(numbers), 8)

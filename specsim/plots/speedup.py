@@ -6,11 +6,10 @@ from textwrap import fill
 from specsim.core.errors import require, require_type
 from specsim.plots.chart import LINES, SIZE, WIDTH, End, label_ends, new_chart
 from specsim.plots.sheet import EM, FAINT, FONT, INK, Axes, Picture
-from specsim.simulator.scenario import MOST_REQUESTS, Scenario
-from specsim.simulator.speedup_range import calibration, speedup_range
+from specsim.simulator.scenario import LARGEST_BATCH, Scenario, calibration, speedup_range
 
 
-def speedup(scenarios: Mapping[str, Scenario], most: int = MOST_REQUESTS) -> Picture:
+def speedup(scenarios: Mapping[str, Scenario], most: int = LARGEST_BATCH) -> Picture:
     """Draw the speed-up over plain decoding against running requests, a line per scenario, its crossover marked.
 
     A band around each line is its range under the parameters that fits to published tables found.

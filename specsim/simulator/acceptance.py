@@ -6,13 +6,15 @@ any batch. A shorter chain accepts what a longer one does, up to its own length.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specsim.core.errors import InputError, require_choice, require_int
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError, require, require_choice, require_int
 from specsim.simulator.bounds import number, probability
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
 
@@ -242,3 +244,54 @@ def _items(name: str, values: object) -> list[Any]:
     if not isinstance(values, (tuple, list, np.ndarray)):
         raise InputError(name, values, "a tuple of numbers")
     return list(values)
+
+
+class Cost(Protocol):
+    """Seconds of forwards; see specsim.simulator.cost.CostModel."""
+
+    def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float: ...
+
+    def round(self, contexts: np.ndarray, config: SpecConfig) -> float: ...
+
+    def mixed(self, new_tokens: np.ndarray, behind: np.ndarray, contexts: np.ndarray, config: SpecConfig) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting of speculation and the acceptance of its drafts."""
+
+    config: SpecConfig
+    acceptance: Acceptance
+
+    def __post_init__(self) -> None:
+        allowed = f"acceptance of at least num_steps drafts, {self.config.num_steps}"
+        require(self.acceptance.num_steps >= self.config.num_steps, "acceptance", self.acceptance.num_steps, allowed)
+
+    @property
+    def rates(self) -> np.ndarray:
+        """Share of rounds that accept at least 1, 2, ... drafts; InputError without a closed form."""
+        if not isinstance(self.acceptance, Distribution):
+            raise InputError("acceptance", self.acceptance, "a distribution with a closed form")
+        return self.acceptance.rates(self.config.num_steps)
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens of a round, bonus included; InputError as for rates."""
+        return 1.0 + float(np.sum(self.rates))
+
+    @classmethod
+    def plain(cls, page_size: int = 16) -> "Option":
+        """Make the option without drafts."""
+        return cls(SpecConfig.plain(page_size), PerPosition(()))
+
+
+@lru_cache(maxsize=256)
+def mean_rounds(option: Option, tokens: int) -> float:
+    """Compute the mean rounds until a request has this many tokens; surplus tokens of the last round are dropped."""
+    rates = option.rates
+    exactly = -np.diff([1.0, *rates, 0.0])  # share of rounds that accept 0, 1, ... drafts
+    rounds = np.zeros(tokens + 1)
+    for known in range(1, tokens + 1):
+        before = np.maximum(known - 1 - np.arange(len(exactly)), 0)
+        rounds[known] = 1 + exactly @ rounds[before]
+    return float(rounds[tokens])

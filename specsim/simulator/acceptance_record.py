@@ -14,7 +14,7 @@ from specsim.core.errors import InputError, require, require_int, require_type
 from specsim.core.files import without_nan
 from specsim.core.limits import MOST_COUNT, MOST_STEPS, MOST_WIDTH
 from specsim.simulator.bounds import number, probability, whole
-from specsim.simulator.shares import Shares
+from specsim.simulator.rank_by_depth import Shares
 
 _INTEGERS = (  # fields of a record with their least and most
     ("topk", 1, MOST_WIDTH),

@@ -8,7 +8,7 @@ from specsim.core.errors import InputError, require, require_choice, require_int
 from specsim.core.kinds import DEFAULT as DEFAULT_DRAFTER
 from specsim.core.kinds import SERVED
 from specsim.core.policies.named import named_policy, policy_value
-from specsim.simulator.arrivals import DAY, Arrivals
+from specsim.simulator.acceptance import Option
 from specsim.simulator.bounds import count, is_number
 from specsim.simulator.calibration.profile import profile
 from specsim.simulator.drafter import drafter
@@ -16,18 +16,14 @@ from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.initial_state import Prefill
 from specsim.simulator.model import model
-from specsim.simulator.option import Option
-from specsim.simulator.published_acceptance import DEFAULT
 from specsim.simulator.quantization import KV_BYTES
-from specsim.simulator.rank_by_depth import rank_by_depth
+from specsim.simulator.rank_by_depth import Shares, checked_shares, rank_by_depth
+from specsim.simulator.record_shares import DEFAULT
 from specsim.simulator.request_file import Replay, replay
 from specsim.simulator.request_formats import CHARACTERS, read_requests
 from specsim.simulator.results import Run
-from specsim.simulator.scenario import Scenario
-from specsim.simulator.shares import Shares, checked_shares
-from specsim.simulator.speedup_range import with_profile
-from specsim.simulator.token_lengths import Length
-from specsim.simulator.workload import Workload, closed_loop, open_loop
+from specsim.simulator.scenario import Scenario, with_profile
+from specsim.simulator.workload import DAY, Arrivals, Length, Workload, closed_loop, open_loop
 
 SCHEDULES = ("sync", "overlap")
 _CHOICES = {

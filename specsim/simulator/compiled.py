@@ -10,9 +10,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from specsim.core.errors import require_choice
-from specsim.simulator import host_reads, places, state, steps, tabled_round
+from specsim.simulator import places, state, steps
 
-MODULES = (places, host_reads, tabled_round, steps)  # each after those whose functions it imports
+MODULES = (places, steps)  # each after those whose functions it imports
 SWITCH = "SPECSIM_COMPILED"  # 0: never compiled, 1: always; unset: where it pays
 LEAST_TOKENS = 50_000  # output tokens that take longer interpreted than a compiled loop takes to load
 

@@ -14,7 +14,7 @@ from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.forward import Forward, padded
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Model
-from specsim.simulator.tabled_round import exposed_seconds
+from specsim.simulator.steps import exposed_seconds
 
 MOST_PARTS = 2**14  # most cached results of a cost model
 _PLAIN = SpecConfig.plain()

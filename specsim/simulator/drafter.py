@@ -10,7 +10,7 @@ from specsim.core.kinds import SERVED, resolve
 from specsim.simulator.bounds import whole
 from specsim.simulator.layers import Layers
 from specsim.simulator.model import Model
-from specsim.simulator.weight_format import HALF
+from specsim.simulator.quantization import HALF
 
 # As vLLM's llama_eagle.py and llama_eagle3.py launch them one by one; graphs are compiled, which fuses them. EAGLE-1:
 # concatenation, fc and sum, less two norms that it lacks, and the fc that the layer's weights include counts as one.

@@ -4,8 +4,14 @@ Defaults were found by fits to published tables (`specsim simulate --table NAME`
 logarithmic scale over the tables that a field's comment names, to two digits. They do not calibrate any single server.
 """
 
-from dataclasses import dataclass, fields
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
+from specsim.core.errors import require_choices
 from specsim.simulator.bounds import number, share
 
 SHARES = ("bandwidth", "compute", "experts", "mxfp4_experts")
@@ -60,3 +66,60 @@ class Efficiency:
         """Fields with other values than the defaults."""
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
+
+
+Graphs = Literal["all", "target", "none"]
+KEPT = Path(__file__).parent / "fitted.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FittedServer:
+    """A server as a fit describes it.
+
+    Fields of Efficiency that it does not name have their defaults.
+    """
+
+    table: str
+    server: str  # of the table
+    found: Mapping[str, float]  # fields of Efficiency that were fitted
+    taken: Mapping[str, float]  # fields that the fit took from elsewhere
+    schedule: Literal["sync", "overlap"] = "overlap"
+    graphs: Graphs = "all"  # forwards in graphs, as in Scenario
+    skew: float | None = None  # of models with experts; None: the table has none
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}, {self.server}"
+
+    @property
+    def efficiency(self) -> Efficiency:
+        return Efficiency(**self.taken, **self.found)
+
+
+@cache
+def fitted_servers() -> tuple[FittedServer, ...]:
+    """Read the kept servers of all tables."""
+    return tuple(FittedServer(**value) for value in json.loads(KEPT.read_bytes()))
+
+
+def to_json(servers: Iterable[FittedServer]) -> list[dict[str, Any]]:
+    """Make a value that json can write, with four digits: a fit on another machine differs in later ones."""
+    return [
+        asdict(each)
+        | {
+            part: {name: float(f"{value:.4g}") for name, value in getattr(each, part).items()}
+            for part in ("found", "taken")
+        }
+        for each in servers
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """Seconds that a request spends outside the engine's steps."""
+
+    intake: float = 0.0  # of one request after the other
+    latency: float = 0.0  # of all requests side by side

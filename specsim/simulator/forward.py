@@ -9,7 +9,7 @@ from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.layers import Layers
 from specsim.simulator.model import Model, expected_experts
-from specsim.simulator.weight_format import HALF, MXFP4, WeightFormat
+from specsim.simulator.quantization import HALF, MXFP4, WeightFormat
 
 LOGIT_BYTES = 12  # written and read in 16 bits, written and read again in 32
 STEP_KERNELS = 3  # embedding, product, choice

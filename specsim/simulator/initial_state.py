@@ -2,18 +2,16 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from specsim.core.config import ServingConfig
+from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.policies.per_request import AnyPolicy
 from specsim.core.policies.policy import Always
 from specsim.simulator import steps
-from specsim.simulator.columns import round_pages
+from specsim.simulator.acceptance import Cost, Distribution, Option, Rounds
 from specsim.simulator.cost import CostModel
-from specsim.simulator.drawn_rounds import DrawnRounds, draw_rounds, is_drawn_before
-from specsim.simulator.option import Cost, Option
 from specsim.simulator.state import (
     Batch,
     Flight,
@@ -27,8 +25,91 @@ from specsim.simulator.state import (
     State,
     table_of,
 )
-from specsim.simulator.uniforms import Stream, keys
+from specsim.simulator.uniforms import Stream, keys, named_uniforms
 from specsim.simulator.workload import Workload
+
+
+def round_columns(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:
+    """Compute the most columns, int64 [B], that requests of these lengths [B] own in their next round."""
+    columns = _reach(lengths, config)
+    page = config.page_size
+    return -(-columns // page) * page if config.release == "finish" else columns
+
+
+def round_pages(lengths: np.ndarray, configs: tuple[SpecConfig, ...]) -> np.ndarray:
+    """Compute the pages of these columns, int64 [B], where the next round may have any of several settings.
+
+    All settings have the same page size.
+    """
+    columns = _reach(lengths, configs[0])
+    for config in configs[1:]:
+        columns = np.maximum(columns, _reach(lengths, config))
+    return -(-columns // configs[0].page_size)
+
+
+def _reach(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:
+    """Compute the same columns before rounding to whole pages."""
+    if config.release == "finish":
+        return np.minimum(lengths, config.length_limit) + 2 * config.need
+    page = config.page_size
+    tail = 0 if config.lanes_share_prefix else lengths % page
+    stride = config.num_steps if config.lanes_share_prefix else -(-(tail + config.num_steps) // page) * page
+    return np.maximum(lengths - tail + config.topk * stride, lengths + config.num_draft_tokens)
+
+
+REQUESTS = 1024  # drawn together
+MOST_STEPS = 255  # drafts that a byte can count
+
+
+class DrawnRounds(NamedTuple):
+    """Accepted drafts by request and round."""
+
+    starts: np.ndarray  # int64 [R + 1], first round of each request
+    accepted: np.ndarray  # uint8, all rounds of the first request, then those of the next
+
+
+def is_drawn_before(option: Option) -> bool:
+    """Check whether a setting's acceptance depends on nothing but the request, the round and their uniforms."""
+    return isinstance(option.acceptance, Distribution) and option.config.num_steps <= MOST_STEPS
+
+
+def draw_rounds(option: Option, keys: np.ndarray, workload: Workload) -> DrawnRounds:
+    """Draw at least one round of every request with this setting, and all up to its end."""
+    blocks = [
+        _draw(option, keys, np.arange(start, min(start + REQUESTS, len(keys))), workload.output_tokens)
+        for start in range(0, len(keys), REQUESTS)
+    ]
+    rounds = np.concatenate([block.starts for block in blocks])
+    return DrawnRounds(
+        np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(rounds)]),
+        np.concatenate([block.accepted for block in blocks]),
+    )
+
+
+def _draw(option: Option, keys: np.ndarray, requests: np.ndarray, output_tokens: np.ndarray) -> DrawnRounds:
+    """Draw the rounds of some requests; starts holds their number by request."""
+    first = requests[0]
+    steps = option.config.num_steps
+    positions = np.zeros(len(requests), dtype=np.int64)
+    wanted = output_tokens[requests] - 1  # beyond the first token
+    going = np.arange(len(requests))  # with one token too, as a round may run before the host has read it
+    drawn = []
+    owners = []
+    index = 0
+    while len(going):
+        ids = first + going
+        places = positions[going]
+        rounds = Rounds(ids, np.full(len(ids), index), places, named_uniforms(keys[ids], places))
+        accepted = np.minimum(option.acceptance.accepted(rounds), steps)
+        drawn.append(accepted.astype(np.uint8))
+        owners.append(going.astype(np.uint16))
+        positions[going] = places + accepted + 1
+        going = going[positions[going] < wanted[going]]
+        index += 1
+    owner = np.concatenate(owners)
+    order = np.argsort(owner, kind="stable")
+    return DrawnRounds(np.bincount(owner, minlength=len(requests)), np.concatenate(drawn)[order])
+
 
 Prefill = Literal["mixed", "beside", "first"]
 PREFILLS = get_args(Prefill)

@@ -13,10 +13,8 @@ from specsim.core.errors import InputError, require
 from specsim.core.files import read_json
 from specsim.core.limits import MOST_LAYERS, MOST_WIDTH
 from specsim.simulator.bounds import flag, model_size, number, positive, whole
-from specsim.simulator.families import family_of
-from specsim.simulator.layers import Layers, layers_of
-from specsim.simulator.quantization import quantization_of
-from specsim.simulator.weight_format import HALF, WeightFormat
+from specsim.simulator.layers import Layers, family_of, layers_of
+from specsim.simulator.quantization import HALF, WeightFormat, quantization_of
 
 SKEW = 1.0  # with it vllm_41162's two models of experts are off by 2 and 4 %, without skew by 7 %
 # The second folder has the weight formats in which models are published, so its files count where both have a name.

@@ -5,20 +5,64 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from specsim.core.config import SpecConfig
+from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
-from specsim.simulator.candidates import candidates, limits_reached
+from specsim.core.policies.by_batch_size import OffSwitch
+from specsim.core.policies.goodput import Goodput
+from specsim.core.policies.moving_average import MovingAverage
+from specsim.core.policies.policy import Always, Policy
+from specsim.core.policies.throughput import Throughput
+from specsim.simulator.acceptance import Cost, Option
+from specsim.simulator.candidates import candidates, limits_reached, sglang_flags, vllm_flags
 from specsim.simulator.cell import Cell
-from specsim.simulator.flags import sglang_flags, vllm_flags
-from specsim.simulator.option import Option
-from specsim.simulator.policy import compare
 from specsim.simulator.replicates import EQUAL, REPLICATES, Metrics, Replicated, cheapness, run_replicates
 from specsim.simulator.results import Run
-from specsim.simulator.scenario import Scenario
-from specsim.simulator.schedule import Range, schedule
+from specsim.simulator.scenario import USUAL_REQUESTS, Scenario, range_of, speedup_range
+from specsim.simulator.schedule import Range, SteadyBatch, schedule
+from specsim.simulator.server import Prefill, simulate
 from specsim.simulator.slo import GOODPUT, Slo
-from specsim.simulator.speedup_range import USUAL_REQUESTS, range_of, speedup_range
-from specsim.simulator.steady import SteadyBatch
+from specsim.simulator.workload import Workload
+
+
+def policies(cost: Cost, options: Sequence[Option], limit: int) -> dict[str, Policy]:
+    """Make policies by name: every option by itself, and one of each kind that chooses among all.
+
+    limit: of the off-switch, between plain decoding and the longest chain.
+    """
+    configs = [option.config for option in options]
+    lengths = [config.num_steps for config in configs]
+    require(0 in lengths, "options", f"{len(options)} chains", "chains and plain decoding (Option.plain)")
+    if any(config.topk != 1 for config in configs):
+        raise InputError("options", "a tree", "chains: the acceptance of one tree does not give that of another")
+    static: dict[str, Policy] = {_name(steps): Always(option) for option, steps in enumerate(lengths)}
+    return static | {
+        f"off above {limit}": OffSwitch(limit, lengths.index(max(lengths)), lengths.index(0)),
+        "moving average": MovingAverage(configs),
+        "throughput": Throughput(configs),
+        "goodput": Goodput(cost, configs),
+    }
+
+
+def compare_policies(
+    cost: Cost,
+    options: Sequence[Option],
+    workload: Workload,
+    serving: ServingConfig | None = None,
+    *,
+    limit: int = 32,
+    prefill: Prefill = "mixed",
+    seed: int = 0,
+) -> dict[str, Run]:
+    """Run every policy on the same trace."""
+    return {
+        name: simulate(cost, options, workload, serving, prefill=prefill, policy=policy, seed=seed)
+        for name, policy in policies(cost, options, limit).items()
+    }
+
+
+def _name(steps: int) -> str:
+    return f"{steps} draft{'s' if steps > 1 else ''}" if steps else "no drafts"
+
 
 THROUGHPUT = "Output Throughput (tok/s)"
 OBJECTIVES = {"throughput": THROUGHPUT, "latency": "Mean E2E Latency (ms)", "goodput": GOODPUT}
@@ -196,7 +240,7 @@ def _rank(row: Candidate) -> tuple[float, ...]:
     return (0, *cheapness(row.config)) if row.is_equal else (1, row.regret)
 
 
-def policies(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
+def policy_metrics(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
     """Compute the metrics of every policy over plain decoding and all chains, on equal traces.
 
     limit: batch size of the off-switch.
@@ -206,7 +250,7 @@ def policies(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
     options = [cell.option(config) for config in candidates(cell) if config.topk == 1]
     longest = options[-1]
     scenario = cell.serving(longest)
-    runs = compare(
+    runs = compare_policies(
         scenario.cost(longest),
         options,
         scenario.arriving,

@@ -1,5 +1,6 @@
-"""Formats of weights and KV under a config's quantization_config, by quant_method.
+"""Formats of weights and KV: bytes of each and arithmetic of its products, by a config's quantization_config.
 
+Hardware without a rate for a format's dtype reads the weights as they are and widens them to the activations' dtype.
 One layer in the middle stands for all: checkpoints often leave the first or the last ones in 16 bits.
 """
 
@@ -10,8 +11,36 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from specsim.core.errors import InputError, require, require_choice
-from specsim.simulator.bounds import flag, model_size, whole
-from specsim.simulator.weight_format import FLOAT8, HALF, MXFP4, NVFP4, WeightFormat, grouped
+from specsim.simulator.bounds import flag, model_size, positive, whole
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """Format in which the weights of products are stored."""
+
+    name: str
+    bytes: float  # per weight, scales included
+    dtype: str | None = None  # of the products, where the hardware has a rate for it; None: the activations'
+
+    def __post_init__(self) -> None:
+        positive("bytes", self.bytes)
+
+
+HALF = WeightFormat("16 bits", 2.0)
+FLOAT8 = WeightFormat("fp8", 1.0, "float8")  # activations are rounded to 8 bits too; their scales are not counted
+MXFP4 = WeightFormat("mxfp4", 17 / 32)  # 4 bits, and 8 bits of scale for 32 weights; kernels widen it to 16 bits
+
+
+def grouped(name: str, bits: int, size: int | None, group_bits: int, dtype: str | None = None) -> WeightFormat:
+    """Make a format of `bits` per weight, and of `group_bits` for each group of `size`; None: for a whole row.
+
+    The numbers of a whole row are not counted.
+    """
+    return WeightFormat(name, (bits + (group_bits / size if size else 0)) / 8, dtype)
+
+
+NVFP4 = grouped("nvfp4", 4, 16, 8, "float4")  # activations are rounded to 4 bits too
+
 
 METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "modelopt_fp4", "mxfp4")
 KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0}  # per number

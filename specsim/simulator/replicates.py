@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specsim.core.config import SpecConfig
+from specsim.simulator.acceptance import Option
 from specsim.simulator.cell import Cell
-from specsim.simulator.option import Option
 from specsim.simulator.results import Run
 
 REPLICATES = 8

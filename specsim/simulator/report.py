@@ -1,12 +1,103 @@
-"""Benchmark reports: what clients write or print, or published tables with metric and value columns."""
+"""Benchmark reports: files that clients write, text that they print, also within a log, or published tables."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from specsim.core.errors import require
+from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
+from specsim.core.limits import parse_number, read_integer, read_number
 from specsim.core.table import read_table
-from specsim.simulator.measurement import METRICS, Report, read_results
-from specsim.simulator.printed_report import is_printed, read_printed
+from specsim.simulator.measurement import LATENCIES, METRICS, SPECULATION, STATISTICS, THROUGHPUTS, Report, read_results
+
+_HEADER = " Serving Benchmark Result "
+_GAP = re.compile(r":[ \t]")  # between the name and the figure of a line
+_POSITION = re.compile(r"position \d+")
+HALF_UNIT = 0.005  # figures are printed with two decimals
+_FIGURES = {
+    "output token throughput (tok/s)": THROUGHPUTS[0],
+    "request throughput (req/s)": THROUGHPUTS[1],
+    "total token throughput (tok/s)": THROUGHPUTS[2],
+    "acceptance length": SPECULATION[0],
+    "accept length": SPECULATION[0],
+    "acceptance rate (%)": SPECULATION[1],
+    **{f"{how} {what} (ms)".lower(): f"{how} {what} (ms)" for what in LATENCIES for how in STATISTICS},
+    **{f"{how} E2EL (ms)".lower(): f"{how} E2E Latency (ms)" for how in STATISTICS},
+}
+_LIMITS = ("maximum request concurrency", "max request concurrency")
+_RATES = ("request rate configured (rps)", "traffic request rate")
+
+
+def is_printed(text: str) -> bool:
+    """Whether a text holds a printed report."""
+    return any(map(_is_header, text.split("\n")))
+
+
+def read_printed(text: str, place: str) -> list[Report]:
+    """Read the reports in a text, in order; InputError for a report without figures, or with another value as one."""
+    return [_report(printed, place, run) for run, printed in enumerate(_blocks(text), start=1)]
+
+
+def _blocks(text: str) -> Iterator[dict[str, str]]:
+    """Yield figures by name of every report, whose lines stand between its header and a line of =."""
+    block: dict[str, str] | None = None
+    for line in map(str.strip, text.split("\n")):
+        if _is_header(line) or (line and not line.strip("=")):
+            if block is not None:
+                yield block
+            block = {} if _is_header(line) else None
+        elif block is not None and (gap := _GAP.search(line, 1)):
+            block[line[: gap.start()].lower()] = line[gap.end() :].lstrip()
+    if block is not None:
+        yield block
+
+
+def _is_header(line: str) -> bool:
+    line = line.strip()
+    return line[:1] == line[-1:] == "=" and line.strip("=") == _HEADER
+
+
+def _report(printed: dict[str, str], place: str, run: int) -> Report:
+    figures = {ours: _number(printed, theirs, place) for theirs, ours in _FIGURES.items() if theirs in printed}
+    if not figures:
+        raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (run {run} has no figures)")
+    positions = [name for name in printed if _POSITION.fullmatch(name)]
+    return Report(
+        f"{'sglang' if 'backend' in printed else 'vllm'}, run {run}",
+        {name: value for name, value in figures.items() if value is not None},
+        concurrency=_count(printed, place, *_LIMITS),
+        duration=_number(printed, "benchmark duration (s)", place),
+        completed=_count(printed, place, "successful requests"),
+        input_tokens=_count(printed, place, "total input tokens"),
+        output_tokens=_count(printed, place, "total generated tokens"),
+        rates_by_position=tuple((_number(printed, name, place) or 0.0) / 100 for name in positions),
+        rate=next((rate for name in _RATES if (rate := _number(printed, name, place)) is not None), None),
+        num_rounds=_count(printed, place, "drafts"),
+        num_drafts=_count(printed, place, "draft tokens"),
+        num_accepted_drafts=_count(printed, place, "accepted tokens"),
+        mean_in_flight=_number(printed, "concurrency", place),
+        rounding=HALF_UNIT,
+    )
+
+
+def _count(printed: dict[str, str], place: str, *names: str) -> int | None:
+    """Read the count of the first of these lines that exists."""
+    for name in names:
+        if (text := _text(printed, name)) is not None:
+            return read_integer(parse_number(text), name, place)
+    return None
+
+
+def _number(printed: dict[str, str], name: str, place: str) -> float | None:
+    """Read the number of a line; None without the line, or where it names no limit."""
+    text = _text(printed, name)
+    return None if text is None else read_number(parse_number(text), name, place)
+
+
+def _text(printed: dict[str, str], name: str) -> str | None:
+    """Look up the text of a line; None without the line, or where it names no limit."""
+    text = printed.get(name)
+    return None if text is None or text.lower() in ("not set", "none", "inf", "trace") else text
 
 
 def read_reports(path: Path) -> list[Report]:

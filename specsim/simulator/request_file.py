@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from specsim.core.errors import InputError, require
-from specsim.simulator.arrivals import Arrivals
 from specsim.simulator.bounds import count, positive
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
-from specsim.simulator.workload import Workload
+from specsim.simulator.workload import Arrivals, Workload
 
 ACTIVE = 64  # conversations under way at once, where a file gives no times; at least twice the clients
 _WINDOW = 3  # index of the uniform that places a window; lengths and times have 0 to 2

@@ -1,6 +1,7 @@
-"""A server under a load, simulated with and without speculation."""
+"""A server under a load, simulated with and without speculation, and the 90 % band of its speed-up."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -8,24 +9,24 @@ import numpy as np
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require, require_choices
 from specsim.core.policies.named import NamedPolicy
+from specsim.simulator.acceptance import Option
+from specsim.simulator.calibration.posterior import SIDE, Posterior, gradient, half_width
+from specsim.simulator.calibration.profile import Profile, default_name, profile
 from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.drafter import Drafter
-from specsim.simulator.efficiency import Efficiency
-from specsim.simulator.fitted import Graphs
-from specsim.simulator.front_end import FrontEnd
+from specsim.simulator.efficiency import Efficiency, FittedServer, FrontEnd, Graphs
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.initial_state import Prefill
-from specsim.simulator.model import Model
-from specsim.simulator.option import Option
+from specsim.simulator.model import SKEW, Model
 from specsim.simulator.results import Run
-from specsim.simulator.timeline import check, simulate
+from specsim.simulator.server import check, simulate
 from specsim.simulator.workload import Workload
 
 if TYPE_CHECKING:
     from specsim.simulator.calibration.profile import Profile
 
 MOST_SLOTS = 2**31 - 1
-MOST_REQUESTS = 512
+LARGEST_BATCH = 512
 
 
 def switched(option: Option, policy: NamedPolicy) -> list[Option]:
@@ -126,7 +127,7 @@ class Scenario:
         plain, drafts = (self.phases(option, requests).total for option in (self.plain, self.option))
         return self.option.accept_length * plain / drafts
 
-    def crossover(self, most: int = MOST_REQUESTS) -> int | None:
+    def crossover(self, most: int = LARGEST_BATCH) -> int | None:
         """Find the smallest batch, up to `most`, at which drafts cost more than they gain; None without one."""
         return next((size for size in range(1, most + 1) if self.speedup(size) < 1), None)
 
@@ -134,3 +135,162 @@ class Scenario:
         """Compute the seconds of a round of `requests` requests in the middle of their mean output, by part."""
         context = int(self.workload.prompt_tokens.mean() + self.workload.output_tokens.mean() / 2)
         return self.cost(option).phases(np.full(requests, context), option.config)
+
+
+MOST_REQUESTS = 1000  # requests of a workload that are served again for a band
+USUAL_REQUESTS = 16  # at which the parameters that matter most are found, where requests arrive at a rate
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedupRange:
+    """A simulated speed-up with the ends of its 90 % band."""
+
+    value: float
+    lowest: float
+    highest: float
+    calibration: str  # origin of the value's parameters
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.span}), {self.calibration}"
+
+    @property
+    def span(self) -> str:
+        return f"{self.lowest:.2f} to {self.highest:.2f}"
+
+
+def speedup_range(scenario: Scenario, requests: int) -> SpeedupRange:
+    """Compute the speed-up of decoding with this number of running requests, and its band."""
+    return range_of(lambda server: server.speedup(requests), scenario)
+
+
+def range_of(speedup: Callable[[Scenario], float], scenario: Scenario) -> SpeedupRange:
+    """Compute any speed-up of a scenario, and its band."""
+    posterior = used_profile(scenario).posterior.with_priors()
+    moved = _mover(scenario)
+    half = float(half_width(lambda place: np.log(speedup(moved(place))), posterior)[0])
+    return _band(speedup(scenario), half, calibration(scenario))
+
+
+def ratio_ranges(scenario: Scenario, plain: Run, drafts: Run) -> dict[str, SpeedupRange]:
+    """Ratio of two runs of the workload in each metric that both have, drafts over plain decoding.
+
+    For the band the first MOST_REQUESTS requests are served again at both ends of the direction in which the
+    parameters' uncertainty moves the speed-up most.
+    """
+    values = _ratios(plain.metrics(), drafts.metrics())
+    shorter = replace(scenario, workload=_first(scenario.workload, MOST_REQUESTS))
+    posterior = used_profile(scenario).posterior.with_priors()
+    moved = _mover(shorter)
+    here = values if len(scenario.workload) <= MOST_REQUESTS else _served_ratios(shorter)
+    ends = [_served_ratios(moved(posterior.logs + side)) for side in _extremes(shorter, posterior)]
+    found = {}
+    for name, value in values.items():
+        known = [each[name] for each in ends if each.get(name)]
+        far = max((abs(float(np.log(each / here[name]))) for each in known if here.get(name)), default=0.0)
+        half = float(np.hypot(far, SIDE * posterior.discrepancy))
+        found[name] = _band(value, half, calibration(scenario))
+    return found
+
+
+def used_profile(scenario: Scenario) -> Profile:
+    """Give the scenario's profile, or the default one of its model, whose uncertainty it shares."""
+    return scenario.profile or profile(default_name(scenario.model)).on(scenario.hardware.name)
+
+
+def with_profile(scenario: Scenario, found: Profile) -> Scenario:
+    """Replace a scenario's parameters and front end by a profile's, except those that the user gave."""
+    found = found.on(scenario.hardware.name)
+    moved = with_parameters(scenario, found.server)
+    plain_schedule = moved.plain_schedule or found.structure.plain_schedule
+    work = scenario.workload
+    front = None if work.intake or work.latency else found.front
+    return replace(moved, profile=found, plain_schedule=plain_schedule, front=front)
+
+
+def with_parameters(scenario: Scenario, server: FittedServer) -> Scenario:
+    """Replace a scenario's parameters by a fitted server's, except those that the user gave.
+
+    If the table's server waits for its host, or launches kernels one by one, the result does too: the parameters
+    include these times.
+    """
+    model = scenario.model
+    own = scenario.efficiency.given | {name: getattr(scenario.efficiency, name) for name in scenario.kept}
+    if server.skew is not None and model.skew == SKEW:
+        model = replace(model, skew=server.skew)
+    plain = scenario.plain_schedule
+    return replace(
+        scenario,
+        model=model,
+        efficiency=replace(server.efficiency, **own),
+        schedule="sync" if "sync" in (scenario.schedule, server.schedule) else "overlap",
+        plain_schedule=plain and ("sync" if "sync" in (plain, server.schedule) else "overlap"),
+        graphs=min(scenario.graphs, server.graphs, key=("none", "target", "all").index),
+    )
+
+
+def calibration(scenario: Scenario) -> str:
+    """Name the origin of a scenario's parameters, to be printed with its speed-ups."""
+    given = _given(scenario)
+    values = ", ".join(f"{name} {value:g}" for name, value in given.items())
+    if scenario.profile is not None:
+        also = f" and {values} as given" if given else ""
+        return f"simulated with profile {scenario.profile.name}{also}"
+    return f"simulated with {values} as given, uncalibrated otherwise" if given else "uncalibrated, simulated"
+
+
+def _given(scenario: Scenario) -> dict[str, float]:
+    """Select the parameters that are not the profile's, or without a profile not the defaults."""
+    if scenario.profile is None:
+        return scenario.efficiency.given
+    own = scenario.profile.server.efficiency
+    values = {field.name: getattr(scenario.efficiency, field.name) for field in fields(Efficiency)}
+    return {name: value for name, value in values.items() if value != getattr(own, name)}
+
+
+def _mover(scenario: Scenario) -> Callable[[np.ndarray], Scenario]:
+    """Make a function that gives the scenario other values of the profile's parameters: logarithms [P]."""
+    found = used_profile(scenario)
+    posterior = found.posterior.with_priors()
+    own = scenario if scenario.profile is not None else with_profile(scenario, found)
+    given = _given(own)
+
+    def moved(place: np.ndarray) -> Scenario:
+        there = replace(found, posterior=replace(posterior, logs=place))
+        server = there.server
+        skew = own.model.skew if server.skew is None else server.skew
+        model = replace(own.model, skew=skew)
+        front = own.front and there.front
+        return replace(own, model=model, efficiency=replace(server.efficiency, **given), front=front)
+
+    return moved
+
+
+def _extremes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.ndarray]:
+    """Find the parameters' likeliest distances at both ends of the band of the speed-up, as logarithms."""
+    requests = min(scenario.workload.concurrency or USUAL_REQUESTS, scenario.max_running)
+    moved = _mover(scenario)
+    logs = posterior.logs
+    slopes = gradient(lambda place: np.log(moved(place).speedup(requests)), logs, high=logs)[0]
+    variance = float(slopes @ posterior.covariance @ slopes)
+    direction = SIDE * posterior.covariance @ slopes / np.sqrt(variance) if variance > 0 else np.zeros(len(slopes))
+    return direction, -direction
+
+
+def _band(value: float, half: float, words: str) -> SpeedupRange:
+    return SpeedupRange(value, float(value * np.exp(-half)), float(value * np.exp(half)), words)
+
+
+def _served_ratios(scenario: Scenario) -> dict[str, float]:
+    plain, drafts = (scenario.run(option).metrics() for option in (scenario.plain, scenario.option))
+    return _ratios(plain, drafts)
+
+
+def _ratios(plain: Mapping[str, float], drafts: Mapping[str, float]) -> dict[str, float]:
+    """Compute ratios where both are numbers, and the first is above 0."""
+    return {name: drafts[name] / value for name, value in plain.items() if value > 0 and drafts[name] >= 0}
+
+
+def _first(workload: Workload, count: int) -> Workload:
+    cut: Callable = lambda values: None if values is None else values[:count]  # noqa: E731
+    names = ("prompt_tokens", "output_tokens", "arrivals_s", "cached_tokens")
+    return replace(workload, **{name: cut(getattr(workload, name)) for name in names})

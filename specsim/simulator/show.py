@@ -11,9 +11,9 @@ from specsim.core.display import heading, paragraph, print_table, setting, short
 from specsim.simulator.calibration.posterior import CONFIDENCE
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 from specsim.simulator.results import Run
-from specsim.simulator.scenario import Scenario
-from specsim.simulator.speedup_range import (
+from specsim.simulator.scenario import (
     MOST_REQUESTS,
+    Scenario,
     SpeedupRange,
     calibration,
     ratio_ranges,

@@ -1,12 +1,18 @@
-"""Service-level objectives: bounds on the latencies of every request, and the requests that stay within all of them."""
+"""Service-level objectives: bounds on the latencies of requests, and the highest arrival rate within them."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
+from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require
+from specsim.simulator.acceptance import Option
 from specsim.simulator.bounds import positive
+from specsim.simulator.bounds import share as check_share
+from specsim.simulator.cell import Cell
+from specsim.simulator.replicates import seeds
 from specsim.simulator.results import Run
 
 GOODPUT = "Request Goodput (req/s)"  # as vLLM's benchmark names it
@@ -71,3 +77,82 @@ class Slo:
             GOODPUT: float(good.sum()) / run.duration,
             ATTAINMENT: 100 * float(good.mean()),
         }
+
+
+PRECISION = 1.01  # ratio of the least known rate above the bounds to the highest within them
+MOST = 2.0**20  # requests/s, for all requests at once
+LEAST = 2.0**-10
+
+
+@dataclass(frozen=True, slots=True)
+class RateGoal:
+    """Objectives, and the share of requests that has to stay within them."""
+
+    slo: Slo
+    share: float = 0.99  # of the requests of all replicates together
+    replicates: int = 1  # runs of every rate, each with other requests; the same for all rates and settings
+
+    def __post_init__(self) -> None:
+        check_share("attainment", self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class HighestRate:
+    """Highest rate of a setting."""
+
+    config: SpecConfig
+    rate: float  # requests/s; infinity if all requests may come at once
+
+
+def highest_rate(cell: Cell, option: Option, goal: RateGoal, start: float = 1.0) -> float:
+    """Find by bisection the highest rate of a setting within the objectives, to PRECISION.
+
+    Every rate has the same requests, uniforms and, up to the scale, the same times. A run starts with an empty server.
+    start: first rate that is tried. A slightly higher rate can be within the objectives where a lower one is not; then
+    the result, which is within them, lies below one of several such rates, and start decides below which. Infinity if
+    all requests may come at once; 0 if even LEAST is too much.
+    """
+    if is_within(cell, option, goal, MOST):
+        return math.inf
+    if not is_within(cell, option, goal, LEAST):
+        return 0.0
+    low = high = start
+    while low > LEAST and not is_within(cell, option, goal, low):
+        low, high = max(low / 2, LEAST), low
+    while high == low or is_within(cell, option, goal, high):
+        low, high = high, 2 * high
+    while high / low > PRECISION:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if is_within(cell, option, goal, middle) else (low, middle)
+    return low
+
+
+def is_within(cell: Cell, option: Option, goal: RateGoal, rate: float) -> bool:
+    """Whether the share of requests stays within the objectives at a rate; stops as soon as too many do not."""
+    late = 0
+    for seed in seeds(cell.seed, goal.replicates):
+        scenario = cell.with_values(seed=seed, rate=rate).serving(option)
+        size = len(scenario.workload)
+        allowed = int((1 - goal.share) * size * goal.replicates + 1e-9)
+        late += size - int(goal.slo.within(scenario.run(option)).sum())
+        if late > allowed:
+            return False
+    return True
+
+
+def best_rate(
+    cell: Cell, options: Sequence[Option], goal: RateGoal, done: Callable[[], object] = lambda: None
+) -> HighestRate | None:
+    """Find the setting of the highest rate; None if no setting is within the objectives at any rate.
+
+    A setting is bisected only if it is within them at a rate above the best so far, by PRECISION. done: called for each
+    option.
+    """
+    best: HighestRate | None = None
+    for option in options:
+        start = 1.0 if best is None else min(best.rate * PRECISION, MOST)
+        if best is None or (best.rate < math.inf and is_within(cell, option, goal, start)):
+            rate = highest_rate(cell, option, goal, start)
+            best = HighestRate(option.config, rate) if rate else best
+        done()
+    return best

@@ -1,18 +1,93 @@
-"""Workloads: arrival times of requests, with the tokens of each prompt and output."""
+"""Workloads: arrival times of requests, and the tokens of prompts and outputs, drawn from uniforms or read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from specsim.core.errors import InputError, require
-from specsim.core.files import parse_json, read_text
-from specsim.simulator.arrivals import Arrivals
+from specsim.core.files import parse_json
 from specsim.simulator.bounds import LARGEST_COUNT, count, is_number, number, positive
-from specsim.simulator.token_lengths import Length, draw
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
+
+Length = int | tuple[int, int] | str  # one for all; bounds of a uniform integer; lognormal:MEAN:CV
+LOGNORMAL = "lognormal"
+
+
+def draw(name: str, length: Length, uniforms: np.ndarray) -> np.ndarray:
+    """Draw a length in tokens for each uniform in [0, 1), int64 [R].
+
+    lognormal:MEAN:CV has this mean and this standard deviation over the mean before it is rounded, and at least 1.
+    """
+    if isinstance(length, str):
+        from scipy.special import ndtri  # slow to load
+
+        mean, variation = lognormal(name, length)
+        sigma = np.sqrt(np.log1p(variation**2))
+        uniforms = np.maximum(uniforms, 2.0**-54)  # the quantile of 0 is minus infinity
+        drawn = mean * np.exp(sigma * ndtri(uniforms) - sigma**2 / 2)
+        return np.clip(np.rint(drawn), 1, LARGEST_COUNT).astype(np.int64)
+    least, most = length if isinstance(length, tuple) and len(length) == 2 else (length, length)
+    least = count(name, least)
+    return least + np.floor(uniforms * (count(name, most, least) - least + 1)).astype(np.int64)
+
+
+def lognormal(name: str, text: str) -> tuple[float, float]:
+    """Read mean and coefficient of variation of lognormal:MEAN:CV."""
+    kind, *numbers = text.split(":")
+    try:
+        mean, variation = map(float, numbers if kind == LOGNORMAL else ())
+        return positive(name, mean), positive(name, variation)
+    except ValueError as error:
+        allowed = "lognormal:MEAN:CV, the mean in tokens and the standard deviation over it: lognormal:512:0.8"
+        raise InputError(name, text, allowed) from error
+
+
+DAY = 86400.0  # seconds
+_HALVINGS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Shape of an arrival process, whatever its mean rate; the default is Poisson."""
+
+    burstiness: float = 1.0  # shape of the gamma distribution of gaps, as in vLLM's benchmark: below 1 is bursty
+    swing: float = 0.0  # amplitude of the rate over a period, relative to its mean, 0 to 1
+    period: float = DAY  # seconds
+
+    def __post_init__(self) -> None:
+        for name in ("burstiness", "period"):
+            positive(name, getattr(self, name))
+        number("swing", self.swing, 0, 1)
+
+    def at_unit_rate(self, uniforms: np.ndarray) -> np.ndarray:
+        """Compute times f64 [R] at a mean rate of one a second, without the swing, from uniforms in [0, 1)."""
+
+        from scipy.special import gammaincinv  # slow to load
+
+        if self.burstiness == 1:
+            return np.cumsum(-np.log1p(-uniforms))
+        return np.cumsum(gammaincinv(self.burstiness, uniforms) / self.burstiness)
+
+    def swung(self, seconds: np.ndarray) -> np.ndarray:
+        """Move times of a constant rate so that it is 1 + swing · sin(2π t / period) times as large.
+
+        Time t has the expected number of arrivals of t + swing · period / 2π · (1 - cos(2π t / period)) seconds, which
+        bisection inverts.
+        """
+        if not self.swing:
+            return seconds
+        turn = 2 * np.pi / self.period
+        low = np.maximum(seconds - 2 * self.swing / turn, 0.0)
+        high = seconds.copy()
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            is_late = middle + self.swing / turn * (1 - np.cos(turn * middle)) >= seconds
+            high = np.where(is_late, middle, high)
+            low = np.where(is_late, low, middle)
+        return high
+
 
 LATEST = 1e9  # seconds, 32 years: beyond it a double cannot represent single microseconds
 
@@ -107,22 +182,8 @@ def open_loop(
     return Workload(*lengths, arrivals_s=arrivals.swung(times / rate))
 
 
-def bursts(
-    num_requests: int, size: int, every_s: float, prompt_tokens: Length, output_tokens: Length, seed: int = 0
-) -> Workload:
-    """Make `size` requests at once, and again after every `every_s` seconds."""
-    lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
-    waves = np.arange(num_requests) // count("size", size)
-    return Workload(*lengths, arrivals_s=waves * positive("every_s", every_s))
-
-
-def read_workload(path: Path | str) -> Workload:
-    """Read a file of JSON lines: per request the fields arrival_s, prompt_tokens and output_tokens."""
-    return parse_workload(read_text(Path(path), "workload", "a UTF-8 file that can be read"), str(path))
-
-
 def parse_workload(text: str, path: str) -> Workload:
-    """Read the lines of such a file."""
+    """Read lines of JSON: per request the fields arrival_s, prompt_tokens and output_tokens."""
     rows = []
     for at, line in enumerate(text.split("\n"), start=1):
         if line.strip():

@@ -21,7 +21,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
-from specsim.simulator.calibration.design import most_informative
+from specsim.simulator.calibration.posterior import most_informative
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
 

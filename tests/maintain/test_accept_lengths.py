@@ -4,8 +4,7 @@ import pytest
 
 from specsim.core.display import stdout_console
 from specsim.maintain.accept_lengths import show
-from specsim.simulator.continuation import RULES
-from specsim.simulator.continuation_errors import coverage, margin, misses, published_series
+from specsim.simulator.continuation import RULES, coverage, margin, misses, published_series
 
 
 def test_errors_are_printed_by_rule_and_series(capsys):

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from specsim.maintain.tables import MARK, ROOT, ledger
-from specsim.simulator.fitted import fitted_servers
+from specsim.simulator.efficiency import fitted_servers
 from specsim.simulator.reproduce import TABLES, reproduction, vllm_41162
 from specsim.simulator.reproduce.served import Bench, read
 

@@ -29,10 +29,8 @@ from specsim.serving.requests import make_request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import EVENTS, SLOTS, Chunk, Finish, Preemption, Result, StepRecord, Trace
 from specsim.simulator import Efficiency, drafter, hardware, model
-from specsim.simulator.acceptance import PerPosition
-from specsim.simulator.option import Option
-from specsim.simulator.scenario import Scenario
-from specsim.simulator.speedup_range import speedup_range
+from specsim.simulator.acceptance import Option, PerPosition
+from specsim.simulator.scenario import Scenario, speedup_range
 from specsim.simulator.workload import closed_loop
 
 PROMPT = (5, 17, 3, 40, 8, 9, 30)

@@ -13,12 +13,11 @@ from specsim.core import metrics
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.plots.pareto import each, everyone, front
-from specsim.simulator.acceptance import PerPosition, accept_length, iid
+from specsim.simulator.acceptance import Option, PerPosition, accept_length, iid
 from specsim.simulator.cell import Cell
-from specsim.simulator.option import Option
+from specsim.simulator.server import simulate
 from specsim.simulator.sweep import Results, cells, sweep
-from specsim.simulator.timeline import simulate
-from specsim.simulator.workload import bursts
+from specsim.simulator.workload import closed_loop
 
 
 class Seconds:
@@ -107,7 +106,7 @@ def test_equal_throughput_and_more_per_request_wins():
 def run_of(count):
     """Requests that arrive together, for two places."""
     option, serving = Option(SpecConfig(1, 1, 2), iid(1.0, 1)), ServingConfig("sync", 2, 1000)
-    return simulate(Seconds(), option, bursts(count, count, 1, 5, 5), serving, prefill="beside")
+    return simulate(Seconds(), option, closed_loop(count, count, 5, 5), serving, prefill="beside")
 
 
 def test_a_batch_of_more_than_200_requests_is_drawn_in_parts():

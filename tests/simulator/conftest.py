@@ -8,9 +8,8 @@ from specsim import SpecConfig
 from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.simulator import CostModel, drafter, hardware, model
-from specsim.simulator.calibration.observation import Acceptance, Observation
-from specsim.simulator.calibration.parameters import Parameters
-from specsim.simulator.front_end import FrontEnd
+from specsim.simulator.calibration.observation import Acceptance, Observation, Parameters
+from specsim.simulator.efficiency import FrontEnd
 from specsim.simulator.measurement import LATENCIES, Report
 
 

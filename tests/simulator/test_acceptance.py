@@ -11,6 +11,7 @@ from specsim.core.errors import InputError
 from specsim.simulator.acceptance import (
     Callback,
     Mixture,
+    Option,
     PerPosition,
     Recorded,
     Rounds,
@@ -20,7 +21,6 @@ from specsim.simulator.acceptance import (
     steady,
     walk,
 )
-from specsim.simulator.option import Option
 from specsim.simulator.rank_by_depth import best_tree, rank_by_depth
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
 

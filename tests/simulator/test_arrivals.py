@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.simulator.arrivals import Arrivals
-from specsim.simulator.token_lengths import draw
-from specsim.simulator.workload import open_loop, poisson
+from specsim.simulator.workload import Arrivals, draw, open_loop, poisson
 
 SIZE = 20_000
 

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.simulator.calibration.benchmark_file import read
-from specsim.simulator.calibration.context import Context
+from specsim.simulator.calibration.benchmark_file import Context, read
 
 NOTHING = Context()
 LOADS = Context(num_steps=3, batch=8, prompt_tokens=512, output_tokens=128)

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from specsim.simulator.best_settings import CHOSEN, GIVEN, rank_by_load
 from specsim.simulator.cell import Cell
 from specsim.simulator.measurement import METRICS
-from specsim.simulator.sweep import FIELDS
+from specsim.simulator.sweep import CHOSEN, FIELDS, GIVEN, rank_by_load
 
 THROUGHPUT, LATENCY = "Output Throughput (tok/s)", "Mean E2E Latency (ms)"
 

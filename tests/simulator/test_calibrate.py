@@ -6,9 +6,9 @@ import pytest
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
-from specsim.simulator.calibrate import Free, Observed, Timed, calibrate, fit
-from specsim.simulator.inverse import least_bandwidth, recover
-from specsim.simulator.reproduce.published import rows
+from specsim.simulator.model import expected_experts
+from specsim.simulator.reproduce.reproduction import Free, Observed, Timed, calibrate, fit, rows
+from specsim.simulator.reproduce.vllm_20780 import recover
 from specsim.simulator.theory import expected_tokens, operations, speedup
 
 LLAMA = model("llama-3-8b")
@@ -106,6 +106,19 @@ def test_two_points_leave_no_interval():
             recover(drafts, lengths, times)
 
 
+def least_bandwidth(model, rows, seconds) -> float:
+    """Bytes/s that a GPU reads, if a forward's growth between two numbers of rows were all reading of experts.
+
+    Routing is uniform; routing that favours some experts touches fewer of them and needs less.
+    """
+    nbytes = 0.0
+    for group in model.layers:
+        if group.experts:
+            fewer, more = (expected_experts(group.experts, group.experts_per_token, size) for size in rows)
+            nbytes += group.count * (more - fewer) * group.expert_weights * model.expert_format.bytes
+    return nbytes / (seconds[1] - seconds[0])
+
+
 def test_experts_that_more_rows_use_reveal_the_bandwidth():
     """A cost bound by reading grows only by these experts, without KV and logits."""
     moe = model("glm-4.7-flash")
@@ -121,13 +134,6 @@ def test_the_gpu_of_vllm_41162_reads_faster_than_an_h200():
     for temperature in ("0.0", "1.0"):
         gaps = (table["GLM 4.7 Flash", temperature, size, "after", "Median ITL (ms)"] / 1e3 for size in ("1", "16"))
         assert least_bandwidth(model("glm-4.7-flash"), (4, 64), tuple(gaps)) > 1.5 * hardware("H200").bandwidth
-
-
-def test_a_bandwidth_without_growing_reads_is_refused():
-    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("model", "llama-3-8b")):
-        least_bandwidth(LLAMA, (4, 64), (1.0, 2.0))
-    with pytest.raises(InputError, check=lambda error: error.name == "seconds"):
-        least_bandwidth(model("gpt-oss-20b"), (4, 64), (2.0, 1.0))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])

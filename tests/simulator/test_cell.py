@@ -15,7 +15,7 @@ from specsim.cli.sweep import sweep
 from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
-from specsim.simulator.shares import chain_shares
+from specsim.simulator.rank_by_depth import chain_shares
 
 
 @pytest.mark.parametrize("command", [plan, sweep])

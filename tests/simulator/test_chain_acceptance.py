@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specsim.simulator.calibration.chain_acceptance import ChainAcceptance, chain_acceptance
 from specsim.simulator.calibration.posterior import fit
-from specsim.simulator.calibration.profile import profile
+from specsim.simulator.calibration.profile import ChainAcceptance, chain_acceptance, profile
 
 LOAD = ["--requests", "12", "--concurrency", "4", "--prompt-tokens", "20-40", "--output-tokens", "30"]
 

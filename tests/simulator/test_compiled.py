@@ -16,17 +16,15 @@ from specsim import SpecConfig
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.core.policies.policy import Always
-from specsim.simulator import CostModel, compiled, drafter, hardware, model, places, steps, tabled_round
-from specsim.simulator.acceptance import Callback, Mixture, Recorded, iid, steady
-from specsim.simulator.columns import round_pages
+from specsim.simulator import CostModel, compiled, drafter, hardware, model, places, steps
+from specsim.simulator.acceptance import Callback, Mixture, Option, Recorded, iid, steady
 from specsim.simulator.efficiency import Efficiency
-from specsim.simulator.initial_state import PREFILLS, Simulation, initial_state
-from specsim.simulator.option import Option
-from specsim.simulator.policy import policies
+from specsim.simulator.initial_state import PREFILLS, Simulation, initial_state, round_pages
+from specsim.simulator.plan import policies
 from specsim.simulator.results import Run
 from specsim.simulator.server import Server
 from specsim.simulator.state import with_objects
-from specsim.simulator.workload import Workload, bursts, closed_loop, poisson
+from specsim.simulator.workload import Workload, closed_loop, poisson
 
 HOST = Efficiency(host=3e-4, host_request=2e-6, host_drafts=1e-4, filters=1e-5)
 FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -126,7 +124,7 @@ def workloads(draw) -> Workload:
                 lambda: poisson(count, 40.0, *lengths, seed),
                 lambda: poisson(count, 2000.0, *lengths, seed),
                 lambda: closed_loop(count, 7, *lengths, seed),
-                lambda: bursts(count, 5, 0.05, *lengths, seed),
+                lambda: replace(closed_loop(count, 7, *lengths, seed), arrivals_s=np.arange(count) // 5 * 0.05),
             ]
         )
     )
@@ -251,8 +249,8 @@ def test_without_a_folder_for_machine_code_it_still_compiles(monkeypatch):
 
         return compiled_function
 
-    assert compiled._compile(njit, tabled_round.exposed_seconds)(3.0, 1.0, True) == 2.0
-    assert made == [tabled_round.exposed_seconds]
+    assert compiled._compile(njit, steps.exposed_seconds)(3.0, 1.0, True) == 2.0
+    assert made == [steps.exposed_seconds]
 
 
 def test_a_caller_is_compiled_again_after_its_callee(tmp_path, monkeypatch):

@@ -6,14 +6,19 @@ import numpy as np
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.simulator.continuation import RULES, constant, continued, lengths_in_order, rates_of_lengths, smoothed
-from specsim.simulator.continuation_errors import (
+from specsim.simulator.continuation import (
     CONFIDENCE,
+    RULES,
+    constant,
+    continued,
     coverage,
     length_interval,
+    lengths_in_order,
     margin,
     misses,
     published_series,
+    rates_of_lengths,
+    smoothed,
 )
 
 LENGTHS = (1.8, 2.4, 2.8)

@@ -9,10 +9,8 @@ import pytest
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.simulator import CostModel, drafter, hardware, model
-from specsim.simulator.calibration.design import most_informative
-from specsim.simulator.calibration.observation import Observation
-from specsim.simulator.calibration.parameters import PRIORS
-from specsim.simulator.calibration.posterior import fit, predict
+from specsim.simulator.calibration.observation import PRIORS, Observation
+from specsim.simulator.calibration.posterior import fit, most_informative, predict
 
 LLAMA = model("llama-3-8b")
 COSTS = {"": CostModel(hardware("H100-SXM"), LLAMA, drafter("eagle3", LLAMA, 32000), schedule="sync")}

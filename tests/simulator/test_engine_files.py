@@ -11,12 +11,11 @@ from jsonschema import Draft202012Validator
 
 from specsim import SpecConfig
 from specsim.core.errors import InputError
+from specsim.simulator.acceptance import Option
 from specsim.simulator.candidates import candidates
 from specsim.simulator.cell import Cell
 from specsim.simulator.engine_files import FILES, check, schema, sglang_file, tensorrt_llm_file, text, vllm_file
-from specsim.simulator.option import Option
-from specsim.simulator.schedule import SWITCH, Range, _least_loss, schedule
-from specsim.simulator.steady import SteadyBatch
+from specsim.simulator.schedule import SWITCH, Range, SteadyBatch, _least_loss, schedule
 
 CELL = Cell(max_running=100, hardware="H200")
 CHAINS = [CELL.option(config) for config in candidates(CELL) if config.topk == 1]

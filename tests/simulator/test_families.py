@@ -4,7 +4,7 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.simulator import model
-from specsim.simulator.families import FAMILIES
+from specsim.simulator.layers import FAMILIES
 
 SMALL = {
     "vocab_size": 96,

@@ -7,8 +7,8 @@ import pytest
 
 from specsim import SpecConfig
 from specsim.core.errors import InputError
+from specsim.simulator.candidates import sglang_flags, vllm_flags
 from specsim.simulator.cell import Cell
-from specsim.simulator.flags import sglang_flags, vllm_flags
 
 TREE = SpecConfig(4, 3, 8)
 CHAIN = SpecConfig(1, 3, 4)

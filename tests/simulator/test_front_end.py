@@ -6,13 +6,11 @@ import pytest
 
 from specsim import SpecConfig
 from specsim.simulator import drafter, hardware, model
-from specsim.simulator.acceptance import PerPosition
+from specsim.simulator.acceptance import Option, PerPosition
 from specsim.simulator.calibration.profile import profile
-from specsim.simulator.front_end import FrontEnd
-from specsim.simulator.option import Option
-from specsim.simulator.scenario import Scenario
-from specsim.simulator.speedup_range import ratio_ranges, with_profile
-from specsim.simulator.steady import SteadyBatch
+from specsim.simulator.efficiency import FrontEnd
+from specsim.simulator.scenario import Scenario, ratio_ranges, with_profile
+from specsim.simulator.schedule import SteadyBatch
 from specsim.simulator.workload import closed_loop, poisson
 
 CHAIN = Option(SpecConfig(1, 3, 4), PerPosition((0.68, 0.40, 0.21)))

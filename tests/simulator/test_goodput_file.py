@@ -10,7 +10,7 @@ from specsim.core.errors import InputError
 from specsim.core.policies.named import named_policy
 from specsim.simulator.candidates import candidates
 from specsim.simulator.cell import Cell
-from specsim.simulator.goodput_file import deepest, goodput_file
+from specsim.simulator.engine_files import deepest, goodput_file
 from specsim.simulator.plan import plan
 
 LOAD = ["--requests", "12", "--concurrency", "4", "--prompt-tokens", "20-40", "--output-tokens", "30"]

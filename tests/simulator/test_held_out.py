@@ -8,8 +8,14 @@ import pytest
 from specsim.simulator.calibration.held_out import closed_formula, leave_one_table_out, six_cells
 from specsim.simulator.calibration.profile import profile
 from specsim.simulator.calibration.published import CELLS, tables
-from specsim.simulator.calibration.published_report import COVERAGE, MOST_WIDTH, PublishedReport
-from specsim.simulator.calibration.steps_choice import MEAN_REGRET, MOST_REGRET, regrets
+from specsim.simulator.calibration.published_report import (
+    COVERAGE,
+    MEAN_REGRET,
+    MOST_REGRET,
+    MOST_WIDTH,
+    PublishedReport,
+    regrets,
+)
 
 TABLES = {table.name: table for table in tables()}
 QUICK = ("vllm_41162, Llama3 8B", "vllm_41162, Qwen3 8B", "fast_rounds", "sglang_22246")

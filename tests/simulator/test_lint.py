@@ -6,11 +6,10 @@ import pytest
 from specsim.cli.lint_report import SHOWN, show
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
-from specsim.simulator.lint import IDENTITIES, derived, lint
+from specsim.simulator.lint import IDENTITIES, NOTHING_STATED, Stated, derived, lint
 from specsim.simulator.measurement import METRICS, Report
 from specsim.simulator.report import read_reports
-from specsim.simulator.reproduce.published import TABLES
-from specsim.simulator.verdict import NOTHING_STATED, Stated
+from specsim.simulator.reproduce.reproduction import TABLES
 
 VLLM_41162 = TABLES / "vllm_41162.csv"
 

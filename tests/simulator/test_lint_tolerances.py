@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from specsim.simulator.lint import lint
-from specsim.simulator.measurement import Report
-from specsim.simulator.request_details import RequestDetails
-from specsim.simulator.verdict import NOTHING_STATED, Stated
+from specsim.simulator.lint import NOTHING_STATED, Stated, lint
+from specsim.simulator.measurement import Report, RequestDetails
 
 LENGTH, RATE = "Spec Decode Accept Length", "Spec Decode Accept Rate (%)"
 OUTPUT, REQUESTS, TOTAL = "Output Throughput (tok/s)", "Request Throughput (req/s)", "Total Token Throughput (tok/s)"

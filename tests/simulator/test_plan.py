@@ -10,14 +10,13 @@ from specsim import SpecConfig
 from specsim.cli.plan import SHOWN, show_candidates
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
-from specsim.simulator.acceptance import iid
+from specsim.simulator.acceptance import Option, iid
 from specsim.simulator.candidates import candidates
 from specsim.simulator.cell import Cell
-from specsim.simulator.option import Option
-from specsim.simulator.plan import OBJECTIVES, plan, policies
+from specsim.simulator.plan import OBJECTIVES, plan, policy_metrics
 from specsim.simulator.replicates import Replicated
+from specsim.simulator.schedule import SteadyBatch
 from specsim.simulator.slo import Slo
-from specsim.simulator.steady import SteadyBatch
 
 SHARES = ((0.6, 0.15, 0.05), (0.55, 0.15, 0.05), (0.5, 0.15, 0.05))
 CELL = Cell(requests=24, concurrency=8, prompt_tokens=100, output_tokens=60, shares=SHARES, max_running=128)
@@ -149,7 +148,7 @@ def test_plain_decoding_may_have_a_schedule_of_its_own():
     assert throughputs["mixed"] == {0: throughputs["overlap"][0], 2: throughputs["sync"][2]}
     assert throughputs["sync"][0] < throughputs["overlap"][0]
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("plain_schedule", "overlap")):
-        policies(mixed, 8)
+        policy_metrics(mixed, 8)
 
 
 def test_drafts_pay_in_small_batches_and_not_in_large_ones():

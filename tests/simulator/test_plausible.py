@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from specsim.simulator import hardware
-from specsim.simulator.calibration.context import Context
-from specsim.simulator.calibration.plausible import doubts, is_of_another_gpu
+from specsim.simulator.calibration.benchmark_file import Context
 from specsim.simulator.calibration.posterior import fit, measured, predict
 from specsim.simulator.calibration.published import tables
-from specsim.simulator.calibration.structure import calibrate
+from specsim.simulator.calibration.structure import calibrate, doubts, is_of_another_gpu
 
 
 def doubted(cost, cells, left_out=None):

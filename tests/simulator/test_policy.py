@@ -8,10 +8,9 @@ from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.core.policies.goodput import Goodput
 from specsim.simulator import CostModel, drafter, hardware, model
-from specsim.simulator.acceptance import Callback, PerPosition, Recorded, iid
-from specsim.simulator.option import Option
-from specsim.simulator.policy import compare
-from specsim.simulator.timeline import simulate
+from specsim.simulator.acceptance import Callback, Option, PerPosition, Recorded, iid
+from specsim.simulator.plan import compare_policies
+from specsim.simulator.server import simulate
 from specsim.simulator.workload import closed_loop
 
 LLAMA = model("llama-3-8b")
@@ -61,7 +60,7 @@ def test_choosing_pays_where_acceptance_changes():
     counts = np.concatenate([np.full(240, 5), np.zeros(240, int)])
     options = [chain(steps, Recorded((counts,), 5, by="position")) for steps in (0, 1, 3, 5)]
     serving = ServingConfig("overlap", 4, 10**5)
-    runs = compare(COST, options, closed_loop(4, 4, 50, 480), serving, limit=4)
+    runs = compare_policies(COST, options, closed_loop(4, 4, 50, 480), serving, limit=4)
     static = [runs.pop(name).duration for name in ("no drafts", "1 draft", "3 drafts", "5 drafts")]
     assert list(runs) == ["off above 4", "moving average", "throughput", "goodput"]
     assert runs["goodput"].duration < 0.98 * min(static)
@@ -71,7 +70,7 @@ def test_choosing_pays_where_acceptance_changes():
 def test_goodput_is_near_the_best_setting_at_every_load():
     for concurrency in (1, 64, 400):
         load = closed_loop(2 * concurrency + 4, concurrency, 60, 60)
-        runs = compare(COST, OPTIONS, load, ServingConfig("overlap", 400, 10**6))
+        runs = compare_policies(COST, OPTIONS, load, ServingConfig("overlap", 400, 10**6))
         static = [runs[name].duration for name in ("no drafts", "1 draft", "3 drafts", "5 drafts")]
         assert runs["goodput"].duration < 1.04 * min(static)
 
@@ -79,8 +78,8 @@ def test_goodput_is_near_the_best_setting_at_every_load():
 @pytest.mark.parametrize(
     ("make", "name", "value"),
     [
-        (lambda: compare(COST, TREES, closed_loop(1, 1, 1, 1)), "options", "a tree"),
-        (lambda: compare(COST, [chain(1)], closed_loop(1, 1, 1, 1)), "options", "1 chains"),
+        (lambda: compare_policies(COST, TREES, closed_loop(1, 1, 1, 1)), "options", "a tree"),
+        (lambda: compare_policies(COST, [chain(1)], closed_loop(1, 1, 1, 1)), "options", "1 chains"),
     ],
 )
 def test_impossible_policies_are_refused(make, name, value):

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.simulator.calibration.band import half_widths
-from specsim.simulator.calibration.observation import Acceptance
-from specsim.simulator.calibration.parameters import PRIORS, candidates
-from specsim.simulator.calibration.posterior import DETERMINED, fit, measured, predict
+from specsim.simulator.calibration.observation import PRIORS, Acceptance, candidates
+from specsim.simulator.calibration.posterior import DETERMINED, fit, half_widths, measured, predict
 
 
 def test_known_parameters_are_within_their_intervals(calibrated_cost, grid, known_server):

@@ -8,7 +8,7 @@ import pytest
 from specsim.core.errors import InputError
 from specsim.maintain.profiles import engines, shipped
 from specsim.simulator import model
-from specsim.simulator.calibration.parameters import PRIORS
+from specsim.simulator.calibration.observation import PRIORS
 from specsim.simulator.calibration.profile import DEFAULT, Profile, default_name, names, profile
 from specsim.simulator.calibration.published import tables
 from specsim.simulator.cell import Cell

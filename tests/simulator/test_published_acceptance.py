@@ -7,7 +7,7 @@ from scipy.optimize import brentq
 from specsim import SpecConfig
 from specsim.simulator.cell import Cell
 from specsim.simulator.continuation import continued
-from specsim.simulator.published_acceptance import DEPTH, PublishedAcceptance, published_acceptance
+from specsim.simulator.record_shares import DEPTH, PublishedAcceptance, published_acceptance
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from specsim.core.errors import InputError
 from specsim.simulator import CostModel, Efficiency, hardware, model
 from specsim.simulator.cell import Cell
 from specsim.simulator.model import read_config
-from specsim.simulator.quantization import Quantization, quantization_of
-from specsim.simulator.weight_format import FLOAT8, HALF, MXFP4, NVFP4
+from specsim.simulator.quantization import FLOAT8, HALF, MXFP4, NVFP4, Quantization, quantization_of
 
 DENSE, EXPERTS = read_config("llama-3-8b")[1], read_config("glm-4.7-flash")[1]
 PERFECT = Efficiency(1, 1, 1, mxfp4_experts=1, gap=0, launch=0, host=0, host_request=0, collective=0)

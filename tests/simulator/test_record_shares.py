@@ -7,9 +7,8 @@ from specsim.core.errors import InputError
 from specsim.simulator.acceptance import accept_length
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 from specsim.simulator.continuation import continued
-from specsim.simulator.published_acceptance import ranks
 from specsim.simulator.rank_by_depth import rank_by_depth
-from specsim.simulator.record_shares import predicted_interval, record_shares, setting_acceptance, setting_source
+from specsim.simulator.record_shares import predicted_interval, ranks, record_shares, setting_acceptance, setting_source
 
 RATES = (0.8, 0.6, 0.4)
 

@@ -9,18 +9,17 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.simulator import hardware, model
-from specsim.simulator.calibrate import Calibration
 from specsim.simulator.model import names
 from specsim.simulator.reproduce import (
     TABLES,
     fast_rounds,
     leviathan,
-    published,
     reproduction,
     spec_bench,
     vllm_20780,
     vllm_41162,
 )
+from specsim.simulator.reproduce.reproduction import Calibration, rows
 from specsim.simulator.reproduce.served import REQUESTS, Bench, read
 
 APART = ("fast_rounds", "vllm_41162")  # one needs a measurement that may not be kept, one takes a minute
@@ -62,7 +61,7 @@ def test_leviathan_is_exact_where_it_can_be(made):
 
 
 def test_a_table_with_a_wrong_figure_is_not_reproduced(monkeypatch):
-    true = published.rows
+    true = rows
 
     def wrong(name):
         table = true(name)
@@ -234,7 +233,7 @@ def test_latent_attention_keeps_one_vector_a_token():
 
 
 def test_every_figure_and_every_model_has_its_source():
-    folder = Path(published.__file__).parents[1]
+    folder = Path(fast_rounds.__file__).parents[1]
     with (folder / "hardware.csv").open() as file:
         assert all(row["source"].startswith("https://") for row in csv.DictReader(file))
     for name in names():

@@ -7,9 +7,8 @@ import pytest
 
 from specsim import SpecConfig
 from specsim.simulator import CostModel, drafter, hardware, model
-from specsim.simulator.acceptance import iid
-from specsim.simulator.option import Option
-from specsim.simulator.timeline import simulate
+from specsim.simulator.acceptance import Option, iid
+from specsim.simulator.server import simulate
 from specsim.simulator.workload import Workload
 
 LLAMA = model("llama-3-8b")

@@ -5,11 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specsim.simulator.calibration.another_gpu import HOST, SHARES, moved
-from specsim.simulator.calibration.parameters import PRIORS
-from specsim.simulator.calibration.posterior import fit
-from specsim.simulator.calibration.published import tables
-from specsim.simulator.calibration.shares import with_shares
+from specsim.simulator.calibration.observation import PRIORS
+from specsim.simulator.calibration.posterior import HOST, SHARES, fit, moved
+from specsim.simulator.calibration.published import tables, with_shares
 
 TABLES = {table.name: table for table in tables()}
 

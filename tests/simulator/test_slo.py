@@ -7,8 +7,7 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
-from specsim.simulator.highest_rate import PRECISION, RateGoal, best_rate, highest_rate, is_within
-from specsim.simulator.slo import ATTAINMENT, GOODPUT, Slo
+from specsim.simulator.slo import ATTAINMENT, GOODPUT, PRECISION, RateGoal, Slo, best_rate, highest_rate, is_within
 
 CELL = Cell(requests=60, rate=5.0, prompt_tokens=(200, 600), output_tokens=(20, 60), max_running=64)
 RUN = CELL.run()
@@ -62,7 +61,7 @@ def test_from_any_start_a_rate_above_the_bounds_is_near(start, monkeypatch):
     def noted(cell, option, goal, rate):
         return tried.setdefault(rate, is_within(cell, option, goal, rate))
 
-    monkeypatch.setattr("specsim.simulator.highest_rate.is_within", noted)
+    monkeypatch.setattr("specsim.simulator.slo.is_within", noted)
     rate = highest_rate(CELL, CHAIN, GOAL, start)
     assert tried[rate]
     assert any(not within and rate < other <= rate * PRECISION for other, within in tried.items())

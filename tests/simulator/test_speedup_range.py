@@ -10,24 +10,23 @@ from specsim import SpecConfig
 from specsim.core.errors import InputError
 from specsim.maintain.tables import write_fitted
 from specsim.simulator import CostModel, Efficiency, drafter, hardware, model
-from specsim.simulator.acceptance import PerPosition
-from specsim.simulator.calibration.parameters import PRIORS
+from specsim.simulator.acceptance import Option, PerPosition
+from specsim.simulator.calibration.observation import PRIORS
 from specsim.simulator.calibration.profile import profile
-from specsim.simulator.fitted import KEPT, fitted_servers
+from specsim.simulator.efficiency import KEPT, fitted_servers
 from specsim.simulator.model import SKEW
-from specsim.simulator.option import Option
 from specsim.simulator.reproduce import reproduction
-from specsim.simulator.reproduce.published import rows
-from specsim.simulator.scenario import Scenario
-from specsim.simulator.show import compare
-from specsim.simulator.speedup_range import (
+from specsim.simulator.reproduce.reproduction import rows
+from specsim.simulator.scenario import (
     MOST_REQUESTS,
+    Scenario,
     calibration,
     ratio_ranges,
     speedup_range,
     with_parameters,
     with_profile,
 )
+from specsim.simulator.show import compare
 from specsim.simulator.workload import closed_loop, poisson
 
 CHAIN = Option(SpecConfig(1, 3, 4), PerPosition((0.68, 0.40, 0.21)))

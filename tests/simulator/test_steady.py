@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 from specsim import SpecConfig
-from specsim.simulator.acceptance import PerPosition, iid
+from specsim.simulator.acceptance import Option, PerPosition, iid, mean_rounds
 from specsim.simulator.cell import Cell
-from specsim.simulator.mean_rounds import mean_rounds
-from specsim.simulator.option import Option
-from specsim.simulator.steady import SteadyBatch
+from specsim.simulator.schedule import SteadyBatch
 
 CONFIGS = {"plain": SpecConfig.plain(), "chain": SpecConfig(1, 3, 4), "tree": SpecConfig(4, 5, 16)}
 

@@ -11,12 +11,11 @@ from specsim import SpecConfig
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.simulator import CostModel, drafter, hardware, model
-from specsim.simulator.acceptance import Mixture, PerPosition, iid, steady
-from specsim.simulator.columns import round_columns
-from specsim.simulator.option import Option
-from specsim.simulator.quantiles import Quantiles
-from specsim.simulator.timeline import simulate
-from specsim.simulator.workload import Workload, bursts, closed_loop, poisson
+from specsim.simulator.acceptance import Mixture, Option, PerPosition, iid, steady
+from specsim.simulator.initial_state import round_columns
+from specsim.simulator.results import Quantiles
+from specsim.simulator.server import simulate
+from specsim.simulator.workload import Workload, closed_loop, poisson
 
 LLAMA = model("llama-3-8b")
 COST = CostModel(hardware("H100-SXM"), LLAMA, drafter("eagle3", LLAMA, 32000), schedule="sync")
@@ -49,6 +48,11 @@ def test_columns_are_the_servers(config):
 
     lengths = np.arange(1, 70)
     assert round_columns(lengths, config).tolist() == [columns_of_one(int(length), config) for length in lengths]
+
+
+def arriving(seconds, prompt: int, output: int) -> Workload:
+    """Requests of equal lengths that arrive at these seconds."""
+    return Workload(np.full(len(seconds), prompt), np.full(len(seconds), output), np.array(seconds, dtype=float))
 
 
 def everything(prefill: str, schedule: str, seed: int = 0):
@@ -159,7 +163,7 @@ def test_overlap_wastes_one_round_of_every_request():
 
 def test_prefill_modes_delay_first_tokens_as_described():
     cost, option = Linear(token=0.01), Option(CHAIN, steady(1, 3))
-    load = bursts(2, 1, 2.5, 100, 10)
+    load = arriving([0, 2.5], 100, 10)
     waits = {}
     for prefill in ("mixed", "beside", "first"):
         run = simulate(cost, option, load, ServingConfig("sync", 8, 10**4), prefill=prefill, log=True)
@@ -210,9 +214,9 @@ def test_a_client_sends_no_more_than_it_may():
 
 def test_a_front_end_takes_requests_in_one_by_one():
     cost = Linear(base=0.125)
-    run = simulate(cost, OPTION, replace(bursts(5, 5, 1, 10, 1), intake=0.5), prefill="beside")
+    run = simulate(cost, OPTION, replace(arriving([0] * 5, 10, 1), intake=0.5), prefill="beside")
     assert run.ttft.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5]
-    run = simulate(cost, OPTION, replace(bursts(3, 3, 1, 10, 1), intake=0.5, latency=0.25), prefill="beside")
+    run = simulate(cost, OPTION, replace(arriving([0] * 3, 10, 1), intake=0.5, latency=0.25), prefill="beside")
     assert run.ttft.tolist() == [0.75, 1.25, 1.75]
 
 

@@ -13,9 +13,8 @@ from specsim.correctness.differential.pairs import make_pair
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.scheduler import Scheduler
-from specsim.simulator.acceptance import Recorded
-from specsim.simulator.option import Option
-from specsim.simulator.timeline import simulate
+from specsim.simulator.acceptance import Option, Recorded
+from specsim.simulator.server import simulate
 from specsim.simulator.workload import Workload
 
 TREE = SpecConfig(2, 3, 6, page_size=4, max_len=64)

@@ -8,7 +8,7 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.simulator.measurement import METRICS, read_results
-from specsim.simulator.workload import Workload, bursts, closed_loop, poisson, read_workload
+from specsim.simulator.workload import Workload, closed_loop, parse_workload, poisson
 
 LATENCY = {f"{how}_{what}_ms": 1.5 for how in ("mean", "median", "p99") for what in ("ttft", "tpot", "itl")}
 COUNTS = {"duration": 2.0, "completed": 4, "total_input_tokens": 40, "total_output_tokens": 512}
@@ -38,15 +38,11 @@ def test_poisson_arrivals_come_at_their_rate():
     assert gaps.std() == pytest.approx(0.25, abs=0.02)
 
 
-def test_bursts_come_together():
-    assert bursts(5, 2, 1.5, 10, 10).arrivals_s.tolist() == [0, 0, 1.5, 1.5, 3]
-
-
 def test_a_file_is_sorted_by_arrival(tmp_path):
     path = tmp_path / "load.jsonl"
     rows = [{"arrival_s": at, "prompt_tokens": 5, "output_tokens": size} for at, size in ((2.5, 1), (0, 2), (2.5, 3))]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    load = read_workload(path)
+    load = parse_workload(path.read_text(), str(path))
     assert load.arrivals_s.tolist() == [0, 2.5, 2.5]
     assert load.output_tokens.tolist() == [2, 1, 3]
 
@@ -67,7 +63,7 @@ def test_a_bad_file_of_requests_is_refused(tmp_path, line, field):
     path = tmp_path / "load.jsonl"
     path.write_text(line)
     with pytest.raises(InputError, check=lambda error: error.name == "workload" and field in error.allowed):
-        read_workload(path)
+        parse_workload(path.read_text(), str(path))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +77,6 @@ def test_a_bad_file_of_requests_is_refused(tmp_path, line, field):
         (lambda: poisson(4, 0, 1, 1), "rate", 0),
         (lambda: poisson(4, float("inf"), 1, 1), "rate", float("inf")),
         (lambda: poisson(4, 10**400, 1, 1), "rate", 10**400),
-        (lambda: bursts(4, 2, -1.0, 1, 1), "every_s", -1),
         (lambda: Workload(np.array([1]), np.array([1])), "concurrency", None),
         (lambda: Workload(np.array([1, 1]), np.array([1, 1]), np.array([1.0, 0.5])), "arrivals_s", [1, 0.5]),
         (lambda: Workload(np.array([1]), np.array([1]), np.array([-1.0])), "arrivals_s", [-1]),

@@ -3,8 +3,7 @@
 import csv
 from pathlib import Path
 
-from specsim.simulator.continuation import continued, rates_of_lengths
-from specsim.simulator.continuation_errors import published_series
+from specsim.simulator.continuation import continued, published_series, rates_of_lengths
 from specsim.simulator.theory import speedup
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,8 +11,8 @@ from specsim.acceptance.recording import record
 from specsim.core.config import SpecConfig
 from specsim.models.load import load
 from specsim.simulator.acceptance import accept_length
+from specsim.simulator.rank_by_depth import acceptance_of, best_static_tree
 from specsim.simulator.replay import Candidates
-from specsim.simulator.static_tree import acceptance_of, best_static_tree
 
 PROMPTS = Path(__file__).resolve().parents[2] / "models" / "shipped" / "tiny" / "prompts.jsonl"
 NUM_PROMPTS = 8

@@ -8,13 +8,12 @@ import numpy as np
 from specsim.core.config import SpecConfig
 from specsim.core.policies.goodput import Goodput
 from specsim.core.policies.policy import Always
-from specsim.simulator.acceptance import iid
+from specsim.simulator.acceptance import Option, iid
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import Drafter, drafter
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import Model, model
-from specsim.simulator.option import Option
-from specsim.simulator.timeline import simulate
+from specsim.simulator.server import simulate
 from specsim.simulator.workload import closed_loop
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from specsim.simulator.acceptance import accept_length, iid_of_length
-from specsim.simulator.published_acceptance import DEFAULT, ranks
-from specsim.simulator.rank_by_depth import Tree
-from specsim.simulator.static_tree import acceptance_of, best_static_tree
+from specsim.simulator.rank_by_depth import Tree, acceptance_of, best_static_tree
+from specsim.simulator.record_shares import DEFAULT, ranks
 
 FAR = 60  # levels that stand for infinitely many
 # An acceptance vector in Sequoia's sense: the default shares of plans at depth 1, five ranks.

@@ -3,10 +3,10 @@
 from specsim.maintain.schemas.dataclass_fields import described
 from specsim.maintain.schemas.document import Schema, array, choice, flag, nullable, number, record, table, text, whole
 from specsim.simulator.calibration.benchmark_file import Source
-from specsim.simulator.calibration.chain_acceptance import ChainAcceptance
 from specsim.simulator.calibration.posterior import CONFIDENCE
+from specsim.simulator.calibration.profile import ChainAcceptance
+from specsim.simulator.calibration.published_report import Regret
 from specsim.simulator.calibration.server_fit import FittedCell
-from specsim.simulator.calibration.steps_choice import Regret
 
 _SCHEDULE = choice("The host's part: sync or overlap.", "sync", "overlap")
 _GRAPHS = choice("Forwards in CUDA graphs.", "all", "target", "none")

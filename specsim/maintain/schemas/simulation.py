@@ -15,17 +15,15 @@ from specsim.maintain.schemas.document import (
     whole,
 )
 from specsim.maintain.schemas.settings import config
-from specsim.simulator.calibrate import Fitted
 from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
-from specsim.simulator.highest_rate import HighestRate
 from specsim.simulator.lint import Finding
 from specsim.simulator.measurement import METRICS
 from specsim.simulator.plan import BatchChoice, Candidate
-from specsim.simulator.reproduce.reproduction import Figure, Target
+from specsim.simulator.reproduce.reproduction import Figure, Fitted, Target
 from specsim.simulator.schedule import Range
 from specsim.simulator.show import Took
-from specsim.simulator.slo import ATTAINMENT, GOODPUT
+from specsim.simulator.slo import ATTAINMENT, GOODPUT, HighestRate
 
 _METRIC_TEXTS = {
     "Throughput": "Tokens or requests per second, over the whole run.",

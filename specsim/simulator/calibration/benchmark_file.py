@@ -4,13 +4,15 @@ Formats are those of vllm 0.11 (`vllm bench serve`, `bench throughput`, `bench l
 (bench_serving, bench_one_batch_server).
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from specsim.core.errors import InputError, require
+from specsim.core.config import SpecConfig
+from specsim.core.errors import InputError, require, require_int
 from specsim.core.files import parse_json_lines, read_text
 from specsim.core.limits import (
     MOST_RUNNING,
@@ -21,10 +23,151 @@ from specsim.core.limits import (
     read_number,
     read_positive,
 )
-from specsim.simulator.calibration.benchmark_csv import named, read_csv
-from specsim.simulator.calibration.context import Context
+from specsim.core.table import Row, read_table
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.measurement import Report, read_results
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Settings and loads of runs, for files that lack them; None: not given."""
+
+    num_steps: int | None = None
+    topk: int = 1
+    num_draft_tokens: int | None = None
+    batch: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def config(self, place: str) -> SpecConfig:
+        """Make the setting of speculation; InputError names the file that needs it."""
+        if self.num_steps is None:
+            raise InputError("num_steps", "not given", f"a number, since {place} does not contain it; 0 without drafts")
+        require_int("num_steps", self.num_steps, 0)
+        if not self.num_steps:
+            return SpecConfig.plain()
+        nodes = self.num_steps + 1 if self.num_draft_tokens is None else self.num_draft_tokens
+        return SpecConfig(self.topk, self.num_steps, nodes)
+
+    def number(self, name: str, place: str) -> int:
+        """Give one of the loads; InputError names the file that needs it."""
+        value = getattr(self, name)
+        if value is None:
+            raise InputError(name, "not given", f"a number, since {place} does not contain it")
+        return value
+
+    def with_setting(self, num_steps: int | None, topk: int | None = None, nodes: int | None = None) -> "Context":
+        """Replace the setting by one that a file contains."""
+        if num_steps is None:
+            return self
+        return replace(self, num_steps=num_steps, topk=topk or 1, num_draft_tokens=nodes)
+
+
+LOADS = ("batch", "concurrency")
+SPEEDS = ("tokens_per_s", "tpot_ms")
+COLUMNS = {
+    "batch": "requests of an engine's batch; speeds are of decoding alone",
+    "concurrency": "clients, each with one request at a time; speeds include prompts",
+    "num_steps": "draft steps, 0 or plain for decoding without drafts",
+    "topk": "drafts kept at each step, 1 unless given",
+    "num_draft_tokens": "nodes that the target verifies, num_steps + 1 unless given",
+    "accept_length": "mean tokens of a round, bonus included",
+    "tokens_per_s": "output tokens a second of all requests",
+    "tpot_ms": "milliseconds per output token of a request",
+    "ttft_ms": "milliseconds to the first token, with concurrency",
+    "prompt_tokens": "mean tokens of a prompt",
+    "output_tokens": "mean tokens of an output",
+}
+_ALIASES = {
+    "batch_size": "batch",
+    "bs": "batch",
+    "clients": "concurrency",
+    "steps": "num_steps",
+    "setting": "num_steps",
+    "num_draft": "num_draft_tokens",
+    "acc_length": "accept_length",
+    "throughput": "tokens_per_s",
+    "output_throughput": "tokens_per_s",
+    "tok/s": "tokens_per_s",
+    "tpot": "tpot_ms",
+}
+_INTEGERS = {  # columns of integers with their least and most
+    "batch": (1, MOST_RUNNING),
+    "concurrency": (1, MOST_RUNNING),
+    "num_steps": (0, MOST_STEPS),
+    "topk": (1, MOST_WIDTH),
+    "num_draft_tokens": (1, MOST_WIDTH),
+    "prompt_tokens": (1, MOST_TOKENS),
+    "output_tokens": (1, MOST_TOKENS),
+}
+_GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")  # thousands with commas between them
+
+
+def read_csv(text: str, place: str, context: Context) -> list[Observation]:
+    """Read the rows of a table; InputError names `place` and the row."""
+    table = read_table(text, "file", place, lambda name: _ALIASES.get(name.strip().lower(), name.strip().lower()))
+    allowed = f"a CSV file with columns of {', '.join(COLUMNS)}"
+    for names, missing in ((LOADS, "batch or concurrency is"), (SPEEDS, "tokens_per_s and tpot_ms are")):
+        require(any(name in table.columns for name in names), "file", place, f"{allowed} ({missing} missing)")
+    found = [_row(row, context) for row in table.rows]
+    require(found, "file", place, "at least one row of figures")
+    return found
+
+
+def _row(row: Row, context: Context) -> Observation:
+    place = row.place
+    used = {name: text for name, text in row.fields.items() if name in COLUMNS and text.strip()}
+    row = Row(place, {name: _decimal(name, text) for name, text in used.items()})
+    integers = {name: row.integer(name, *limits) for name, limits in _INTEGERS.items() if name in row.fields}
+    number = {name: row.number(name) for name in row.fields if name not in _INTEGERS}
+    steps = integers.get("num_steps")
+    setting = context.with_setting(steps, integers.get("topk"), integers.get("num_draft_tokens")).config(place)
+    is_batch = "batch" in integers
+    size = integers.get("batch", integers.get("concurrency"))
+    if size is None:
+        raise InputError("batch", "empty", f"a number, or a number of concurrency (in {place})")
+    length = 1.0 if setting.is_plain else number.get("accept_length")
+    return Observation(
+        f"{named(setting)}, {'batch' if is_batch else 'clients'} {size}",
+        setting,
+        size,
+        length,
+        integers.get("prompt_tokens") or context.number("prompt_tokens", place),
+        integers.get("output_tokens") or context.number("output_tokens", place),
+        _figures(number, size, is_batch, place),
+    )
+
+
+def _figures(number: Mapping[str, float], size: int, is_batch: bool, place: str) -> dict[str, float]:
+    speed = number.get("tokens_per_s")
+    tpot = number.get("tpot_ms")
+    if speed is None and tpot is None:
+        raise InputError("tokens_per_s", "empty", f"a number, or a number of tpot_ms (in {place})")
+    if is_batch:
+        return {"decode_tokens_per_s": speed if speed is not None else size * 1e3 / (tpot or 1.0)}
+    found = {"tokens_per_s": speed, "tpot_s": tpot and tpot * 1e-3, "ttft_s": number.get("ttft_ms", 0) * 1e-3}
+    return {name: value for name, value in found.items() if value}
+
+
+def named(setting: SpecConfig) -> str:
+    """Name a setting in a few words."""
+    if setting.is_plain:
+        return "plain"
+    tree = f", topk {setting.topk}, {setting.num_draft_tokens} nodes" if setting.topk > 1 else ""
+    return f"{setting.num_steps} steps{tree}"
+
+
+def _decimal(name: str, text: str) -> str:
+    """Write a field as a number: 0 steps without drafts, no thousands' commas, no sign of a factor.
+
+    A comma counts as one of thousands where figures are that large; in milliseconds it may be a decimal comma.
+    """
+    text = text.strip().rstrip("x×")
+    if name == "num_steps" and text.lower() in ("plain", "none", "off"):
+        return "0"
+    is_large = name == "tokens_per_s" or name in _INTEGERS
+    return text.replace(",", "") if is_large and _GROUPED.fullmatch(text) else text
+
 
 _ALLOWED = "a result of vLLM's or SGLang's benchmarks in JSON, or a table in CSV"
 _ARGUMENTS = {  # of SGLang's server, and the most of each

@@ -5,17 +5,26 @@ NOISES plus the squares of the distances from the priors over their spreads. A p
 determine stays at its prior instead of taking any value.
 """
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from specsim.core.errors import require
-from specsim.simulator.calibration.observation import Observation
-from specsim.simulator.calibration.parameters import PRIORS, Costs, Parameters, Prior, candidates, plain_name
+from specsim.simulator.calibration.observation import (
+    PRIORS,
+    Costs,
+    Observation,
+    Parameters,
+    Prior,
+    candidates,
+    plain_name,
+)
 from specsim.simulator.cost import CostModel
 
 NOISE = 0.03  # relative error of a figure: between two runs of a cell of vllm_41162 it is 1 % on average
@@ -191,3 +200,67 @@ def _discrepancy(jacobian: np.ndarray, residuals: np.ndarray, covariance: np.nda
 
 def _moved(names: Sequence[str], start: Mapping[str, float]) -> np.ndarray:
     return np.array([start.get(name, 0.0) for name in names])
+
+
+KEPT = 0.5  # of a parameter's distance from its prior
+SHARES = ("bandwidth", "compute", "overlap")  # of the GPU's peaks
+HOST = ("launch", "host", "host_request", "host_drafts", "draft_step")  # seconds of the machine's CPU
+MOVED = (*SHARES, *HOST)
+
+
+def moved(posterior: Posterior) -> Posterior:
+    """Move parameters: shares of peaks and times of the host are half the engine's, and half the machine's.
+
+    So each of them keeps half of its distance from its prior, and half of the prior's variance is added.
+    """
+    priors = np.log([PRIORS[name].value for name in posterior.names])
+    spreads = np.array([PRIORS[name].spread for name in posterior.names])
+    kept = np.where([name in MOVED for name in posterior.names], KEPT, 1.0)
+    logs = priors + kept * (posterior.logs - priors)
+    covariance = posterior.covariance * np.outer(kept, kept) + np.diag((1 - kept) * spreads**2)
+    return replace(posterior, logs=logs, covariance=covariance)
+
+
+def half_widths(costs: Costs, observations: Sequence[Observation], posterior: Posterior) -> np.ndarray:
+    """Compute the half-width of the band of every figure, on a logarithmic scale."""
+    return half_width(partial(predict_logs, costs, observations, posterior.names, made={}), posterior)
+
+
+def half_width(logs: Callable[[np.ndarray], np.ndarray], posterior: Posterior) -> np.ndarray:
+    """Compute half-widths of logarithms that are a function of the parameters' logarithms (linear theory)."""
+    slopes = gradient(logs, posterior.logs, high=posterior.logs)
+    variance = np.einsum("fi,ij,fj->f", slopes, posterior.covariance, slopes)
+    return SIDE * np.sqrt(variance + posterior.discrepancy**2)
+
+
+_MOST_CHOICES = 100_000
+
+
+def most_informative(
+    costs: Costs, observations: Sequence[Observation], count: int, names: Sequence[str]
+) -> tuple[Observation, ...]:
+    """Choose `count` observations to which parameters of these names should be fitted, without reading their figures.
+
+    A choice is as good as the largest uncertainty that it leaves of any figure of any observation: a G-optimal design
+    (Kiefer & Wolfowitz 1960), by linear theory about the priors. Figures with a noise of their own, such as TTFT, are
+    left out of the comparison. All choices are tried, 100,000 at most, or InputError.
+    """
+    require(1 <= count <= len(observations), "count", count, f"1 to {len(observations)}, the number of observations")
+    choices = math.comb(len(observations), count)
+    require(choices <= _MOST_CHOICES, "count", count, f"at most {_MOST_CHOICES:,} choices; these are {choices:,}")
+
+    values, most = (np.log([getattr(PRIORS[name], bound) for name in names]) for bound in ("value", "most"))
+    by_figure = gradient(partial(predict_logs, costs, observations, names, made={}), values, most)
+    ends = np.cumsum([len(each.figures) for each in observations])
+    noise = noises(observations)
+    scaled = np.split(by_figure / noise[:, None], ends[:-1])
+    information = np.stack([own.T @ own for own in scaled])  # [O, P, P]
+    before = np.diag([PRIORS[name].spread ** -2 for name in names])
+    compared = by_figure[noise == NOISE]
+
+    def largest_variance(chosen: tuple[int, ...]) -> float:
+        covariance = np.linalg.inv(before + information[list(chosen)].sum(0))
+        return float(np.einsum("fp,pq,fq->f", compared, covariance, compared).max())
+
+    best = min(combinations(range(len(observations)), count), key=largest_variance)
+    return tuple(observations[place] for place in best)

@@ -1,4 +1,4 @@
-"""Tables of the package as measured cells, and the six cells of each that a calibration may see."""
+"""Tables of the package as measured cells, the six cells that a calibration may see, and fits of several tables."""
 
 import json
 from collections import Counter
@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.simulator.calibration.observation import Observation
-from specsim.simulator.calibration.structure import STRUCTURES, Structure
+from specsim.simulator.calibration.observation import PRIORS, Observation, Prior
+from specsim.simulator.calibration.posterior import SHARES, Posterior
+from specsim.simulator.calibration.structure import STRUCTURES, Calibrated, Structure, calibrate
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import Drafter, drafter
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
 from specsim.simulator.reproduce import fast_rounds, served, spec_bench, vllm_20780
-from specsim.simulator.reproduce.published import rows
+from specsim.simulator.reproduce.reproduction import rows
 
 CELLS = 6  # that a calibration sees
 
@@ -201,3 +202,32 @@ def tables() -> list[Measured]:
     for each in found:
         total[each.name.partition(",")[0]] += len(each.cells)
     return [replace(each, others=total[each.name.partition(",")[0]] - len(each.cells)) for each in found]
+
+
+def together_with_shares(found: Sequence[Measured], every: Sequence[Measured]) -> Calibrated:
+    """Fit an engine's tables together, with shares of peaks from those of `every` that it names."""
+    return together(found, shared_priors(tables_of_shares(found, every)))
+
+
+def tables_of_shares(found: Sequence[Measured], every: Sequence[Measured]) -> tuple[Measured, ...]:
+    """Find the tables of `every` from which an engine's tables take shares of peaks."""
+    return tuple(each for each in every if each.engine == found[0].shares_of)
+
+
+def shared_priors(given: Sequence[Measured]) -> Mapping[str, Prior]:
+    """Fit tables together, and take their shares of peaks as priors; PRIORS without tables."""
+    return with_shares(together(given, PRIORS).posterior) if given else PRIORS
+
+
+def with_shares(posterior: Posterior) -> dict[str, Prior]:
+    """Take shares as another fit has found them, with their uncertainty there, as priors."""
+    values, deviations = posterior.values, posterior.deviations
+    own = {name: replace(PRIORS[name], value=values[name], spread=deviations[name]) for name in SHARES}
+    return {**PRIORS, **own}
+
+
+def together(tables: Sequence[Measured], priors: Mapping[str, Prior]) -> Calibrated:
+    """Fit tables together, all with the structures of the first."""
+    costs = {source: cost for each in tables for source, cost in each.costs.items()}
+    cells = [cell for each in tables for cell in each.cells]
+    return calibrate(costs, cells, tables[0].structures, priors)

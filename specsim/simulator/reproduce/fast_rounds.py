@@ -9,14 +9,12 @@ import numpy as np
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require_choice
-from specsim.simulator.calibrate import Timed, calibrate
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
-from specsim.simulator.efficiency import Efficiency
-from specsim.simulator.fitted import FittedServer
+from specsim.simulator.efficiency import Efficiency, FittedServer
 from specsim.simulator.hardware import Hardware, hardware, names
 from specsim.simulator.model import model
-from specsim.simulator.reproduce.reproduction import Reproduction, Target, figures_of
+from specsim.simulator.reproduce.reproduction import Reproduction, Target, Timed, calibrate, figures_of
 
 KEPT = Path("fast") / "measurements" / "bench-scale.json"
 FREE = ("bandwidth", "compute", "overlap", "gap")

@@ -1,7 +1,6 @@
 """The tables of Leviathan et al., arXiv 2211.17192: closed forms, nothing is fitted."""
 
-from specsim.simulator.reproduce.published import rows
-from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target
+from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target, rows
 from specsim.simulator.theory import operations, speedup
 
 SOURCE = "https://arxiv.org/abs/2211.17192"

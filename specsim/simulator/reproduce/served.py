@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.simulator.acceptance import Acceptance, Callback, Rounds, iid_of_length
+from specsim.simulator.acceptance import Acceptance, Callback, Option, Rounds, iid_of_length
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
-from specsim.simulator.option import Option
-from specsim.simulator.reproduce.published import rows
-from specsim.simulator.timeline import simulate
+from specsim.simulator.reproduce.reproduction import rows
+from specsim.simulator.server import simulate
 from specsim.simulator.uniforms import Stream, keys, named_uniforms
 from specsim.simulator.workload import Workload
 

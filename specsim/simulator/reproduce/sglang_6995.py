@@ -7,14 +7,12 @@ from typing import Literal
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.simulator.calibrate import Fitted
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
-from specsim.simulator.reproduce.published import rows
-from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target
+from specsim.simulator.reproduce.reproduction import Figure, Fitted, Reproduction, Target, rows
 
 SOURCE = "https://github.com/sgl-project/sglang/pull/6995"
 TOKENS = 870  # of prompts and of outputs: uniform from 0.7 · 1024 to 1024

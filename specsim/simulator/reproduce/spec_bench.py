@@ -9,15 +9,22 @@ import numpy as np
 from scipy.optimize import brentq
 
 from specsim.core.config import SpecConfig
-from specsim.simulator.calibrate import Calibration, Free, Observed, fit
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import Drafter, drafter
-from specsim.simulator.efficiency import Efficiency
-from specsim.simulator.fitted import FittedServer
+from specsim.simulator.efficiency import Efficiency, FittedServer
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
-from specsim.simulator.reproduce.published import rows
-from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target, figures_of
+from specsim.simulator.reproduce.reproduction import (
+    Calibration,
+    Figure,
+    Free,
+    Observed,
+    Reproduction,
+    Target,
+    figures_of,
+    fit,
+    rows,
+)
 from specsim.simulator.theory import expected_tokens
 
 SOURCE = "https://github.com/hemingkx/Spec-Bench"

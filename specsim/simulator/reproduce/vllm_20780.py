@@ -1,21 +1,81 @@
 """vllm#20780: time per token of EAGLE-1 and EAGLE-3 on Llama-3.1-8B, one request, 2 to 7 drafts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.stats import t as student
 
 from specsim.core.config import SpecConfig
-from specsim.simulator.calibrate import Free, Observed, fit
+from specsim.core.errors import InputError, require
+from specsim.simulator.bounds import positive
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
-from specsim.simulator.efficiency import Efficiency
-from specsim.simulator.fitted import FittedServer
+from specsim.simulator.efficiency import Efficiency, FittedServer
 from specsim.simulator.hardware import hardware
-from specsim.simulator.inverse import Interval, recover
 from specsim.simulator.model import model
-from specsim.simulator.reproduce.published import rows
-from specsim.simulator.reproduce.reproduction import Reproduction, at_most, figures_of
+from specsim.simulator.reproduce.reproduction import (
+    CONFIDENCE,
+    Free,
+    Observed,
+    Reproduction,
+    at_most,
+    figures_of,
+    fit,
+    rows,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float  # -inf and inf where there are as many unknowns as figures
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Seconds of a round, recovered from published figures."""
+
+    fixed: Interval  # verification, the first draft and the host
+    draft: Interval  # each further draft, with its share of verification: num_drafts cannot separate the two
+    worst: float  # largest relative difference between a published time per token and the recovered one
+
+    def speedup(self, num_drafts: int, accept_length: float, plain: float) -> float:
+        """Compute the speed-up over plain decoding at `plain` seconds per token."""
+        return accept_length * plain / (self.fixed.value + num_drafts * self.draft.value)
+
+
+def recover(num_drafts: Sequence[int], accept_lengths: Sequence[float], tpot: Sequence[float]) -> Recovered:
+    """Solve accept length · seconds per token = fixed + draft · num_drafts.
+
+    Least squares of relative errors. InputError for fewer than two different num_drafts, a non-positive time, and an
+    accept length outside 1 to num_drafts + 1.
+    """
+    drafts, lengths, times = (np.asarray(each, float) for each in (num_drafts, accept_lengths, tpot))
+    require(len(set(drafts)) >= 2, "num_drafts", list(num_drafts), "at least two different numbers")
+    for count, length, seconds in zip(drafts, lengths, times, strict=True):
+        positive("tpot", float(seconds))
+        if not 1 <= length <= count + 1:
+            raise InputError("accept_length", float(length), f"1 to {count + 1:g}, the drafts of a round and the bonus")
+    rounds = lengths * times
+    scaled = np.stack([1 / rounds, drafts / rounds], axis=1)
+    solution, *_ = np.linalg.lstsq(scaled, np.ones(len(rounds)), rcond=None)
+    residuals = scaled @ solution - 1
+    fixed, draft = (Interval(*each) for each in zip(solution, *_interval(scaled, residuals, solution), strict=True))
+    return Recovered(fixed, draft, float(np.abs(residuals).max()))
+
+
+def _interval(scaled: np.ndarray, residuals: np.ndarray, solution: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    freedom = len(residuals) - len(solution)
+    if freedom < 1:
+        return np.full(len(solution), -np.inf), np.full(len(solution), np.inf)
+    variance = (residuals @ residuals) / freedom * np.linalg.inv(scaled.T @ scaled).diagonal()
+    half = student.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance)
+    return solution - half, solution + half
+
 
 SOURCE = "https://github.com/vllm-project/vllm/issues/20780"
 METHODS = ("eagle1", "eagle3")

@@ -5,12 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from specsim.simulator.calibrate import Calibration, Fitted, Free, Observed, fit
-from specsim.simulator.fitted import FittedServer
+from specsim.simulator.efficiency import FittedServer
 from specsim.simulator.model import model
-from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target
+from specsim.simulator.quantization import MXFP4
+from specsim.simulator.reproduce.reproduction import (
+    Calibration,
+    Figure,
+    Fitted,
+    Free,
+    Observed,
+    Reproduction,
+    Target,
+    fit,
+)
 from specsim.simulator.reproduce.served import PAIRS, SKEW, TAKEN, Bench, Served, read
-from specsim.simulator.weight_format import MXFP4
 
 SOURCE = "https://github.com/vllm-project/vllm/pull/41162"
 FITTED_CLIENTS = (1, 64)  # at temperature 0
