@@ -45,13 +45,16 @@ def pytest_addoption(parser) -> None:
 
 def pytest_configure(config) -> None:
     config.addinivalue_line("markers", "whole: with --whole alone")
+    config.addinivalue_line("markers", "by_default(*ids): cases of a test that run without --whole")
+    config.addinivalue_line("markers", "every_value: every value of each parameter once, not every two values")
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m, so that what they name is never left out as a whole
 def pytest_collection_modifyitems(config, items) -> None:
     """Keep combinations of parameters in which every pair of values occurs.
 
-    Keep all with --whole or a named case.
+    Keep all with --whole or a named case. Tests of whole engines are marked `every_value`: each of their cases takes
+    half a second, and the grids of the differential have the pairs.
     """
     from specsim.correctness.pairwise import covering
 
@@ -60,12 +63,10 @@ def pytest_collection_modifyitems(config, items) -> None:
         return
     by_test = {}
     for item in items:
-        if item.get_closest_marker("whole"):
+        if item.get_closest_marker("whole") or not _is_default(item):
             continue
         by_test.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
-    kept = {
-        item for group in by_test.values() for item in covering(group, lambda item: combinations(_values(item), 2))
-    } or set(items)
+    kept = {item for group in by_test.values() for item in covering(group, _combinations)} or set(items)
     config.stash[LEFT_OUT] = len(items) - len(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
@@ -102,16 +103,22 @@ def pytest_terminal_summary(terminalreporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     if count := terminalreporter.config.stash.get(LEFT_OUT, 0):
         terminalreporter.write_line(
-            f"{count} combinations of parameters left out: every two values meet in another one; --whole runs all."
+            f"{count} combinations of parameters left out: their values occur in others; --whole runs all."
         )
     if any("BROWSER=skip" in str(each.longrepr) or "no browser" in str(each.longrepr) for each in skipped):
         terminalreporter.write_line("The explorer's page was not tested in a browser: CONTRIBUTING.md says how.")
 
 
-def _values(item) -> list[tuple[str, int]]:
-    """Find parameters by name and values by identity, as tests share the values of one list."""
+def _is_default(item) -> bool:
+    marker = item.get_closest_marker("by_default")
+    return marker is None or item.callspec.id in marker.args
+
+
+def _combinations(item) -> Iterator[tuple]:
+    """Combine parameters by name and values by identity, as tests share the values of one list."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return [(name, id(params[name])) for name in sorted(params)]
+    values = [(name, id(params[name])) for name in sorted(params)]
+    return combinations(values, 1 if item.get_closest_marker("every_value") else 2)
 
 
 @pytest.fixture(autouse=True)

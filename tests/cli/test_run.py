@@ -260,7 +260,7 @@ def test_a_trace_that_cannot_be_written_costs_nothing_else(serve, tmp_path, monk
     assert [path.suffix for path in (tmp_path / "temporary").iterdir()] == [".parquet"]
 
 
-@pytest.mark.parametrize("changes", ["", "--num-steps 3 --page-size 16"])
+@pytest.mark.parametrize("changes", [pytest.param("", marks=pytest.mark.whole), "--num-steps 3 --page-size 16"])
 def test_a_preset_and_the_options_that_change_it(serve, tmp_path, changes):
     """Every schedule, and the fast implementation without graphs, give the same tokens."""
     outputs = []

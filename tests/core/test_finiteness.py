@@ -72,6 +72,7 @@ FILTERED = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
 SAMPLINGS = [{}, {**FILTERED, "repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": {3: 2.0, 5: -90.0}}]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -17,6 +17,7 @@ def result(kind: str, name: str) -> CellResult:
     return check(cell_of(CELLS[name] | {"kind": kind}))
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_implementations_and_the_oracle_agree(kind, name):

@@ -104,6 +104,7 @@ class Spoiled:
         return candidates
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("mode", ["lockstep", "free"])
 @pytest.mark.parametrize("graph", ["phase", "round"])
 @pytest.mark.parametrize(("spoil", "field", "place"), DEFECTS.values(), ids=DEFECTS)
@@ -151,6 +152,7 @@ class Relaunched:
         return lambda **arguments: self._kernel[grid](**arguments | self._changes)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("mode", ["lockstep", "free"])
 @pytest.mark.parametrize("graph", ["phase", "round"])
 @pytest.mark.parametrize(

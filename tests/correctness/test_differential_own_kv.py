@@ -17,6 +17,7 @@ def result(kind: str, place: int) -> CellResult:
     return check(cell_of(OWN_KV[place] | {"kind": kind}))
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("place", CELLS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_implementations_and_the_oracle_agree(kind, place):

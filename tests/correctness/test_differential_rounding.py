@@ -153,6 +153,7 @@ def test_small_scores_are_compared_as_closely_as_large_ones():
 CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=3, sampling="warm")
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("temperature", [1.0, 0.2])
 @pytest.mark.parametrize(
     "setting",

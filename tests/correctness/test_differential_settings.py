@@ -41,6 +41,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("graph", ["eager", "round"])
 @pytest.mark.parametrize("changes", SETTINGS, ids=str)
 def test_another_setting_is_found(changes, graph):

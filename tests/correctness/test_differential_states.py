@@ -82,6 +82,7 @@ def first_entry(path: str):
     return spoil
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("cell", [CELL, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize(("phase", "path"), FAULTS)
 def test_one_wrong_entry_of_any_field_is_named(check_spoiled, cell, phase, path):
@@ -130,6 +131,7 @@ def in_round(phase, spoil):
     return spoil_round
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("mode", ["lockstep", "free"])
 @pytest.mark.parametrize(("phase", "path"), [fault for fault in FAULTS if fault[0] != "prefill"])
 def test_one_wrong_entry_is_named_after_a_whole_round(check_spoiled, mode, phase, path):

@@ -294,6 +294,7 @@ def test_nothing_of_the_package_knows_of_faults():
     assert specsim.__file__ == str(path_of("specsim"))
 
 
+@pytest.mark.whole  # specsim faults does
 def test_a_fault_of_a_kernel_is_detected_as_named():
     catalogue = running.run_catalogue(["tail-indices-moved-not-kv"], jobs=1, device="cpu")
     assert catalogue.missed == ()

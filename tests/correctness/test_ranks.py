@@ -38,6 +38,7 @@ def _checked(setting, draft_parallel, _):
     return check(cell_of(setting), device="cpu", shares=Shares(2, draft_parallel))
 
 
+@pytest.mark.by_default("round", "phase", "experts", "modules")
 @pytest.mark.parametrize(("setting", "draft_parallel"), CELLS, ids=NAMES)
 def test_two_ranks_equal_the_reference(in_two_ranks, setting, draft_parallel):
     """Both ranks compare every phase with the reference, their own heads of the KV, and a digest with each other."""

@@ -24,6 +24,7 @@ def few(values):
     return [None if value is None or value != value else float(f"{value:.4g}") for value in values]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(("name", "impl"), CASES)
 def test_every_kind_has_the_figures_of_its_trace(name, impl):
     if impl == "fast":

@@ -150,6 +150,7 @@ CASES = {
 }
 
 
+@pytest.mark.whole
 def test_the_kernel_fits_into_a_multiprocessor(tmp_path):
     """Nothing is kept in local memory."""
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}

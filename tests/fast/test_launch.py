@@ -127,6 +127,7 @@ def test_blocks_are_powers_of_two_that_hold_all_rows(count):
     assert block >= count if INTERPRETED else block == 16
 
 
+@pytest.mark.by_default("import triton.language")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
 @pytest.mark.parametrize("earlier", ["", "import triton.language", "import torch._dynamo"])
 def test_kernels_are_interpreted_whatever_was_imported_before(earlier):

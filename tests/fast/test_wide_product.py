@@ -43,6 +43,7 @@ for each in found:
 on_hopper = pytest.mark.skipif(not has_warp_roles(), reason="needs a GPU of compute capability 9")
 
 
+@pytest.mark.whole
 def test_wide_products_fit_into_a_multiprocessor(tmp_path):
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     run = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True)

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from specsim.correctness.faults.injection import Edit, changed, copied_package, environment
 from specsim.maintain.compile_kernels import APART, PERSISTENT, RUNS, SHARED_MEMORY, every_kernel
 
@@ -22,6 +24,7 @@ def compiled(*arguments: str, env=None, cache) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
+@pytest.mark.whole  # make compile does
 def test_kernels_compile_without_a_gpu(tmp_path):
     run = compiled("--run", LATENT, cache=tmp_path)
     assert run.returncode == 0, run.stderr

@@ -116,6 +116,7 @@ def _translator(other: OtherVocabulary, monkeypatch: pytest.MonkeyPatch) -> Assi
 # Losslessness
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("options", [EngineOptions(), FAST], ids=["reference", "fast"])
 @pytest.mark.parametrize("topk", [1, 4])
 def test_greedy_output_is_that_of_plain_decoding(topk, options):

@@ -187,6 +187,12 @@ def test_the_shift_is_that_of_the_config(changes):
     assert (trees[0] == trees[1]) == (changes["predicts"] == "own")
 
 
+@pytest.mark.by_default(
+    "tree, large pages-fast-dspark",
+    "chain, round-fast-dflash",
+    "tree, sums-reference-dflash",
+    "near the limit-reference-dspark",
+)
 @every_kind
 @both
 @pytest.mark.parametrize("name", SETTINGS)
@@ -200,6 +206,7 @@ def test_greedy_output_is_that_of_plain_decoding(name, options, kind):
     assert [output.token_ids for output in found] == [output.token_ids for output in expected]
 
 
+@pytest.mark.by_default("round")
 @pytest.mark.parametrize("graph", ["eager", "round"])
 def test_bfloat16_runs_and_accepts_drafts(graph):
     engine = EngineOptions("fast", torch.bfloat16, graph=graph)
@@ -252,6 +259,7 @@ def test_candidates_have_the_sizes_of_their_depths(config):
 # The confidence head.
 
 
+@pytest.mark.every_value
 @both
 @pytest.mark.parametrize("name", ["chain", "tree", "rejection", "multi_round"])
 def test_drafts_end_before_a_low_confidence(name, options):
@@ -302,6 +310,7 @@ def test_q_is_conditional_on_the_draft_before(options):
 # KV of the context and of the block.
 
 
+@pytest.mark.every_value
 @both
 @every_kind
 @pytest.mark.parametrize("name", ["chain", "chain, round", "tree, sums"])

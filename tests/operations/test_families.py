@@ -202,6 +202,7 @@ def transformers_twin(target: TargetCheckpoint) -> Any:
     return model
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", TINY_LIKE)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_greedy_tokens_equal_transformers_generate(name, setting):
@@ -229,6 +230,7 @@ ROUNDS = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", TINY_LIKE)
 @pytest.mark.parametrize("setting", ROUNDS)
 def test_sampled_rounds_are_the_oracles(name, setting):

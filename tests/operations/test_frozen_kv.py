@@ -129,6 +129,7 @@ def drafts_of_transformers(pair: Pair, theirs: LlamaForCausalLM, tokens: list[in
     return candidates[0, len(tokens) :].tolist()
 
 
+@pytest.mark.every_value
 @both
 @pytest.mark.parametrize("chunks", [(7,), (3, 7)], ids=str)
 @pytest.mark.parametrize("name", ["chain", "chain, round"])
@@ -265,6 +266,7 @@ def test_served_rounds_are_those_of_a_solo_run(setting, release):
 # Plain decoding and the oracle.
 
 
+@pytest.mark.by_default("tree, large pages-next", "chain, round-last")
 @every_position
 @pytest.mark.parametrize("name", SETTINGS)
 def test_greedy_output_is_that_of_plain_decoding(name, position):

@@ -52,6 +52,9 @@ def outputs(pair: Pair, config: SpecConfig, engine: EngineOptions, sampling: Sam
 REFERENCE = EngineOptions("reference", torch.float64)
 
 
+@pytest.mark.by_default(
+    "fast-chain-product", "fast-one module-ragged", "reference-parallel-short", "reference-stale-one step"
+)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("fields", FIELDS)
 @pytest.mark.parametrize("impl", ["reference", "fast"])
@@ -71,6 +74,7 @@ def test_greedy_tokens_equal_plain_decoding(impl, fields, config):
         assert counts == [each.num_accepted_tokens_per_round for each in expected]
 
 
+@pytest.mark.by_default("round")
 @pytest.mark.parametrize("graph", ["eager", "round"])
 def test_bfloat16_runs_and_accepts_drafts(graph):
     found = outputs(pair_of(), CONFIGS["chain"], EngineOptions("fast", torch.bfloat16, graph=graph))
@@ -148,6 +152,7 @@ ORACLE = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("fields", ["chain", "parallel", "one module"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
 @pytest.mark.parametrize("setting", ORACLE)
@@ -171,16 +176,16 @@ def test_the_oracle_refuses_stale_rows():
     assert refused.value.name == "boundary"
 
 
-CELLS = [cell_of(each) for each in (*MTP[:4], MTP[5], MTP[11])]
+CELLS = [cell_of(each) for each in (MTP[0], MTP[5], MTP[11])]
 
 
 def test_cells_equal_the_reference_and_drafts_are_accepted():
-    """The cells have 0 mismatches, and together 200 decisions and 20 accepted drafts at least."""
+    """The cells have 0 mismatches, and together 200 decisions and 10 accepted drafts at least."""
     results = [check(cell) for cell in CELLS]
     assert [each.first_divergence for each in results if each.mismatches] == []
     assert sum(each.decisions for each in results) >= 200
     accepted = [(name, count) for each in results for name, count in each.coverage.items() if name[:8] == "accepted"]
-    assert sum(int(name.split()[1]) * count for name, count in accepted) >= 20
+    assert sum(int(name.split()[1]) * count for name, count in accepted) >= 10
 
 
 # Rows that are written again.
@@ -220,6 +225,7 @@ def kv_after(scheduler: Scheduler, request: Request, rounds: int) -> tuple[int, 
 START = [5, 17, 3, 40, 8, 1, 2, 9]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("impl", ["reference", "fast"])
 @pytest.mark.parametrize("shared", [8, 9, 10, 11, 12])
 @pytest.mark.parametrize("serving", [{}, {"chunk_tokens": 3}, {"schedule": "overlap"}], ids=str)
@@ -241,6 +247,7 @@ def test_draft_kv_of_a_shared_prefix_equals_a_solo_run(impl, shared, serving):
     torch.testing.assert_close(found[:, :, :known], expected[:, :, :known], rtol=budget, atol=budget)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("impl", ["reference", "fast"])
 @pytest.mark.parametrize("chunk_tokens", [1, 2, 5])
 def test_chunks_leave_the_draft_kv_of_a_whole_prefill(impl, chunk_tokens):
@@ -255,6 +262,7 @@ def test_chunks_leave_the_draft_kv_of_a_whole_prefill(impl, chunk_tokens):
     torch.testing.assert_close(found[1], expected[1], rtol=budget, atol=budget)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 @pytest.mark.parametrize("impl", ["reference", "fast"])

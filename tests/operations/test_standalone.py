@@ -136,6 +136,7 @@ def test_drafts_are_transformers_continuation(name, chunks, llama_of):
         assert tree.draft_tokens[0].tolist() == out[0, len(tokens) - 1 :].tolist()
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("options", [EXACT, FAST], ids=["reference", "fast"])
 @pytest.mark.parametrize("chunks", [(7,), (3, 7)], ids=str)
 @pytest.mark.parametrize("name", ["chain", "tree", "tree, round"])
@@ -224,6 +225,7 @@ def test_a_second_turn_continues_the_draft_models_kv():
 # Plain decoding and the oracle.
 
 
+@pytest.mark.by_default("tree, large pages-own", "chain, round-shifted")
 @every_mode
 @pytest.mark.parametrize("name", SETTINGS)
 def test_greedy_output_is_that_of_plain_decoding(name, rows):

@@ -136,6 +136,7 @@ def overlaps(shown: list[tuple[Text, Bbox]]) -> list[tuple[str, str]]:
     return [(first.get_text(), second.get_text()) for (first, one), (second, two) in pairs if one.overlaps(two)]
 
 
+@pytest.mark.by_default("wide", "at the limit", "plain")
 def test_texts_are_legible_apart_and_inside_the_picture(played):
     for name, figure in pictures(played).items():
         assert figure.get_figwidth() <= 18, name

@@ -69,6 +69,7 @@ SERVING = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("serving", SERVING.values(), ids=SERVING)
 @pytest.mark.parametrize("kind", KINDS)
 def test_switches_keep_greedy_outputs(kind, serving):
@@ -115,6 +116,7 @@ SAMPLED = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("verifier", SAMPLED)
 @pytest.mark.parametrize("kind", ["eagle3", "standalone", "mtp"])
 def test_sampled_outputs_equal_the_replayed_rounds(kind, verifier):
@@ -133,6 +135,7 @@ def test_sampled_outputs_equal_the_replayed_rounds(kind, verifier):
 OWN_STEPS = [3, 0, 2, 1, 1, 3, 2, 0]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("serving", SERVING.values(), ids=SERVING)
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests_of_own_steps_keep_greedy_outputs(kind, serving):
@@ -164,6 +167,7 @@ ALONE = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("kind", ["eagle3", "standalone", "mtp", "p-eagle"])
@@ -225,6 +229,7 @@ FAST = {
 }
 
 
+@pytest.mark.by_default("eagle3", "mtp", "dspark", "ngram")
 @pytest.mark.parametrize("kind", FAST)
 def test_fast_equals_the_reference_over_a_script(kind, device):
     """Tokens, accepted drafts and settings of every round are the reference's, greedy and sampled in one batch."""

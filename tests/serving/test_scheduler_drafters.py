@@ -113,6 +113,7 @@ def test_a_preempted_request_is_asked_for_with_all_its_tokens(make, ask):
             assert [*each.prompt_ids, *each.token_ids][: len(seen[each.request_id])] == seen[each.request_id]
 
 
+@pytest.mark.every_value
 @SCHEDULES
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_idle_rank_passes_through_every_phase(make, ask, check_solo, kind, schedule):

@@ -189,7 +189,9 @@ def expected_bits(bits, device):
     return bits(fast_engine("tree", "eager", device), [0, 1, 2])
 
 
-@pytest.mark.parametrize("name", ["tree", "chain", pytest.param("branchy", marks=pytest.mark.whole)])
+@pytest.mark.parametrize(
+    "name", ["tree", *(pytest.param(name, marks=pytest.mark.whole) for name in ("chain", "branchy"))]
+)
 def test_fast_gives_the_bits_of_a_solo_run_in_equal_buffers(bits, name, device):
     """The row does not matter: prompts are prefilled in their own calls, and every round has the bucket's shape."""
     engine = fast_engine(name, "eager", device)
@@ -198,13 +200,12 @@ def test_fast_gives_the_bits_of_a_solo_run_in_equal_buffers(bits, name, device):
         assert bits(engine, order) == by_themselves
 
 
-MODES = (("eager", "overlap"), ("step", "sync"), ("phase", "sync"), ("round", "overlap"))
-OTHER_MODES = (("eager", "sync"), ("step", "overlap"), ("phase", "overlap"), ("round", "sync"))
+GRAPHS = ("eager", "step", "phase", "round")
 
 
-@pytest.mark.parametrize(
-    ("graph", "schedule"), [*MODES, *(pytest.param(*each, marks=pytest.mark.whole) for each in OTHER_MODES)]
-)
+@pytest.mark.by_default("overlap-eager", "sync-phase", "overlap-round")
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("schedule", ["sync", "overlap"])
 def test_fast_graph_modes_and_schedules_give_the_same_bits(bits, expected_bits, graph, schedule, device):
     assert bits(fast_engine("tree", graph, device), [0, 1, 2], schedule) == expected_bits
 

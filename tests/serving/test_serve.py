@@ -301,6 +301,7 @@ def test_rejected_requests_are_not_compared():
     assert {(mode.requests.num_compared, mode.requests.num_equal) for mode in result.modes} == {(1, 1)}
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("field", ["token_ids", "logprobs", "finish_reason", "num_accepted_tokens_per_round"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_difference_fails_unless_within_rounding_error(monkeypatch, field, dtype):

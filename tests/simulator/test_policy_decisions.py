@@ -36,6 +36,7 @@ SERVING = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("serving", SERVING)
 @pytest.mark.parametrize("topk", [1, 2])
 @pytest.mark.parametrize("name", POLICIES)

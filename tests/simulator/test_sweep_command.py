@@ -70,17 +70,18 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def test_a_cluster_gives_what_this_process_gives(command, tmp_path):
-    """A real Dask cluster of two workers, each a process."""
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.whole)])
+def test_a_cluster_gives_what_this_process_gives(command, tmp_path, processes):
+    """A real Dask cluster of two workers, threads of this process or processes of their own."""
     distributed = pytest.importorskip("distributed")
     path, words = tmp_path / "out.sqlite", ["--requests", "6", "--prompt-tokens", "20", "--output-tokens", "12"]
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
-    with distributed.LocalCluster(**settings) as cluster:
+    with distributed.LocalCluster(processes=processes, **settings) as cluster:
         address = cluster.scheduler_address
         words += ["--vary", "seed=0,1,2,3,4,5,6,7", "--cluster", address]
         assert command("sweep", "--out", str(path), *words).status == 0
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in rows_of(path).values()]
-    assert len({row["worker"] for row in rows}) == 2
+    assert len({row["worker"] for row in rows}) == (2 if processes else 1)
     for row in rows[:2]:
         written = {name: json.loads(row[name]) for name in ("shares", "efficiency", "kept")}
         values = {name: row[name] for name in FIELDS} | written
