@@ -163,9 +163,9 @@ def _outputs_follow_their_schemas(monkeypatch) -> None:
 def _validator(output: str) -> Any:
     from jsonschema import Draft202012Validator
 
-    from specsim.cli.schema import FOLDER
+    from specsim.cli.schema import document
 
-    return Draft202012Validator(json.loads((FOLDER / f"{output}.json").read_bytes()))
+    return Draft202012Validator(document(output))
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ class LengthPrediction:
     """Accept lengths of one setting, bonus included."""
 
     config: SpecConfig
-    predicted: float
-    measured: float
-    rounds: int  # of the measured run
+    predicted: float  # predicted accept length, in tokens per round, bonus token included
+    measured: float  # measured accept length
+    rounds: int  # rounds of the measured run
 
     @property
     def error(self) -> float:
@@ -50,14 +50,15 @@ class LengthPredictions:
     """Predictions of many settings from one recording, and their measured accept lengths."""
 
     recorded: SpecConfig
-    num_prompts: int
-    max_new_tokens: int
+    num_prompts: int  # number of prompts
+    max_new_tokens: int  # new tokens of each prompt
     rows: tuple[LengthPrediction, ...]
     shares: tuple[tuple[float, ...], ...]  # by depth and rank (simulator.Candidates.shares), for plans and simulations
-    seconds: Seconds
+    seconds: Seconds  # seconds of the recording, the predictions and the runs
 
     @property
     def mean_error(self) -> float:
+        """Mean of the absolute errors."""
         return sum(abs(row.error) for row in self.rows) / len(self.rows)
 
     @property

@@ -22,8 +22,8 @@ class ExpectedLength:
     """Accept length of one setting."""
 
     config: SpecConfig
-    accept_length: float
-    interval: Interval | None  # of a chain that is longer than the record's
+    accept_length: float  # accept length, in tokens per round, bonus token included
+    interval: Interval | None  # interval of a chain that is longer than the record's; None for others
     is_measured: bool  # whether it is the record's own setting
 
 

@@ -19,9 +19,9 @@ DRAFTERS = tuple(sorted(KINDS, key=lambda name: name != DEFAULT))
 class StudySetting:
     """One run of the study."""
 
-    drafter: str
+    drafter: str  # drafter: the name of a shipped one, or MODULE:NAME
     config: SpecConfig
-    temperature: float = 0.0
+    temperature: float = 0.0  # sampling temperature; 0 is greedy
     prompt_set: PromptSet = "prompts"  # held-out prompts, or edits: prompts that end within a copy of an excerpt
 
     def __post_init__(self) -> None:

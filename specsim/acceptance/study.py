@@ -31,8 +31,8 @@ class Measurement:
     """Acceptance of one setting."""
 
     setting: StudySetting
-    everything: Acceptance  # over all prompts
-    fresh: Acceptance  # over those whose greedy continuation does not loop
+    everything: Acceptance  # acceptance over all prompts of the set
+    fresh: Acceptance  # acceptance over those whose greedy continuation does not loop
     num_equal: int | None  # outputs at temperature 0 that equal plain decoding's token for token
 
 
@@ -40,23 +40,23 @@ class Measurement:
 class TargetCheck:
     """A measured figure and its target."""
 
-    claim: str
-    measured: float
-    target: str  # in words
-    reached: bool
+    claim: str  # the figure, in words
+    measured: float  # measured value
+    target: str  # target, in words
+    reached: bool  # whether the target is reached
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
     """Acceptance of many settings on the same prompts."""
 
-    num_prompts: int  # held-out prompts
+    num_prompts: int  # number of held-out prompts
     num_fresh: int  # those whose greedy continuation does not loop
-    max_new_tokens: int
-    measurements: tuple[Measurement, ...]
-    checks: tuple[TargetCheck, ...]
+    max_new_tokens: int  # new tokens of each prompt
+    measurements: tuple[Measurement, ...]  # acceptance by setting
+    checks: tuple[TargetCheck, ...]  # figures and their targets
     num_edits: int = 0  # prompts of the repetitive set, 0 if no setting runs on it
-    num_fresh_edits: int = 0
+    num_fresh_edits: int = 0  # edits whose greedy continuation does not loop
 
     def num_outputs(self, setting: StudySetting) -> int:
         """Count the outputs of a setting."""

@@ -17,14 +17,14 @@ class Result:
     """
 
     options: Options
-    command: str
-    date: str
+    command: str  # command line that gives the same result
+    date: str  # date and time of the run in UTC, to the second
     versions: dict[str, str]
     peaks: Peaks | None  # None for a suite of the CPU
     rows: tuple[Row, ...] = ()
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall-clock time of the run, in seconds
     finished: tuple[str, ...] = ()  # groups with all of their rows
-    unfinished: int = 0
+    unfinished: int = 0  # rows at the end that are of no complete group
 
     @property
     def is_complete(self) -> bool:

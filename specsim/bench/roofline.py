@@ -20,7 +20,7 @@ _FUSION = ("fc.", "fc_norm.", "input_norm.")  # tensors of an EAGLE-3 head that 
 class Peaks:
     """Measured peaks of one run."""
 
-    read: float  # bytes/s
+    read: float  # memory reads, in bytes per second
     copy: float  # bytes/s, read and written
     dense: float  # bf16 operations/s
 
@@ -32,20 +32,21 @@ UNMEASURED = Peaks(math.nan, math.nan, math.nan)  # without a GPU
 class Part:
     """Bytes of one tensor, or of `count` tensors whose names differ in a layer's number, written *."""
 
-    tensor: str
-    bytes: int
-    count: int = 1
+    tensor: str  # name of the tensor; * stands for the number of a layer
+    bytes: int  # bytes of all of them
+    count: int = 1  # number of such tensors
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineBound:
     """Bytes to read (or to write, where named so) and operations; a product and a sum are two."""
 
-    parts: tuple[Part, ...]
-    operations: int = 0
+    parts: tuple[Part, ...]  # bytes by tensor
+    operations: int = 0  # arithmetic operations; a product and a sum are two
 
     @property
     def bytes(self) -> int:
+        """Bytes to move."""
         return sum(part.bytes for part in self.parts)
 
     def read_us(self, peaks: Peaks) -> float:

@@ -15,12 +15,13 @@ class Check:
     """One equality check of this run."""
 
     compared: str  # subject of the check, in words
-    error: float
+    error: float  # largest error found; nan for none
     limit: float  # largest error that passes
     difference: str = ""  # in words, where it failed
 
     @property
     def passed(self) -> bool:
+        """Whether the error is at most the limit."""
         return not math.isnan(self.error) and self.error <= self.limit and not self.difference
 
 
@@ -28,21 +29,22 @@ class Check:
 class Timing:
     """Time of one operation."""
 
-    median_us: float
-    spread: float  # interquartile range in per cent of the median
-    samples: int
+    median_us: float  # median time, in microseconds
+    spread: float  # interquartile range in per cent of the median; nan for one measurement
+    samples: int  # number of measurements
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A figure and its upper limit."""
 
-    name: str
-    value: float
-    limit: float
+    name: str  # name of the figure
+    value: float  # measured value; nan for none
+    limit: float  # largest value that reaches the target
 
     @property
     def reached(self) -> bool:
+        """Whether the value is at most the limit."""
         return self.value <= self.limit
 
 

@@ -53,11 +53,14 @@ def ceil_to(value: int, multiple: int) -> int:
 class SpecConfig:
     """One setting of speculative decoding."""
 
+    # draft tokens kept at each step; 1 is a chain
     topk: int = 4  # K
+    # draft steps, the depth of the tree; 0 is plain decoding
     num_steps: int = 3  # S
     # N, root included. Default: a chain's num_steps + 1; all sampled drafts; else 8 or num_steps + 1, whichever is
     # larger, but no more than topk and num_steps propose.
     num_draft_tokens: int = _FOLLOWS
+    # tokens in a KV page
     page_size: int = 16
     draft_kv: Literal["lane", "ancestor"] = "lane"  # a re-parented lane attends to its own KV or its true ancestors'
     extend: Literal["fixed", "ragged"] = "fixed"  # rows of a request in draft-extend: S + 1, or the accepted ones only
@@ -69,8 +72,10 @@ class SpecConfig:
     # drafter's best tokens, of `sampled` ones a chain (K = 1), of `siblings` K sampled lanes, N = 1 + KS.
     verifier: Verifier = DEFAULT_VERIFIER
     threshold_single: float = 1.0  # below 1 lossy on purpose, as threshold_acc
+    # accumulated probability at which target_only accepts a draft; below 1 it is not lossless
     threshold_acc: float = 1.0
     typical_epsilon: float = 0.09  # not lossless: a draft passes above min(epsilon, delta · exp(-entropy))
+    # of rule typical, as in typical_epsilon
     typical_delta: float = 0.3
     max_len: int | None = None  # most tokens of a request, prompt included; None: the target's own limit
 

@@ -1,4 +1,4 @@
-"""Names and versions of the JSON outputs, which maintain.schemas describes, and dataclasses read back from them.
+"""Names and versions of the JSON outputs, which cli.schema describes, and dataclasses read back from them.
 
 A version grows when a key is renamed or removed or changes its meaning. New keys do not change it.
 """

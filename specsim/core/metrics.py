@@ -14,7 +14,7 @@ LOOP_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Acceptance statistics over rounds."""
+    """Acceptance statistics over rounds; nan without a round."""
 
     rounds: int  # (request, round) pairs
     accept_length: float  # mean tokens of a round, bonus included, in [1, S+1]
@@ -77,12 +77,16 @@ class Latency:
     """
 
     ttft_steps: float  # arrival to first delivery, both steps included: 1 where they are the same
+    # time from arrival to the first delivery, in seconds
     ttft_seconds: float
     tpot_steps: float  # (last - first delivery) / (tokens - 1), nan below two tokens
+    # time per output token after the first delivery, in seconds
     tpot_seconds: float
     itl_steps: float  # mean gap between successive deliveries, nan below two of them
+    # mean time between deliveries, in seconds
     itl_seconds: float
     e2e_steps: float  # arrival to last delivery, both steps included
+    # time from arrival to the last delivery, in seconds
     e2e_seconds: float
 
 

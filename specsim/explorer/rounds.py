@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class Source:
     """Names of what made recorded rounds."""
 
-    pair: str
+    pair: str  # name of the pair
     drafter: str  # its kind
-    impl: str
+    impl: str  # implementation that ran: reference or fast
     num_rounds: int  # of the run, with those that were not kept
 
 

@@ -25,12 +25,13 @@ class Output:
     """The output of a finished request."""
 
     text: str  # ends before a stop string
-    token_ids: tuple[int, ...]  # with the EOS or stop token that ended it
-    logprobs: tuple[float, ...]  # natural logarithms under penalties, bias and temperature
+    token_ids: tuple[int, ...]  # generated tokens: [T], with the EOS or stop token that ended it
+    logprobs: tuple[float, ...]  # natural logarithms under penalties, bias and temperature; nan where not reported
     finish_reason: str  # stop or length
-    num_accepted_tokens_per_round: tuple[int, ...]  # of whole rounds, even where the output ends inside one
+    # tokens that each round accepted, bonus token included; the last round may exceed the output: [rounds]
+    num_accepted_tokens_per_round: tuple[int, ...]
     proposed_depth_per_round: tuple[int, ...] = ()  # depth of the deepest draft, () if always num_steps
-    prompt_token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()  # tokens of the prompt
     temperature: float = 0.0  # sampling temperature; 0 is greedy
     setting_per_round: tuple[int, ...] = ()  # number of each round's setting, () where there is one
     draft_steps_per_round: tuple[int, ...] = ()  # the request's own, () where no policy gives it any

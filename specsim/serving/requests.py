@@ -57,7 +57,8 @@ class Request:
     keep: bool = False  # whether its KV is kept after its finish (not an abort), for a later turn
     tokenizer: Any = None  # for stop strings and `text`
     row: int = -1  # of the pool's tables; -1: none
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # generated tokens: [T]
+    # log-probability of each generated token, natural logarithm: [T]; nan where it is not reported
     logprobs: list[float] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)  # num_accepted_tokens of each round
     proposed: list[int] = field(default_factory=list)  # depth of each round's deepest draft
@@ -69,7 +70,7 @@ class Request:
     error: str | None = None  # reason of a rejection
     emissions: list[Emission] = field(default_factory=list)
     arrived: Arrival | None = None
-    num_preemptions: int = 0
+    num_preemptions: int = 0  # number of preemptions
     num_reused: int = 0  # columns that a prefix or a session spared the prefill
 
     @property

@@ -32,8 +32,8 @@ HEADINGS = ("id", "prompt", "reused", "new", "finish", "rounds", "TTFT", "TPOT",
 class Audit:
     """Pool audits, after every step and at the end."""
 
-    num_audits: int
-    audited_slots: int  # over all audits
+    num_audits: int  # number of audits
+    audited_slots: int  # slots accounted for, over all audits
     at_end: dict[str, int]  # KVPool.usage after the last request, with every slot free
 
 

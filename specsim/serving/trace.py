@@ -52,18 +52,18 @@ SLOTS = ("free_slots", "reserved_slots", "committed_slots", "cached_slots", "wit
 class Chunk:
     """Columns start to end - 1 of a request, filled by one prefill call."""
 
-    request_id: int
-    start: int
-    end: int
+    request_id: int  # id of the request
+    start: int  # first position of the chunk
+    end: int  # position after it
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """A round whose result was read in this step."""
 
-    request_id: int
+    request_id: int  # id of the request
     launched: int  # step in which it ran
-    num_accepted_tokens: int  # of the whole round, bonus included
+    num_accepted_tokens: int  # tokens that the round accepted, bonus token included
     num_kept: int  # fewer where the request ended inside the round, 0 where it had ended before
 
 
@@ -71,7 +71,7 @@ class Result:
 class Preemption:
     """A preemption: an admitted request whose slots were freed and that waits again."""
 
-    request_id: int
+    request_id: int  # id of the request
     seq_len: int  # committed columns
     in_page: bool  # whether they end inside a page
     is_prefilling: bool  # whether its prefill was not complete
@@ -95,25 +95,25 @@ class Finish(NamedTuple):
 class StepRecord:
     """One step of the scheduler: events of requests, most of them by id, and slots at its end."""
 
-    step: int
-    seconds: float  # from the start of the scheduler to the end of the step
-    arrived: tuple[int, ...]
-    admitted: tuple[int, ...]
+    step: int  # number of the step
+    seconds: float  # seconds from the start of the scheduler to the end of the step
+    arrived: tuple[int, ...]  # ids of requests that arrive in this step
+    admitted: tuple[int, ...]  # ids of requests that are admitted in this step
     resumed: tuple[int, ...]  # admitted requests that were preempted before
-    decoded: tuple[int, ...]
-    aborted: tuple[int, ...]
-    rejected: tuple[int, ...]
-    prefilled: tuple[Chunk, ...]
-    reused: tuple[Reuse, ...]
-    results: tuple[Result, ...]
-    finished: tuple[Finish, ...]
-    preempted: tuple[Preemption, ...]
-    evicted_pages: int  # by the prefix tree
-    free_slots: int
-    reserved_slots: int
-    committed_slots: int
-    cached_slots: int
-    withheld_slots: int
+    decoded: tuple[int, ...]  # ids of requests that run a round in this step
+    aborted: tuple[int, ...]  # ids of requests that are aborted in this step
+    rejected: tuple[int, ...]  # ids of requests that are rejected in this step
+    prefilled: tuple[Chunk, ...]  # chunks of prompts that are prefilled
+    reused: tuple[Reuse, ...]  # prompt tokens found in the prefix cache
+    results: tuple[Result, ...]  # rounds whose results are read
+    finished: tuple[Finish, ...]  # requests that end
+    preempted: tuple[Preemption, ...]  # requests that are preempted
+    evicted_pages: int  # KV pages that the prefix cache evicts
+    free_slots: int  # KV slots that are free, withheld ones included, at the end of the step
+    reserved_slots: int  # KV slots that are held, but not committed, at the end of the step
+    committed_slots: int  # KV slots with committed tokens, at the end of the step
+    cached_slots: int  # KV slots that are committed and kept for the prefix cache, at the end of the step
+    withheld_slots: int  # KV slots beyond the limit of the pool, at the end of the step
     setting: int = 0  # number of the round's setting, of an engine that switches
 
 
@@ -138,7 +138,7 @@ class StepLog:
 class Trace:
     """The records of a run, in the order of its steps."""
 
-    records: list[StepRecord] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)  # steps in their order
     acceptance: str = "target"  # or the name of a schedule (core.synthetic_acceptance)
 
     def append(self, record: StepRecord) -> None:

@@ -28,10 +28,10 @@ _INTEGERS = (  # fields of a record with their least and most
 class Interval:
     """Confidence interval of a figure."""
 
-    low: float
-    high: float
+    low: float  # lower end
+    high: float  # upper end
     confidence: float  # 0.95 for 95 %
-    method: str  # in a few words
+    method: str  # method, in a few words
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,40 +40,40 @@ _AXES = {"num_steps": "depth", "topk": "rank"}
 class Cell:
     """One server under one load; fields without a comment are those of Scenario."""
 
-    model: str = "llama-3.1-8b"  # a shipped name or a config.json
-    hardware: str = "H100-SXM"  # a name of hardware.csv, or a file (simulator.hardware)
-    tensor_parallel: int = 1
-    drafter: str = DEFAULT_DRAFTER  # one of core.kinds.SERVED
-    draft_vocab: int = 32000  # of a head with a vocabulary of drafts
-    topk: int = 1
+    model: str = "llama-3.1-8b"  # name of the model, or its config.json
+    hardware: str = "H100-SXM"  # name of the GPU, or the file that describes it
+    tensor_parallel: int = 1  # GPUs that share the model
+    drafter: str = DEFAULT_DRAFTER  # drafter architecture, one of core.kinds.SERVED
+    draft_vocab: int = 32000  # vocabulary of an eagle3 drafter, in tokens
+    topk: int = 1  # draft tokens kept at each step; 1 is a chain
     num_steps: int = 3  # 0: plain decoding
     num_draft_tokens: int | None = None  # None: the whole chain
-    page_size: int = 16
+    page_size: int = 16  # tokens in a KV page
     shares: Shares = DEFAULT.shares  # probability of acceptance by depth and rank (simulator.rank_by_depth)
-    requests: int = 256
+    requests: int = 256  # number of requests
     concurrency: int = 16  # clients of a closed loop, unused with a rate
-    rate: float | None = None  # requests/s
+    rate: float | None = None  # arrivals per second; None: clients in a closed loop, or the times of the trace
     trace: str | None = None  # file of requests, in place of random ones; its times count unless there is a rate
-    tokenizer: str | None = None  # for the texts of such a file
-    characters_per_token: float = CHARACTERS  # without a tokenizer
+    tokenizer: str | None = None  # tokenizer for the texts of the trace; None: characters_per_token
+    characters_per_token: float = CHARACTERS  # characters of a token in the texts of the trace, without a tokenizer
     prefix_cache: bool = True  # a turn of a conversation finds the KV of the turns before it
-    burstiness: float = 1.0  # of arrivals at a rate, like swing and period (simulator.arrivals)
-    swing: float = 0.0
-    period: float = DAY
+    burstiness: float = 1.0  # shape of the gamma distribution of the gaps between arrivals; 1 is Poisson
+    swing: float = 0.0  # amplitude of the rate over a period, relative to its mean
+    period: float = DAY  # period of the swing, in seconds
     # Requests of equal length stay synchronised: their prompts arrive together again and again.
     prompt_tokens: Length = (256, 768)
-    output_tokens: Length = (128, 384)
-    schedule: str = "overlap"
-    plain_schedule: str | None = None  # of plain decoding, None for that of speculation
-    prefill: str = "mixed"
-    chunk_tokens: int | None = 8192
-    max_running: int = 256
-    memory_share: float = 0.9
+    output_tokens: Length = (128, 384)  # output length in tokens, the least and the most, or lognormal:MEAN:CV
+    schedule: str = "overlap"  # sync: a step's results are read before the next is planned; overlap: one step later
+    plain_schedule: str | None = None  # schedule of plain decoding; None: the same
+    prefill: str = "mixed"  # place of prompts: mixed, beside or first
+    chunk_tokens: int | None = 8192  # largest number of prompt tokens in a step; None: no limit
+    max_running: int = 256  # largest number of running requests
+    memory_share: float = 0.9  # fraction of GPU memory for weights and KV
     kv_cache_dtype: str = "auto"  # auto: as the checkpoint says
     efficiency: Efficiency = field(default_factory=Efficiency)
     kept: tuple[str, ...] = ()  # parameters of efficiency that keep their defaults whatever the profile says
-    profile: str | None = None  # a shipped profile or a file: parameters, unless efficiency or kept give others
-    seed: int = 0
+    profile: str | None = None  # profile of the parameters: a shipped name or a file; None: uncalibrated
+    seed: int = 0  # seed of all random draws
     adaptive: str | None = None  # policy that chooses the steps of every round (core.policies.named); None: num_steps
     adaptive_per_request: bool = False  # whether it chooses them for every request
 

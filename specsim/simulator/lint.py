@@ -304,9 +304,9 @@ def check_details(report: Report, _: Stated) -> Verdicts:
 class Finding:
     """Verdict of an identity on one report."""
 
-    report: str  # its label
-    identity: str
-    verdict: Verdict
+    report: str  # label of the run
+    identity: str  # name of the identity
+    verdict: Verdict  # holds, cannot be true, or follows: a figure that follows from others
     says: str  # the reason, with figures
 
 

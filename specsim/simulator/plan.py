@@ -78,11 +78,11 @@ class Candidate:
     """
 
     config: SpecConfig
-    accept_length: float  # closed form
+    accept_length: float  # accept length in closed form, in tokens per round
     metrics: dict[str, float]
-    regret: float
+    regret: float  # additional time (throughput, goodput) or latency over the best setting; 0.05 is 5 %
     spread: float | None  # half the width of the regret's 95 % confidence interval; None with a single run
-    is_equal: bool  # as good as any: its regret is within the spread, or too small to count (replicates.EQUAL)
+    is_equal: bool  # whether it is as good as the best within spread and tolerance
 
     @classmethod
     def of(cls, runs: Replicated) -> "Candidate":
@@ -94,15 +94,16 @@ class Candidate:
 class BatchChoice:
     """Best setting of a server that always holds `batch` requests."""
 
-    batch: int
+    batch: int  # running requests
     config: SpecConfig
-    tokens_per_s: float  # prompts included
-    plain_tokens_per_s: float  # of plain decoding
-    computed_band: tuple[float, float]  # of the computed speed-up over plain decoding
+    tokens_per_s: float  # tokens per second, with prefill of prompts
+    plain_tokens_per_s: float  # tokens per second of plain decoding
+    computed_band: tuple[float, float]  # ends of the 90 % band of the computed speed-up
     is_simulated: bool  # whether it is the plan's own load
 
     @property
     def speedup(self) -> float:
+        """Speed-up over plain decoding."""
         return self.tokens_per_s / self.plain_tokens_per_s
 
     @property
@@ -118,7 +119,7 @@ class Plan:
     """Candidate settings of a server under a load."""
 
     cell: Cell
-    objective: str
+    objective: str  # throughput, latency or goodput
     replicates: int  # runs of a setting, of as many requests each
     candidates: tuple[Candidate, ...]  # equal ones first, the cheapest of them at the head, then by regret
     by_batch: tuple[BatchChoice, ...]  # batches of 1, 2, 4, ... requests

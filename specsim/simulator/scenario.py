@@ -145,9 +145,9 @@ USUAL_REQUESTS = 16  # at which the parameters that matter most are found, where
 class SpeedupRange:
     """A simulated speed-up with the ends of its 90 % band."""
 
-    value: float
-    lowest: float
-    highest: float
+    value: float  # the ratio
+    lowest: float  # lower end of the 90 % band
+    highest: float  # upper end of the 90 % band
     calibration: str  # origin of the value's parameters
 
     def __str__(self) -> str:

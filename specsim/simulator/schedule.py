@@ -96,10 +96,10 @@ STEP = 8  # engines capture graphs of 1, 2, 4, ... and of multiples of 8 request
 class Range:
     """The best setting from `low` to `high` running requests."""
 
-    low: int
-    high: int
+    low: int  # least running requests
+    high: int  # most running requests
     config: SpecConfig
-    speedup: float  # over plain decoding, at `high` requests or as many as have KV slots
+    speedup: float  # speed-up over plain decoding, at `high` requests or as many as have KV slots
 
 
 def schedule(cell: Cell, options: Sequence[Option]) -> tuple[Range, ...]:

@@ -28,8 +28,8 @@ _MOST_BATCH = 256
 class Took:
     """Time of a simulation."""
 
-    seconds: float  # on the clock
-    core_seconds: float  # of a core; fewer than `seconds` where other programs ran too
+    seconds: float  # wall-clock seconds
+    core_seconds: float  # seconds of a CPU core
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ _UNITS = {"ms": 1e-3, "s": 1.0}
 class Slo:
     """Largest latencies of a request, in seconds; infinity: no bound."""
 
-    ttft: float = math.inf
-    tpot: float = math.inf  # per token after the first; a request of one token has none, and stays within
-    e2e: float = math.inf
+    ttft: float = math.inf  # largest time to the first token, in seconds; infinity: no bound
+    # largest time per token after the first, in seconds; infinity: no bound. A request of one token stays within.
+    tpot: float = math.inf
+    e2e: float = math.inf  # largest time to the last token, in seconds; infinity: no bound
 
     def __post_init__(self) -> None:
         for field in fields(self):

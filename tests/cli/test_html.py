@@ -6,10 +6,10 @@ import re
 import pytest
 from jsonschema import Draft202012Validator
 
-from specsim.cli.schema import FOLDER
+from specsim.cli.schema import document as schema_document
 
 pytestmark = pytest.mark.usefixtures("shipped")
-SCHEMA = Draft202012Validator(json.loads((FOLDER / "exploration.json").read_bytes()))
+SCHEMA = Draft202012Validator(schema_document("exploration"))
 REQUESTS = [{"prompt": "def f", "max_new_tokens": 5}, {"prompt": "import", "max_new_tokens": 9}]
 
 

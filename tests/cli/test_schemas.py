@@ -4,7 +4,11 @@ Every output that any test writes is validated (tests/conftest.py). Here each co
 """
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -16,10 +20,12 @@ from specsim import SpecConfig
 from specsim.bench.roofline import Part, Peaks, RooflineBound
 from specsim.bench.row import OURS, Check, Row, Target, Timing
 from specsim.bench.suites import Suite
+from specsim.cli.schema import DIALECT, comments, document, type_schema
 from specsim.core.json_schema import VERSIONS, schema_name
 from specsim.simulator.calibration import published
 
 pytestmark = pytest.mark.usefixtures("shipped")
+ROOT = Path(__file__).parents[2]
 LOAD = "--requests 4 --prompt-tokens 20 --output-tokens 4"
 RUNS = {
     "accept": "accept --prompts 1 --max-new-tokens 4",
@@ -121,3 +127,93 @@ def test_all_schemas_are_listed(call):
 
 def test_a_schema_of_no_command_is_refused(call, assert_one_sentence):
     assert_one_sentence(call("schema", "demo"), "command")
+
+
+def parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every schema inside a schema, itself included."""
+    yield schema
+    inside = [*schema.get("properties", {}).values()]
+    inside += [schema[name] for name in ("items", "additionalProperties") if isinstance(schema.get(name), dict)]
+    for part in inside:
+        yield from parts(part)
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_every_value_is_described_and_objects_are_closed(name):
+    schema = document(name)
+    Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == DIALECT
+    assert schema["properties"]["schema"]["const"] == f"specsim/{name}/{VERSIONS[name]}" == schema["$id"]
+    for part in parts(schema):
+        assert part["description"].endswith(".")
+        kind = part.get("type")
+        if "object" in (kind if isinstance(kind, list) else [kind]):
+            assert "additionalProperties" in part
+        if "properties" in part:
+            assert part["additionalProperties"] is False
+            assert set(part["required"]) <= set(part["properties"])
+        assert "array" not in (kind or ()) or "items" in part
+
+
+def test_an_unknown_key_is_no_output():
+    validator = Draft202012Validator(document("lint-report"))
+    value = {"schema": "specsim/lint-report/1", "file": "a.json", "findings": []}
+    assert validator.is_valid(value)
+    assert not validator.is_valid(value | {"more": 1})
+    assert not validator.is_valid(value | {"schema": "specsim/lint-report/0"})
+
+
+KEPT = [*ROOT.glob("specsim/simulator/profiles/*.json"), ROOT / "specsim/models/shipped/tiny/acceptance.json"]
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_shipped_results_follow_their_schemas(path):
+    value = json.loads(path.read_text(encoding="utf-8"))
+    Draft202012Validator(document(value["schema"].split("/")[1])).validate(value)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample."""
+
+    # mean over
+    # all rows, nan for none
+    mean: float
+    kind: Literal["a", "b"] | None  # letter
+    pair: tuple[float, float] = (0, 0)  # two of them
+    counts: dict[str, int] | None = None
+    token: int | str = 0  # id or text
+
+    @property
+    def double(self) -> float:
+        """Twice the mean."""
+        return 2 * self.mean
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Counts by name."""
+
+    counts: dict[str, int] | None  # counts by name
+
+
+def test_fields_have_the_types_of_the_class_and_its_comments():
+    assert comments(Sample) == {
+        "mean": "Mean over all rows, nan for none.",
+        "kind": "Letter.",
+        "pair": "Two of them.",
+        "token": "Id or text.",
+        "double": "Twice the mean.",
+    }
+    schema = type_schema(Annotated[Sample, "+double", "-counts", Counted])
+    properties = schema["properties"]
+    assert schema["description"] == "A sample."
+    assert properties["mean"] == {"type": ["number", "null"], "description": "Mean over all rows, null for none."}
+    assert (properties["kind"]["type"], properties["kind"]["enum"]) == (["string", "null"], ["a", "b", None])
+    assert (properties["pair"]["minItems"], properties["pair"]["items"]["type"]) == (2, "number")
+    assert properties["counts"]["type"] == ["object", "null"]
+    assert properties["token"]["type"] == ["integer", "string"]
+    assert properties["double"]["type"] == "number"
+    assert type_schema(Annotated[Sample, "pair double"])["required"] == ["pair", "double"]
+    with pytest.raises(ValueError, match=r"Sample\.counts has no comment"):
+        type_schema(Sample)

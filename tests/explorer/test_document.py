@@ -7,7 +7,7 @@ from jsonschema import Draft202012Validator
 
 import specsim
 from specsim import SamplingParams, SpecConfig
-from specsim.cli.schema import FOLDER
+from specsim.cli.schema import document as schema_document
 from specsim.explorer import document as documents
 from specsim.explorer.decisions import decisions
 from specsim.explorer.document import document, encoded
@@ -17,7 +17,7 @@ from specsim.models.synthetic_pair import synthetic_pair
 from .kinds import CHAIN, FAST, KINDS, recorded
 
 CASES = [(name, "reference") for name in KINDS] + [(name, "fast") for name in FAST]
-SCHEMA = Draft202012Validator(json.loads((FOLDER / "exploration.json").read_bytes()))
+SCHEMA = Draft202012Validator(schema_document("exploration"))
 
 
 def few(values):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from jsonschema import Draft202012Validator
 
-from specsim.cli.schema import FOLDER
+from specsim.cli.schema import document as schema_document
 from specsim.core.config import SpecConfig
 from specsim.correctness.differential import check
 from specsim.correctness.differential.setting import one_cell
@@ -15,7 +15,7 @@ from specsim.explorer.html import write_page
 from specsim.explorer.mismatch import mismatch_document
 
 CONFIG = SpecConfig(topk=3, num_steps=2, num_draft_tokens=6, page_size=4)
-SCHEMA = Draft202012Validator(json.loads((FOLDER / "exploration.json").read_bytes()))
+SCHEMA = Draft202012Validator(schema_document("exploration"))
 
 
 class Wrong:

@@ -195,19 +195,14 @@ def test_every_option_of_every_command_is_listed():
     assert "| `--batch-invariant`" in pages["cli/generate.md"]
 
 
-def test_schemas_are_tables_of_keys(tmp_path):
-    item = {"type": "object", "properties": {"text": {"type": ["string", "null"], "description": "Text."}}}
-    outputs = {"type": "array", "items": item, "description": "Outputs."}
-    by_name = {"type": "object", "additionalProperties": {"type": "number", "description": "Seconds."}}
-    schema = {"$id": "specsim/demo/1", "title": "specsim demo", "description": "Output.", "required": ["outputs"]}
-    schema["properties"] = {"outputs": outputs, "times": by_name}
-    (tmp_path / "demo.json").write_text(json.dumps(schema))
-    pages = schema_pages(tmp_path)
-    assert "| `outputs` | array of object | Outputs. |" in pages["json/demo.md"]
-    assert "| `outputs[].text` | string or null, optional | Text. |" in pages["json/demo.md"]
-    assert "| `times.*` | number | Seconds. |" in pages["json/demo.md"]
-    assert "json/demo.md" in pages["generated/schemas.md"]
-    assert schema_pages(tmp_path / "none") == {"generated/schemas.md": "\n"}
+def test_schemas_are_tables_of_keys():
+    pages = schema_pages()
+    assert "| `outputs` | array of object | Outputs in the order of the prompts. |" in pages["json/generate.md"]
+    assert "| `outputs[].text` | string | Ends before a stop string. |" in pages["json/generate.md"]
+    assert "| `versions.triton` | string, optional |" in pages["json/diff.md"]
+    assert "| `outcomes[].status` | string |" in pages["json/conformance.md"]
+    assert "| `functions.*` | string | One entry. |" in pages["json/conformance.md"]
+    assert "json/generate.md" in pages["generated/schemas.md"]
 
 
 def test_stage_writes_pages_and_drops_old_ones(tmp_path):

@@ -17,8 +17,8 @@ from specsim.correctness.conformance.runner import CaseOutcome, chosen_operation
 class ConformanceReport:
     """Outcomes of a module's functions."""
 
-    module: str
-    device: str
+    module: str  # module whose functions were checked
+    device: str  # device of the implementation: cpu or cuda
     functions: dict[str, str]  # name of the called function by operation
     outcomes: tuple[CaseOutcome, ...]  # of every case, in their order
 

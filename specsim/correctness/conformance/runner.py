@@ -31,13 +31,14 @@ Status = Literal["equal", "refused", "different", "raised", "ended"]
 class CaseOutcome:
     """Outcome of one case."""
 
-    operation: str
-    case: str
+    operation: str  # name of the operation
+    case: str  # name of the case
     status: Status  # refused: an exception where one is allowed; ended: the process hung or died
     detail: str = ""  # difference or message
 
     @property
     def passed(self) -> bool:
+        """Whether the status is equal or refused."""
         return self.status in ("equal", "refused")
 
 

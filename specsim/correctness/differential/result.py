@@ -19,14 +19,14 @@ LEAST_COMPARED = 0.25  # of the requests of each phase in bfloat16, where about 
 class Divergence:
     """A difference that rounding does not explain."""
 
-    cell: str
-    round: int
-    phase: str
+    cell: str  # name of the cell
+    round: int  # number of the round
+    phase: str  # prefill, draft, verify or draft_extend
     request: int | None  # place in the batch, None where a whole state is wrong
     node: int | None  # first wrong entry of the field (a node, candidate, column or row), None for none
-    field: str
-    reference: Any
-    fast: Any
+    field: str  # name of the wrong field
+    reference: Any  # value of the reference
+    fast: Any  # value of the implementation that was compared
 
     def __str__(self) -> str:
         location = f"round {self.round}, {self.phase}"
@@ -39,16 +39,16 @@ class Divergence:
 class CellResult:
     """Results of one cell."""
 
-    id: str
+    id: str  # name of the cell
     mismatches: int = 0  # wrong requests, summed over phases
-    within_rounding_error: int = 0  # decisions
-    decisions: int = 0
-    max_logprob_error: float = 0.0
+    within_rounding_error: int = 0  # decisions that rounding may turn
+    decisions: int = 0  # decisions that were compared
+    max_logprob_error: float = 0.0  # largest error of a log-probability against float64
     compared: dict[str, int] = field(default_factory=dict)  # requests, by phase
     not_compared: dict[str, int] = field(default_factory=dict)  # requests, by phase
     coverage: dict[str, int] = field(default_factory=dict)  # occurrences by name
     fields: dict[str, int] = field(default_factory=dict)  # comparisons of each field
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall-clock time in seconds
     first_divergence: Divergence | None = None
 
     @property
@@ -72,14 +72,14 @@ class CellResult:
 class GridResult:
     """Results of a grid's cells, or of the part that has run."""
 
-    grid: str
-    fingerprint: str
+    grid: str  # name of the grid, or one cell
+    fingerprint: str  # digest of all cells of the grid; a run with another one cannot be resumed
     num_cells: int  # of the whole grid
-    device: str
-    dtype: str
-    impl: str
+    device: str  # device of the implementation: cpu or cuda
+    dtype: str  # data type of weights and KV
+    impl: str  # implementation that was compared with the reference
     versions: dict[str, str]
-    date: str
+    date: str  # date and time of the run in UTC, to the second
     command: str
     required: tuple[str, ...]  # coverage that the whole grid has to reach
     cells: tuple[CellResult, ...]
@@ -95,6 +95,7 @@ class GridResult:
 
     @property
     def coverage(self) -> dict[str, int]:
+        """Occurrences of each case that the grid must cover."""
         rounded = {"within rounding error": self.total("within_rounding_error")}
         return {**dict.fromkeys(self.required, 0), **self.sum("coverage"), **rounded}
 

@@ -25,10 +25,10 @@ _SHORT = 4096
 class Certificate:
     """Exact figures of one verifier on one case."""
 
-    verifier: str
+    verifier: str  # acceptance rule
     promise: str  # lossless, lossy or wrong
     impl: str  # reference, fast or control; module for a rule of a user
-    case: str
+    case: str  # vocabulary and draft tree
     total_variation: Fraction  # of S + 1 tokens from the target's distribution
     accepted: Fraction  # expected accepted drafts
     optimum: Fraction  # expected accepted drafts of the best lossless rule
@@ -68,8 +68,8 @@ class Certificates:
     rows: tuple[Certificate, ...]
     inconsistent: tuple[str, ...]  # verifiers that could not be certified, and why
     not_run: tuple[str, ...]  # cases that the fast implementation was not certified on
-    seconds: float
-    date: str
+    seconds: float  # wall-clock time of the run, in seconds
+    date: str  # date and time of the run in UTC, to the second
     versions: dict[str, str]
     not_certified: tuple[str, ...] = ()  # rules of a user whose distribution is not known exactly, and why
 

@@ -46,16 +46,16 @@ class AnswerComparison:
     Margins and drift are infinite where a log probability is NaN.
     """
 
-    request: int
-    verdict: Verdict
+    request: int  # place of the request in the files, from 0
+    verdict: Verdict  # equal; numerics: rounding explains the difference; fault: it does not; undecided
     says: str  # reason for the verdict
-    place: int | None = None  # of the first token that differs, None where none does
+    place: int | None = None  # place of the first token that differs; None for none
     tokens: tuple[Token | None, Token | None] | None = None  # both answers' token there, None where one has ended
     margins: tuple[float | None, float | None] | None = None  # each engine's between its own token and the other's
-    at_least: tuple[float, float] | None = None  # lower bounds of margins, also where the other token is not reported
+    at_least: tuple[float, float] | None = None  # lower bounds of margins, some infinite; also without the other token
     is_drawn: bool = False  # whether an engine sampled: its file says so, or reports a likelier token than its own
-    drift: float = 0.0  # largest difference of log probabilities of the equal tokens before `place`
-    drift_place: int | None = None  # of the drift
+    drift: float = 0.0  # largest difference of log probabilities of equal tokens before `place`, or infinite
+    drift_place: int | None = None  # place of the drift; None for none
     exact: float | None = None  # distance of the two tokens' logits in float64, where weights were given
 
 

@@ -77,10 +77,10 @@ class CatalogueResult:
 
     results: tuple[FaultResult, ...]  # in the order of their faults
     device: str  # the fast implementation ran there
-    seconds: float
-    date: str
+    seconds: float  # wall-clock time of the run, in seconds
+    date: str  # date and time of the run in UTC, to the second
     versions: dict[str, str]
-    command: str = ""
+    command: str = ""  # command line that gives the same result
 
     @property
     def missed(self) -> tuple[FaultResult, ...]:

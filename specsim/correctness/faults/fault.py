@@ -19,10 +19,10 @@ class Trial:
 class FaultFinding:
     """One wrong field."""
 
-    field: str
-    place: str  # of the first wrong value
-    expected: Any
-    found: Any
+    field: str  # name of the wrong field
+    place: str  # place of the first wrong value
+    expected: Any  # right value
+    found: Any  # wrong value
 
     def __str__(self) -> str:
         return f"{self.place}: {self.field} is {self.found}, not {self.expected}"
@@ -32,11 +32,11 @@ class FaultFinding:
 class Fault:
     """A defect that speculative decoding has had."""
 
-    name: str
+    name: str  # name of the fault
     source: str  # report or fix, owner#number of a public repository, or another account of it
     operation: str  # of the round
     cause: str  # one sentence
-    symptom: str
+    symptom: str  # symptom, in a sentence
     fields: tuple[str, ...]  # a finding of the check has to name one of them
     edits: tuple[Edit, ...]  # the injection; the package itself holds no switch for it
     trial: Trial  # the smallest setting known to show it

@@ -44,7 +44,7 @@ class SoloResult(NamedTuple):
 class SoloComparison:
     """Results of comparing the requests of one run."""
 
-    num_compared: int
+    num_compared: int  # requests that were compared with their solo runs
     within_rounding_error: tuple[int, ...]  # ids of requests that differ where a decision is within rounding error
     differences: tuple[str, ...]  # a sentence for each other request that differs
     max_logprob_error: float  # over the equal requests

@@ -56,7 +56,7 @@ class Failure(NamedTuple):
 class Soak:
     """The results of all programs."""
 
-    command: str
+    command: str  # command line that gives the same result
     arguments: str  # of the command: impl, device and graph
     device: str  # the implementation ran there
     programs: tuple[ProgramResult, ...]  # in the order of their indices

@@ -37,13 +37,13 @@ MOST_STEPS = 20_000  # more than any program takes that ends
 class ProgramResult:
     """The result of one program."""
 
-    name: str
-    num_steps: int
+    name: str  # name of the workload: seed, index and number of requests
+    num_steps: int  # depth of its trees
     counts: dict[str, int] = field(default_factory=dict)  # occurrences of each event
     mismatches: int = 0  # requests that differ from their solo runs beyond rounding; an error is one more
     within_rounding_error: int = 0  # requests that differ where a decision is within rounding error (float32 only)
-    max_logprob_error: float = 0.0
-    first_difference: str | None = None
+    max_logprob_error: float = 0.0  # largest error of a log-probability
+    first_difference: str | None = None  # first difference; None for none
 
 
 def options_of(impl: str, device: str | None = None, graph: str | None = None) -> EngineOptions:

@@ -25,16 +25,16 @@ class SamplingTest:
     """One test, under the names of its JSON."""
 
     name: str  # verifier or control
-    impl: str
-    sampling: str
-    tokens: int
+    impl: str  # reference or fast; control for a version that is wrong on purpose; module for a rule of a user
+    sampling: str  # sampling parameters
+    tokens: int  # tokens that were tested
     round_starts: int  # tokens that begin a round, the first of each request excepted
     accept_length: float  # mean tokens per round
-    ln_e_value: float  # natural logarithm of the e-value
+    ln_e_value: float  # natural logarithm of the e-value; infinite where a token has no probability
     chi_square: ChiSquare
     bound: float  # p-value below which the distribution is rejected
     detectable_distance: float  # least total variation that is detected with probability 0.99; NaN for none
-    is_control: bool = False
+    is_control: bool = False  # whether it is a control: an engine that is wrong on purpose
 
     @property
     def p_value(self) -> float:
@@ -43,6 +43,7 @@ class SamplingTest:
 
     @property
     def is_rejected(self) -> bool:
+        """Whether the distribution is rejected."""
         return self.p_value < self.bound
 
     def to_json(self) -> dict[str, Any]:
@@ -56,10 +57,10 @@ class SamplingTests:
     """All tests of a run."""
 
     rows: tuple[SamplingTest, ...]
-    seed: int
+    seed: int  # random seed of all requests
     false_alarm: float  # bound on the probability that a correct engine fails any of them
-    seconds: float
-    date: str
+    seconds: float  # wall-clock time of the run, in seconds
+    date: str  # date and time of the run in UTC, to the second
     versions: dict[str, str]
 
     @property

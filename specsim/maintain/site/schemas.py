@@ -2,23 +2,24 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from specsim.cli.schema import document
+from specsim.core.json_schema import VERSIONS
 from specsim.maintain.site.docstrings import cell, code_cell, table
 
 _HEADINGS = ("key", "type", "description")
 
 
-def schema_pages(folder: Path) -> dict[str, str]:
-    """Write the list of all outputs and a page for each, by path; without the folder an empty list."""
-    schemas = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+def schema_pages() -> dict[str, str]:
+    """Write the list of all outputs and a page for each, by path."""
+    schemas = {name: document(name) for name in VERSIONS}
     rows = [
         (f"[{schema['title']}](json/{name}.md)", code_cell(schema["$id"]), cell(schema["description"]))
         for name, schema in schemas.items()
     ]
-    lines = [*table(("output", "schema", "description"), rows), ""] if rows else []
-    lines += ["```{toctree}", ":hidden:", "", *(f"json/{name}" for name in schemas), "```"] if rows else []
+    lines = [*table(("output", "schema", "description"), rows), ""]
+    lines += ["```{toctree}", ":hidden:", "", *(f"json/{name}" for name in schemas), "```"]
     pages = {f"json/{name}.md": _page(schema) for name, schema in schemas.items()}
     return pages | {"generated/schemas.md": "\n".join(lines) + "\n"}
 

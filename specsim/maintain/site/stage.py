@@ -52,7 +52,7 @@ def stage(root: Path, source: Path) -> Iterator[tuple[str, str]]:
         texts[page], faults = linked((root / file).read_text(encoding="utf-8"), file)
         yield from ((page, fault) for fault in faults)
     texts["papers/index.md"] += PAPERS
-    texts |= api_pages(root) | command_pages() | schema_pages(root / "specsim" / "cli" / "schemas")
+    texts |= api_pages(root) | command_pages() | schema_pages()
     texts |= gallery_pages() | course_pages(root)
     pictures = {path.relative_to(root).as_posix(): path for pattern in PICTURES for path in root.glob(pattern)}
     for page, text in texts.items():

@@ -182,10 +182,10 @@ _PLAIN = 1.0 + 1e-9  # accept lengths up to it are those of decoding without dra
 class Source:
     """A file that was read."""
 
-    path: str
-    tool: str
-    sha256: str
-    cells: int
+    path: str  # name of the file
+    tool: str  # tool that wrote it
+    sha256: str  # SHA-256 of its content
+    cells: int  # cells read from it
 
 
 def read(path: Path, context: Context) -> tuple[Source, list[Observation]]:

@@ -27,12 +27,12 @@ TOOL = "specsim calibrate"
 class ChainAcceptance:
     """Acceptance of one drafter's chains on one target."""
 
-    model: str
-    drafter: str  # architecture
+    model: str  # name of the target
+    drafter: str  # architecture of the drafter
     rates: tuple[float, ...]  # share of rounds that accept at least 1, 2, ... drafts
     low: float  # ends of the 90 % interval of the accept length of as many steps
-    high: float
-    is_fitted: bool  # to throughputs; False: from accept lengths of the cells
+    high: float  # upper end of the interval
+    is_fitted: bool  # whether throughputs were fitted; accept lengths of the cells otherwise
 
     def __post_init__(self) -> None:
         for name in ("model", "drafter"):

@@ -36,14 +36,14 @@ MOST_REGRET = 0.05
 class Regret:
     """Throughput lost at one batch size, relative to the best measured setting."""
 
-    table: str
-    batch: int
+    table: str  # name of the table
+    batch: int  # batch size
     settings: int  # measured at this batch size
-    best: str
-    chosen: str
-    simulated: float
+    best: str  # setting that was measured to be best
+    chosen: str  # setting that the calibrated simulator chose
+    simulated: float  # throughput lost by the simulator's choice, relative
     always: float | None  # with ALWAYS steps, None where they were not measured
-    formula: float
+    formula: float  # throughput lost by the closed formula's choice
     is_doubted: bool  # whether the calibration itself doubts its cells
 
 

@@ -27,10 +27,10 @@ UNITS = {"tokens_per_s": "tok/s", "decode_tokens_per_s": "tok/s, decoding", "tpo
 class FittedCell:
     """A figure that the fit saw."""
 
-    label: str
-    quantity: str
-    measured: float
-    fitted: float
+    label: str  # setting and load
+    quantity: str  # figure: tokens_per_s, decode_tokens_per_s, tpot_s or ttft_s
+    measured: float  # measured value
+    fitted: float  # value under the fitted parameters
 
     @property
     def error(self) -> float:

@@ -18,7 +18,7 @@ from specsim.simulator.layers import Layers
 class Structure:
     """Parts of a server that are no numbers."""
 
-    schedule: Literal["sync", "overlap"] = "overlap"
+    schedule: Literal["sync", "overlap"] = "overlap"  # part of the host: sync or overlap
     graphs: Graphs = "all"  # forwards in graphs: all, only the target's, or none
     plain_schedule: Literal["sync", "overlap"] | None = None  # of plain decoding, None for `schedule`
 

@@ -43,11 +43,11 @@ _UNITS = {
 class Fitted:
     """A fitted parameter."""
 
-    name: str
-    value: float
+    name: str  # name of the parameter
+    value: float  # fitted value, in the unit
     low: float  # 95 % interval; the bounds of the fit where the fitted cells do not determine the parameter
-    high: float
-    unit: str
+    high: float  # upper end of the 95 % interval, or of the fit's bounds
+    unit: str  # unit; empty for a ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +200,11 @@ Role = Literal["fitted", "held out", "computed"]
 class Figure:
     """A published figure and the simulated one."""
 
-    setting: str
-    quantity: str
-    published: float
-    simulated: float
-    role: Role = "computed"
+    setting: str  # setting of the figure
+    quantity: str  # name and unit of the figure
+    published: float  # published value
+    simulated: float  # simulated value
+    role: Role = "computed"  # fitted: the fit saw it; held out: it did not; computed: nothing was fitted
     digits: int = 2  # published decimals
 
     @property
@@ -228,9 +228,9 @@ class Figure:
 class Target:
     """A required accuracy of a reproduction."""
 
-    name: str
+    name: str  # the accuracy, in words
     value: str  # the figure, and the least or most allowed
-    is_reached: bool
+    is_reached: bool  # whether it is reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +238,11 @@ class Reproduction:
     """A table and its reproduction."""
 
     name: str
-    source: str
+    source: str  # publication of the table
     method: str  # includes everything that was fixed before any fit
     figures: tuple[Figure, ...]
-    parameters: tuple[Fitted, ...] = ()
-    targets: tuple[Target, ...] = ()
+    parameters: tuple[Fitted, ...] = ()  # fitted parameters
+    targets: tuple[Target, ...] = ()  # accuracies to reach
     notes: tuple[str, ...] = ()  # conclusions
     servers: tuple[FittedServer, ...] = ()  # with fitted parameters
 
