@@ -29,9 +29,9 @@ from specsim import AcceptanceRule, SamplingParams, SpecConfig, plots
 from specsim.core.display import stdout_console
 from specsim.correctness.exact import certify, certify_rules
 from specsim.correctness.exact.breakpoints import REJECTION
+from specsim.correctness.exact.cases import ExactCase, ExactModel, draws
 from specsim.correctness.exact.distribution import joint_regions
 from specsim.correctness.exact.implementations import reference
-from specsim.correctness.exact.model import ExactCase, ExactModel, draws
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.rule_distribution import rule_distribution
 from specsim.correctness.wrong_rules import at_least

@@ -40,9 +40,9 @@ from specsim import AcceptanceRule, SamplingParams, SpecConfig, plots
 from specsim.correctness.exact import certify
 from specsim.correctness.exact.breakpoints import BLOCK, MULTI_ROUND, REJECTION, TARGET_ONLY, TYPICAL
 from specsim.correctness.exact.breakpoints import target_only as target_only_with
+from specsim.correctness.exact.cases import ExactCase, ExactModel, draws
 from specsim.correctness.exact.distribution import exact_distribution
 from specsim.correctness.exact.implementations import reference
-from specsim.correctness.exact.model import ExactCase, ExactModel, draws
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.race import GUMBEL
 from specsim.correctness.exact.verifier import DraftedTree

@@ -31,12 +31,10 @@ import torch
 import specsim
 from specsim import AcceptanceRule, Accepted, NgramConfig, Proposal, SamplingParams, SpecConfig, TreeLimits, plots
 from specsim.core.rule import Tree
-from specsim.correctness.conformance.catalogue import CASES
 from specsim.correctness.conformance.contract import BY_NAME
-from specsim.correctness.conformance.runner import call
+from specsim.correctness.conformance.runner import CASES, call
 from specsim.correctness.exact import certify_rules
-from specsim.correctness.exact.cases import RULE_CASES
-from specsim.correctness.exact.model import draws, text_prob
+from specsim.correctness.exact.cases import RULE_CASES, draws, text_prob
 from specsim.correctness.exact.rule_distribution import rule_distribution
 from specsim.correctness.exact.verifier import DraftedTree
 from specsim.correctness.wrong_rules import shared_uniform

@@ -6,8 +6,7 @@ https://docs.nvidia.com/aiperf/reference/per-request-speculative-decoding-accept
 from collections.abc import Mapping
 from typing import Any
 
-from specsim.acceptance.content import Content
-from specsim.acceptance.draft_histogram import dense, reported, request_counts
+from specsim.acceptance.content import Content, dense, reported, request_counts
 from specsim.core.limits import MOST_STEPS
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
 

@@ -1,6 +1,9 @@
 """Acceptance of any pair on given prompts, as an acceptance record."""
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,12 +11,12 @@ from tqdm.auto import tqdm
 
 from specsim.acceptance.interval import with_interval
 from specsim.acceptance.own_results import CONVENTION
-from specsim.acceptance.prompts import Prompt, digest
 from specsim.core.columns import two_rounds
 from specsim.core.config import MOST_TOKENS, SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError, require, require_int
+from specsim.core.files import read_text
 from specsim.core.pair import Pair
 from specsim.core.phases import Advance, DraftInput, check_drafts
 from specsim.core.pool import KVPool
@@ -23,6 +26,50 @@ from specsim.serving.outputs import Generation
 from specsim.serving.requests import make_requests
 from specsim.serving.scheduler import Scheduler
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
+
+_KEYS = ("prompt", "text", "prompt_ids", "turns", "question")
+ALLOWED = (
+    "a UTF-8 file with a prompt per line: a text, or in a .jsonl file a JSON string, a list of token ids, or an object "
+    f"with {', '.join(_KEYS[:-1])} or {_KEYS[-1]}"
+)
+
+Prompt = str | list[int]
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Read the prompts of a file; of a conversation the first turn. InputError for a line that is none."""
+    text = read_text(path, "prompts", ALLOWED)
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    require(lines, "prompts", str(path), f"{ALLOWED} (it is empty)")
+    if path.suffix.lower() != ".jsonl":
+        return [line.rstrip("\r") for _, line in lines]
+    prompts = [_prompt(line, f"{path}, line {number}") for number, line in lines]
+    if len({type(prompt) for prompt in prompts}) > 1:
+        raise InputError("prompts", str(path), "texts in all lines, or token ids in all of them")
+    return prompts
+
+
+def digest(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> str:
+    """Name a list of prompts and the length of their outputs, so that equal ones are recognised."""
+    value = json.dumps([list(map(list, prompts)), max_new_tokens])
+    return hashlib.sha256(value.encode()).hexdigest()[:16]
+
+
+def _prompt(line: str, location: str) -> Prompt:
+    try:
+        value: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError("prompts", location, ALLOWED) from error
+    if isinstance(value, Mapping):
+        value = next((value[key] for key in _KEYS if value.get(key)), None)
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        value = value[0]
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value and all(type(token) is int for token in value):
+        return value
+    raise InputError("prompts", location, ALLOWED)
+
 
 BATCH = 16
 

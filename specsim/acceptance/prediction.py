@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from specsim.acceptance.prediction_settings import RECORDED, SETTINGS
+from specsim.acceptance.record_prediction import RECORDED, SETTINGS
 from specsim.acceptance.recording import most_positions, record
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import figure, heading, paragraph, print_table, setting

@@ -1,4 +1,4 @@
-"""Accept lengths of other settings that follow from an acceptance record; nothing runs."""
+"""Printed acceptance records, and accept lengths of other settings that follow from one; nothing runs."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,8 +6,6 @@ from typing import Any
 from rich.console import Console
 
 from specsim.acceptance.interval import with_interval
-from specsim.acceptance.prediction_settings import SETTINGS
-from specsim.acceptance.record_display import rows
 from specsim.core.config import SpecConfig
 from specsim.core.display import figure, heading, paragraph, print_table, setting, short_setting
 from specsim.core.files import without_nan
@@ -15,6 +13,64 @@ from specsim.simulator.acceptance import accept_length
 from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
 from specsim.simulator.rank_by_depth import rank_by_depth
 from specsim.simulator.record_shares import DEPTH, predicted_interval, record_shares, setting_acceptance
+
+# The setting that `predict` records, and those whose accept lengths are predicted.
+RECORDED = SpecConfig(topk=8, num_steps=6, num_draft_tokens=64)
+_TREES = {
+    (2, 2): (4, 7),
+    (2, 3): (6, 10),
+    (2, 4): (8, 14),
+    (2, 6): (8, 16),
+    (3, 3): (8, 12),
+    (3, 4): (10, 20),
+    (3, 5): (10, 24),
+    (4, 2): (6, 12),
+    (4, 3): (8, 16),
+    (4, 4): (16, 32),
+    (4, 6): (16, 48),
+    (8, 3): (16, 32),
+}
+SETTINGS = (
+    *(SpecConfig(1, num_steps, num_steps + 1) for num_steps in range(1, 7)),
+    *(SpecConfig(*tree, size) for tree, sizes in _TREES.items() for size in sizes),
+)
+
+
+def show_record(record: AcceptanceRecord, console: Console) -> None:
+    """Print a record: accept length with its interval, and rates by position."""
+    config = record.config
+    named = ", ".join(part for part in (record.pair, "" if config is None else setting(config)) if part)
+    heading(console, f"acceptance of {named or record.source}")
+    print_table(console, (), rows(record))
+    if record.rates:
+        console.print()
+        print_table(console, ("draft", "accepted", "after accepted ones", "rounds"), _positions(record))
+    console.print()
+    paragraph(console, f"Counted by {record.tool}: {record.convention}")
+
+
+def rows(record: AcceptanceRecord) -> list[tuple[str, str]]:
+    """List (name, value) pairs of a record's figures."""
+    figures = [("accept length", f"{record.accept_length:.3f} tokens a round, bonus included{_band(record.interval)}")]
+    if record.rounds is not None:
+        requests = f", {len(record.counts):,} requests" if record.is_by_request else ""
+        figures.append(("rounds", f"{record.rounds:,}{requests}"))
+    return figures
+
+
+def _band(interval: Interval | None) -> str:
+    if interval is None:
+        return "; no interval, for lack of counts"
+    return f" ({interval.low:.3f} to {interval.high:.3f}, {interval.confidence:.0%} by {interval.method})"
+
+
+def _positions(record: AcceptanceRecord) -> list[tuple[str, ...]]:
+    total = record.total
+    reached = () if total is None else total.reached or total.default_reached
+    return [
+        (str(index + 1), figure(rate, 3), figure(conditional, 3), f"{reached[index]:,}" if reached else "-")
+        for index, (rate, conditional) in enumerate(zip(record.rates, record.conditional, strict=True))
+    ]
 
 
 @dataclass(frozen=True, slots=True)

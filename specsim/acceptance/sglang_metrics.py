@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.acceptance.content import Content
-from specsim.acceptance.draft_histogram import dense
+from specsim.acceptance.content import Content, dense
 from specsim.core.errors import InputError, require
 from specsim.core.limits import MOST_STEPS, MOST_WIDTH, parse_number
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts

@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from specsim.acceptance.content import Content
-from specsim.acceptance.draft_histogram import reported, request_counts
+from specsim.acceptance.content import Content, reported, request_counts
 from specsim.core.errors import require
 from specsim.core.limits import MOST_STEPS, parse_number, read_number
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts

@@ -24,9 +24,8 @@ def accept_pair(given: dict[str, Any], engine: EngineGroup, source: str) -> None
     """Measure a pair, report the record, and compare it with a baseline; source: the command line."""
     from specsim.acceptance.baseline import TOLERANCE, compare
     from specsim.acceptance.files import read_record
-    from specsim.acceptance.measured_pair import BATCH, measure_pair
-    from specsim.acceptance.prompts import read_prompts
-    from specsim.acceptance.record_display import show
+    from specsim.acceptance.measured_pair import BATCH, measure_pair, read_prompts
+    from specsim.acceptance.record_prediction import show_record
     from specsim.models.load import is_token_drafter, load, load_config
 
     config = options.pick(SpecConfig, given)
@@ -50,7 +49,7 @@ def accept_pair(given: dict[str, Any], engine: EngineGroup, source: str) -> None
     compared = None if earlier is None else compare(record, earlier, TOLERANCE if tolerance is None else tolerance)
 
     def print_all(console: "Console") -> None:
-        show(record, console)
+        show_record(record, console)
         if compared is not None:
             from specsim.core.display import paragraph
 

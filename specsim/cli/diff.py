@@ -160,10 +160,10 @@ def _diff(given: dict[str, Any]) -> None:
     from specsim.core.display import stdout_console
     from specsim.core.kv_buffer import KV_DTYPES, KVFormat
     from specsim.correctness import differential
+    from specsim.correctness.differential.cell import one_cell
     from specsim.correctness.differential.implementation import Shares
     from specsim.correctness.differential.pairs import FAMILIES, KINDS
-    from specsim.correctness.differential.report import show
-    from specsim.correctness.differential.setting import one_cell
+    from specsim.correctness.differential.result import show
 
     name = given["grid"]
     config = options.pick(SpecConfig, given)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specsim.correctness.explain import Answer, AnswerComparison
-    from specsim.correctness.explain.weights import ComparedWeights
+    from specsim.correctness.explain.finding import ComparedWeights
 
 
 def explain(
@@ -108,7 +108,7 @@ def _row(finding: "AnswerComparison") -> tuple[str, ...]:
 def _weights(target: str, dtype: str) -> "ComparedWeights":
     import torch
 
-    from specsim.correctness.explain.weights import ComparedWeights
+    from specsim.correctness.explain.finding import ComparedWeights
     from specsim.models.load import load
 
     pair = load(target, None, "none")
@@ -117,7 +117,7 @@ def _weights(target: str, dtype: str) -> "ComparedWeights":
 
 def _measured(finding: "AnswerComparison", answer: "Answer", weights: "ComparedWeights") -> "AnswerComparison":
     """Decide a finding by the weights, where both tokens are given by their ids."""
-    from specsim.correctness.explain.weights import decide
+    from specsim.correctness.explain.finding import decide
 
     a, b = finding.tokens or (None, None)
     if finding.verdict == "equal" or finding.is_drawn or not isinstance(a, int) or not isinstance(b, int):

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from specsim.correctness.differential.cell import AXES
 from specsim.correctness.differential.drafter_grid import DRAFTER_AXES, KINDS
 from specsim.correctness.differential.grids import grid
-from specsim.correctness.differential.setting import AXES
 from specsim.correctness.faults.catalogue import FAULTS
 from specsim.maintain.result_tables import markdown
 

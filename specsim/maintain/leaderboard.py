@@ -15,9 +15,8 @@ from typing import Any
 from specsim.core.errors import InputError, require
 from specsim.core.rule import AcceptanceRule
 from specsim.correctness import exact
-from specsim.correctness.exact.cases import CASES
+from specsim.correctness.exact.cases import CASES, ExactCase, draws
 from specsim.correctness.exact.certificates import VERIFIERS
-from specsim.correctness.exact.model import ExactCase, draws
 from specsim.correctness.exact.report import Certificate
 from specsim.correctness.exact.report import exact as as_text
 from specsim.correctness.exact.verifier import DraftedTree, Verifier

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from specsim import SamplingParams, SpecConfig, generate
-from specsim.acceptance.measured_pair import measure_pair, record_of
-from specsim.acceptance.prompts import digest, read_prompts
+from specsim.acceptance.measured_pair import digest, measure_pair, read_prompts, record_of
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.models.synthetic_pair import synthetic_pair

@@ -16,7 +16,7 @@ from specsim.core.pair import Pair
 from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.correctness.differential import check
-from specsim.correctness.differential.setting import one_cell
+from specsim.correctness.differential.cell import one_cell
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference.acceptance import target_only
 from specsim.serving.generation import load_engine

@@ -26,7 +26,7 @@ from specsim.core.errors import InputError
 from specsim.core.grammar import after, allowed_first, allowed_nodes, allowed_trees, stacked
 from specsim.core.phases import Batch
 from specsim.correctness.differential import check
-from specsim.correctness.differential.setting import cell_of
+from specsim.correctness.differential.cell import cell_of
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference.acceptance import Tree, greedy, target_only
 from specsim.reference.sampling import adjust_logits, target_prob

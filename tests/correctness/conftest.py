@@ -8,8 +8,8 @@ import pytest
 
 import specsim.correctness.differential.grid_run as running
 from specsim.correctness.differential import Cell, CellResult, check
+from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.differential.setting import cell_of
 
 
 @pytest.fixture(scope="session")

@@ -15,22 +15,22 @@ from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.core.user_module import load_module
 from specsim.correctness.conformance import chains, runner
-from specsim.correctness.conformance.case import (
+from specsim.correctness.conformance.chains import ROWS, distribution_of
+from specsim.correctness.conformance.comparison import difference, guard
+from specsim.correctness.conformance.contract import (
+    BY_NAME,
     DEVICE,
+    OPERATIONS,
     Call,
     KernelCase,
     SampleDistribution,
+    Value,
     arguments,
     replaced,
     strided,
 )
-from specsim.correctness.conformance.catalogue import CASES
-from specsim.correctness.conformance.chains import ROWS, distribution_of
-from specsim.correctness.conformance.comparison import difference
-from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Value
-from specsim.correctness.conformance.memory import guard
 from specsim.correctness.conformance.report import ConformanceReport
-from specsim.correctness.conformance.runner import call, chosen_operations, function_of, run
+from specsim.correctness.conformance.runner import CASES, call, chosen_operations, function_of, run
 
 TESTS = Path(__file__).parent
 PLAIN = str(TESTS / "plain_kernels.py")

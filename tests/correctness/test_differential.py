@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from specsim.correctness.differential import check, grid
+from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.grids import QUICK, SAMPLED, SHIPPED, SPECIAL
 from specsim.correctness.differential.lockstep import _same_bits
 from specsim.correctness.differential.oracle import compare_with_oracle
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.differential.setting import cell_of
 
 pytestmark = pytest.mark.usefixtures("budgets_once")
 CELL = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))

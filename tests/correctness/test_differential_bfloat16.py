@@ -10,10 +10,9 @@ from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.core.kinds import TESTED
 from specsim.correctness.differential import check, grid
+from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.implementation import load_implementation
-from specsim.correctness.differential.pairs import KINDS, make_pair
-from specsim.correctness.differential.setting import cell_of
-from specsim.correctness.differential.wide_pair import wide_pair
+from specsim.correctness.differential.pairs import KINDS, make_pair, wide_pair
 
 WIDE = [cell for cell in grid("pairwise", "bfloat16") if "-wide" in cell.pair]
 CELLS = [replace(cell, rounds=2) for cell in WIDE[::28]]

@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 
 from specsim.correctness.differential import CellResult, check, grid
+from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.grids import DRAFTERS, OWN_KV, SAMPLED
-from specsim.correctness.differential.setting import cell_of
 
 KINDS = ("dflash", "dspark")
 CELLS = {"tree": OWN_KV[0], "rejection": OWN_KV[1], "released": OWN_KV[2], "block": SAMPLED[1], "lanes": SAMPLED[3]}

@@ -14,11 +14,11 @@ from specsim import SpecConfig
 from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.correctness.differential import CellResult, GridResult, check, grid, run_grid
-from specsim.correctness.differential.coverage import required
+from specsim.correctness.differential.cell import AXES, cell_of
+from specsim.correctness.differential.grid_run import required
 from specsim.correctness.differential.grids import QUICK, is_valid
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.differential.result import Divergence
-from specsim.correctness.differential.setting import AXES, cell_of
 
 CELL = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))
 WARM = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", kind="eagle3"))

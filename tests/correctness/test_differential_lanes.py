@@ -8,8 +8,8 @@ import torch
 from specsim.core.columns import lane_columns, tail_columns
 from specsim.core.pool import KVBuffer
 from specsim.correctness.differential import check
+from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.differential.setting import cell_of
 from specsim.fast import kv
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.model.draft_metadata import lane_metadata

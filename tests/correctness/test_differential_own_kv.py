@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 
 from specsim.correctness.differential import CellResult, check, grid
+from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.grids import DRAFTERS, OWN_KV, OWN_STEPS
-from specsim.correctness.differential.setting import cell_of
 
 KINDS = ("standalone", "standalone.tli", "frozen-kv")
 CELLS = (0, 1, 2, 4)  # of OWN_KV, in all graph modes

@@ -15,15 +15,28 @@ from specsim.core.phases import (
 )
 from specsim.core.uniforms import final_uniforms
 from specsim.correctness.differential import check
-from specsim.correctness.differential.budget import FLOAT32_EPS, budget, log_prob_budget
-from specsim.correctness.differential.comparison import FieldChecks, Mismatch, Tally, Trio, WithinRoundingError
-from specsim.correctness.differential.distribution import RowDistribution, rounding
+from specsim.correctness.differential.cell import SAMPLINGS, cell_of
+from specsim.correctness.differential.comparison import (
+    FLOAT32_EPS,
+    FieldChecks,
+    Mismatch,
+    Tally,
+    Trio,
+    WithinRoundingError,
+    budget,
+    log_prob_budget,
+)
+from specsim.correctness.differential.distribution import (
+    LEAST,
+    MOST,
+    ReportedWalk,
+    RowDistribution,
+    compare_accepted,
+    rounding,
+)
 from specsim.correctness.differential.grid_run import perturbation_budgets
 from specsim.correctness.differential.pairs import make_pair, perturbed
 from specsim.correctness.differential.ranking import Ranking, log_scores
-from specsim.correctness.differential.sampled_verify import LEAST, MOST, compare_accepted
-from specsim.correctness.differential.setting import SAMPLINGS, cell_of
-from specsim.correctness.differential.walk import ReportedWalk
 from specsim.reference.acceptance import Tree
 
 ONE = Sampling.of([SAMPLINGS["warm"]], 8)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specsim.correctness.differential import check
+from specsim.correctness.differential.cell import SAMPLINGS, cell_of
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.differential.setting import SAMPLINGS, cell_of
 from specsim.serving.generation import load_engine
 
 pytestmark = pytest.mark.usefixtures("budgets_once")

@@ -16,7 +16,7 @@ from specsim.core.phases import (
     VerifyOutput,
 )
 from specsim.correctness.differential import check, grid
-from specsim.correctness.differential.setting import cell_of
+from specsim.correctness.differential.cell import cell_of
 
 pytestmark = pytest.mark.usefixtures("budgets_once")
 CELL = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))

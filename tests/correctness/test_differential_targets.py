@@ -9,9 +9,9 @@ from specsim.core import target
 from specsim.core.errors import InputError
 from specsim.core.kv_buffer import FP8
 from specsim.correctness.differential import check, grid
+from specsim.correctness.differential.cell import KV_FORMATS, LATER_FAMILIES, ROUTED, cell_of
 from specsim.correctness.differential.drafter_grid import LATENT
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.differential.setting import KV_FORMATS, LATER_FAMILIES, ROUTED, cell_of
 from specsim.serving.generation import load_engine
 
 SMALL = dict(topk=2, num_steps=2, num_draft_tokens=4, page_size=4, batch=3)

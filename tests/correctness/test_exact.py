@@ -18,19 +18,27 @@ from specsim.core.errors import InputError
 from specsim.core.uniforms import token_noise
 from specsim.correctness.exact import certify, implementations, race
 from specsim.correctness.exact import optimum as optimum_module
-from specsim.correctness.exact import regions as regions_module
+from specsim.correctness.exact import verifier as verifier_module
 from specsim.correctness.exact.cases import (
     BRIDGED,
     CASES,
     CHAIN,
     CUT_CHAIN,
     CUT_TREE,
+    FAR,
     GIVEN_TREE,
     LANES,
     PAPER,
+    Certain,
+    ExactCase,
+    ExactModel,
     cases_of,
+    draws,
+    text_prob,
+    texts,
 )
 from specsim.correctness.exact.certificates import NAMES, VERIFIERS
+from specsim.correctness.exact.controls import two_rounds
 from specsim.correctness.exact.distribution import (
     ExactDistribution,
     NotConstant,
@@ -38,12 +46,9 @@ from specsim.correctness.exact.distribution import (
     exact_distribution,
     joint_regions,
 )
-from specsim.correctness.exact.model import FAR, Certain, ExactCase, ExactModel, draws, text_prob, texts
 from specsim.correctness.exact.optimum import optimum
-from specsim.correctness.exact.regions import UNREAD, grid_cost, regions, with_zero
 from specsim.correctness.exact.report import Certificates
-from specsim.correctness.exact.two_rounds import two_rounds
-from specsim.correctness.exact.verifier import DraftedTree
+from specsim.correctness.exact.verifier import UNREAD, DraftedTree, grid_cost, regions, with_zero
 from specsim.reference import acceptance
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -333,7 +338,7 @@ def test_regions_lie_between_the_cuts_and_cover_the_range(cut):
 def test_grid_cost_bounds_any_assignment_of_its_edges(cut):
     """On a grid of 16 points, 0 counted as 1: every region's mass is within what the bound allows."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(regions_module, "GRID", 16)
+        patched.setattr(verifier_module, "GRID", 16)
         axis = regions(cut)
         bound = grid_cost(axis)
         for to_the_left in (False, True):

@@ -14,13 +14,12 @@ from specsim.core.uniforms import lane_accept_uniforms
 from specsim.correctness import wrong_rules
 from specsim.correctness.exact import certify_rules, load_rules
 from specsim.correctness.exact.breakpoints import BLOCK, MULTI_ROUND, REJECTION, TARGET_ONLY
-from specsim.correctness.exact.cases import CASES, PAPER, RULE_CASES
+from specsim.correctness.exact.cases import CASES, PAPER, RULE_CASES, ExactCase, ExactModel
 from specsim.correctness.exact.distribution import exact_distribution
 from specsim.correctness.exact.exact_number import ExactNumber, NotExact
 from specsim.correctness.exact.exact_tensor import ExactTensor
 from specsim.correctness.exact.exploration import explore
 from specsim.correctness.exact.implementations import reference
-from specsim.correctness.exact.model import ExactCase, ExactModel
 from specsim.correctness.exact.rule_distribution import Broken, NotCertified, rule_distribution
 from specsim.reference import acceptance
 from specsim.reference.acceptance import residual

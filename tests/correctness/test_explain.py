@@ -10,8 +10,7 @@ import torch
 from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.correctness.explain import Answer, Noise, explain, read_answers
-from specsim.correctness.explain.finding import ERRORS, AnswerComparison
-from specsim.correctness.explain.weights import ComparedWeights, decide
+from specsim.correctness.explain.finding import ERRORS, AnswerComparison, ComparedWeights, decide
 from specsim.models.load import load
 from specsim.reference.oracle_forward import target_forward
 

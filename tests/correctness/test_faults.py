@@ -19,7 +19,7 @@ from specsim.correctness.faults.campaign import CatalogueResult, FaultResult
 from specsim.correctness.faults.catalogue import FAULTS
 from specsim.correctness.faults.checks import CHECKS, run_check
 from specsim.correctness.faults.checks.memory import guarded
-from specsim.correctness.faults.injection import changed, copied_package, environment, path_of, read, sources
+from specsim.correctness.faults.fault import changed, copied_package, environment, path_of, read, sources
 from specsim.correctness.faults.trial import findings
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
@@ -91,7 +91,7 @@ def test_a_package_on_another_file_system_is_copied(monkeypatch):
 
 def test_an_installed_package_is_copied_too():
     """In a copy, as in a wheel, the implementations are folders inside the package."""
-    program = """from specsim.correctness.faults.injection import copied_package
+    program = """from specsim.correctness.faults.fault import copied_package
 with copied_package({}) as root: print(len([*root.rglob('*.py')]))"""
     with copied_package({}) as root:
         run = subprocess.run([sys.executable, "-c", program], env=environment(root), capture_output=True, text=True)

@@ -11,9 +11,9 @@ import torch
 from specsim import EngineOptions, SamplingParams, SpecConfig, generate, load
 from specsim.core.policies.per_request import Choice
 from specsim.correctness.differential import check
+from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.implementation import Shares
 from specsim.correctness.differential.pairs import make_pair
-from specsim.correctness.differential.setting import cell_of
 from specsim.correctness.ranks import RankFailed, run_in_ranks
 from specsim.models.load import Parts
 from specsim.serving.adaptation import Adaptation

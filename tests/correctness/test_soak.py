@@ -20,8 +20,18 @@ from specsim.core.phases import DraftInput
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.invariance.replay import ReplayedRuns
 from specsim.correctness.soak.coverage import REQUIRED, accepted_name, coverage_of, required
-from specsim.correctness.soak.drafters import KINDS, SHARED, families, formats, pair_of, possible_graph
-from specsim.correctness.soak.programs import MOST_REQUESTS, Submission, draw, named
+from specsim.correctness.soak.programs import (
+    KINDS,
+    MOST_REQUESTS,
+    SHARED,
+    Submission,
+    draw,
+    families,
+    formats,
+    named,
+    pair_of,
+    possible_graph,
+)
 from specsim.correctness.soak.session import LEAST_REQUESTS, REQUIRED_EVENTS, Soak, soak
 from specsim.correctness.soak.trial import ProgramResult
 from specsim.serving.admission import Admission

@@ -13,15 +13,18 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import Batch
 from specsim.correctness.statistics import run_sampling_tests
-from specsim.correctness.statistics.controls import CONTROLS
-from specsim.correctness.statistics.distribution import draft_distribution, next_distribution
-from specsim.correctness.statistics.e_value import Sample, chi_square, ln_e_value
-from specsim.correctness.statistics.power import detectable_distance
+from specsim.correctness.statistics.e_value import Sample, chi_square, detectable_distance, ln_e_value
 from specsim.correctness.statistics.report import SamplingTests
-from specsim.correctness.statistics.samples import Load, outputs, sample
-from specsim.correctness.statistics.settings import CONFIGS, DRAFTERS, PLAIN, SETTINGS
-from specsim.correctness.statistics.small_vocabulary import VOCAB, SmallVocabulary, dyadic, opposed
-from specsim.correctness.statistics.suite import FALSE_ALARM
+from specsim.correctness.statistics.samples import CONFIGS, DRAFTERS, PLAIN, SETTINGS, Load, outputs, sample
+from specsim.correctness.statistics.small_vocabulary import (
+    VOCAB,
+    SmallVocabulary,
+    draft_distribution,
+    dyadic,
+    next_distribution,
+    opposed,
+)
+from specsim.correctness.statistics.suite import CONTROLS, FALSE_ALARM
 from specsim.reference import acceptance
 from specsim.reference.sampling import adjust_logits, target_prob
 from specsim.serving.outputs import Output

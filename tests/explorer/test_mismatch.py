@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 from specsim.cli.schema import document as schema_document
 from specsim.core.config import SpecConfig
 from specsim.correctness.differential import check
-from specsim.correctness.differential.setting import one_cell
+from specsim.correctness.differential.cell import one_cell
 from specsim.explorer.document import encoded
 from specsim.explorer.html import write_page
 from specsim.explorer.mismatch import mismatch_document

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from specsim.correctness.faults.injection import Edit, changed, copied_package, environment
+from specsim.correctness.faults.fault import Edit, changed, copied_package, environment
 from specsim.maintain.compile_kernels import APART, PERSISTENT, RUNS, SHARED_MEMORY, every_kernel
 
 LATENT = next(str(number) for number, run in enumerate(RUNS) if run.family == "deepseek_v3")

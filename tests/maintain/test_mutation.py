@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.correctness.faults.injection import read
+from specsim.correctness.faults.fault import read
 from specsim.maintain.mutation import run_mutants as mutation
 from specsim.maintain.mutation.equivalents import EQUIVALENT
 from specsim.maintain.mutation.mutants import mutants, sample

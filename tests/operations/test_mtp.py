@@ -16,8 +16,8 @@ from specsim.core.errors import InputError
 from specsim.core.kv_buffer import FeatureRing
 from specsim.core.pair import Pair
 from specsim.correctness.differential import check
+from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.grids import MTP
-from specsim.correctness.differential.setting import cell_of
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference import oracle
 from specsim.serving.generation import generate, load_engine

@@ -12,9 +12,9 @@ from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput
 from specsim.correctness.differential import check
+from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.grids import P_EAGLE
 from specsim.correctness.differential.oracle import draws
-from specsim.correctness.differential.setting import cell_of
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference import oracle
 from specsim.reference.drafters.product import product

@@ -8,8 +8,7 @@ import pytest
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.phases import DraftInput
 from specsim.correctness.soak.coverage import drafted_name, required
-from specsim.correctness.soak.drafters import KINDS, possible_graph
-from specsim.correctness.soak.programs import Program, Submission, draw
+from specsim.correctness.soak.programs import KINDS, Program, Submission, draw, possible_graph
 from specsim.correctness.soak.trial import check, options_of
 
 REFERENCE = options_of("reference")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specsim.correctness.conformance.case import Call, KernelCase, SampleDistribution, arguments, integers, replaced
+from specsim.correctness.conformance.contract import Call, KernelCase, SampleDistribution, arguments, integers, replaced
 
 ROWS = 4096  # draws from a distribution
 REGIONS = 8  # of a uniform; the distributions below have no breakpoint inside one

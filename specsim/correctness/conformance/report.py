@@ -9,8 +9,7 @@ from rich.console import Console
 
 from specsim.core.display import heading, print_table
 from specsim.core.user_module import load_module
-from specsim.correctness.conformance.catalogue import CASES
-from specsim.correctness.conformance.runner import CaseOutcome, chosen_operations, name_of, run
+from specsim.correctness.conformance.runner import CASES, CaseOutcome, chosen_operations, name_of, run
 
 
 @dataclass(frozen=True, slots=True)

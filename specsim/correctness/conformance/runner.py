@@ -1,4 +1,7 @@
-"""Runs of cases against a module's functions."""
+"""Runs of all cases against a module's functions, in the order of the operations.
+
+python -m specsim.correctness.conformance.runner MODULE OPERATION CASE DEVICE FILE runs one case in its own process.
+"""
 
 import json
 import os
@@ -18,12 +21,18 @@ import torch
 from specsim.core.errors import InputError, require, text_of
 from specsim.core.user_module import load_module, user_code
 from specsim.core.workers import python_path
-from specsim.correctness.conformance.case import DEVICE, Call, KernelCase
-from specsim.correctness.conformance.comparison import ResultDifference, difference
-from specsim.correctness.conformance.contract import BY_NAME, OPERATIONS, Operation
-from specsim.correctness.conformance.memory import guard_all, outline, pieces, tensors
+from specsim.correctness.conformance import chains, drafting, greedy, slots, target_only, trees
+from specsim.correctness.conformance.comparison import ResultDifference, difference, guard_all, outline, pieces, tensors
+from specsim.correctness.conformance.contract import BY_NAME, DEVICE, OPERATIONS, Call, KernelCase, Operation
 
 SECONDS = 120  # limit of a process
+CASES: tuple[KernelCase, ...] = tuple(
+    case
+    for operation in OPERATIONS
+    for module in (drafting, trees, greedy, target_only, slots, chains)
+    for case in module.CASES
+    if case.operation == operation.name
+)
 Status = Literal["equal", "refused", "different", "raised", "ended"]
 
 
@@ -202,7 +211,7 @@ def _run_in_process(module: str, case: KernelCase, device: str) -> CaseOutcome:
     """Run the case in its own process, which may hang or die."""
     with tempfile.TemporaryDirectory() as folder:
         outcome_path = Path(folder) / "outcome.json"
-        program = [sys.executable, "-m", "specsim.correctness.conformance.one_case"]
+        program = [sys.executable, "-m", "specsim.correctness.conformance.runner"]
         command = [*program, module, case.operation, case.name, device, str(outcome_path)]
         try:
             done = subprocess.run(
@@ -216,6 +225,14 @@ def _run_in_process(module: str, case: KernelCase, device: str) -> CaseOutcome:
         return CaseOutcome(**json.loads(outcome_path.read_text()))
 
 
-def write(outcome: CaseOutcome, path: Path) -> None:
-    """Write an outcome for the waiting process."""
-    path.write_text(json.dumps(asdict(outcome)))
+def main(module: str, operation: str, name: str, device: str, file: str) -> None:
+    """Run one case, and write its outcome for the waiting process."""
+    function = function_of(load_module(module), BY_NAME[operation], device)
+    if function is None:
+        raise LookupError(f"{module} has no function for {operation}")
+    case = next(case for case in CASES if (case.operation, case.name) == (operation, name))
+    Path(file).write_text(json.dumps(asdict(call(function, case, torch.device(device)))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

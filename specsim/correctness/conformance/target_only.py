@@ -8,8 +8,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from specsim.correctness.conformance.case import Call, KernelCase, integers, replaced, strided
-from specsim.correctness.conformance.forest import FLAT, Forest, grown
+from specsim.correctness.conformance.contract import Call, KernelCase, integers, replaced, strided
+from specsim.correctness.conformance.greedy import FLAT, Forest, grown
 
 LOWEST = 2.0**-24
 HIGHEST = 1 - 2.0**-24

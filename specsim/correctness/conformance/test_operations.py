@@ -5,8 +5,7 @@ import pytest
 from specsim.core.engine_options import check_device
 from specsim.core.errors import InputError
 from specsim.core.user_module import load_module
-from specsim.correctness.conformance.catalogue import CASES, KernelCase
-from specsim.correctness.conformance.runner import chosen_operations, run
+from specsim.correctness.conformance.runner import CASES, KernelCase, chosen_operations, run
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -6,10 +6,8 @@ import torch
 
 from specsim.core.block import BlockConfig
 from specsim.core.phases import ExplicitCandidates, VerifyInput
-from specsim.correctness.differential.budget import log_prob_budget
-from specsim.correctness.differential.comparison import Mismatch, Trio, present
-from specsim.correctness.differential.ranking import LogitsPair, compare_drafts, log_scores
-from specsim.correctness.differential.sampled import DrawnRow, compare_draws
+from specsim.correctness.differential.comparison import Mismatch, Trio, log_prob_budget, present
+from specsim.correctness.differential.ranking import DrawnRow, LogitsPair, compare_drafts, compare_draws, log_scores
 from specsim.correctness.differential.step import ComparedRequest
 
 TOKENS = "candidates.tokens"

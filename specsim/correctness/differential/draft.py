@@ -6,13 +6,17 @@ import torch
 
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.correctness.differential.block import compare_slots
-from specsim.correctness.differential.budget import log_prob_budget
-from specsim.correctness.differential.comparison import Mismatch, Trio, WithinRoundingError, present
-from specsim.correctness.differential.draft_input import first_draft_logits
-from specsim.correctness.differential.product import compare_product
-from specsim.correctness.differential.ranking import LogitsPair, compare_drafts, log_scores
-from specsim.correctness.differential.sampled import candidates_of, compare_lanes, lane_logits
-from specsim.correctness.differential.slots import compare_kv
+from specsim.correctness.differential.comparison import Mismatch, Trio, WithinRoundingError, log_prob_budget, present
+from specsim.correctness.differential.draft_input import compare_product, first_draft_logits
+from specsim.correctness.differential.kv import compare_kv
+from specsim.correctness.differential.ranking import (
+    LogitsPair,
+    candidates_of,
+    compare_drafts,
+    compare_lanes,
+    lane_logits,
+    log_scores,
+)
 from specsim.correctness.differential.step import ComparedRequest
 
 TOKENS = "candidates.tokens"

@@ -7,7 +7,7 @@ from typing import Any
 from specsim.core.kinds import KINDS as RECORDS
 from specsim.core.kinds import TESTED
 from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIERS, Drafts
-from specsim.correctness.differential.setting import AXES, KV_FORMATS, LATER_FAMILIES
+from specsim.correctness.differential.cell import AXES, KV_FORMATS, LATER_FAMILIES
 from specsim.correctness.pairwise import pairwise
 
 

@@ -20,7 +20,6 @@ from specsim.core.provenance import now, versions
 from specsim.core.workers import Workers
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Tally, Trio
-from specsim.correctness.differential.coverage import required
 from specsim.correctness.differential.implementation import (
     ALONE,
     Implementation,
@@ -160,6 +159,16 @@ def run_grid(
     result = replace(result, cells=tuple(sorted(results, key=lambda cell: order[cell.id])))
     write_json(json_file, result.to_json())
     return result
+
+
+def required(cells: Sequence[Cell], impl: str) -> tuple[str, ...]:
+    """List the coverage that these cells have to reach together; only the fast implementation pads batches."""
+    deepest = max((cell.config.num_steps for cell in cells), default=0)
+    names = ["rounds", *(f"accepted {count}" for count in range(deepest + 1)), "rejections", "page crossings"]
+    names += ["first column of a page", "last column of a page", "ties", "dropped rows"]
+    if any(cell.drafter and not cell.drafter.has_weights for cell in cells):
+        names += ["drafts", "rounds without drafts"]
+    return (*names, *(["padded rows"] if impl == "fast" else []))
 
 
 def _ranks_text(shares: Shares) -> str:

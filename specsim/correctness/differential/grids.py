@@ -7,7 +7,7 @@ from typing import Any
 from specsim.core.errors import InputError
 from specsim.core.kinds import KINDS as RECORDS
 from specsim.core.kinds import TESTED
-from specsim.correctness.differential.cell import Cell
+from specsim.correctness.differential.cell import AXES, CROSSED, DEFAULTS, ROUTED, Cell, cell_of, width
 from specsim.correctness.differential.drafter_grid import (
     KINDS,
     LOOKED_UP_CELLS,
@@ -15,7 +15,6 @@ from specsim.correctness.differential.drafter_grid import (
     drafter_settings,
     with_verifiers,
 )
-from specsim.correctness.differential.setting import AXES, CROSSED, DEFAULTS, ROUTED, cell_of, width
 from specsim.correctness.pairwise import pairwise
 
 WIDE = ("qwen2", "qwen3", "mistral")

@@ -24,10 +24,10 @@ from specsim.core.rank_group import RankLost, RanksDiffer
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import FieldChecks, Mismatch, Tally, Trio
 from specsim.correctness.differential.implementation import Implementation, empty
+from specsim.correctness.differential.kv import compare_books
 from specsim.correctness.differential.pairs import draft_ids
 from specsim.correctness.differential.phase import StepDifference, compare_step
 from specsim.correctness.differential.result import Divergence
-from specsim.correctness.differential.slots import compare_books
 from specsim.correctness.differential.step import ComparedStep
 from specsim.serving.requests import Request, make_requests
 

@@ -12,12 +12,14 @@ from specsim.core.errors import InputError
 from specsim.core.kinds import KINDS as RECORDS
 from specsim.core.kinds import TESTED, resolve
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.correctness.differential.cell import AXES
 from specsim.correctness.differential.drafter_grid import KINDS as COVERED
 from specsim.correctness.differential.drafter_grid import MODES, variants
-from specsim.correctness.differential.setting import AXES
-from specsim.correctness.differential.wide_pair import wide_pair
 from specsim.models.load import load
+from specsim.models.other_vocabulary import with_vocabulary_of
+from specsim.models.synthetic.wide_weights import SHAPE, language_model
 from specsim.models.synthetic_pair import synthetic_pair
+from specsim.models.tiny_config import tiny_config
 
 _DRAFTERS = (*AXES["kind"], *COVERED)
 _BRIDGED = variants("vocabulary")
@@ -77,6 +79,26 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
         scaled = _LARGE if family in _LARGE_HEADS else _SCALED.get(family, {})
         pair = synthetic_pair(kind, model, noise=noise, window=_WINDOW.get(family), **scaled)
     return rounded(_with_twins(pair) if family == "twins" else pair, dtype)
+
+
+def wide_pair(kind: str, family: str = "llama", window: int | None = None, seed: int = 0) -> Pair:
+    """Make a pair for 16-bit arithmetic, in float64: no decision lies within rounding error.
+
+    kind: one with weights, or a variant. A hidden state has three parts. CODE holds ±1: the Hadamard code of the token.
+    CONTEXT holds the codes that attention fetched from the tokens before it. SOFT holds ordinary numbers, made by other
+    heads and the MLP. The head reads only CODE and CONTEXT. Rounding scales all their entries alike, so logits keep
+    their distances: those of the tokens in their ladder, and those of sums along the paths of a tree. SOFT reaches the
+    KV and the hidden states of the next layer, where a wrong scale shows.
+    """
+    record = TESTED[kind]
+    generator = torch.Generator().manual_seed(seed)
+    config = tiny_config(family, 2, window=window, **SHAPE)
+    target = TargetCheckpoint(config, language_model(config, generator))
+    fields = record.variant(kind).fields
+    model = tiny_config(family, 1, window=window, **SHAPE)
+    drafter = resolve(record.synthetic).wide(model, target, generator, fields)
+    drafter = replace(drafter, config=replace(drafter.config, **fields))
+    return with_vocabulary_of(kind, Pair(target, drafter, tokenizer=None, name=f"wide {kind} on {family}"))
 
 
 def rounded(pair: Pair, dtype: torch.dtype) -> Pair:

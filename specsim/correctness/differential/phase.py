@@ -6,13 +6,8 @@ from typing import Any, NamedTuple
 from specsim.correctness.differential.comparison import Mismatch, WithinRoundingError
 from specsim.correctness.differential.draft import compare_draft
 from specsim.correctness.differential.draft_input import compare_draft_extend, compare_prefill, prefill_logits
-from specsim.correctness.differential.slots import (
-    compare_tables,
-    compare_untouched,
-    lane_slots,
-    note_other_choices,
-    permitted_writes,
-)
+from specsim.correctness.differential.kv import compare_tables, note_other_choices
+from specsim.correctness.differential.slots import compare_untouched, lane_slots, permitted_writes
 from specsim.correctness.differential.step import ComparedRequest, ComparedStep
 from specsim.correctness.differential.verify import adjusted_logits, compare_verify
 

@@ -1,12 +1,22 @@
-"""Rankings checked by logits known in two precisions, or by the ranked scores themselves."""
+"""Comparison of drafts with logits known in two precisions: ranked from the best down, or drawn from a distribution."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from specsim.correctness.differential.budget import budget, log_prob_budget
-from specsim.correctness.differential.comparison import FieldChecks, Mismatch, Trio
+from specsim.core.phases import Candidates, VerifyInput
+from specsim.core.uniforms import draft_uniforms, token_noise
+from specsim.correctness.differential.comparison import (
+    FLOAT32_EPS,
+    FieldChecks,
+    Mismatch,
+    Trio,
+    budget,
+    log_prob_budget,
+    present,
+)
 from specsim.correctness.differential.step import ComparedRequest
 
 
@@ -69,3 +79,125 @@ def compare_drafts(request: ComparedRequest[Any], name: str, drafts: Trio[torch.
 def log_scores(scores: torch.Tensor, score: str = "prob") -> torch.Tensor:
     """Convert scores to sums of logarithms, float64, in which wrong small probabilities show as much as large ones."""
     return scores.double().log() if score == "prob" else scores.double()
+
+
+LEAST = 1e-30  # smaller probabilities lose bits in float32, or are 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRow:
+    """Drafts of one row, with their distribution and the place of their uniform."""
+
+    name: str  # field of the tokens
+    tokens: Trio[torch.Tensor]  # i64 [K], target ids
+    draft_prob: Trio[torch.Tensor | None]  # [V], None where the verifier reads none
+    logits: LogitsPair  # [1, draft V]
+    root_len: int  # L of the drafts' round
+    depth: int  # of the drafts' parent
+    lanes: range
+
+    @property
+    def prob_name(self) -> str:
+        """Field of the distribution."""
+        return "draft_input.draft_prob" if self.name.startswith("draft_input.") else "draft_prob"
+
+
+def compare_draws(request: ComparedRequest[Any], row: DrawnRow) -> None:
+    """Compare drafts and distribution with the row's logits; a greedy request's drafts are the best ones."""
+    check = request.check
+    tokens = row.tokens
+    noise = row.logits.log_noise(request)
+    if row.draft_prob.fast is not None:
+        values = row.draft_prob.map(lambda prob_V: log_scores(present("draft_prob", prob_V).clamp(min=LEAST)))
+        check.within(row.prob_name, values.exact, values.fast, noise)
+    if request.temperature == 0:
+        compare_drafts(request, row.name, tokens.map(lambda row_tokens: row_tokens[None]), row.logits)
+        return
+    draft_ids = request.step.draft_ids
+    prob_V = torch.softmax(row.logits.exact[0].double() / request.temperature, dim=-1)
+    prob_V = torch.where(draft_ids >= 0, prob_V[draft_ids], 0.0)
+    for rank, (lane, token) in enumerate(zip(row.lanes, tokens.fast.tolist(), strict=True)):
+        if not (0 <= token < len(prob_V) and _possible(request, row, lane, prob_V)[token]):
+            raise Mismatch(row.name, int(tokens.exact[rank]), token, rank)
+    check.tally.fields[row.name] += 1
+    check.decided(tokens.map(torch.Tensor.tolist))
+
+
+def _possible(request: ComparedRequest[Any], row: DrawnRow, lane: int, prob_V: torch.Tensor) -> torch.Tensor:
+    """Find the tokens that the lane's draw may have given, bool [V].
+
+    The logarithms of their probabilities are off by at most the noise of the lane's logits.
+    """
+    batch = request.batch
+    noise = row.logits.log_noise(request)
+    if request.config.verifier_kind.is_coupled:
+        position = torch.tensor([row.root_len + row.depth + 1])
+        score_V = prob_V.log() + token_noise(batch.seeds, batch.request_ids, position, len(prob_V))[0]
+        return (prob_V > 0) & (score_V >= score_V.max() - 2 * noise)
+    root_len = torch.tensor([row.root_len])
+    uniform = draft_uniforms(batch.seeds, batch.request_ids, root_len, row.depth, request.config.topk)[0, lane]
+    cdf_V = prob_V.cumsum(-1)
+    slack = math.expm1(noise) + 16 * FLOAT32_EPS
+    return (prob_V > 0) & (cdf_V - prob_V - slack <= uniform) & (uniform <= cdf_V + slack)
+
+
+def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: LogitsPair) -> None:
+    """Compare a static tree's drafts: first those of the draft input, then one of every lane a step."""
+    check = request.check
+    k = request.config.topk
+    lanes_candidates = candidates_of(request)
+    entered = request.of(request.step.entered)
+    parents = lanes_candidates.field("parent_list")
+    tokens = lanes_candidates.field("tokens")
+    scores = lanes_candidates.field("scores")
+    draft_prob = request.field("draft_prob")
+    check.same("candidates.parent_list", parents.reference, parents.fast)
+    check.same("candidates.tokens", entered.field("topk_index").fast.cpu(), tokens.fast[:k])
+    if draft_prob.fast is not None:
+        handed_in = present("draft_prob", entered.field("draft_prob").fast).cpu()
+        check.same("draft_prob", handed_in, draft_prob.fast[0])
+    noise_K = [first_logits.log_noise(request)] * k
+    for at in range(request.config.num_steps * k):
+        step, lane = divmod(at, k)
+        if step:
+            row = DrawnRow(
+                name="candidates.tokens",
+                tokens=tokens.map(lambda entries, i=at: entries[i : i + 1]),
+                # of the lane's last token, which is the parent
+                draft_prob=draft_prob.map(lambda prob_MV, node=at - k + 1: None if prob_MV is None else prob_MV[node]),
+                logits=LogitsPair(*(logits_KV[lane, None] for logits_KV in lane_logits(lanes_candidates, step))),
+                root_len=request.length,
+                depth=step,
+                lanes=range(lane, lane + 1),
+            )
+            _compare_child(request, row)
+            noise_K[lane] += row.logits.log_noise(request)
+        values = scores.map(lambda entries, i=at: log_scores(entries[i : i + 1], request.config.score))
+        check.within("candidates.scores", values.exact, values.fast, noise_K[lane])
+
+
+def candidates_of(request: ComparedRequest[VerifyInput]) -> ComparedRequest[Candidates]:
+    """Give the request with the candidates that its tree was selected from."""
+    return request.of(request.states.map(lambda tree: _lanes_of(tree)))
+
+
+def _lanes_of(tree: VerifyInput) -> Candidates:
+    if not isinstance(tree.candidates, Candidates):
+        raise Mismatch("candidates (type)", "Candidates", type(tree.candidates).__name__)
+    return tree.candidates
+
+
+def lane_logits(candidates: ComparedRequest[Candidates], step: int) -> LogitsPair:
+    """Compute the logits [K, draft V] of the lanes' drafts of a step ≥ 1."""
+    return LogitsPair(*(pool.draft_logits[step - 1][candidates.index] for pool in candidates.states[:2]))
+
+
+def _compare_child(request: ComparedRequest[VerifyInput], row: DrawnRow) -> None:
+    """Compare one lane's draft; a dropped lane proposes token 0 with a distribution of zeros."""
+    if not request.is_dropped(row.depth):
+        compare_draws(request, row)
+        return
+    request.check.same(row.name, row.tokens.reference, row.tokens.fast)
+    if row.draft_prob.fast is not None:
+        expected = present("draft_prob", row.draft_prob.reference)
+        request.check.same(row.prob_name, expected, row.draft_prob.fast)

@@ -1,12 +1,15 @@
-"""Results of a grid's cells."""
+"""Results of a grid's cells, and their printed form."""
 
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specsim.core.errors import require
 from specsim.core.json_schema import read_record, schema_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 IDENTITY = ("grid", "fingerprint", "num_cells", "impl", "device", "dtype", "versions")  # kept by a resumed run
 PHASES = ("prefill", "draft", "verify", "draft_extend")
@@ -157,3 +160,32 @@ class GridResult:
             "first_divergence": asdict(self.first_divergence) if self.first_divergence else None,
             "results": [asdict(cell) for cell in self.cells],
         }
+
+
+def show(result: GridResult, console: "Console") -> None:
+    """Print a short table, then the first divergence and the verdict in words."""
+    from specsim.core.display import figure, paragraph, print_table
+
+    coverage = ", ".join(f"{name} {figure(count, 0)}" for name, count in result.coverage.items())
+    compared, not_compared = (sum(result.sum(name).values()) for name in ("compared", "not_compared"))
+    share = f"{result.within_rounding_share:.3%} of the decisions"
+    error = max((cell.max_logprob_error for cell in result.cells), default=0.0)
+    rows = [
+        ("implementation", f"{result.impl} on {result.device} in {result.dtype}, against the reference"),
+        ("cells", f"{len(result.cells)} of {result.num_cells}"),
+        ("cells with a phase never fully compared", figure(len(result.incomplete_cells), 0)),
+        ("requests a phase", f"{figure(compared, 0)} compared, {figure(not_compared, 0)} not compared"),
+        ("decisions", figure(result.total("decisions"), 0)),
+        ("within rounding error", f"{figure(result.total('within_rounding_error'), 0)}, {share}"),
+        ("mismatches", figure(result.total("mismatches"), 0)),
+        ("largest logprob error", f"{error:.1e}"),
+        ("seconds", figure(result.total("seconds"))),
+    ]
+    print_table(console, (), rows)
+    console.print()
+    paragraph(console, f"Coverage: {coverage}.")
+    if first := result.first_divergence:
+        paragraph(console, f"First divergence: {first}.")
+    reasons = result.failures()
+    equal = "The implementations are equal." if result.is_complete else "The implementations are equal in these cells."
+    paragraph(console, f"Not shown to be equal: {'; '.join(reasons)}." if reasons else equal)

@@ -1,6 +1,6 @@
-"""KV and tables after a step: slots that had to be written, slots that had to stay, and their owners."""
+"""Slots that a step may write, and the others, which keep their bits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -8,11 +8,11 @@ import torch
 
 from specsim.core.columns import lane_columns, own_lanes, tail_columns
 from specsim.core.drafter import columns_ahead
-from specsim.core.pool import KVBuffer, KVPool
-from specsim.correctness.differential.comparison import FieldChecks, Mismatch, Trio, WithinRoundingError, present
+from specsim.core.pool import KVBuffer
+from specsim.correctness.differential.comparison import Mismatch, present
+from specsim.correctness.differential.kv import owner_of
 from specsim.correctness.differential.step import ComparedRequest, ComparedStep
 
-MOST_TIES = 1e-3  # share of a request's fp8 numbers that may lie where rounding decides
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -124,91 +124,6 @@ def column_slots(request: ComparedRequest[Any], low: int, high: int) -> torch.Te
     return slots[slots >= 0].unique()
 
 
-def compare_kv(check: FieldChecks, buffer: str, buffers: Trio[KVBuffer], slots: torch.Tensor, owner: KVPool) -> None:
-    """Compare the content of these slots in order; keys and values of every layer have a budget each.
-
-    owner: the pool whose tables tell a slot's request and column. The parts of latent keys are compared by themselves.
-    """
-    buffers = buffers.map(lambda kv: kv.with_heads_of(buffers.fast))
-    for part, content_of in _parts(buffers.reference, buffer):
-        for layer in range(buffers.exact.keys.shape[0]):
-            content = buffers.map(lambda kv, of=content_of, at=layer: of(kv)[at][slots.to(kv.keys.device)].cpu())
-            try:
-                check.close(part, content)
-            except Mismatch as mismatch:
-                if mismatch.node is None or part.endswith("(rms)"):
-                    raise
-                slot = int(slots[mismatch.node])
-                raise Mismatch(
-                    part, f"{mismatch.reference} in layer {layer} of {_owner(owner, slot)}", mismatch.fast, slot
-                ) from None
-
-
-def _parts(kv: KVBuffer, buffer: str) -> list[tuple[str, Callable[[KVBuffer], torch.Tensor]]]:
-    """Name the parts of a slot's content."""
-    if not kv.values_in_keys:
-        return [(f"{buffer} keys", lambda kv: kv.keys), (f"{buffer} values", lambda kv: kv.values)]
-    rank = kv.values.shape[-1]
-    return [
-        (f"{buffer} latent channels", lambda kv: kv.values),
-        (f"{buffer} rotated channels", lambda kv: kv.keys[..., rank:]),
-    ]
-
-
-def note_other_choices(request: ComparedRequest[Any]) -> None:
-    """Stop where rounding chose other experts for a row, or other fp8 numbers for a few of its KV.
-
-    Later layers differ by more than rounding then. A number between two of fp8 may fall to either side, so its codes
-    may differ by one. Experts are compared between the reference and its float64 run only.
-    """
-    pools = request.step.pools
-    columns = pools.reference.req_to_token[request.row]
-    slots = columns[columns >= 0]
-    reference, exact = (pool.side.read(slots) for pool in pools[:2])
-    if any(not torch.equal(rows, exact[name]) for name, rows in reference.items()):
-        raise WithinRoundingError
-    drafted = (pools.map(lambda pool: pool.draft), request.step.drafted)
-    buffers = [pools.map(lambda trio: trio.target), *(trio for trio in drafted if None not in trio)]
-    for trio in buffers:
-        if trio.reference is not None and trio.reference.is_fp8:
-            _note_ties(trio, slots)
-
-
-def _note_ties(buffers: Trio[Any], slots: torch.Tensor) -> None:
-    buffers = buffers.map(lambda kv: kv.with_heads_of(buffers.fast))
-    names = ("keys",) if buffers.reference.values_in_keys else ("keys", "values")
-    for name in names:
-        codes = buffers.map(lambda kv, n=name: _ordered(getattr(kv, n)[:, slots.to(kv.keys.device)].cpu()))
-        distance = torch.maximum(*((codes.reference - other).abs() for other in codes[1:]))
-        if distance.any() and int(distance.max()) == 1 and int(distance.sum()) <= max(2, MOST_TIES * distance.numel()):
-            raise WithinRoundingError
-
-
-def _ordered(stored: torch.Tensor) -> torch.Tensor:
-    """Number fp8 values in their order, with both zeros alike, i32."""
-    bits = stored.view(torch.uint8).int()
-    return torch.where(bits < 128, bits, 128 - bits)
-
-
-def compare_committed(request: ComparedRequest[Any], buffer: str) -> None:
-    """Compare the columns that the request has committed after the step, and those of a drafter's lead."""
-    buffers = request.step.pools.map(lambda pools: getattr(pools, buffer))
-    end = request.end
-    if buffer == "draft":
-        end = min(end + request.step.drafter.lead, request.config.length_limit)
-    if buffer == "target":
-        _compare_side(request, request.slots(torch.arange(end)))
-    if buffers.reference is not None:
-        compare_kv(request.check, buffer, buffers, request.slots(torch.arange(end)), request.step.pools.reference)
-
-
-def _compare_side(request: ComparedRequest[Any], slots: torch.Tensor) -> None:
-    """Compare the side outputs of committed columns."""
-    reference, _, fast = request.step.pools.map(lambda pools: pools.side.read(slots.to(pools.req_to_token.device)))
-    for name, rows in reference.items():
-        request.check.same(f"side output {name}", rows, fast[name])
-
-
 def compare_untouched(step: ComparedStep, writes: Writes) -> None:
     """Require every other slot of the buffer to keep its bits."""
     changed = _changed(writes.before, writes.after)
@@ -216,7 +131,7 @@ def compare_untouched(step: ComparedStep, writes: Writes) -> None:
         changed[slots] = False
     if changed.any():
         slot = int(changed.nonzero()[0])
-        raise Mismatch(f"stray write, {writes.buffer} pool", "unchanged", _owner(step.pools.reference, slot), slot)
+        raise Mismatch(f"stray write, {writes.buffer} pool", "unchanged", owner_of(step.pools.reference, slot), slot)
     step.check.tally.fields[f"{writes.buffer} slots untouched"] += 1
 
 
@@ -226,33 +141,3 @@ def _changed(before: KVBuffer, after: KVBuffer) -> torch.Tensor:
     pairs = [(before.keys, after.keys)] + ([] if before.values_in_keys else [(before.values, after.values)])
     changed = [(old.view(bits) != new.view(bits)).any(-1).any(-1).any(0) for old, new in pairs]
     return torch.stack(changed).any(0).cpu()
-
-
-def _owner(pools: KVPool, slot: int) -> str:
-    places = (pools.req_to_token == slot).nonzero()
-    if not len(places):
-        return f"slot {slot} (free)"
-    row, column = places[0].tolist()
-    token = int(pools.token_ids[row, column]) if column < pools.token_ids.shape[1] else -1
-    return f"slot {slot} (request row {row}, column {column}, token {token})"
-
-
-def compare_tables(step: ComparedStep, not_compared: set[int]) -> None:
-    """Compare req_to_token and token_ids of the rows of all compared requests, and the page accounts."""
-    reference, _, fast = step.pools
-    skipped = {int(step.batch.req_pool_indices[index]) for index in not_compared}
-    rows = [row for row in range(len(reference.req_to_token)) if row not in skipped]
-    for name in ("req_to_token", "token_ids"):
-        step.check.same(name, getattr(reference, name)[rows], getattr(fast, name).cpu()[rows])
-    if not not_compared:
-        step.check.require("page books", *compare_books(reference, fast))
-
-
-def compare_books(reference: KVPool, fast: KVPool) -> tuple[bool, dict[str, int], dict[str, int] | str]:
-    """Compare page accounts: (whether they are equal, the reference's audit, fast's audit or its error)."""
-    expected = reference.audit()
-    try:
-        actual = fast.audit()
-    except AssertionError as error:
-        return False, expected, str(error)
-    return actual == expected, expected, actual

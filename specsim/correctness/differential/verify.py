@@ -10,11 +10,9 @@ from specsim.core.grammar import allowed_trees, stacked
 from specsim.core.phases import VerifyOutput
 from specsim.core.verifiers import DEFAULT_VERIFIER
 from specsim.correctness.differential.comparison import Mismatch, Trio
-from specsim.correctness.differential.coverage import note_round
-from specsim.correctness.differential.sampled_verify import compare_accepted
-from specsim.correctness.differential.slots import compare_committed
+from specsim.correctness.differential.distribution import ReportedWalk, compare_accepted, reported_walk
+from specsim.correctness.differential.kv import compare_committed
 from specsim.correctness.differential.step import ComparedRequest, ComparedStep
-from specsim.correctness.differential.walk import ReportedWalk, reported_walk
 
 COUNTERS = ("num_accepted_drafts", "num_accepted_tokens")
 
@@ -37,7 +35,7 @@ def compare_verify(request: ComparedRequest[VerifyOutput], adjusted_BNV: torch.T
     _compare_paths(request)
     _compare_extend_input(request)
     compare_committed(request, "target")
-    note_round(request)
+    _note_round(request)
 
 
 def _compare_logits(request: ComparedRequest[VerifyOutput]) -> None:
@@ -155,3 +153,20 @@ def _compare_extend_input(request: ComparedRequest[VerifyOutput]) -> None:
             check.close(prefix + name, rows)
         else:
             check.same(prefix + name, rows.reference, rows.fast)
+
+
+def _note_round(request: ComparedRequest[VerifyOutput]) -> None:
+    """Count the cases of the grid's coverage that a compared verify phase contains."""
+    noted = request.check.tally.coverage
+    config = request.config
+    length = request.length
+    page = config.page_size
+    accepted = request.num_accepted_tokens - 1
+    noted["rounds"] += 1
+    noted[f"accepted {accepted}"] += 1
+    noted["rejections"] += accepted < config.num_steps
+    noted["dropped rows"] += int((request.step.trees.reference.cache_locations[request.nodes] < 0).sum())
+    if page > 1:
+        noted["page crossings"] += length // page != request.end // page
+        noted["first column of a page"] += length % page == 0
+        noted["last column of a page"] += length % page == page - 1

@@ -2,6 +2,6 @@
 
 from specsim.correctness.exact.certificates import certify
 from specsim.correctness.exact.report import Certificate, Certificates
-from specsim.correctness.exact.rules import certify_rules, load_rules
+from specsim.correctness.exact.rule_distribution import certify_rules, load_rules
 
 __all__ = ["Certificate", "Certificates", "certify", "certify_rules", "load_rules"]

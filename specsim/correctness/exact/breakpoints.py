@@ -10,9 +10,8 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from specsim.correctness.exact.model import Distribution, Draw, residual
-from specsim.correctness.exact.regions import UNREAD, Axis, regions
-from specsim.correctness.exact.verifier import Verifier, inverse_cdf, no_uniforms, of_kind
+from specsim.correctness.exact.cases import Distribution, Draw, residual
+from specsim.correctness.exact.verifier import UNREAD, Axis, Verifier, inverse_cdf, no_uniforms, of_kind, regions
 
 
 def uniforms_target_only(draw: Draw, threshold_acc: Fraction) -> list[Axis]:

@@ -14,10 +14,9 @@ from specsim.core.kinds import resolve
 from specsim.core.provenance import now, versions
 from specsim.core.verifiers import BY_DRAFTS
 from specsim.correctness.exact import implementations
-from specsim.correctness.exact.cases import CASES, INTERPRETED, LAUNCHED, cases_of
+from specsim.correctness.exact.cases import CASES, INTERPRETED, LAUNCHED, ExactCase, cases_of
 from specsim.correctness.exact.controls import CONTROLS
 from specsim.correctness.exact.distribution import ExactDistribution, NotConstant, TooDeep, exact_distribution
-from specsim.correctness.exact.model import ExactCase
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.report import Certificate, Certificates
 from specsim.correctness.exact.verifier import Accepted, DraftedTree, Verifier, no_uniforms, unread

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from specsim.correctness.exact.model import Draw, ExactCase, Text, draws, text_prob, texts
-from specsim.correctness.exact.regions import Axis, Region, cdf_cuts, grid_cost, regions
-from specsim.correctness.exact.verifier import Accepted, Verifier
+from specsim.correctness.exact.cases import Draw, ExactCase, Text, draws, text_prob, texts
+from specsim.correctness.exact.verifier import Accepted, Axis, Region, Verifier, cdf_cuts, grid_cost, regions
 
 
 @dataclass(frozen=True, slots=True)

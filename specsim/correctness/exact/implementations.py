@@ -10,8 +10,8 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.uniforms import token_noise
+from specsim.correctness.exact.cases import Draw
 from specsim.correctness.exact.distribution import Implementation, VerifierCall
-from specsim.correctness.exact.model import Draw
 from specsim.correctness.exact.verifier import Accepted, DraftedTree, Verifier, rows
 
 _UNIT = math.log2(math.e)  # at this temperature the weight of a logit is 2^logit; whole logits need no rounding

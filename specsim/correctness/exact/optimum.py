@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from specsim.correctness.exact.model import Draw, ExactCase, Text, draws, text_prob, texts
+from specsim.correctness.exact.cases import Draw, ExactCase, Text, draws, text_prob, texts
 
 _TOLERANCE = 1e-9  # of HiGHS
 _MOST_DENOMINATOR = 10**6  # prices of a vertex are short fractions

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from specsim.correctness.exact.model import Distribution, Draw
-from specsim.correctness.exact.regions import INSIDE, Axis, Region
-from specsim.correctness.exact.verifier import of_kind
+from specsim.correctness.exact.cases import Distribution, Draw
+from specsim.correctness.exact.verifier import INSIDE, Axis, Region, of_kind
 from specsim.correctness.exact.verifier import unread as unread_final
 
 _SCALES = (0.125, 1.0, 7.0)  # a race ends the same way at any speed

@@ -20,8 +20,7 @@ from specsim.core.display import figure, paragraph, print_table
 from specsim.core.errors import require, require_int
 from specsim.core.provenance import now, versions
 from specsim.correctness.faults.checks import INTERPRETED
-from specsim.correctness.faults.fault import Fault, FaultFinding, Trial
-from specsim.correctness.faults.injection import changed, copied_package, environment
+from specsim.correctness.faults.fault import Fault, FaultFinding, Trial, changed, copied_package, environment
 
 SECONDS = 300.0  # of one process; one that takes longer is in an endless loop
 

@@ -20,8 +20,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import require
 from specsim.correctness.differential.result import Divergence
 from specsim.correctness.explain.answers import Answer
-from specsim.correctness.faults.fault import FaultFinding
-from specsim.correctness.faults.injection import changed, copied_package, environment, require_copy
+from specsim.correctness.faults.fault import FaultFinding, changed, copied_package, environment, require_copy
 from specsim.models.load import load
 from specsim.models.shipped import TINY
 

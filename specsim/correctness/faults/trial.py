@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.correctness.faults.checks import run_check
-from specsim.correctness.faults.fault import FaultFinding, Trial
-from specsim.correctness.faults.injection import require_copy
+from specsim.correctness.faults.fault import FaultFinding, Trial, require_copy
 
 
 def findings(trial: Trial, device: str) -> list[dict[str, Any]]:

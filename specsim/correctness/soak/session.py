@@ -26,8 +26,7 @@ from specsim.correctness.differential.grids import is_shareable
 from specsim.correctness.differential.implementation import ALONE, Shares
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.soak.coverage import REQUIRED, drafted_name, required, verified_name
-from specsim.correctness.soak.drafters import KINDS
-from specsim.correctness.soak.programs import draw
+from specsim.correctness.soak.programs import KINDS, draw
 from specsim.correctness.soak.trial import Adaptive, ProgramResult, check_named, options_of
 from specsim.serving.generation import load_engine
 

@@ -16,13 +16,11 @@ from specsim.core.pair import Pair
 from specsim.core.policies.named import NamedPolicy, named_policy
 from specsim.core.settings import Settings
 from specsim.core.target import ModelConfig
-from specsim.correctness.differential.cell import storing
-from specsim.correctness.differential.setting import KV_FORMATS
+from specsim.correctness.differential.cell import KV_FORMATS, storing
 from specsim.correctness.invariance.replay import Proposals, ReplayedRuns, recorded
 from specsim.correctness.invariance.solo import SoloComparison, SoloRuns
 from specsim.correctness.soak.coverage import accepted_name, coverage_of, drafted_name, verified_name
-from specsim.correctness.soak.drafters import SHARED, pair_of, possible_graph
-from specsim.correctness.soak.programs import Program, Submission, named
+from specsim.correctness.soak.programs import SHARED, Program, Submission, named, pair_of, possible_graph
 from specsim.serving.generation import load_adaptive_engine, load_engine
 from specsim.serving.ranks import Ranks
 from specsim.serving.requests import Request

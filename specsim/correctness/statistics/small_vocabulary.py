@@ -5,12 +5,15 @@ itself and to the token before, and reads that token's class from its KV. So slo
 enter the distribution. A drafter with weights, such as an EAGLE head without attention, reads only the last token.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 import torch
 
+from specsim.core.config import SamplingParams
 from specsim.core.kinds import TESTED, resolve
 from specsim.core.pair import Pair, TargetCheckpoint
 from specsim.core.target import DenseMLP, HeadAttention, LayerConfig, ModelConfig, Rope
@@ -107,3 +110,42 @@ def dyadic() -> SmallVocabulary:
         draft_VV[following, last] = _FORBIDDEN * (is_wrong or bits[0] != last >> 1 & 1 or (bits[2] and last >> 2 & 1))
         before_VC[following, last % CLASSES] = _FORBIDDEN * bits[2 + last % CLASSES]
     return SmallVocabulary(last_VV, before_VC, draft_VV)
+
+
+def next_distribution(
+    model: SmallVocabulary, text: Sequence[int], prompt_len: int, params: SamplingParams
+) -> np.ndarray:
+    """Compute the distribution f64 [V] of the next token of a text.
+
+    The text has at least two tokens, the first `prompt_len` of them given.
+    """
+    logits_V = model.logits(*text[-2:])
+    for token in set(text):
+        factor = params.repetition_penalty
+        logits_V[token] *= 1 / factor if logits_V[token] > 0 else factor
+    for token, count in Counter(text[prompt_len:]).items():
+        logits_V[token] -= params.presence_penalty + params.frequency_penalty * count
+    weight_V = np.exp((logits_V - logits_V.max()) / params.temperature)
+    ranked = sorted(range(len(weight_V)), key=lambda token: (-weight_V[token], token))
+    tokens = ranked[: params.top_k or len(ranked)]
+    tokens = _nucleus(tokens, weight_V / weight_V[tokens].sum(), params.top_p)
+    tokens = [token for token in tokens if weight_V[token] >= params.min_p * weight_V[tokens[0]]]
+    prob_V = np.zeros_like(weight_V)
+    prob_V[tokens] = weight_V[tokens] / weight_V[tokens].sum()
+    return prob_V
+
+
+def _nucleus(ranked: list[int], prob_V: np.ndarray, top_p: float) -> list[int]:
+    """Choose the fewest of the most likely tokens whose mass reaches top_p."""
+    before = 0.0
+    for count, token in enumerate(ranked):
+        if before >= top_p < 1:
+            return ranked[:count]
+        before += prob_V[token]
+    return ranked
+
+
+def draft_distribution(model: SmallVocabulary, last: int, temperature: float) -> np.ndarray:
+    """Compute the drafter's distribution f64 [V] after the last token."""
+    weight_V = np.exp((model.draft_VV[:, last] - model.draft_VV[:, last].max()) / temperature)
+    return weight_V / weight_V.sum()

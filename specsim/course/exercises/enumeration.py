@@ -8,7 +8,7 @@ import torch
 
 if TYPE_CHECKING:
     from specsim.core.rule import Accept
-    from specsim.correctness.exact.model import ExactCase
+    from specsim.correctness.exact.cases import ExactCase
 
 Weights = tuple[int, ...]
 
@@ -22,7 +22,7 @@ def inverse_cdf(weights: torch.Tensor, uniform: float) -> int:
 
 def with_given_drafts(rule: Callable[..., Any], target: Weights, drafts: list[int]) -> dict[str, Fraction]:
     """Enumerate a rule for given drafts below the root; the target is given by its weights."""
-    from specsim.correctness.exact.model import ExactCase, ExactModel
+    from specsim.correctness.exact.cases import ExactCase, ExactModel
     from specsim.correctness.exact.verifier import rows
 
     model = ExactModel((target,))
@@ -39,7 +39,7 @@ def with_drawn_siblings(
     rule: Callable[..., Any], target: Weights, drafter: Weights, num_siblings: int
 ) -> dict[str, Fraction]:
     """Enumerate a rule for siblings that the drafter draws; the two models are given by their weights."""
-    from specsim.correctness.exact.model import ExactCase, ExactModel
+    from specsim.correctness.exact.cases import ExactCase, ExactModel
     from specsim.correctness.exact.verifier import rows
 
     case = ExactCase("siblings", ExactModel((target,)), ExactModel((drafter,)), (-1, *(0 for _ in range(num_siblings))))

@@ -172,7 +172,7 @@ def _target_alone(
 def enumerated(rule: Callable[..., Any], target: tuple[int, ...], drafter: tuple[int, ...]) -> dict[str, Fraction]:
     """Enumerate a rule for one draft exactly; the two models are given by their weights."""
     from specsim.core.rule import AcceptanceRule, Accepted
-    from specsim.correctness.exact.model import ExactCase, ExactModel
+    from specsim.correctness.exact.cases import ExactCase, ExactModel
     from specsim.correctness.exact.rule_distribution import Broken, NotCertified, rule_distribution
     from specsim.correctness.exact.verifier import rows
 

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from specsim.core.errors import InputError, require, require_int, require_type
 from specsim.core.files import check_writable, write_json
-from specsim.correctness.faults.injection import copied_package, environment, read, sources
+from specsim.correctness.faults.fault import copied_package, environment, read, sources
 from specsim.maintain.mutation.mutants import Mutant, mutants, sample
 from specsim.maintain.mutation.verdicts import KeptVerdict, Mutation, Verdict, show
 from specsim.maintain.results import read as read_result

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from specsim.core.json_schema import read_record
-from specsim.correctness.faults.injection import path_of
+from specsim.correctness.faults.fault import path_of
 from specsim.maintain.mutation.equivalents import EQUIVALENT
 from specsim.maintain.mutation.mutants import Mutant
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specsim.acceptance.prompts import read_prompts
+from specsim.acceptance.measured_pair import read_prompts
 from specsim.acceptance.recording import record
 from specsim.core.config import SpecConfig
 from specsim.models.load import load

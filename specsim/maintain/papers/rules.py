@@ -5,10 +5,9 @@ from pathlib import Path
 
 from specsim.core.rule import AcceptanceRule
 from specsim.correctness.exact import implementations, load_rules
-from specsim.correctness.exact.cases import CASES, CUT_CHAIN, ONE, RULE_CASES
+from specsim.correctness.exact.cases import CASES, CUT_CHAIN, ONE, RULE_CASES, ExactCase
 from specsim.correctness.exact.certificates import VERIFIERS
 from specsim.correctness.exact.distribution import ExactDistribution, exact_distribution
-from specsim.correctness.exact.model import ExactCase
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.rule_distribution import rule_distribution
 

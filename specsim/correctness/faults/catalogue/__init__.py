@@ -1,12 +1,10 @@
 """All faults, grouped by operation."""
 
 from specsim.correctness.faults.catalogue import (
-    adaptation,
     blocks,
     draft_models,
     drafting,
     mtp,
-    p_eagle,
     ranks,
     serving,
     slots,
@@ -16,5 +14,5 @@ from specsim.correctness.faults.catalogue import (
 )
 from specsim.correctness.faults.fault import Fault
 
-GROUPS = (drafting, draft_models, blocks, mtp, p_eagle, trees, slots, verification, targets, ranks, serving, adaptation)
+GROUPS = (drafting, draft_models, blocks, mtp, trees, slots, verification, targets, ranks, serving)
 FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)

@@ -1,8 +1,7 @@
 """Faults of drafters that make all drafts in one block: context, shift, direction, confidence, distribution."""
 
 from specsim.core.verifiers import VERIFIER_OF
-from specsim.correctness.faults.fault import Fault, Trial
-from specsim.correctness.faults.injection import Edit
+from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=2, rounds=2)
 SAMPLED = CHAIN | dict(sampling="warm", verifier=VERIFIER_OF["sampled"], kind="dspark")

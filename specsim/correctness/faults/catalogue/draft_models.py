@@ -1,8 +1,7 @@
 """Faults of drafters that keep other KV than EAGLE heads: language models of their own, and drafters on frozen KV."""
 
 from specsim.core.verifiers import VERIFIER_OF
-from specsim.correctness.faults.fault import Fault, Trial
-from specsim.correctness.faults.injection import Edit
+from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=1, family="noisy")
 SAMPLED = dict(topk=1, num_steps=2, page_size=1, batch=1, rounds=1, sampling="warm", verifier=VERIFIER_OF["sampled"])

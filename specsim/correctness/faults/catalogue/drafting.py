@@ -1,7 +1,6 @@
 """Faults of drafting: most leave tokens right and only lower the number of accepted drafts."""
 
-from specsim.correctness.faults.fault import Fault, Trial
-from specsim.correctness.faults.injection import Edit
+from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, rounds=1)
 DRAFTER = "specsim.fast.drafters.autoregressive"

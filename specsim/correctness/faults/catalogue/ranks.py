@@ -1,7 +1,6 @@
 """Faults of ranks that share a model: most make ranks disagree, which engines hide by a broadcast from rank 0."""
 
-from specsim.correctness.faults.fault import Fault, Trial
-from specsim.correctness.faults.injection import Edit
+from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 FRAMES = "specsim.fast.frames"
 LAUNCHES = "specsim.fast.launches"

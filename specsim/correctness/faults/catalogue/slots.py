@@ -1,7 +1,6 @@
 """Faults of KV slots: placement, ownership and moves."""
 
-from specsim.correctness.faults.fault import Fault, Trial
-from specsim.correctness.faults.injection import Edit
+from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 KV = "specsim.fast.kv"
 METADATA = "specsim.fast.model.draft_metadata"

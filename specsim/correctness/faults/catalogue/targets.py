@@ -1,7 +1,6 @@
 """Faults of target families and of fp8 KV: windows, sinks, latent vectors, experts, scales, rotary embedding."""
 
-from specsim.correctness.faults.fault import Fault, Trial
-from specsim.correctness.faults.injection import Edit
+from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 TREE = dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=1, batch=1, rounds=2)
 LOOP = dict(topk=1, num_steps=3, page_size=4, batch=1, rounds=1, kind="mtp.one", graph="step")

@@ -1,7 +1,6 @@
 """Faults of trees: selection of candidates, and checks of parent lists."""
 
-from specsim.correctness.faults.fault import Fault, Trial
-from specsim.correctness.faults.injection import Edit
+from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 FAULTS = (
     Fault(

@@ -1,7 +1,6 @@
 """Faults of verification and its outputs: tokens, logprobs, counters, the drafter's next input."""
 
-from specsim.correctness.faults.fault import Fault, Trial
-from specsim.correctness.faults.injection import Edit
+from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=2, rounds=2)
 EXTEND = "specsim.fast.extend"
