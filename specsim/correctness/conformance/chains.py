@@ -13,6 +13,7 @@ import torch
 from specsim.correctness.conformance.contract import Call, KernelCase, SampleDistribution, arguments, integers, replaced
 
 ROWS = 4096  # draws from a distribution
+BONUS = 9
 REGIONS = 8  # of a uniform; the distributions below have no breakpoint inside one
 
 Rows = list[list[float]]
@@ -115,12 +116,12 @@ def distribution_of(
     return SampleDistribution({row: count / counts.total() for row, count in counts.items()}, rows)
 
 
-def sampled_call(draft: list[int], prob: Rows, draft_prob: Rows | None, bonus: int = 9) -> Call:
+def sampled_call(draft: list[int], prob: Rows, draft_prob: Rows | None) -> Call:
     """ROWS requests with the same chain, distributions and bonus token."""
     points = [_point(token, len(prob[0])) for token in draft]
-    expected = distribution_of(draft, prob, points if draft_prob is None else draft_prob, bonus, ROWS)
+    expected = distribution_of(draft, prob, points if draft_prob is None else draft_prob, BONUS, ROWS)
     draft_rows = None if draft_prob is None else draft_prob * ROWS
-    return chain_call([draft] * ROWS, prob * ROWS, draft_rows, [bonus] * ROWS, expected)
+    return chain_call([draft] * ROWS, prob * ROWS, draft_rows, [BONUS] * ROWS, expected)
 
 
 _HALVES = [0.5, 0.25, 0.125, 0.125]
@@ -141,8 +142,8 @@ def _wide() -> Call:
     prob = [_spread(_PROB)]
     draft_prob = [_spread(_HALVES)]
     count = ROWS // 4
-    expected = distribution_of([0], prob, draft_prob, 9, count)
-    return chain_call([[0]] * count, prob * count, draft_prob * count, [9] * count, expected)
+    expected = distribution_of([0], prob, draft_prob, BONUS, count)
+    return chain_call([[0]] * count, prob * count, draft_prob * count, [BONUS] * count, expected)
 
 
 _SAMPLED = {

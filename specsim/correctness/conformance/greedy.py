@@ -64,8 +64,8 @@ class Forest:
         return Call(arguments(operation, *outputs, *tables, *more), expected)
 
 
-def grown(batch: int, k: int, num_steps: int, num_nodes: int, most: int | None = None) -> Forest:
-    """Grow trees by a draft loop; most: drafts that may be accepted, all steps unless given."""
+def grown(batch: int, k: int, num_steps: int, num_nodes: int) -> Forest:
+    """Grow trees by a draft loop, whose steps may all be accepted."""
     from specsim.reference.tree import parents_of
 
     draft_loop = drafted(batch, k, num_steps, seed=num_nodes)
@@ -73,7 +73,7 @@ def grown(batch: int, k: int, num_steps: int, num_nodes: int, most: int | None =
     rows = zip(picked.tolist(), draft_loop.parent_list.tolist(), strict=True)
     parents = [parents_of(selected, parent_list, k) for selected, parent_list in rows]
     tokens = torch.cat([torch.full((batch, 1), 5), draft_loop.tokens.gather(1, picked)], dim=1)
-    return Forest(parents, tokens.tolist(), num_steps if most is None else most)
+    return Forest(parents, tokens.tolist(), num_steps)
 
 
 def greedy_call(forest: Forest, best: list[list[int]]) -> Call:

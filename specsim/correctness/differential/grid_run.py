@@ -80,16 +80,17 @@ def perturbation_budgets(cell: Cell, pair: Pair, dtype: str) -> dict[str, float]
     """Measure budgets of every field by runs of the reference with every weight perturbed by up to one ulp.
 
     The distance of such a run from the exact one shows how far rounding carries in this cell. A single reference may be
-    right by luck. The implementation under test does not enter the budgets.
+    right by luck. Under `lockstep` all such runs follow one reference and one exact run. Under `free` each has its own,
+    since a run that diverges also realigns the exact one. The implementation under test does not enter the budgets.
     """
     tally = Tally(is_perturbation=True)
     cell = replace(cell, rounds=2, is_idle_too=False)
     options = EngineOptions(dtype=getattr(torch, dtype))
-    for seed in range(PERTURBATION_RUNS):
+    runs = [load_implementation(cell, perturbed(pair, seed), options) for seed in range(PERTURBATION_RUNS)]
+    for first, *others in [runs] if cell.mode == "lockstep" else [[run] for run in runs]:
         reference = load_implementation(cell, pair, options)
         exact = load_implementation(cell, pair, EngineOptions(dtype=torch.float64))
-        perturbed_run = load_implementation(cell, perturbed(pair, seed), options)
-        Lockstep(cell, pair, Trio(reference, exact, perturbed_run), tally).run()
+        Lockstep(cell, pair, Trio(reference, exact, first), tally, tuple(others)).run()
     return tally.budgets
 
 

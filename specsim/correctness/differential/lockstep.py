@@ -1,4 +1,4 @@
-"""Three engines side by side: the reference drives, its float64 run bounds rounding, the one under test follows.
+"""Engines side by side: the reference drives, its float64 run bounds rounding, those under test follow.
 
 A step is one phase, or a round in one graph. Before it all engines have the same state and KV. After it the reference
 and its float64 run bound the rounding errors. Everything that the implementation under test produced is compared with
@@ -39,6 +39,27 @@ class Diverged(Exception):
 
 
 @dataclass(slots=True)
+class TestedImplementation:
+    """An implementation under test."""
+
+    implementation: Implementation
+    not_compared: set[int] = field(default_factory=set)  # places in the batch of requests that diverged by rounding
+    output: Any = None  # state that it returned last
+    output_copy: Any = None
+
+    def note_writes(self, call: str, states: tuple[Any, Any], output: Any) -> list[StepDifference]:
+        """Compare its input state and its last output with their copies; states: the input and its copy."""
+        kinds = {"its input state": states, "an earlier output state": (self.output, self.output_copy)}
+        self.output = output
+        self.output_copy = deepcopy(output)
+        return [
+            StepDifference(call, None, Mismatch(kind, "unchanged", "written to"))
+            for kind, pair in kinds.items()
+            if not _same_bits(*pair)
+        ]
+
+
+@dataclass(slots=True)
 class Lockstep:
     """A running comparison of one cell."""
 
@@ -46,12 +67,20 @@ class Lockstep:
     pair: Pair
     implementations: Trio[Implementation]
     tally: Tally = field(default_factory=Tally)
+    others: tuple[Implementation, ...] = ()  # more implementations under test
     divergences: list[Divergence] = field(default_factory=list)
-    # places in the batch of requests that diverged by rounding
-    not_compared: set[int] = field(default_factory=set)
     round: int = 0
-    last_output: Any = None  # state that the implementation under test returned last
-    last_output_copy: Any = None
+    tested: list[TestedImplementation] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tested = [
+            TestedImplementation(implementation) for implementation in (self.implementations.fast, *self.others)
+        ]
+
+    @property
+    def engines(self) -> tuple[Implementation, ...]:
+        """All implementations, the reference first."""
+        return (*self.implementations, *self.others)
 
     def run(self) -> None:
         """Run prefill, then rounds until every request has finished or the cell ends, or up to the first divergence."""
@@ -83,8 +112,7 @@ class Lockstep:
             if self.cell.mode == "lockstep":
                 self._hand_over()
             outputs |= self._step(step, batch)
-        if self.not_compared:
-            self._hand_over()
+        self._realign()
         bucket = self.cell.bucket or 1 << (batch.size - 1).bit_length()
         self.tally.coverage["padded rows"] += (bucket - batch.size) * self.implementations.fast.pads
         verdict = outputs["verify"].reference.verdict
@@ -101,27 +129,36 @@ class Lockstep:
         return replace(batch, draft_steps=torch.tensor(steps, dtype=torch.int32))
 
     def _step(self, phases: tuple[str, ...], batch: Batch) -> dict[str, Trio[Any]]:
-        """Advance every implementation, then compare their outputs by phase."""
-        reference, _, fast = self.implementations
-        entered = self.implementations.map(lambda implementation: implementation.state)
-        entered_copy = deepcopy(entered.fast)
-        pools_before = deepcopy(fast.pools)
-        tables_before = deepcopy(reference.pools)
+        """Advance every implementation, then compare the outputs of those under test by phase."""
+        reference, exact, _ = self.implementations
         call = phases[0] if len(phases) == 1 else "round"
-        results: Any = Trio(*[self._advance(name, call, batch) for name in Trio._fields])
-        differences = _changed(call, "its input state", entered.fast, entered_copy)
-        differences += _changed(call, "an earlier output state", self.last_output, self.last_output_copy)
-        self.last_output = results.fast
-        self.last_output_copy = deepcopy(results.fast)
-        by_phase = [Trio(*states) for states in zip(*results, strict=True)] if call == "round" else [results]
-        on_host = [states._replace(fast=states.fast.to("cpu")) for states in by_phase]
-        outputs = dict(zip(phases, on_host, strict=True))
-        self._check_finite(outputs, batch)
-        check = FieldChecks(self.tally, torch.finfo(reference.dtype).eps)
-        ids = draft_ids(self.pair)
-        step = ComparedStep(batch, self.implementations, entered, outputs, pools_before, tables_before, ids, check)
-        differences += [] if differences else compare_step(step, self.not_compared)
-        self._note(self._of_ranks(differences))
+        entered = (reference.state, exact.state)
+        tables_before = deepcopy(reference.pools)
+        results = (self._advance("reference", reference, call, batch), self._advance("exact", exact, call, batch))
+        outputs: dict[str, Trio[Any]] = {}
+        for tested in self.tested:
+            fast = tested.implementation
+            state = fast.state
+            # A perturbation run only measures budgets: what it writes is not compared.
+            state_copy, pools_before = (None, None) if self.tally.is_perturbation else deepcopy((state, fast.pools))
+            trio = Trio(*results, self._advance("fast", fast, call, batch))
+            differences = [] if pools_before is None else tested.note_writes(call, (state, state_copy), trio.fast)
+            by_phase = [Trio(*states) for states in zip(*trio, strict=True)] if call == "round" else [trio]
+            on_host = [states._replace(fast=states.fast.to("cpu")) for states in by_phase]
+            outputs = dict(zip(phases, on_host, strict=True))
+            self._check_finite(outputs, batch)
+            step = ComparedStep(
+                batch=batch,
+                implementations=Trio(reference, exact, fast),
+                entered=Trio(*entered, state),
+                outputs=outputs,
+                pools_before=pools_before,
+                tables_before=tables_before,
+                draft_ids=draft_ids(self.pair),
+                check=FieldChecks(self.tally, torch.finfo(reference.dtype).eps),
+            )
+            differences += [] if differences else compare_step(step, tested.not_compared)
+            self._note(_of_ranks(tested, differences))
         return outputs
 
     def _check_finite(self, outputs: dict[str, Trio[Any]], batch: Batch) -> None:
@@ -141,19 +178,10 @@ class Lockstep:
                 if error.place is not None:
                     raise error
 
-    def _of_ranks(self, differences: list[StepDifference]) -> list[StepDifference]:
-        """Give the differences of the first rank that has any, and the requests that diverged on one of the ranks."""
-        ranks = self.implementations.fast.ranks
-        if ranks is None:
-            return differences
-        gathered = ranks.gather_objects((differences, self.not_compared))
-        self.not_compared |= set().union(*(not_compared for _, not_compared in gathered))
-        return next((rank_differences for rank_differences, _ in gathered if rank_differences), [])
-
-    def _advance(self, name: str, call: str, batch: Batch) -> Any:
+    def _advance(self, name: str, implementation: Implementation, call: str, batch: Batch) -> Any:
         """Advance one implementation; an error is a divergence, also where the reference raises it."""
         try:
-            return getattr(self.implementations, name).advance(call, deepcopy(batch))
+            return implementation.advance(call, deepcopy(batch))
         except (InputError, RankLost):
             raise
         except RanksDiffer as error:
@@ -166,32 +194,28 @@ class Lockstep:
             raise Diverged from error
 
     def _note(self, differences: Iterable[StepDifference]) -> None:
-        self.divergences += [
-            Divergence(
-                self.cell.id,
-                self.round,
-                phase,
-                request,
-                mismatch.node,
-                mismatch.field,
-                mismatch.reference,
-                mismatch.fast,
-            )
-            for phase, request, mismatch in differences
-        ]
+        for phase, request, wrong in differences:
+            values = (wrong.node, wrong.field, wrong.reference, wrong.fast)
+            self.divergences.append(Divergence(self.cell.id, self.round, phase, request, *values))
         if self.divergences and not self.tally.is_perturbation:
             raise Diverged
 
     def _hand_over(self) -> None:
-        for implementation in self.implementations[1:]:
+        for implementation in self.engines[1:]:
             implementation.take_over(self.implementations.reference)
-        self.not_compared.clear()
+        for tested in self.tested:
+            tested.not_compared.clear()
+
+    def _realign(self) -> None:
+        """Hand over after a request has diverged by rounding."""
+        if any(tested.not_compared for tested in self.tested):
+            self._hand_over()
 
     def _prefill(self, requests: list[Request]) -> Batch:
         """Prefill every prompt in the cell's number of chunks, over pools filled with NaN."""
         lengths = [len(request.prompt_ids) for request in requests]
         rows: list[int] = []
-        for implementation in self.implementations:
+        for implementation in self.engines:
             for kv in filter(None, (implementation.pools.target, implementation.pools.draft)):
                 empty(kv)
             rows = [implementation.pools.open() for _ in requests]
@@ -213,8 +237,7 @@ class Lockstep:
             requests, output.next_tokens.tolist(), output.logprobs.tolist(), strict=True
         ):
             request.take([token], [logprob])
-        if self.not_compared:
-            self._hand_over()
+        self._realign()
         return batch
 
     def _prefill_part(self, prompts: list[list[int]], part: int, batch: Batch) -> PrefillOutput:
@@ -225,7 +248,7 @@ class Lockstep:
         next_tokens = [p[high] if high < len(p) else -1 for p, (_, high) in zip(prompts, bounds, strict=True)]
         starts, ends = map(torch.tensor, zip(*bounds, strict=True))
         prefill = replace(chunks_input, start_lens=starts, next_tokens=torch.tensor(next_tokens))
-        for implementation in self.implementations:
+        for implementation in self.engines:
             implementation.state = prefill.to(implementation.device)
         return self._step(("prefill",), replace(batch, seq_lens=ends))["prefill"].reference
 
@@ -233,7 +256,7 @@ class Lockstep:
         """Drop finished requests, as generation does; every implementation closes the same rows."""
         unfinished = [index for index, request in enumerate(running) if not request.finish_reason]
         indices = torch.tensor(unfinished, dtype=torch.int64)
-        for implementation in self.implementations:
+        for implementation in self.engines:
             for request in running:
                 if request.finish_reason:
                     implementation.pools.close(request.row)
@@ -242,18 +265,18 @@ class Lockstep:
 
     def _close(self, running: list[Request]) -> None:
         """Require every page to be free again after the last round."""
-        for implementation in self.implementations:
+        for implementation in self.engines:
             for request in running:
                 implementation.pools.close(request.row)
-        balanced, expected, actual = compare_books(
-            self.implementations.reference.pools, self.implementations.fast.pools
-        )
-        if not balanced or expected["free"] != expected["slots"]:
-            self._note([StepDifference("close", None, Mismatch("page books", expected, actual))])
+        for tested in self.tested:
+            books = compare_books(self.implementations.reference.pools, tested.implementation.pools)
+            balanced, expected, actual = books
+            if not balanced or expected["free"] != expected["slots"]:
+                self._note([StepDifference("close", None, Mismatch("page books", expected, actual))])
 
     def _run_idle(self, batch: Batch) -> None:
         """Run a round of no request: its states have no rows and the right types, and it writes nothing."""
-        for implementation in self.implementations:
+        for implementation in self.engines:
             implementation.state = implementation.engine.drafter.idle()
         for step in self._steps():
             self._step(step, batch.filter(torch.empty(0, dtype=torch.int64)))
@@ -263,9 +286,14 @@ class Lockstep:
         return [PHASES] if self.cell.graph == "round" else [(phase,) for phase in PHASES]
 
 
-def _changed(call: str, what: str, state: Any, copy: Any) -> list[StepDifference]:
-    same = _same_bits(state, copy)
-    return [] if same else [StepDifference(call, None, Mismatch(what, "unchanged", "written to"))]
+def _of_ranks(tested: TestedImplementation, differences: list[StepDifference]) -> list[StepDifference]:
+    """Give the differences of the first rank that has any, and the requests that diverged on one of the ranks."""
+    ranks = tested.implementation.ranks
+    if ranks is None:
+        return differences
+    gathered = ranks.gather_objects((differences, tested.not_compared))
+    tested.not_compared |= set().union(*(not_compared for _, not_compared in gathered))
+    return next((rank_differences for rank_differences, _ in gathered if rank_differences), [])
 
 
 def _same_bits(first: Any, second: Any) -> bool:

@@ -60,6 +60,8 @@ def compare_step(step: ComparedStep, not_compared: set[int]) -> Iterator[StepDif
             except Mismatch as mismatch:
                 wrong.add(index)
                 yield StepDifference(phase, index, mismatch)
+    if step.pools_before is None:
+        return
     if mismatch := _mismatch(compare_tables, step, not_compared | wrong):
         yield StepDifference(step.last, None, mismatch)
     for writes in permitted_writes(step, not_compared) if not diverged_before else ():

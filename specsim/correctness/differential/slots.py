@@ -31,7 +31,7 @@ def permitted_writes(step: ComparedStep, not_compared: set[int]) -> Iterator[Wri
 
     In graph mode `round` the draft buffer is given twice: for the draft phase and for the phases after it.
     """
-    before = step.pools_before
+    before = present("pools before the step", step.pools_before)
     after = step.pools.fast
     target, draft = _written_slots(step, not_compared)
     yield Writes(step.last, "target", before.target, after.target, target)

@@ -24,7 +24,7 @@ class ComparedStep:
     implementations: Trio[Implementation]  # after the step
     entered: Trio[Any]  # states that the step read
     outputs: dict[str, Trio[Any]]  # states that the step returned, by phase, on the host
-    pools_before: KVPool  # of the fast implementation, on its device
+    pools_before: KVPool | None  # of the fast implementation, on its device; None: its writes are not compared
     tables_before: KVPool  # pools of the reference, for their tables
     draft_ids: torch.Tensor  # i64 [V], draft id of every target id, -1 for none
     check: FieldChecks

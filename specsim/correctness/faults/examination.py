@@ -24,6 +24,8 @@ from specsim.correctness.faults.fault import FaultFinding, changed, copied_packa
 from specsim.models.load import load
 from specsim.models.shipped import TINY
 
+JOBS = 2  # processes at a time
+
 
 @dataclass(frozen=True, slots=True)
 class PhaseDifferences:
@@ -50,12 +52,11 @@ def examine(
     settings: Mapping[str, Mapping[str, Any]],
     *,
     max_new_tokens: int = 8,
-    jobs: int = 2,
 ) -> list[Examination]:
     """Examine the package with each of these faults, on the CPU; None stands for the package as it is.
 
-    The shipped pair continues the prompt greedily. settings: of the differential, as in the catalogue. jobs: number of
-    processes at a time. InputError for the name of no fault.
+    The shipped pair continues the prompt greedily. settings: of the differential, as in the catalogue.
+    InputError for the name of no fault.
     """
     from tokenizers import Tokenizer  # transformers is slow to import, and not needed here
 
@@ -71,17 +72,17 @@ def examine(
     texts = [changed(faults_by_name[name].edits) if name else {} for name in names]
     with ExitStack() as stack:
         roots = [stack.enter_context(copied_package(text)) for text in texts]
-        _run(roots, request, jobs)
+        _run(roots, request)
         return [_read(root, partial(tokenizer.decode, skip_special_tokens=False)) for root in roots]
 
 
-def _run(roots: Sequence[Path], request: Mapping[str, Any], jobs: int) -> None:
+def _run(roots: Sequence[Path], request: Mapping[str, Any]) -> None:
     """Answer the request in every folder, by a process that imports the copy there."""
     for root in roots:
         (root / "request.json").write_text(json.dumps(request), encoding="utf-8")
     script = Path(__file__).with_name("forks.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(jobs), *map(str, roots)],
+        [sys.executable, str(script), str(JOBS), *map(str, roots)],
         env=environment(roots[0], "cpu"), cwd=roots[0], capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:

@@ -82,7 +82,11 @@ class SoloRuns:
 
     def compare(self, requests: Iterable[Request]) -> SoloComparison:
         """Compare every request with its solo run."""
-        results = [(request, self._check(request)) for request in requests]
+        setting = (self.pair, self.config)
+        results = [
+            (request, check_request(*setting, request, self.output(request), self.dtype, self.compared))
+            for request in requests
+        ]
         errors = [
             abs(batched - solo)
             for request, result in results
@@ -97,9 +101,6 @@ class SoloRuns:
             differences=tuple(result.difference or "" for _, result in results if result.verdict == "different"),
             max_logprob_error=max(errors, default=0.0),
         )
-
-    def _check(self, request: Request) -> SoloResult:
-        return check_request(self.pair, self.config, request, self.output(request), self.dtype, self.compared)
 
 
 def run_solo(

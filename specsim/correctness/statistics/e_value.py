@@ -129,7 +129,7 @@ STEPS = 8
 SURELY = 2.33  # standard deviations above which a normal variable lies with probability 0.01
 
 
-def detectable_distance(sample: Sample, bound: float, seed: int = 0) -> float:
+def detectable_distance(sample: Sample, bound: float) -> float:
     """Estimate the least total variation, averaged over contexts, that is detected with probability 0.99.
 
     Tokens are redrawn, in the same contexts, from mixtures of their distribution with one that has twice the
@@ -137,7 +137,7 @@ def detectable_distance(sample: Sample, bound: float, seed: int = 0) -> float:
     detect for chi-square. bound: the p-value below which a distribution is rejected. NaN where even the full
     alternative is not detected.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     wrong_nV = _halved(sample.prob_nV)
     if not _is_detected(sample, wrong_nV, bound, generator):
         return float("nan")
