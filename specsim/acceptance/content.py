@@ -118,10 +118,8 @@ def reported(content: Content, requests: Sequence[Mapping[str, Any]], counts: Se
 def dense(content: Content, histogram: Any) -> list[int]:
     """Make a list of a histogram; keys of an object are numbers of accepted drafts."""
     if isinstance(histogram, Mapping):
-        steps_by_drafts = {
-            _position(content, drafts): content.integer("histogram", steps) for drafts, steps in histogram.items()
-        }
-        return [steps_by_drafts.get(drafts, 0) for drafts in range(max(steps_by_drafts, default=-1) + 1)]
+        steps = {_position(content, drafts): content.integer("histogram", count) for drafts, count in histogram.items()}
+        return [steps.get(drafts, 0) for drafts in range(max(steps, default=-1) + 1)]
     counts = _counts(content, "acceptance_histogram", histogram, MOST_COUNT)
     if len(counts) > MOST_STEPS + 1:
         allowed = f"at most {MOST_STEPS + 1}, for 0 to {MOST_STEPS} drafts (in {content.source})"

@@ -100,22 +100,19 @@ class RecordPrediction:
 def predict_from(record: AcceptanceRecord) -> RecordPrediction:
     """Compute the accept lengths of chains up to 8 drafts, and of trees where second-best drafts are known."""
     shares = record_shares(record)
-    measured_config = record.config
+    measured = record.config
     depth = max(DEPTH, record.num_steps or 0)
     configs = [SpecConfig(1, steps, steps + 1) for steps in range(1, depth + 1)]
-    configs += [
-        config for config in SETTINGS if 1 < config.topk <= len(shares.shares[0]) and config.num_steps <= shares.known
-    ]
-    if measured_config is not None and measured_config not in configs:
-        configs.append(measured_config)
-    lengths = [
-        _expected(record, config, measured_config) for config in configs if config.num_steps <= len(shares.shares)
-    ]
+    width = len(shares.shares[0])
+    configs += [config for config in SETTINGS if 1 < config.topk <= width and config.num_steps <= shares.known]
+    if measured is not None and measured not in configs:
+        configs.append(measured)
+    lengths = [_expected(record, config, measured) for config in configs if config.num_steps <= len(shares.shares)]
     return RecordPrediction(with_interval(record), shares.assumed, tuple(lengths))
 
 
-def _expected(record: AcceptanceRecord, config: SpecConfig, measured_config: SpecConfig | None) -> ExpectedLength:
-    if config == measured_config:
+def _expected(record: AcceptanceRecord, config: SpecConfig, measured: SpecConfig | None) -> ExpectedLength:
+    if config == measured:
         return ExpectedLength(config, record.accept_length, None, True)
     if config.topk == 1:
         length = accept_length(rank_by_depth(record_shares(record, config.num_steps).shares, config))

@@ -28,9 +28,7 @@ def run_in_ranks(work: Callable[[RankGroup], Any], size: int = 2, timeout: float
     with tempfile.TemporaryDirectory(prefix="specsim-ranks-") as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         arguments = [(work, Path(folder), rank, size, pipe) for rank, (_, pipe) in enumerate(pipes)]
-        processes = [
-            context.Process(target=_run, args=process_arguments, daemon=True) for process_arguments in arguments
-        ]
+        processes = [context.Process(target=_run, args=values, daemon=True) for values in arguments]
         for process in processes:
             process.start()
         try:

@@ -193,9 +193,8 @@ def _of_samples(name: str, expected: SampleDistribution, result: torch.Tensor) -
     limit = math.log(2 * max(1, len(expected.outcomes)) / FALSE_ALARM)
     for row in rows:
         if row not in expected.outcomes:
-            return ResultDifference(
-                name, (rows.index(row),), f"one of {_outcomes(expected)}", str(list(row)), counts[row]
-            )
+            index = (rows.index(row),)
+            return ResultDifference(name, index, f"one of {_outcomes(expected)}", str(list(row)), counts[row])
     for row, prob in expected.outcomes.items():
         if len(rows) * _divergence(counts[row] / len(rows), prob) > limit:
             share = f"{list(row)} in {counts[row] / len(rows):.4f} of {len(rows)} rows"

@@ -47,27 +47,19 @@ def select_top_k_tokens(
     bonus = torch.zeros(batch, dtype=torch.int32, device=topk_p.device)
     if scores is None:
         lanes = start_lanes(AutoregressiveInput(bonus, topk_p, topk_index, hidden_states), config)
-        candidates = lanes.candidates
-        tree = (
-            candidates.scores[:, None, :topk].clone(),
-            candidates.tokens[:, :topk].clone(),
-            candidates.parent_list[:, : 1 + topk],
-        )
-        return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), candidates.scores[:, :topk].clone(), tree
+        pool = lanes.candidates
+        tree = pool.scores[:, None, :topk].clone(), pool.tokens[:, :topk].clone(), pool.parent_list[:, : 1 + topk]
+        return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), pool.scores[:, :topk].clone(), tree
     first_index = torch.zeros_like(scores, dtype=torch.int64)
     lanes = start_lanes(AutoregressiveInput(bonus, scores, first_index, hidden_states[::topk].contiguous()), config)
-    candidates = lanes.candidates
+    pool = lanes.candidates
     shape = batch, topk, topk
     hidden_BKH = hidden_states.view(batch, topk, hidden_states.shape[1])
     expand(lanes, topk_p.view(shape), topk_index.view(shape), hidden_BKH, config)
     children = slice(topk, topk + topk * topk)
-    chosen = candidates.parent_list[:, 1 + topk : 1 + 2 * topk]
-    tree = (
-        candidates.scores[:, children].reshape(shape),
-        candidates.tokens[:, children].clone(),
-        chosen + (i - 1) * topk * topk,
-    )
-    return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), candidates.scores.gather(1, chosen), tree
+    chosen = pool.parent_list[:, 1 + topk : 1 + 2 * topk]
+    tree = pool.scores[:, children].reshape(shape), pool.tokens[:, children].clone(), chosen + (i - 1) * topk * topk
+    return lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), pool.scores.gather(1, chosen), tree
 
 
 def organize_draft_results(

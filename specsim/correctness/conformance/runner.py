@@ -108,9 +108,8 @@ def call(function: Callable[..., Any], case: KernelCase, device: torch.device) -
         case_call = case.build()
         case_call = case_call if case.adapt is None else case.adapt(function, case_call)
     try:
-        arguments = [
-            device if argument is DEVICE else guard_all(argument, device) for argument in case_call.arguments.values()
-        ]
+        values = case_call.arguments.values()
+        arguments = [device if value is DEVICE else guard_all(value, device) for value in values]
         handed = tensors(arguments)
         before = outline(handed)
         with warnings.catch_warnings(action="ignore"):

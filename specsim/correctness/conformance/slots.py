@@ -87,9 +87,8 @@ def locations_call(page_size: int, seq_lens: list[int], rows: list[int], num_nod
     table = torch.where(pools.req_to_token < 0, 0, pools.req_to_token).int()
     start = batch.seq_lens
     values = (batch.req_pool_indices, table, start, start + num_nodes, len(rows), num_nodes, DEVICE)
-    return Call(
-        arguments("cache_locations", *values), {"out_cache_loc": tree_locations(batch, config, pools).flatten()}
-    )
+    expected = {"out_cache_loc": tree_locations(batch, config, pools).flatten()}
+    return Call(arguments("cache_locations", *values), expected)
 
 
 _LOCATIONS = (
@@ -118,11 +117,9 @@ def lanes_call(page_size: int, k: int, num_steps: int, seq_lens: list[int]) -> C
     lanes = [pools.slots(row, lane_columns(length, config)) for row, length in zip(rows, order, strict=True)]
     tails = [pools.slots(row, tail_columns(length, config)) for row, length in zip(rows, order, strict=True)]
     expected = {
-        "out_cache_loc": torch.cat([none, *(request_slots.flatten() for request_slots in lanes)]),
-        "source_cache_loc": torch.cat(
-            [none, *(request_slots[:1].expand_as(request_slots[1:]).flatten() for request_slots in tails)]
-        ),
-        "target_cache_loc": torch.cat([none, *(request_slots[1:].flatten() for request_slots in tails)]),
+        "out_cache_loc": torch.cat([none, *(slots.flatten() for slots in lanes)]),
+        "source_cache_loc": torch.cat([none, *(slots[:1].expand_as(slots[1:]).flatten() for slots in tails)]),
+        "target_cache_loc": torch.cat([none, *(slots[1:].flatten() for slots in tails)]),
     }
     values = integers(rows), pools.req_to_token, integers(order), k, num_steps, page_size
     return Call(arguments("lane_locations", *values), expected)

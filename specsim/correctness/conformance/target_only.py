@@ -23,10 +23,8 @@ def sampling_call(
     from specsim.reference.acceptance import target_only
     from specsim.reference.tree import depths_of
 
-    rows = zip(forest.trees, prob_BNV, uniforms_BW.tolist(), final_B.tolist(), strict=True)
-    walked = [
-        target_only(tree, prob_NV.double(), uniforms, final, single, acc) for tree, prob_NV, uniforms, final in rows
-    ]
+    rows = zip(forest.trees, prob_BNV.double(), uniforms_BW.tolist(), final_B.tolist(), strict=True)
+    walked = [target_only(tree, prob_NV, uniforms, final, single, acc) for tree, prob_NV, uniforms, final in rows]
     depths_BN = integers(map(depths_of, forest.parents)).view(forest.size)
     uniforms_BN = uniforms_BW.gather(1, depths_BN.clamp(max=uniforms_BW.shape[1] - 1))
     samples = uniforms_BN.float(), final_B.float(), prob_BNV.float(), torch.zeros_like(prob_BNV).float()
@@ -129,11 +127,9 @@ def _off_edges(forest: Forest, prob_BNV: Tensor, uniforms: Tensor) -> Tensor:
     from specsim.reference.acceptance import target_only
 
     finals = []
-    for tree, prob_NV, tree_uniforms in zip(forest.trees, prob_BNV, uniforms, strict=True):
-        for final in ((torch.arange(1, 2**10) - 0.5) / 2**10).roll(int(tree_uniforms[3] * 2**10)).tolist():
-            near = (
-                target_only(tree, prob_NV, tree_uniforms[:3].tolist(), final + step, 1, 1) for step in (-1e-5, 0, 1e-5)
-            )
+    for tree, prob_NV, (*accepts, shift) in zip(forest.trees, prob_BNV, uniforms.tolist(), strict=True):
+        for final in ((torch.arange(1, 2**10) - 0.5) / 2**10).roll(int(shift * 2**10)).tolist():
+            near = (target_only(tree, prob_NV, accepts, final + step, 1, 1) for step in (-1e-5, 0, 1e-5))
             if len({bonus for _, bonus in near}) == 1:
                 finals.append(final)
                 break

@@ -51,12 +51,8 @@ def tree_call(
     lone = [-1] + [0] * (num_nodes - 1)
     grown = [parents.get(b, lone) for b in range(batch)]
     depths_BN = integers(map(depths_of, grown)).view(batch, num_nodes)
-    mask_BNN = (
-        torch.stack([visibility(tree_parents) for tree_parents in grown])
-        if batch
-        else torch.empty(0, num_nodes, num_nodes).bool()
-    )
-    all_links = [links(tree_parents) for tree_parents in grown]
+    mask_BNN = torch.stack(list(map(visibility, grown))) if batch else torch.empty(0, num_nodes, num_nodes).bool()
+    all_links = list(map(links, grown))
     mask = tree_mask(mask_BNN, seq_lens, mode)
     table = integers([-1] * batch * num_nodes).view(batch, num_nodes)
     blank = torch.zeros_like(mask.view(torch.uint8)).view(mask.dtype) if mode == QLEN_ONLY_BITPACKING else mask | True
@@ -79,9 +75,8 @@ def _only(call: Call, well_formed: list[int], batch: int, num_nodes: int) -> Cal
     is_well_formed[well_formed] = True
     tables = dict.fromkeys(("retrive_index", "retrive_next_token", "retrive_next_sibling"), is_well_formed)
     by_entry = is_well_formed.repeat_interleave(num_nodes**2)
-    return replace(
-        call, rows={"tree_mask": by_entry, "positions": is_well_formed.repeat_interleave(num_nodes), **tables}
-    )
+    by_node = is_well_formed.repeat_interleave(num_nodes)
+    return replace(call, rows={"tree_mask": by_entry, "positions": by_node, **tables})
 
 
 def _grown(batch: int, k: int, num_steps: int, num_nodes: int, mode: int, coarse: bool = False) -> Call:
@@ -196,12 +191,8 @@ def attention_call(
         buffer[0, indices] = torch.randn(len(indices), heads[1], dim, generator=generator)
     query = torch.randn(batch * num_nodes, heads[0], dim, generator=generator)
     keys = tuple(
-        Keys(
-            request_slots,
-            torch.arange(len(request_slots)),
-            torch.nn.functional.pad(mask, (len(request_slots) - num_nodes, 0), value=True),
-        )
-        for request_slots, mask in zip(indices.split(ends.diff().tolist()), mask_BNN, strict=False)
+        Keys(slots, torch.arange(len(slots)), torch.nn.functional.pad(mask, (len(slots) - num_nodes, 0), value=True))
+        for slots, mask in zip(indices.split(ends.diff().tolist()), mask_BNN, strict=False)
     )
     exact = KVBuffer(KVLayout(1, heads[1], dim), len(kv.keys[0]), torch.float64)
     exact.copy_(kv)

@@ -125,9 +125,8 @@ def _require_falling(candidates: BlockCandidates, level: BlockLevel) -> None:
     rising = (torch.cat([above[:, None], level_scores], 1).diff(dim=1) > 0).flatten()
     if rising.any():
         entry = int(rising.nonzero()[0])
-        raise Mismatch(
-            SCORES, "at most its parent's and its elder siblings'", float(level_scores.flatten()[entry]), entry
-        )
+        score = float(level_scores.flatten()[entry])
+        raise Mismatch(SCORES, "at most its parent's and its elder siblings'", score, entry)
 
 
 def _compare_alive(candidates: BlockCandidates, limit: int) -> None:
@@ -140,10 +139,10 @@ def _compare_alive(candidates: BlockCandidates, limit: int) -> None:
         is_high = torch.sigmoid(present("confidence", confidence.fast).double()) >= block.threshold
         depth = min(depth, int(is_high.long().cumprod(0).sum()))
     alive = candidates.field("num_alive").map(int)
-    candidates.check.require(
-        "candidates.num_alive", alive.fast == sum(candidates.config.level_sizes[:depth]), depth, alive.fast
-    )
-    candidates.check.tally.coverage["drafts"] += alive.fast
-    candidates.check.tally.coverage["rounds without drafts"] += alive.fast == 0
-    candidates.check.tally.coverage["blocks cut"] += depth < limit
-    candidates.check.decided(alive)
+    check = candidates.check
+    expected = sum(candidates.config.level_sizes[:depth])
+    check.require("candidates.num_alive", alive.fast == expected, depth, alive.fast)
+    check.tally.coverage["drafts"] += alive.fast
+    check.tally.coverage["rounds without drafts"] += alive.fast == 0
+    check.tally.coverage["blocks cut"] += depth < limit
+    check.decided(alive)

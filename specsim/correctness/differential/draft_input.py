@@ -147,10 +147,9 @@ def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefi
 
 def first_draft_logits(request: ComparedRequest[Any]) -> LogitsPair:
     """Compute the logits [1, draft V] of a request's first drafts."""
-    pairs = zip(request.step.implementations[:2], request.field("hidden")[:2], strict=True)
-    return LogitsPair(
-        *(implementation.engine.drafter.logits(present("hidden", hidden)[None]) for implementation, hidden in pairs)
-    )
+    drafters = [implementation.engine.drafter for implementation in request.step.implementations[:2]]
+    pairs = zip(drafters, request.field("hidden")[:2], strict=True)
+    return LogitsPair(*(drafter.logits(present("hidden", hidden)[None]) for drafter, hidden in pairs))
 
 
 def prefill_logits(step: ComparedStep) -> LogitsPair:

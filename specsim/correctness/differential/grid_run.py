@@ -145,15 +145,10 @@ def run_grid(
     done = _resumed(json_file, result, order) if resume and json_file is not None else {}
     results = list(done.values())
     remaining = [cell for cell in shard_cells if cell.id not in done]
-    with tqdm(
-        total=len(shard_cells),
-        initial=len(shard_cells) - len(remaining),
-        unit="cell",
-        disable=None if progress else True,
-    ) as bar:
-        for cell_result in _checked(
-            remaining, jobs, partial(check, impl=impl, dtype=dtype, device=device, shares=shares)
-        ):
+    check_one = partial(check, impl=impl, dtype=dtype, device=device, shares=shares)
+    num_done = len(shard_cells) - len(remaining)
+    with tqdm(total=len(shard_cells), initial=num_done, unit="cell", disable=None if progress else True) as bar:
+        for cell_result in _checked(remaining, jobs, check_one):
             results.append(cell_result)
             bar.update()
             write_json(json_file, replace(result, cells=tuple(results)).to_json())

@@ -141,7 +141,7 @@ class Lockstep:
             state = fast.state
             # A perturbation run only measures budgets: what it writes is not compared.
             state_copy, pools_before = (None, None) if self.tally.is_perturbation else deepcopy((state, fast.pools))
-            trio = Trio(*results, self._advance("fast", fast, call, batch))
+            trio: Any = Trio(*results, self._advance("fast", fast, call, batch))
             differences = [] if pools_before is None else tested.note_writes(call, (state, state_copy), trio.fast)
             by_phase = [Trio(*states) for states in zip(*trio, strict=True)] if call == "round" else [trio]
             on_host = [states._replace(fast=states.fast.to("cpu")) for states in by_phase]

@@ -63,9 +63,8 @@ def compare_with_oracle(cell: Cell, pair: Pair) -> list[Divergence]:
         errors = [abs(a - b) for a, b in zip(truth.logprobs, output.logprobs, strict=False)]
         if not wrong and not max(errors) <= ALLOWED:
             wrong = [("logprobs", truth.logprobs, output.logprobs)]
-        divergences += [
-            Divergence(cell.id, 0, "oracle against reference", request, None, *difference) for difference in wrong[:1]
-        ]
+        if wrong:
+            divergences.append(Divergence(cell.id, 0, "oracle against reference", request, None, *wrong[0]))
     return divergences
 
 

@@ -31,11 +31,15 @@ class Divergence:
     reference: Any  # value of the reference
     fast: Any  # value of the implementation that was compared
 
-    def __str__(self) -> str:
+    @property
+    def location(self) -> str:
+        """Round, phase, and where they are known, request and entry."""
         location = f"round {self.round}, {self.phase}"
         location += "" if self.request is None else f", request {self.request}"
-        location += "" if self.node is None else f", entry {self.node}"
-        return f"{self.cell}: {location}: {self.field} is {self.fast}, the reference has {self.reference}"
+        return location + ("" if self.node is None else f", entry {self.node}")
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {self.location}: {self.field} is {self.fast}, the reference has {self.reference}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,9 +86,8 @@ def certify(
         except (NotConstant, TooDeep) as error:
             inconsistent.append(f"{task.verifier} ({task.impl}) on {task.case.name}: {error}")
     table = _table(impl, kernels)
-    not_run = {
-        case.name for candidate in chosen for case in CASES[candidate.drafts] if case not in table[candidate.drafts]
-    }
+    drafts = {candidate.drafts for candidate in chosen}
+    not_run = {case.name for kind in drafts for case in CASES[kind] if case not in table[kind]}
     seconds = time.perf_counter() - start
     return Certificates(tuple(rows), tuple(inconsistent), tuple(sorted(not_run)), seconds, date, versions(kernels))
 

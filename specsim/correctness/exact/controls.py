@@ -128,9 +128,8 @@ def _axes_uniform_twice(draw: Draw) -> list[Axis]:
 
 def sibling_uniform(drafted_tree: DraftedTree, uniforms: Sequence[float], final: float) -> Accepted:
     """Apply multi-round verification, but with one uniform for all siblings, as in target-only sampling."""
-    shared = [
-        uniforms[drafted_tree.tree.next_token[parent]] if parent >= 0 else 0.5 for parent in drafted_tree.tree.parents
-    ]
+    tree = drafted_tree.tree
+    shared = [uniforms[tree.next_token[parent]] if parent >= 0 else 0.5 for parent in tree.parents]
     return _SIBLINGS.accept(drafted_tree, shared, final)
 
 

@@ -117,9 +117,6 @@ def explore(function: Callable[[list[ExactNumber]], Any], names: Sequence[str]) 
         if len(visit.comparisons) < len(path):
             visit.refuse("two calls with the same numbers make different comparisons")
         num_comparisons = visit.num_comparisons
-        comparisons = visit.comparisons
-        pending += [
-            (*comparisons[:index], comparisons[index]._replace(is_below=False))
-            for index in range(len(path), len(comparisons))
-        ]
+        cuts = visit.comparisons
+        pending += [(*cuts[:index], cuts[index]._replace(is_below=False)) for index in range(len(path), len(cuts))]
         yield Explored(Box(tuple(visit.intervals)), result, visit.refused)

@@ -44,15 +44,12 @@ def _walk(verifier: Verifier, device: str, drafted: Sequence[Draw], trials: Sequ
     logits_RV = rows([target_V for draw in draws for target_V in draw.target_NV]).log2().float().to(device)
     width = config.num_draft_tokens if config.verifier_kind.draws == "node" else config.num_steps + 1
     uniforms = [[] if verifier.is_coupled else trial.uniforms for trial in trials]
-    uniforms_BW = torch.tensor(
-        [[*trial_uniforms, *[0.5] * (width - len(trial_uniforms))] for trial_uniforms in uniforms], dtype=torch.float64
-    )
+    uniforms_BW = torch.tensor([[*row, *[0.5] * (width - len(row))] for row in uniforms], dtype=torch.float64)
     final_B = torch.tensor([trial.final for trial in trials], dtype=torch.float64)
     verify_input = _verify_input(draws, config).to(device)
-    uniform_tensors = uniforms_BW.to(device), final_B.to(device)
-    return _accepted(
-        walk(batch, verify_input, Logits.unchanged(logits_RV, len(trials)), uniform_tensors, config).to("cpu")
-    )
+    logits = Logits.unchanged(logits_RV, len(trials))
+    verdict = walk(batch, verify_input, logits, (uniforms_BW.to(device), final_B.to(device)), config)
+    return _accepted(verdict.to("cpu"))
 
 
 def _config(verifier: Verifier, draw: Draw) -> SpecConfig:

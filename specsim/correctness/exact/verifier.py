@@ -150,9 +150,7 @@ def of_kind(name: str, axes: Axes, last: Last, *thresholds: Fraction, label: str
     values = [float(value) for value in thresholds]
 
     def accept(drafted_tree: DraftedTree, uniforms: Sequence[Any], final: float) -> Accepted:
-        distributions = (
-            [drafted_tree.prob_NV, drafted_tree.draft_prob_NV] if kind.reads_draft_prob else [drafted_tree.prob_NV]
-        )
+        distributions = [drafted_tree.prob_NV] + [drafted_tree.draft_prob_NV] * kind.reads_draft_prob
         draws: tuple[Any, ...] = (final,) if kind.draws == "none" else (uniforms, final)
         if kind.is_coupled:
             draws = (torch.tensor(uniforms, dtype=torch.float64),)

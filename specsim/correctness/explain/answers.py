@@ -36,9 +36,7 @@ class Answer:
         """Make an answer of pairs (token, log probability), and the log probabilities reported at each place."""
         tokens = tuple(_token(token) for token, _ in chosen)
         logprobs = tuple(None if logprob is None else float(logprob) for _, logprob in chosen)
-        reported = [
-            {_token(token): float(value) for token, value in (logprob_of or {}).items()} for logprob_of in top or ()
-        ]
+        reported = [{_token(token): float(value) for token, value in (row or {}).items()} for row in top or ()]
         if len(reported) not in (0, len(tokens)):
             raise ValueError(f"log probabilities of {len(reported)} places for {len(tokens)} tokens")
         reported = reported or [{} for _ in tokens]
@@ -60,10 +58,10 @@ def _token(token: Any) -> Token:
 
 def _by_id(entries: Mapping[str, Any] | None) -> dict[int, float]:
     """Read log probabilities by token id, a text in JSON; each is a number or {logprob, …}."""
-    numbers = {
-        token: value["logprob"] if isinstance(value, Mapping) else value for token, value in (entries or {}).items()
+    return {
+        int(token): float(value["logprob"] if isinstance(value, Mapping) else value)
+        for token, value in (entries or {}).items()
     }
-    return {int(token): float(number) for token, number in numbers.items()}
 
 
 def read_answers(path: Path, name: str) -> tuple[Answer, ...]:

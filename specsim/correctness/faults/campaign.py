@@ -206,9 +206,8 @@ def _findings(texts: dict[str, str], trials: Sequence[Trial], device: str) -> li
                 cwd=root, capture_output=True, text=True, timeout=SECONDS * len(trials), check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return [(FaultFinding("no end", "the process", f"an end within {SECONDS:.0f} seconds", None),)] * len(
-                trials
-            )
+            expected = f"an end within {SECONDS:.0f} seconds"
+            return [(FaultFinding("no end", "the process", expected, None),)] * len(trials)
     if done.returncode or not done.stdout:  # some code may end the process early, with any status
         last = (done.stderr.strip().splitlines() or [""])[-1]
         return [(FaultFinding("crash", "the process", "exit status 0", f"{done.returncode}: {last}"),)] * len(trials)

@@ -122,10 +122,7 @@ def _inside(setting: Mapping[str, Any]) -> dict[str, Any]:
     from specsim.correctness.faults.checks.differential import compared
 
     findings, divergences = compared(dict(setting), "cpu")
-    return {
-        "first": asdict(divergences[0]) if divergences else None,
-        "inside": [asdict(finding) for finding in findings],
-    }
+    return {"first": asdict(divergences[0]) if divergences else None, "inside": list(map(asdict, findings))}
 
 
 def main(root: Path) -> None:

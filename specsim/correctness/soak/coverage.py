@@ -73,20 +73,17 @@ def coverage_of(scheduler: Scheduler) -> Counter[str]:
     """
     requests = scheduler.requests.values()
     records = scheduler.trace.records
-    counts = Counter(
-        steps=len(records), requests=len(requests), tokens=sum(len(request.token_ids) for request in requests)
-    )
+    num_tokens = sum(len(request.token_ids) for request in requests)
+    counts = Counter(steps=len(records), requests=len(requests), tokens=num_tokens)
     counts["slots audited"] = scheduler.audited_slots
     counts["audits"] = len(records) if scheduler.audited_slots else 0
-    counts.update(
-        f"finished {request.finish_reason}" for request in requests if request.finish_reason not in (None, "rejected")
-    )
+    reasons = (request.finish_reason for request in requests)
+    counts.update(f"finished {reason}" for reason in reasons if reason not in (None, "rejected"))
     turns = [request for request in requests if request.continues is not None]
     counts["turns"] = sum(request.finish_reason != "rejected" and request.arrived is not None for request in turns)
     counts["turns preempted"] = sum(request.num_preemptions > 0 for request in turns)
-    counts["aborted with tokens"] = sum(
-        request.finish_reason == "abort" and bool(request.token_ids) for request in requests
-    )
+    aborted = [request for request in requests if request.finish_reason == "abort"]
+    counts["aborted with tokens"] = sum(bool(request.token_ids) for request in aborted)
     for record in records:
         counts.update(_events(record))
         counts.update(_results(record))
@@ -103,11 +100,9 @@ def _events(record: StepRecord) -> Counter[str]:
             "rejected": len(record.rejected),
             "aborted": len(record.aborted),
             "preempted": len(record.preempted),
-            "preempted in a page": sum(preemption.in_page for preemption in record.preempted),
-            "preempted in a chunk": sum(
-                preemption.is_prefilling and preemption.seq_len > 0 for preemption in record.preempted
-            ),
-            "preempted with a result unread": sum(preemption.request_id in late for preemption in record.preempted),
+            "preempted in a page": sum(victim.in_page for victim in record.preempted),
+            "preempted in a chunk": sum(victim.is_prefilling and victim.seq_len > 0 for victim in record.preempted),
+            "preempted with a result unread": sum(victim.request_id in late for victim in record.preempted),
             "resumed": len(record.resumed),
             "evicted pages": record.evicted_pages,
             "steps with slots withheld": record.withheld_slots > 0,

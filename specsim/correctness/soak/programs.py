@@ -52,9 +52,8 @@ def formats(kind: str) -> tuple[str, ...]:
 def verifiers(kind: str, topk: int) -> tuple[str, ...]:
     """List the verifiers other than the default one that this kind's drafts allow."""
     drafts = ("best", "sampled" if topk == 1 else "siblings") if _record(kind).can_sample else ("best",)
-    return tuple(
-        verifier.name for verifier in VERIFIER_KINDS if verifier.drafts in drafts and verifier.name != DEFAULT_VERIFIER
-    )
+    names = (verifier.name for verifier in VERIFIER_KINDS if verifier.drafts in drafts)
+    return tuple(name for name in names if name != DEFAULT_VERIFIER)
 
 
 def possible_graph(graph: str, kind: str, config: SpecConfig) -> str:

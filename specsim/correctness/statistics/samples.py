@@ -105,9 +105,7 @@ def outputs(model: SmallVocabulary, load: Load, progress: Callable[[int], Any]) 
     for start in range(0, len(wanted), load.batch):
         chosen = [load.settings[index] for *_, index in wanted[start : start + load.batch]]
         ids = range(start, start + len(chosen))
-        prompts = [
-            setting.prompts[request_id % len(setting.prompts)] for setting, request_id in zip(chosen, ids, strict=True)
-        ]
+        prompts = [setting.prompts[i % len(setting.prompts)] for i, setting in zip(ids, chosen, strict=True)]
         sampling = [setting.sampling(load.seed) for setting in chosen]
         results = generate(
             pair, prompts, load.config, sampling, request_ids=ids, engine=load.engine, verifier=load.rule

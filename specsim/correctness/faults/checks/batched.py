@@ -150,9 +150,8 @@ class CellServing:
             scheduler.close()
         except Exception as error:
             name = ERRORS.get(type(error).__name__, "error")
-            findings[name] = FaultFinding(
-                name, f"step {scheduler.step_index}", None, f"{type(error).__name__}: {error}"
-            )
+            message = f"{type(error).__name__}: {error}"
+            findings[name] = FaultFinding(name, f"step {scheduler.step_index}", None, message)
         return requests, engine.notes
 
     def solo(self) -> tuple[list[Request], Notes]:
@@ -226,7 +225,5 @@ def _compare_ends(expected: Sequence[Request], served: Sequence[Request], findin
         output = Output("", tuple(right.token_ids), tuple(right.logprobs), str(right.finish_reason), counts)
         for difference in decided_differences(actual, output):
             if name := FIELDS.get(difference.field):
-                findings.setdefault(
-                    name,
-                    FaultFinding(name, f"request {actual.request_id}", str(difference.solo), str(difference.batched)),
-                )
+                values = (str(difference.solo), str(difference.batched))
+                findings.setdefault(name, FaultFinding(name, f"request {actual.request_id}", *values))

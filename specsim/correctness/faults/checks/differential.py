@@ -246,11 +246,6 @@ def compared(setting: dict[str, Any], device: str) -> tuple[list[FaultFinding], 
         lockstep = Lockstep(case, pair, loaded._replace(fast=replace(loaded.fast, engine=watched)), tally)
         lockstep.run()
     findings = dict(watched.findings)
-    for divergence in lockstep.divergences:
-        location = f"round {divergence.round}, {divergence.phase}"
-        location += "" if divergence.request is None else f", request {divergence.request}"
-        location += "" if divergence.node is None else f", entry {divergence.node}"
-        findings.setdefault(
-            divergence.field, FaultFinding(divergence.field, location, divergence.reference, divergence.fast)
-        )
+    for wrong in lockstep.divergences:
+        findings.setdefault(wrong.field, FaultFinding(wrong.field, wrong.location, wrong.reference, wrong.fast))
     return list(findings.values()), lockstep.divergences
