@@ -16,10 +16,9 @@ from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExt
 from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.drafting import expand
+from specsim.fast.drafting import Lanes, expand, start_lanes
 from specsim.fast.extend import draft_rows
 from specsim.fast.kv import draft_kv, duplicate_tails
-from specsim.fast.lanes import Lanes, start_lanes
 from specsim.fast.model.draft_metadata import lane_metadata
 from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2

@@ -16,8 +16,8 @@ from specsim.core.target import Target
 from specsim.fast.drafters.block_head import BlockHead
 from specsim.fast.drafters.slot_tree import SlotTree
 from specsim.fast.drafters.steps import StepDrafter
+from specsim.fast.drafting import CandidateBuffers
 from specsim.fast.kv import draft_kv
-from specsim.fast.lanes import CandidateBuffers
 from specsim.fast.model.block_metadata import block_metadata
 from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 

@@ -13,7 +13,7 @@ from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import Target
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, Last, take_last
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.lanes import Lanes
+from specsim.fast.drafting import Lanes
 from specsim.fast.layers import Weights, gated_mlp_onto, query_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.prefix_metadata import prefix_metadata

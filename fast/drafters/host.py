@@ -13,7 +13,7 @@ from specsim.core.proposals import Proposals
 from specsim.core.target import Target
 from specsim.core.token_drafter import TokenDrafter
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.lanes import CandidateBuffers
+from specsim.fast.drafting import CandidateBuffers
 from specsim.fast.runtime.states import load
 
 

@@ -10,7 +10,7 @@ from specsim.core.pool import KVLayout, KVPool
 from specsim.core.token_drafter import NgramConfig
 from specsim.fast.drafters.prompt_lookup import Lookup, prompt_lookup
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.lanes import CandidateBuffers
+from specsim.fast.drafting import CandidateBuffers
 
 
 class LookupChainDrafter:

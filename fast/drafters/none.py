@@ -8,7 +8,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, PrefillInput
 from specsim.core.pool import KVLayout, KVPool
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.lanes import CandidateBuffers
+from specsim.fast.drafting import CandidateBuffers
 
 
 class NoDrafter:

@@ -12,8 +12,7 @@ from specsim.core.phases import AutoregressiveInput, Batch, Candidates, State
 from specsim.core.pool import KVPool
 from specsim.fast.drafters.mtp_drafts import children
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.drafting import expand
-from specsim.fast.lanes import Lanes, start_lanes
+from specsim.fast.drafting import Lanes, expand, start_lanes
 
 AnyDrafts = TypeVar("AnyDrafts", bound=MtpInput)
 

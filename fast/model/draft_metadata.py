@@ -9,7 +9,7 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVPool
-from specsim.fast.lanes import Lanes
+from specsim.fast.drafting.lanes import Lanes
 from specsim.fast.model.columns import slot_of
 from specsim.fast.model.equal_rows import equal_rows, store_own_extras, store_rows
 from specsim.fast.model.metadata import WORD, AttentionMetadata

@@ -11,10 +11,9 @@ from specsim.core.errors import require
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.reference.attention import extend_metadata, lane_metadata, prefill_metadata
-from specsim.reference.drafting import Drafts, Parents, draft, expand
+from specsim.reference.drafting import Drafts, Lanes, Parents, draft, expand, start_lanes
 from specsim.reference.extend import draft_rows
 from specsim.reference.kv import draft_kv, duplicate_tails
-from specsim.reference.lanes import Lanes, start_lanes
 
 
 class AutoregressiveDrafter:

@@ -18,7 +18,7 @@ from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import HeadAttention, Target
 from specsim.reference.attention import AttentionMetadata, Keys
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
-from specsim.reference.lanes import Lanes
+from specsim.reference.drafting import Lanes
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, query_attention, rms_norm
 
 

@@ -13,8 +13,7 @@ from specsim.core.mtp import MtpInput
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.reference.drafters.autoregressive import Drafts
-from specsim.reference.drafting import expand
-from specsim.reference.lanes import lanes_of
+from specsim.reference.drafting import expand, lanes_of
 
 AnyDrafts = TypeVar("AnyDrafts", bound=MtpInput)
 

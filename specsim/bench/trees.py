@@ -28,8 +28,7 @@ def tree_rows(peaks: Peaks, device: str = "cuda") -> Iterator[Row]:
 
 def random_candidates(requests: int, config: SpecConfig, vocab_size: int, generator: torch.Generator) -> Candidates:
     """Make the candidates of a drafter that ranks tokens at random."""
-    from specsim.reference.drafting import expand
-    from specsim.reference.lanes import start_lanes
+    from specsim.reference.drafting import expand, start_lanes
     from specsim.reference.sampling import topk
 
     def drafts(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,8 +10,8 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import AutoregressiveInput, Batch, DraftInput, State, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafting.lanes import Lanes
 from specsim.fast.frame import Frame
-from specsim.fast.lanes import Lanes
 from specsim.fast.runtime.padding import RoundShape
 from specsim.fast.runtime.states import load, unload
 

@@ -16,12 +16,11 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast.drafting import expand as expand_fast_lanes
-from specsim.fast.lanes import start_lanes as start_fast_lanes
+from specsim.fast.drafting.lanes import start_lanes as start_fast_lanes
 from specsim.fast.tree import build as build_fast_tree
 from specsim.fast.vocabulary.topk import draft_topk as fast_draft_topk
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
-from specsim.reference.drafting import child_scores, draft_distribution, draft_topk, expand, sampled
-from specsim.reference.lanes import start_lanes
+from specsim.reference.drafting import child_scores, draft_distribution, draft_topk, expand, sampled, start_lanes
 from specsim.reference.sampling import topk as best_first
 from specsim.reference.tree import build, select
 from specsim.reference.verify import walk

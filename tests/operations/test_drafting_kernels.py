@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import AutoregressiveInput, Candidates, DraftInput
-from specsim.fast import drafting as fast
-from specsim.fast import lanes as fast_lanes
+from specsim.fast.drafting import expansion as fast
+from specsim.fast.drafting import lanes as fast_lanes
 from specsim.fast.tree.selection import select
 from specsim.fast.vocabulary.topk import draft_topk
-from specsim.reference.drafting import expand
-from specsim.reference.lanes import Lanes, start_lanes
+from specsim.reference.drafting import Lanes, expand, start_lanes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -5,8 +5,8 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import AutoregressiveInput, DraftInput
-from specsim.fast import lanes as fast
-from specsim.reference import lanes as reference
+from specsim.fast.drafting import lanes as fast
+from specsim.reference import drafting as reference
 
 both = pytest.mark.parametrize("implementation", [reference, fast], ids=["reference", "fast"])
 

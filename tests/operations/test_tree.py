@@ -11,8 +11,7 @@ from specsim.core.phases import AutoregressiveInput, Candidates, VerifyInput
 from specsim.core.settings import with_steps
 from specsim.fast.tree import construction as fast
 from specsim.fast.tree import layout, nodes
-from specsim.reference.drafting import expand
-from specsim.reference.lanes import start_lanes
+from specsim.reference.drafting import expand, start_lanes
 from specsim.reference.tree import MalformedTree, build, links, select, visibility
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -39,8 +39,7 @@ def select_top_k_tokens(
 
     The lanes before it are its first candidates, the lanes after it the next block.
     """
-    from specsim.fast.drafting import expand
-    from specsim.fast.lanes import start_lanes
+    from specsim.fast.drafting import expand, start_lanes
 
     batch = len(topk_p) if scores is None else len(scores)
     config = SpecConfig(topk, 3, 4 if topk == 1 else 2, page_size=1)
@@ -150,8 +149,8 @@ def draft_lane_locations(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """List the slots that draft steps write, and those that copies of tails move."""
+    from specsim.fast.drafting.lanes import Lanes
     from specsim.fast.kv import duplicate_tails
-    from specsim.fast.lanes import Lanes
     from specsim.fast.model.draft_metadata import lane_metadata
 
     batch_size = len(seq_lens)

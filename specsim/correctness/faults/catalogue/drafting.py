@@ -32,7 +32,7 @@ FAULTS = (
         fields=("draft logits",),
         edits=(
             Edit(
-                "specsim.fast.drafting",
+                "specsim.fast.drafting.expansion",
                 'ANCESTOR=config.draft_kv == "ancestor"',
                 "ANCESTOR=False",
             ),
@@ -175,7 +175,7 @@ FAULTS = (
         fields=("candidates.tokens", "candidates.scores"),
         edits=(
             Edit(
-                "specsim.fast.drafting",
+                "specsim.fast.drafting.expansion",
                 "mask_hidden = mask_lane & (offs < HIDDEN)",
                 "mask_hidden = mask_lane & (offs < 0)",
             ),

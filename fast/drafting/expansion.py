@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
-from specsim.fast.lanes import Lanes, hidden_block
+from specsim.fast.drafting.lanes import Lanes, hidden_block
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 from specsim.fast.vocabulary.topk import TAKEN, best_of, index_of, key_of
 
