@@ -5,7 +5,7 @@ from typing import Self, TypeVar
 
 import torch
 
-from specsim.core.columns import own_committed, own_lanes, own_tree
+from specsim.core.columns import release_uncommitted, reserve_lanes, reserve_tree
 from specsim.core.config import SpecConfig
 from specsim.core.display import engine_text
 from specsim.core.drafter import Drafter, Placement, columns_ahead
@@ -103,14 +103,16 @@ class Engine:
         self.target: Target = self._target
         self._drafter = self._make_drafter(pair) if like is None else like._drafter
         self.drafter: Drafter = self._drafter
-        proposer = self._drafter
+        setting_drafter = self._drafter
         if like is not None:
-            proposer = NoDrafter(self.device) if config.is_plain else proposer.proposer(self.config)
+            setting_drafter = NoDrafter(self.device) if config.is_plain else setting_drafter.with_config(self.config)
         self._ahead = columns_ahead(self.drafter)
         records = self.device.type == "cuda" and self.options.graph != "eager" and self._ranks is None
         self._prompts = PromptGraphs(self._forward_rows) if records and can_record(target) else None
         self.options.check_draft_kv(config, self.drafter.kv_layout)
-        launches = Launches(self.config, self._target, self._drafter, proposer, rule, self._schedule, self._ranks)
+        launches = Launches(
+            self.config, self._target, self._drafter, setting_drafter, rule, self._schedule, self._ranks
+        )
         self._frames = Frames(launches, self.options, bool(grammars))
 
     def _make_target(self, pair: Pair) -> DecoderTarget:
@@ -228,7 +230,7 @@ class Engine:
     @torch.inference_mode()
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and build trees of the best of them at columns L..L+N-1."""
-        self._own_lanes(batch, pools, reserved)
+        self._reserve_lanes(batch, pools, reserved)
         frame = self._frames.load(batch, pools, draft_input)
         self._draft(frame, batch)
         return self._agreed("draft", unload(frame.verify_input, batch.size, frame.bucket))
@@ -262,7 +264,7 @@ class Engine:
 
     def _play(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool) -> Frame:
         """Run a whole round in a frame."""
-        self._own_lanes(batch, pools, reserved)
+        self._reserve_lanes(batch, pools, reserved)
         frame = self._frames.load(batch, pools, draft_input)
         if self.options.graph == "round":
             self._enter("round")
@@ -273,22 +275,22 @@ class Engine:
             self._extend(frame)
         return frame
 
-    def _own_lanes(self, batch: Batch, pools: KVPool, reserved: bool) -> None:
+    def _reserve_lanes(self, batch: Batch, pools: KVPool, reserved: bool) -> None:
         """Reserve the columns of this round, if they are not.
 
         Under release `round` the lanes are always reserved.
         """
         if not reserved or self.config.release == "round":
             rows = batch.req_pool_indices.tolist()
-            block_rows = self._frames.launches.proposer.block_rows
-            own_lanes(pools, rows, batch.seq_lens.tolist(), self.config, self._ahead, block_rows)
+            block_rows = self._frames.launches.setting_drafter.block_rows
+            reserve_lanes(pools, rows, batch.seq_lens.tolist(), self.config, self._ahead, block_rows)
 
     def _draft(self, frame: Frame, batch: Batch) -> None:
         self._enter("draft")
 
         def own() -> None:
             rows = batch.req_pool_indices.tolist()
-            own_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._ahead)
+            reserve_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._ahead)
 
         if self.options.graph == "step":
             self._frames.run(frame, (Section.START,))
@@ -306,7 +308,7 @@ class Engine:
         def own() -> None:
             after = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
             rows = after.req_pool_indices.tolist()
-            own_committed(frame.pools, rows, after.seq_lens.tolist(), self.config, self._ahead)
+            release_uncommitted(frame.pools, rows, after.seq_lens.tolist(), self.config, self._ahead)
 
         if frame.allowed is not None:
             frame.allowed.load(allowed_trees(batch, frame.verify_input, frame.pools, self.grammars))

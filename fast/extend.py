@@ -57,13 +57,13 @@ def _append_kernel(input_ids_ptr, row_starts_ptr, next_tokens_ptr, out_ptr, out_
         tl.store(out_ptr + rows + request, tl.where(rows < high, ids, last), mask=rows <= high)
 
 
-def draft_rows(prefill: PrefillInput, next_tokens: torch.Tensor, lead: int) -> PrefillInput:
+def draft_rows(prefill: PrefillInput, next_tokens: torch.Tensor, bonus_columns: int) -> PrefillInput:
     """Rows of the drafter after a prefill.
 
-    With lead 0 each column has the token after it. With lead 1 it has its own token, and a request has one row more,
-    the token after its chunk.
+    Without a bonus column each column has the token after it. With one, each has its own token, and a request has one
+    row more, the token after its chunk.
     """
-    if lead == 0:
+    if bonus_columns == 0:
         return replace(prefill, input_ids=shift_left(prefill, next_tokens))
     batch_size = len(prefill.start_lens)
     input_ids = prefill.input_ids.new_empty(len(prefill.input_ids) + batch_size)
@@ -157,7 +157,7 @@ def _rows_kernel(
     width,
     num_columns,
     max_len,
-    lead,
+    bonus_columns,
     RAGGED: tl.constexpr,
     FEATURES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -184,7 +184,7 @@ def _rows_kernel(
     features = tl.load(features_ptr + source * FEATURES + offs, mask=real & mask_offs, other=0.0)
     tl.store(out_ptrs.hidden + rows * FEATURES + offs, features, mask=mask & mask_offs)
     if tl.program_id(1) == 0:
-        position = tl.where(real, tl.load(seq_lens_ptr + request, mask=mask, other=0) + lead + step, 0)
+        position = tl.where(real, tl.load(seq_lens_ptr + request, mask=mask, other=0) + bonus_columns + step, 0)
         writes = (live if RAGGED else real) & (position < max_len)
         slot = slot_of(req_to_token_ptr, num_columns, row, position, mask=writes)
         ids = tl.load(verdict_ptrs.predict + node, mask=live & (node >= 0), other=0)
@@ -200,7 +200,7 @@ def draft_extend_input(
     req_to_token: torch.Tensor,
     max_len: int,
     extend: str,
-    lead: int = 0,
+    bonus_columns: int = 0,
     *,
     out: DraftExtendInput | None = None,
 ) -> DraftExtendInput:
@@ -208,7 +208,7 @@ def draft_extend_input(
 
     Row j has the token *after* node accept_index[b, j] and that node's features. A row past the path has token 0 and
     the features of node 0, and under `ragged` writes nothing. Neither does a row without a slot, or at or beyond
-    max_len. A padded request's rows are zeros that write nothing. Row j stands in column L + lead + j.
+    max_len. A padded request's rows are zeros that write nothing. Row j stands in column L + bonus_columns + j.
     """
     require_contiguous(features_RF=features_RF, req_to_token=req_to_token, accept_index=verdict.accept_index)
     batch_size, width = verdict.accept_index.shape
@@ -239,7 +239,7 @@ def draft_extend_input(
         width=width,
         num_columns=req_to_token.shape[1],
         max_len=max_len,
-        lead=lead,
+        bonus_columns=bonus_columns,
         RAGGED=extend == "ragged",
         FEATURES=num_features,
         ROWS=row_block,

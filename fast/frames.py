@@ -81,7 +81,7 @@ class Frames:
             dtype=self._options.dtype,
             has_grammars=self._has_grammars,
         )
-        return Frame.of(shape, pools, launches.drafter.zeros(bucket), launches.proposer.buffers(bucket))
+        return Frame.of(shape, pools, launches.drafter.zeros(bucket), launches.setting_drafter.buffers(bucket))
 
     def _capture(self, frame: Frame) -> None:
         """Capture this mode's graphs, while the frame has padded requests only."""

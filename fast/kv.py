@@ -47,7 +47,7 @@ def _tails_kernel(
     num_steps,
     page_size,
     columns,
-    lead,
+    bonus_columns,
     num_slots,
     num_blocks,
     SIZE: tl.constexpr,
@@ -63,7 +63,7 @@ def _tails_kernel(
     first_lane = 1 + tl.program_id(2) // num_blocks * LANES
     block = tl.program_id(2) % num_blocks
     row = tl.load(rows_ptr + request)
-    length = tl.load(lens_ptr + request) + lead
+    length = tl.load(lens_ptr + request) + bonus_columns
     table_ptr += row * columns
     tail = length % page_size
     token = block * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -84,10 +84,10 @@ def _tails_kernel(
             tl.store(kv_ptrs.values_ptr + slot[:, None] * SIZE + offs, value, mask=kept)
 
 
-def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, lead: int = 0) -> None:
+def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, bonus_columns: int = 0) -> None:
     """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1 before drafting.
 
-    The drafter's prefix has L + lead columns.
+    The drafter's prefix has L + bonus_columns columns.
     """
     if config.lanes_share_prefix:
         return
@@ -106,7 +106,7 @@ def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, lead: int =
         num_steps=config.num_steps,
         page_size=config.page_size,
         columns=pools.req_to_token.shape[1],
-        lead=lead,
+        bonus_columns=bonus_columns,
         num_slots=num_slots,
         num_blocks=num_blocks,
         SIZE=size,

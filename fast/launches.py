@@ -25,7 +25,7 @@ class Launches:
     config: SpecConfig
     target: DecoderTarget
     drafter: StepDrafter  # makes the states
-    proposer: StepDrafter  # drafts from them; another one where another engine's states are carried
+    setting_drafter: StepDrafter  # proposes from them under this setting
     rule: AcceptanceRule | None  # on the host, in place of the setting's verifier
     schedule: Schedule | None  # of synthetic acceptance
     ranks: RankGroup | None  # None: a single GPU
@@ -33,7 +33,7 @@ class Launches:
     @property
     def on_host(self) -> tuple[bool, bool]:
         """Whether drafter and verifier run on the host."""
-        return self.proposer.runs_on_host, self.rule is not None
+        return self.setting_drafter.runs_on_host, self.rule is not None
 
     @property
     def num_features(self) -> int:
@@ -54,10 +54,10 @@ class Launches:
 
     def _start(self, frame: Frame) -> None:
         draft_input = frame.draft_input.narrowed(self.config.topk, self.config.num_steps)
-        self.proposer.start(frame.batch, draft_input, frame.draft_buffers, frame.pools)
+        self.setting_drafter.start(frame.batch, draft_input, frame.draft_buffers, frame.pools)
 
     def _step(self, frame: Frame) -> None:
-        self.proposer.step(frame.batch, frame.draft_buffers, frame.pools)
+        self.setting_drafter.step(frame.batch, frame.draft_buffers, frame.pools)
 
     def _draft(self, frame: Frame) -> None:
         self._start(frame)
@@ -120,7 +120,7 @@ class Launches:
             frame.pools.req_to_token,
             self.config.length_limit,
             self.config.extend,
-            self.drafter.lead,
+            self.drafter.bonus_columns,
             out=frame.extend_input,
         )
 

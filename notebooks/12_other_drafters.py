@@ -58,7 +58,7 @@ pairs = {kind: specsim.load(drafter=kind) for kind in kinds}
 for kind, pair in pairs.items():
     own = specsim.load_engine(pair, config).drafter
     layers = own.kv_layout.num_layers if own.kv_layout else 0
-    print(f"{kind:10}  layers of KV {layers}   lead {own.lead}   lookahead {own.lookahead}")
+    print(f"{kind:10}  layers of KV {layers}   bonus columns {own.bonus_columns}   lookahead {own.lookahead}")
 
 # %% [markdown]
 # * **Lead.** In an EAGLE drafter, slot p holds the features of token p together with the id of token p+1. A language

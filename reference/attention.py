@@ -81,11 +81,11 @@ def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> Atte
 
 
 def extend_metadata(
-    batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, lead: int = 0
+    batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, bonus_columns: int = 0
 ) -> AttentionMetadata:
-    """Make the causal metadata of draft-extend: row j of a request is column L + lead + j."""
+    """Make the causal metadata of draft-extend: row j of a request is column L + bonus_columns + j."""
     extend = draft_extend_input
-    start_lens = extend.seq_lens + lead
+    start_lens = extend.seq_lens + bonus_columns
     return causal_metadata(batch.req_pool_indices, start_lens, extend.row_starts, extend.cache_locations, pools)
 
 
@@ -108,11 +108,11 @@ def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> Att
 
 
 def lane_metadata(
-    batch: Batch, path_BKI: torch.Tensor, config: SpecConfig, pools: KVPool, lead: int = 0
+    batch: Batch, path_BKI: torch.Tensor, config: SpecConfig, pools: KVPool, bonus_columns: int = 0
 ) -> AttentionMetadata:
     """Make the metadata of draft step I-1, in which each lane sees the prefix and its own path.
 
-    All lanes are at position L + lead + I-1, after a prefix of L + lead columns.
+    All lanes are at position L + bonus_columns + I-1, after a prefix of L + bonus_columns columns.
 
     path_BKI: for each step i < I the lane that holds the token of lane k's path, k itself last. The prefix's tail is
     read from the lane's own copy.
@@ -122,7 +122,7 @@ def lane_metadata(
     positions = []
     slots = []
     for request, (row, seq_len) in enumerate(batch.rows_and_lens):
-        length = seq_len + lead
+        length = seq_len + bonus_columns
         tail = tail_columns(length, config)
         lanes = lane_columns(length, config)[:, :num_steps]
         base = length - tail.shape[1]

@@ -4,7 +4,7 @@ from typing import Self
 
 import torch
 
-from specsim.core.columns import own_committed, own_lanes, own_tree
+from specsim.core.columns import release_uncommitted, reserve_lanes, reserve_tree
 from specsim.core.config import SpecConfig
 from specsim.core.display import engine_text
 from specsim.core.drafter import Drafter, Placement, columns_ahead
@@ -70,11 +70,11 @@ class Engine:
         if like is not None:
             self.target = like.target
             self.drafter = like.drafter
-            self._proposer = NoDrafter() if config.is_plain else like.drafter.proposer(self.config)
+            self._setting_drafter = NoDrafter() if config.is_plain else like.drafter.with_config(self.config)
         else:
             self.target = FAMILIES[target.family](target, pair.target.tensors, self.dtype)
             self.drafter = make_drafter(pair.drafter, self.target, self.config, Placement(self.dtype))
-            self._proposer = self.drafter
+            self._setting_drafter = self.drafter
         self._ahead = columns_ahead(self.drafter)
         self.options.check_draft_kv(config, self.drafter.kv_layout)
 
@@ -142,13 +142,13 @@ class Engine:
         rows = batch.req_pool_indices.tolist()
         lengths = batch.seq_lens.tolist()
         if not reserved or self.config.release == "round":
-            own_lanes(pools, rows, lengths, self.config, self._ahead, self._proposer.block_rows)
+            reserve_lanes(pools, rows, lengths, self.config, self._ahead, self._setting_drafter.block_rows)
         drafted = draft_input.narrowed(self.config.topk, self.config.num_steps)
-        candidates = self._proposer.propose(batch, drafted, pools)
+        candidates = self._setting_drafter.propose(batch, drafted, pools)
         check_drafts(batch, candidates, self.dtype)
         if pools.draft is not None:
             pools.draft.take_snapshot()  # draft-extend writes over the lanes
-        own_tree(pools, rows, lengths, self.config, self._ahead)
+        reserve_tree(pools, rows, lengths, self.config, self._ahead)
         locations_BN = kv.tree_locations(batch, self.config, pools)
         bonus_tokens = draft_input.bonus_tokens
         return tree.build(candidates, bonus_tokens, batch.seq_lens, locations_BN, self.config, batch.draft_steps)
@@ -173,7 +173,7 @@ class Engine:
         )
         kv.commit(batch, verify_input.cache_locations, verdict, pools)
         seq_lens = batch.seq_lens + verdict.num_accepted_tokens
-        own_committed(pools, batch.req_pool_indices.tolist(), seq_lens.tolist(), self.config, self._ahead)
+        release_uncommitted(pools, batch.req_pool_indices.tolist(), seq_lens.tolist(), self.config, self._ahead)
         extend_input = draft_extend_input(
             batch,
             verdict,
@@ -181,7 +181,7 @@ class Engine:
             pools.req_to_token,
             self.config.length_limit,
             self.config.extend,
-            self.drafter.lead,
+            self.drafter.bonus_columns,
         )
         kv.record_tokens(batch, verdict, pools)
         return VerifyOutput(verdict, logits_RV, extend_input)

@@ -14,13 +14,13 @@ def shift_left(prefill: PrefillInput, next_tokens: torch.Tensor) -> torch.Tensor
     return shifted
 
 
-def draft_rows(prefill: PrefillInput, next_tokens: torch.Tensor, lead: int) -> PrefillInput:
+def draft_rows(prefill: PrefillInput, next_tokens: torch.Tensor, bonus_columns: int) -> PrefillInput:
     """Rows of the drafter after a prefill.
 
-    With lead 0 each column has the token after it. With lead 1 it has its own token, and a request has one row more,
-    the token after its chunk.
+    Without a bonus column each column has the token after it. With one, each has its own token, and a request has one
+    row more, the token after its chunk.
     """
-    if lead == 0:
+    if bonus_columns == 0:
         return replace(prefill, input_ids=shift_left(prefill, next_tokens))
     chunks = prefill.input_ids.split(prefill.row_starts.diff().tolist())
     input_ids = [part for chunk, token in zip(chunks, next_tokens.long(), strict=True) for part in (chunk, token[None])]
@@ -36,13 +36,13 @@ def draft_extend_input(
     req_to_token: torch.Tensor,
     max_len: int,
     extend: str,
-    lead: int = 0,
+    bonus_columns: int = 0,
 ) -> DraftExtendInput:
     """Gather along the accepted path: row j holds node accept_index[b, j]'s features and the token *after* that node.
 
     extend `fixed`: S+1 rows for each request; those past the path have token 0 and the features of node 0. `ragged`:
-    the path's rows only. A row without a slot, or at or beyond max_len, writes nothing. Row j stands in column L + lead
-    + j.
+    the path's rows only. A row without a slot, or at or beyond max_len, writes nothing. Row j stands in column
+    L + bonus_columns + j.
     """
     width = verdict.accept_index.shape[1]
     num_nodes = len(verdict.predict) // batch.size if batch.size else 0
@@ -51,7 +51,7 @@ def draft_extend_input(
     root = torch.arange(batch.size)[:, None] * num_nodes
     nodes = torch.where(live, verdict.accept_index.long(), root)
     ids = torch.where(live, verdict.predict[nodes].long(), 0)
-    positions = batch.seq_lens[:, None] + lead + steps
+    positions = batch.seq_lens[:, None] + bonus_columns + steps
     slots = req_to_token[batch.req_pool_indices[:, None], positions]
     slots = torch.where(positions < max_len, slots, -1)
     kept = live if extend == "ragged" else torch.ones_like(live)

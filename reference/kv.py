@@ -15,15 +15,15 @@ def draft_kv(pools: KVPool) -> KVBuffer:
     return pools.draft
 
 
-def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, lead: int = 0) -> None:
+def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, bonus_columns: int = 0) -> None:
     """Copy the prefix tail's draft KV, content and not indices (sglang#7725), to lanes 1..K-1 before drafting.
 
-    The drafter's prefix has L + lead columns.
+    The drafter's prefix has L + bonus_columns columns.
     """
     if pools.draft is None:
         return
     for row, length in batch.rows_and_lens:
-        slots = pools.slots(row, tail_columns(length + lead, config))
+        slots = pools.slots(row, tail_columns(length + bonus_columns, config))
         pools.draft.move(slots[:1].expand_as(slots[1:]).flatten(), slots[1:].flatten())
 
 

@@ -3,17 +3,15 @@
 Kernels read the step's number on the device.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, no_type_check
+from typing import NamedTuple, Self, no_type_check
 
 import torch
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Head
-from specsim.core.errors import InputError
+from specsim.core.drafter import Head, check_topk
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
-from specsim.core.pool import KVLayout, KVPool
+from specsim.core.pool import KVPool
 from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes, expand, start_lanes
@@ -72,25 +70,20 @@ def take_last(rows_RX: torch.Tensor, last: Last, out: torch.Tensor, out_tokens: 
     )
 
 
-class AutoregressiveDrafter:
+class AutoregressiveDrafter(StepDrafter):
     """A step drafter with a head, for a target of `vocab_size` tokens."""
 
     def __init__(
         self, head: Head, config: SpecConfig, dtype: torch.dtype, device: torch.device, vocab_size: int
     ) -> None:
-        if config.topk > head.draft_vocab_size:
-            raise InputError("topk", config.topk, f"at most the draft vocabulary, {head.draft_vocab_size}")
+        check_topk(config, head.draft_vocab_size)
         self._head = head
         self._config = config
         self._dtype = dtype
         self._device = device
-        self.kv_layout: KVLayout | None = head.kv_layout
+        self.kv_layout = head.kv_layout
         self.feature_layers = head.feature_layers
-        self.lead = head.lead
-        self.lookahead = 0
-        self.num_mask_rows = 0
-        self.block_rows = 0
-        self.runs_on_host = False
+        self.bonus_columns = head.bonus_columns
         self.hidden_size = head.hidden_size
         self._vocab_size = vocab_size
         self._vocabulary = Vocabulary(head.d2t, None if head.d2t is None else inverse_of(head.d2t, vocab_size))
@@ -99,7 +92,7 @@ class AutoregressiveDrafter:
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> AutoregressiveInput:
         """Run the head over a prefill, and draft the first round's root children."""
-        rows = draft_rows(prefill, next_tokens, self.lead)
+        rows = draft_rows(prefill, next_tokens, self.bonus_columns)
         metadata = prefill_metadata(batch, rows, pools)
         last = Last(rows.row_starts, rows.row_starts.diff(), next_tokens)
         hidden_RH = self._head.forward(rows.input_ids, self._head.fuse(features_RF), metadata, draft_kv(pools))
@@ -139,7 +132,7 @@ class AutoregressiveDrafter:
         """Run the head over the accepted rows, and draft the next round's root children."""
         out = self._empty(batch.size) if out is None else out
         extend = draft_extend_input
-        metadata = extend_metadata(batch, draft_extend_input, pools, self.lead)
+        metadata = extend_metadata(batch, draft_extend_input, pools, self.bonus_columns)
         fused_RH = self._head.fuse(extend.hidden)
         hidden_RH = self._head.forward(extend.input_ids, fused_RH, metadata, draft_kv(pools))
         last = Last(extend.row_starts, extend.num_accepted_tokens, extend.bonus_tokens)
@@ -149,14 +142,8 @@ class AutoregressiveDrafter:
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden_RH)
 
-    def idle(self) -> AutoregressiveInput:
-        return self.zeros(0).to(self._device)
-
-    def proposer(self, config: SpecConfig) -> StepDrafter:
+    def with_config(self, config: SpecConfig) -> Self:
         return type(self)(self._head, config, self._dtype, self._device, self._vocab_size)
-
-    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
-        """Keep nothing of an ended request, as the states hold all there is."""
 
     def _first_drafts(
         self, batch: Batch, hidden_RH: torch.Tensor, last: Last, root: Root, out: AutoregressiveInput
@@ -198,11 +185,11 @@ class AutoregressiveDrafter:
         start_lanes(draft_input, self._config, out=lanes)
 
     def _copy_tails(self, batch: Batch, pools: KVPool) -> None:
-        duplicate_tails(batch, self._config, pools, self.lead)
+        duplicate_tails(batch, self._config, pools, self.bonus_columns)
 
     def _run(self, batch: Batch, lanes: Lanes, pools: KVPool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the lanes' tokens: (hidden [B·K, H], slots [B·K] that are -1 for dropped rows, None: no row is)."""
-        metadata = lane_metadata(batch, lanes, self._config, pools, self.lead)
+        metadata = lane_metadata(batch, lanes, self._config, pools, self.bonus_columns)
         hidden_RH = self._head.forward(lanes.tokens.view(-1), lanes.hidden.flatten(0, 1), metadata, draft_kv(pools))
         return hidden_RH, metadata.slots
 

@@ -1,17 +1,16 @@
 """Drafters that make all drafts of a round in one forward over a block (DFlash, DSpark), see the reference."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 
 from specsim.core.block import BlockDrafterConfig
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Placement
-from specsim.core.errors import require
+from specsim.core.drafter import Placement, check_topk
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
-from specsim.core.pool import KVLayout, KVPool
+from specsim.core.pool import KVPool
 from specsim.core.target import Target
 from specsim.fast.drafters.block_head import BlockHead
 from specsim.fast.drafters.slot_tree import SlotTree
@@ -22,24 +21,20 @@ from specsim.fast.model.block_metadata import block_metadata
 from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 
 
-class BlockDrafter:
+class BlockDrafter(StepDrafter):
     """A head as a step drafter, which does all its work in `start`; between rounds it keeps the root only."""
 
     def __init__(self, head: BlockHead, config: SpecConfig, vocab_size: int) -> None:
-        allowed = f"at most the draft vocabulary, {head.draft_vocab_size}"
-        require(config.topk <= head.draft_vocab_size, "topk", config.topk, allowed)
+        check_topk(config, head.draft_vocab_size)
         self._head = head
+        self._device = head.device
         self._config = config
         self._vocab_size = vocab_size
         self._tree = SlotTree(head, config, vocab_size)
-        self.kv_layout: KVLayout | None = head.kv_layout
+        self.kv_layout = head.kv_layout
         self.feature_layers = head.feature_layers
-        self.lead = 0
-        self.lookahead = 0
         self.block = head.block
-        self.num_mask_rows = 0
         self.block_rows = head.block.rows(config)
-        self.runs_on_host = False
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
@@ -47,10 +42,6 @@ class BlockDrafter:
         """Write the context of a prefill."""
         self._head.write_context(features_RF.contiguous(), prefill_metadata(batch, prefill, pools), draft_kv(pools))
         return DraftInput(next_tokens.int())
-
-    def zeros(self, size: int) -> DraftInput:
-        """Make the draft input of `size` padded requests, on the host."""
-        return DraftInput(torch.zeros(size, dtype=torch.int32))
 
     def buffers(self, size: int) -> CandidateBuffers:
         """Make the candidates of `size` padded requests, on the host."""
@@ -66,9 +57,9 @@ class BlockDrafter:
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> ExplicitCandidates:
         """Run one block for each request, and draft from its slots: a tree, or sampled lanes."""
-        made = self.buffers(batch.size).to(self._head.device)
-        self.start(batch, draft_input, made, pools)
-        return made.explicit
+        buffers = self.buffers(batch.size).to(self._device)
+        self.start(batch, draft_input, buffers, pools)
+        return buffers.explicit
 
     def start(self, batch: Batch, draft_input: DraftInput, buffers: CandidateBuffers, pools: KVPool) -> None:
         """Run the blocks, and leave the candidates in the buffers."""
@@ -81,28 +72,16 @@ class BlockDrafter:
         hidden_BSH = hidden_RH.view(batch.size, self.block_rows, -1)[:, block.first_slot :]
         self._tree.grow(batch, hidden_BSH.transpose(0, 1).contiguous(), bonus, buffers.explicit)
 
-    def step(self, batch: Batch, buffers: CandidateBuffers, pools: KVPool) -> None:
-        """Do nothing, as all depths are drafted at the start."""
-
     def extend(
         self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, *, out: DraftInput | None = None
     ) -> DraftInput:
         """Write the context of the accepted rows, over the KV of the block."""
         extend = draft_extend_input
         self._head.write_context(extend.hidden, extend_metadata(batch, extend, pools), draft_kv(pools))
-        if out is None:
-            return DraftInput(extend.bonus_tokens)
-        out.bonus_tokens.copy_(extend.bonus_tokens)
-        return out
+        return super().extend(batch, extend, pools, out=out)
 
-    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
-        """Keep nothing of an ended request, as the pool holds all there is."""
-
-    def idle(self) -> DraftInput:
-        return self.zeros(0).to(self._head.device)
-
-    def proposer(self, config: SpecConfig) -> StepDrafter:
-        return BlockDrafter(self._head, config, self._vocab_size)
+    def with_config(self, config: SpecConfig) -> Self:
+        return type(self)(self._head, config, self._vocab_size)
 
 
 def make(

@@ -7,14 +7,14 @@ import torch
 from specsim.core.block import BlockDrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
-from specsim.fast.layers import Weights, write_keys_and_values
+from specsim.fast.drafters.head import DecoderHead
+from specsim.fast.layers import write_keys_and_values
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
-from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.model.rows import Rows, embed
 from specsim.fast.targets.decoder import decoder_layer_onto
 
 
-class BlockHead:
+class BlockHead(DecoderHead):
     """Layers of a block drafter, with the keys and values of a context from the rows of the fused projection."""
 
     def __init__(
@@ -26,33 +26,25 @@ class BlockHead:
         device: torch.device,
         batch_invariant: bool = False,
     ) -> None:
+        super().__init__(config, tensors, target, dtype, device, batch_invariant)
         self.block = config.block
-        self._model = config.model
-        self._target = target
-        floating = {name: each.to(device, dtype) for name, each in tensors.items() if each.is_floating_point()}
-        self._weights = Weights(floating, batch_invariant=batch_invariant)
-        d2t = tensors.get("d2t")
-        self.d2t = None if d2t is None else d2t.to(device)
-        own = self._weights.get("embed_tokens.weight")
-        self._embedding = target.embedding if own is None else own
-        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
         self.device = device
-        self.kv_layout = config.model.kv_layout
-        self.feature_layers = config.feature_layers
-        self.draft_vocab_size = config.draft_vocab_size
+        self._target = target
+        embedding = self._weights.get("embed_tokens.weight")
+        self._embedding = target.embedding if embedding is None else embedding
 
     def write_context(self, features_RF: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> None:
         """Write every layer's keys and values of the rows' columns; a row with slot -1 writes nothing."""
         projected_RH = self._weights.project(Rows(features_RF), "fc")
         context = Rows(Rows(projected_RH, self._norm("hidden_norm")).applied())
-        forward = self._shared(metadata, kv)
+        forward = self._forward(metadata, kv, self._embedding.dtype)
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}.self_attn")
             write_keys_and_values(context, weights, self._model, layer, forward)
 
     def forward(self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
         """Run the rows of blocks, and write their KV: hidden after the final norm, [R, H]."""
-        forward = self._shared(metadata, kv)
+        forward = self._forward(metadata, kv, self._embedding.dtype)
         rows = embed(input_ids_R, self._embedding, self._norm("layers.0.input_layernorm"))
         for layer in range(self._model.num_layers):
             is_last = layer == self._model.num_layers - 1
@@ -60,14 +52,6 @@ class BlockHead:
             weights = self._weights.under(f"layers.{layer}")
             rows, _ = decoder_layer_onto(rows, weights, self._model, layer, forward, following)
         return rows.applied()
-
-    def _shared(self, metadata: AttentionMetadata, kv: KVBuffer) -> Forward:
-        dtype = self._embedding.dtype
-        turns = rotations(metadata.positions, self._inverse_D, dtype, self._model.rope.amplitude)
-        return Forward(turns, metadata, kv)
-
-    def _norm(self, name: str) -> Norm:
-        return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute draft logits, [R, draft vocabulary], which do not depend on the drafts before."""

@@ -10,21 +10,17 @@ from specsim.core.eagle import EagleConfig
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
 from specsim.core.rank_group import RankGroup
-from specsim.core.rank_part import kv_layout_of
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
+from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
+from specsim.fast.layers import gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
-from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.model.rows import Norm, Rows
 from specsim.fast.targets.decoder import DecoderTarget
 
 
-class EagleHead:
+class EagleHead(DecoderHead):
     """EAGLE's head, with embedding and hidden state in one buffer for fc."""
-
-    d2t: torch.Tensor | None = None
-    lead: int = 0
 
     def __init__(
         self,
@@ -36,33 +32,18 @@ class EagleHead:
         batch_invariant: bool = False,
         ranks: RankGroup | None = None,
     ) -> None:
-        part = None if ranks is None else ranks.part
-        self._model = config.model if part is None else part.config(config.model)
+        super().__init__(config, tensors, target, dtype, device, batch_invariant, ranks)
         self._target = target
         self.vocabulary_ranks = target.ranks
-        moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-        self._weights = Weights(moved, batch_invariant=batch_invariant, ranks=ranks)
-        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
-        self.kv_layout = kv_layout_of(self._model, part)
-        self.feature_layers = config.feature_layers
-        self.hidden_size = config.model.hidden_size
-        self.draft_vocab_size = config.draft_vocab_size
-
-    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """Return the features unchanged, as EAGLE's hidden state is a target feature."""
-        return features_RF
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
         """Run rows through fc and the layers, and write their KV: hidden [R, H]."""
         eps = self._model.rms_norm_eps
-        both = hidden_RH.new_empty(len(hidden_RH), 2 * self.hidden_size)
-        embed(input_ids_R, self._weights["embed_tokens.weight"], out=both[:, : self.hidden_size])
-        both[:, self.hidden_size :].copy_(hidden_RH)
-        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
-        forward = Forward(turns, metadata, kv)
-        hidden = Rows(self._weights.project(Rows(both), "fc"))  # the first layer has no norm before its attention
+        joined = self._joined(input_ids_R, self._weights["embed_tokens.weight"], hidden_RH)
+        forward = self._forward(metadata, kv, hidden_RH.dtype)
+        hidden = Rows(self._weights.project(joined, "fc"))  # the first layer has no norm before its attention
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
             hidden = self_attention_onto(

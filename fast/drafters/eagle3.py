@@ -13,21 +13,19 @@ from specsim.core.eagle import Eagle3Config
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
 from specsim.core.rank_group import RankGroup
-from specsim.core.rank_part import kv_layout_of
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
+from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
+from specsim.fast.layers import gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
+from specsim.fast.model.rotary import Forward
 from specsim.fast.model.rows import Norm, Rows, rms_norm
 from specsim.fast.runtime.gather import join_slices, without_padding
 from specsim.fast.targets.decoder import DecoderTarget
 
 
-class Eagle3Head:
+class Eagle3Head(DecoderHead):
     """EAGLE-3's head, whose two norms write to one buffer for the projections."""
-
-    lead: int = 0
 
     def __init__(
         self,
@@ -39,25 +37,15 @@ class Eagle3Head:
         batch_invariant: bool = False,
         ranks: RankGroup | None = None,
     ) -> None:
-        part = None if ranks is None else ranks.part
+        has_head = "lm_head.weight" in tensors  # of its own; otherwise it reads the target's
+        if ranks is not None and has_head:
+            head = ranks.part.padded(tensors["lm_head.weight"], config.draft_vocab_size)
+            tensors = {**tensors, "lm_head.weight": head}
+        super().__init__(config, tensors, target, dtype, device, batch_invariant, ranks)
         self._config = config
         self._target = target
-        has_head = "lm_head.weight" in tensors  # of its own; otherwise it reads the target's
         self.vocabulary_ranks = ranks if has_head else target.ranks
-        self._model = config.model if part is None else part.config(config.model)
-        if part is not None and has_head:
-            head = part.padded(tensors["lm_head.weight"], config.draft_vocab_size)
-            tensors = {**tensors, "lm_head.weight": head}
-        floating = {name: tensor.to(device, dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
-        self._weights = Weights(floating, batch_invariant=batch_invariant, ranks=ranks)
-        d2t = tensors.get("d2t")
-        self.d2t = None if d2t is None else d2t.to(device, torch.int64)
         self._embedding = self._weights.get("embed_tokens.weight")  # None: the target's
-        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
-        self.kv_layout = kv_layout_of(self._model, part)
-        self.feature_layers = config.feature_layers
-        self.hidden_size = config.model.hidden_size
-        self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         """Project the concatenated features [R, F], after norms before fc, to hidden states [R, H].
@@ -75,9 +63,6 @@ class Eagle3Head:
             rms_norm(feature_RH, *self._norm(f"fc_norm.{index}"), out=out_RH)
         return self._weights.project(Rows(normed_RF), "fc")
 
-    def _norm(self, name: str) -> Norm:
-        return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
-
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
@@ -88,8 +73,7 @@ class Eagle3Head:
         embedded_RH, normed_RH = both.chunk(2, dim=1)
         self._normed_embedding(input_ids_R, Norm(weights["input_layernorm.weight"], eps), embedded_RH)
         rms_norm(hidden_RH, weights["hidden_norm.weight"], eps, out=normed_RH)
-        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
-        forward = Forward(turns, metadata, kv)
+        forward = self._forward(metadata, kv, hidden_RH.dtype)
         base_RH = normed_RH if self._config.norm_before_residual else hidden_RH
         hidden = self_attention_onto(
             base_RH,

@@ -12,22 +12,18 @@ from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, Pr
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import Target
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, Last, take_last
+from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes
-from specsim.fast.layers import Weights, gated_mlp_onto, query_attention_onto
+from specsim.fast.layers import gated_mlp_onto, query_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.prefix_metadata import prefix_metadata
-from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
-from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.model.rows import Norm, Rows
 from specsim.fast.vocabulary.draft_distribution import Root
 
 
-class FrozenKVHead:
+class FrozenKVHead(DecoderHead):
     """A decoder of queries only, with embedding and hidden state in one buffer for the first projection."""
-
-    d2t: torch.Tensor | None = None
-    kv_layout = None
-    lead: int = 0
 
     def __init__(
         self,
@@ -38,20 +34,15 @@ class FrozenKVHead:
         device: torch.device,
         batch_invariant: bool = False,
     ) -> None:
-        self._model = config.model
+        super().__init__(config, tensors, target, dtype, device, batch_invariant)
         self._embedding = target.embedding
         self._sources = source_layers(config, target.config)
-        moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-        self._weights = Weights(moved, batch_invariant=batch_invariant)
-        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
         self.position = config.position
-        self.feature_layers = config.feature_layers
-        self.hidden_size = config.model.hidden_size
-        self.draft_vocab_size = config.draft_vocab_size
 
-    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """Return the features unchanged: the first row reads the target's own hidden state."""
-        return features_RF
+    @property
+    def kv_layout(self) -> None:
+        """Shape of its KV: none, as it reads the target's."""
+        return None
 
     def hand_on(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Make the hidden states that the next rows read, of the target's width."""
@@ -61,13 +52,9 @@ class FrozenKVHead:
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
         """Run rows over the target's KV: what the head reads, [R, H]."""
-        num_rows, width = hidden_RH.shape
-        both = hidden_RH.new_empty(num_rows, 2 * width)
-        embed(input_ids_R, self._embedding, out=both[:, :width])
-        both[:, width:].copy_(hidden_RH)
-        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
-        forward = Forward(turns, metadata, kv)
-        hidden = Rows(self._weights.project(Rows(both), "pre_projection"), self._input_norm(0))
+        forward = self._forward(metadata, kv, hidden_RH.dtype)
+        joined = self._joined(input_ids_R, self._embedding, hidden_RH)
+        hidden = Rows(self._weights.project(joined, "pre_projection"), self._input_norm(0))
         for layer, source in enumerate(self._sources):
             weights = self._weights.under(f"layers.{layer}")
             hidden = query_attention_onto(
@@ -82,9 +69,6 @@ class FrozenKVHead:
             )
             hidden = gated_mlp_onto(hidden, weights.under("mlp"), self._input_norm(layer + 1))
         return hidden.applied()
-
-    def _norm(self, name: str) -> Norm:
-        return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
 
     def _input_norm(self, layer: int) -> Norm:
         """Return the first norm of a layer, or the final norm after the last layer."""

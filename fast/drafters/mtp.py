@@ -1,6 +1,6 @@
 """Multi-token prediction by S modules (DeepSeek-V3, arXiv 2412.19437), all of which run in draft-extend."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -15,25 +15,21 @@ from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.drafters.best_drafts import best_drafts
+from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.mtp_drafts import ids_of, last_hidden
 from specsim.fast.drafters.mtp_rows import NewRows, Shape, Spans, gather_rows, spans_of
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
-from specsim.fast.layers import Weights
 from specsim.fast.model.metadata import AttentionMetadata, causal_metadata
-from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
-from specsim.fast.model.rows import Norm, Rows, rms_norm
-from specsim.fast.targets.decoder import DecoderTarget, decoder_layer_onto, on_device
+from specsim.fast.model.rows import Rows, rms_norm
+from specsim.fast.targets.decoder import DecoderTarget, decoder_layer_onto
 from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
 from specsim.fast.vocabulary.draft_vocabulary import Vocabulary
 
 
-class MtpModule:
+class MtpModule(DecoderHead):
     """Module k, with both normed inputs in one buffer for eh_proj, and KV in layer k of the draft buffer."""
-
-    d2t: torch.Tensor | None = None
-    lead: int = 0
 
     def __init__(
         self,
@@ -46,23 +42,17 @@ class MtpModule:
         ranks: RankGroup | None = None,
         index: int = 0,
     ) -> None:
-        part = None if ranks is None else ranks.part
-        self._model = config.model if part is None else part.config(config.model)
+        prefix = f"modules.{index}."
+        module = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        super().__init__(config, module, target, dtype, device, batch_invariant, ranks)
         self._target = target
         self.vocabulary_ranks = target.ranks
-        prefix = f"modules.{index}."
-        own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
-        self._weights = Weights(on_device(own, device, dtype), batch_invariant=batch_invariant, ranks=ranks)
-        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
         self._index = index
-        self.kv_layout = replace(kv_layout_of(self._model, part), num_layers=1)
-        self.feature_layers = config.feature_layers
-        self.hidden_size = config.model.hidden_size
-        self.draft_vocab_size = config.draft_vocab_size
 
-    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """Return the features unchanged, as they are the target's hidden state after its final norm."""
-        return features_RF
+    @property
+    def kv_layout(self) -> KVLayout:
+        """Shape of the KV of this module alone."""
+        return replace(kv_layout_of(self._model, self._part), num_layers=1)
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
@@ -73,15 +63,11 @@ class MtpModule:
         embedded_RH, normed_RH = both.chunk(2, dim=1)
         self._target.normed_embedding(input_ids_R, self._norm("enorm"), embedded_RH)
         rms_norm(hidden_RH, *self._norm("hnorm"), out=normed_RH)
-        turns = rotations(metadata.positions, self._inverse_D, hidden_RH.dtype, self._model.rope.amplitude)
-        forward = Forward(turns, metadata, kv)
+        forward = self._forward(metadata, kv, hidden_RH.dtype)
         projected_RH = weights.project(Rows(both), "eh_proj")
         rows = Rows(projected_RH, self._norm("input_layernorm"))
         rows, _ = decoder_layer_onto(rows, weights, self._model, self._index, forward, self._norm("norm"))
         return rows.applied()
-
-    def _norm(self, name: str) -> Norm:
-        return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
 
     def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute logits of the tokens of this rank's slice of the target's head."""
@@ -117,13 +103,9 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         ]
         self._is_chained = drafter.hidden_chain
         self._depths = torch.arange(config.num_steps, dtype=torch.int32, device=device)
-        self.kv_layout: KVLayout | None = replace(self._modules[0].kv_layout, num_layers=config.num_steps)
+        self.kv_layout = replace(self._modules[0].kv_layout, num_layers=config.num_steps)
         self.feature_layers = drafter.feature_layers
-        self.lead = 0
         self.lookahead = config.num_steps - 1 if drafter.boundary == "rewrite" else 0
-        self.num_mask_rows = 0
-        self.block_rows = 0
-        self.runs_on_host = False
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
@@ -201,9 +183,6 @@ class MtpDrafter(ProductDrafter[MtpInput]):
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._modules[0].logits(hidden_RH)
-
-    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
-        """Keep nothing of an ended request, as its features are cleared with its row of the pool."""
 
 
 def make(

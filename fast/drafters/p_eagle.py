@@ -1,17 +1,15 @@
 """P-EAGLE (arXiv 2602.01469): an EAGLE-3 head that drafts every depth in one forward, in draft-extend."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Head, Placement
-from specsim.core.errors import InputError
+from specsim.core.drafter import Head, Placement, check_topk
 from specsim.core.p_eagle import Mask, PEagleConfig, PEagleInput
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
-from specsim.core.pool import KVLayout, KVPool
+from specsim.core.pool import KVPool
 from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.eagle3 import Eagle3Head
 from specsim.fast.drafters.p_eagle_rows import LastRows, NewRows, head_rows, last_rows
@@ -40,21 +38,16 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
     """
 
     def __init__(self, head: Head, config: SpecConfig, mask: Mask, vocab_size: int) -> None:
-        if config.topk > head.draft_vocab_size:
-            raise InputError("topk", config.topk, f"at most the draft vocabulary, {head.draft_vocab_size}")
+        check_topk(config, head.draft_vocab_size)
         device = mask.features.device
         super().__init__(PEagleInput, DraftShape(head.hidden_size, vocab_size, mask.features.dtype), config, device)
         self._head = head
         self._mask = mask
         self._depths = torch.arange(config.num_steps, dtype=torch.int32, device=device)
         self._vocabulary = Vocabulary(head.d2t, None if head.d2t is None else inverse_of(head.d2t, vocab_size))
-        self.kv_layout: KVLayout | None = head.kv_layout
+        self.kv_layout = head.kv_layout
         self.feature_layers = head.feature_layers
-        self.lead = 0
-        self.lookahead = 0
         self.num_mask_rows = config.num_steps - 1
-        self.block_rows = 0
-        self.runs_on_host = False
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
@@ -112,7 +105,7 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         config = self._config
         hidden_RH = last.hidden.flatten(0, 1)
         logits_RV, best = best_drafts(self._head, hidden_RH, config, config.topk, last.slots.flatten())
-        scores_SBK, index_SBK = (each.unflatten(0, last.slots.shape) for each in best)
+        scores_SBK, index_SBK = (rows.unflatten(0, last.slots.shape) for rows in best)
         if config.is_sampled:
             for depth, logits_BV in enumerate(logits_RV.unflatten(0, last.slots.shape)):
                 loop = Loop(self._depths[depth - 1 :], last.slots[depth], config.num_steps) if depth else None
@@ -125,9 +118,6 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden_RH)
-
-    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
-        """Keep nothing of an ended request, as the states hold all there is."""
 
 
 def make(

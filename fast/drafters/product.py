@@ -2,7 +2,7 @@
 
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import torch
 
@@ -39,7 +39,7 @@ class DraftShape(NamedTuple):
     dtype: torch.dtype
 
 
-class ProductDrafter(Generic[AnyDrafts]):
+class ProductDrafter(StepDrafter, Generic[AnyDrafts]):
     """The draft phase of a drafter whose draft inputs, of type `state`, hold finished drafts."""
 
     def __init__(self, state: type[AnyDrafts], shape: DraftShape, config: SpecConfig, device: torch.device) -> None:
@@ -92,10 +92,7 @@ class ProductDrafter(Generic[AnyDrafts]):
         drafts = self.zeros(size)
         return ProductBuffers(lanes, drafts.topk_scores, drafts.topk_index)
 
-    def idle(self) -> AnyDrafts:
-        return self.zeros(0).to(self._device)
-
-    def proposer(self, config: SpecConfig) -> StepDrafter:
-        proposer: Any = copy(self)
-        proposer._config = config
-        return proposer
+    def with_config(self, config: SpecConfig) -> Self:
+        drafter = copy(self)
+        drafter._config = config
+        return drafter

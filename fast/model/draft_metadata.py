@@ -113,7 +113,7 @@ def _lane_kernel(
     page_size,
     max_len,
     columns,
-    lead,
+    bonus_columns,
     BLOCK_R: tl.constexpr,
     BLOCK_W: tl.constexpr,
     PDL: tl.constexpr,
@@ -126,7 +126,7 @@ def _lane_kernel(
     lane = offs % num_lanes
     step = tl.load(step_ptr)
     row = tl.load(rows_ptr + request, mask=mask, other=-1)
-    length = tl.load(lens_ptr + request, mask=mask, other=0) + lead  # columns of the drafter's prefix
+    length = tl.load(lens_ptr + request, mask=mask, other=0) + bonus_columns  # columns of the drafter's prefix
     column = lane_column(length, lane, step, num_steps, page_size)
     slot = slot_of(table_ptr, columns, row, column, mask=(row >= 0) & (length + step < max_len))
     live = slot >= 0
@@ -172,8 +172,10 @@ def _lane_kernel(
     tl.store(metadata_ptrs.extra_positions + request * most + extra, position.to(tl.int32), mask=first)
 
 
-def lane_metadata(batch: Batch, lanes: Lanes, config: SpecConfig, pools: KVPool, lead: int = 0) -> AttentionMetadata:
-    """Make the metadata of draft step lanes.step, read on the device, with lanes at position L + lead + step.
+def lane_metadata(
+    batch: Batch, lanes: Lanes, config: SpecConfig, pools: KVPool, bonus_columns: int = 0
+) -> AttentionMetadata:
+    """Make the metadata of draft step lanes.step, read on the device, with lanes at position L + bonus_columns + step.
 
     A lane sees the prefix, its own copy of the prefix's tail, and the tokens of its path, lanes.path.
     """
@@ -198,7 +200,7 @@ def lane_metadata(batch: Batch, lanes: Lanes, config: SpecConfig, pools: KVPool,
         page_size=page_size,
         max_len=config.max_len,
         columns=pools.req_to_token.shape[1],
-        lead=lead,
+        bonus_columns=bonus_columns,
         BLOCK_R=block_r,
         BLOCK_W=block_w,
     )

@@ -174,14 +174,14 @@ def prefill_metadata(batch: Batch, prefill: PrefillInput, pools: KVPool) -> Atte
 
 
 def extend_metadata(
-    batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, lead: int = 0
+    batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, bonus_columns: int = 0
 ) -> AttentionMetadata:
     """Make the causal metadata of draft-extend, with the same number of rows for each request.
 
-    Row j of a request is column L + lead + j. Rows without a slot come last.
+    Row j of a request is column L + bonus_columns + j. Rows without a slot come last.
     """
     extend = draft_extend_input
-    start_lens = extend.seq_lens + lead if lead else extend.seq_lens
+    start_lens = extend.seq_lens + bonus_columns if bonus_columns else extend.seq_lens
     max_rows = len(extend.input_ids) // max(batch.size, 1)
     return causal_metadata(
         extend.req_pool_indices, start_lens, extend.row_starts, max_rows, True, extend.cache_locations, pools

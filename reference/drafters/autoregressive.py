@@ -1,13 +1,12 @@
 """Drafters whose head is a decoder that runs once in each step (EAGLE, EAGLE-3, standalone models)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Drafter, Head
-from specsim.core.errors import require
+from specsim.core.drafter import Drafter, Head, check_topk
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.reference.attention import extend_metadata, lane_metadata, prefill_metadata
@@ -16,29 +15,24 @@ from specsim.reference.extend import draft_rows
 from specsim.reference.kv import draft_kv, duplicate_tails
 
 
-class AutoregressiveDrafter:
+class AutoregressiveDrafter(Drafter):
     """A head as a drafter, for a target of `vocab_size` tokens."""
 
     def __init__(self, head: Head, config: SpecConfig, dtype: torch.dtype, vocab_size: int) -> None:
-        allowed = f"at most the draft vocabulary, {head.draft_vocab_size}"
-        require(config.topk <= head.draft_vocab_size, "topk", config.topk, allowed)
+        check_topk(config, head.draft_vocab_size)
         self._head = head
         self._config = config
         self._dtype = dtype
         self._vocab_size = vocab_size
         self.kv_layout = head.kv_layout
         self.feature_layers = head.feature_layers
-        self.lead = head.lead
-        self.lookahead = 0
-        self.block_rows = 0
-        self.num_mask_rows = 0
-        self.runs_on_host = False
+        self.bonus_columns = head.bonus_columns
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> AutoregressiveInput:
         """Run the head over a prefill, and draft the first round's root children."""
-        rows = draft_rows(prefill, next_tokens, self.lead)
+        rows = draft_rows(prefill, next_tokens, self.bonus_columns)
         metadata = prefill_metadata(batch, rows, pools)
         hidden_RH = self._head.forward(rows.input_ids, self._head.fuse(features_RF), metadata, draft_kv(pools))
         return self._first_drafts(batch, hidden_RH[rows.last_rows], next_tokens.int(), batch.seq_lens)
@@ -46,7 +40,7 @@ class AutoregressiveDrafter:
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> AutoregressiveInput:
         """Run the head over the accepted rows, and draft the next round's root children."""
         extend = draft_extend_input
-        metadata = extend_metadata(batch, extend, pools, self.lead)
+        metadata = extend_metadata(batch, extend, pools, self.bonus_columns)
         hidden_RH = self._head.forward(extend.input_ids, self._head.fuse(extend.hidden), metadata, draft_kv(pools))
         root_lens = extend.seq_lens + extend.num_accepted_tokens
         return self._first_drafts(batch, hidden_RH[extend.last_rows], extend.bonus_tokens, root_lens)
@@ -54,14 +48,11 @@ class AutoregressiveDrafter:
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden_RH)
 
-    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
-        """Keep nothing of an ended request, as the states hold all there is."""
-
     def idle(self) -> AutoregressiveInput:
         vocab_size = self._vocab_size if self._config.has_draft_prob else None
         return AutoregressiveInput.empty(self._config.topk, self._head.hidden_size, self._dtype, vocab_size)
 
-    def proposer(self, config: SpecConfig) -> Drafter:
+    def with_config(self, config: SpecConfig) -> Self:
         return type(self)(self._head, config, self._dtype, self._vocab_size)
 
     def _first_drafts(
@@ -93,7 +84,7 @@ class AutoregressiveDrafter:
     def propose(self, batch: Batch, draft_input: AutoregressiveInput, pools: KVPool) -> Candidates:
         """Run S-1 forwards of K lanes."""
         config = self._config
-        duplicate_tails(batch, config, pools, self.lead)
+        duplicate_tails(batch, config, pools, self.bonus_columns)
         lanes = start_lanes(draft_input, config)
         shape = lanes.tokens.shape
         count = 1 if config.is_sampled else config.topk
@@ -113,6 +104,6 @@ class AutoregressiveDrafter:
 
     def _run(self, batch: Batch, lanes: Lanes, pools: KVPool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the lanes' tokens: (hidden [B·K, H], slots [B·K] that are -1 for dropped rows, None: no row is)."""
-        metadata = lane_metadata(batch, lanes.path, self._config, pools, self.lead)
+        metadata = lane_metadata(batch, lanes.path, self._config, pools, self.bonus_columns)
         hidden_RH = self._head.forward(lanes.tokens.flatten(), lanes.hidden.flatten(0, 1), metadata, draft_kv(pools))
         return hidden_RH, metadata.slots

@@ -4,14 +4,13 @@ Draft-extend writes the context's KV only, column p from the target's features o
 [bonus, mask, mask, ...] at columns L, L+1, ... Their KV is dropped: the next context overwrites it.
 """
 
-from collections.abc import Sequence
+from typing import Self
 
 import torch
 
 from specsim.core.block import BlockDrafterConfig
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import Drafter, Placement
-from specsim.core.errors import require
+from specsim.core.drafter import Drafter, Placement, check_topk
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
@@ -22,23 +21,18 @@ from specsim.reference.drafters.slot_tree import Slots, best_first, sampled_lane
 from specsim.reference.kv import draft_kv
 
 
-class BlockDrafter:
+class BlockDrafter(Drafter):
     """A head as a drafter, for a target of `vocab_size` tokens; between rounds it keeps the root only."""
 
     def __init__(self, head: BlockHead, config: SpecConfig, vocab_size: int) -> None:
-        allowed = f"at most the draft vocabulary, {head.draft_vocab_size}"
-        require(config.topk <= head.draft_vocab_size, "topk", config.topk, allowed)
+        check_topk(config, head.draft_vocab_size)
         self._head = head
         self._config = config
         self._vocab_size = vocab_size
         self.kv_layout = head.kv_layout
         self.feature_layers = head.feature_layers
-        self.lead = 0
-        self.lookahead = 0
         self.block = head.block
-        self.num_mask_rows = 0
         self.block_rows = head.block.rows(config)
-        self.runs_on_host = False
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
@@ -66,14 +60,8 @@ class BlockDrafter:
         grow = sampled_lanes if self._config.is_sampled else best_first
         return grow(batch, head, slots, self._config, self._vocab_size)
 
-    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
-        """Keep nothing of an ended request, as the pool holds all there is."""
-
-    def idle(self) -> DraftInput:
-        return DraftInput(torch.empty(0, dtype=torch.int32))
-
-    def proposer(self, config: SpecConfig) -> Drafter:
-        return BlockDrafter(self._head, config, self._vocab_size)
+    def with_config(self, config: SpecConfig) -> Self:
+        return type(self)(self._head, config, self._vocab_size)
 
 
 def block_metadata(batch: Batch, num_rows: int, max_len: int, pools: KVPool) -> AttentionMetadata:
@@ -87,10 +75,12 @@ def block_metadata(batch: Batch, num_rows: int, max_len: int, pools: KVPool) -> 
     slots_BR = torch.where(positions_BR < max_len, slots_BR, -1)
     for request, (row, length) in enumerate(batch.rows_and_lens):
         prefix = torch.arange(length)
-        own = slots_BR[request]
-        live = own >= 0
+        block_slots = slots_BR[request]
+        live = block_slots >= 0
         mask = torch.cat([torch.ones(num_rows, length, dtype=torch.bool), live.expand(num_rows, -1)], 1) & live[:, None]
-        keys.append(Keys(torch.cat([pools.slots(row, prefix), own]), torch.cat([prefix, positions_BR[request]]), mask))
+        keys.append(
+            Keys(torch.cat([pools.slots(row, prefix), block_slots]), torch.cat([prefix, positions_BR[request]]), mask)
+        )
     slots_R = slots_BR.flatten()
     return AttentionMetadata(torch.where(slots_R < 0, 0, positions_BR.flatten()), slots_R, tuple(keys))
 

@@ -12,43 +12,34 @@ from specsim.core.block import BlockDrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import HeadAttention, Target
 from specsim.reference.attention import AttentionMetadata
-from specsim.reference.layers import Weights, inverse_frequencies, rms_norm, rotate
+from specsim.reference.drafters.head import DecoderHead
+from specsim.reference.layers import rms_norm, rotate
 from specsim.reference.targets.decoder import decoder_layer
 
 
-class BlockHead:
-    """Layers of a block drafter, for a target of protocol specsim.core.target.Target."""
+class BlockHead(DecoderHead):
+    """Layers of a block drafter; its draft logits do not depend on the drafts before."""
 
     def __init__(
         self, config: BlockDrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:
+        super().__init__(config, tensors, target, dtype)
         self.block = config.block
-        self._model = config.model
-        self._target = target
-        floating = {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
-        self._weights = Weights(floating)
-        self.d2t = tensors.get("d2t")
-        own = self._weights.get("embed_tokens.weight")
-        self._embedding = target.embedding if own is None else own
-        self._inverse_D = inverse_frequencies(config.model.rope)
-        self.kv_layout = config.model.kv_layout
-        self.feature_layers = config.feature_layers
-        self.draft_vocab_size = config.draft_vocab_size
 
     def write_context(self, features_RF: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> None:
         """Write every layer's keys and values of the rows' columns; a row with slot -1 writes nothing."""
         eps = self._model.rms_norm_eps
-        context_RH = rms_norm(self._weights.project(features_RF, "fc"), self._weights["hidden_norm.weight"], eps)
+        context_RH = self._norm(self._weights.project(features_RF, "fc"), "hidden_norm")
         for layer, config in enumerate(self._model.layers):
-            own = config.attention
-            assert isinstance(own, HeadAttention)
+            attention = config.attention
+            assert isinstance(attention, HeadAttention)
             weights = self._weights.under(f"layers.{layer}.self_attn")
             key, value = (
-                weights.project(context_RH, f"{part}_proj").unflatten(-1, (-1, own.head_dim)) for part in "kv"
+                weights.project(context_RH, f"{part}_proj").unflatten(-1, (-1, attention.head_dim)) for part in "kv"
             )
-            if own.has_head_norms:
+            if attention.has_head_norms:
                 key = rms_norm(key, weights["k_norm.weight"], eps)
-            kv.write(layer, metadata.slots, rotate(key, metadata.positions, self._inverse_D, own.rope), value)
+            kv.write(layer, metadata.slots, rotate(key, metadata.positions, self._inverse_D, attention.rope), value)
 
     def forward(self, input_ids_R: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
         """Run the rows of blocks, and write their KV: hidden after the final norm, [R, H]."""
@@ -56,12 +47,7 @@ class BlockHead:
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
             hidden_RH, _ = decoder_layer(hidden_RH, weights, self._model, self._inverse_D, layer, kv, metadata)
-        return rms_norm(hidden_RH, self._weights["norm.weight"], self._model.rms_norm_eps)
-
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """Compute draft logits, [R, draft vocabulary], which do not depend on the drafts before."""
-        has_head = self._weights.get("lm_head.weight") is not None
-        return self._weights.project(hidden_RH, "lm_head") if has_head else self._target.logits(hidden_RH)
+        return self._norm(hidden_RH, "norm")
 
     def biased(self, logits_RV: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
         """Add W2 · W1[token before], given as target ids, where there is a Markov head (DSpark).

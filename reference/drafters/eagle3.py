@@ -19,35 +19,23 @@ from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
-from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, self_attention
+from specsim.reference.drafters.head import DecoderHead
+from specsim.reference.layers import gated_mlp, rms_norm, self_attention
 from specsim.reference.targets.decoder import decoder_layer
 
 
-class Eagle3Head:
+class Eagle3Head(DecoderHead):
     """EAGLE-3's head.
 
     A row's hidden state is fc(target features) where the target ran the token. Where the drafter did, it is the layer's
     output: before `norm`, or with norm_output after it.
     """
 
-    lead: int = 0
-
     def __init__(
         self, config: Eagle3Config, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:
+        super().__init__(config, tensors, target, dtype)
         self._config = config
-        self._target = target
-        self._model = config.model
-        floating = {name: tensor.to(dtype) for name, tensor in tensors.items() if tensor.is_floating_point()}
-        self._weights = Weights(floating)
-        self.d2t = tensors.get("d2t")
-        own = self._weights.get("embed_tokens.weight")
-        self._embedding = target.embedding if own is None else own
-        self._inverse_D = inverse_frequencies(config.model.rope)
-        self.kv_layout = config.model.kv_layout
-        self.feature_layers = config.feature_layers
-        self.hidden_size = config.model.hidden_size
-        self.draft_vocab_size = config.draft_vocab_size
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         """Project the concatenated features [R, F], after norms before fc, to hidden states [R, H]."""
@@ -56,11 +44,10 @@ class Eagle3Head:
             features_RF = self._norm(features_RF, "input_norm")
         if config.fc_norm:
             features = features_RF.split(config.target_hidden_size, dim=-1)
-            features_RF = torch.cat([self._norm(each, f"fc_norm.{i}") for i, each in enumerate(features)], dim=-1)
+            features_RF = torch.cat(
+                [self._norm(feature_RH, f"fc_norm.{i}") for i, feature_RH in enumerate(features)], dim=-1
+            )
         return self._weights.project(features_RF, "fc")
-
-    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return rms_norm(x, self._weights[f"{name}.weight"], self._model.rms_norm_eps)
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
@@ -83,9 +70,7 @@ class Eagle3Head:
         return self._norm(hidden_RH, "norm") if self._config.norm_output else hidden_RH
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        normed = hidden_RH if self._config.norm_output else self._norm(hidden_RH, "norm")
-        has_head = self._weights.get("lm_head.weight") is not None
-        return self._weights.project(normed, "lm_head") if has_head else self._target.logits(normed)
+        return super().logits(hidden_RH if self._config.norm_output else self._norm(hidden_RH, "norm"))
 
 
 def make(drafter: DrafterCheckpoint[Eagle3Config], target: Target, config: SpecConfig, on: Placement) -> Drafter:

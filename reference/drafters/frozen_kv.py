@@ -18,33 +18,25 @@ from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import HeadAttention, Target
 from specsim.reference.attention import AttentionMetadata, Keys
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
+from specsim.reference.drafters.head import DecoderHead
 from specsim.reference.drafting import Lanes
-from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, query_attention, rms_norm
+from specsim.reference.layers import gated_mlp, query_attention, rms_norm
 
 
-class FrozenKVHead:
+class FrozenKVHead(DecoderHead):
     """A decoder of queries only, for a target with these tensors."""
-
-    d2t: torch.Tensor | None = None
-    kv_layout = None
-    lead: int = 0
 
     def __init__(
         self, config: FrozenKVConfig, tensors: Mapping[str, torch.Tensor], target: Target, dtype: torch.dtype
     ) -> None:
-        self._model = config.model
-        self._embedding = target.embedding
+        super().__init__(config, tensors, target, dtype)
         self._sources = source_layers(config, target.config)
-        self._weights = Weights({name: tensor.to(dtype) for name, tensor in tensors.items()})
-        self._inverse_D = inverse_frequencies(config.model.rope)
         self.position = config.position
-        self.feature_layers = config.feature_layers
-        self.hidden_size = config.model.hidden_size
-        self.draft_vocab_size = config.draft_vocab_size
 
-    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """Return the features unchanged: the first row reads the target's own hidden state."""
-        return features_RF
+    @property
+    def kv_layout(self) -> None:
+        """Shape of its KV: none, as it reads the target's."""
+        return None
 
     def hand_on(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Make the hidden states that the next rows read, of the target's width."""
@@ -58,27 +50,24 @@ class FrozenKVHead:
         hidden_RH = self._weights.project(both_RH, "pre_projection")
         for layer in range(self._model.num_layers):
             hidden_RH = self._layer(hidden_RH, layer, metadata, kv)
-        return rms_norm(hidden_RH, self._weights["norm.weight"], self._model.rms_norm_eps)
+        return self._norm(hidden_RH, "norm")
 
     def _layer(self, hidden_RH: torch.Tensor, layer: int, metadata: AttentionMetadata, kv: KVBuffer) -> torch.Tensor:
         weights = self._weights.under(f"layers.{layer}")
-        attention = weights.under("self_attn")
-        own = self._model.layers[layer].attention
-        assert isinstance(own, HeadAttention)
+        projections = weights.under("self_attn")
+        attention = self._model.layers[layer].attention
+        assert isinstance(attention, HeadAttention)
         eps = self._model.rms_norm_eps
         normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps)
-        query = attention.project(normed, "q_proj").unflatten(-1, (-1, own.head_dim))
-        if attention.get("q_norm.weight") is not None:
-            query = rms_norm(query, attention["q_norm.weight"], eps)
+        query = projections.project(normed, "q_proj").unflatten(-1, (-1, attention.head_dim))
+        if projections.get("q_norm.weight") is not None:
+            query = rms_norm(query, projections["q_norm.weight"], eps)
         attended = query_attention(
-            query, self._inverse_D, self._sources[layer], kv, metadata, own, attention.get("sinks")
+            query, self._inverse_D, self._sources[layer], kv, metadata, attention, projections.get("sinks")
         )
-        hidden_RH = hidden_RH + attention.project(attended, "o_proj")
+        hidden_RH = hidden_RH + projections.project(attended, "o_proj")
         normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
         return hidden_RH + gated_mlp(normed, weights.under("mlp"))
-
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._weights.project(hidden_RH, "lm_head")
 
 
 def prefix_metadata(batch: Batch, lens: torch.Tensor, num_rows: int, position: str, pools: KVPool) -> AttentionMetadata:

@@ -17,25 +17,22 @@ from specsim.core.drafter import Drafter, Placement
 from specsim.core.mtp import MtpConfig, MtpInput, check_modules
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch
-from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata, causal_metadata
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
+from specsim.reference.drafters.head import DecoderHead
 from specsim.reference.drafters.product import ProductDrafter
 from specsim.reference.drafting import Drafts, Parents, draft
 from specsim.reference.kv import draft_kv
-from specsim.reference.layers import Weights, inverse_frequencies, rms_norm
-from specsim.reference.targets.decoder import decoder_layer, in_dtype
+from specsim.reference.targets.decoder import decoder_layer
 
 
-class MtpModule:
+class MtpModule(DecoderHead):
     """Module k: norm(layer(eh_proj(concat(enorm(embedding), hnorm(hidden))))), read by the target's head.
 
     Its KV is layer k of the draft buffer. As a head, it is used once in each step, with its own output as hidden state.
     """
-
-    d2t: torch.Tensor | None = None
-    lead: int = 0
 
     def __init__(
         self,
@@ -45,35 +42,24 @@ class MtpModule:
         dtype: torch.dtype,
         index: int = 0,
     ) -> None:
-        self._model = config.model
-        self._target = target
-        self._weights = Weights(in_dtype(tensors, dtype)).under(f"modules.{index}")
-        self._inverse_D = inverse_frequencies(config.model.rope)
+        super().__init__(config, tensors, target, dtype)
+        self._weights = self._weights.under(f"modules.{index}")
         self._index = index
-        self.kv_layout = replace(config.model.kv_layout, num_layers=1)
-        self.feature_layers = config.feature_layers
-        self.hidden_size = config.model.hidden_size
-        self.draft_vocab_size = config.draft_vocab_size
 
-    def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
-        """Return the features unchanged, as they are the target's hidden state after its final norm."""
-        return features_RF
+    @property
+    def kv_layout(self) -> KVLayout:
+        """Shape of the KV of this module alone."""
+        return replace(self._model.kv_layout, num_layers=1)
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
         """Run rows through the module, and write their KV: hidden after the norm, [R, H]."""
         weights = self._weights
-        both = torch.cat([self._norm(self._target.embedding[input_ids_R], "enorm"), self._norm(hidden_RH, "hnorm")], -1)
+        both = torch.cat([self._norm(self._embedding[input_ids_R], "enorm"), self._norm(hidden_RH, "hnorm")], -1)
         hidden_RH = weights.project(both, "eh_proj")
         hidden_RH, _ = decoder_layer(hidden_RH, weights, self._model, self._inverse_D, self._index, kv, metadata)
         return self._norm(hidden_RH, "norm")
-
-    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return rms_norm(x, self._weights[f"{name}.weight"], self._model.rms_norm_eps)
-
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._target.logits(hidden_RH)
 
 
 class Rows(NamedTuple):
@@ -113,11 +99,7 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         self._hidden_size = drafter.model.hidden_size
         self.kv_layout = replace(drafter.model.kv_layout, num_layers=config.num_steps)
         self.feature_layers = drafter.feature_layers
-        self.lead = 0
         self.lookahead = config.num_steps - 1 if drafter.boundary == "rewrite" else 0
-        self.num_mask_rows = 0
-        self.block_rows = 0
-        self.runs_on_host = False
 
     def _draft(
         self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], bonus: torch.Tensor, pools: KVPool
@@ -163,9 +145,6 @@ class MtpDrafter(ProductDrafter[MtpInput]):
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._modules[0].logits(hidden_RH)
-
-    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
-        """Keep nothing of an ended request, as its features are cleared with its row of the pool."""
 
     def idle(self) -> MtpInput:
         return MtpInput.zeros(0, self._config, self._hidden_size, self._dtype, self._vocab_size)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter, Placement
+from specsim.core.proposals import ProposalDrafter
 from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, Proposal, TreeLimits
-from specsim.reference.drafters.host import HostDrafter
 from specsim.reference.drafters.occurrences import followers
 
 
@@ -146,4 +146,4 @@ def _add_probable(grown: _Tree, tokens: Sequence[int], last: list[int], config: 
 
 def make(drafter: NgramConfig, target: Target, config: SpecConfig, on: Placement) -> Drafter:
     """Make a drafter of a reference engine, which runs on the host."""
-    return HostDrafter(Ngram(drafter), config, target.config.vocab_size)
+    return ProposalDrafter(Ngram(drafter), config, target.config.vocab_size)

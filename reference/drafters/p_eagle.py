@@ -5,8 +5,6 @@ read the mask token, and `mask_hidden` in place of features, which fc projects l
 mask row sees the context and the mask rows before it. Row L-2+d gives the draft of depth d.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch.nn.functional import pad
 
@@ -40,11 +38,7 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         self._idle = PEagleInput.zeros(0, config, head.hidden_size, dtype, vocab_size)
         self.kv_layout = head.kv_layout
         self.feature_layers = head.feature_layers
-        self.lead = 0
-        self.lookahead = 0
         self.num_mask_rows = config.num_steps - 1
-        self.block_rows = 0
-        self.runs_on_host = False
 
     def _draft(
         self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], bonus: torch.Tensor, pools: KVPool
@@ -91,9 +85,6 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
 
     def idle(self) -> PEagleInput:
         return self._idle
-
-    def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
-        """Keep nothing of an ended request, as the states hold all there is."""
 
 
 def make(drafter: DrafterCheckpoint[PEagleConfig], target: Target, config: SpecConfig, on: Placement) -> Drafter:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import torch
 
@@ -18,7 +18,7 @@ from specsim.reference.drafting import expand, lanes_of
 AnyDrafts = TypeVar("AnyDrafts", bound=MtpInput)
 
 
-class ProductDrafter(Generic[AnyDrafts]):
+class ProductDrafter(Drafter, Generic[AnyDrafts]):
     """A drafter that makes all drafts of a round in prefill or draft-extend, into a state of type `state`."""
 
     def __init__(self, state: type[AnyDrafts], config: SpecConfig) -> None:
@@ -61,10 +61,10 @@ class ProductDrafter(Generic[AnyDrafts]):
         """Lay the drafts out as candidates, without a forward."""
         return product(draft_input, self._config)
 
-    def proposer(self, config: SpecConfig) -> Drafter:
-        proposer: Any = copy(self)
-        proposer._config = config
-        return proposer
+    def with_config(self, config: SpecConfig) -> Self:
+        drafter = copy(self)
+        drafter._config = config
+        return drafter
 
 
 def product(draft_input: MtpInput, config: SpecConfig) -> Candidates:

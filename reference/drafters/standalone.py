@@ -32,7 +32,7 @@ class StandaloneHead:
         self._model: Target = FAMILIES[config.model.family](config.model, floating, dtype)
         self.d2t = tensors.get("d2t")
         self.kv_layout = config.model.kv_layout
-        self.lead = 1 if config.rows == "own" else 0
+        self.bonus_columns = 1 if config.rows == "own" else 0
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size
         self.draft_vocab_size = config.draft_vocab_size

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter, Placement
+from specsim.core.proposals import ProposalDrafter
 from specsim.core.target import Target
 from specsim.core.token_drafter import Proposal, SuffixConfig, TreeLimits
-from specsim.reference.drafters.host import HostDrafter
 from specsim.reference.drafters.occurrences import followers, occurrences
 
 Texts = Sequence[Sequence[int]]  # each one for itself: no path goes from one to another
@@ -110,4 +110,4 @@ def _count(texts: Texts, path: list[int]) -> int:
 
 def make(drafter: SuffixConfig, target: Target, config: SpecConfig, on: Placement) -> Drafter:
     """Make a drafter of a reference engine, which runs on the host."""
-    return HostDrafter(Suffix(drafter), config, target.config.vocab_size)
+    return ProposalDrafter(Suffix(drafter), config, target.config.vocab_size)

@@ -35,23 +35,23 @@ class AdaptiveEngine:
     """An engine with a setting for every round, of an ordered set.
 
     Each setting has an engine of its own, with its own buffers and graphs, over the same models and the same pools. All
-    of them take and leave the draft state of the carried setting, which has the most lanes and steps. So a round of any
+    of them take and leave the draft state of the widest setting, which has the most lanes and steps. So a round of any
     setting can follow a round of any other one, and a switch moves nothing.
     """
 
     rule: AcceptanceRule | None = None
 
     def __init__(self, make: MakeEngine, settings: Settings, acceptance: SyntheticAcceptance | None = None) -> None:
-        self._carrier: Engine = make(settings.carried, None)
-        self._engines: tuple[Engine, ...] = tuple(make(config, self._carrier) for config in settings)
+        self._widest_engine: Engine = make(settings.widest, None)
+        self._engines: tuple[Engine, ...] = tuple(make(config, self._widest_engine) for config in settings)
         self.settings = Settings(tuple(engine.config for engine in self._engines))
         self.acceptance = acceptance  # as given, with a rate for each of the most steps
         self.current = 0  # number of the setting of the next round
-        self.dtype: torch.dtype = self._carrier.dtype
-        self.device: torch.device = self._carrier.device
-        self.target: Target = self._carrier.target
-        self.drafter: Drafter = self._carrier.drafter
-        self.grammars: Grammars = self._carrier.grammars
+        self.dtype: torch.dtype = self._widest_engine.dtype
+        self.device: torch.device = self._widest_engine.device
+        self.target: Target = self._widest_engine.target
+        self.drafter: Drafter = self._widest_engine.drafter
+        self.grammars: Grammars = self._widest_engine.grammars
 
     @property
     def config(self) -> SpecConfig:
@@ -74,14 +74,14 @@ class AdaptiveEngine:
 
     def make_pools(self, num_requests: int, num_slots: int) -> KVPool:
         """Make empty pools whose tables hold the most columns that a setting reserves."""
-        return self._carrier.make_pools(num_requests, num_slots)
+        return self._widest_engine.make_pools(num_requests, num_slots)
 
     def prefill(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> PrefillOutput:
         """Run a chunk of every prompt, and make the draft state of all settings."""
-        return self._carrier.prefill(batch, prefill, pools)
+        return self._widest_engine.prefill(batch, prefill, pools)
 
     def hidden_states(self, batch: Batch, prefill: PrefillInput, pools: KVPool) -> torch.Tensor:
-        return self._carrier.hidden_states(batch, prefill, pools)
+        return self._widest_engine.hidden_states(batch, prefill, pools)
 
     def round(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> RoundOutput:
         return self._engine.round(batch, draft_input, pools, reserved)

@@ -65,7 +65,7 @@ def _lanes_end(seq_len: int, config: SpecConfig) -> int:
     return seq_len - prefix_tail(seq_len, config) + config.topk * lane_stride(seq_len, config)
 
 
-def own_lanes(
+def reserve_lanes(
     pools: KVPool,
     rows: Sequence[int],
     seq_lens: Sequence[int],
@@ -84,10 +84,12 @@ def own_lanes(
         else:
             end = length + block_rows if block_rows else _lanes_end(length + ahead, config)
         pools.reserve(row, end)
-        pools.settle(row, length)
+        pools.mark_committed(row, length)
 
 
-def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, ahead: int = 0) -> None:
+def reserve_tree(
+    pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, ahead: int = 0
+) -> None:
     """Exchange the lanes' columns for the tree's after the draft phase, under release `round`.
 
     ahead: of the drafter, which needs that many columns after the committed ones.
@@ -99,7 +101,7 @@ def own_tree(pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config
             pools.reserve(row, length + config.num_draft_tokens + ahead)
 
 
-def own_committed(
+def release_uncommitted(
     pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, ahead: int = 0
 ) -> None:
     """Release all columns beyond the committed ones, which seq_lens counts, and `ahead` more, under release `round`."""

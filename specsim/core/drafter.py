@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.errors import require
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.rank_group import RankGroup
@@ -45,62 +46,33 @@ class Placement(NamedTuple):
 
 
 class Drafter(Protocol):
-    """A drafter of one implementation, which the round does not know by name."""
+    """A drafter of one implementation, which the round does not know by name.
 
-    @property
-    def kv_layout(self) -> KVLayout | None:
-        """Shape of the drafter's KV, None where it keeps none."""
-        ...
+    What it defines here holds for a drafter that keeps no KV, and of a request nothing but the root.
+    """
 
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Target layers whose entering hidden states the drafter reads."""
-        ...
-
-    @property
-    def lead(self) -> int:
-        """Columns between a request's committed tokens and its draft lanes.
-
-        0: draft slot p holds token p+1 (EAGLE). 1: slot p holds token p (a language model of its own).
-        """
-        ...
-
-    @property
-    def lookahead(self) -> int:
-        """Tokens after the next one that a draft slot depends on.
-
-        Draft slot p of a language model or an EAGLE head depends on tokens 0..p+1: lookahead 0. The last of S
-        modules depends on token p+S: lookahead S-1. That number of positions before the new rows is
-        written again.
-        """
-        ...
-
-    @property
-    def block_rows(self) -> int:
-        """Rows that the draft phase writes at once, from column L on.
-
-        0: it has lanes, each with a row in a step, or writes nothing.
-        """
-        ...
-
-    @property
-    def num_mask_rows(self) -> int:
-        """Columns after the committed ones that prefill and draft-extend write, and the next round overwrites.
-
-        They hold the KV of mask tokens, by which a head drafts several depths in one forward.
-        """
-        ...
-
-    @property
-    def runs_on_host(self) -> bool:
-        """Check whether `propose` is host code, which no graph captures."""
-        ...
+    kv_layout: KVLayout | None = None  # shape of its KV, None where it keeps none
+    feature_layers: tuple[int, ...] = ()  # target layers whose entering hidden states it reads
+    # Columns of its KV for the bonus token, before its lanes. 0: draft slot p holds token p+1 (EAGLE). 1: slot p holds
+    # token p (a language model of its own).
+    bonus_columns: int = 0
+    # Tokens after the next one that a draft slot depends on. Draft slot p of a language model or an EAGLE head depends
+    # on tokens 0..p+1: lookahead 0. The last of S modules depends on token p+S: lookahead S-1. That number of positions
+    # before the new rows is written again.
+    lookahead: int = 0
+    # Rows that the draft phase writes at once, from column L on. 0: it has lanes, each with a row in a step, or writes
+    # nothing.
+    block_rows: int = 0
+    # Columns after the committed ones that prefill and draft-extend write, and the next round overwrites. They hold the
+    # KV of mask tokens, by which a head drafts several depths in one forward.
+    num_mask_rows: int = 0
+    runs_on_host: bool = False  # whether `propose` is host code, which no graph captures
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
     ) -> DraftInput:
         """Make the input of the first draft phase after the target's prefill of a chunk."""
-        ...
+        return DraftInput(next_tokens.int())
 
     def propose(self, batch: Batch, draft_input: Any, pools: KVPool) -> Candidates | ExplicitCandidates:
         """Run the draft phase, which proposes candidates for the tree below each bonus token.
@@ -111,17 +83,16 @@ class Drafter(Protocol):
 
     def extend(self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool) -> DraftInput:
         """Make the next DraftInput after verify, and rewrite the draft KV of the accepted rows."""
-        ...
+        return DraftInput(draft_extend_input.bonus_tokens)
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Note that a request has ended with these tokens, its prompt_len prompt tokens first."""
-        ...
 
     def idle(self) -> DraftInput:
         """Make the DraftInput of a batch without requests."""
-        ...
+        return DraftInput(torch.empty(0, dtype=torch.int32))
 
-    def proposer(self, config: SpecConfig) -> "Drafter":
+    def with_config(self, config: SpecConfig) -> Self:
         """Make the drafter of the same weights that proposes under a setting of no more lanes and steps.
 
         An engine of that setting proposes with it, from what `narrowed` leaves of a state, and seeds and extends with
@@ -130,9 +101,14 @@ class Drafter(Protocol):
         ...
 
 
+def check_topk(config: SpecConfig, draft_vocab_size: int) -> None:
+    """Raise InputError for more drafts of a node than the draft vocabulary has."""
+    require(config.topk <= draft_vocab_size, "topk", config.topk, f"at most the draft vocabulary, {draft_vocab_size}")
+
+
 def columns_ahead(drafter: Drafter) -> int:
     """Count the columns after the committed ones that a drafter needs between rounds."""
-    return drafter.lead + drafter.num_mask_rows
+    return drafter.bonus_columns + drafter.num_mask_rows
 
 
 class Head(Protocol):
@@ -141,7 +117,7 @@ class Head(Protocol):
     The metadata's type is the implementation's own.
     """
 
-    lead: int  # of the drafter
+    bonus_columns: int  # of the drafter
     feature_layers: tuple[int, ...]
     hidden_size: int
     draft_vocab_size: int

@@ -216,8 +216,8 @@ class VerifyInput(State):
 class DraftExtendInput(State):
     """The accepted rows, from whose target features the drafter rewrites its KV.
 
-    Row j of request b has position and column seq_lens[b] + lead + j, with the drafter's lead. With `extend="fixed"` a
-    request's rows from num_accepted_tokens on are padding.
+    Row j of request b has position and column seq_lens[b] + bonus_columns + j, with the drafter's bonus_columns. With
+    `extend="fixed"` a request's rows from num_accepted_tokens on are padding.
     """
 
     row_starts: torch.Tensor  # i64 [B+1]

@@ -1,8 +1,8 @@
 """The only mutable state: KV buffers, the map from logical columns to slots, and the page allocator.
 
 Target and draft buffers are separate but share slot ids and `req_to_token`. Only methods change them: `open`, `share`,
-`reserve`, `record`, `write`, `move`, `settle`, `release`, `close`; and `keep` and `drop` for pages that outlive their
-requests.
+`reserve`, `record`, `write`, `move`, `mark_committed`, `release`, `close`; and `keep` and `drop` for pages that outlive
+their requests.
 """
 
 from collections import deque
@@ -191,9 +191,9 @@ class KVPool:
             raise ValueError(f"row {row} of the request table owns columns already")
         self._allocator.hold(pages)
         self._own(row, pages)
-        self.settle(row, self.owned_columns(row))
+        self.mark_committed(row, self.owned_columns(row))
 
-    def settle(self, row: int, columns: int) -> None:
+    def mark_committed(self, row: int, columns: int) -> None:
         """Mark a request's first columns as committed KV."""
         if columns > self.owned_columns(row):
             raise IndexError(f"row {row} of the request table owns {self.owned_columns(row)} columns, not {columns}")

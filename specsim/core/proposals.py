@@ -1,66 +1,76 @@
-"""Candidates of a batch from a token drafter: what reference and fast share of drafters that run on the host."""
+"""Drafter of an engine that asks a token drafter on the host, for reference and fast."""
 
 import operator
 from collections.abc import Sequence
+from copy import copy
 from math import isfinite
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from specsim.core.config import SpecConfig
+from specsim.core.drafter import Drafter
 from specsim.core.errors import InputError
 from specsim.core.pair import kind_of
-from specsim.core.phases import Batch, ExplicitCandidates
+from specsim.core.phases import Batch, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.token_drafter import Proposal, TokenDrafter, TreeLimits
 from specsim.core.user_module import user_code
 
 
-class Proposals:
-    """A token drafter's proposals for the requests of a batch, for a target of `vocab_size` tokens.
+class ProposalDrafter(Drafter):
+    """A token drafter as a drafter of an engine, for a target of `vocab_size` tokens, on the host.
 
     The tokens of a request are read from the pools, after the first round only those of the last one.
     """
 
+    runs_on_host = True
+
     def __init__(self, drafter: TokenDrafter, config: SpecConfig, vocab_size: int) -> None:
         self._drafter = drafter
-        self._limits = TreeLimits(config.num_steps, config.num_draft_tokens - 1, config.topk)
         self._vocab_size = vocab_size
         self._name = f"proposal of {kind_of(drafter)}"
-        self._most = config.num_candidates
         self._tokens: dict[int, list[int]] = {}  # by request id, prompt and output so far
+        self._set_limits(config)
 
-    def within(self, config: SpecConfig) -> "Proposals":
-        """Make the same drafter's proposals for another setting, with what has been read of requests in common."""
-        made = Proposals(self._drafter, config, self._vocab_size)
-        made._tokens = self._tokens
-        return made
+    def _set_limits(self, config: SpecConfig) -> None:
+        self._limits = TreeLimits(config.num_steps, config.num_draft_tokens - 1, config.topk)
+        self._num_candidates = config.num_candidates
 
-    def candidates(self, batch: Batch, pools: KVPool) -> ExplicitCandidates:
+    def with_config(self, config: SpecConfig) -> Self:
+        """Make the same drafter under another setting, with what has been read of requests in common."""
+        drafter = copy(self)
+        drafter._set_limits(config)
+        return drafter
+
+    def seed(
+        self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
+    ) -> DraftInput:
+        """Forget what was read of these requests before, as another run may use the same ids."""
+        for request_id in batch.request_ids.tolist():
+            self._tokens.pop(request_id, None)
+        return super().seed(batch, prefill, next_tokens, features_RF, pools)
+
+    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> ExplicitCandidates:
         """Collect the proposals of every request, on the host; a padded request has none.
 
         Raises InputError for a proposal that is no tree within the limits.
         """
-        made = ExplicitCandidates.empty(batch.size, self._most)
-        for place, (request_id, tokens) in enumerate(self._read(batch, pools)):
+        candidates = ExplicitCandidates.empty(batch.size, self._num_candidates)
+        for index, (request_id, tokens) in enumerate(self._read(batch, pools)):
             if not tokens:
                 continue
             proposal = self._proposal(request_id, tokens)
             count = self._check(proposal)
-            made.tokens[place, :count] = torch.tensor(proposal.tokens, dtype=torch.int64)
-            made.parents[place, :count] = torch.tensor(proposal.parents, dtype=torch.int64)
-            made.scores[place, :count] = torch.tensor(proposal.scores, dtype=torch.float32)
-            made.num_alive[place] = count
-        return made
-
-    def forget(self, request_ids: Sequence[int]) -> None:
-        """Read all tokens of these requests again in the next round."""
-        for request_id in request_ids:
-            self._tokens.pop(request_id, None)
+            candidates.tokens[index, :count] = torch.tensor(proposal.tokens, dtype=torch.int64)
+            candidates.parents[index, :count] = torch.tensor(proposal.parents, dtype=torch.int64)
+            candidates.scores[index, :count] = torch.tensor(proposal.scores, dtype=torch.float32)
+            candidates.num_alive[index] = count
+        return candidates
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Pass the tokens of an ended request to the drafter."""
-        self.forget([request_id])
+        self._tokens.pop(request_id, None)
         self._drafter.finish(request_id, tokens, prompt_len)
 
     def _read(self, batch: Batch, pools: KVPool) -> list[tuple[int, list[int]]]:
@@ -68,28 +78,28 @@ class Proposals:
         width = self._limits.max_depth + 1  # most tokens of one round
         columns = (batch.seq_lens[:, None] + torch.arange(1 - width, 1, device=batch.seq_lens.device)).clamp(min=0)
         recent = pools.token_ids[batch.req_pool_indices.clamp(min=0)[:, None], columns].tolist()
-        found = []
+        contexts = []
         for request_id, (row, length), last in zip(
             batch.request_ids.tolist(), batch.rows_and_lens, recent, strict=True
         ):
-            known = self._tokens.get(request_id, [])
-            missing = length + 1 - len(known)
+            tokens = self._tokens.get(request_id, [])
+            missing = length + 1 - len(tokens)
             if row < 0:
-                known = []
-            elif known and 0 <= missing <= width:
-                known += last[width - missing :]
+                tokens = []
+            elif tokens and 0 <= missing <= width:
+                tokens += last[width - missing :]
             else:
-                known = self._tokens[request_id] = pools.token_ids[row, : length + 1].tolist()
-            found.append((request_id, known))
-        return found
+                tokens = self._tokens[request_id] = pools.token_ids[row, : length + 1].tolist()
+            contexts.append((request_id, tokens))
+        return contexts
 
     def _proposal(self, request_id: int, tokens: list[int]) -> Proposal:
         """Ask the drafter, which may return a plain tuple of tokens, parents and scores."""
-        found: Any = self._drafter.propose(request_id, tokens, self._limits)
-        if not (isinstance(found, tuple) and len(found) == 3):
-            raise self._error(type(found).__name__, "a Proposal of tokens, parents and scores")
-        with user_code(self._name, type(found).__name__, "lists of token ids, of parents' indices and of scores"):
-            tokens, parents, scores = (values[: len(values)] for values in found)  # no endless iterators
+        proposal: Any = self._drafter.propose(request_id, tokens, self._limits)
+        if not (isinstance(proposal, tuple) and len(proposal) == 3):
+            raise self._error(type(proposal).__name__, "a Proposal of tokens, parents and scores")
+        with user_code(self._name, type(proposal).__name__, "lists of token ids, of parents' indices and of scores"):
+            tokens, parents, scores = (values[: len(values)] for values in proposal)  # no endless iterators
             return Proposal([*map(operator.index, tokens)], [*map(operator.index, parents)], [*map(float, scores)])
 
     def _check(self, proposal: Proposal) -> int:
@@ -99,8 +109,8 @@ class Proposals:
         if not count == len(parents) == len(scores):
             counts = f"{count} tokens, {len(parents)} parents, {len(scores)} scores"
             raise self._error(counts, "as many parents and scores as tokens")
-        if count > self._most:
-            raise self._error(f"{count} candidates", f"at most {self._most} with this topk and num_steps")
+        if count > self._num_candidates:
+            raise self._error(f"{count} candidates", f"at most {self._num_candidates} with this topk and num_steps")
         depths: list[int] = []
         children: dict[int, set[int]] = {}
         for index, (token, parent, score) in enumerate(zip(tokens, parents, scores, strict=True)):
@@ -121,5 +131,5 @@ class Proposals:
             raise self._error(f"{max(map(len, children.values()))} siblings", f"at most topk, {self._limits.topk}")
         return count
 
-    def _error(self, found: str, allowed: str) -> InputError:
-        return InputError(self._name, found, allowed)
+    def _error(self, value: str, allowed: str) -> InputError:
+        return InputError(self._name, value, allowed)

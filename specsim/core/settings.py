@@ -26,7 +26,7 @@ class Settings:
         require(self.configs, "settings", "none", "at least one setting")
         distinct = f"{len(self.configs)} different ones"
         require(len(set(self.configs)) == len(self.configs), "settings", "the same setting twice", distinct)
-        first = self.carried
+        first = self.widest
         for config in self.configs:
             free = OFF if config.is_plain else SWITCHED
             for each in fields(SpecConfig):
@@ -52,7 +52,7 @@ class Settings:
         return self.configs[number]
 
     @property
-    def carried(self) -> SpecConfig:
+    def widest(self) -> SpecConfig:
         """The setting of the state between rounds: the most lanes and the most steps of all."""
         drafting = [config for config in self.configs if not config.is_plain]
         if not drafting:

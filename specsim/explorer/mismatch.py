@@ -95,7 +95,7 @@ class Noted(Implementation):
             drafted,
             present("committed_pools", notes.committed_pools),
             stacked(allowed, notes.batch.size),
-            self.engine.drafter.lead,
+            self.engine.drafter.bonus_columns,
         )
 
 

@@ -141,7 +141,7 @@ def _kv(each: Round, row: int, path: list[int]) -> dict[str, Any]:
     length = int(states.batch.seq_lens[row])
     table_row = int(states.batch.req_pool_indices[row])
     first = length // config.page_size
-    begin = length + states.lead
+    begin = length + states.bonus_columns
     is_laned = each.draft_kind == "lanes" and states.drafted_pools.draft is not None
     num_forwards = max(0, min(config.num_steps - 1, config.length_limit - begin))
     locations = states.verify_input.cache_locations.view_as(states.verify_input.draft_tokens)[row].tolist()

@@ -37,7 +37,7 @@ class Recorded:
     drafted_pools: KVPool  # tables of slots and tokens after the draft phase; the KV itself is not kept
     committed_pools: KVPool  # the same after the commit
     allowed: torch.Tensor | None  # bool [B, N, V], tokens that grammars allow after each node
-    lead: int  # of the drafter
+    bonus_columns: int  # of the drafter
 
 
 class Recorder:
@@ -106,7 +106,7 @@ class Recorder:
             drafted_pools,
             committed_pools,
             allowed,
-            self.drafter.lead,
+            self.drafter.bonus_columns,
         )
         self.rounds.append(recorded)
         return RoundOutput(verify_input, verify_output, next_draft_input)

@@ -88,7 +88,9 @@ class Round:
 
         require_choice("phase", phase, PHASES)
         if phase == "draft":
-            return plots.kv_pages(self.states.drafted_pools, self.batch, self.config, lead=self.states.lead)
+            return plots.kv_pages(
+                self.states.drafted_pools, self.batch, self.config, bonus_columns=self.states.bonus_columns
+            )
         if phase == "verify":
             return plots.kv_pages(self.states.drafted_pools, self.batch, self.config, self.verify_input)
         return plots.kv_pages(

@@ -31,7 +31,7 @@ PROTOCOL_HEADINGS = (
     "drafter",
     "state between rounds",
     "layers of draft KV",
-    "lead",
+    "bonus columns",
     "lookahead",
     "mask rows",
     "host or device",
@@ -110,7 +110,7 @@ def _protocol_cells(pair: Pair, num_steps: int, topk: int) -> tuple[str, ...]:
     drafter = load_engine(pair, SpecConfig(topk, num_steps), EngineOptions("fast")).drafter
     layout = drafter.kv_layout
     place = "host" if drafter.runs_on_host else "device"
-    numbers = (layout.num_layers if layout else 0, drafter.lead, drafter.lookahead, drafter.num_mask_rows)
+    numbers = (layout.num_layers if layout else 0, drafter.bonus_columns, drafter.lookahead, drafter.num_mask_rows)
     return f"`{type(drafter.idle()).__name__}`", *map(str, numbers), place
 
 

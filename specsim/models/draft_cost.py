@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
+from specsim.core.kinds import KINDS
 from specsim.core.pair import Pair
-from specsim.models.checkpoint.drafter_format import format_of
 
 _LOOKED_UP = ("embed_tokens.weight", "markov_w1.weight", "d2t", "t2d")  # tables: a token needs one row of them
 _HEAD = "lm_head.weight"
@@ -24,7 +24,7 @@ def draft_cost(pair: Pair, num_steps: int = 1) -> float:
         return 0.0
     target = _weights(pair.target.tensors)
     head = 0 if _HEAD in checkpoint.tensors else pair.target.tensors[_HEAD].numel()
-    if format_of(checkpoint.config.kind).one_forward:
+    if KINDS[checkpoint.config.kind].is_parallel:
         each = _weights({name: checkpoint.tensors[name] for name in _OF_EACH_DRAFT if name in checkpoint.tensors})
         return ((_weights(checkpoint.tensors) - each + head) / num_steps + each) / target
     own = _weights(checkpoint.tensors) / getattr(checkpoint.config, "num_modules", 1)

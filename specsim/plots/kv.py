@@ -47,12 +47,13 @@ def slots(
     verify_input: VerifyInput | None = None,
     verdict: Verdict | None = None,
     committed: bool = True,
-    lead: int = 0,
+    bonus_columns: int = 0,
 ) -> list[Slot]:
     """Find the content of every slot of the pools in a round of `batch`, given its seq_lens before the round.
 
-    Without a tree: the draft lanes, which begin `lead` columns of the drafter after the prefix. With a tree: its
-    nodes. With a verdict: the accepted nodes where the commit puts them, or (committed=False) where verify wrote them.
+    Without a tree: the draft lanes, which begin `bonus_columns` columns of the drafter after the prefix. With a tree:
+    its nodes. With a verdict: the accepted nodes where the commit puts them, or (committed=False)
+    where verify wrote them.
     """
     require_type("pools", pools, KVPool, "the pools of an engine, as make_pools gives them")
     require_type("batch", batch, Batch, "the Batch of the round")
@@ -68,7 +69,7 @@ def slots(
     for request, (row, length) in enumerate(batch.rows_and_lens):
         kinds = dict.fromkeys(range(length), ("committed", ""))
         if verify_input is None:
-            kinds = _lanes(length + lead, config) | kinds
+            kinds = _lanes(length + bonus_columns, config) | kinds
         else:
             kinds |= _nodes(verify_input, verdict, request, length, committed)
         for column, (kind, label) in kinds.items():
@@ -106,14 +107,14 @@ def kv_pages(
     verify_input: VerifyInput | None = None,
     verdict: Verdict | None = None,
     committed: bool = True,
-    lead: int = 0,
+    bonus_columns: int = 0,
 ) -> Picture:
     """Draw a map of the pools, slot by slot in pages.
 
     The owner stands above, the logical column in the cell, and below it the node or the lane that the slot serves. The
     arguments are those of `slots`.
     """
-    found = slots(pools, batch, config, verify_input, verdict, committed, lead)
+    found = slots(pools, batch, config, verify_input, verdict, committed, bonus_columns)
     page = pools.page_size
     per_line = min(page, 32) if page > 16 else 32 // page * page
     lines = [list(range(start, min(start + per_line, len(found)))) for start in range(0, len(found), per_line)]

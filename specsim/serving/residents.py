@@ -144,7 +144,7 @@ class Residents:
 
     def settle(self, request: Request, columns: int) -> None:
         """Mark a request's first columns as committed, and add their pages to the prefix cache."""
-        self._pools.settle(request.row, columns)
+        self._pools.mark_committed(request.row, columns)
         if self._tree is not None:
             self._tree.insert(request.known_ids, columns, self._pools.pages(request.row))
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from specsim.core.columns import (
     lane_columns,
     lane_stride,
-    own_committed,
-    own_lanes,
-    own_tree,
     prefix_tail,
+    release_uncommitted,
+    reserve_lanes,
+    reserve_tree,
     round_columns,
 )
 from specsim.core.config import SpecConfig
@@ -33,7 +33,7 @@ def test_lanes_of_the_worked_example():
     pool = make_pool(num_slots=400, width=200)
     row = pool.open()
     pool.reserve(row, 7)
-    own_lanes(pool, [row], [7], config)
+    reserve_lanes(pool, [row], [7], config)
     assert pool.owned_columns(row) == 136  # ceil_4(7 + 2·64)
 
 
@@ -56,7 +56,7 @@ def test_lanes_of_pages_hold_tail_and_steps_on_their_own_pages(seq_len, topk, nu
 
 @st.composite
 def rounds(draw):
-    """Draw a setting, a first length, the accepted drafts of two requests in some rounds, and a drafter's lead."""
+    """Draw a setting, a first length, the accepted drafts of two requests in some rounds, and bonus_columns."""
     topk, num_steps = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     num_draft_tokens = num_steps + 1 if topk == 1 else draw(st.integers(2, topk + (num_steps - 1) * topk**2 + 1))
     config = SpecConfig(
@@ -74,31 +74,31 @@ def rounds(draw):
 @given(rounds())
 def test_ownership_through_rounds(case):
     """Two requests have different lengths and accept different drafts, under both release modes."""
-    config, length, accepted, lead = case
+    config, length, accepted, bonus_columns = case
     page_size, lengths = config.page_size, [length, length + 5]
-    width = config.reserved_columns(lengths[1] + 5 * (config.num_steps + 1) + lead)
+    width = config.reserved_columns(lengths[1] + 5 * (config.num_steps + 1) + bonus_columns)
     pool = make_pool(2 * width, page_size, 2, width)
     rows = [pool.open(), pool.open()]
     for row, start in zip(rows, lengths, strict=True):
-        pool.reserve(row, start + lead)
+        pool.reserve(row, start + bonus_columns)
     for drafts in accepted:
-        own_lanes(pool, rows, lengths, config, lead)
+        reserve_lanes(pool, rows, lengths, config, bonus_columns)
         for row, start in zip(rows, lengths, strict=True):
-            first = start + lead
+            first = start + bonus_columns
             lanes = first - prefix_tail(first, config) + config.topk * lane_stride(first, config)
             most = first + 2 * config.need if config.release == "finish" else lanes
             assert lanes <= pool.owned_columns(row) < most + page_size
-            assert pool.owned_columns(row) <= -(-round_columns(start, config, lead) // page_size) * page_size
-        own_tree(pool, rows, lengths, config, lead)
-        tree_ends = [start + config.num_draft_tokens + lead for start in lengths]
+            assert pool.owned_columns(row) <= -(-round_columns(start, config, bonus_columns) // page_size) * page_size
+        reserve_tree(pool, rows, lengths, config, bonus_columns)
+        tree_ends = [start + config.num_draft_tokens + bonus_columns for start in lengths]
         for row, end in zip(rows, tree_ends, strict=True):
             assert end <= pool.owned_columns(row)
             assert config.release == "finish" or pool.owned_columns(row) < end + page_size
         lengths = [start + count + 1 for start, count in zip(lengths, drafts, strict=True)]
-        own_committed(pool, rows, lengths, config, lead)
+        release_uncommitted(pool, rows, lengths, config, bonus_columns)
         for row, end in zip(rows, lengths, strict=True):
-            assert end + lead <= pool.owned_columns(row)
-            assert config.release == "finish" or pool.owned_columns(row) < end + lead + page_size
+            assert end + bonus_columns <= pool.owned_columns(row)
+            assert config.release == "finish" or pool.owned_columns(row) < end + bonus_columns + page_size
         pool.audit()
     for row in rows:
         pool.close(row)
@@ -116,10 +116,10 @@ def test_release_finish_never_frees_or_moves_a_slot(case):
     row = pool.open()
     for drafts, _ in accepted:
         before = pool.req_to_token[row].clone()
-        own_lanes(pool, [row], [length], config)
-        own_tree(pool, [row], [length], config)
+        reserve_lanes(pool, [row], [length], config)
+        reserve_tree(pool, [row], [length], config)
         length += drafts + 1
-        own_committed(pool, [row], [length], config)
+        release_uncommitted(pool, [row], [length], config)
         owned = before >= 0
         assert torch.equal(pool.req_to_token[row][owned], before[owned])
 
@@ -130,26 +130,28 @@ def test_release_round_keeps_the_slots_of_the_prefix():
     row = pool.open()
     pool.reserve(row, 6)
     prefix = pool.req_to_token[row, :6].tolist()
-    own_lanes(pool, [row], [6], config)
+    reserve_lanes(pool, [row], [6], config)
     assert pool.owned_columns(row) == 12  # 4 + 2 lanes of one page: tail 2 and 2 steps
-    own_tree(pool, [row], [6], config)
+    reserve_tree(pool, [row], [6], config)
     assert pool.owned_columns(row) == 12  # 6 + 5 nodes
-    own_committed(pool, [row], [7], config)
+    release_uncommitted(pool, [row], [7], config)
     assert pool.owned_columns(row) == 8
     assert pool.req_to_token[row, :6].tolist() == prefix
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6), st.integers(1, 9), st.integers(0, 1), st.data())
-def test_reservations_hold_two_rounds_of_a_drafter_with_a_lead(seq_len, topk, num_steps, page_size, lead, data):
+def test_reservations_hold_two_rounds_of_a_drafter_with_a_bonus_column(
+    seq_len, topk, num_steps, page_size, bonus_columns, data
+):
     """A schedule whose lengths lag one round reserves for L, while the round starts at up to L + S + 1."""
     most = topk + (num_steps - 1) * topk**2 + 1
     width = num_steps + 1 if topk == 1 else data.draw(st.integers(2, most))
     config = SpecConfig(topk, num_steps, width, page_size)
-    reserved = config.reserved_columns(seq_len + lead)
+    reserved = config.reserved_columns(seq_len + bonus_columns)
     for first_round in range(min(num_steps, width - 1) + 2):
         start = seq_len + first_round
-        lanes = lane_columns(start + lead, config)
-        written = [int(lanes.max()), start + width - 1, start + num_steps + lead]
+        lanes = lane_columns(start + bonus_columns, config)
+        written = [int(lanes.max()), start + width - 1, start + num_steps + bonus_columns]
         assert max(written) < reserved
 
 

@@ -134,7 +134,7 @@ def test_usage_counts_a_shared_page_once():
     pool = make_pool()
     first, second = pool.open(), pool.open()
     pool.reserve(first, 8)
-    pool.settle(first, 5)
+    pool.mark_committed(first, 5)
     pages = pool.pages(first)[:1]
     pool.share(second, pages)
     pool.reserve(second, 7)
@@ -153,7 +153,7 @@ def test_audit_counts():
     pool.reserve(first, 9)
     pool.reserve(second, 1)
     assert pool.audit() == usage(40, reserved=16, requests=2)
-    pool.settle(first, 6)
+    pool.mark_committed(first, 6)
     assert pool.audit() == usage(40, reserved=10, committed=6, requests=2)
     pool.keep(pool.pages(first)[:1])
     pool.limit(20)
@@ -232,7 +232,7 @@ def busy_pool() -> KVPool:
     pool = make_pool()
     for columns in (9, 5):
         pool.reserve(pool.open(), columns)
-    pool.settle(0, 6)
+    pool.mark_committed(0, 6)
     pool.audit()
     return pool
 
@@ -245,7 +245,7 @@ def shared_pool() -> KVPool:
     pool = make_pool()
     first, second = pool.open(), pool.open()
     pool.reserve(first, 8)
-    pool.settle(first, 8)
+    pool.mark_committed(first, 8)
     pool.keep(pool.pages(first))
     pool.share(second, pool.pages(first))
     pool.reserve(first, 12)
@@ -305,9 +305,9 @@ def test_only_a_request_that_owns_nothing_can_share():
 
 
 @pytest.mark.parametrize("columns", [0, 1, 8, 12])
-def test_settled_columns_are_committed_until_they_are_released(columns):
+def test_marked_columns_are_committed_until_they_are_released(columns):
     pool = busy_pool()
-    pool.settle(0, columns)
+    pool.mark_committed(0, columns)
     assert pool.committed_columns(0) == columns
     assert pool.audit() == usage(40, reserved=20 - columns, committed=columns, requests=2)
     pool.release(0, 5)
@@ -320,7 +320,7 @@ def test_columns_that_are_not_owned_cannot_be_committed():
     pool = busy_pool()
     before = snapshot(pool)
     with pytest.raises(IndexError):
-        pool.settle(0, 13)
+        pool.mark_committed(0, 13)
     assert snapshot(pool) == before
 
 
@@ -372,7 +372,7 @@ def test_a_copy_has_the_same_accounting_independently(source):
     assert copy.audit() == pool.audit()
     before, third = snapshot(pool), copy.open()
     copy.share(third, copy.pages(0)[:1])
-    copy.settle(1, 1)
+    copy.mark_committed(1, 1)
     copy.keep(copy.pages(0)[-1:])
     copy.reserve(third, 9)
     copy.limit(0)
@@ -429,10 +429,10 @@ class Model:
         self.pages[row] += [self.free.popleft() for _ in range(missing)]
         return "reserved" if missing else None
 
-    def settle(self, row, columns):
+    def mark_committed(self, row, columns):
         self.committed[row] += columns % (len(self.pages[row]) * self.page_size - self.committed[row] + 1)
-        self.pool.settle(row, self.committed[row])
-        return "settled"
+        self.pool.mark_committed(row, self.committed[row])
+        return "committed"
 
     def release(self, row, columns):
         columns %= self.num_pages * self.page_size
@@ -509,9 +509,9 @@ class Model:
         assert pool.audit() == usage(self.num_pages * size, **numbers, withheld=withheld, requests=len(self.pages))
 
 
-VERBS = "open reserve settle release close keep drop share limit".split()
+VERBS = "open reserve mark_committed release close keep drop share limit".split()
 HAPPENINGS = {
-    "opened", "no row", "reserved", "no slots", "settled", "released", "closed", "kept", "dropped", "shared",
+    "opened", "no row", "reserved", "no slots", "committed", "released", "closed", "kept", "dropped", "shared",
     "over the limit", "limited",
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ def busy_pool() -> KVPool:
     pool = KVPool(buffer, None, page_size=4, num_requests=3, width=32)
     for columns in (9, 5):
         pool.reserve(pool.open(), columns)
-    pool.settle(0, 6)
+    pool.mark_committed(0, 6)
     pool.audit()
     return pool
 
@@ -57,7 +57,7 @@ CORRUPTIONS = {
     # Both rows have committed it, but as their first page and as their second.
     "page is shared at another place": (
         "row = pool.open(); pool.reserve(row, 4); pages.hold(pool.pages(0)[:1]); "
-        "pool._own(row, pool.pages(0)[:1]); pool.settle(row, 8)",
+        "pool._own(row, pool.pages(0)[:1]); pool.mark_committed(row, 8)",
         "page 0 is shared by row 0 and row 2 where it may be written",
     ),
     "page is kept without being held": ("pool._kept.add(9)", "page 9 is counted 0 times and held by whoever keeps it"),

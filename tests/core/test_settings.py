@@ -27,18 +27,18 @@ def test_plain_decoding_has_a_verifier_of_its_own_if_needed(verifier):
     chain = SpecConfig(topk=1, num_steps=3, verifier=verifier)
     plain = with_steps(chain, 0)
     assert plain.verifier == ("target_only" if chain.has_draft_prob else verifier)
-    assert Settings((chain, plain)).carried == chain
+    assert Settings((chain, plain)).widest == chain
 
 
 def test_the_carried_setting_has_the_most_of_everything():
     wide = SpecConfig(topk=4, num_steps=1, num_draft_tokens=5)
     full = SpecConfig(topk=2, num_steps=3, num_draft_tokens=11)
-    carried = Settings((SpecConfig.plain(), wide, full)).carried
-    assert (carried.topk, carried.num_steps, carried.num_draft_tokens) == (4, 3, 11)
-    assert carried.need >= max(wide.need, full.need)
+    widest = Settings((SpecConfig.plain(), wide, full)).widest
+    assert (widest.topk, widest.num_steps, widest.num_draft_tokens) == (4, 3, 11)
+    assert widest.need >= max(wide.need, full.need)
     static = SpecConfig(topk=2, num_steps=2, verifier="multi_round")
-    carried = Settings((static, replace(static, topk=1, num_steps=4, num_draft_tokens=5))).carried
-    assert (carried.topk, carried.num_steps, carried.num_draft_tokens) == (2, 4, 9)
+    widest = Settings((static, replace(static, topk=1, num_steps=4, num_draft_tokens=5))).widest
+    assert (widest.topk, widest.num_steps, widest.num_draft_tokens) == (2, 4, 9)
 
 
 @pytest.mark.parametrize(

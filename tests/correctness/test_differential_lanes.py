@@ -111,7 +111,7 @@ class Spoiled:
 def test_lane_kv_that_no_score_shows_is_named(graph, mode, spoil, field, place):
     def wrap(implementation):
         engine = implementation.engine
-        engine._proposer = Spoiled(engine._proposer, engine.config, spoil)
+        engine._setting_drafter = Spoiled(engine._setting_drafter, engine.config, spoil)
         return implementation
 
     first = first_divergence(replace(DEEP, graph=graph, mode=mode), "reference", wrap=wrap)

@@ -125,11 +125,11 @@ def test_dead_nodes_are_counted():
     assert len(dead) > 1
 
 
-def test_draft_lanes_begin_after_the_lead():
+def test_draft_lanes_begin_after_the_bonus_column():
     """Each lane of a standalone model stands one column further on, and a frozen-KV drafter writes none."""
-    for name, lead in (("eagle3", 0), ("standalone", 1)):
+    for name, bonus_columns in (("eagle3", 0), ("standalone", 1)):
         for own in document(recorded(name))["rounds"][0]["requests"]:
-            assert own["kv"]["lanes"][0][0] == own["length"] + lead
+            assert own["kv"]["lanes"][0][0] == own["length"] + bonus_columns
             assert [len(lane) for lane in own["kv"]["lanes"]] == [2, 2, 2]
     assert all(
         own["kv"]["lanes"] == []

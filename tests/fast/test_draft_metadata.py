@@ -59,12 +59,12 @@ def test_a_lane_sees_whole_pages_of_the_prefix_and_its_own_tail(pools, make_batc
     assert metadata.visible.tolist() == [[0b0101], [0b1010], [0b01], [0b10], [0], [0]]
 
 
-def test_a_lead_moves_lanes_and_prefix(pools, make_batch, device):
-    """Lanes of a drafter with lead 1 stand as those of requests that are one token longer."""
+def test_a_bonus_column_moves_lanes_and_prefix(pools, make_batch, device):
+    """Lanes of a drafter with a bonus column stand as those of requests that are one token longer."""
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=2, max_len=8)
     path = torch.tensor([[[0, 0], [1, 0]]] * 3, dtype=torch.int32, device=device)
     lanes = SimpleNamespace(step=torch.zeros(1, dtype=torch.int32, device=device), path=path)
-    ahead = lane_metadata(make_batch([1, 0, -1], [2, 1, 0]), lanes, config, pools, lead=1)
+    ahead = lane_metadata(make_batch([1, 0, -1], [2, 1, 0]), lanes, config, pools, bonus_columns=1)
     longer = lane_metadata(make_batch([1, 0, -1], [3, 2, 0]), lanes, config, pools)
     for name in ("slots", "positions", "prefix_lens", "key_lens", "num_extras", "visible"):
         assert torch.equal(getattr(ahead, name), getattr(longer, name)), name

@@ -11,7 +11,7 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu,
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from specsim.core.columns import own_lanes
+from specsim.core.columns import reserve_lanes
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.eagle import Eagle3Config, EagleConfig
 from specsim.core.engine_options import EngineOptions
@@ -253,7 +253,7 @@ class Run:
 
     def propose(self) -> tuple[Candidates, list[torch.Tensor]]:
         """Run the draft phase: its candidates, and the logits [B·K, draft vocabulary] of each forward."""
-        own_lanes(self.pools, self.rows, self.batch.seq_lens.tolist(), self.config)
+        reserve_lanes(self.pools, self.rows, self.batch.seq_lens.tolist(), self.config)
         head, calls = HEADS[self.pair.kind], []
         logits = head.logits
         with patch.object(head, "logits", lambda self, hidden: calls.append(logits(self, hidden)) or calls[-1]):

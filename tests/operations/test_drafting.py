@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from specsim.core.columns import own_lanes
+from specsim.core.columns import reserve_lanes
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -55,7 +55,7 @@ class MadeUp:
 class PathHead:
     """A head whose hidden state is the path so far, so that a lane with another's hidden proposes wrong tokens."""
 
-    kv_layout, feature_layers, draft_vocab_size, lead = KVLayout(1, 1, 1), (), V, 0
+    kv_layout, feature_layers, draft_vocab_size, bonus_columns = KVLayout(1, 1, 1), (), V, 0
 
     def __init__(self, models: list[Callable], num_steps: int, d2t: torch.Tensor | None = None):
         self.models, self.hidden_size, self.d2t, self.forwards = models, num_steps + 1, d2t, 0
@@ -83,7 +83,7 @@ def drafting_state(head: PathHead, config: SpecConfig, params: SamplingParams):
     buffers = (KVBuffer(head.kv_layout, max(size, 1) * width, torch.float32) for _ in range(2))
     pools = KVPool(*buffers, config.page_size, size, width)
     rows = [pools.open() for _ in range(size)]
-    own_lanes(pools, rows, [L] * size, config)
+    reserve_lanes(pools, rows, [L] * size, config)
     batch = Batch.of(range(size), rows, [L] * size, [replace(params, seed=3)] * size, V)
     return AutoregressiveDrafter(head, config, torch.float32, V), batch, pools
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.core.columns import lane_columns, own_lanes, tail_columns
+from specsim.core.columns import lane_columns, reserve_lanes, tail_columns
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -157,7 +157,7 @@ def test_the_lanes_that_a_round_owns_hold_every_tail_and_step(release):
         for length in LENGTHS:
             pools, (row,) = make_pools(config.page_size, [length + 3 * config.need + config.page_size])
             pools.release(row, length)
-            own_lanes(pools, [row], [length], config)
+            reserve_lanes(pools, [row], [length], config)
             duplicate_tails(make_batch([row], [length]), config, pools)
             pools.slots(row, lane_columns(length, config))
 

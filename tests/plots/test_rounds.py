@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from specsim import SamplingParams, SpecConfig, plots, trace
-from specsim.core.columns import lane_columns, own_lanes, tail_columns
+from specsim.core.columns import lane_columns, reserve_lanes, tail_columns
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.core.phases import Batch, PrefillInput, Verdict, VerifyInput
@@ -75,7 +75,7 @@ def play(config: SpecConfig) -> Round:
         pools.reserve(row, length)
     batch = Batch.of([70, 80], rows, lengths, [SamplingParams()] * len(PROMPTS), 48)
     draft_input = engine.prefill(batch, PrefillInput.whole(PROMPTS), pools).draft_input
-    own_lanes(pools, rows, lengths, config)
+    reserve_lanes(pools, rows, lengths, config)
     lanes = plots.slots(pools, batch, config) if config.num_steps else []
     tree = engine.draft(batch, draft_input, pools)
     return Round(config, batch, tree, engine.verify(batch, tree, pools).verdict, lanes, pools)
@@ -288,11 +288,11 @@ def test_lanes_are_drawn_where_the_drafter_writes(kind, page_size):
     before = pools.draft.keys.nan_to_num()
     engine.draft(batch, draft_input, pools)
     written = (pools.draft.keys.nan_to_num() != before).any(dim=3).any(dim=2)[0].nonzero()[:, 0].tolist()
-    found = plots.slots(pools, batch, config, lead=engine.drafter.lead)
+    found = plots.slots(pools, batch, config, bonus_columns=engine.drafter.bonus_columns)
     is_run = [slot.kind == "tail" or (slot.kind == "lane" and not slot.label.endswith(".2")) for slot in found]
     assert written == [index for index, each in enumerate(is_run) if each]
     first = trace(pair, [PROMPT], config, SamplingParams(max_new_tokens=4))[0]
-    lanes = first.states.drafted_pools.slots(0, lane_columns(7 + engine.drafter.lead, config))
+    lanes = first.states.drafted_pools.slots(0, lane_columns(7 + engine.drafter.bonus_columns, config))
     drawn = slot_kinds(first.kv("draft"))
     assert sorted(slot for slot, kind in drawn.items() if kind == "lane") == sorted(lanes.flatten().tolist())
 

@@ -24,7 +24,7 @@ def filled(pool: KVPool, columns: int, shared=()) -> int:
     row = pool.open()
     pool.share(row, shared)
     pool.reserve(row, columns)
-    pool.settle(row, columns)
+    pool.mark_committed(row, columns)
     return row
 
 
@@ -306,7 +306,7 @@ def test_random_requests_match_a_dict_of_all_prefixes():
                 committed = pool.committed_columns(row)
                 columns = committed + number % (len(tokens) - committed + 1)
                 pool.reserve(row, columns)
-                pool.settle(row, columns)
+                pool.mark_committed(row, columns)
                 happened["grown"] += 1
                 model.insert(tokens, columns, pool.pages(row))
                 tree.insert(tokens, columns, pool.pages(row))

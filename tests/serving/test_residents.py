@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim import SamplingParams, SpecConfig
-from specsim.core.columns import own_committed, own_lanes, own_tree, round_columns
+from specsim.core.columns import release_uncommitted, reserve_lanes, reserve_tree, round_columns
 from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -85,9 +85,9 @@ def lives(config: SpecConfig, request: Request, num_pages: int, counts=()) -> bo
         residents.reserve([request])
         row, length, count = request.row, request.prefill_len, next(counts, 1)
         if config.release == "round":
-            own_lanes(pool, [row], [length], config)
-            own_tree(pool, [row], [length], config)
-            own_committed(pool, [row], [length + count], config)
+            reserve_lanes(pool, [row], [length], config)
+            reserve_tree(pool, [row], [length], config)
+            release_uncommitted(pool, [row], [length + count], config)
         assert pool.owned_columns(row) >= length + (count if config.release == "round" else config.need)
         request.take([0] * count, [0.0] * count)
         residents.settle(request, request.prefill_len)

@@ -49,7 +49,7 @@ def test_a_tree_keeps_its_size_with_other_steps():
     assert config.num_steps >= best.num_steps
     named = named_policy(goodput_file(found), config)
     assert {each.topk for each in named.settings if not each.is_plain} == {best.topk}
-    assert named.settings.carried == config
+    assert named.settings.widest == config
 
 
 def test_a_plan_without_drafts_has_no_file():

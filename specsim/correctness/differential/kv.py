@@ -79,11 +79,11 @@ def _ordered(stored: torch.Tensor) -> torch.Tensor:
 
 
 def compare_committed(request: ComparedRequest[Any], buffer: str) -> None:
-    """Compare the columns that the request has committed after the step, and those of a drafter's lead."""
+    """Compare the columns that the request has committed after the step, and the drafter's bonus_columns."""
     buffers = request.step.pools.map(lambda pools: getattr(pools, buffer))
     end = request.end
     if buffer == "draft":
-        end = min(end + request.step.drafter.lead, request.config.length_limit)
+        end = min(end + request.step.drafter.bonus_columns, request.config.length_limit)
     if buffer == "target":
         _compare_side(request, request.slots(torch.arange(end)))
     if buffers.reference is not None:

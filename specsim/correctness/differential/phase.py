@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specsim.core.columns import lane_columns, own_lanes, tail_columns
+from specsim.core.columns import lane_columns, reserve_lanes, tail_columns
 from specsim.core.drafter import columns_ahead
 from specsim.core.pool import KVBuffer
 from specsim.correctness.differential.comparison import Mismatch, WithinRoundingError, present
@@ -89,16 +89,18 @@ def lane_slots(step: ComparedStep) -> list[torch.Tensor]:
     if step.pools.reference.draft is None or step.entered.reference.has_all_drafts:
         return []
     config = step.config
-    lead = step.drafter.lead
+    bonus_columns = step.drafter.bonus_columns
     books = deepcopy(step.tables_before)
     block_rows = step.drafter.block_rows
-    own_lanes(books, step.batch.req_pool_indices.tolist(), step.batch.seq_lens.tolist(), config, lead, block_rows)
+    reserve_lanes(
+        books, step.batch.req_pool_indices.tolist(), step.batch.seq_lens.tolist(), config, bonus_columns, block_rows
+    )
     slots = []
     for row, length in step.batch.rows_and_lens:
         if block_rows:
             slots.append(books.slots(row, torch.arange(length, min(length + block_rows, config.length_limit))))
             continue
-        first = length + lead
+        first = length + bonus_columns
         steps = max(0, min(config.num_steps - 1, config.length_limit - first))
         lanes = lane_columns(first, config)[:, :steps]
         tails = tail_columns(first, config)[1:]

@@ -94,7 +94,10 @@ class ComparedRequest(Generic[S]):
         Lanes without KV of their own all stand at the root.
         """
         drafter = self.step.drafter
-        return drafter.kv_layout is not None and self.length + drafter.lead + depth - 1 >= self.config.length_limit
+        return (
+            drafter.kv_layout is not None
+            and self.length + drafter.bonus_columns + depth - 1 >= self.config.length_limit
+        )
 
     @property
     def config(self) -> SpecConfig:

@@ -179,7 +179,7 @@ def _poison(scheduler: Scheduler) -> None:
     """Fill with NaN the slots that nothing may read any more, so that a read of them shows.
 
     They are the free slots, and under `sync`, where the host knows what is committed, those that are not committed. A
-    drafter with a lead also keeps that many columns after a running request's committed ones: the KV of its root.
+    drafter with a bonus column also keeps the column after a running request's committed ones: the KV of its root.
     """
     pools = scheduler.pools
     filled = torch.zeros(pools.num_slots // pools.page_size, dtype=torch.int64)
@@ -187,9 +187,9 @@ def _poison(scheduler: Scheduler) -> None:
         filled[account.page] = account.committed if scheduler.serving.schedule == "sync" else pools.page_size
     is_read = (torch.arange(pools.page_size) < filled[:, None]).flatten()
     _fill(pools.target, ~is_read)
-    lead = torch.arange(scheduler.drafter.lead)
+    bonus_columns = torch.arange(scheduler.drafter.bonus_columns)
     for request in scheduler.runner.requests:
-        is_read[pools.slots(request.row, request.prefill_len + lead)] = True
+        is_read[pools.slots(request.row, request.prefill_len + bonus_columns)] = True
     if pools.draft is not None:
         _fill(pools.draft, ~is_read)
 

@@ -44,7 +44,6 @@ class DrafterFormat:
     speculators: str | None = None  # speculators_model_type of vllm-project/speculators
     writer: HeadWriter | None = None
     is_language_model: bool = False  # it has a tokenizer of its own, and its vocabulary can be bridged to the target's
-    one_forward: bool = False  # one forward pass makes all drafts of a round
 
 
 def format_of(kind: str) -> DrafterFormat:

@@ -213,7 +213,6 @@ def _format(config_class: type[BlockDrafterConfig], precedence: int, matches: Ma
         layout=_layout,
         speculators=config_class.kind,
         writer=HeadWriter((layout, "speculators"), _config_json),
-        one_forward=True,
     )
 
 

@@ -87,5 +87,4 @@ FORMAT = DrafterFormat(
     layout=_layout,
     speculators="peagle",
     writer=HeadWriter(LAYOUTS, _config_json, _tensor_name),
-    one_forward=True,
 )

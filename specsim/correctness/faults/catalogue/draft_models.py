@@ -69,7 +69,7 @@ FAULTS = (
         edits=(
             Edit(
                 DRAFTER,
-                "metadata = lane_metadata(batch, lanes, self._config, pools, self.lead)",
+                "metadata = lane_metadata(batch, lanes, self._config, pools, self.bonus_columns)",
                 "metadata = lane_metadata(batch, lanes, self._config, pools)",
             ),
         ),

@@ -49,10 +49,11 @@ FAULTS = (
         edits=(
             Edit(
                 DRAFTER,
-                "metadata = lane_metadata(batch, lanes, self._config, pools, self.lead)",
+                "metadata = lane_metadata(batch, lanes, self._config, pools, self.bonus_columns)",
                 "from dataclasses import replace\n"
                 "        last = lanes.step.new_full((2,), self._config.num_steps - 2)\n"
-                "        metadata = lane_metadata(batch, replace(lanes, step=last), self._config, pools, self.lead)",
+                "        lanes = replace(lanes, step=last)\n"
+                "        metadata = lane_metadata(batch, lanes, self._config, pools, self.bonus_columns)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, graph="step")),
@@ -108,10 +109,11 @@ FAULTS = (
             ),
             Edit(
                 "specsim.fast.launches",
-                "self.proposer.step(frame.batch, frame.draft_buffers, frame.pools)",
+                "self.setting_drafter.step(frame.batch, frame.draft_buffers, frame.pools)",
                 "rejected = self.config.num_steps - frame.verdict.num_accepted_drafts\n"
                 "        lens = frame.batch.seq_lens + rejected * (frame.batch.num_rounds > 0)\n"
-                "        self.proposer.step(replace(frame.batch, seq_lens=lens), frame.draft_buffers, frame.pools)",
+                "        batch = replace(frame.batch, seq_lens=lens)\n"
+                "        self.setting_drafter.step(batch, frame.draft_buffers, frame.pools)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, rounds=2)),

@@ -8,10 +8,10 @@ ATTENTION = "specsim.fast.attention"
 IS_TREE = "metadata.extra_positions.shape[1] == metadata.max_rows"
 LATER_STEP = Edit(
     "specsim.fast.drafters.autoregressive",
-    "metadata = lane_metadata(batch, lanes, self._config, pools, self.lead)",
+    "metadata = lane_metadata(batch, lanes, self._config, pools, self.bonus_columns)",
     "from dataclasses import replace\n"
     "        first = replace(lanes, step=lanes.step * 0)\n"
-    "        metadata = lane_metadata(batch, first, self._config, pools, self.lead)",
+    "        metadata = lane_metadata(batch, first, self._config, pools, self.bonus_columns)",
 )
 KV = ("target keys", "target values", "target latent channels", "target rotated channels")
 

@@ -60,8 +60,8 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.drafters.autoregressive",
-                "        metadata = extend_metadata(batch, draft_extend_input, pools, self.lead)\n",
-                "        metadata = extend_metadata(batch, draft_extend_input, pools, self.lead)\n"
+                "        metadata = extend_metadata(batch, draft_extend_input, pools, self.bonus_columns)\n",
+                "        metadata = extend_metadata(batch, draft_extend_input, pools, self.bonus_columns)\n"
                 "        from dataclasses import replace\n"
                 "        width = self._config.num_steps + 1\n"
                 "        step = torch.arange(len(metadata.slots), device=metadata.slots.device) % width\n"

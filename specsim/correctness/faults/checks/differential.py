@@ -157,12 +157,12 @@ class Watched:
     def _compare_tails(self, location: str, batch: Batch) -> None:
         """Compare the copied tails under release `finish`, where lanes still own slots after the phase."""
         config = self._engine.config
-        lead = self._engine.drafter.lead
+        bonus_columns = self._engine.drafter.bonus_columns
         pools = self._implementations.map(lambda implementation: implementation.pools)
         if config.release == "round" or pools.reference.draft is None:
             return
         for request, (row, length) in enumerate(batch.rows_and_lens):
-            slots = pools.reference.slots(row, tail_columns(length + lead, config)[1:].flatten())
+            slots = pools.reference.slots(row, tail_columns(length + bonus_columns, config)[1:].flatten())
             for name in ("keys", "values"):
                 content = pools.map(lambda pool, n=name, at=slots: _content(pool.draft, n, at))
                 self._close("draft KV of copied tails", f"{location}, request {request}, {name}", content)
