@@ -68,7 +68,7 @@ def start(impl):
         pools.reserve(row, length)
     device = pools.req_to_token.device
     batch = Batch.of([0, 1], rows, lengths, [sampling] * 2, pair.target.config.vocab_size).to(device)
-    draft_input = engine.prefill(batch, PrefillInput.whole(prompt_ids).to(device), pools).draft_input
+    draft_input = engine.prefill(batch, PrefillInput.of_prompts(prompt_ids).to(device), pools).draft_input
     return engine, batch, draft_input, pools
 
 

@@ -172,7 +172,7 @@ for row, length in zip(rows, lengths, strict=True):
     pools.reserve(row, config.reserved_columns(length))
 batch = Batch.of(range(len(texts)), rows, lengths, [SamplingParams()] * len(texts), pair.target.config.vocab_size)
 reference = specsim.load_engine(windowed, config)
-draft_input = reference.prefill(batch, PrefillInput.whole(texts), pools).draft_input
+draft_input = reference.prefill(batch, PrefillInput.of_prompts(texts), pools).draft_input
 
 # %% [markdown]
 # Which keys does each draft step see? We let the reference build the metadata of steps 0 to 4 for the first request.

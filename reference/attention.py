@@ -63,11 +63,11 @@ def causal_metadata(
         req_pool_indices.tolist(), start_lens.tolist(), pairwise(row_starts.tolist()), strict=True
     ):
         columns = torch.arange(start + high - low)
-        own = columns[start:]
+        row_columns = columns[start:]
         key_slots = torch.cat([pools.slots(row, columns[:start]), slots[low:high]])
-        mask = (columns <= own[:, None]) & (key_slots >= 0) & (slots[low:high, None] >= 0)
+        mask = (columns <= row_columns[:, None]) & (key_slots >= 0) & (slots[low:high, None] >= 0)
         keys.append(Keys(key_slots, columns, mask))
-        positions.append(own)
+        positions.append(row_columns)
     return _metadata(positions, [slots], keys)
 
 
@@ -134,10 +134,10 @@ def lane_metadata(
         tail_positions = torch.arange(base, length).repeat(num_lanes)
         step_positions = (length + torch.arange(num_steps)).repeat(num_lanes)
         key_positions = torch.cat([torch.arange(base), tail_positions, step_positions])
-        kept = position < config.length_limit
-        keys.append(Keys(pools.slots(row, columns), key_positions, mask & kept))
+        is_within_limit = position < config.length_limit
+        keys.append(Keys(pools.slots(row, columns), key_positions, mask & is_within_limit))
         positions.append(torch.full((num_lanes,), position))
-        slots.append(pools.slots(row, lanes[:, -1]) if kept else torch.full((num_lanes,), -1))
+        slots.append(pools.slots(row, lanes[:, -1]) if is_within_limit else torch.full((num_lanes,), -1))
     return _metadata(positions, slots, keys)
 
 
@@ -158,9 +158,7 @@ def attention(
         rows = slice(start, start := start + len(keys.mask))
         mask = keys.mask if window is None else keys.mask & (metadata.positions[rows, None] - keys.positions < window)
         seen = mask.any(0)
-        key, value = (
-            each.repeat_interleave(group, dim=1) for each in kv.read(layer, keys.slots[seen], query_RAD.dtype)
-        )
+        key, value = (x.repeat_interleave(group, dim=1) for x in kv.read(layer, keys.slots[seen], query_RAD.dtype))
         logits = torch.einsum("qad,cad->aqc", query_RAD[rows], key)
         logits = logits / query_RAD.shape[-1] ** 0.5 if scale is None else logits * scale
         logits = logits.masked_fill(~mask[:, seen], -torch.inf)

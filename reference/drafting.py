@@ -20,7 +20,7 @@ class Parents(NamedTuple):
     slots: torch.Tensor | None = None  # i64 [R], -1 for a dropped row; None: no row is dropped
 
 
-class Drafts(NamedTuple):
+class RowDrafts(NamedTuple):
     """Drafts after R rows."""
 
     topk_scores: torch.Tensor  # f32 [R, K], each draft's probability or its logarithm
@@ -101,20 +101,20 @@ def sampled(
 
 def draft(
     batch: Batch, parents: Parents, count: int, d2t: torch.Tensor | None, config: SpecConfig, vocab_size: int
-) -> Drafts:
+) -> RowDrafts:
     """Draft `count` children of every row: the best tokens, or those that a uniform each or shared noise draws."""
     logits_RV, root_lens, depth, slots_R = parents
     best = draft_topk(logits_RV, count, d2t, slots_R, config.score)
     if not config.is_sampled:
-        return Drafts(*best, None)
+        return RowDrafts(*best, None)
     temperature_R = batch.sampling.temperature.repeat_interleave(len(logits_RV) // max(1, batch.size))
     draft_prob_RV = draft_distribution(logits_RV, temperature_R, d2t, slots_R, vocab_size)
     names = batch.seeds, batch.request_ids
     if config.verifier_kind.is_coupled:
         noise_RV = token_noise(*names, root_lens + depth + 1, vocab_size)
-        return Drafts(*sampled(best, draft_prob_RV, None, noise_RV, config.score), None)
+        return RowDrafts(*sampled(best, draft_prob_RV, None, noise_RV, config.score), None)
     uniforms_BK = draft_uniforms(*names, root_lens, depth, config.topk)
-    return Drafts(*sampled(best, draft_prob_RV, uniforms_BK.view(-1, count), score=config.score), draft_prob_RV)
+    return RowDrafts(*sampled(best, draft_prob_RV, uniforms_BK.view(-1, count), score=config.score), draft_prob_RV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def expand(
 
     A lane of sampled drafts has one child, its next token. hidden_BKH: states that the children were drafted from.
     """
-    made = lanes.candidates
+    pool = lanes.candidates
     scores = child_scores(lanes.scores, topk_scores_BKK, config.score).flatten(1)
     tokens = topk_index_BKK.flatten(1)
     batch_size, k, num_children = topk_scores_BKK.shape
@@ -179,13 +179,13 @@ def expand(
     path_BKI = lanes.path
     if config.draft_kv == "ancestor":
         path_BKI = path_BKI.gather(1, parents_BK1.expand_as(path_BKI))
-    parent_list = made.parent_list
+    parent_list = pool.parent_list
     if parent_list.shape[1] < config.num_parents:  # the next lanes will have children
-        parent_list = torch.cat([parent_list, made.tokens.shape[1] + chosen_BK], dim=1)
+        parent_list = torch.cat([parent_list, pool.tokens.shape[1] + chosen_BK], dim=1)
     return Lanes(
         tokens=tokens.gather(1, chosen_BK),
         scores=scores.gather(1, chosen_BK),
         path=torch.cat([path_BKI, lane_ids(batch_size, k)], dim=-1),
         hidden=hidden_BKH.gather(1, parents_BK1.expand_as(hidden_BKH)),
-        candidates=Candidates(torch.cat([made.tokens, tokens], 1), torch.cat([made.scores, scores], 1), parent_list),
+        candidates=Candidates(torch.cat([pool.tokens, tokens], 1), torch.cat([pool.scores, scores], 1), parent_list),
     )

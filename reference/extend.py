@@ -54,13 +54,13 @@ def draft_extend_input(
     positions = batch.seq_lens[:, None] + bonus_columns + steps
     slots = req_to_token[batch.req_pool_indices[:, None], positions]
     slots = torch.where(positions < max_len, slots, -1)
-    kept = live if extend == "ragged" else torch.ones_like(live)
+    is_row = live if extend == "ragged" else torch.ones_like(live)
     return DraftExtendInput(
-        row_starts=torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0)),
-        hidden=features_RF[nodes[kept]],
-        input_ids=ids[kept],
-        positions=positions[kept],
-        cache_locations=slots[kept],
+        row_starts=torch.nn.functional.pad(is_row.sum(1).cumsum(0), (1, 0)),
+        hidden=features_RF[nodes[is_row]],
+        input_ids=ids[is_row],
+        positions=positions[is_row],
+        cache_locations=slots[is_row],
         num_accepted_drafts=verdict.num_accepted_drafts,
         num_accepted_tokens=verdict.num_accepted_tokens,
         bonus_tokens=ids[torch.arange(batch.size), verdict.num_accepted_drafts.long()].int(),

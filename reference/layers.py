@@ -113,16 +113,16 @@ def self_attention(
     metadata: AttentionMetadata,
 ) -> torch.Tensor:
     """Project, normalise each head where there is a norm, rotate, write KV, attend, project back: [R, H]."""
-    own = config.layers[layer].attention
-    assert isinstance(own, HeadAttention)
-    query, key, value = (weights.project(x_RH, f"{part}_proj").unflatten(-1, (-1, own.head_dim)) for part in "qkv")
+    shape = config.layers[layer].attention
+    assert isinstance(shape, HeadAttention)
+    query, key, value = (weights.project(x_RH, f"{part}_proj").unflatten(-1, (-1, shape.head_dim)) for part in "qkv")
     if weights.get("q_norm.weight") is not None:
         query = rms_norm(query, weights["q_norm.weight"], config.rms_norm_eps)
         key = rms_norm(key, weights["k_norm.weight"], config.rms_norm_eps)
-    query = rotate(query, metadata.positions, inverse_D, own.rope)
-    key = rotate(key, metadata.positions, inverse_D, own.rope)
+    query = rotate(query, metadata.positions, inverse_D, shape.rope)
+    key = rotate(key, metadata.positions, inverse_D, shape.rope)
     kv.write(layer, metadata.slots, key, value)
-    attended = attention(query, layer, kv, metadata, Scores(own.window, weights.get("sinks")))
+    attended = attention(query, layer, kv, metadata, Scores(shape.window, weights.get("sinks")))
     return weights.project(attended.flatten(1), "o_proj")
 
 
@@ -132,12 +132,12 @@ def query_attention(
     layer: int,
     kv: KVBuffer,
     metadata: AttentionMetadata,
-    own: HeadAttention,
+    shape: HeadAttention,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Rotate queries and attend to a layer's KV, to which nothing is written: [R, A·D]."""
-    query = rotate(query_RAD, metadata.positions, inverse_D, own.rope)
-    return attention(query, layer, kv, metadata, Scores(own.window, sinks)).flatten(1)
+    query = rotate(query_RAD, metadata.positions, inverse_D, shape.rope)
+    return attention(query, layer, kv, metadata, Scores(shape.window, sinks)).flatten(1)
 
 
 def gated_mlp(x_RH: torch.Tensor, weights: Weights) -> torch.Tensor:

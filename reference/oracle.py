@@ -17,10 +17,10 @@ from specsim.core.errors import InputError
 from specsim.core.kinds import KINDS, OWN, resolve
 from specsim.core.kv_buffer import KVFormat
 from specsim.reference.oracle_distributions import inverse_cdf, logprob, next_distribution, ranked
-from specsim.reference.oracle_draft import Node, Path, select
+from specsim.reference.oracle_draft import DraftNode, Path, select
 from specsim.reference.oracle_forward import in_dtype
-from specsim.reference.oracle_request import Draws, Request, next_logits
-from specsim.reference.oracle_verify import Drafts, accepted
+from specsim.reference.oracle_request import Draws, OracleRequest, next_logits
+from specsim.reference.oracle_verify import OracleDrafts, accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def generate(
     max_len = config.max_len or target.config.max_position_embeddings
     if not 0 < prompt_len < max_len:
         raise InputError("prompt length", prompt_len, f"1 to {max_len - 1}, one less than max_len")
-    request = Request(target, drafter, config, sampling, draws, prompt_len, max_len, grammar)
+    request = OracleRequest(target, drafter, config, sampling, draws, prompt_len, max_len, grammar)
 
     tokens = list(prompt_ids)
     rounds = []
@@ -83,7 +83,7 @@ def generate(
     logprobs = [logprob(logits, first, sampling)]
     finish_reason = append(tokens, [first], request)
     while finish_reason is None:
-        root = Node((), None, 0, 1.0 if config.score == "prob" else 0.0, None, None, ())
+        root = DraftNode((), None, 0, 1.0 if config.score == "prob" else 0.0, None, None, ())
         steps = draft_steps[len(rounds) % len(draft_steps)] if draft_steps else config.num_steps
         tree = select(grow(request, tokens, root, steps), config.num_draft_tokens - 1)
         rounds.append(verify(request, tokens, [root, *tree]))
@@ -93,7 +93,7 @@ def generate(
     return OracleResult(token_ids, tuple(logprobs[: len(token_ids)]), finish_reason, tuple(rounds))
 
 
-def grow(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+def grow(request: OracleRequest, tokens: list[int], root: DraftNode, depth: int) -> list[DraftNode]:
     """Grow all candidates of at most this depth below the root, none without a drafter."""
     if request.drafter is None:
         return []
@@ -101,7 +101,7 @@ def grow(request: Request, tokens: list[int], root: Node, depth: int) -> list[No
     return [node for node in resolve(kind.oracle)(request, tokens, root, depth) if len(node.path) <= depth]
 
 
-def append(tokens: list[int], accepted: Sequence[int], request: Request) -> Literal["stop", "length"] | None:
+def append(tokens: list[int], accepted: Sequence[int], request: OracleRequest) -> Literal["stop", "length"] | None:
     """Append tokens up to the one that ends the request, and return the finish reason, None if it goes on."""
     sampling = request.sampling
     eos_token_ids = request.target.config.eos_token_ids
@@ -114,7 +114,7 @@ def append(tokens: list[int], accepted: Sequence[int], request: Request) -> Lite
     return None
 
 
-def verify(request: Request, tokens: list[int], nodes: list[Node]) -> OracleRound:
+def verify(request: OracleRequest, tokens: list[int], nodes: list[DraftNode]) -> OracleRound:
     """Verify the drafts below a root.
 
     A node deeper than max_len - 1 - L is never accepted.
@@ -128,7 +128,7 @@ def verify(request: Request, tokens: list[int], nodes: list[Node]) -> OracleRoun
         row = [*tokens, *path]
         return next_logits(request, row, row if request.config.penalties == "exact" else tokens)
 
-    drafts = Drafts(
+    drafts = OracleDrafts(
         nodes=[node for node in nodes if len(node.path) <= max(0, request.max_len - 1 - root_len)],
         logits=lambda node: logits(node.path),
         prob=lambda node: next_distribution(logits(node.path), sampling),

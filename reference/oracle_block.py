@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from specsim.reference.oracle_draft import Node, draft_distribution, draft_topk, drawn
+from specsim.reference.oracle_draft import DraftNode, draft_distribution, draft_topk, drawn
 from specsim.reference.oracle_forward import target_forward
 from specsim.reference.oracle_layer import attention_weights, feed_forward, project_heads
 from specsim.reference.oracle_parts import Tensors, linear, norm
-from specsim.reference.oracle_request import Request
+from specsim.reference.oracle_request import OracleRequest
 
 
-def draft_block(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+def draft_block(request: OracleRequest, tokens: list[int], root: DraftNode, depth: int) -> list[DraftNode]:
     """Grow the candidates below the root: the best of the tree over the slots, or K sampled lanes.
 
     depth: of the deepest candidate, whose block is as long as that of the setting.
@@ -31,7 +31,7 @@ def draft_block(request: Request, tokens: list[int], root: Node, depth: int) -> 
     return _best_first(request, tokens[-1], slots_SH, root)
 
 
-def _slots(request: Request, tokens: list[int]) -> torch.Tensor:
+def _slots(request: OracleRequest, tokens: list[int]) -> torch.Tensor:
     """Run the block after x_0..x_(L-1): hidden states of the rows that draft, after the final norm."""
     config = request.draft_config
     model = config.model
@@ -43,8 +43,8 @@ def _slots(request: Request, tokens: list[int]) -> torch.Tensor:
     _, features_LF = target_forward(target.config, target.tensors, tokens[:-1], config.feature_layers)
     context_LH = norm(tensors, "hidden_norm", linear(tensors, "fc", features_LF), model.rms_norm_eps)
     ids = [tokens[-1], *[block.mask_token] * (num_rows - 1)]
-    own = "embed_tokens.weight"
-    rows_RH = (tensors[own] if own in tensors else target.tensors["model.embed_tokens.weight"])[ids]
+    table = "embed_tokens.weight"
+    rows_RH = (tensors[table] if table in tensors else target.tensors["model.embed_tokens.weight"])[ids]
     for index in range(model.num_layers):
         name = f"layers.{index}"
         normed_RH = norm(tensors, f"{name}.input_layernorm", rows_RH, model.rms_norm_eps)
@@ -57,33 +57,33 @@ def _attention(
     model: Any, index: int, tensors: Tensors, context_LH: torch.Tensor, normed_RH: torch.Tensor
 ) -> torch.Tensor:
     """Attend from the block to the context and to the whole block, within a window if the layer has one."""
-    own = model.layers[index].attention
+    shape = model.layers[index].attention
+    group = shape.num_heads // shape.num_kv_heads
     name = f"layers.{index}.self_attn"
     length = len(context_LH)
     read = torch.cat([context_LH, normed_RH])
-    query = project_heads(model, own, tensors, name, "q", normed_RH, first=length)
+    query = project_heads(model, shape, tensors, name, "q", normed_RH, first=length)
     key, value = (
-        project_heads(model, own, tensors, name, part, read).repeat_interleave(own.num_heads // own.num_kv_heads, dim=0)
-        for part in "kv"
+        project_heads(model, shape, tensors, name, part, read).repeat_interleave(group, dim=0) for part in "kv"
     )
     age = length + torch.arange(len(normed_RH))[:, None] - torch.arange(len(read))
-    scores = (query @ key.mT * own.head_dim**-0.5).masked_fill(age >= (own.window or math.inf), -math.inf)
+    scores = (query @ key.mT * shape.head_dim**-0.5).masked_fill(age >= (shape.window or math.inf), -math.inf)
     attended = attention_weights(scores, tensors.get(f"{name}.sinks")) @ value
     return linear(tensors, f"{name}.o_proj", attended.transpose(0, 1).flatten(1))
 
 
-def _logits(request: Request, hidden: torch.Tensor, before: int) -> torch.Tensor:
+def _logits(request: OracleRequest, hidden: torch.Tensor, before: int) -> torch.Tensor:
     """Compute a slot's logits [V] after a token."""
     tensors = request.draft_tensors
-    own = "lm_head.weight"
-    head = tensors[own] if own in tensors else request.target.tensors[own]
+    name = "lm_head.weight"
+    head = tensors[name] if name in tensors else request.target.tensors[name]
     if not request.draft_config.block.markov_rank:
         return head @ hidden
     bias = linear(tensors, "markov_head.markov_w2", tensors["markov_head.markov_w1.weight"][before])
     return head @ hidden + bias
 
 
-def _is_confident(request: Request, hidden: torch.Tensor, before: int) -> bool:
+def _is_confident(request: OracleRequest, hidden: torch.Tensor, before: int) -> bool:
     """Check the confidence head of a slot after a token."""
     block = request.draft_config.block
     if not block.threshold:
@@ -95,19 +95,19 @@ def _is_confident(request: Request, hidden: torch.Tensor, before: int) -> bool:
     return 1 / (1 + math.exp(-logit)) >= block.threshold
 
 
-def _best_first(request: Request, bonus: int, slots_SH: torch.Tensor, root: Node) -> list[Node]:
+def _best_first(request: OracleRequest, bonus: int, slots_SH: torch.Tensor, root: DraftNode) -> list[DraftNode]:
     """Take the best nodes, each from the heap, and then put its K best children into it.
 
     The best node of a depth is taken first, and decides whether the next slot is confident.
     """
     config = request.config
     count = config.num_draft_tokens - 1
-    waiting: list[tuple[float, tuple, Node]] = []
-    taken: list[Node] = []
+    waiting: list[tuple[float, tuple, DraftNode]] = []
+    nodes: list[DraftNode] = []
     cut = len(slots_SH)  # depth of the last confident slot's drafts
     reached = -1
 
-    def visit(parent: Node, order: tuple) -> None:
+    def visit(parent: DraftNode, order: tuple) -> None:
         """Put a node's children into the heap; of equal scores the first by depth, parent and rank is the best."""
         nonlocal reached, cut
         depth = len(parent.path)
@@ -120,23 +120,23 @@ def _best_first(request: Request, bonus: int, slots_SH: torch.Tensor, root: Node
         ids, own_K = draft_topk(request.drafter, _logits(request, slots_SH[depth], before), config.topk, config.score)
         scores = parent.score * own_K if config.score == "prob" else parent.score + own_K
         for rank, (token, score) in enumerate(zip(ids, scores.clamp(max=parent.score).tolist(), strict=True)):
-            child = Node((*parent.path, token), parent, 0, score, None, None, ())
+            child = DraftNode((*parent.path, token), parent, 0, score, None, None, ())
             heapq.heappush(waiting, (-score, (depth, -parent.score, order, rank), child))
 
     visit(root, ())
-    while waiting and len([node for node in taken if len(node.path) <= cut]) < count:
+    while waiting and len([node for node in nodes if len(node.path) <= cut]) < count:
         _, order, node = heapq.heappop(waiting)
-        taken.append(node)
+        nodes.append(node)
         visit(node, order)
     while reached < cut - 1:  # a slot that no node of the tree needed may yet be the cut
         _, order, node = heapq.heappop(waiting)
         visit(node, order)
-    return _in_order(root, [node for node in taken if len(node.path) <= cut])
+    return _in_order(root, [node for node in nodes if len(node.path) <= cut])
 
 
-def _in_order(root: Node, nodes: list[Node]) -> list[Node]:
+def _in_order(root: DraftNode, nodes: list[DraftNode]) -> list[DraftNode]:
     """Sort nodes as engines number them: by depth, then by their parents' scores, then by their own."""
-    ordered: list[Node] = []
+    ordered: list[DraftNode] = []
     parents = [root]
     while parents:
         level = [node for parent in parents for node in nodes if node.parent is parent]
@@ -145,13 +145,13 @@ def _in_order(root: Node, nodes: list[Node]) -> list[Node]:
     return ordered
 
 
-def _lanes(request: Request, tokens: list[int], slots_SH: torch.Tensor, root: Node) -> list[Node]:
+def _lanes(request: OracleRequest, tokens: list[int], slots_SH: torch.Tensor, root: DraftNode) -> list[DraftNode]:
     """Draw K lanes, whose first one decides whether the next slot is confident.
 
     At temperature 0 the lanes are the K best children of the root, each with the best token after it.
     """
     config = request.config
-    pool: list[Node] = []
+    pool: list[DraftNode] = []
     parents = [root]
     for depth, slot_H in enumerate(slots_SH):
         if not _is_confident(request, slot_H, [*tokens, *parents[0].path][-1]):
@@ -165,14 +165,13 @@ def _lanes(request: Request, tokens: list[int], slots_SH: torch.Tensor, root: No
                 draft_prob_V = draft_distribution(request, request.drafter, logits)
                 token = drawn(request, draft_prob_V, len(tokens) - 1, depth, lane)
                 prob = draft_prob_V[token].float()
-                own = prob if config.score == "prob" else prob.log()
+                token_score = prob if config.score == "prob" else prob.log()
             else:
-                ids, own_K = draft_topk(request.drafter, logits, 1 if depth else config.topk, config.score)
-                token, own = (ids[0], own_K[0]) if depth else (ids[lane], own_K[lane])
-            score = float(
-                (parent.score * own if config.score == "prob" else parent.score + own).clamp(max=parent.score)
-            )
-            level.append(Node((*parent.path, token), parent, lane, score, draft_prob_V, None, ()))
+                ids, scores_K = draft_topk(request.drafter, logits, 1 if depth else config.topk, config.score)
+                token, token_score = (ids[0], scores_K[0]) if depth else (ids[lane], scores_K[lane])
+            score = parent.score * token_score if config.score == "prob" else parent.score + token_score
+            score = float(score.clamp(max=parent.score))
+            level.append(DraftNode((*parent.path, token), parent, lane, score, draft_prob_V, None, ()))
         pool += level
         parents = level
     return pool

@@ -19,11 +19,11 @@ def next_distribution(logits: torch.Tensor, sampling: SamplingParams) -> torch.T
     return prob_V
 
 
-def restricted(prob_V: torch.Tensor, kept: list[int]) -> torch.Tensor:
-    """Condition a distribution on the tokens `kept`."""
-    kept_V = torch.zeros_like(prob_V)
-    kept_V[kept] = prob_V[kept]
-    return kept_V / kept_V.sum()
+def restricted(prob_V: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """Condition a distribution on some tokens."""
+    restricted_V = torch.zeros_like(prob_V)
+    restricted_V[tokens] = prob_V[tokens]
+    return restricted_V / restricted_V.sum()
 
 
 def logprob(logits: torch.Tensor, token: int, sampling: SamplingParams) -> float:

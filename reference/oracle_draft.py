@@ -10,21 +10,21 @@ from specsim.core.config import Score
 from specsim.core.token_drafter import TreeLimits
 from specsim.reference.oracle_distributions import inverse_cdf, ranked
 from specsim.reference.oracle_forward import target_forward
-from specsim.reference.oracle_request import Request
+from specsim.reference.oracle_request import OracleRequest
 
 Path = tuple[int, ...]
 Row = tuple[int, torch.Tensor]  # a drafted token, and the hidden state of the row that proposed it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class DraftNode:
     """A drafted token, the last of its path.
 
     The root has neither token nor parent.
     """
 
     path: Path
-    parent: "Node | None"
+    parent: "DraftNode | None"
     lane: int
     score: float
     draft_prob_V: torch.Tensor | None  # f64 [V], distribution q that it was drawn from, None where it was not drawn
@@ -45,15 +45,15 @@ class Node:
 
 # Runs a drafter over a request's tokens x_0..x_L, whose target features are given, and the rows after them: the last
 # row's (hidden [H], draft logits), None where its position is at or beyond max_len.
-LastRow = Callable[[Request, list[int], torch.Tensor, tuple[Row, ...]], tuple[torch.Tensor, torch.Tensor] | None]
+LastRow = Callable[[OracleRequest, list[int], torch.Tensor, tuple[Row, ...]], tuple[torch.Tensor, torch.Tensor] | None]
 
 
-def is_dropped(request: Request, features_LF: torch.Tensor, rows: tuple[Row, ...]) -> bool:
+def is_dropped(request: OracleRequest, features_LF: torch.Tensor, rows: tuple[Row, ...]) -> bool:
     """Check whether the last row's position is at or beyond max_len, where row p holds token p+1."""
     return len(features_LF) + len(rows) > request.max_len
 
 
-def look_up(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+def look_up(request: OracleRequest, tokens: list[int], root: DraftNode, depth: int) -> list[DraftNode]:
     """Make the candidates of a token drafter, from the tokens alone.
 
     A candidate counts at most its parent's score.
@@ -61,15 +61,15 @@ def look_up(request: Request, tokens: list[int], root: Node, depth: int) -> list
     config = request.config
     limits = TreeLimits(config.num_steps, config.num_draft_tokens - 1, config.topk)
     proposal = request.drafter.propose(0, tokens, limits)
-    made: list[Node] = []
-    for token, place, score in zip(*proposal, strict=True):
-        parent = made[place] if place >= 0 else root
-        score = score if place < 0 else min(score, parent.score)
-        made.append(Node((*parent.path, token), parent, 0, score, None, None, ()))
-    return made
+    nodes: list[DraftNode] = []
+    for token, index, score in zip(*proposal, strict=True):
+        parent = nodes[index] if index >= 0 else root
+        score = score if index < 0 else min(score, parent.score)
+        nodes.append(DraftNode((*parent.path, token), parent, 0, score, None, None, ()))
+    return nodes
 
 
-def draft_lanes(request: Request, tokens: list[int], root: Node, last_row: LastRow) -> list[Node]:
+def draft_lanes(request: OracleRequest, tokens: list[int], root: DraftNode, last_row: LastRow) -> list[DraftNode]:
     """Grow the candidates of a drafter that runs once in each step, level by level.
 
     Unsampled drafts: the K best tokens below the root and below each lane; the K best of a level are the next lanes, K
@@ -80,7 +80,7 @@ def draft_lanes(request: Request, tokens: list[int], root: Node, last_row: LastR
     drafter = request.drafter
     _, features_LF = target_forward(target.config, target.tensors, tokens[:-1], drafter.config.feature_layers)
 
-    def propose(parent: Node, rows: tuple, lane: int, count: int) -> list[Node]:
+    def propose(parent: DraftNode, rows: tuple, lane: int, count: int) -> list[DraftNode]:
         """Propose `count` children of a node, the first of them in this lane."""
         hidden = None
         draft_prob_V = None
@@ -99,7 +99,7 @@ def draft_lanes(request: Request, tokens: list[int], root: Node, last_row: LastR
         scores = parent.score * own_scores_K if config.score == "prob" else parent.score + own_scores_K
         scores = scores.clamp(max=parent.score).tolist()
         return [
-            Node((*parent.path, token), parent, lane + i, scores[i], draft_prob_V, hidden, rows)
+            DraftNode((*parent.path, token), parent, lane + i, scores[i], draft_prob_V, hidden, rows)
             for i, token in enumerate(ids)
         ]
 
@@ -127,7 +127,7 @@ def draft_topk(
     return target_ids(drafter, len(scores))[draft_ids].tolist(), scores[draft_ids]
 
 
-def draft_distribution(request: Request, drafter: SimpleNamespace, logits: torch.Tensor) -> torch.Tensor:
+def draft_distribution(request: OracleRequest, drafter: SimpleNamespace, logits: torch.Tensor) -> torch.Tensor:
     """Distribution q of drawn drafts by target id, [V]: softmax(logits / T), rounded to float32."""
     prob = (logits.double() / request.sampling.temperature).softmax(-1)
     draft_prob_V = torch.zeros(request.target.config.vocab_size, dtype=torch.float64)
@@ -140,14 +140,14 @@ def target_ids(drafter: SimpleNamespace, count: int) -> torch.Tensor:
     return torch.arange(count) + drafter.tensors.get("d2t", torch.zeros(count, dtype=torch.int64))
 
 
-def drawn(request: Request, draft_prob_V: torch.Tensor, root_len: int, depth: int, lane: int) -> int:
+def drawn(request: OracleRequest, draft_prob_V: torch.Tensor, root_len: int, depth: int, lane: int) -> int:
     """Draw a child of a node of that depth, by a uniform or by the noise of the target's token."""
     if request.config.verifier_kind.is_coupled:
         return ranked(draft_prob_V.log() + request.draws.noise(root_len + depth + 1))[0]
     return inverse_cdf(draft_prob_V, request.draws.uniform("DRAFT", root_len, depth, lane))
 
 
-def select(pool: list[Node], count: int) -> list[Node]:
+def select(pool: list[DraftNode], count: int) -> list[DraftNode]:
     """Select the best candidates, in the candidates' order.
 
     A parent scores no less than its child and precedes it.

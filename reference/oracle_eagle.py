@@ -4,23 +4,23 @@ from typing import Any
 
 import torch
 
-from specsim.reference.oracle_draft import Node, Row, draft_lanes, is_dropped
+from specsim.reference.oracle_draft import DraftNode, Row, draft_lanes, is_dropped
 from specsim.reference.oracle_layer import layer
 from specsim.reference.oracle_parts import Tensors, linear, norm
-from specsim.reference.oracle_request import Request
+from specsim.reference.oracle_request import OracleRequest
 
 
-def draft_eagle(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+def draft_eagle(request: OracleRequest, tokens: list[int], root: DraftNode, depth: int) -> list[DraftNode]:
     """Grow the candidates of an EAGLE-1/2 head below the root."""
     return draft_lanes(request, tokens, root, _eagle_row)
 
 
-def draft_eagle3(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+def draft_eagle3(request: OracleRequest, tokens: list[int], root: DraftNode, depth: int) -> list[DraftNode]:
     """Grow the candidates of an EAGLE-3 head below the root."""
     return draft_lanes(request, tokens, root, _eagle3_row)
 
 
-def _eagle_row(request: Request, tokens: list[int], features_LF: torch.Tensor, rows: tuple[Row, ...]) -> Any:
+def _eagle_row(request: OracleRequest, tokens: list[int], features_LF: torch.Tensor, rows: tuple[Row, ...]) -> Any:
     if is_dropped(request, features_LF, rows):
         return None
     tensors = request.draft_tensors
@@ -31,7 +31,7 @@ def _eagle_row(request: Request, tokens: list[int], features_LF: torch.Tensor, r
     return hidden, request.target.tensors["lm_head.weight"] @ hidden
 
 
-def _eagle3_row(request: Request, tokens: list[int], features_LF: torch.Tensor, rows: tuple[Row, ...]) -> Any:
+def _eagle3_row(request: OracleRequest, tokens: list[int], features_LF: torch.Tensor, rows: tuple[Row, ...]) -> Any:
     if is_dropped(request, features_LF, rows):
         return None
     token_ids = [*tokens[1:], *(token for token, _ in rows)]
@@ -63,7 +63,7 @@ def _fused(config: Any, tensors: Tensors, features_MF: torch.Tensor) -> torch.Te
         features_MF = norm(tensors, "input_norm", features_MF, eps)
     if config.fc_norm:
         features = features_MF.unflatten(-1, (-1, config.target_hidden_size)).unbind(1)
-        features = [norm(tensors, f"fc_norm.{place}", each, eps) for place, each in enumerate(features)]
+        features = [norm(tensors, f"fc_norm.{index}", feature_MF, eps) for index, feature_MF in enumerate(features)]
         features_MF = torch.cat(features, dim=-1)
     return linear(tensors, "fc", features_MF)
 

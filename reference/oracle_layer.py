@@ -21,9 +21,9 @@ def layer(
 
     Returns the hidden states and the experts of each row, which are none in a dense layer.
     """
-    own = config.layers[index]
-    attend = _latent if isinstance(own.attention, LatentAttention) else _heads
-    hidden_RH = residual_RH + attend(config, own.attention, tensors, f"{name}.self_attn", normed)
+    shape = config.layers[index]
+    attend = _latent if isinstance(shape.attention, LatentAttention) else _heads
+    hidden_RH = residual_RH + attend(config, shape.attention, tensors, f"{name}.self_attn", normed)
     return feed_forward(config, index, tensors, name, hidden_RH)
 
 
@@ -53,13 +53,13 @@ def _gated(tensors: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
 
 def _expert(mlp: Any, tensors: Tensors, name: str, expert: int, row_H: torch.Tensor) -> torch.Tensor:
     """Run one expert on one row."""
-    own = {key: tensors[f"{name}.{key}"][expert] for key in _keys(mlp)}
-    gate, up = linear(own, "gate_up_proj", row_H).chunk(2)
+    weights = {key: tensors[f"{name}.{key}"][expert] for key in _keys(mlp)}
+    gate, up = linear(weights, "gate_up_proj", row_H).chunk(2)
     if mlp.activation == "silu":
-        return linear(own, "down_proj", F.silu(gate) * up)
+        return linear(weights, "down_proj", F.silu(gate) * up)
     gate = torch.minimum(gate, torch.tensor(7.0, dtype=gate.dtype))
     up = torch.clip(up, -7.0, 7.0)
-    return linear(own, "down_proj", (1 + up) * gate / (1 + torch.exp(-1.702 * gate)))
+    return linear(weights, "down_proj", (1 + up) * gate / (1 + torch.exp(-1.702 * gate)))
 
 
 def _keys(mlp: Any) -> list[str]:
@@ -70,58 +70,58 @@ def _keys(mlp: Any) -> list[str]:
 def _route(mlp: Any, tensors: Tensors, name: str, row_H: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
     """List the experts of a row with their weights, the best first."""
     wide = torch.promote_types(row_H.dtype, torch.float32)
-    own = {key: tensors[f"{name}.{key}"].to(wide) for key in ("weight", "bias") if f"{name}.{key}" in tensors}
-    logits = linear({f"router.{key}": each for key, each in own.items()}, "router", row_H.to(wide))
+    names = [key for key in ("weight", "bias") if f"{name}.{key}" in tensors]
+    logits = linear({f"router.{key}": tensors[f"{name}.{key}"].to(wide) for key in names}, "router", row_H.to(wide))
     score = torch.sigmoid(logits) if mlp.routing == "grouped_sigmoid" else torch.softmax(logits, -1)
     order = score + tensors[f"{name}.correction_bias"] if mlp.routing == "grouped_sigmoid" else logits
     experts = sorted(range(mlp.num_experts), key=lambda expert: -float(order[expert]))
     if mlp.groups > 1:
         size = mlp.num_experts // mlp.groups
         best = [sum(sorted(order[start : start + size].tolist())[-2:]) for start in range(0, mlp.num_experts, size)]
-        kept = sorted(range(mlp.groups), key=lambda group: -best[group])[: mlp.top_groups]
-        experts = [expert for expert in experts if expert // size in kept]
+        groups = sorted(range(mlp.groups), key=lambda group: -best[group])[: mlp.top_groups]
+        experts = [expert for expert in experts if expert // size in groups]
     experts = experts[: mlp.top_k]
     total = score[experts].sum() if mlp.normalise or mlp.routing == "softmax_of_top" else 1.0
     return [(expert, score[expert] / total * mlp.scaling) for expert in experts]
 
 
-def _heads(config: Any, own: Any, tensors: Tensors, name: str, rows: torch.Tensor) -> torch.Tensor:
+def _heads(config: Any, shape: Any, tensors: Tensors, name: str, rows: torch.Tensor) -> torch.Tensor:
     """Compute causal attention of the rows, over the last `window` rows if there is a window."""
-    query, key, value = (project_heads(config, own, tensors, name, part, rows) for part in "qkv")
-    key, value = (x.repeat_interleave(own.num_heads // own.num_kv_heads, dim=0) for x in (key, value))
-    attended_ARD = _attend(query, key, value, own.head_dim**-0.5, own.window, tensors.get(f"{name}.sinks"))
+    query, key, value = (project_heads(config, shape, tensors, name, part, rows) for part in "qkv")
+    key, value = (x.repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=0) for x in (key, value))
+    attended_ARD = _attend(query, key, value, shape.head_dim**-0.5, shape.window, tensors.get(f"{name}.sinks"))
     return linear(tensors, f"{name}.o_proj", attended_ARD.transpose(0, 1).flatten(1))
 
 
 def project_heads(
-    config: Any, own: Any, tensors: Tensors, name: str, part: str, rows_RH: torch.Tensor, first: int = 0
+    config: Any, shape: Any, tensors: Tensors, name: str, part: str, rows_RH: torch.Tensor, first: int = 0
 ) -> torch.Tensor:
     """Compute the queries, keys or values (part q, k, v) of rows at positions first, first + 1, ..., [A, R, D]."""
-    heads = linear(tensors, f"{name}.{part}_proj", rows_RH).unflatten(-1, (-1, own.head_dim)).transpose(0, 1)
+    heads = linear(tensors, f"{name}.{part}_proj", rows_RH).unflatten(-1, (-1, shape.head_dim)).transpose(0, 1)
     if part == "v":
         return stored(tensors, "value", heads)
     if f"{name}.{part}_norm.weight" in tensors:  # Qwen3, over each head
         heads = norm(tensors, f"{name}.{part}_norm", heads, config.rms_norm_eps)
-    turned = rotate(own.rope, heads, first)
+    turned = rotate(shape.rope, heads, first)
     return stored(tensors, "key", turned) if part == "k" else turned
 
 
-def _latent(config: Any, own: Any, tensors: Tensors, name: str, rows_RH: torch.Tensor) -> torch.Tensor:
+def _latent(config: Any, shape: Any, tensors: Tensors, name: str, rows_RH: torch.Tensor) -> torch.Tensor:
     """Compute causal latent attention with the keys and values of every head (arXiv 2405.04434, equations 37 to 47)."""
-    if own.query_rank is None:
+    if shape.query_rank is None:
         query = linear(tensors, f"{name}.q_proj", rows_RH)
     else:
         latent = norm(tensors, f"{name}.q_a_layernorm", linear(tensors, f"{name}.q_a_proj", rows_RH), 1e-6)
         query = linear(tensors, f"{name}.q_b_proj", latent)
-    query = query.unflatten(-1, (own.num_heads, -1)).transpose(0, 1)
-    query = torch.cat([query[..., : own.nope_dim], rotate(own.rope, query[..., own.nope_dim :])], -1)
+    query = query.unflatten(-1, (shape.num_heads, -1)).transpose(0, 1)
+    query = torch.cat([query[..., : shape.nope_dim], rotate(shape.rope, query[..., shape.nope_dim :])], -1)
     joint = linear(tensors, f"{name}.kv_a_proj_with_mqa", rows_RH)
-    latent = stored(tensors, "key", norm(tensors, f"{name}.kv_a_layernorm", joint[:, : own.latent_rank], 1e-6))
-    heads = linear(tensors, f"{name}.kv_b_proj", latent).unflatten(-1, (own.num_heads, -1)).transpose(0, 1)
-    turned = stored(tensors, "key", rotate(own.rope, joint[None, :, own.latent_rank :]))
-    turned = turned.expand(own.num_heads, -1, -1)
-    key = torch.cat([heads[..., : own.nope_dim], turned], -1)
-    attended_ARD = _attend(query, key, heads[..., own.nope_dim :], own.scale, None, None)
+    latent = stored(tensors, "key", norm(tensors, f"{name}.kv_a_layernorm", joint[:, : shape.latent_rank], 1e-6))
+    heads = linear(tensors, f"{name}.kv_b_proj", latent).unflatten(-1, (shape.num_heads, -1)).transpose(0, 1)
+    turned = stored(tensors, "key", rotate(shape.rope, joint[None, :, shape.latent_rank :]))
+    turned = turned.expand(shape.num_heads, -1, -1)
+    key = torch.cat([heads[..., : shape.nope_dim], turned], -1)
+    attended_ARD = _attend(query, key, heads[..., shape.nope_dim :], shape.scale, None, None)
     return linear(tensors, f"{name}.o_proj", attended_ARD.transpose(0, 1).flatten(1))
 
 

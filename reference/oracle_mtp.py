@@ -12,7 +12,7 @@ import torch
 from specsim.core.errors import InputError
 from specsim.reference.oracle_distributions import ranked
 from specsim.reference.oracle_draft import (
-    Node,
+    DraftNode,
     Row,
     draft_distribution,
     draft_lanes,
@@ -23,17 +23,17 @@ from specsim.reference.oracle_draft import (
 from specsim.reference.oracle_forward import target_forward
 from specsim.reference.oracle_layer import layer
 from specsim.reference.oracle_parts import linear, norm
-from specsim.reference.oracle_request import Request
+from specsim.reference.oracle_request import OracleRequest
 
 
-def draft_mtp(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+def draft_mtp(request: OracleRequest, tokens: list[int], root: DraftNode, depth: int) -> list[DraftNode]:
     """Grow the candidates below the root: of one module in each step, or of several that all run once."""
     if request.draft_config.num_modules == 1:
         return draft_lanes(request, tokens, root, _row)
     return _product(request, tokens, root)
 
 
-def _row(request: Request, tokens: list[int], features_LF: torch.Tensor, rows: tuple[Row, ...]) -> Any:
+def _row(request: OracleRequest, tokens: list[int], features_LF: torch.Tensor, rows: tuple[Row, ...]) -> Any:
     """Run the only module over the rows so far."""
     if is_dropped(request, features_LF, rows):
         return None
@@ -43,7 +43,7 @@ def _row(request: Request, tokens: list[int], features_LF: torch.Tensor, rows: t
     return hidden, request.target.tensors["lm_head.weight"] @ hidden
 
 
-def _product(request: Request, tokens: list[int], root: Node) -> list[Node]:
+def _product(request: OracleRequest, tokens: list[int], root: DraftNode) -> list[DraftNode]:
     """Give every lane the same K children, those of its depth.
 
     Module k reads tokens 1+k..L and the first lane's drafts 1..k.
@@ -55,15 +55,15 @@ def _product(request: Request, tokens: list[int], root: Node) -> list[Node]:
     _, target_LH = target_forward(request.target.config, request.target.tensors, tokens[:-1], ())
     hidden_LH = target_LH
     drafted: list[int] = []
-    pool: list[Node] = []
+    pool: list[DraftNode] = []
     lanes = [root]
     for module in range(config.num_steps):
         hidden_LH = mtp_forward(request, module, [*tokens, *drafted][1 + module :], hidden_LH)
         logits = request.target.tensors["lm_head.weight"] @ hidden_LH[-1]
         child_ids, own_scores_K, draft_prob_V = drafts(request, drafter, logits, len(tokens) - 1, module)
         drafted.append(child_ids[0])
-        made = Node((), None, 0, 0.0, draft_prob_V, hidden_LH[-1], ())
-        level = children(request, lanes, child_ids, own_scores_K, made)
+        source = DraftNode((), None, 0, 0.0, draft_prob_V, hidden_LH[-1], ())
+        level = children(request, lanes, child_ids, own_scores_K, source)
         lanes = best_lanes(request, level)
         pool += level
         hidden_LH = hidden_LH if drafter.config.hidden_chain else target_LH
@@ -88,11 +88,11 @@ def mtp_forward(pair: Any, module: int, token_ids: list[int], hidden_RH: torch.T
 
 
 def children(
-    request: Request, lanes: list[Node], child_ids: list[int], own_scores_K: torch.Tensor, made: Node
-) -> list[Node]:
+    request: OracleRequest, lanes: list[DraftNode], child_ids: list[int], own_scores_K: torch.Tensor, source: DraftNode
+) -> list[DraftNode]:
     """Give every lane the same K children; a sampled lane below the root goes on with its own draft.
 
-    made: a node with the hidden state and the distribution that the children came from.
+    source: a node with the hidden state and the distribution that the children came from.
     """
     config = request.config
     level = []
@@ -100,13 +100,13 @@ def children(
         product_K = parent.score * own_scores_K if config.score == "prob" else parent.score + own_scores_K
         scores = product_K.clamp(max=parent.score).tolist()
         has_one = config.is_sampled and parent.path
-        for place in [lane] if has_one else range(config.topk):
-            path = (*parent.path, child_ids[place])
-            level.append(Node(path, parent, place, scores[place], made.draft_prob_V, made.hidden, ()))
+        for index in [lane] if has_one else range(config.topk):
+            path = (*parent.path, child_ids[index])
+            level.append(DraftNode(path, parent, index, scores[index], source.draft_prob_V, source.hidden, ()))
     return level
 
 
-def best_lanes(request: Request, level: list[Node]) -> list[Node]:
+def best_lanes(request: OracleRequest, level: list[DraftNode]) -> list[DraftNode]:
     """Choose the lanes of the next level: the K best nodes, or all of a sampled one."""
     if request.config.is_sampled:
         return level
@@ -114,7 +114,7 @@ def best_lanes(request: Request, level: list[Node]) -> list[Node]:
 
 
 def drafts(
-    request: Request, drafter: SimpleNamespace, logits: torch.Tensor, root_len: int, depth: int
+    request: OracleRequest, drafter: SimpleNamespace, logits: torch.Tensor, root_len: int, depth: int
 ) -> tuple[list[int], torch.Tensor, torch.Tensor | None]:
     """Draft K tokens from a row's logits: (ids, scores f32 [K], distribution q of drawn ones)."""
     config = request.config

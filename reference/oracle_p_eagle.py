@@ -5,20 +5,20 @@ The row of depth d follows d-1 mask rows, which read the mask token and `mask_hi
 
 import torch
 
-from specsim.reference.oracle_draft import Node
+from specsim.reference.oracle_draft import DraftNode
 from specsim.reference.oracle_eagle import eagle3_forward
 from specsim.reference.oracle_forward import target_forward
 from specsim.reference.oracle_mtp import best_lanes, children, drafts
-from specsim.reference.oracle_request import Request
+from specsim.reference.oracle_request import OracleRequest
 
 
-def draft_p_eagle(request: Request, tokens: list[int], root: Node, depth: int) -> list[Node]:
+def draft_p_eagle(request: OracleRequest, tokens: list[int], root: DraftNode, depth: int) -> list[DraftNode]:
     """Grow all candidates below the root: K children of every lane, the same for all lanes of a depth."""
     config = request.config
-    own = request.draft_config
-    _, features_LF = target_forward(request.target.config, request.target.tensors, tokens[:-1], own.feature_layers)
+    shape = request.draft_config
+    _, features_LF = target_forward(request.target.config, request.target.tensors, tokens[:-1], shape.feature_layers)
     mask_F = request.draft_tensors["mask_hidden"]
-    pool: list[Node] = []
+    pool: list[DraftNode] = []
     lanes = [root]
     for num_masks in range(config.num_steps):
         hidden = None
@@ -26,12 +26,12 @@ def draft_p_eagle(request: Request, tokens: list[int], root: Node, depth: int) -
         child_ids = list(range(config.topk))
         scores_K = torch.full((config.topk,), 0.0 if config.score == "prob" else -torch.inf)
         if len(features_LF) + num_masks <= request.max_len:
-            token_ids = [*tokens[1:], *[own.mask_token_id] * num_masks]
+            token_ids = [*tokens[1:], *[shape.mask_token_id] * num_masks]
             features_RF = torch.cat([features_LF, mask_F.expand(num_masks, -1)])
             hidden, logits = eagle3_forward(request, token_ids, features_RF, [])
             child_ids, scores_K, draft_prob_V = drafts(request, request.drafter, logits, len(tokens) - 1, num_masks)
-        made = Node((), None, 0, 0.0, draft_prob_V, hidden, ())
-        level = children(request, lanes, child_ids, scores_K, made)
+        source = DraftNode((), None, 0, 0.0, draft_prob_V, hidden, ())
+        level = children(request, lanes, child_ids, scores_K, source)
         lanes = best_lanes(request, level)
         pool += level
     return pool

@@ -55,8 +55,8 @@ def _frequencies(rope: Any) -> torch.Tensor:
     if rope_type == "default":
         return frequency
     if rope_type == "yarn":
-        kept = 1 - _yarn_ramp(rope)
-        return 1.0 / (rope.scaling["factor"] * wave) * (1 - kept) + frequency * kept
+        unscaled_share = 1 - _yarn_ramp(rope)
+        return 1.0 / (rope.scaling["factor"] * wave) * (1 - unscaled_share) + frequency * unscaled_share
     if rope_type != "llama3":
         raise InputError("rope_type", rope_type, "default, llama3 or yarn")
     factor, low, high = (rope.scaling[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))

@@ -21,7 +21,7 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class OracleRequest:
     """Constants of one request."""
 
     target: SimpleNamespace
@@ -49,7 +49,7 @@ class Request:
         return self.config.is_sampled and self.sampling.temperature > 0
 
 
-def next_logits(request: Request, row: list[int], counted: list[int]) -> torch.Tensor:
+def next_logits(request: OracleRequest, row: list[int], counted: list[int]) -> torch.Tensor:
     """Logits of the token after `row`, f64 [V], after the penalties for `counted`, the bias and the grammar."""
     sampling = request.sampling
     logits = target_forward(request.target.config, request.target.tensors, row, ())[0][-1].double()
@@ -63,7 +63,7 @@ def next_logits(request: Request, row: list[int], counted: list[int]) -> torch.T
     return logits.masked_fill(~allowed(request, row, len(logits)), -math.inf)
 
 
-def allowed(request: Request, row: list[int], vocab_size: int) -> torch.Tensor:
+def allowed(request: OracleRequest, row: list[int], vocab_size: int) -> torch.Tensor:
     """Find the tokens that the grammar allows, bool [V].
 
     All are allowed without a grammar, and after a row that violates it or has ended.

@@ -12,38 +12,38 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.kinds import resolve
 from specsim.reference.oracle_distributions import inverse_cdf, ranked
-from specsim.reference.oracle_draft import Node, Path
+from specsim.reference.oracle_draft import DraftNode, Path
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drafts:
+class OracleDrafts:
     """The drafts of one round, with the target's distributions and the round's random draws."""
 
-    nodes: list[Node]  # the root, then those that may be accepted, parents first
-    logits: Callable[[Node], torch.Tensor]  # [V], of the token after a node
-    prob: Callable[[Node], torch.Tensor]  # [V], distribution p of the token after a node
+    nodes: list[DraftNode]  # the root, then those that may be accepted, parents first
+    logits: Callable[[DraftNode], torch.Tensor]  # [V], of the token after a node
+    prob: Callable[[DraftNode], torch.Tensor]  # [V], distribution p of the token after a node
     uniform: Callable[[str, int, int], float]  # by (stream, depth, index)
     noise: Callable[[int], torch.Tensor]  # [V], Gumbel noise of the token after a node of that depth
 
-    def children(self, parent: Node) -> list[Node]:
+    def children(self, parent: DraftNode) -> list[DraftNode]:
         return [node for node in self.nodes if node.parent is parent]
 
     def bonus(self, mass_V: torch.Tensor) -> int:
         return inverse_cdf(mass_V, self.uniform("FINAL", 0, 0))
 
 
-def accepted(drafts: Drafts, config: SpecConfig, is_greedy: bool) -> Path:
+def accepted(drafts: OracleDrafts, config: SpecConfig, is_greedy: bool) -> Path:
     """List the tokens that a round adds: the accepted drafts and the bonus."""
     return (greedy if is_greedy else resolve(config.verifier_kind.oracle))(drafts, config)
 
 
-Step = Node | int  # the accepted child, or the bonus
+Step = DraftNode | int  # the accepted child, or the bonus
 
 
-def by_steps(step: Callable[[Drafts, Node, SpecConfig], Step]) -> Callable[[Drafts, SpecConfig], Path]:
+def by_steps(step: Callable[[OracleDrafts, DraftNode, SpecConfig], Step]) -> Callable[[OracleDrafts, SpecConfig], Path]:
     """Make a verifier of a function that accepts a child of one node, or draws the bonus after it."""
 
-    def walk(drafts: Drafts, config: SpecConfig) -> Path:
+    def walk(drafts: OracleDrafts, config: SpecConfig) -> Path:
         node = drafts.nodes[0]
         while not isinstance(result := step(drafts, node, config), int):
             node = result
@@ -53,23 +53,23 @@ def by_steps(step: Callable[[Drafts, Node, SpecConfig], Step]) -> Callable[[Draf
 
 
 @by_steps
-def greedy(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
+def greedy(drafts: OracleDrafts, node: DraftNode, config: SpecConfig) -> Step:
     """Take the target's argmax."""
     return _child_or_bonus(drafts, node, ranked(drafts.logits(node))[0])
 
 
 @by_steps
-def gumbel(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
+def gumbel(drafts: OracleDrafts, node: DraftNode, config: SpecConfig) -> Step:
     """Take argmax(log p + noise), which is distributed as p."""
     return _child_or_bonus(drafts, node, ranked(drafts.prob(node).log() + drafts.noise(len(node.path)))[0])
 
 
-def _child_or_bonus(drafts: Drafts, node: Node, token: int) -> Step:
+def _child_or_bonus(drafts: OracleDrafts, node: DraftNode, token: int) -> Step:
     return next((child for child in drafts.children(node) if child.token == token), token)
 
 
 @by_steps
-def target_only(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
+def target_only(drafts: OracleDrafts, node: DraftNode, config: SpecConfig) -> Step:
     """Take the first child with u ≤ p(children up to it) / threshold_acc or p(child) ≥ threshold_single.
 
     If there is none, draw the bonus from p without the children.
@@ -88,7 +88,7 @@ def target_only(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
 
 
 @by_steps
-def multi_round(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
+def multi_round(drafts: OracleDrafts, node: DraftNode, config: SpecConfig) -> Step:
     """Take the first child x with its u · q(x) < p(x).
 
     After each rejection p becomes the residual distribution. With one child this is chain rejection.
@@ -101,7 +101,7 @@ def multi_round(drafts: Drafts, node: Node, config: SpecConfig) -> Step:
     return drafts.bonus(prob_V)
 
 
-def block(drafts: Drafts, config: SpecConfig) -> Path:
+def block(drafts: OracleDrafts, config: SpecConfig) -> Path:
     """Take the longest prefix of the chain whose uniform is below h_i.
 
     w_i = min(1, w_(i-1) p(x_i) / q(x_i)); h_i = r / (r + 1 - w_i) with r = Σ relu(w_i p - q of the next draft), and h_i
@@ -127,7 +127,7 @@ def block(drafts: Drafts, config: SpecConfig) -> Path:
     return (*chain[best].path, drafts.bonus(prob_V))
 
 
-def typical(drafts: Drafts, config: SpecConfig) -> Path:
+def typical(drafts: OracleDrafts, config: SpecConfig) -> Path:
     """Take the deepest node that passes with all its ancestors.
 
     Among equals, take the one with the most probable path. A draft passes if p(x) > min(ε, δ exp(-H(p))), H the

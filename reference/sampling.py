@@ -56,9 +56,9 @@ def target_prob(adjusted_V: torch.Tensor, sampling: Sampling, request: int) -> t
     return _renormalise(prob_V, prob_V >= float(sampling.min_p[request]) * prob_V.max())
 
 
-def _renormalise(prob_V: torch.Tensor, kept_V: torch.Tensor) -> torch.Tensor:
-    kept = torch.where(kept_V, prob_V, 0.0)
-    return kept / kept.sum()
+def _renormalise(prob_V: torch.Tensor, is_kept_V: torch.Tensor) -> torch.Tensor:
+    masses = torch.where(is_kept_V, prob_V, 0.0)
+    return masses / masses.sum()
 
 
 def _keep_top_k(prob_V: torch.Tensor, k: int) -> torch.Tensor:

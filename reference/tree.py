@@ -89,8 +89,8 @@ def explicit_parents(parents: list[int], chosen: list[int], num_nodes: int) -> l
     parents: of the candidates, index of an earlier candidate, -1 for the root.
     """
     node_of = {-1: 0} | {index: node for node, index in enumerate(chosen, start=1)}
-    own = [-1, *(node_of[parents[index]] for index in chosen)]
-    return own + [-1] * (num_nodes - len(own))
+    node_parents = [-1, *(node_of[parents[index]] for index in chosen)]
+    return node_parents + [-1] * (num_nodes - len(node_parents))
 
 
 def depths_of(parents: list[int]) -> list[int]:
@@ -104,10 +104,10 @@ def depths_of(parents: list[int]) -> list[int]:
 def links(parents: list[int]) -> tuple[list[int], list[int]]:
     """Link each node to its (first child, next sibling), siblings in ascending node index, -1 for none."""
     children = [[node for node, parent in enumerate(parents) if parent == this] for this in range(len(parents))]
-    next_token = [own[0] if own else -1 for own in children]
+    next_token = [siblings[0] if siblings else -1 for siblings in children]
     next_sibling = [-1] * len(parents)
-    for own in children:
-        for older, younger in pairwise(own):
+    for siblings in children:
+        for older, younger in pairwise(siblings):
             next_sibling[older] = younger
     return next_token, next_sibling
 
@@ -171,10 +171,10 @@ def build(
         chosen, parents = _chosen(candidates, steps_B, config)
     tokens_BN = _entries(candidates.tokens, chosen, config.num_draft_tokens - 1)
     scores_BN = _entries(candidates.scores, chosen, config.num_draft_tokens - 1)
-    made = _lay_out(parents, tokens_BN, scores_BN, (bonus_tokens, seq_lens, cache_locations), config)
-    shown = replace(candidates, draft_prob=None)
-    depth = made.proposed_depth if isinstance(candidates, ExplicitCandidates) else steps_B
-    return replace(made, candidates=shown, draft_prob=candidates.draft_prob, proposed_depth=depth)
+    tree = _lay_out(parents, tokens_BN, scores_BN, (bonus_tokens, seq_lens, cache_locations), config)
+    pool = replace(candidates, draft_prob=None)
+    depth = tree.proposed_depth if isinstance(candidates, ExplicitCandidates) else steps_B
+    return replace(tree, candidates=pool, draft_prob=candidates.draft_prob, proposed_depth=depth)
 
 
 Chosen = tuple[list[list[int]], list[list[int]]]  # of each request: candidates of its drafts, parents of its N nodes
@@ -192,7 +192,7 @@ def _chosen(candidates: Candidates, steps_B: torch.Tensor, config: SpecConfig) -
             zip(chosen, candidates.parent_list.tolist(), steps_B.tolist(), strict=True)
         )
     ]
-    return chosen, [own + [-1] * (num_nodes - len(own)) for own in parents]
+    return chosen, [request_parents + [-1] * (num_nodes - len(request_parents)) for request_parents in parents]
 
 
 def _chosen_explicit(candidates: ExplicitCandidates, steps_B: torch.Tensor, config: SpecConfig) -> Chosen:
@@ -201,19 +201,20 @@ def _chosen_explicit(candidates: ExplicitCandidates, steps_B: torch.Tensor, conf
     chosen = []
     parents = []
     for request, (alive, steps) in enumerate(zip(candidates.num_alive.tolist(), steps_B.tolist(), strict=True)):
-        own = candidates.parents[request, :alive].tolist()
-        check_explicit(own, request)
-        chosen.append(select_explicit(own, candidates.scores[request, :alive].tolist(), num_nodes - 1, steps))
-        parents.append(explicit_parents(own, chosen[-1], num_nodes))
+        candidate_parents = candidates.parents[request, :alive].tolist()
+        check_explicit(candidate_parents, request)
+        scores = candidates.scores[request, :alive].tolist()
+        chosen.append(select_explicit(candidate_parents, scores, num_nodes - 1, steps))
+        parents.append(explicit_parents(candidate_parents, chosen[-1], num_nodes))
     return chosen, parents
 
 
 def _entries(values_BM: torch.Tensor, chosen: list[list[int]], width: int) -> torch.Tensor:
     """Select entries of each request's candidates, and fill its row with 0."""
-    made = torch.zeros(len(chosen), width, dtype=values_BM.dtype)
-    for request, own in enumerate(chosen):
-        made[request, : len(own)] = values_BM[request, own]
-    return made
+    entries = torch.zeros(len(chosen), width, dtype=values_BM.dtype)
+    for request, indices in enumerate(chosen):
+        entries[request, : len(indices)] = values_BM[request, indices]
+    return entries
 
 
 def _lay_out(
@@ -229,19 +230,19 @@ def _lay_out(
     """
     bonus_tokens, seq_lens, cache_locations = roots
     num_nodes = config.num_draft_tokens
-    depths = _table([depths_of(own) for own in parents], num_nodes)
+    depths = _table([depths_of(tree_parents) for tree_parents in parents], num_nodes)
     parents_BN = _table(parents, num_nodes)
     is_dead_BN = (parents_BN < 0) & (torch.arange(num_nodes) > 0)
     positions_BN = torch.where(is_dead_BN, 0, seq_lens[:, None] + depths)
     has_slot_BN = ~is_dead_BN & (positions_BN < config.length_limit)
     root_score = 1.0 if config.score == "prob" else 0.0
-    all_links = [links(own) for own in parents]
+    all_links = [links(tree_parents) for tree_parents in parents]
     return VerifyInput(
         draft_tokens=torch.cat([bonus_tokens[:, None].long(), tokens_BN], dim=1),
         parents=parents_BN,
         scores=torch.nn.functional.pad(scores_BN, (1, 0), value=root_score),
         positions=positions_BN.flatten(),
-        mask=torch.stack([visibility(own) for own in parents])
+        mask=torch.stack([visibility(tree_parents) for tree_parents in parents])
         if parents
         else torch.empty(0, num_nodes, num_nodes, dtype=torch.bool),
         retrieve_index=torch.arange(len(parents) * num_nodes).view(-1, num_nodes),
@@ -269,4 +270,4 @@ def trees(batch: Batch, verify_input: VerifyInput, max_len: int) -> list[Tree]:
         (max_len - 1 - batch.seq_lens).tolist(),
         strict=True,
     )
-    return [Tree(*each) for each in lists]
+    return [Tree(*fields) for fields in lists]

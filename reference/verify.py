@@ -66,7 +66,7 @@ def round_draws(
     if config.verifier_kind.is_coupled:
         positions_BW = batch.seq_lens[:, None] + 1 + torch.arange(config.num_steps + 1)
         noise = list(token_noise(batch.seeds[:, None], batch.request_ids[:, None], positions_BW, vocab_size))
-    return [RoundDraws(*each) for each in zip(uniforms_BW.tolist(), final_B.tolist(), noise, strict=True)]
+    return [RoundDraws(*draws) for draws in zip(uniforms_BW.tolist(), final_B.tolist(), noise, strict=True)]
 
 
 def accepted(

@@ -28,10 +28,10 @@ class Suffix:
     def propose(self, request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
         trie = self._tries.follow(request_id, tokens)
         most = min(self._config.max_depth, len(tokens)) - 1
-        best = Draft(Proposal([], [], []), 0.0)
+        best = ScoredProposal(Proposal([], [], []), 0.0)
         for m in range(1, most + 1):
             best = _better(best, trie, trie.suffix(m), self._config, limits)
-        shared = Draft(Proposal([], [], []), 0.0)
+        shared = ScoredProposal(Proposal([], [], []), 0.0)
         for m in range(1, most + 1 if self._outputs else 1):
             path = self._shared.find(tokens[-m:])
             if path is None:
@@ -54,14 +54,16 @@ class Suffix:
             self._shared.remove(self._outputs.pop(next(iter(self._outputs))))
 
 
-class Draft(NamedTuple):
+class ScoredProposal(NamedTuple):
     """A tree of drafts and the sum of their scores."""
 
     proposal: Proposal
     score: float
 
 
-def _better(best: Draft, trie: CountedTrie, path: Path, config: SuffixConfig, limits: TreeLimits) -> Draft:
+def _better(
+    best: ScoredProposal, trie: CountedTrie, path: Path, config: SuffixConfig, limits: TreeLimits
+) -> ScoredProposal:
     """Return the drafts below a path, unless those of a shorter path have a higher sum."""
     allowed = path.length * config.factor + config.offset + 1e-6
     budget = limits.max_nodes if allowed >= limits.max_nodes else math.floor(allowed)
@@ -69,7 +71,7 @@ def _better(best: Draft, trie: CountedTrie, path: Path, config: SuffixConfig, li
     score = 0.0
     for prob in proposal.scores:
         score += prob
-    return Draft(proposal, score) if score >= best.score else best
+    return ScoredProposal(proposal, score) if score >= best.score else best
 
 
 def _grow(trie: CountedTrie, path: Path, budget: int, min_prob: float, limits: TreeLimits) -> Proposal:

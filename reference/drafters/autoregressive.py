@@ -10,7 +10,7 @@ from specsim.core.drafter import Drafter, Head, check_topk
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.reference.attention import extend_metadata, lane_metadata, prefill_metadata
-from specsim.reference.drafting import Drafts, Lanes, Parents, draft, expand, start_lanes
+from specsim.reference.drafting import Lanes, Parents, RowDrafts, draft, expand, start_lanes
 from specsim.reference.extend import draft_rows
 from specsim.reference.kv import draft_kv, duplicate_tails
 
@@ -73,7 +73,7 @@ class AutoregressiveDrafter(Drafter):
         root_lens: torch.Tensor,
         depth: int,
         slots_R: torch.Tensor | None = None,
-    ) -> Drafts:
+    ) -> RowDrafts:
         """Draft `count` children of every row, which is a node of that depth: the best tokens, or sampled ones.
 
         Every request has the same number of rows.

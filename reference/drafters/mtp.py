@@ -23,7 +23,7 @@ from specsim.reference.attention import AttentionMetadata, causal_metadata
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
 from specsim.reference.drafters.head import DecoderHead
 from specsim.reference.drafters.product import ProductDrafter
-from specsim.reference.drafting import Drafts, Parents, draft
+from specsim.reference.drafting import Parents, RowDrafts, draft
 from specsim.reference.kv import draft_kv
 from specsim.reference.targets.decoder import decoder_layer
 
@@ -62,7 +62,7 @@ class MtpModule(DecoderHead):
         return self._norm(hidden_RH, "norm")
 
 
-class Rows(NamedTuple):
+class ModuleRows(NamedTuple):
     """Rows of one call of all modules, request after request."""
 
     row_starts: torch.Tensor  # i64 [B+1]
@@ -105,21 +105,21 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], bonus: torch.Tensor, pools: KVPool
     ) -> MtpInput:
         """Run all modules over each request's new rows, from start_lens on, and those before them to write again."""
-        end_lens = start_lens + torch.tensor([len(each) for each in features], dtype=torch.int64)
+        end_lens = start_lens + torch.tensor(list(map(len, features)), dtype=torch.int64)
         rows = self._rows(batch, start_lens, features, pools)
         last_B = rows.row_starts[1:] - 1
         hidden_RH = rows.features
-        made: list[Drafts] = []
+        drafts: list[RowDrafts] = []
         hidden = []
         for depth, module in enumerate(self._modules):
-            ids_R = _next_ids(batch, rows, depth, end_lens, made, pools)
+            ids_R = _next_ids(batch, rows, depth, end_lens, drafts, pools)
             hidden_RH = module.forward(ids_R, hidden_RH, rows.metadata, draft_kv(pools))
             hidden.append(hidden_RH[last_B])
-            made.append(self._drafts(batch, module.logits(hidden[-1]), end_lens, depth))
+            drafts.append(self._drafts(batch, module.logits(hidden[-1]), end_lens, depth))
             hidden_RH = hidden_RH if self._drafter.hidden_chain else rows.features
-        return self._finished(bonus, torch.stack(hidden, 1), made)
+        return self._finished(bonus, torch.stack(hidden, 1), drafts)
 
-    def _rows(self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], pools: KVPool) -> Rows:
+    def _rows(self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], pools: KVPool) -> ModuleRows:
         """Put the rows that are written again before each request's new ones, and keep the new ones' features."""
         ring = pools.recent if self.lookahead else None
         joined = []
@@ -127,8 +127,8 @@ class MtpDrafter(ProductDrafter[MtpInput]):
             joined.append(new if ring is None else torch.cat([ring.before(row, start, self.lookahead), new]))
             if ring is not None:
                 ring.write(row, start, new)
-        counts = torch.tensor([len(each) for each in joined], dtype=torch.int64)
-        first_lens = start_lens + torch.tensor([len(each) for each in features], dtype=torch.int64) - counts
+        counts = torch.tensor(list(map(len, joined)), dtype=torch.int64)
+        first_lens = start_lens + torch.tensor(list(map(len, features)), dtype=torch.int64) - counts
         row_starts = pad(counts.cumsum(0), (1, 0))
         requests = torch.arange(batch.size).repeat_interleave(counts)
         columns = torch.arange(len(requests)) + (first_lens - row_starts[:-1])[requests]
@@ -136,9 +136,9 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         slots = torch.where(columns < self._config.length_limit, slots, -1)
         metadata = causal_metadata(batch.req_pool_indices, first_lens, row_starts, slots, pools)
         none = torch.empty(0, self._hidden_size, dtype=self._dtype)
-        return Rows(row_starts, requests, columns, torch.cat([none, *joined]), metadata)
+        return ModuleRows(row_starts, requests, columns, torch.cat([none, *joined]), metadata)
 
-    def _drafts(self, batch: Batch, logits_BV: torch.Tensor, root_lens: torch.Tensor, depth: int) -> Drafts:
+    def _drafts(self, batch: Batch, logits_BV: torch.Tensor, root_lens: torch.Tensor, depth: int) -> RowDrafts:
         """Draft K tokens at a depth, the best ones or sampled ones, for rounds whose roots are at root_lens."""
         parents = Parents(logits_BV, root_lens, depth)
         return draft(batch, parents, self._config.topk, None, self._config, self._vocab_size)
@@ -151,14 +151,14 @@ class MtpDrafter(ProductDrafter[MtpInput]):
 
 
 def _next_ids(
-    batch: Batch, rows: Rows, depth: int, end_lens: torch.Tensor, made: Sequence[Drafts], pools: KVPool
+    batch: Batch, rows: ModuleRows, depth: int, end_lens: torch.Tensor, drafts: Sequence[RowDrafts], pools: KVPool
 ) -> torch.Tensor:
     """Find the ids i64 [R] that a module reads: token p+1+depth, or the first lane's draft of it."""
     tokens_R = rows.columns + 1 + depth
     unknown_R = (tokens_R - end_lens[rows.requests]).clamp(min=0)  # 1 for the first draft
     ids_R = pools.token_ids[batch.req_pool_indices[rows.requests], tokens_R - unknown_R]
-    for place, drafts in enumerate(made, 1):
-        ids_R = torch.where(unknown_R == place, drafts.topk_index[rows.requests, 0], ids_R)
+    for number, depth_drafts in enumerate(drafts, 1):
+        ids_R = torch.where(unknown_R == number, depth_drafts.topk_index[rows.requests, 0], ids_R)
     return ids_R
 
 

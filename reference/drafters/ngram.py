@@ -79,7 +79,7 @@ class _Tree:
 
         The score of a node is that of its first path, and at most its parent's.
         """
-        siblings = [index for index, each in enumerate(self.parents) if each == parent]
+        siblings = [index for index, sibling_parent in enumerate(self.parents) if sibling_parent == parent]
         for index in siblings:
             if self.tokens[index] == token:
                 return index

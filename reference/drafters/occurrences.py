@@ -11,9 +11,9 @@ def occurrences(tokens: Sequence[int], path: Sequence[int]) -> list[int]:
 
 def followers(tokens: Sequence[int], path: Sequence[int]) -> dict[int, list[int]]:
     """Map each token that follows the path to the positions at which the path before it begins."""
-    found: dict[int, list[int]] = {}
+    starts_of: dict[int, list[int]] = {}
     for start in occurrences(tokens, path):
         end = start + len(path)
         if end < len(tokens):
-            found.setdefault(tokens[end], []).append(start)
-    return found
+            starts_of.setdefault(tokens[end], []).append(start)
+    return starts_of

@@ -46,8 +46,8 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         """Run each request's rows from start_lens on, and S-1 mask rows, and draft from the last S of them."""
         num_steps = self._config.num_steps
         masks_MF = self._mask.features.expand(num_steps - 1, -1)
-        features_RF = torch.cat([masks_MF[:0], *(part for each in features for part in (each, masks_MF))])
-        num_rows = torch.tensor([len(each) for each in features], dtype=torch.int64)
+        features_RF = torch.cat([masks_MF[:0], *(part for rows_RF in features for part in (rows_RF, masks_MF))])
+        num_rows = torch.tensor(list(map(len, features)), dtype=torch.int64)
         row_starts = pad((num_rows + num_steps - 1).cumsum(0), (1, 0))
         ids = []
         slots = []
@@ -55,8 +55,8 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
             batch.req_pool_indices.tolist(), zip(start_lens.tolist(), num_rows.tolist(), strict=True), strict=True
         ):
             columns = torch.arange(start, start + count + num_steps - 1)
-            known = pools.token_ids[row, columns[:count] + 1]
-            ids += [known, torch.full((num_steps - 1,), self._mask.token_id)]
+            token_ids = pools.token_ids[row, columns[:count] + 1]
+            ids += [token_ids, torch.full((num_steps - 1,), self._mask.token_id)]
             slots.append(torch.where(columns < self._config.length_limit, pools.req_to_token[row, columns], -1))
         none = torch.empty(0, dtype=torch.int64)
         slots_R = torch.cat([none, *slots])
@@ -74,11 +74,11 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         bonus: torch.Tensor,
     ) -> PEagleInput:
         """Draft K tokens of every depth; a row at or beyond max_len has no slot and proposes nothing."""
-        made = [
+        drafts = [
             self._rows.drafts(batch, self.logits(hidden_BSH[:, depth]), self._config.topk, root_lens, depth, slots_B)
             for depth, slots_B in enumerate(slots_BS.unbind(1))
         ]
-        return self._finished(bonus, hidden_BSH, made)
+        return self._finished(bonus, hidden_BSH, drafts)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden_RH)

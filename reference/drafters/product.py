@@ -12,8 +12,7 @@ from specsim.core.drafter import Drafter
 from specsim.core.mtp import MtpInput
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
-from specsim.reference.drafters.autoregressive import Drafts
-from specsim.reference.drafting import expand, lanes_of
+from specsim.reference.drafting import RowDrafts, expand, lanes_of
 
 AnyDrafts = TypeVar("AnyDrafts", bound=MtpInput)
 
@@ -37,7 +36,7 @@ class ProductDrafter(Drafter, Generic[AnyDrafts]):
         extend = draft_extend_input
         counts = extend.num_accepted_tokens.tolist()
         rows = extend.hidden.split(extend.row_starts.diff().tolist())
-        features = [each[:count] for each, count in zip(rows, counts, strict=True)]
+        features = [features[:count] for features, count in zip(rows, counts, strict=True)]
         return self._draft(batch, extend.seq_lens, features, extend.bonus_tokens, pools)
 
     def _draft(
@@ -46,13 +45,13 @@ class ProductDrafter(Drafter, Generic[AnyDrafts]):
         """Draft from each request's rows, from start_lens on."""
         raise NotImplementedError
 
-    def _finished(self, bonus: torch.Tensor, hidden_BSH: torch.Tensor, made: Sequence[Drafts]) -> AnyDrafts:
+    def _finished(self, bonus: torch.Tensor, hidden_BSH: torch.Tensor, drafts: Sequence[RowDrafts]) -> AnyDrafts:
         """Join the drafts of every depth."""
-        draft_prob = [each.draft_prob for each in made if each.draft_prob is not None]
+        draft_prob = [depth_drafts.draft_prob for depth_drafts in drafts if depth_drafts.draft_prob is not None]
         return self._state(
             bonus_tokens=bonus,
-            topk_scores=torch.stack([each.topk_scores for each in made], 1),
-            topk_index=torch.stack([each.topk_index for each in made], 1),
+            topk_scores=torch.stack([depth_drafts.topk_scores for depth_drafts in drafts], 1),
+            topk_index=torch.stack([depth_drafts.topk_index for depth_drafts in drafts], 1),
             hidden=hidden_BSH,
             draft_prob=torch.stack(draft_prob, 1) if draft_prob else None,
         )

@@ -108,7 +108,7 @@ def _joined(levels: list[Level], head: BlockHead, slots: Slots, draft_prob: torc
     depths_B = slots.depths.clamp(max=len(levels))
     confidence = [level.confidence for level in levels if level.confidence is not None]
     if head.block.cuts:
-        is_low_BS = torch.stack([torch.sigmoid(each.double()) < head.block.threshold for each in confidence], 1)
+        is_low_BS = torch.stack([torch.sigmoid(logit_B.double()) < head.block.threshold for logit_B in confidence], 1)
         depths_B = torch.minimum(depths_B, (is_low_BS.long().cumsum(1) == 0).sum(1))
     ends = torch.tensor([0, *(level.tokens.shape[1] for level in levels)]).cumsum(0)
     return ExplicitCandidates(

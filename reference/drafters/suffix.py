@@ -28,9 +28,9 @@ class Suffix:
 
     def propose(self, request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
         """Propose the better continuation of the two; of equal ones the one from the request's own tokens."""
-        own = best_continuation([tokens], tokens, self._config, limits)
+        continuation = best_continuation([tokens], tokens, self._config, limits)
         shared = best_continuation(list(self._outputs.values()), tokens, self._config, limits)
-        return (shared if shared.score > own.score else own).proposal
+        return (shared if shared.score > continuation.score else continuation).proposal
 
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Keep the output; an earlier one of the same request id leaves, and so does the oldest of too many."""
@@ -41,20 +41,20 @@ class Suffix:
                 del self._outputs[next(iter(self._outputs))]
 
 
-class Continuation(NamedTuple):
+class ScoredProposal(NamedTuple):
     """A tree of drafts and the sum of their scores."""
 
     proposal: Proposal
     score: float
 
 
-def best_continuation(texts: Texts, tokens: Sequence[int], config: SuffixConfig, limits: TreeLimits) -> Continuation:
+def best_continuation(texts: Texts, tokens: Sequence[int], config: SuffixConfig, limits: TreeLimits) -> ScoredProposal:
     """Continue the last m tokens, for every m that the texts contain, and take the highest sum of scores.
 
     m runs from 1 to one less than max_depth and the number of tokens. Of equal sums the longest m counts. The budget of
     drafts is ⌊m·factor + offset + 10⁻⁶⌋, at most max_nodes. The sum is taken in float64 in the order of the drafts.
     """
-    best = Continuation(Proposal([], [], []), 0.0)
+    best = ScoredProposal(Proposal([], [], []), 0.0)
     for m in range(1, min(config.max_depth, len(tokens))):
         last = list(tokens[-m:])
         if not _count(texts, last):
@@ -66,7 +66,7 @@ def best_continuation(texts: Texts, tokens: Sequence[int], config: SuffixConfig,
         for prob in proposal.scores:
             score += prob
         if score >= best.score:
-            best = Continuation(proposal, score)
+            best = ScoredProposal(proposal, score)
     return best
 
 

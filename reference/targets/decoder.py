@@ -15,7 +15,7 @@ from specsim.reference.targets.latent_attention import latent_attention
 def in_dtype(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Convert weights, but keep what the router adds to its scores in float32 or wider."""
     wide = torch.promote_types(dtype, torch.float32)
-    return {name: each.to(wide if name.endswith("correction_bias") else dtype) for name, each in tensors.items()}
+    return {name: x.to(wide if name.endswith("correction_bias") else dtype) for name, x in tensors.items()}
 
 
 def decoder_layer(
@@ -31,17 +31,17 @@ def decoder_layer(
 
     The experts of a dense layer are None.
     """
-    own = config.layers[layer]
+    shape = config.layers[layer]
     eps = config.rms_norm_eps
     normed = rms_norm(hidden_RH, weights["input_layernorm.weight"], eps)
     attention = weights.under("self_attn")
-    if isinstance(own.attention, LatentAttention):
-        hidden_RH = hidden_RH + latent_attention(normed, attention, own.attention, inverse_D, layer, kv, metadata)
+    if isinstance(shape.attention, LatentAttention):
+        hidden_RH = hidden_RH + latent_attention(normed, attention, shape.attention, inverse_D, layer, kv, metadata)
     else:
         hidden_RH = hidden_RH + self_attention(normed, attention, config, inverse_D, layer, kv, metadata)
     normed = rms_norm(hidden_RH, weights["post_attention_layernorm.weight"], eps)
-    if isinstance(own.mlp, Experts):
-        output_RH, chosen_RK = mixture(normed, weights.under("mlp"), own.mlp)
+    if isinstance(shape.mlp, Experts):
+        output_RH, chosen_RK = mixture(normed, weights.under("mlp"), shape.mlp)
         return hidden_RH + output_RH, chosen_RK
     return hidden_RH + gated_mlp(normed, weights.under("mlp")), None
 

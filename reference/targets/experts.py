@@ -60,9 +60,9 @@ def activated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 def mixture(x_RH: torch.Tensor, weights: Weights, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the weighted sum of each row's experts, and of the shared one: ([R, H], chosen experts i64 [R, K])."""
     chosen_RK, share_RK = route(x_RH, weights.under("router"), experts)
-    own = weights.under("experts")
-    grow, shrink = own["gate_up_proj.weight"], own["down_proj.weight"]
-    grow_bias, shrink_bias = own.get("gate_up_proj.bias"), own.get("down_proj.bias")
+    projections = weights.under("experts")
+    grow, shrink = projections["gate_up_proj.weight"], projections["down_proj.weight"]
+    grow_bias, shrink_bias = projections.get("gate_up_proj.bias"), projections.get("down_proj.bias")
     out_RH = torch.zeros_like(x_RH, dtype=share_RK.dtype)
     for expert in chosen_RK.unique().tolist():
         rows, places = (chosen_RK == expert).nonzero(as_tuple=True)

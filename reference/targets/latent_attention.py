@@ -13,7 +13,7 @@ _EPS = 1e-6  # of the norms of latent vectors, whatever the model's
 def latent_attention(
     x_RH: torch.Tensor,
     weights: Weights,
-    own: LatentAttention,
+    shape: LatentAttention,
     inverse_D: torch.Tensor,
     layer: int,
     kv: KVBuffer,
@@ -24,25 +24,25 @@ def latent_attention(
     With kv_b = [Wk; Wv] of a head, its key is [Wk latent | rotated key] and its value Wv latent. So its score is
     [Wkᵀ q | rotated q] · c, and its output Wv (Σ a · latent).
     """
-    plain_RAN, turned_RAT = _queries(x_RH, weights, own).split([own.nope_dim, own.rope_dim], dim=-1)
-    latent, key = weights.project(x_RH, "kv_a_proj_with_mqa").split([own.latent_rank, own.rope_dim], dim=-1)
+    plain_RAN, turned_RAT = _queries(x_RH, weights, shape).split([shape.nope_dim, shape.rope_dim], dim=-1)
+    latent, key = weights.project(x_RH, "kv_a_proj_with_mqa").split([shape.latent_rank, shape.rope_dim], dim=-1)
     latent = rms_norm(latent, weights["kv_a_layernorm.weight"], _EPS)
-    turned_RAT = rotate(turned_RAT, metadata.positions, inverse_D, own.rope)
-    key = rotate(key[:, None], metadata.positions, inverse_D, own.rope)
+    turned_RAT = rotate(turned_RAT, metadata.positions, inverse_D, shape.rope)
+    key = rotate(key[:, None], metadata.positions, inverse_D, shape.rope)
     row_R1C = torch.cat([latent[:, None], key], dim=-1)
-    kv.write(layer, metadata.slots, row_R1C, row_R1C[..., : own.latent_rank])
-    both_AML = weights["kv_b_proj.weight"].unflatten(0, (own.num_heads, -1))
-    key_ANL, value_AVL = both_AML.split([own.nope_dim, own.value_dim], dim=1)
+    kv.write(layer, metadata.slots, row_R1C, row_R1C[..., : shape.latent_rank])
+    both_AML = weights["kv_b_proj.weight"].unflatten(0, (shape.num_heads, -1))
+    key_ANL, value_AVL = both_AML.split([shape.nope_dim, shape.value_dim], dim=1)
     query_RAC = torch.cat([torch.einsum("ran,anl->ral", plain_RAN, key_ANL), turned_RAT], dim=-1)
-    attended_RAL = attention(query_RAC, layer, kv, metadata, Scores(scale=own.scale))
+    attended_RAL = attention(query_RAC, layer, kv, metadata, Scores(scale=shape.scale))
     return weights.project(torch.einsum("ral,avl->rav", attended_RAL, value_AVL).flatten(1), "o_proj")
 
 
-def _queries(x_RH: torch.Tensor, weights: Weights, own: LatentAttention) -> torch.Tensor:
+def _queries(x_RH: torch.Tensor, weights: Weights, shape: LatentAttention) -> torch.Tensor:
     """Compute the queries of all heads, [R, A, channels], in one projection or through a normed latent vector."""
-    if own.query_rank is None:
+    if shape.query_rank is None:
         query = weights.project(x_RH, "q_proj")
     else:
         latent = rms_norm(weights.project(x_RH, "q_a_proj"), weights["q_a_layernorm.weight"], _EPS)
         query = weights.project(latent, "q_b_proj")
-    return query.unflatten(-1, (own.num_heads, -1))
+    return query.unflatten(-1, (shape.num_heads, -1))

@@ -79,7 +79,7 @@ def prefilled(
     )
     batch = _batch(engine, pools, [len(prompt) for prompt in prompts], longest, temperature)
     with torch.inference_mode():
-        output = engine.prefill(batch, PrefillInput.whole(prompts).to(engine.device), pools)
+        output = engine.prefill(batch, PrefillInput.of_prompts(prompts).to(engine.device), pools)
     return Scene(pair, engine, pools, batch, output.draft_input, prompts)
 
 

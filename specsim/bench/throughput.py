@@ -70,7 +70,7 @@ def prefill_row(pair: Pair, engine: Engine, tokens: int, peaks: Peaks) -> Row:
     """Check the first token's logits by plain torch, and time a prefill from its launch to its end."""
     (prompt,) = random_prompts(1, tokens, pair.target.config.vocab_size)
     scene = prefilled(pair, engine, [prompt], slack=0)
-    whole = PrefillInput.whole([prompt]).to(engine.device)
+    whole = PrefillInput.of_prompts([prompt]).to(engine.device)
 
     @torch.inference_mode()
     def run() -> PrefillOutput:

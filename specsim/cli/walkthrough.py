@@ -118,7 +118,7 @@ def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[Round]:
     row = pools.open()
     pools.reserve(row, len(prompt_ids))
     batch = Batch.of([0], [row], [len(prompt_ids)], [SamplingParams()], engine.target.config.vocab_size)
-    draft_input = engine.prefill(batch, PrefillInput.whole([prompt_ids]), pools).draft_input
+    draft_input = engine.prefill(batch, PrefillInput.of_prompts([prompt_ids]), pools).draft_input
     for number in range(1, max_len - len(prompt_ids)):
         tree = engine.draft(batch, draft_input, pools)
         output = engine.verify(batch, tree, pools)

@@ -203,12 +203,12 @@ def coloured(output: Any, decode: Callable[[Sequence[int]], str]) -> str:
 
 def token_texts(decode: Callable[[Sequence[int]], str], prompt: Sequence[int], tokens: Sequence[int]) -> list[str]:
     """List the text that each token adds to those before it, empty inside a character of several tokens."""
-    known = list(prompt)
-    before = decode(known)
+    context = list(prompt)
+    before = decode(context)
     texts = []
     for token in tokens:
-        known.append(token)
-        text = decode(known)
+        context.append(token)
+        text = decode(context)
         is_whole = not text.endswith("\N{REPLACEMENT CHARACTER}")
         texts.append(text[len(before) :] if is_whole else "")
         before = text if is_whole else before

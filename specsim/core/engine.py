@@ -103,8 +103,8 @@ def target_error(engine: Engine, request_id: int, round_number: int, token_ids: 
 
     round_number: from 1; 0 is the prefill.
     """
-    place = first_place(engine, token_ids)
-    return NotFinite("target", dtype_name(engine.dtype), request_id, round_number, place)
+    part = first_place(engine, token_ids)
+    return NotFinite("target", dtype_name(engine.dtype), request_id, round_number, part)
 
 
 @torch.inference_mode()
@@ -121,12 +121,12 @@ def first_place(engine: Engine, token_ids: list[int]) -> str | None:
     pools = engine.make_pools(1, length + engine.config.page_size)
     row = pools.open()
     pools.reserve(row, length)
-    whole = Batch.of([0], [row], [length], [SamplingParams()], config.vocab_size)
+    full_batch = Batch.of([0], [row], [length], [SamplingParams()], config.vocab_size)
     entering = ["the embedding", *(f"layer {layer}" for layer in range(config.num_layers))]
     hidden_R = torch.empty(0)
     for start in range(0, length, _ROWS):
-        chunk = PrefillInput.whole([token_ids[start : start + _ROWS]])
-        batch = replace(whole, seq_lens=torch.tensor([start + len(chunk.input_ids)])).to(engine.device)
+        chunk = PrefillInput.of_prompts([token_ids[start : start + _ROWS]])
+        batch = replace(full_batch, seq_lens=torch.tensor([start + len(chunk.input_ids)])).to(engine.device)
         chunk = replace(chunk, start_lens=torch.tensor([start])).to(engine.device)
         hidden_R = engine.hidden_states(batch, chunk, pools).unflatten(-1, (config.num_layers + 1, -1))
         is_finite = hidden_R.isfinite().all(-1).all(0).tolist()

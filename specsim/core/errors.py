@@ -14,7 +14,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 def printable(text: str) -> str:
     """Escape, as Python does, characters that move the cursor, change the terminal or reverse the text."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def shortened(text: str, most: int) -> str:
@@ -42,9 +42,9 @@ class InputError(ValueError):
         self.value = value
         self.allowed = allowed
 
-    def within(self, place: str) -> "InputError":
+    def within(self, file: str) -> "InputError":
         """Add the file that the value comes from, unless the sentence names it already."""
-        return self if place in str(self) else InputError(self.name, self.value, f"{self.allowed} (in {place})")
+        return self if file in str(self) else InputError(self.name, self.value, f"{self.allowed} (in {file})")
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, object, str]]:
         """Pickle by the fields, so that the error crosses from a worker process."""
@@ -64,7 +64,7 @@ def text_of(write: Callable[[object], str], value: object) -> str:
 class NotFinite(InputError):
     """Numbers of a model that are NaN or infinite, in one sentence with the request, the round and the place."""
 
-    def __init__(self, model: str, dtype: str, request_id: int, round_number: int, place: str | None = None) -> None:
+    def __init__(self, model: str, dtype: str, request_id: int, round_number: int, part: str | None = None) -> None:
         is_narrow = dtype == "float16"
         advice = "use float32 or bfloat16" if is_narrow else "check the weights for NaN, infinity and too large numbers"
         super().__init__("dtype" if is_narrow else model, dtype, advice)
@@ -72,15 +72,15 @@ class NotFinite(InputError):
         self.dtype = dtype
         self.request_id = request_id
         self.round_number = round_number  # from 1; 0 is the prefill
-        self.place = place  # first part of the model whose output is not finite; None: not located
+        self.part = part  # first part of the model whose output is not finite; None: not located
         when = f"round {round_number}" if round_number else "prefill"
-        where = f"the {model}" if place is None else f"{place} of the {model}"
+        where = f"the {model}" if part is None else f"{part} of the {model}"
         self.args = (
             f"request {request_id}, {when}: {where} computes numbers that are not finite in {dtype}; {advice}",
         )
 
     def __reduce__(self) -> Any:
-        return type(self), (self.model, self.dtype, self.request_id, self.round_number, self.place)
+        return type(self), (self.model, self.dtype, self.request_id, self.round_number, self.part)
 
 
 def require(condition: object, name: str, value: object, allowed: str) -> None:
@@ -105,12 +105,12 @@ def require_choice(name: str, value: object, choices: Collection[object]) -> Non
 
 def require_choices(value: Any) -> None:
     """Check every field of a dataclass that takes one of a few strings, or None besides."""
-    for each in fields(value):
-        kinds = (each.type,) if get_origin(each.type) is Literal else get_args(each.type)
+    for field in fields(value):
+        kinds = (field.type,) if get_origin(field.type) is Literal else get_args(field.type)
         choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-        chosen = getattr(value, each.name)
+        chosen = getattr(value, field.name)
         if choices and not (chosen is None and type(None) in kinds):
-            require_choice(each.name, chosen, choices)
+            require_choice(field.name, chosen, choices)
 
 
 def require_int(name: str, value: object, least: int = 1, most: float = math.inf) -> int:

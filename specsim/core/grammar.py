@@ -66,9 +66,9 @@ def check(grammars: Grammars, config: SpecConfig, vocab_size: int) -> None:
     allowed = "a number above 0 with a grammar"
     require(not grammars or config.threshold_single > 0, "threshold_single", config.threshold_single, allowed)
     for grammar in grammars.values():
-        own = grammar.matcher().vocab_size
+        grammar_vocab_size = grammar.matcher().vocab_size
         allowed = f"grammars over the target's {vocab_size} tokens"
-        require(own == vocab_size, "grammars", f"one over {own} tokens", allowed)
+        require(grammar_vocab_size == vocab_size, "grammars", f"one over {grammar_vocab_size} tokens", allowed)
 
 
 def after(grammar: Grammar, output: Sequence[int]) -> Matcher:
@@ -77,10 +77,10 @@ def after(grammar: Grammar, output: Sequence[int]) -> Matcher:
     Raises InputError if the grammar forbids the output.
     """
     matcher = grammar.matcher()
-    for place, token in enumerate(output):
+    for index, token in enumerate(output):
         if matcher.has_ended:
             break
-        require(matcher.advance(token), "output", token, f"a token that the grammar allows at place {place}")
+        require(matcher.advance(token), "output", token, f"a token that the grammar allows at place {index}")
     return matcher
 
 
@@ -121,8 +121,8 @@ def allowed_trees(
     next_token = verify_input.retrieve_next_token[: batch.size].tolist()
     next_sibling = verify_input.retrieve_next_sibling[: batch.size].tolist()
     return {
-        i: allowed_nodes(each.matcher(pools, each.seq_len + 1), tokens[i], next_token[i], next_sibling[i])
-        for i, each in _constrained(batch, grammars)
+        i: allowed_nodes(request.matcher(pools, request.seq_len + 1), tokens[i], next_token[i], next_sibling[i])
+        for i, request in _constrained(batch, grammars)
     }
 
 
@@ -132,9 +132,9 @@ def allowed_first(batch: Batch, pools: KVPool, grammars: Grammars) -> dict[int, 
     Values are bool [1, V] by index in the batch, for requests with a grammar.
     """
     return {
-        i: allowed_nodes(each.matcher(pools, each.seq_len), [-1], [-1], [-1])
-        for i, each in _constrained(batch, grammars)
-        if each.seq_len >= each.prompt_len
+        i: allowed_nodes(request.matcher(pools, request.seq_len), [-1], [-1], [-1])
+        for i, request in _constrained(batch, grammars)
+        if request.seq_len >= request.prompt_len
     }
 
 
@@ -146,7 +146,7 @@ def stacked(rows: Mapping[int, torch.Tensor], size: int) -> torch.Tensor | None:
     if not rows:
         return None
     free_NV = torch.ones_like(next(iter(rows.values())))
-    return torch.stack([rows.get(place, free_NV) for place in range(size)])
+    return torch.stack([rows.get(index, free_NV) for index in range(size)])
 
 
 def _constrained(batch: Batch, grammars: Grammars) -> list[tuple[int, Constrained]]:
@@ -154,4 +154,4 @@ def _constrained(batch: Batch, grammars: Grammars) -> list[tuple[int, Constraine
     ids = batch.request_ids.tolist()
     lens = zip(batch.req_pool_indices.tolist(), batch.prompt_lens.tolist(), batch.seq_lens.tolist(), strict=True)
     requests = enumerate(zip(ids, lens, strict=True))
-    return [(place, Constrained(grammars[key], *own)) for place, (key, own) in requests if key in grammars]
+    return [(index, Constrained(grammars[key], *lengths)) for index, (key, lengths) in requests if key in grammars]

@@ -60,18 +60,18 @@ def read_record(kind: type[_Record], value: Any, name: str) -> _Record:
         is_record, name, value if not isinstance(value, dict) else sorted(value), f"an object of {', '.join(names)}"
     )
     hints = get_type_hints(kind)
-    return kind(**{each: _read(hints[each], value[each], f"{name}.{each}") for each in names})
+    return kind(**{key: _read(hints[key], value[key], f"{name}.{key}") for key in names})
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
     if get_origin(kind) is UnionType:
-        (kind,) = (each for each in get_args(kind) if each is not type(None))
+        (kind,) = (member for member in get_args(kind) if member is not type(None))
         return None if value is None else _read(kind, value, name)
     if is_dataclass(kind):
         return read_record(kind, value, name)  # pyright: ignore[reportArgumentType] - a class
     if get_origin(kind) is dict:
         require(isinstance(value, dict), name, value, "an object")
-        return {key: _read(get_args(kind)[1], each, f"{name}.{key}") for key, each in value.items()}
+        return {key: _read(get_args(kind)[1], entry, f"{name}.{key}") for key, entry in value.items()}
     if kind is not Any:
         require(_is_of(kind, value), name, value, _ALLOWED[kind])
     return value

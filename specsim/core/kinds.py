@@ -275,7 +275,7 @@ OWN = DrafterKind(
 )
 
 
-def resolve(place: str) -> Any:
+def resolve(path: str) -> Any:
     """Import the object of a record, named as MODULE:NAME."""
-    module, _, name = place.partition(":")
+    module, _, name = path.partition(":")
     return getattr(import_module(module), name)

@@ -98,10 +98,10 @@ class KVBuffer:
 
         Where values are in the keys, only keys are written.
         """
-        kept = slots_R >= 0
-        self.keys[layer, slots_R[kept]] = self._stored(key_RAD[kept], self.key_scale)
+        has_slot = slots_R >= 0
+        self.keys[layer, slots_R[has_slot]] = self._stored(key_RAD[has_slot], self.key_scale)
         if not self.values_in_keys:
-            self.values[layer, slots_R[kept]] = self._stored(value_RAD[kept], self.value_scale)
+            self.values[layer, slots_R[has_slot]] = self._stored(value_RAD[has_slot], self.value_scale)
 
     def read(self, layer: int, slots: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Read keys and values of these slots, [slots, KV heads, D] each, in that type."""
@@ -158,9 +158,9 @@ class SideOutputs:
 
     def write(self, slots_R: torch.Tensor, side: Mapping[str, torch.Tensor]) -> None:
         """Write rows to their slots, without those of slot -1."""
-        kept = slots_R >= 0
+        has_slot = slots_R >= 0
         for name, rows in self.rows.items():
-            rows[slots_R[kept]] = side[name][kept]
+            rows[slots_R[has_slot]] = side[name][has_slot]
 
     def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy slots `source` to slots `destination`, reading all before writing any."""
@@ -213,12 +213,12 @@ class FeatureRing:
     def before(self, row: int, column: int, count: int) -> torch.Tensor:
         """Return the features of up to `count` positions before a column, in order, [up to count, F]."""
         width = self.positions.shape[1]
-        found = []
+        features = []
         for position in range(column - 1, max(column - count, 0) - 1, -1):
             if int(self.positions[row, position % width]) != position:
                 break
-            found.insert(0, self.features[row, position % width])
-        return torch.stack(found) if found else self.features.new_empty(0, self.features.shape[2])
+            features.insert(0, self.features[row, position % width])
+        return torch.stack(features) if features else self.features.new_empty(0, self.features.shape[2])
 
     def write(self, row: int, column: int, features_RF: torch.Tensor) -> None:
         """Keep the features of the positions from a column on, the last W of them."""

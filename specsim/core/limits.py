@@ -16,32 +16,32 @@ MOST_COUNT = 2**48  # of tokens, rounds or requests in a file
 _DIGITS = 18  # of integers that are converted exactly
 
 
-def read_number(value: object, name: str, place: str, least: float = 0.0, most: float = math.inf) -> float:
+def read_number(value: object, name: str, source: str, least: float = 0.0, most: float = math.inf) -> float:
     """Check a JSON number that a float holds.
 
-    InputError names the key and its place: a file, or a line of one.
+    InputError names the key and its source: a file, or a line of one.
     """
     number = _finite(value)
     if number is None or not least <= number <= most:
         allowed = f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
-        raise InputError(name, _shown(value), f"a number {allowed} (in {place})")
+        raise InputError(name, _printed(value), f"a number {allowed} (in {source})")
     return number
 
 
-def read_positive(value: object, name: str, place: str) -> float:
+def read_positive(value: object, name: str, source: str) -> float:
     """Check a JSON number above 0, as read_number does."""
     number = _finite(value)
     if number is None or number <= 0:
-        raise InputError(name, _shown(value), f"a number above 0 (in {place})")
+        raise InputError(name, _printed(value), f"a number above 0 (in {source})")
     return number
 
 
-def read_integer(value: object, name: str, place: str, least: int = 0, most: int = MOST_COUNT) -> int:
+def read_integer(value: object, name: str, source: str, least: int = 0, most: int = MOST_COUNT) -> int:
     """Check a JSON integer, which some tools write as a float (4.0); InputError as for read_number."""
     number = _finite(value)
     if number is None or number != int(number) or not least <= number <= most:
         allowed = f"of at least {least}" if most == MOST_COUNT else f"from {least} to {most:,}"
-        raise InputError(name, _shown(value), f"an integer {allowed} (in {place})")
+        raise InputError(name, _printed(value), f"an integer {allowed} (in {source})")
     return int(number)
 
 
@@ -61,5 +61,5 @@ def _finite(value: object) -> float | None:
     return float(value)
 
 
-def _shown(value: object) -> object:
+def _printed(value: object) -> object:
     return value if value is None or isinstance(value, (str, int, float)) else type(value)

@@ -59,8 +59,8 @@ class DrafterCheckpoint(Generic[Shape]):
 
     def facts(self) -> dict[str, str]:
         """Names and values that repr and Jupyter show."""
-        own = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": self.config.reads}
-        return {"kind": self.config.kind} | _facts(self.config.model, self.tensors) | own
+        inputs = {"drafts from": f"{self.config.draft_vocab_size:,} tokens", "reads": self.config.reads}
+        return {"kind": self.config.kind} | _facts(self.config.model, self.tensors) | inputs
 
     def __repr__(self) -> str:
         return _one_line(self)

@@ -67,7 +67,7 @@ class PrefillInput(State):
         return self.row_starts[1:] - 1
 
     @classmethod
-    def whole(cls, prompts: Sequence[Sequence[int]]) -> Self:
+    def of_prompts(cls, prompts: Sequence[Sequence[int]]) -> Self:
         """Flatten whole prompts, so that the token after each is sampled."""
         lens = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64)
         input_ids = torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64)
@@ -251,10 +251,10 @@ class Verdict(State):
         """List the new tokens of each request, bonus last, with one copy to the host."""
         num_requests, width = self.accept_index.shape
         parts = (self.predict, self.accept_index.flatten(), self.num_accepted_tokens)
-        found = torch.cat(parts).tolist()
-        paths = found[len(self.predict) :]
+        values = torch.cat(parts).tolist()
+        paths = values[len(self.predict) :]
         counts = paths[num_requests * width :]
-        return [[found[node] for node in paths[row * width : row * width + count]] for row, count in enumerate(counts)]
+        return [[values[node] for node in paths[row * width : row * width + count]] for row, count in enumerate(counts)]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

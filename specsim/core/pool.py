@@ -117,7 +117,7 @@ class KVPool:
         self._allocator = PageAllocator(num_slots // page_size)
         self._pages: dict[int, list[int]] = {}
         self._committed: dict[int, int] = {}
-        self._kept: set[int] = set()
+        self._cached_pages: set[int] = set()
         self._free_rows = deque(range(num_requests))
 
     def __repr__(self) -> str:
@@ -190,7 +190,7 @@ class KVPool:
         if self._pages[row]:
             raise ValueError(f"row {row} of the request table owns columns already")
         self._allocator.hold(pages)
-        self._own(row, pages)
+        self._append_pages(row, pages)
         self.mark_committed(row, self.owned_columns(row))
 
     def mark_committed(self, row: int, columns: int) -> None:
@@ -202,11 +202,11 @@ class KVPool:
     def keep(self, pages: Sequence[int]) -> None:
         """Hold committed pages beyond the requests that filled them."""
         self._allocator.hold(pages)
-        self._kept.update(pages)
+        self._cached_pages.update(pages)
 
     def drop(self, pages: Sequence[int]) -> None:
         """Stop keeping these pages."""
-        self._kept.difference_update(pages)
+        self._cached_pages.difference_update(pages)
         self._allocator.free(pages)
 
     def is_idle(self, page: int) -> bool:
@@ -237,28 +237,28 @@ class KVPool:
         finally:
             self._write(grown)
 
-    def _own(self, row: int, pages: Sequence[int]) -> None:
+    def _append_pages(self, row: int, pages: Sequence[int]) -> None:
         self._write([(row, len(self._pages[row]), pages)])
         self._pages[row].extend(pages)
 
     def _write(self, grown: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Write pages to the request table, by (row, number of the first page in it, pages)."""
-        places = [(row, first + place, page) for row, first, pages in grown for place, page in enumerate(pages)]
-        if not places:
+        entries = [(row, first + index, page) for row, first, pages in grown for index, page in enumerate(pages)]
+        if not entries:
             return
-        rows, numbers, pages = torch.tensor(places, dtype=torch.int64).T[:, :, None]
+        rows, numbers, pages = torch.tensor(entries, dtype=torch.int64).T[:, :, None]
         within = torch.arange(self.page_size)
         columns, slots = numbers * self.page_size + within, pages * self.page_size + within
-        whole = torch.stack([rows.expand_as(columns), columns, slots]).flatten(1)
-        at, column, slot = upload(whole, self.req_to_token.device)
+        columns_and_slots = torch.stack([rows.expand_as(columns), columns, slots]).flatten(1)
+        at, column, slot = upload(columns_and_slots, self.req_to_token.device)
         self.req_to_token[at, column] = slot
 
     def release(self, row: int, columns: int = 0) -> None:
         """Release every whole page beyond the first `columns` columns."""
-        kept = self.num_pages(columns)
+        num_pages = self.num_pages(columns)
         pages = self._pages[row]
-        self._allocator.free(pages[kept:])
-        del pages[kept:]
+        self._allocator.free(pages[num_pages:])
+        del pages[num_pages:]
         self.req_to_token[row, self.owned_columns(row) :] = -1
         self._committed[row] = min(self._committed[row], self.owned_columns(row))
 
@@ -294,30 +294,30 @@ class KVPool:
         self.side.copy_(source.side)
         self.req_to_token.copy_(source.req_to_token)
         self.token_ids.copy_(source.token_ids)
-        for name in ("_allocator", "_pages", "_committed", "_kept", "_free_rows"):
+        for name in ("_allocator", "_pages", "_committed", "_cached_pages", "_free_rows"):
             setattr(self, name, deepcopy(getattr(source, name)))
 
     def accounts(self) -> list[Account]:
         """List every page in use with its holders."""
-        rows: dict[int, list[int]] = {page: [] for page in sorted(self._kept)}
-        committed = dict.fromkeys(self._kept, self.page_size)
+        rows: dict[int, list[int]] = {page: [] for page in sorted(self._cached_pages)}
+        committed = dict.fromkeys(self._cached_pages, self.page_size)
         for row, pages in self._pages.items():
             for index, page in enumerate(pages):
                 rows.setdefault(page, []).append(row)
                 filled = min(self.page_size, max(0, self._committed[row] - index * self.page_size))
                 committed[page] = max(committed.get(page, 0), filled)
-        return [Account(page, tuple(rows[page]), page in self._kept, committed[page]) for page in rows]
+        return [Account(page, tuple(rows[page]), page in self._cached_pages, committed[page]) for page in rows]
 
     def usage(self) -> dict[str, int]:
         """Count slots by use: free + reserved + committed = slots."""
         accounts = self.accounts()
-        committed = sum(each.committed for each in accounts)
+        committed = sum(account.committed for account in accounts)
         return {
             "slots": self.num_slots,
             "free": len(self._allocator.free_pages()) * self.page_size,  # withheld ones included
             "reserved": len(accounts) * self.page_size - committed,  # held, and not (known to be) committed
             "committed": committed,
-            "cached": len(self._kept) * self.page_size,  # of the committed ones, those kept beyond their requests
+            "cached": len(self._cached_pages) * self.page_size,  # committed ones that outlive their requests
             "withheld": self.num_slots - self.usable_slots,  # beyond the limit
             "requests": len(self._pages),  # rows in use
         }
@@ -355,9 +355,9 @@ class KVPool:
         if counted != len(account.rows) + account.is_kept:
             raise AssertionError(f"page {page} is counted {counted} times and held by {account.holders}")
         if counted > 1:
-            place = self._pages[account.rows[0]].index(page)
-            is_final = (place + 1) * self.page_size <= min(self._committed[row] for row in account.rows)
-            in_order = all(self._pages[row][place : place + 1] == [page] for row in account.rows)
+            index = self._pages[account.rows[0]].index(page)
+            is_final = (index + 1) * self.page_size <= min(self._committed[row] for row in account.rows)
+            in_order = all(self._pages[row][index : index + 1] == [page] for row in account.rows)
             if not (is_final and in_order and len(set(account.rows)) == len(account.rows)):
                 raise AssertionError(f"page {page} is shared by {account.holders} where it may be written")
 

@@ -41,8 +41,9 @@ def _values(value: torch.Tensor) -> str:
     if value.dim() > 1:
         return " | ".join(_values(row) for row in value)
     if value.dtype == torch.bool:
-        return " ".join("1" if each else "0" for each in value.tolist())
-    return " ".join(f"{each:.4g}" if isinstance(each, float) else str(each) for each in value.flatten().tolist())
+        return " ".join("1" if number else "0" for number in value.tolist())
+    numbers = value.flatten().tolist()
+    return " ".join(f"{number:.4g}" if isinstance(number, float) else str(number) for number in numbers)
 
 
 def parts_text(title: str, parts: Mapping[str, Any]) -> str:
@@ -51,10 +52,10 @@ def parts_text(title: str, parts: Mapping[str, Any]) -> str:
     lines = [title]
     for name, value in parts.items():
         if isinstance(value, torch.Tensor):
-            shown = f"{tensor_type(value):<14}  {tensor_content(value)}"
+            content = f"{tensor_type(value):<14}  {tensor_content(value)}"
         else:
-            shown = _short(value).replace("\n", "\n  ")
-        lines.append(f"  {name:<{width}}  {shown}".rstrip())
+            content = _short(value).replace("\n", "\n  ")
+        lines.append(f"  {name:<{width}}  {content}".rstrip())
     return "\n".join(lines)
 
 
@@ -74,6 +75,6 @@ def parts_html(title: str, parts: Mapping[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     """Name each tensor of a tuple by its type; other values show themselves."""
-    if isinstance(value, tuple) and value and all(isinstance(each, torch.Tensor) for each in value):
-        return ", ".join(tensor_type(each) for each in value)
+    if isinstance(value, tuple) and value and all(isinstance(member, torch.Tensor) for member in value):
+        return ", ".join(tensor_type(member) for member in value)
     return repr(value)

@@ -87,16 +87,16 @@ def versions(device: str, only_imported: bool = False) -> dict[str, Any]:
 
     only_imported: digests of modules that this process has imported, where no other process computes.
     """
-    found: dict[str, Any] = {"python": platform.python_version()}
+    provenance: dict[str, Any] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            provenance[package] = version(package)
         except PackageNotFoundError:
             continue
     if device == "cuda":
-        code = {name: each for name, each in code_digests().items() if not only_imported or name in sys.modules}
-        found |= {"gpu": torch.cuda.get_device_name(), "code": code}
-    return found
+        code = {name: digest for name, digest in code_digests().items() if not only_imported or name in sys.modules}
+        provenance |= {"gpu": torch.cuda.get_device_name(), "code": code}
+    return provenance
 
 
 def now() -> str:

@@ -105,9 +105,9 @@ class RankGroup:
         """Find the group that this process has joined, None for a model on one rank."""
         if size == 1:
             return None
-        found = distributed.get_world_size() if is_joined() else 1
-        allowed = f"{found}, the ranks of this run: start it with --tensor-parallel or with torchrun"
-        require(found == size, "tensor_parallel", size, allowed)
+        num_ranks = distributed.get_world_size() if is_joined() else 1
+        allowed = f"{num_ranks}, the ranks of this run: start it with --tensor-parallel or with torchrun"
+        require(num_ranks == size, "tensor_parallel", size, allowed)
         return cls(distributed.get_rank(), size, PhaseBoard.of_process())
 
     @property
@@ -137,13 +137,13 @@ class RankGroup:
 
     def require_equal(self, phase: str, state: Any) -> None:
         """Raise RanksDiffer unless a state is the same on every rank, bit for bit."""
-        own = digests(state)
-        if not own:
+        rank_digests = digests(state)
+        if not rank_digests:
             raise TypeError(f"a {type(state).__name__} of phase {phase} has no tensors to compare")
-        every = self.gather_objects(own)
+        every = self.gather_objects(rank_digests)
         for rank, other in enumerate(every):
             if other != every[0]:
-                wrong = next((name for name in own if other.get(name) != every[0].get(name)), "its fields")
+                wrong = next((name for name in rank_digests if other.get(name) != every[0].get(name)), "its fields")
                 raise RanksDiffer(f"rank {rank} differs from rank 0 in {wrong} after phase {phase}")
 
     def _together(self, collective: Callable[[], object]) -> None:
@@ -162,11 +162,11 @@ def digests(state: Any, name: str = "") -> dict[str, str]:
         return {name: sha256(content + repr((state.shape, state.dtype)).encode()).hexdigest()}
     names: tuple[str, ...] = getattr(state, "_fields", ())
     if isinstance(state, State):
-        names = tuple(each.name for each in fields(state))  # pyright: ignore[reportArgumentType]  # every State is a dataclass
-    found: dict[str, str] = {}
-    for each in names:
-        found |= digests(getattr(state, each), f"{name}.{each}" if name else each)
-    return found
+        names = tuple(field.name for field in fields(state))  # pyright: ignore[reportArgumentType]  # every State is a dataclass
+    digest_of: dict[str, str] = {}
+    for field_name in names:
+        digest_of |= digests(getattr(state, field_name), f"{name}.{field_name}" if name else field_name)
+    return digest_of
 
 
 def is_joined() -> bool:
@@ -183,18 +183,18 @@ def join(size: int, timeout: float, device: str, folder: Path | None = None, ran
     if not distributed.is_available():
         raise InputError("tensor_parallel", size, "1, as this PyTorch has no torch.distributed")
     limit = timedelta(seconds=timeout)
-    place = {}
+    meeting = {}
     if folder is not None and rank is not None:
-        place = {"init_method": f"file://{folder / 'meeting'}", "rank": rank, "world_size": size}
+        meeting = {"init_method": f"file://{folder / 'meeting'}", "rank": rank, "world_size": size}
     if device == "cuda":
         for name, value in WITHOUT_MULTICAST.items():
             os.environ.setdefault(name, value)
-        own = torch.device("cuda", (_local_rank() if rank is None else rank) % torch.cuda.device_count())
-        torch.cuda.set_device(own)
+        device_of_rank = torch.device("cuda", (_local_rank() if rank is None else rank) % torch.cuda.device_count())
+        torch.cuda.set_device(device_of_rank)
         # With its device, NCCL connects the ranks now, and not within a graph that is captured.
-        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=limit, device_id=own, **place)
+        distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=limit, device_id=device_of_rank, **meeting)
     else:
-        distributed.init_process_group("gloo", timeout=limit, **place)
+        distributed.init_process_group("gloo", timeout=limit, **meeting)
 
 
 def _local_rank() -> int:

@@ -47,7 +47,7 @@ class RankPart:
 
     def chunk(self, vocab_size: int) -> int:
         """Count the tokens of every slice of a vocabulary but the last ones, which may have fewer."""
-        block = next(each for each in BLOCKS if vocab_size >= each * self.size or each == 1)
+        block = next(tokens for tokens in BLOCKS if vocab_size >= tokens * self.size or tokens == 1)
         return -(-vocab_size // (self.size * block)) * block
 
     def tokens(self, vocab_size: int) -> range:
@@ -87,38 +87,39 @@ class RankPart:
         """Give the whole tensor to rank 0, and an empty slice to the others."""
         return Span(0, 0, shape[0] if self.rank == 0 else 0)
 
-    def tensors(self, whole: Mapping[str, torch.Tensor], tables: Iterable[str] = TABLES) -> dict[str, torch.Tensor]:
+    def tensors(self, tensors: Mapping[str, torch.Tensor], tables: Iterable[str] = TABLES) -> dict[str, torch.Tensor]:
         """Take this rank's slices, without empty ones."""
-        own: dict[str, torch.Tensor] = {}
-        for name, tensor in whole.items():
+        slices: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors.items():
             span = self.span(name, tuple(tensor.shape), tables)
             cut = tensor if span is None else span.of(tensor)
             if cut.numel() or name in tables:
-                own[name] = cut
-        return own
+                slices[name] = cut
+        return slices
 
     def padded(self, head_CH: torch.Tensor, vocab_size: int) -> torch.Tensor:
         """Append rows of zeros to a slice of a head, so that all ranks' slices have the same size."""
         return torch.nn.functional.pad(head_CH, (0, 0, 0, self.chunk(vocab_size) - len(head_CH)))
 
-    def config(self, whole: ModelConfig) -> ModelConfig:
+    def config(self, model: ModelConfig) -> ModelConfig:
         """Make the shape of this rank's layers; vocabulary and hidden size are the whole model's."""
-        return replace(whole, layers=tuple(map(self._layer, whole.layers)))
+        return replace(model, layers=tuple(map(self._layer, model.layers)))
 
     def _layer(self, layer: LayerConfig) -> LayerConfig:
         return LayerConfig(self._attention(layer.attention), self._mlp(layer.mlp))
 
-    def _attention(self, own: Attention) -> Attention:
-        num_heads = self._share(own.num_heads, "heads")
-        if isinstance(own, LatentAttention):
-            return replace(own, num_heads=num_heads)
-        return replace(own, num_heads=num_heads, num_kv_heads=self._share(own.num_kv_heads, "key-value heads"))
+    def _attention(self, attention: Attention) -> Attention:
+        num_heads = self._share(attention.num_heads, "heads")
+        if isinstance(attention, LatentAttention):
+            return replace(attention, num_heads=num_heads)
+        num_kv_heads = self._share(attention.num_kv_heads, "key-value heads")
+        return replace(attention, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
-    def _mlp(self, own: MLP) -> MLP:
-        if isinstance(own, DenseMLP):
-            return replace(own, size=self._share(own.size, "MLP channels"))
-        shared = own.shared_size and self._share(own.shared_size, "channels of the shared expert")
-        return replace(own, size=self._share(own.size, "channels of an expert"), shared_size=shared)
+    def _mlp(self, mlp: MLP) -> MLP:
+        if isinstance(mlp, DenseMLP):
+            return replace(mlp, size=self._share(mlp.size, "MLP channels"))
+        shared = mlp.shared_size and self._share(mlp.shared_size, "channels of the shared expert")
+        return replace(mlp, size=self._share(mlp.size, "channels of an expert"), shared_size=shared)
 
     def _share(self, size: int, name: str) -> int:
         require(size % self.size == 0, "tensor_parallel", self.size, f"a divisor of the {size} {name}")

@@ -133,22 +133,22 @@ class AcceptanceRule:
 
         Raises InputError where it returns no path of the tree or no token.
         """
-        found = self.accept(tree, prob_NV, draft_prob_NV, list(uniforms), final_uniform)
-        return checked(found, tree, prob_NV.shape[-1], f"the result of rule {self.name}")
+        result = self.accept(tree, prob_NV, draft_prob_NV, list(uniforms), final_uniform)
+        return checked(result, tree, prob_NV.shape[-1], f"the result of rule {self.name}")
 
 
-def checked(found: Any, tree: Tree, vocab_size: int, name: str = "result") -> Accepted:
+def checked(result: Any, tree: Tree, vocab_size: int, name: str = "result") -> Accepted:
     """Return the result of a rule as plain integers.
 
     Raises InputError with this name where it is no path of the tree, or where the bonus is outside the vocabulary.
     """
     try:
         with user_code(name, "", "Accepted(path, bonus), a list of nodes and a token id"):
-            path, bonus = found
+            path, bonus = result
             nodes = [index(node) for node in path]
             token = index(bonus)
     except InputError as error:
-        raise InputError(name, f"the value {text_of(repr, found)[:200]}", error.allowed) from error
+        raise InputError(name, f"the value {text_of(repr, result)[:200]}", error.allowed) from error
     pairs = list(pairwise(nodes))
     is_path = nodes[:1] == [0] and all(0 < node < len(tree.parents) for node in nodes[1:])
     if not is_path or any(tree.parents[child] != parent for parent, child in pairs):
@@ -159,16 +159,16 @@ def checked(found: Any, tree: Tree, vocab_size: int, name: str = "result") -> Ac
     return Accepted(nodes, token)
 
 
-def load_rule(place: str) -> AcceptanceRule:
-    """Load the rule of a module or file by its place, MODULE:NAME or FILE.py:NAME.
+def load_rule(path: str) -> AcceptanceRule:
+    """Load the rule of a module or file by its path, MODULE:NAME or FILE.py:NAME.
 
     Raises InputError where it is none, and when its function raises.
     """
     allowed = "MODULE:NAME or FILE.py:NAME of an AcceptanceRule"
-    require(":" in place, "rule", place, allowed)
-    found = load_object(place, "rule", allowed)
-    require(isinstance(found, AcceptanceRule), "rule", place, f"{allowed} (it is a {type(found).__name__})")
-    return replace(found, accept=UserFunction(found.accept, "rule", place, "a rule that returns Accepted(path, bonus)"))
+    require(":" in path, "rule", path, allowed)
+    rule = load_object(path, "rule", allowed)
+    require(isinstance(rule, AcceptanceRule), "rule", path, f"{allowed} (it is a {type(rule).__name__})")
+    return replace(rule, accept=UserFunction(rule.accept, "rule", path, "a rule that returns Accepted(path, bonus)"))
 
 
 def check_rule(rule: object) -> None:

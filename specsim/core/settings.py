@@ -29,10 +29,10 @@ class Settings:
         first = self.widest
         for config in self.configs:
             free = OFF if config.is_plain else SWITCHED
-            for each in fields(SpecConfig):
-                value = getattr(config, each.name)
-                if each.name not in free and value != getattr(first, each.name):
-                    raise InputError(each.name, value, f"{getattr(first, each.name)}, as in the other settings")
+            for field in fields(SpecConfig):
+                value = getattr(config, field.name)
+                if field.name not in free and value != getattr(first, field.name):
+                    raise InputError(field.name, value, f"{getattr(first, field.name)}, as in the other settings")
 
     @classmethod
     def of_steps(cls, config: SpecConfig, steps: Sequence[int]) -> "Settings":

@@ -34,7 +34,7 @@ class State:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The state's own tensors by name, without those that are None."""
-        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in values if isinstance(value, torch.Tensor)}
 
     def __repr__(self) -> str:
@@ -45,11 +45,11 @@ class State:
 
     @property
     def _parts(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Move the state to a device and its hidden states, the only tensors in the model's dtype, to a dtype."""
-        return _moved(self, device, dtype)
+        return _upload(self, device, dtype)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -98,9 +98,9 @@ def _joined(first: Any, second: Any, sizes: tuple[int, int]) -> Any:
     return torch.cat([first, second])
 
 
-def _moved(value: Any, device: torch.device | str | None, dtype: torch.dtype | None, name: str = "") -> Any:
+def _upload(value: Any, device: torch.device | str | None, dtype: torch.dtype | None, name: str = "") -> Any:
     if isinstance(value, State):
-        return replace(value, **{f.name: _moved(getattr(value, f.name), device, dtype, f.name) for f in fields(value)})
+        return replace(value, **{f.name: _upload(getattr(value, f.name), device, dtype, f.name) for f in fields(value)})
     if isinstance(value, torch.Tensor):
         return upload(value if dtype is None or name != "hidden" else value.to(dtype), device)
     return value
@@ -189,7 +189,7 @@ class Batch(PerRequest):
             req_pool_indices=torch.tensor(rows, dtype=torch.int64),
             seq_lens=lens,
             prompt_lens=lens,
-            seeds=torch.tensor([seed_bits(each.seed) for each in params], dtype=torch.int64),
+            seeds=torch.tensor([seed_bits(request_params.seed) for request_params in params], dtype=torch.int64),
             sampling=Sampling.of(params, vocab_size),
             num_rounds=torch.tensor([0] * len(lens) if num_rounds is None else num_rounds, dtype=torch.int64),
             draft_steps=torch.full((len(lens),), ALL_STEPS, dtype=torch.int32),

@@ -12,19 +12,19 @@ from specsim.core.limits import MOST_COUNT, parse_number, read_integer, read_num
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row of a table."""
 
-    place: str  # file and line
+    location: str  # file and line
     fields: Mapping[str, str]  # by column
 
     def number(self, column: str, least: float = 0.0, most: float = math.inf) -> float:
         """Read a finite number; InputError names line and column."""
-        return read_number(parse_number(self.fields[column]), column, self.place, least, most)
+        return read_number(parse_number(self.fields[column]), column, self.location, least, most)
 
     def integer(self, column: str, least: int = 0, most: int = MOST_COUNT) -> int:
         """Read an integer."""
-        return read_integer(parse_number(self.fields[column]), column, self.place, least, most)
+        return read_integer(parse_number(self.fields[column]), column, self.location, least, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Table:
     """A table with a heading; its rows are checked as they are read."""
 
     columns: tuple[str, ...]
-    rows: Iterator[Row]
+    rows: Iterator[TableRow]
 
 
 def read_table(text: str, name: str, source: str, heading: Callable[[str], str] = str) -> Table:
@@ -51,19 +51,19 @@ def read_table(text: str, name: str, source: str, heading: Callable[[str], str] 
     return Table(columns, _rows(reader, columns, name, source))
 
 
-def _rows(reader: Iterator[list[str]], columns: tuple[str, ...], name: str, source: str) -> Iterator[Row]:
+def _rows(reader: Iterator[list[str]], columns: tuple[str, ...], name: str, source: str) -> Iterator[TableRow]:
     last = 0
     try:
         for fields in reader:
             last = reader.line_num  # pyright: ignore[reportAttributeAccessIssue] - of csv's reader
             if not fields:
                 continue
-            place = f"{source}, line {last}"
+            location = f"{source}, line {last}"
             count = f"a row of {len(columns)} fields, one for each column, not {len(fields)}"
             if len(fields) != len(columns):
-                raise InputError(name, place, f"{count} (a comma within a number starts another field)")
+                raise InputError(name, location, f"{count} (a comma within a number starts another field)")
             nameless = [text for column, text in zip(columns, fields, strict=True) if not column and text.strip()]
-            require(not nameless, name, place, f"no field in a column without a name, not {nameless[:1]}")
-            yield Row(place, dict(zip(columns, fields, strict=True)))
+            require(not nameless, name, location, f"no field in a column without a name, not {nameless[:1]}")
+            yield TableRow(location, dict(zip(columns, fields, strict=True)))
     except csv.Error as error:
         raise InputError(name, f"{source}, after line {last}", f"a table as CSV ({error})") from error

@@ -32,7 +32,7 @@ def user_code(field: str, value: str, allowed: str) -> Iterator[None]:
     except (KeyboardInterrupt, BrokenPipeError):
         raise
     except BaseException as error:
-        raise InputError(field, value, f"{allowed} ({one_line(error)}{_place(error)})") from error
+        raise InputError(field, value, f"{allowed} ({one_line(error)}{_location(error)})") from error
 
 
 def one_line(error: BaseException) -> str:
@@ -40,7 +40,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {text_of(str, error)}".split())
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     """Name the user's file where an error arose, with the line; empty where no such code ran."""
     frames = [
         (frame.f_code.co_filename, line)
@@ -101,18 +101,18 @@ def _load_file(path: Path, source: bytes) -> ModuleType:
     return module
 
 
-def load_object(place: str, field: str, allowed: str) -> Any:
-    """Load an object of a module or file from its place, MODULE:NAME or FILE.py:NAME.
+def load_object(path: str, field: str, allowed: str) -> Any:
+    """Load an object of a module or file from its path, MODULE:NAME or FILE.py:NAME.
 
     A class is instantiated without arguments. Raises InputError, which names the field, where that fails.
     """
-    before, _, name = place.rpartition(":")
+    before, _, name = path.rpartition(":")
     module = load_module(before)
-    with user_code(field, place, allowed):
-        found = getattr(module, name, module)
-        found = found() if isinstance(found, type) else found
-    require(found is not module, field, place, f"{allowed} ({before} has no {name})")
-    return found
+    with user_code(field, path, allowed):
+        loaded = getattr(module, name, module)
+        loaded = loaded() if isinstance(loaded, type) else loaded
+    require(loaded is not module, field, path, f"{allowed} ({before} has no {name})")
+    return loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,9 @@ class UserFunction:
 
     function: Callable[..., Any]
     field: str
-    place: str  # MODULE:NAME or FILE.py:NAME of the object that it belongs to
+    path: str  # MODULE:NAME or FILE.py:NAME of the object that it belongs to
     allowed: str
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        with user_code(self.field, self.place, self.allowed):
+        with user_code(self.field, self.path, self.allowed):
             return self.function(*arguments, **named)

@@ -212,7 +212,7 @@ class Runner:
 
 def _prefill_input(requests: Sequence[Request], chunks: Sequence[tuple[int, int]]) -> PrefillInput:
     known = [request.known_ids for request in requests]
-    parts = PrefillInput.whole([ids[start:end] for ids, (start, end) in zip(known, chunks, strict=True)])
+    parts = PrefillInput.of_prompts([ids[start:end] for ids, (start, end) in zip(known, chunks, strict=True)])
     following = [ids[end] if end < len(ids) else -1 for ids, (_, end) in zip(known, chunks, strict=True)]
     starts = torch.tensor([start for start, _ in chunks], dtype=torch.int64)
     return replace(parts, start_lens=starts, next_tokens=torch.tensor(following, dtype=torch.int64))

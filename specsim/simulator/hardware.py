@@ -118,9 +118,9 @@ def _table(text: str, path: str) -> _Found:
     )
     found: _Found = {}
     for row in table.rows:
-        figures = found.setdefault(row.fields["name"], (row.place, {}))[1]
+        figures = found.setdefault(row.fields["name"], (row.location, {}))[1]
         figure = row.fields["figure"]
-        require(figure not in figures, "hardware", row.place, f"one {figure} for each GPU")
+        require(figure not in figures, "hardware", row.location, f"one {figure} for each GPU")
         figures[figure] = row.number("value", LEAST)
     return found
 

@@ -120,10 +120,10 @@ def _table(text: str, path: Path) -> list[Report]:
     limits: dict[tuple[tuple[str, str], ...], int] = {}
     for row in table.rows:
         metric = row.fields["metric"]
-        require(metric in METRICS, "metric", metric, f"{', '.join(METRICS)} (in {row.place})")
+        require(metric in METRICS, "metric", metric, f"{', '.join(METRICS)} (in {row.location})")
         key = tuple((name, text) for name, text in row.fields.items() if name not in ("metric", "value"))
         run = figures.setdefault(key, {})
-        require(metric not in run, "metric", metric, f"one value of it a run (in {row.place})")
+        require(metric not in run, "metric", metric, f"one value of it a run (in {row.location})")
         run[metric] = row.number("value")
         if "concurrency" in table.columns:
             limits[key] = row.integer("concurrency", 1)

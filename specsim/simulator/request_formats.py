@@ -12,7 +12,7 @@ from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError, require
 from specsim.core.files import parse_json, read_text
 from specsim.core.limits import MOST_TOKENS
-from specsim.core.table import Row, Table, read_table
+from specsim.core.table import Table, TableRow, read_table
 from specsim.simulator.bounds import count, positive
 from specsim.simulator.request_file import RequestFile, Turn
 from specsim.simulator.workload import parse_workload
@@ -190,14 +190,14 @@ def _lines(text: str, path: str, tokens: Count) -> RequestFile:
 
 def _table(text: str, path: str) -> RequestFile:
     table = read_table(text, "workload", path)
-    for name, fields, seconds in (("Azure", _AZURE, _moment), ("BurstGPT", _BURSTGPT, Row.number)):
+    for name, fields, seconds in (("Azure", _AZURE, _moment), ("BurstGPT", _BURSTGPT, TableRow.number)):
         if set(fields).issubset(table.columns):
             return _requests(name, table, path, fields, seconds)
     raise InputError("workload", path, _FORMATS)
 
 
 def _requests(
-    name: str, table: Table, path: str, fields: tuple[str, str, str], seconds: Callable[[Row, str], float]
+    name: str, table: Table, path: str, fields: tuple[str, str, str], seconds: Callable[[TableRow, str], float]
 ) -> RequestFile:
     found = []
     skipped = 0
@@ -214,11 +214,11 @@ def _requests(
     return RequestFile(name, tuple((Turn(*lengths),) for _, *lengths in found), times - times[0], skipped)
 
 
-def _moment(row: Row, column: str) -> float:
+def _moment(row: TableRow, column: str) -> float:
     """Read the seconds of a date with a time, UTC unless it names a zone."""
     text = row.fields[column]
     try:
         moment = datetime.fromisoformat(text.strip())
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:
-        raise InputError(column, text, f"a time such as 2023-11-16 18:17:03.979 (in {row.place})") from error
+        raise InputError(column, text, f"a time such as 2023-11-16 18:17:03.979 (in {row.location})") from error

@@ -88,7 +88,7 @@ def test_nan_at_the_root_ends_the_run(impl, setting, sampling, value):
         generate(bad, [PROMPT], config, params, engine=EngineOptions(impl), **others)
     error = found.value
     assert (error.model, error.request_id, error.round_number) == ("target", 0, 1)
-    assert (error.dtype, error.place) == ("float32", "the embedding")
+    assert (error.dtype, error.part) == ("float32", "the embedding")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -122,7 +122,7 @@ def test_the_first_place_is_named(impl, name, place, part, new_tokens):
     pair = poisoned(synthetic_pair("eagle3"), name, place)
     with pytest.raises(NotFinite) as found:
         generate(pair, [PROMPT], None, replace(FEW, max_new_tokens=new_tokens), engine=EngineOptions(impl))
-    assert (found.value.place, found.value.round_number) == (part, 0)
+    assert (found.value.part, found.value.round_number) == (part, 0)
     assert str(pickle.loads(pickle.dumps(found.value))) == str(found.value)
 
 
@@ -139,7 +139,7 @@ def test_an_overflow_of_float16_names_other_formats():
     pair = poisoned(pair, up, (slice(None),), 3e4)
     with pytest.raises(NotFinite) as found:
         generate(pair, [PROMPT], SpecConfig.plain(), FEW, engine=EngineOptions(dtype=torch.float16))
-    assert (found.value.name, found.value.value, found.value.place) == ("dtype", "float16", "layer 1")
+    assert (found.value.name, found.value.value, found.value.part) == ("dtype", "float16", "layer 1")
 
 
 def test_nan_in_one_request_is_not_one_in_others():

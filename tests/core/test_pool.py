@@ -19,7 +19,7 @@ def make_pool(num_slots: int = 40, page_size: int = P, num_requests: int = 3, wi
 def snapshot(pool: KVPool):
     """Copy everything but the KV itself."""
     allocator = pool._allocator
-    books = (pool._pages, pool._committed, pool._kept, pool._free_rows, allocator.limit, allocator._holders)
+    books = (pool._pages, pool._committed, pool._cached_pages, pool._free_rows, allocator.limit, allocator._holders)
     return pool.req_to_token.tolist(), pool.token_ids.tolist(), allocator.free_pages(), repr(books)
 
 

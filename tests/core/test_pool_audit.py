@@ -57,10 +57,13 @@ CORRUPTIONS = {
     # Both rows have committed it, but as their first page and as their second.
     "page is shared at another place": (
         "row = pool.open(); pool.reserve(row, 4); pages.hold(pool.pages(0)[:1]); "
-        "pool._own(row, pool.pages(0)[:1]); pool.mark_committed(row, 8)",
+        "pool._append_pages(row, pool.pages(0)[:1]); pool.mark_committed(row, 8)",
         "page 0 is shared by row 0 and row 2 where it may be written",
     ),
-    "page is kept without being held": ("pool._kept.add(9)", "page 9 is counted 0 times and held by whoever keeps it"),
+    "page is kept without being held": (
+        "pool._cached_pages.add(9)",
+        "page 9 is counted 0 times and held by whoever keeps it",
+    ),
     "page is kept twice": (
         "pool.keep(pool.pages(0)[:1]); pool.keep(pool.pages(0)[:1])",
         "page 0 is counted 3 times and held by row 0 and whoever keeps it",
@@ -76,7 +79,7 @@ CORRUPTIONS = {
         r"pages leaked, neither free nor held: \[4\]",
     ),
     "page leaks from those kept": (
-        "pool.keep(pool.pages(0)[:1]); pool.close(0); pool._kept.clear()",
+        "pool.keep(pool.pages(0)[:1]); pool.close(0); pool._cached_pages.clear()",
         r"pages leaked, neither free nor held: \[0\]",
     ),
     "request is forgotten": (

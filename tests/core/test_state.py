@@ -29,10 +29,10 @@ def test_only_copies_to_a_gpu_are_pinned(monkeypatch):
 
 
 def test_the_most_rows_are_known_without_the_device():
-    prefill = PrefillInput.whole([[1, 2], [3, 4, 5], [6]])
+    prefill = PrefillInput.of_prompts([[1, 2], [3, 4, 5], [6]])
     assert prefill.max_rows == 3
     assert prefill.requests.tolist() == [0, 0, 1, 1, 1, 2]
-    assert PrefillInput.whole([]).max_rows == 0
+    assert PrefillInput.of_prompts([]).max_rows == 0
 
 
 @on_gpu

@@ -17,7 +17,7 @@ def test_fields_are_read_by_column_and_empty_lines_skipped():
     assert table.columns == ("a", "b")
     first, second = table.rows
     assert (first.number("a"), second.number("a"), second.integer("b")) == (1, 3, 4)
-    assert second.place == "gpus.csv, line 4"
+    assert second.location == "gpus.csv, line 4"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def assert_table_is_the_pools(metadata: AttentionMetadata, pools: SimpleNamespac
 def test_rows_of_a_prefill_see_up_to_themselves(pools, make_batch, device, program_order):
     """Chunks have 3 tokens and 1, after 4 and 2 earlier ones."""
     batch = make_batch([0, 1], [7, 3])
-    chunks = replace(PrefillInput.whole([[5, 6, 7], [8]]), start_lens=torch.tensor([4, 2])).to(device)
+    chunks = replace(PrefillInput.of_prompts([[5, 6, 7], [8]]), start_lens=torch.tensor([4, 2])).to(device)
     metadata = prefill_metadata(batch, chunks, pools)
     assert_table_is_the_pools(metadata, pools, batch)
     assert metadata.is_causal

@@ -29,7 +29,7 @@ def prefilled(engine, calls):
             pools.reserve(row, len(prompt) + 1)
         params = [SamplingParams(temperature=1.0)] * len(prompts)
         batch = Batch.of(rows, rows, [len(prompt) for prompt in prompts], params, engine.target.config.vocab_size)
-        outputs.append(engine.prefill(batch, PrefillInput.whole(prompts), pools))
+        outputs.append(engine.prefill(batch, PrefillInput.of_prompts(prompts), pools))
     return outputs, pools
 
 

@@ -80,7 +80,7 @@ def first_draft_prob(pair: Pair, prompt: tuple[int, ...], options: EngineOptions
     pools.reserve(row, len(prompt) + 1)
     sampling = SamplingParams(temperature=0.8, seed=5)
     batch = Batch.of([0], [row], [len(prompt)], [sampling], pair.target.config.vocab_size).to(engine.device)
-    state: Any = engine.prefill(batch, PrefillInput.whole([prompt]).to(engine.device), pools).draft_input
+    state: Any = engine.prefill(batch, PrefillInput.of_prompts([prompt]).to(engine.device), pools).draft_input
     return [*prompt, int(state.bonus_tokens[0])], state.draft_prob[0].double().cpu()
 
 

@@ -75,7 +75,9 @@ def run(pair: Pair, config: SpecConfig, options: EngineOptions, chunks=(7,), pro
     start = 0
     for end in chunks:
         known = torch.tensor([prompt[end] if end < len(prompt) else -1])
-        part = replace(PrefillInput.whole([prompt[start:end]]), start_lens=torch.tensor([start]), next_tokens=known)
+        part = replace(
+            PrefillInput.of_prompts([prompt[start:end]]), start_lens=torch.tensor([start]), next_tokens=known
+        )
         batch = Batch.of([0], [row], [end], [SamplingParams()], pair.target.config.vocab_size)
         batch = replace(batch, prompt_lens=torch.tensor([len(prompt)])).to(engine.device)
         draft_input = engine.prefill(batch, part.to(engine.device), pools).draft_input
@@ -295,7 +297,7 @@ def test_q_is_conditional_on_the_draft_before(options):
     for row in rows:
         pools.reserve(row, 7)
     batch = Batch.of([*range(6)], rows, [7] * 6, sampling, pair.target.config.vocab_size).to(engine.device)
-    prefill = replace(PrefillInput.whole([PROMPTS[0]] * 6), next_tokens=torch.full((6,), 11)).to(engine.device)
+    prefill = replace(PrefillInput.of_prompts([PROMPTS[0]] * 6), next_tokens=torch.full((6,), 11)).to(engine.device)
     tree = engine.draft(batch, engine.prefill(batch, prefill, pools).draft_input, pools)
     first = tree.draft_tokens[:, 1].tolist()
     assert len(set(first)) > 1

@@ -564,7 +564,7 @@ def two_rounds(
         pools.reserve(row, len(prompt))
     lengths = [len(prompt) for prompt in prompts]
     batch = make_batch(rows, lengths, lengths, temperature).to(engine.device)
-    prefill = PrefillInput.whole(prompts).to(engine.device)
+    prefill = PrefillInput.of_prompts(prompts).to(engine.device)
     with torch.inference_mode():
         first = engine.prefill(batch, prefill, pools).draft_input
         tree, _, second = engine.round(batch, first, pools)

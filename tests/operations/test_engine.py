@@ -36,7 +36,7 @@ def start(pair, config, prompts=PROMPTS, num_slots=2048, ids=None):
         pools.reserve(row, length)
     params, vocab_size = [WARM] * len(prompts), pair.target.config.vocab_size
     batch = Batch.of(ids or range(len(prompts)), rows, lengths, params, vocab_size)
-    return engine, batch, engine.prefill(batch, PrefillInput.whole(prompts), pools).draft_input, pools
+    return engine, batch, engine.prefill(batch, PrefillInput.of_prompts(prompts), pools).draft_input, pools
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])

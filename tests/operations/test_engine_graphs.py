@@ -42,7 +42,7 @@ def fast_start(pair, config, device, prompts=FOUR, graph="eager", bucket=None, p
         pools.reserve(row, length)
     params = params or [replace(WARM, temperature=float(index % 2)) for index in range(len(prompts))]
     batch = Batch.of(range(len(prompts)), rows, lengths, params, pair.target.config.vocab_size).to(device)
-    return engine, batch, engine.prefill(batch, PrefillInput.whole(prompts).to(device), pools).draft_input, pools
+    return engine, batch, engine.prefill(batch, PrefillInput.of_prompts(prompts).to(device), pools).draft_input, pools
 
 
 def fast_rounds(engine, batch, draft_input, pools, count=2):
@@ -238,7 +238,7 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
     row = pools.open()
     pools.reserve(row, 5)
     batch = Batch.of([0], [row], [5], [WARM], engine.target.config.vocab_size).to(engine.device)
-    prefilled = engine.prefill(batch, PrefillInput.whole([PROMPTS[0]]).to(engine.device), pools)
+    prefilled = engine.prefill(batch, PrefillInput.of_prompts([PROMPTS[0]]).to(engine.device), pools)
     engine.round(batch, prefilled.draft_input, pools)
     assert told == {"choose": {batch_invariant}, "attention": {batch_invariant}}
 

@@ -150,7 +150,9 @@ def run(pair: Pair, config: SpecConfig, options: EngineOptions, chunks=(7,), pro
     start = 0
     for end in chunks:
         known = torch.tensor([prompt[end] if end < len(prompt) else -1])
-        part = replace(PrefillInput.whole([prompt[start:end]]), start_lens=torch.tensor([start]), next_tokens=known)
+        part = replace(
+            PrefillInput.of_prompts([prompt[start:end]]), start_lens=torch.tensor([start]), next_tokens=known
+        )
         batch = Batch.of([0], [row], [end], [SamplingParams()], pair.target.config.vocab_size)
         batch = replace(batch, prompt_lens=torch.tensor([len(prompt)]))
         batch = batch.to(engine.device)
@@ -231,7 +233,7 @@ def test_the_position_is_that_of_its_name(options):
         pools = engine.make_pools(1, 160)
         pools.reserve(pools.open(), 7)
         batch = Batch.of([0], [0], [7], [SamplingParams()], 48).to(engine.device)
-        draft_input = engine.prefill(batch, PrefillInput.whole(PROMPTS[:1]).to(engine.device), pools).draft_input
+        draft_input = engine.prefill(batch, PrefillInput.of_prompts(PROMPTS[:1]).to(engine.device), pools).draft_input
         engine.drafter.propose(batch, draft_input, pools)
     assert positions == {"last": [[6], [6] * 4, [6] * 4], "next": [[7], [7] * 4, [7] * 4]}
 

@@ -282,7 +282,7 @@ def test_a_fast_layer_equals_the_references(family, batch_invariant, head_dim, d
             pool.reserve(row, 8)
         pool.target.keys.fill_(math.nan)
         pool.target.values.fill_(math.nan)
-    prefill = PrefillInput.whole([[0] * 7, [0] * 4])
+    prefill = PrefillInput.of_prompts([[0] * 7, [0] * 4])
     batch = Batch.of([0, 1], [0, 1], [7, 4], [SamplingParams()] * 2, vocab_size=3)
     x, inverse = torch.randn(11, 32), inverse_frequencies(config.rope)
     exact = Weights({name: tensor.double() for name, tensor in tensors.items()})

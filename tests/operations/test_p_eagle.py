@@ -18,10 +18,10 @@ from specsim.correctness.differential.oracle import draws
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference import oracle
 from specsim.reference.drafters.product import product
-from specsim.reference.oracle_draft import Node
+from specsim.reference.oracle_draft import DraftNode
 from specsim.reference.oracle_forward import in_dtype
 from specsim.reference.oracle_p_eagle import draft_p_eagle
-from specsim.reference.oracle_request import Request as OracleRequest
+from specsim.reference.oracle_request import OracleRequest
 from specsim.serving.generation import generate, load_engine
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
@@ -100,13 +100,13 @@ def test_drafts_of_every_depth_equal_the_oracle(prompt):
     row = pools.open()
     pools.reserve(row, len(prompt) + config.num_steps)
     batch = Batch.of([0], [row], [len(prompt)], [SamplingParams()], 48)
-    output = engine.prefill(batch, PrefillInput.whole([prompt]), pools)
+    output = engine.prefill(batch, PrefillInput.of_prompts([prompt]), pools)
     tokens = [*prompt, int(output.next_tokens)]
     draft_input = output.draft_input
     models = (in_dtype(each, torch.float64) for each in (pair.target, pair.drafter))
     request = OracleRequest(*models, config, SamplingParams(), None, len(prompt), config.length_limit, None)
     for _ in range(4):
-        expected = draft_p_eagle(request, tokens, Node((), None, 0, 1.0, None, None, ()), request.config.num_steps)
+        expected = draft_p_eagle(request, tokens, DraftNode((), None, 0, 1.0, None, None, ()), request.config.num_steps)
         made = product(draft_input, config)
         assert made.tokens[0].tolist() == [node.token for node in expected]
         torch.testing.assert_close(made.scores[0], torch.tensor([node.score for node in expected]))

@@ -61,7 +61,7 @@ def its_own_drafter(family: str = "llama", **changes) -> Pair:
 
 
 def prefill_of(prompts, chunk: int | None = None) -> PrefillInput:
-    return PrefillInput.whole([prompt[:chunk] for prompt in prompts])
+    return PrefillInput.of_prompts([prompt[:chunk] for prompt in prompts])
 
 
 # Rows.
@@ -104,7 +104,7 @@ def run(pair: Pair, config: SpecConfig, options: EngineOptions = EXACT, prompt=P
     start = 0
     for end in chunks:
         known = prompt[end] if end < len(prompt) else -1
-        part = replace(PrefillInput.whole([prompt[start:end]]), start_lens=torch.tensor([start]))
+        part = replace(PrefillInput.of_prompts([prompt[start:end]]), start_lens=torch.tensor([start]))
         part = replace(part, next_tokens=torch.tensor([known]))
         batch = Batch.of([0], [row], [end], [SamplingParams()], pair.target.config.vocab_size)
         batch = replace(batch, prompt_lens=torch.tensor([len(prompt)]))

@@ -309,7 +309,7 @@ def fast_and_exact(config: ModelConfig, prompts: list[list[int]], dtype: torch.d
         for row, length in zip(rows, lengths, strict=True):
             pools.reserve(row, length)
         batch = Batch.of(rows, rows, lengths, [SamplingParams()] * len(rows), config.vocab_size).to(place)
-        prefill = PrefillInput.whole(prompts).to(place)
+        prefill = PrefillInput.of_prompts(prompts).to(place)
         metadata = built_in.prefill_metadata(batch, prefill, pools)
         output = target.forward(prefill.input_ids, metadata, pools.target, layers)
         parts = (target.logits(output.hidden), output.hidden, output.features)

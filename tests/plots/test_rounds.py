@@ -74,7 +74,7 @@ def play(config: SpecConfig) -> Round:
     for row, length in zip(rows, lengths, strict=True):
         pools.reserve(row, length)
     batch = Batch.of([70, 80], rows, lengths, [SamplingParams()] * len(PROMPTS), 48)
-    draft_input = engine.prefill(batch, PrefillInput.whole(PROMPTS), pools).draft_input
+    draft_input = engine.prefill(batch, PrefillInput.of_prompts(PROMPTS), pools).draft_input
     reserve_lanes(pools, rows, lengths, config)
     lanes = plots.slots(pools, batch, config) if config.num_steps else []
     tree = engine.draft(batch, draft_input, pools)
@@ -284,7 +284,7 @@ def test_lanes_are_drawn_where_the_drafter_writes(kind, page_size):
     row = pools.open()
     pools.reserve(row, config.reserved_columns(8))
     batch = Batch.of([5], [row], [7], [SamplingParams()], 48)
-    draft_input = engine.prefill(batch, PrefillInput.whole([PROMPT]), pools).draft_input
+    draft_input = engine.prefill(batch, PrefillInput.of_prompts([PROMPT]), pools).draft_input
     before = pools.draft.keys.nan_to_num()
     engine.draft(batch, draft_input, pools)
     written = (pools.draft.keys.nan_to_num() != before).any(dim=3).any(dim=2)[0].nonzero()[:, 0].tolist()

@@ -104,7 +104,8 @@ class Goodput:
     def choose(self, contexts: np.ndarray) -> int:
         expected = self._rates.expected
         seconds = [self._cost.round(contexts, config) for config in self._settings]
-        return int(np.argmax([expected[steps] / each for steps, each in zip(self._steps, seconds, strict=True)]))
+        rates = [expected[steps] / cost for steps, cost in zip(self._steps, seconds, strict=True)]
+        return int(np.argmax(rates))
 
     def observe(self, setting: int, accepted: np.ndarray, seconds: float) -> None:
         self._rates.add(self._steps[setting], accepted)

@@ -30,7 +30,7 @@ class AverageRule:
 
     def __post_init__(self) -> None:
         steps = tuple(sorted(set(self.candidate_steps)))
-        require(steps and all(type(each) is int and each >= 0 for each in steps), "candidate_steps", steps, "counts")
+        require(steps and all(type(count) is int and count >= 0 for count in steps), "candidate_steps", steps, "counts")
         object.__setattr__(self, "candidate_steps", steps)
         require_number("ema_alpha", self.ema_alpha, 0, 1, "a number from 0 to 1")
         require_int("update_interval", self.update_interval)
@@ -46,13 +46,13 @@ class Average:
     def __init__(self, rule: AverageRule, first: int) -> None:
         steps = rule.candidate_steps
         self._rule = rule
-        self._place = steps.index(first) if first in steps else len(steps) // 2
+        self._index = steps.index(first) if first in steps else len(steps) // 2
         self._average = self.steps - 1.0
         self._num_rounds = 0
 
     @property
     def steps(self) -> int:
-        return self._rule.candidate_steps[self._place]
+        return self._rule.candidate_steps[self._index]
 
     def add(self, accepted: np.ndarray, drafted: bool) -> None:
         """Add a round to the average; one without drafts only counts towards the next decision."""
@@ -63,34 +63,34 @@ class Average:
         self._num_rounds += 1
         late = self._num_rounds - rule.warmup_batches
         if late > 0 and late % rule.update_interval == 0:
-            self._place = self._next_place()
+            self._index = self._next_index()
 
-    def _next_place(self) -> int:
+    def _next_index(self) -> int:
         """Decide on steps: fewer while the average is below theirs, else more while it reaches the present ones.
 
         After rounds without drafts the fewest steps above 0 are tried, as nothing was measured meanwhile.
         """
         steps = self._rule.candidate_steps
         if not self.steps:
-            place = min(1, len(steps) - 1)
-            if steps[place] and self._average < 0:
-                self._average = steps[place] - 1.0
-            return place
-        place = self._place
-        while place and self._average <= abs(steps[place - 1] - 0.5) + self._rule.down_hysteresis:
-            place -= 1  # 0 steps have the threshold of 1: rounds that accept next to nothing turn drafting off
-        if place == self._place:
-            while place < len(steps) - 1 and self._average > steps[place] - 0.5 + self._rule.up_hysteresis:
-                place += 1
-        return self._below_ceiling(place)
+            index = min(1, len(steps) - 1)
+            if steps[index] and self._average < 0:
+                self._average = steps[index] - 1.0
+            return index
+        index = self._index
+        while index and self._average <= abs(steps[index - 1] - 0.5) + self._rule.down_hysteresis:
+            index -= 1  # 0 steps have the threshold of 1: rounds that accept next to nothing turn drafting off
+        if index == self._index:
+            while index < len(steps) - 1 and self._average > steps[index] - 0.5 + self._rule.up_hysteresis:
+                index += 1
+        return self._below_ceiling(index)
 
-    def _below_ceiling(self, place: int) -> int:
+    def _below_ceiling(self, index: int) -> int:
         steps = self._rule.candidate_steps
-        if self._rule.ceiling_coeff > 0 and place <= self._place:
+        if self._rule.ceiling_coeff > 0 and index <= self._index:
             ceiling = max(1, int(np.ceil(self._average * self._rule.ceiling_coeff)))
-            while place and steps[place] > ceiling:
-                place -= 1
-        return place
+            while index and steps[index] > ceiling:
+                index -= 1
+        return index
 
 
 def rules_of(settings: Sequence[SpecConfig], rules: Mapping[int, AverageRule] | None) -> Mapping[int, AverageRule]:
@@ -116,10 +116,10 @@ class MovingAverage:
     ) -> None:
         self._steps = [config.num_steps for config in settings]
         self._numbers = by_steps(settings)
-        found = rules_of(settings, rules)
-        self._lows = list(found)
+        sorted_rules = rules_of(settings, rules)
+        self._lows = list(sorted_rules)
         start = max(self._numbers) if first is None else first
-        self._averages = [Average(rule, start) for rule in found.values()]
+        self._averages = [Average(rule, start) for rule in sorted_rules.values()]
 
     def choose(self, contexts: np.ndarray) -> int:
         return self._numbers[self._of(len(contexts)).steps]

@@ -29,12 +29,12 @@ class NamedPolicy:
 
     name: str
     settings: Settings
-    given: Mapping[str, Any]  # as in JSON, without the settings
+    parameters: Mapping[str, Any]  # as in JSON, without the settings
 
     @property
     def is_per_request(self) -> bool:
         """Check whether the policy chooses the steps of every request."""
-        return bool(self.given.get(PER_REQUEST))
+        return bool(self.parameters.get(PER_REQUEST))
 
     def make(self, cost: RoundCost | None = None) -> AnyPolicy:
         """Make a policy that has observed nothing.
@@ -42,14 +42,14 @@ class NamedPolicy:
         cost: of rounds, for `goodput` without numbers of its own.
         """
         makers = REQUEST_MAKERS if self.is_per_request else MAKERS
-        given = {name: value for name, value in self.given.items() if name != PER_REQUEST}
+        parameters = {name: value for name, value in self.parameters.items() if name != PER_REQUEST}
         if self.name != "goodput":
-            return makers[self.name](self.settings.configs, given)
-        if "seconds" in given:
-            cost = _table(self.settings.configs, given)
+            return makers[self.name](self.settings.configs, parameters)
+        if "seconds" in parameters:
+            cost = _table(self.settings.configs, parameters)
         if cost is None:
             raise InputError("adaptive", self.name, f"a JSON file with the policy's {' and '.join(COST)}")
-        others = {name: value for name, value in given.items() if name not in COST}
+        others = {name: value for name, value in parameters.items() if name not in COST}
         if self.is_per_request:
             return RequestGoodput(cost, self.settings.configs, **others)
         require("row_seconds" not in others, "row_seconds", others.get("row_seconds"), f"given with {PER_REQUEST} only")
@@ -58,7 +58,7 @@ class NamedPolicy:
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON value of the policy and its settings, which named_policy reads."""
         trees = [{name: getattr(config, name) for name in TREE} for config in self.settings]
-        return {"policy": self.name, "settings": trees, **self.given}
+        return {"policy": self.name, "settings": trees, **self.parameters}
 
 
 def named_policy(value: str | Mapping[str, Any], config: SpecConfig, cost: RoundCost | None = None) -> NamedPolicy:
@@ -70,24 +70,24 @@ def named_policy(value: str | Mapping[str, Any], config: SpecConfig, cost: Round
     vLLM's --speculative-config with a table. `per_request`: whether moving-average, goodput or scripted choose steps
     for every request, not for the batch. cost: as for NamedPolicy.make, which checks the values.
     """
-    given: dict[str, Any] = {"policy": value} if isinstance(value, str) else dict(value)
-    if "policy" not in given:
-        given = _of_engine(given)
-    name = given.pop("policy")
+    parameters: dict[str, Any] = {"policy": value} if isinstance(value, str) else dict(value)
+    if "policy" not in parameters:
+        parameters = _of_engine(parameters)
+    name = parameters.pop("policy")
     require_choice("adaptive", name, tuple(FIELDS))
-    _check(name, given)
-    steps = given.pop("steps", None)
-    trees = given.pop("settings", None)
+    _check(name, parameters)
+    steps = parameters.pop("steps", None)
+    trees = parameters.pop("settings", None)
     require(steps is None or trees is None, "steps", steps, "nothing beside settings, which have their own")
     if trees is None:
-        settings = Settings.of_steps(config, steps or _named_steps(name, given) or default_steps(config.num_steps))
+        settings = Settings.of_steps(config, steps or _named_steps(name, parameters) or default_steps(config.num_steps))
     else:
         settings = Settings(tuple(_tree(config, tree) for tree in trees))
-    most = max(each.num_steps for each in settings)
+    most = max(setting.num_steps for setting in settings)
     require(most <= config.num_steps, "num_steps", config.num_steps, f"at least {most}, the most steps of the policy")
-    found = NamedPolicy(name, settings, given)
-    found.make(cost)
-    return found
+    policy = NamedPolicy(name, settings, parameters)
+    policy.make(cost)
+    return policy
 
 
 def policy_value(text: str, per_request: bool = False) -> str | dict[str, Any]:
@@ -116,43 +116,43 @@ def default_steps(most: int) -> tuple[int, ...]:
     return tuple(sorted({most, *(2**power - 1 for power in range((most + 1).bit_length()))}))
 
 
-def _of_engine(given: dict[str, Any]) -> dict[str, Any]:
+def _of_engine(parameters: dict[str, Any]) -> dict[str, Any]:
     """Convert an engine's file."""
-    if TABLE in given:
-        return {"policy": "table", **{name: given[name] for name in (TABLE, PER_REQUEST) if name in given}}
-    rules = {key: each for key, each in given.items() if key.isdecimal()}
-    require(rules, "adaptive", ", ".join(given), "an object with `policy`, or an engine's file of a schedule")
-    strategy = given.get("strategy", "ema")
+    if TABLE in parameters:
+        return {"policy": "table", **{name: parameters[name] for name in (TABLE, PER_REQUEST) if name in parameters}}
+    rules = {key: entry for key, entry in parameters.items() if key.isdecimal()}
+    require(rules, "adaptive", ", ".join(parameters), "an object with `policy`, or an engine's file of a schedule")
+    strategy = parameters.get("strategy", "ema")
     require(strategy == "ema", "strategy", strategy, "ema, the moving average")
-    others = {key: each for key, each in given.items() if key not in rules and key != "strategy"}
+    others = {key: entry for key, entry in parameters.items() if key not in rules and key != "strategy"}
     return {"policy": "moving-average", "rules": rules, **others}
 
 
-def _check(name: str, given: Mapping[str, Any]) -> None:
+def _check(name: str, parameters: Mapping[str, Any]) -> None:
     """Check the fields of a policy's object by their JSON schemas."""
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
-    needed = COST if name == "goodput" and set(COST) & set(given) else NEEDED.get(name, ())
-    if missing := [field for field in needed if field not in given]:
+    needed = COST if name == "goodput" and set(COST) & set(parameters) else NEEDED.get(name, ())
+    if missing := [field for field in needed if field not in parameters]:
         raise InputError("adaptive", name, f"a JSON file with the policy's {' and '.join(missing)}")
     types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # 1.0 is none
     schema = {"type": "object", "properties": {**FIELDS[name], **CHOICE}, "additionalProperties": False}
     validator = extend(Draft202012Validator, type_checker=types)(schema)
-    error = next(iter(sorted(validator.iter_errors(given), key=str)), None)
+    error = next(iter(sorted(validator.iter_errors(parameters), key=str)), None)
     if error is not None:
         raise InputError("adaptive", error.json_path, f"the fields of policy {name}: {error.message[:LONGEST]}")
 
 
-def _named_steps(name: str, given: Mapping[str, Any]) -> list[int]:
+def _named_steps(name: str, parameters: Mapping[str, Any]) -> list[int]:
     """Find the numbers of steps that a policy's fields name."""
     if name == "table":
-        return sorted({entry[2] for entry in given[TABLE]})
+        return sorted({entry[2] for entry in parameters[TABLE]})
     if name == "moving-average":
-        return sorted({steps for rule in given.get("rules", {}).values() for steps in rule["candidate_steps"]})
+        return sorted({steps for rule in parameters.get("rules", {}).values() for steps in rule["candidate_steps"]})
     if name == "goodput":
-        return sorted(map(int, given.get("seconds", ())))
-    script = given.get("script", ())
+        return sorted(map(int, parameters.get("seconds", ())))
+    script = parameters.get("script", ())
     return sorted({entry if isinstance(entry, int) else entry[0] for entry in script})
 
 
@@ -163,51 +163,51 @@ def _tree(config: SpecConfig, tree: Mapping[str, Any]) -> SpecConfig:
     return replace(config, **changes)
 
 
-def _rules(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Mapping[int, AverageRule]:
-    common = {name: given[name] for name in RULE_FIELDS if name in given}
+def _rules(settings: Sequence[SpecConfig], parameters: Mapping[str, Any]) -> Mapping[int, AverageRule]:
+    common = {name: parameters[name] for name in RULE_FIELDS if name in parameters}
     all_steps = {"1": {"candidate_steps": [config.num_steps for config in settings]}}
-    rules = {int(low): common | rule for low, rule in given.get("rules", all_steps).items()}
+    rules = {int(low): common | rule for low, rule in parameters.get("rules", all_steps).items()}
     return {
         low: AverageRule(**rule | {"candidate_steps": tuple(rule["candidate_steps"])}) for low, rule in rules.items()
     }
 
 
-def _average(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
-    return MovingAverage(settings, _rules(settings, given), given.get("first"))
+def _average(settings: Sequence[SpecConfig], parameters: Mapping[str, Any]) -> Policy:
+    return MovingAverage(settings, _rules(settings, parameters), parameters.get("first"))
 
 
-def _request_averages(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> RequestPolicy:
-    return RequestAverages(settings, _rules(settings, given), given.get("first"))
+def _request_averages(settings: Sequence[SpecConfig], parameters: Mapping[str, Any]) -> RequestPolicy:
+    return RequestAverages(settings, _rules(settings, parameters), parameters.get("first"))
 
 
-def _table(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> CostTable:
+def _table(settings: Sequence[SpecConfig], parameters: Mapping[str, Any]) -> CostTable:
     """Make the cost table of a policy's fields, which has seconds for every setting."""
-    cost = CostTable(given["batch_sizes"], {int(steps): values for steps, values in given["seconds"].items()})
+    cost = CostTable(parameters["batch_sizes"], {int(steps): values for steps, values in parameters["seconds"].items()})
     for config in settings:
         cost.round(np.empty(0), config)
     return cost
 
 
-def _scripted(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
-    script = given["script"]
+def _scripted(settings: Sequence[SpecConfig], parameters: Mapping[str, Any]) -> Policy:
+    script = parameters["script"]
     allowed = f"numbers of steps; pairs are for {PER_REQUEST}"
     require(all(isinstance(entry, int) for entry in script), "script", script, allowed)
     return Scripted([number_of(settings, steps) for steps in script])
 
 
-def _off_switch(settings: Sequence[SpecConfig], given: Mapping[str, Any]) -> Policy:
+def _off_switch(settings: Sequence[SpecConfig], parameters: Mapping[str, Any]) -> Policy:
     most = max(config.num_steps for config in settings)
-    return OffSwitch(given["limit"], number_of(settings, most), number_of(settings, 0))
+    return OffSwitch(parameters["limit"], number_of(settings, most), number_of(settings, 0))
 
 
 MAKERS: Mapping[str, Callable[[Sequence[SpecConfig], Mapping[str, Any]], Policy]] = {
     "moving-average": _average,
-    "table": lambda settings, given: BatchTable(settings, given[TABLE]),
-    "throughput": lambda settings, given: Throughput(settings, **given),
+    "table": lambda settings, parameters: BatchTable(settings, parameters[TABLE]),
+    "throughput": lambda settings, parameters: Throughput(settings, **parameters),
     "off-switch": _off_switch,
     "scripted": _scripted,
 }
 REQUEST_MAKERS: Mapping[str, Callable[[Sequence[SpecConfig], Mapping[str, Any]], RequestPolicy]] = {
     "moving-average": _request_averages,
-    "scripted": lambda settings, given: RequestScript(settings, given["script"]),
+    "scripted": lambda settings, parameters: RequestScript(settings, parameters["script"]),
 }

@@ -97,9 +97,9 @@ class RequestScript:
         self._settings = settings
         self._script = [(entry, entry) if isinstance(entry, int) else (entry[0], entry[1]) for entry in script]
         most = max(by_steps(settings))
-        for round_steps, own in self._script:
-            require_int("script", own, 0, round_steps)
-            require_int("script", round_steps, own, most)
+        for round_steps, request_steps in self._script:
+            require_int("script", request_steps, 0, round_steps)
+            require_int("script", round_steps, request_steps, most)
         self._rounds: ByRequest[list[int]] = ByRequest(lambda: [0])
 
     def choose_requests(self, requests: np.ndarray, contexts: np.ndarray) -> Choice:
@@ -129,19 +129,19 @@ class RequestAverages:
         check_settings(settings)
         self._settings = settings
         start = max(by_steps(settings)) if first is None else first
-        found = rules_of(settings, rules)
-        self._lows = np.array(list(found))
-        self._averages = [ByRequest(lambda rule=rule: Average(rule, start)) for rule in found.values()]
+        sorted_rules = rules_of(settings, rules)
+        self._lows = np.array(list(sorted_rules))
+        self._averages = [ByRequest(lambda rule=rule: Average(rule, start)) for rule in sorted_rules.values()]
 
     def choose_requests(self, requests: np.ndarray, contexts: np.ndarray) -> Choice:
-        known = self._of(len(requests))
-        steps = np.array([known.of(int(request)).steps for request in requests], dtype=np.int64)
+        averages = self._of(len(requests))
+        steps = np.array([averages.of(int(request)).steps for request in requests], dtype=np.int64)
         return covering(self._settings, steps)
 
     def observe_requests(self, requests: np.ndarray, choice: Choice, accepted: np.ndarray, seconds: float) -> None:
-        known = self._of(len(requests))
+        averages = self._of(len(requests))
         for request, count, steps in zip(requests, accepted, _steps(choice, requests), strict=True):
-            known.of(int(request)).add(np.array([count]), bool(steps))
+            averages.of(int(request)).add(np.array([count]), bool(steps))
 
     def _of(self, size: int) -> ByRequest[Average]:
         return self._averages[int(np.searchsorted(self._lows, max(size, 1), side="right")) - 1]
@@ -174,8 +174,8 @@ class RequestGoodput:
     def choose_requests(self, requests: np.ndarray, contexts: np.ndarray) -> Choice:
         expected_BW = np.array([self._rates.of(int(request)).expected for request in requests])
         seconds = [self._cost.round(contexts, config) for config in self._settings]
-        found = [self._best(number, expected_BW, seconds) for number in range(len(self._settings))]
-        return max(found, key=lambda each: each[0])[1]
+        choices = [self._best(number, expected_BW, seconds) for number in range(len(self._settings))]
+        return max(choices, key=lambda scored: scored[0])[1]
 
     def _best(self, number: int, expected_BW: np.ndarray, seconds: Sequence[float]) -> tuple[float, Choice]:
         """Find the steps with most tokens a second under a setting: (tokens a second, choice).

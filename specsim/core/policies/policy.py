@@ -59,14 +59,14 @@ class Scripted:
 
 def by_steps(settings: Sequence[SpecConfig]) -> Mapping[int, int]:
     """Map the numbers of steps of settings, which differ, to the settings' own numbers, shortest first."""
-    found = {config.num_steps: number for number, config in enumerate(settings)}
-    require(len(found) == len(settings), "settings", "two of one num_steps", "settings of different num_steps")
-    return dict(sorted(found.items()))
+    numbers = {config.num_steps: number for number, config in enumerate(settings)}
+    require(len(numbers) == len(settings), "settings", "two of one num_steps", "settings of different num_steps")
+    return dict(sorted(numbers.items()))
 
 
 def number_of(settings: Sequence[SpecConfig], steps: int) -> int:
     """Find the setting with a number of steps, or raise InputError."""
-    known = by_steps(settings)
-    if steps not in known:
-        raise InputError("num_steps", steps, f"one of the settings', {', '.join(map(str, known))}")
-    return known[steps]
+    numbers = by_steps(settings)
+    if steps not in numbers:
+        raise InputError("num_steps", steps, f"one of the settings', {', '.join(map(str, numbers))}")
+    return numbers[steps]

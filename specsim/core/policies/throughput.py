@@ -35,6 +35,6 @@ class Throughput:
         size = len(accepted).bit_length()
         rates = self._rates.setdefault(size, np.full(self._num_settings, np.nan))
         rate = (len(accepted) + float(accepted.sum())) / seconds
-        known = not np.isnan(rates[setting])
-        rates[setting] = rates[setting] + self._weight * (rate - rates[setting]) if known else rate
+        has_rate = not np.isnan(rates[setting])
+        rates[setting] = rates[setting] + self._weight * (rate - rates[setting]) if has_rate else rate
         self._rounds[size] = self._rounds.get(size, 0) + 1

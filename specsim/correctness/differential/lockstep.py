@@ -175,7 +175,7 @@ class Lockstep:
                 length = int(batch.seq_lens[index]) + column + (not is_prefill)
                 tokens = reference.pools.token_ids[batch.req_pool_indices[index], :length].tolist()
                 error = target_error(reference.engine, int(batch.request_ids[index]), self.round, tokens)
-                if error.place is not None:
+                if error.part is not None:
                     raise error
 
     def _advance(self, name: str, implementation: Implementation, call: str, batch: Batch) -> Any:
@@ -244,7 +244,7 @@ class Lockstep:
         """Prefill chunk `part` of every prompt; the token after it is known except after the last."""
         chunks = self.cell.chunks
         bounds = [(len(p) * part // chunks, len(p) * (part + 1) // chunks) for p in prompts]
-        chunks_input = PrefillInput.whole([p[low:high] for p, (low, high) in zip(prompts, bounds, strict=True)])
+        chunks_input = PrefillInput.of_prompts([p[low:high] for p, (low, high) in zip(prompts, bounds, strict=True)])
         next_tokens = [p[high] if high < len(p) else -1 for p, (_, high) in zip(prompts, bounds, strict=True)]
         starts, ends = map(torch.tensor, zip(*bounds, strict=True))
         prefill = replace(chunks_input, start_lens=starts, next_tokens=torch.tensor(next_tokens))

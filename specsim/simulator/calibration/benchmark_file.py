@@ -23,7 +23,7 @@ from specsim.core.limits import (
     read_number,
     read_positive,
 )
-from specsim.core.table import Row, read_table
+from specsim.core.table import TableRow, read_table
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.measurement import Report, read_results
 
@@ -114,10 +114,10 @@ def read_csv(text: str, place: str, context: Context) -> list[Observation]:
     return found
 
 
-def _row(row: Row, context: Context) -> Observation:
-    place = row.place
+def _row(row: TableRow, context: Context) -> Observation:
+    place = row.location
     used = {name: text for name, text in row.fields.items() if name in COLUMNS and text.strip()}
-    row = Row(place, {name: _decimal(name, text) for name, text in used.items()})
+    row = TableRow(place, {name: _decimal(name, text) for name, text in used.items()})
     integers = {name: row.integer(name, *limits) for name, limits in _INTEGERS.items() if name in row.fields}
     number = {name: row.number(name) for name in row.fields if name not in _INTEGERS}
     steps = integers.get("num_steps")
