@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
-class Node:
+class TrieNode:
     """A path of the trie; the texts contain it `count` times."""
 
     __slots__ = ("children", "count", "start", "text")
@@ -18,13 +18,13 @@ class Node:
         self.text = text
         self.start = start  # of the path's last occurrence, in `text`
         self.count = 1
-        self.children: dict[int, Node] | None = None  # by token; None: a leaf, which continues as its text does
+        self.children: dict[int, TrieNode] | None = None  # by token; None: a leaf, which continues as its text does
 
 
 class Path(NamedTuple):
     """A place in the trie: a node, or a continuation of a leaf."""
 
-    node: Node
+    node: TrieNode
     length: int  # tokens of the path
 
 
@@ -36,21 +36,26 @@ class Follower(NamedTuple):
     start: int  # of the last occurrence
     path: Path
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Order among the followers of a path: the most frequent first, ties to the lower token id."""
+        return -self.occurrences, self.token
+
 
 class CountedTrie:
     """A trie of closed texts and of an open one, to which tokens are appended."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._first: dict[int, Node] = {}
-        self._root = Node([], 0)
+        self._first: dict[int, TrieNode] = {}
+        self._root = TrieNode([], 0)
         self._root.children = self._first
         self.open()
 
     def open(self) -> None:
         """Close the text, and begin one that no path of the former continues into."""
         self.text: list[int] = []
-        self._suffixes: deque[Node] = deque()  # nodes of the last tokens of the text, the longest suffix first
+        self._suffixes: deque[TrieNode] = deque()  # nodes of the last tokens of the text, the longest suffix first
 
     def append(self, token: int) -> None:
         """Add a token to the open text, and every path that it ends."""
@@ -83,7 +88,7 @@ class CountedTrie:
         """Find a path, None where no text contains it."""
         path = Path(self._root, 0)
         for token in tokens:
-            following = next((each.path for each in self.followers(path, token)), None)
+            following = next((follower.path for follower in self.followers(path, token)), None)
             if following is None:
                 return None
             path = following
@@ -100,16 +105,16 @@ class CountedTrie:
                 yield Follower(node.text[end], 1, node.start, Path(node, length + 1))
             return
         children = node.children
-        for each in children if token is None else {token} & children.keys():
-            child = children[each]
-            yield Follower(each, child.count, child.start, Path(child, length + 1))
+        for next_token in children if token is None else {token} & children.keys():
+            child = children[next_token]
+            yield Follower(next_token, child.count, child.start, Path(child, length + 1))
 
-    def _descend(self, node: Node, children: dict[int, Node], start: int) -> Node:
+    def _descend(self, node: TrieNode, children: dict[int, TrieNode], start: int) -> TrieNode:
         """Move the suffix from `start` of the open text to the child for the text's last token."""
         token = self.text[-1]
         child = children.get(token)
         if child is None:
-            children[token] = Node(self.text, start)
+            children[token] = TrieNode(self.text, start)
             return children[token]
         if child.children is None:
             self._expand(child, len(self.text) - start)
@@ -118,13 +123,13 @@ class CountedTrie:
         child.start = start
         return child
 
-    def _expand(self, leaf: Node, length: int) -> None:
+    def _expand(self, leaf: TrieNode, length: int) -> None:
         """Give a leaf for a path of this length its child, and move the open suffix that continues into it."""
         leaf.children = {}
         end = leaf.start + length
         if end == len(leaf.text) or length == self._depth:
             return
-        child = leaf.children[leaf.text[end]] = Node(leaf.text, leaf.start)
+        child = leaf.children[leaf.text[end]] = TrieNode(leaf.text, leaf.start)
         index = leaf.start - (len(self.text) - len(self._suffixes))
         if leaf.text is self.text and index >= 0:
             self._suffixes[index] = child

@@ -17,7 +17,7 @@ from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.mtp_drafts import ids_of, last_hidden
-from specsim.fast.drafters.mtp_rows import NewRows, Shape, Spans, gather_rows, spans_of
+from specsim.fast.drafters.mtp_rows import NewFeatures, Spans, SpanShape, gather_rows, spans_of
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
@@ -116,8 +116,8 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         spans.row_starts[:1].zero_()
         spans.row_starts[1:].copy_(counts.cumsum(0))
         on_host = counts.tolist()
-        shape = Shape(sum(on_host), max(on_host, default=0), self.lookahead, has_equal_rows=False)
-        new = NewRows(features_RF.contiguous(), prefill.row_starts)
+        shape = SpanShape(sum(on_host), max(on_host, default=0), self.lookahead, has_equal_rows=False)
+        new = NewFeatures(features_RF.contiguous(), prefill.row_starts)
         return self._draft(batch, spans, new, shape, next_tokens, pools, self.zeros(batch.size).to(self._device))
 
     def extend(
@@ -131,19 +131,19 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         """Run all modules over the accepted rows, which drafts the next round's tree."""
         extend = draft_extend_input
         most_rows = self.lookahead + self._config.num_steps + 1
-        shape = Shape(batch.size * most_rows, most_rows, self.lookahead, has_equal_rows=True)
+        shape = SpanShape(batch.size * most_rows, most_rows, self.lookahead, has_equal_rows=True)
         spans = spans_of(batch, extend.seq_lens, extend.num_accepted_tokens, self.lookahead, most_rows, pools)
         out = self.zeros(batch.size).to(self._device) if out is None else out
         return self._draft(
-            batch, spans, NewRows(extend.hidden, extend.row_starts), shape, extend.bonus_tokens, pools, out
+            batch, spans, NewFeatures(extend.hidden, extend.row_starts), shape, extend.bonus_tokens, pools, out
         )
 
     def _draft(
         self,
         batch: Batch,
         spans: Spans,
-        new: NewRows,
-        shape: Shape,
+        new: NewFeatures,
+        shape: SpanShape,
         bonus_tokens: torch.Tensor,
         pools: KVPool,
         out: MtpInput,

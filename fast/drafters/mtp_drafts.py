@@ -9,7 +9,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.mtp import MtpInput
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
-from specsim.fast.drafters.mtp_rows import Shape, Spans
+from specsim.fast.drafters.mtp_rows import Spans, SpanShape
 from specsim.fast.model.columns import known_token
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 
@@ -35,16 +35,16 @@ def _ids_kernel(
     row = tl.load(table_rows_ptr + request)
     end = tl.load(spans_ptrs.end_lens + request)
     low = tl.load(spans_ptrs.row_starts + request)
-    place = low + tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
-    mask = place < tl.load(spans_ptrs.row_starts + request + 1)
-    column = tl.load(spans_ptrs.first_lens + request) + place - low
+    rows = low + tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
+    mask = rows < tl.load(spans_ptrs.row_starts + request + 1)
+    column = tl.load(spans_ptrs.first_lens + request) + rows - low
     live = mask & (row >= 0) & (column < end)
     token = column + 1 + depth
     unknown = tl.maximum(token - end, 0)  # 1 for the first draft
-    known = known_token(token_ids_ptr, token_columns, row, token, mask=live & (unknown == 0))
+    committed = known_token(token_ids_ptr, token_columns, row, token, mask=live & (unknown == 0))
     draft = topk_index_ptr + (request * num_steps + unknown - 1) * topk
     drafted = tl.load(draft, mask=live & (unknown > 0), other=0)
-    tl.store(out_ptr + place, tl.where(unknown > 0, drafted, known), mask=mask)
+    tl.store(out_ptr + rows, tl.where(unknown > 0, drafted, committed), mask=mask)
 
 
 @kernel
@@ -60,13 +60,13 @@ def _last_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Copy the hidden state of a request's last row, to a depth's place in the draft input too."""
+    """Copy the hidden state of a request's last row, to a depth's entry of the draft input too."""
     await_input(PDL)
     request = tl.program_id(0).to(tl.int64)
     count = tl.load(spans_ptrs.end_lens + request) - tl.load(spans_ptrs.first_lens + request)
-    place = tl.load(spans_ptrs.row_starts + request) + tl.maximum(count, 1) - 1
+    last_row = tl.load(spans_ptrs.row_starts + request) + tl.maximum(count, 1) - 1
     offs = tl.arange(0, BLOCK)
-    values = tl.load(hidden_ptr + place * SIZE + offs, mask=offs < SIZE)
+    values = tl.load(hidden_ptr + last_row * SIZE + offs, mask=offs < SIZE)
     tl.store(last_ptr + request * SIZE + offs, values, mask=offs < SIZE)
     tl.store(out_ptr + (request * num_steps + depth) * SIZE + offs, values, mask=offs < SIZE)
 
@@ -99,7 +99,7 @@ def _children_kernel(
     tl.store(tokens_ptr + offs, tl.load(topk_index_ptr + entry, mask=mask), mask=mask)
 
 
-def ids_of(batch: Batch, spans: Spans, shape: Shape, depth: int, made: MtpInput, pools: KVPool) -> torch.Tensor:
+def ids_of(batch: Batch, spans: Spans, shape: SpanShape, depth: int, drafts: MtpInput, pools: KVPool) -> torch.Tensor:
     """Find the ids i64 [R] that a module reads: token p+1+depth, or the first lane's draft of it."""
     ids_R = batch.seq_lens.new_empty(shape.num_rows)
     block = block_of(shape.most_rows, 128)
@@ -107,26 +107,26 @@ def ids_of(batch: Batch, spans: Spans, shape: Shape, depth: int, made: MtpInput,
         spans_ptrs=spans,
         token_ids_ptr=pools.token_ids,
         table_rows_ptr=batch.req_pool_indices,
-        topk_index_ptr=made.topk_index,
+        topk_index_ptr=drafts.topk_index,
         out_ptr=ids_R,
         depth=depth,
         token_columns=pools.token_ids.shape[1],
-        num_steps=made.topk_index.shape[1],
-        topk=made.topk_index.shape[2],
+        num_steps=drafts.topk_index.shape[1],
+        topk=drafts.topk_index.shape[2],
         BLOCK_R=block,
     )
     return ids_R
 
 
-def last_hidden(spans: Spans, hidden_RH: torch.Tensor, depth: int, made: MtpInput) -> torch.Tensor:
+def last_hidden(spans: Spans, hidden_RH: torch.Tensor, depth: int, drafts: MtpInput) -> torch.Tensor:
     """Copy every request's last hidden state, [B, H], and put it into the draft input."""
-    size, num_steps, hidden_size = made.hidden.shape
+    size, num_steps, hidden_size = drafts.hidden.shape
     last_BH = hidden_RH.new_empty(size, hidden_size)
     _last_kernel[(size,)](
         spans_ptrs=spans,
         hidden_ptr=hidden_RH,
         last_ptr=last_BH,
-        out_ptr=made.hidden,
+        out_ptr=drafts.hidden,
         depth=depth,
         num_steps=num_steps,
         SIZE=hidden_size,

@@ -23,14 +23,14 @@ class Spans(NamedTuple):
     row_starts: torch.Tensor  # i64 [B+1]
 
 
-class NewRows(NamedTuple):
+class NewFeatures(NamedTuple):
     """Features of the new rows, as kernel arguments."""
 
     features: torch.Tensor  # [rows, F]
     row_starts: torch.Tensor  # i64 [B+1], or longer
 
 
-class Shape(NamedTuple):
+class SpanShape(NamedTuple):
     """Sizes of one call of all modules."""
 
     num_rows: int  # R
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     has_equal_rows: bool  # in every batch of the phase
 
 
-class Ring(NamedTuple):
+class RingTables(NamedTuple):
     """A FeatureRing as kernel arguments."""
 
     features: torch.Tensor  # [requests, W, F]
@@ -74,8 +74,8 @@ def _spans_kernel(
         entry = tl.arange(0, BLOCK_W)[None, :]
         mask_w = real[:, None] & (entry < width)
         position = tl.load(ring_positions_ptr + row[:, None] * width + entry, mask=mask_w, other=-1)
-        kept = (position >= 0) & (position >= start[:, None] - lookahead) & (position < start[:, None])
-        first -= tl.sum(kept.to(tl.int64), axis=1)
+        is_rewritten = (position >= 0) & (position >= start[:, None] - lookahead) & (position < start[:, None])
+        first -= tl.sum(is_rewritten.to(tl.int64), axis=1)
     tl.store(spans_ptrs.first_lens + request, first, mask=mask)
     tl.store(spans_ptrs.end_lens + request, end, mask=mask)
     if most_rows > 0:
@@ -106,9 +106,9 @@ def _gather_kernel(
     row = tl.load(table_rows_ptr + request)
     start = tl.load(spans_ptrs.start_lens + request)
     low = tl.load(spans_ptrs.row_starts + request)
-    place = low + tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)[:, None]  # [BLOCK_R, 1]
-    mask = place < tl.load(spans_ptrs.row_starts + request + 1)
-    column = tl.load(spans_ptrs.first_lens + request) + place - low
+    rows = low + tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)[:, None]  # [BLOCK_R, 1]
+    mask = rows < tl.load(spans_ptrs.row_starts + request + 1)
+    column = tl.load(spans_ptrs.first_lens + request) + rows - low
     live = mask & (row >= 0) & (column < tl.load(spans_ptrs.end_lens + request))
     offs = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)[None, :]
     mask_f = offs < FEATURES
@@ -117,12 +117,13 @@ def _gather_kernel(
     features = tl.load(new_ptrs.features + source * FEATURES + offs, mask=is_new & mask_f, other=0.0)
     if ring_ptrs is not None:
         entry = row * width + column % width
-        kept = tl.load(ring_ptrs.features + entry * FEATURES + offs, mask=live & (column < start) & mask_f, other=0.0)
-        features = tl.where(is_new, features, kept)
-    tl.store(out_ptr + place * FEATURES + offs, features, mask=mask & mask_f)
+        is_earlier = live & (column < start)
+        earlier = tl.load(ring_ptrs.features + entry * FEATURES + offs, mask=is_earlier & mask_f, other=0.0)
+        features = tl.where(is_new, features, earlier)
+    tl.store(out_ptr + rows * FEATURES + offs, features, mask=mask & mask_f)
     if tl.program_id(2) == 0:
         slot = slot_of(table_ptr, columns, row, column, mask=live & (column < max_len))
-        tl.store(slots_ptr + place, slot, mask=mask)
+        tl.store(slots_ptr + rows, slot, mask=mask)
 
 
 @kernel
@@ -147,13 +148,13 @@ def _keep_kernel(
     end = tl.load(spans_ptrs.end_lens + request)
     column = tl.maximum(end - width, start) + tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)[:, None]
     live = (row >= 0) & (column < end)
-    place = tl.load(spans_ptrs.row_starts + request) + column - first
+    rows = tl.load(spans_ptrs.row_starts + request) + column - first
     entry = row * width + column % width
     offs = tl.program_id(2) * BLOCK_F + tl.arange(0, BLOCK_F)[None, :]
     mask = live & (offs < FEATURES)
     tl.store(
         ring_ptrs.features + entry * FEATURES + offs,
-        tl.load(features_ptr + place * FEATURES + offs, mask=mask, other=0.0),
+        tl.load(features_ptr + rows * FEATURES + offs, mask=mask, other=0.0),
         mask=mask,
     )
     if tl.program_id(2) == 0:
@@ -190,7 +191,7 @@ def spans_of(
 
 
 def gather_rows(
-    batch: Batch, spans: Spans, new: NewRows, shape: Shape, max_len: int, pools: KVPool
+    batch: Batch, spans: Spans, new: NewFeatures, shape: SpanShape, max_len: int, pools: KVPool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gather every row's target features and slot, (features [R, F], slots i64 [R]), and keep the new features."""
     ring = pools.recent if shape.lookahead else None
@@ -200,7 +201,7 @@ def gather_rows(
     slots_R = batch.seq_lens.new_empty(shape.num_rows)
     block_f = block_of(num_features, _FEATURES)
     block_r = block_of(shape.most_rows, _ROWS, block_f)
-    ring_ptrs = None if ring is None else Ring(ring.features, ring.positions)
+    ring_ptrs = None if ring is None else RingTables(ring.features, ring.positions)
     _gather_kernel[batch.size, ceil_div(shape.most_rows, block_r), ceil_div(num_features, block_f)](
         spans_ptrs=spans,
         new_ptrs=new,

@@ -116,20 +116,20 @@ def _add_recent(grown: _Tree, trie: CountedTrie, n: int, config: NgramConfig) ->
 def _add_probable(grown: _Tree, trie: CountedTrie, last: Path) -> None:
     waiting: list[tuple[float, int, int, int, Path]] = []  # -probability, order of discovery, parent, token, path
     order = count()
-    found = [(0, last, 1.0)]
-    while found or (waiting and not grown.is_full):
-        for node, path, prob in found:
-            best = heapq.nsmallest(grown.topk, trie.followers(path), key=lambda each: (-each.occurrences, each.token))
-            total = sum(each.occurrences for each in best)
-            for each in best:
-                child_prob = prob * (each.occurrences / total)
-                heapq.heappush(waiting, (-child_prob, next(order), node, each.token, each.path))
-        found = []
+    extended = [(0, last, 1.0)]
+    while extended or (waiting and not grown.is_full):
+        for node, path, prob in extended:
+            best = heapq.nsmallest(grown.topk, trie.followers(path), key=attrgetter("rank"))
+            total = sum(follower.occurrences for follower in best)
+            for follower in best:
+                child_prob = prob * (follower.occurrences / total)
+                heapq.heappush(waiting, (-child_prob, next(order), node, follower.token, follower.path))
+        extended = []
         if waiting:
             negative, _, parent, token, path = heapq.heappop(waiting)
             node = grown.add(parent, token, -negative)
             if node is not None:
-                found = [(node, path, -negative)]
+                extended = [(node, path, -negative)]
 
 
 def make(drafter: NgramConfig, target: Target, config: SpecConfig, on: Placement) -> StepDrafter:

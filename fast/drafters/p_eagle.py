@@ -12,7 +12,7 @@ from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.eagle3 import Eagle3Head
-from specsim.fast.drafters.p_eagle_rows import LastRows, NewRows, head_rows, last_rows
+from specsim.fast.drafters.p_eagle_rows import LastRows, NewPositions, head_rows, last_rows
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
@@ -58,7 +58,7 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         on_host = counts.tolist()
         most = max(on_host, default=0) + self.num_mask_rows
         layout = Layout(starts, sum(on_host) + self.num_mask_rows * batch.size, most, has_equal_rows=False)
-        new = NewRows(features_RF.contiguous(), prefill.row_starts, prefill.start_lens, counts)
+        new = NewPositions(features_RF.contiguous(), prefill.row_starts, prefill.start_lens, counts)
         return self._draft(batch, new, layout, next_tokens, pools, self.zeros(batch.size).to(self._device))
 
     def extend(
@@ -69,14 +69,14 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         most = self._config.num_steps + 1 + self.num_mask_rows
         starts = torch.arange(0, (batch.size + 1) * most, most, device=self._device)
         layout = Layout(starts, batch.size * most, most, has_equal_rows=True)
-        new = NewRows(extend.hidden, extend.row_starts, extend.seq_lens, extend.num_accepted_tokens)
+        new = NewPositions(extend.hidden, extend.row_starts, extend.seq_lens, extend.num_accepted_tokens)
         out = self.zeros(batch.size).to(self._device) if out is None else out
         return self._draft(batch, new, layout, extend.bonus_tokens, pools, out)
 
     def _draft(
         self,
         batch: Batch,
-        new: NewRows,
+        new: NewPositions,
         layout: Layout,
         bonus_tokens: torch.Tensor,
         pools: KVPool,

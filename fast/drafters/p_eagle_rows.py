@@ -15,7 +15,7 @@ _FEATURES = 1024
 _ROWS = 16
 
 
-class NewRows(NamedTuple):
+class NewPositions(NamedTuple):
     """Target features of each request's new positions, as kernel arguments."""
 
     features: torch.Tensor  # [rows, F]
@@ -80,8 +80,8 @@ def _rows_kernel(
     tl.store(out_ptrs.features + (low + step) * FEATURES + offs, features, mask=mask & mask_f)
     if tl.program_id(2) == 0:
         column = start + step
-        known = known_token(token_ids_ptr, token_columns, row, column + 1, mask=is_new)
-        tl.store(out_ptrs.ids + low + step, tl.where(live & (step >= count), mask_token, known), mask=mask)
+        token = known_token(token_ids_ptr, token_columns, row, column + 1, mask=is_new)
+        tl.store(out_ptrs.ids + low + step, tl.where(live & (step >= count), mask_token, token), mask=mask)
         slot = slot_of(table_ptr, columns, row, column, mask=live & (column < max_len))
         tl.store(out_ptrs.slots + low + step, slot, mask=mask)
 
@@ -108,13 +108,13 @@ def _last_kernel(
     depth = tl.program_id(1).to(tl.int64)
     real = tl.load(table_rows_ptr + request) >= 0
     count = tl.load(new_ptrs.counts + request).to(tl.int64)
-    place = tl.load(row_starts_ptr + request) + tl.maximum(count, 1) - 1 + depth
+    source = tl.load(row_starts_ptr + request) + tl.maximum(count, 1) - 1 + depth
     offs = tl.arange(0, BLOCK)
-    values = tl.load(hidden_ptr + place * SIZE + offs, mask=offs < SIZE)
+    values = tl.load(hidden_ptr + source * SIZE + offs, mask=offs < SIZE)
     last = depth * batch_size + request
     tl.store(last_ptrs.hidden + last * SIZE + offs, values, mask=offs < SIZE)
     tl.store(out_ptr + (request * num_steps + depth) * SIZE + offs, values, mask=offs < SIZE)
-    tl.store(last_ptrs.slots + last, tl.load(slots_ptr + place))
+    tl.store(last_ptrs.slots + last, tl.load(slots_ptr + source))
     if depth == 0:
         start = tl.load(new_ptrs.start_lens + request)
         tl.store(last_ptrs.root_lens + request, tl.where(real, start + count, 0))
@@ -122,7 +122,7 @@ def _last_kernel(
 
 def head_rows(
     batch: Batch,
-    new: NewRows,
+    new: NewPositions,
     row_starts: torch.Tensor,
     num_rows: int,
     most_rows: int,
@@ -165,7 +165,7 @@ def head_rows(
 
 def last_rows(
     batch: Batch,
-    new: NewRows,
+    new: NewPositions,
     row_starts: torch.Tensor,
     hidden_RH: torch.Tensor,
     slots_R: torch.Tensor,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 
-class Structure(Protocol):
+class TextStructure(Protocol):
     """A structure over a text."""
 
     text: list[int]
@@ -14,7 +14,7 @@ class Structure(Protocol):
         ...
 
 
-AnyStructure = TypeVar("AnyStructure", bound=Structure)
+AnyStructure = TypeVar("AnyStructure", bound=TextStructure)
 
 
 class RequestTexts(Generic[AnyStructure]):

@@ -18,7 +18,7 @@ from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, inverse_of
 from specsim.fast.vocabulary.topk import TAKEN, best_of, draft_topk, index_of, key_of
 
 
-class LaneTables(NamedTuple):
+class LevelLanes(NamedTuple):
     """Nodes of one depth that have children, as kernel arguments, [B, W]."""
 
     tokens: torch.Tensor  # i64
@@ -68,23 +68,23 @@ def _level_kernel(
     lane = child // num_children
     row = (request * num_lanes + lane) // row_lanes
     entry = row * num_children + child % num_children
-    own = request * num_lanes + lane
+    parent_lane = request * num_lanes + lane
     tokens = tl.load(topk_index_ptr + entry, mask=mask, other=0)
-    above = tl.load(lane_ptrs.scores + own, mask=mask, other=0.0)
+    above = tl.load(lane_ptrs.scores + parent_lane, mask=mask, other=0.0)
     scores = extended(above, tl.load(topk_scores_ptr + entry, mask=mask, other=0.0), LOG)
-    parents = tl.load(lane_ptrs.candidates + own, mask=mask, other=-1)
+    parents = tl.load(lane_ptrs.candidates + parent_lane, mask=mask, other=-1)
     candidate = request * num_candidates + first + child
     tl.store(candidate_ptrs.tokens_ptr + candidate, tokens, mask=mask)
     tl.store(candidate_ptrs.scores_ptr + candidate, scores, mask=mask)
     tl.store(candidate_ptrs.parents_ptr + candidate, parents, mask=mask)
-    place = tl.arange(0, NEXT)
-    chosen = place
+    next_lane = tl.arange(0, NEXT)
+    chosen = next_lane
     if SELECT:
         keys = tl.where(mask, key_of(scores, child), TAKEN)
         chosen = tl.reshape(index_of(best_of(keys[None, :], num_next, NEXT)), [NEXT]).to(tl.int32)
-    mask_next = place < num_next
+    mask_next = next_lane < num_next
     chosen = tl.where(mask_next, chosen, 0)
-    following = request * num_next + place
+    following = request * num_next + next_lane
     tl.store(next_ptrs.tokens + following, tl.gather(tokens, chosen, 0), mask=mask_next)
     tl.store(next_ptrs.scores + following, tl.gather(scores, chosen, 0), mask=mask_next)
     tl.store(next_ptrs.candidates + following, (first + chosen).to(tl.int64), mask=mask_next)
@@ -111,12 +111,12 @@ def _alive_kernel(
     depth = tl.where(tl.load(rows_ptr + request) >= 0, depth, 0)
     if CUTS:
         follows = tl.full((), 1, tl.int32)
-        kept = tl.full((), 0, tl.int64)
+        num_confident = tl.full((), 0, tl.int64)
         for step in range(num_steps):
             is_high = tl.load(confidence_ptr + request * num_steps + step) >= least
             follows = tl.where(is_high, follows, 0)
-            kept += follows
-        depth = tl.minimum(depth, kept)
+            num_confident += follows
+        depth = tl.minimum(depth, num_confident)
     tl.store(candidate_ptrs.num_alive_ptr + request, tl.load(ends_ptr + depth))
 
 
@@ -146,7 +146,7 @@ class SlotTree:
         config = self._config
         head = self._head
         logits_SBV = head.logits(hidden_SBH.flatten(0, 1)).unflatten(0, hidden_SBH.shape[:2])
-        lanes = LaneTables(
+        lanes = LevelLanes(
             bonus.long()[:, None],
             torch.full((batch.size, 1), 0.0 if config.score == "logprob" else 1.0, device=head.device),
             torch.full((batch.size, 1), -1, dtype=torch.int64, device=head.device),
@@ -176,11 +176,11 @@ class SlotTree:
             draw_drafts(batch, logits_RV, root, self._vocabulary, config, drafts, out.draft_prob, loop)
         return drafts
 
-    def _extend(self, drafts: Drafts, lanes: LaneTables, level: Level, out: ExplicitCandidates) -> LaneTables:
+    def _extend(self, drafts: Drafts, lanes: LevelLanes, level: Level, out: ExplicitCandidates) -> LevelLanes:
         """Write the candidates of a depth, and find the lanes of the next one."""
         size = len(out.tokens)
         shape = (size, level.num_next)
-        following = LaneTables(*(each.new_empty(shape) for each in lanes))
+        following = LevelLanes(*(x.new_empty(shape) for x in lanes))
         _level_kernel[(size,)](
             topk_scores_ptr=drafts.topk_scores,
             topk_index_ptr=drafts.topk_index,

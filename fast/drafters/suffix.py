@@ -4,6 +4,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from itertools import count
+from operator import attrgetter
 from typing import NamedTuple
 
 from specsim.core.config import SpecConfig
@@ -84,11 +85,11 @@ def _grow(trie: CountedTrie, path: Path, budget: int, min_prob: float, limits: T
     prob = 1.0
     while len(tokens) < budget:
         if path.length < deepest:
-            best = heapq.nsmallest(limits.topk, trie.followers(path), key=lambda each: (-each.occurrences, each.token))
-            for each in best:
-                child_prob = prob * (each.occurrences / path.node.count)
+            best = heapq.nsmallest(limits.topk, trie.followers(path), key=attrgetter("rank"))
+            for follower in best:
+                child_prob = prob * (follower.occurrences / path.node.count)
                 if child_prob >= min_prob:
-                    heapq.heappush(waiting, (-child_prob, next(order), node, each.token, each.path))
+                    heapq.heappush(waiting, (-child_prob, next(order), node, follower.token, follower.path))
         if not waiting:
             break
         negative, _, parent, token, path = heapq.heappop(waiting)
