@@ -140,9 +140,7 @@ def test_release_round_keeps_the_slots_of_the_prefix():
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 6), st.integers(1, 9), st.integers(0, 1), st.data())
-def test_reservations_hold_two_rounds_of_a_drafter_with_a_bonus_column(
-    seq_len, topk, num_steps, page_size, bonus_columns, data
-):
+def test_reservations_hold_two_rounds_with_a_bonus_column(seq_len, topk, num_steps, page_size, bonus_columns, data):
     """A schedule whose lengths lag one round reserves for L, while the round starts at up to L + S + 1."""
     most = topk + (num_steps - 1) * topk**2 + 1
     width = num_steps + 1 if topk == 1 else data.draw(st.integers(2, most))

@@ -181,7 +181,11 @@ FAULTS = (
         symptom="a page leaks every round, until none is left",
         fields=("allocator balance",),
         edits=(
-            Edit("specsim.core.pool", "self._allocator.free(pages[num_pages:])", "self._allocator.free(pages[kept + 1 :])"),
+            Edit(
+                "specsim.core.pool",
+                "self._allocator.free(pages[num_pages:])",
+                "self._allocator.free(pages[num_pages + 1 :])",
+            ),
         ),
         trial=Trial("batched", TREE | dict(impl="reference", page_size=4, release="round")),
     ),
