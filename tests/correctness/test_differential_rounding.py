@@ -22,7 +22,6 @@ from specsim.correctness.differential.comparison import (
     Mismatch,
     Tally,
     Trio,
-    WithinRoundingError,
     budget,
     log_prob_budget,
 )
@@ -48,10 +47,9 @@ def comparison():
 
 def rank(fast, exact_V, reference_V=None, noise=0.5, exact=None):
     exact = exact or torch.sort(exact_V, descending=True, stable=True).indices[: len(fast)].tolist()
-    check = comparison()
     ranking = Ranking(exact_V if reference_V is None else reference_V, exact_V, noise)
-    ranking.compare(check, "field", Trio(exact, exact, fast))
-    return check.tally
+    check = comparison()
+    return ranking.compare(check, "field", Trio(exact, exact, fast)), check.tally
 
 
 def test_the_budget_is_measured_between_the_references():
@@ -69,10 +67,10 @@ def test_the_budget_of_a_log_probability_is_that_of_all_logits():
     assert log_prob_budget(reference, exact, 0.0) == 4.0
 
 
-@pytest.mark.parametrize(("gap", "error"), [(0.999, WithinRoundingError), (1.001, Mismatch)])
-def test_two_values_change_places_only_within_twice_their_noise(gap, error):
-    with pytest.raises(error):
-        rank([1, 0], torch.tensor([1.0, 1.0 - gap, -9.0], dtype=torch.float64))
+def test_two_values_change_places_only_within_twice_their_noise():
+    assert not rank([1, 0], torch.tensor([1.0, 1.0 - 0.999, -9.0], dtype=torch.float64))[0]
+    with pytest.raises(Mismatch):
+        rank([1, 0], torch.tensor([1.0, 1.0 - 1.001, -9.0], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,9 @@ def test_values_equal_in_both_precisions_go_by_index(fast, error):
     """Ids 0, 1 and 2 are tied; the noise would allow any order of them."""
     tied = torch.tensor([1.0, 1.0, 1.0, -9.0], dtype=torch.float64)
     if error is None:
-        assert rank(fast, tied).coverage["ties"] == 1
+        is_same, tally = rank(fast, tied)
+        assert is_same
+        assert tally.coverage["ties"] == 1
     else:
         with pytest.raises(error):
             rank(fast, tied)
@@ -90,14 +90,12 @@ def test_values_equal_in_both_precisions_go_by_index(fast, error):
 
 def test_values_equal_in_only_one_precision_may_swap():
     tied, apart = torch.tensor([1.0, 1.0, -9.0], dtype=torch.float64), torch.tensor([1.0, 1.1, -9.0])
-    with pytest.raises(WithinRoundingError):
-        rank([1, 0], tied, apart)
+    assert not rank([1, 0], tied, apart)[0]
 
 
 def test_a_shifted_ranking_is_not_taken_for_a_broken_tie():
     values = torch.tensor([1.0, 0.9, 0.9, -9.0], dtype=torch.float64)
-    with pytest.raises(WithinRoundingError):
-        rank([1, 2, 0], values, exact=[0, 1, 2])
+    assert not rank([1, 2, 0], values, exact=[0, 1, 2])[0]
 
 
 @pytest.mark.parametrize(
@@ -119,9 +117,9 @@ def test_greedy_choices_from_known_logits_are_exact(known, gap, token, error):
 def test_a_draw_may_miss_its_share_by_the_slack(beyond, fits):
     distribution = RowDistribution(torch.zeros(8, dtype=torch.float64), ONE, 1e-6)
     uniform = 0.125 + beyond * distribution.slack
-    distribution.compare_draw("field", distribution.prob(), uniform, 1, 0)
+    assert distribution.compare_draw("field", distribution.prob(), uniform, 1, 0)
     if fits:
-        distribution.compare_draw("field", distribution.prob(), uniform, 0, 0)
+        assert distribution.compare_draw("field", distribution.prob(), uniform, 0, 0)
     else:
         with pytest.raises(Mismatch):
             distribution.compare_draw("field", distribution.prob(), uniform, 0, 0)
@@ -148,8 +146,7 @@ def test_a_filters_edge_within_noise_makes_a_draw_uncertain(params, close, clear
     fragile, sound = (RowDistribution(torch.tensor(v, dtype=torch.float64), sampling, 1e-6) for v in (close, clear))
     assert fragile.is_fragile()
     assert not sound.is_fragile()
-    with pytest.raises(WithinRoundingError):
-        fragile.deny("field", 0, 3, 0)
+    assert not fragile.deny("field", 0, 3, 0)
     with pytest.raises(Mismatch):
         sound.deny("field", 0, 3, 0)
 
@@ -213,8 +210,7 @@ def test_bonus_tokens_near_and_away_from_their_uniforms_edge():
         with pytest.raises(Mismatch, check=lambda error: error.field == "predict"):
             accepted_at(edge, wrong)
     for edge, other in ((1 + 1e-9, one), (1 - 1e-9, zero)):
-        with pytest.raises(WithinRoundingError):
-            accepted_at(edge, other)
+        assert accepted_at(edge, other) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

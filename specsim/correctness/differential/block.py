@@ -29,7 +29,7 @@ class BlockLevel:
         return values.map(lambda entries: entries[self.entries].view(self.num_lanes, -1))
 
 
-def compare_slots(request: ComparedRequest[VerifyInput]) -> None:
+def compare_slots(request: ComparedRequest[VerifyInput]) -> bool:
     """Compare the candidates of every depth that max_len allows, and how many of them exist.
 
     The lanes of a depth, and the number of candidates, have to follow exactly from the implementation's own scores and
@@ -45,16 +45,20 @@ def compare_slots(request: ComparedRequest[VerifyInput]) -> None:
         num_lanes = len(candidates.states.reference.draft_logits[depth][candidates.index])
         level = BlockLevel(depth, slice(first, first + size), num_lanes)
         chosen = _compare_lanes(candidates, level, previous)
+        if chosen is None:
+            return False
         _compare_confidence(candidates, level)
         logits = LogitsPair(*(pool.draft_logits[depth][candidates.index] for pool in candidates.states[:2]))
         noise_of_lanes = noise_of_lanes[chosen]
         noise = _compare_children(request, candidates, level, logits)
+        if noise is None:
+            return False
         noise_of_lanes = (noise_of_lanes + noise).repeat_interleave(size // num_lanes)
         values = candidates.field("scores").map(lambda entries, at=level: log_scores(entries[at.entries], config.score))
         request.check.within(SCORES, values.exact, values.fast, float(noise_of_lanes.max()))
         previous = level
         first += size
-    _compare_alive(candidates, limit)
+    return _compare_alive(candidates, limit)
 
 
 def _explicit(tree: VerifyInput) -> ExplicitCandidates:
@@ -63,8 +67,11 @@ def _explicit(tree: VerifyInput) -> ExplicitCandidates:
     return tree.candidates
 
 
-def _compare_lanes(candidates: BlockCandidates, level: BlockLevel, previous: BlockLevel | None) -> torch.Tensor:
-    """Compare the parents of a level, and return their places among the entries of the level before."""
+def _compare_lanes(candidates: BlockCandidates, level: BlockLevel, previous: BlockLevel | None) -> torch.Tensor | None:
+    """Compare the parents of a level, and return their places among the entries of the level before.
+
+    None where rounding decided them.
+    """
     parents = level.rows(candidates.field("parents"))
     if previous is None:
         candidates.check.same(PARENTS, parents.reference, parents.fast)
@@ -76,8 +83,7 @@ def _compare_lanes(candidates: BlockCandidates, level: BlockLevel, previous: Blo
         best = torch.sort(scores, descending=True, stable=True).indices[: level.num_lanes]
     expected = (previous.entries.start + best)[:, None].expand_as(parents.fast)
     candidates.check.same(PARENTS, expected, parents.fast)
-    candidates.check.decided(parents.map(lambda rows: rows[:, 0].tolist()))
-    return best
+    return best if candidates.check.decided(parents.map(lambda rows: rows[:, 0].tolist())) else None
 
 
 def _compare_confidence(candidates: BlockCandidates, level: BlockLevel) -> None:
@@ -89,12 +95,16 @@ def _compare_confidence(candidates: BlockCandidates, level: BlockLevel) -> None:
 
 def _compare_children(
     request: ComparedRequest[VerifyInput], candidates: BlockCandidates, level: BlockLevel, logits: LogitsPair
-) -> torch.Tensor | float:
-    """Compare every lane's drafts, best ones or drawn ones; returns the error of their log probabilities."""
+) -> torch.Tensor | float | None:
+    """Compare every lane's drafts, best ones or drawn ones.
+
+    Returns the error of their log probabilities, None where rounding decided a draft.
+    """
     config = request.config
     tokens = level.rows(candidates.field("tokens"))
     if not config.is_sampled:
-        compare_drafts(candidates, TOKENS, tokens, logits)
+        if not compare_drafts(candidates, TOKENS, tokens, logits):
+            return None
         _require_falling(candidates, level)
         return log_prob_budget(*logits, request.check.eps)
     noise = []
@@ -110,7 +120,8 @@ def _compare_children(
             depth=level.depth,
             lanes=range(lane, lane + 1) if level.depth else range(config.topk),
         )
-        compare_draws(request, row)
+        if not compare_draws(request, row):
+            return None
         noise.append(row.logits.log_noise(request))
     return torch.tensor(noise, dtype=torch.float64)
 
@@ -129,7 +140,7 @@ def _require_falling(candidates: BlockCandidates, level: BlockLevel) -> None:
         raise Mismatch(SCORES, "at most its parent's and its elder siblings'", score, entry)
 
 
-def _compare_alive(candidates: BlockCandidates, limit: int) -> None:
+def _compare_alive(candidates: BlockCandidates, limit: int) -> bool:
     """Require the number of candidates that follows from the implementation's own confidences."""
     drafter = candidates.step.implementations.reference.engine.drafter
     block: BlockConfig = drafter.block
@@ -145,4 +156,4 @@ def _compare_alive(candidates: BlockCandidates, limit: int) -> None:
     check.tally.coverage["drafts"] += alive.fast
     check.tally.coverage["rounds without drafts"] += alive.fast == 0
     check.tally.coverage["blocks cut"] += depth < limit
-    check.decided(alive)
+    return check.decided(alive)

@@ -73,13 +73,6 @@ class Mismatch(Exception):
     node: int | None = None
 
 
-class WithinRoundingError(Exception):
-    """A choice that rounding decided: the implementations may differ from here on.
-
-    Raised after everything before the choice was found equal.
-    """
-
-
 class Trio(NamedTuple, Generic[T]):
     """One value of each of the three implementations."""
 
@@ -178,11 +171,13 @@ class FieldChecks:
             raise Mismatch(name, reference, fast)
         self.tally.fields[name] += 1
 
-    def decided(self, choices: Trio[Any]) -> None:
-        """Count a correct choice; WithinRoundingError where the implementations chose differently."""
+    def decided(self, choices: Trio[Any]) -> bool:
+        """Count a correct choice, and check whether all implementations made it.
+
+        Where rounding decided it, they may differ from there on: comparisons return False, and all before is equal.
+        """
         self.tally.decisions += 1
-        if not choices.agree:
-            raise WithinRoundingError
+        return choices.agree
 
     def note_logprob_error(self, error: float) -> None:
         """Keep the largest error."""

@@ -14,7 +14,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Sampling, VerifyOutput
 from specsim.core.rule import AcceptanceRule
-from specsim.correctness.differential.comparison import FLOAT32_EPS, Mismatch, WithinRoundingError
+from specsim.correctness.differential.comparison import FLOAT32_EPS, Mismatch
 from specsim.correctness.differential.step import ComparedRequest
 
 if TYPE_CHECKING:
@@ -70,20 +70,21 @@ class RowDistribution:
         if token != largest and (self.is_known or not margin <= 2 * self.noise):
             raise Mismatch(name, largest, token, node)
 
-    def compare_draw(self, name: str, weight_V: torch.Tensor, uniform: float, token: int, node: int | None) -> None:
+    def compare_draw(self, name: str, weight_V: torch.Tensor, uniform: float, token: int, node: int | None) -> bool:
         """Require an inverse-CDF draw: the uniform lies in the token's share of the mass, or within the slack of it."""
         cdf_V = weight_V.cumsum(-1)
         at = uniform * float(cdf_V[-1])
         low = float(cdf_V[token] - weight_V[token])
         high = float(cdf_V[token])
         if not (weight_V[token] > 0 and low - self.slack <= at <= high + self.slack):
-            self.deny(name, int((cdf_V > at).nonzero()[0]), token, node)
+            return self.deny(name, int((cdf_V > at).nonzero()[0]), token, node)
+        return True
 
-    def deny(self, name: str, expected: object, actual: object, node: int | None) -> None:
-        """Reject a choice that does not follow, unless rounding may have moved the edge of a filter."""
-        if self.is_fragile():
-            raise WithinRoundingError
-        raise Mismatch(name, expected, actual, node)
+    def deny(self, name: str, expected: object, actual: object, node: int | None) -> bool:
+        """Reject a choice that does not follow; False where rounding may have moved the edge of a filter."""
+        if not self.is_fragile():
+            raise Mismatch(name, expected, actual, node)
+        return False
 
     def is_fragile(self) -> bool:
         """Whether rounding decides if a token near a filter's edge is kept."""
@@ -169,10 +170,10 @@ MOST = 1 - 2.0**-24  # the largest uniform
 OF_ENTROPY = 30.0  # factor for an entropy, which sums the errors of log probabilities
 
 
-def compare_accepted(walk: ReportedWalk) -> int:
+def compare_accepted(walk: ReportedWalk) -> int | None:
     """Require the path and bonus that follow from the distributions, up to their rounding error.
 
-    Returns the number of choices.
+    Returns the number of choices, None where rounding decided one.
     """
     from specsim.reference.verify import accepted, round_draws
 
@@ -187,15 +188,16 @@ def compare_accepted(walk: ReportedWalk) -> int:
         return tuple(path), bonus
 
     path, bonus = result(prob_NV, draws.final, config)
-    if (path, bonus) != (walk.nodes, walk.bonus):
-        slack = max(distribution.slack for distribution in walk.distributions)
-        finals = [min(max(draws.final + sign * slack, LEAST), MOST) for sign in (0, -1, 1)]
-        for move_NV, moved_final, setting in product(_moves(prob_NV, walk), finals, _settings(config, slack, rule)):
-            moved_NV = prob_NV * (len(walk.nodes) * slack * move_NV).exp()
-            if result(moved_NV, moved_final, setting) == (walk.nodes, walk.bonus):
-                raise WithinRoundingError
-        _deny(walk, path, bonus)
-    return len(walk.nodes)
+    if (path, bonus) == (walk.nodes, walk.bonus):
+        return len(walk.nodes)
+    slack = max(distribution.slack for distribution in walk.distributions)
+    finals = [min(max(draws.final + sign * slack, LEAST), MOST) for sign in (0, -1, 1)]
+    for move_NV, moved_final, setting in product(_moves(prob_NV, walk), finals, _settings(config, slack, rule)):
+        moved_NV = prob_NV * (len(walk.nodes) * slack * move_NV).exp()
+        if result(moved_NV, moved_final, setting) == (walk.nodes, walk.bonus):
+            return None
+    _deny(walk, path, bonus)
+    return None
 
 
 def _moves(prob_NV: torch.Tensor, walk: ReportedWalk) -> Iterator[torch.Tensor]:
@@ -231,11 +233,12 @@ def _settings(config: SpecConfig, slack: float, rule: AcceptanceRule | None) -> 
 
 
 def _deny(walk: ReportedWalk, path: tuple[int, ...], bonus: int) -> None:
-    """Raise for the first node at which the implementation did not go as expected."""
+    """Reject the first node at which the implementation did not go as expected."""
     same = sum(a == b for a, b in zip(path, walk.nodes, strict=False))
     node = walk.nodes[same - 1]
     distribution = walk.distributions[node]
     if path == walk.nodes:
         distribution.deny("predict", bonus, walk.bonus, node)
-    expected, actual = (row[same] if same < len(row) else None for row in (path, walk.nodes))
-    distribution.deny("accept_index", expected, actual, node)
+    else:
+        expected, actual = (row[same] if same < len(row) else None for row in (path, walk.nodes))
+        distribution.deny("accept_index", expected, actual, node)

@@ -6,7 +6,7 @@ import torch
 
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.correctness.differential.block import compare_slots
-from specsim.correctness.differential.comparison import Mismatch, Trio, WithinRoundingError, log_prob_budget, present
+from specsim.correctness.differential.comparison import Mismatch, Trio, log_prob_budget, present
 from specsim.correctness.differential.draft_input import compare_product, first_draft_logits
 from specsim.correctness.differential.kv import compare_kv
 from specsim.correctness.differential.ranking import (
@@ -24,25 +24,23 @@ SCORES = "candidates.scores"
 PARENTS = "candidates.parent_list"
 
 
-def compare_draft(request: ComparedRequest[VerifyInput], lanes: list[torch.Tensor]) -> None:
+def compare_draft(request: ComparedRequest[VerifyInput], lanes: list[torch.Tensor]) -> bool:
     """Compare a request after the draft phase.
 
     The tree follows even from candidates that rounding decided. lanes: every request's slots of draft lanes, none where
     the drafter has no KV.
     """
-    try:
-        _compare_candidates(request)
-    except WithinRoundingError:
-        _compare_tree(request)
-        raise
+    is_same = _compare_candidates(request)
     _compare_tree(request)
+    if not is_same:
+        return False
     if lanes:
         drafted = request.step.drafted.map(lambda kv: present("draft KV", kv))
         compare_kv(request.check, "draft", drafted, lanes[request.index], request.step.pools.reference)
-    _compare_selection(request)
+    return _compare_selection(request)
 
 
-def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
+def _compare_candidates(request: ComparedRequest[VerifyInput]) -> bool:
     """Compare level by level, so that the first choice that rounding decided ends the comparison.
 
     The drafts of a lane are ranked by logits, which only the reference shows. Lanes are ranked by scores, which every
@@ -52,20 +50,17 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
     config = request.config
     check = request.check
     if request.step.drafter.block_rows:
-        compare_slots(request)
-        return
+        return compare_slots(request)
     if isinstance(request.states.reference.candidates, ExplicitCandidates):
         _compare_explicit(request)
-        return
+        return True
     if config.is_plain:
-        return
+        return True
     first = request.of(request.step.entered)
     if request.step.entered.reference.has_all_drafts:
-        compare_product(request, first)
-        return
+        return compare_product(request, first)
     if config.is_sampled:
-        compare_lanes(request, first_draft_logits(first))
-        return
+        return compare_lanes(request, first_draft_logits(first))
     candidates = candidates_of(request)
     parents = candidates.field("parent_list")
     tokens = candidates.field("tokens")
@@ -74,13 +69,14 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> None:
     check.same(TOKENS, tokens.reference[:k], tokens.fast[:k])
     noise = 0.0
     for step in range(config.num_steps):
-        if step > 1:
-            _compare_lanes(candidates, step)
+        if step > 1 and not _compare_lanes(candidates, step):
+            return False
         logits = lane_logits(candidates, step) if step else first_draft_logits(first)
-        if step:
-            _compare_children(candidates, step, logits)
+        if step and not _compare_children(candidates, step, logits):
+            return False
         noise += log_prob_budget(*logits, check.eps)
         _compare_scores(candidates, step, noise)
+    return True
 
 
 def _compare_explicit(request: ComparedRequest[VerifyInput]) -> None:
@@ -110,24 +106,24 @@ def _lanes(candidates: ComparedRequest[Candidates], index: int) -> Trio[torch.Te
     return candidates.field("parent_list").map(lambda parents: parents[1 + (index - 1) * k :][:k])
 
 
-def _compare_lanes(candidates: ComparedRequest[Candidates], step: int) -> None:
+def _compare_lanes(candidates: ComparedRequest[Candidates], step: int) -> bool:
     level = _level(candidates, step - 1)
     lanes = _lanes(candidates, step)
     scores = candidates.field("scores").map(lambda scores: scores[level])
     best = torch.sort(scores.fast, descending=True, stable=True).indices[: candidates.config.topk]
     candidates.check.same(PARENTS, level.start + best, lanes.fast)
     candidates.check.tally.coverage["ties"] += _ties_at_an_edge(scores.exact, candidates.config.topk)
-    candidates.check.decided(lanes.map(torch.Tensor.tolist))
+    return candidates.check.decided(lanes.map(torch.Tensor.tolist))
 
 
-def _compare_children(candidates: ComparedRequest[Candidates], step: int, logits: LogitsPair) -> None:
+def _compare_children(candidates: ComparedRequest[Candidates], step: int, logits: LogitsPair) -> bool:
     """Compare the children of every lane; a dropped lane proposes ids 0..K-1 with probability 0."""
     k = candidates.config.topk
     tokens = candidates.field("tokens").map(lambda tokens: tokens[_level(candidates, step)].view(k, k))
-    if candidates.is_dropped(step):
-        candidates.check.same(TOKENS, tokens.reference, tokens.fast)
-    else:
-        compare_drafts(candidates, TOKENS, tokens, logits)
+    if not candidates.is_dropped(step):
+        return compare_drafts(candidates, TOKENS, tokens, logits)
+    candidates.check.same(TOKENS, tokens.reference, tokens.fast)
+    return True
 
 
 def _compare_scores(candidates: ComparedRequest[Candidates], index: int, noise: float) -> None:
@@ -181,13 +177,13 @@ def _compare_tree(request: ComparedRequest[VerifyInput]) -> None:
         request.check.same(name, ours.view_as(theirs), theirs)
 
 
-def _compare_selection(request: ComparedRequest[VerifyInput]) -> None:
+def _compare_selection(request: ComparedRequest[VerifyInput]) -> bool:
     """Count the selected tree as a choice; each is right by its implementation's own scores."""
     if not request.step.drafter.block_rows:
         if isinstance(request.states.reference.candidates, ExplicitCandidates):
-            return
+            return True
         exact = candidates_of(request).field("scores").exact
         request.check.tally.coverage["ties"] += _ties_at_an_edge(exact, request.config.num_draft_tokens - 1)
     i = request.index
     trees = request.states.map(lambda tree: (tree.draft_tokens[i].tolist(), tree.parents[i].tolist()))
-    request.check.decided(trees)
+    return request.check.decided(trees)

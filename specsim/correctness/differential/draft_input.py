@@ -22,7 +22,7 @@ from specsim.correctness.differential.ranking import (
 from specsim.correctness.differential.step import ComparedRequest, ComparedStep
 
 
-def compare_all_drafts(request: ComparedRequest[Any], prefix: str) -> None:
+def compare_all_drafts(request: ComparedRequest[Any], prefix: str) -> bool:
     """Compare the finished drafts depth by depth, each ranked by the logits of exact's hidden state, or drawn.
 
     A draft that rounding decided ends the comparison, as the rows of deeper modules read it.
@@ -46,11 +46,14 @@ def compare_all_drafts(request: ComparedRequest[Any], prefix: str) -> None:
         values = scores.map(lambda entries: log_scores(present("topk_scores", entries), config.score))
         if config.is_sampled:
             row = DrawnRow(name, tokens, draft_prob, logits, request.end, depth, range(config.topk))
-            compare_draws(request, row)
+            is_same = compare_draws(request, row)
         else:
-            compare_drafts(request, name, tokens.map(lambda entries: entries[None]), logits)
+            is_same = compare_drafts(request, name, tokens.map(lambda entries: entries[None]), logits)
+        if not is_same:
+            return False
         check.within(f"{prefix}topk_scores", values.exact, values.fast, logits.log_noise(request))
     _compare_features(request)
+    return True
 
 
 def _is_dropped(request: ComparedRequest[Any], depth: int) -> bool:
@@ -77,7 +80,7 @@ def _compare_features(request: ComparedRequest[Any]) -> None:
     request.check.close("kept features", features.map(lambda ring: ring.features[request.row].cpu()[entries]))
 
 
-def compare_product(request: ComparedRequest[VerifyInput], entered: ComparedRequest[Any]) -> None:
+def compare_product(request: ComparedRequest[VerifyInput], entered: ComparedRequest[Any]) -> bool:
     """Require the candidates that follow from the implementation's own drafts, and count the lanes as a choice."""
     check = request.check
     drafter = request.step.implementations.reference.engine.drafter
@@ -92,37 +95,38 @@ def compare_product(request: ComparedRequest[VerifyInput], entered: ComparedRequ
     check.within("candidates.scores", scores, own_scores, 16 * FLOAT32_EPS)
     if expected.draft_prob is not None:
         check.same("draft_prob", expected.draft_prob[0], present("draft_prob", request.field("draft_prob").fast))
-    check.decided(product.field("parent_list").map(torch.Tensor.tolist))
+    return check.decided(product.field("parent_list").map(torch.Tensor.tolist))
 
 
-def compare_prefill(request: ComparedRequest[PrefillOutput], logits: LogitsPair) -> None:
+def compare_prefill(request: ComparedRequest[PrefillOutput], logits: LogitsPair) -> bool:
     """Compare a request after a chunk of its prompt; logits: [B, V] after every chunk."""
     compare_committed(request, "target")
-    _compare_first_token(request, logits)
+    if not _compare_first_token(request, logits):
+        return False
     states = request.states.map(lambda state: state.draft_input)
-    _compare_draft_state(request.of(states), int(request.field("next_tokens").fast), "draft_input.")
+    return _compare_draft_state(request.of(states), int(request.field("next_tokens").fast), "draft_input.")
 
 
-def compare_draft_extend(request: ComparedRequest[DraftInput], rows: DraftExtendInput) -> None:
+def compare_draft_extend(request: ComparedRequest[DraftInput], rows: DraftExtendInput) -> bool:
     """Compare a request after draft-extend over these rows."""
-    _compare_draft_state(request, int(rows.bonus_tokens[request.index]))
+    return _compare_draft_state(request, int(rows.bonus_tokens[request.index]))
 
 
-def _compare_draft_state(request: ComparedRequest[DraftInput], bonus: int, prefix: str = "") -> None:
+def _compare_draft_state(request: ComparedRequest[DraftInput], bonus: int, prefix: str = "") -> bool:
     """Compare the draft KV and the state for the next round.
 
     The KV of modules that make all drafts depends on those drafts, which come first.
     """
-    if request.states.reference.has_all_drafts:
-        _compare_draft_input(request, bonus, prefix)
-        compare_all_drafts(request, prefix)
+    if not request.states.reference.has_all_drafts:
         compare_committed(request, "draft")
-    else:
+        return _compare_draft_input(request, bonus, prefix)
+    is_same = _compare_draft_input(request, bonus, prefix) and compare_all_drafts(request, prefix)
+    if is_same:
         compare_committed(request, "draft")
-        _compare_draft_input(request, bonus, prefix)
+    return is_same
 
 
-def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefix: str = "") -> None:
+def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefix: str) -> bool:
     """Compare the state for the next round, whose root is `bonus`.
 
     The first drafts are ranked by the logits of exact's hidden, or drawn from their distribution.
@@ -131,18 +135,22 @@ def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefi
     bonus_tokens = request.field("bonus_tokens").fast
     check.same(f"{prefix}bonus_tokens", torch.tensor(bonus, dtype=torch.int32), bonus_tokens)
     if not isinstance(request.states.reference, AutoregressiveInput):
-        return
+        return True
     topk_index = request.field("topk_index")
     check.close(f"{prefix}hidden", request.field("hidden").map(lambda hidden: present("hidden", hidden)))
     logits = first_draft_logits(request)
     name = f"{prefix}topk_index"
     if request.config.is_sampled:
         lanes = range(request.config.topk)
-        compare_draws(request, DrawnRow(name, topk_index, request.field("draft_prob"), logits, request.end, 0, lanes))
+        row = DrawnRow(name, topk_index, request.field("draft_prob"), logits, request.end, 0, lanes)
+        is_same = compare_draws(request, row)
     else:
-        compare_drafts(request, name, topk_index.map(lambda tokens: tokens[None]), logits)
+        is_same = compare_drafts(request, name, topk_index.map(lambda tokens: tokens[None]), logits)
+    if not is_same:
+        return False
     scores = request.field("topk_scores").map(lambda scores: log_scores(scores, request.config.score))
     check.within(f"{prefix}topk_scores", scores.exact, scores.fast, logits.log_noise(request))
+    return True
 
 
 def first_draft_logits(request: ComparedRequest[Any]) -> LogitsPair:
@@ -177,7 +185,7 @@ def _adjusted(request: ComparedRequest[Any], engine: Engine, logits_BV: torch.Te
     return adjust_logits(logits_BV[request.index], context, int(batch.prompt_lens), batch.sampling, 0, allowed_1V[0])
 
 
-def _compare_first_token(request: ComparedRequest[PrefillOutput], logits: LogitsPair) -> None:
+def _compare_first_token(request: ComparedRequest[PrefillOutput], logits: LogitsPair) -> bool:
     """Compare the token after the chunk with exact's adjusted logits.
 
 
@@ -195,13 +203,18 @@ def _compare_first_token(request: ComparedRequest[PrefillOutput], logits: Logits
     prompt_token = int(request.step.entered.reference.next_tokens[request.index])  # -1 where the token is sampled
     is_token = tokens.fast == prompt_token if prompt_token >= 0 else 0 <= tokens.fast < len(exact_V)
     check.require("next_tokens", is_token, tokens.reference if prompt_token < 0 else prompt_token, tokens.fast)
+    is_same = True
     if prompt_token < 0 and distribution.temperature == 0:
-        Ranking(reference_V, exact_V, noise).compare(check, "next_tokens", tokens.map(lambda token: [token]))
+        ranking = Ranking(reference_V, exact_V, noise)
+        is_same = ranking.compare(check, "next_tokens", tokens.map(lambda token: [token]))
     elif prompt_token < 0:
         uniform = float(first_uniforms(batch.seeds, batch.request_ids, batch.seq_lens))
-        distribution.compare_draw("next_tokens", distribution.prob(), uniform, tokens.fast, None)
-        check.decided(tokens)
+        is_drawn = distribution.compare_draw("next_tokens", distribution.prob(), uniform, tokens.fast, None)
+        is_same = is_drawn and check.decided(tokens)
+    if not is_same:
+        return False
     expected = torch.tensor(distribution.logprob(tokens.fast), dtype=torch.float64)
     logprob = request.field("logprobs").fast
     check.within("logprobs", expected, logprob, distribution.logprob_slack(noise))
     check.note_logprob_error(abs(float(logprob.double() - expected)))
+    return True

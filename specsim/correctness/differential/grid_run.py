@@ -113,20 +113,13 @@ def run_grid(
     shares: ranks that run this grid together, one process each. json_file is rewritten after every cell; resume takes
     over the cells it holds.
     """
-    if jobs < 1:
-        raise InputError("jobs", jobs, "an integer of at least 1")
-    if jobs > 1 and shares.tensor_parallel > 1:
-        raise InputError("jobs", jobs, "1 with tensor_parallel, whose ranks are processes already")
-    if dtype not in DTYPES:
-        raise InputError("dtype", dtype, " or ".join(DTYPES))
-    if resume and json_file is None:
-        raise InputError("resume", resume, "with a JSON file of an earlier run")
+    _check_options(dtype, jobs, shares)
+    require(not resume or json_file is not None, "resume", resume, "with a JSON file of an earlier run")
     require(cells, "grid", name, "a grid that has cells for these options")
     shard_cells = _shard(cells, shard)
     order = {cell.id: index for index, cell in enumerate(cells)}
-    device = check_device(device) if impl == "fast" else device or "cpu"
-    if impl != "fast" and device != "cpu":
-        raise InputError("device", device, "cpu with impl 'reference'")
+    device = _checked_device(impl, device)
+    command = f"specsim diff --grid {name} --device {device} --dtype {dtype}{_ranks_text(shares)}"
     result = GridResult(
         grid=name,
         fingerprint=sha256(repr(list(cells)).encode()).hexdigest()[:16],
@@ -136,10 +129,8 @@ def run_grid(
         impl=impl,
         versions=versions(device),
         date=now(),
-        command=f"specsim diff --grid {name} --device {device} --dtype {dtype}{_ranks_text(shares)}"
-        if name != "one cell"
-        else "",
-        required=required(cells, impl) if name != "one cell" else (),
+        command="" if name == "one cell" else command,
+        required=() if name == "one cell" else required(cells, impl),
         cells=(),
     )
     done = _resumed(json_file, result, order) if resume and json_file is not None else {}
@@ -155,6 +146,20 @@ def run_grid(
     result = replace(result, cells=tuple(sorted(results, key=lambda cell: order[cell.id])))
     write_json(json_file, result.to_json())
     return result
+
+
+def _checked_device(impl: str, device: str | None) -> str:
+    require(impl == "fast" or device in (None, "cpu"), "device", device, "cpu with impl 'reference'")
+    return check_device(device) if impl == "fast" else "cpu"
+
+
+def _check_options(dtype: str, jobs: int, shares: Shares) -> None:
+    if jobs < 1:
+        raise InputError("jobs", jobs, "an integer of at least 1")
+    if jobs > 1 and shares.tensor_parallel > 1:
+        raise InputError("jobs", jobs, "1 with tensor_parallel, whose ranks are processes already")
+    if dtype not in DTYPES:
+        raise InputError("dtype", dtype, " or ".join(DTYPES))
 
 
 def required(cells: Sequence[Cell], impl: str) -> tuple[str, ...]:

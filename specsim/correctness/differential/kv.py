@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from specsim.core.pool import KVBuffer, KVPool
-from specsim.correctness.differential.comparison import FieldChecks, Mismatch, Trio, WithinRoundingError
+from specsim.correctness.differential.comparison import FieldChecks, Mismatch, Trio
 from specsim.correctness.differential.step import ComparedRequest, ComparedStep
 
 MOST_TIES = 1e-3  # share of a request's fp8 numbers that may lie where rounding decides
@@ -43,8 +43,8 @@ def _parts(kv: KVBuffer, buffer: str) -> list[tuple[str, Callable[[KVBuffer], to
     ]
 
 
-def note_other_choices(request: ComparedRequest[Any]) -> None:
-    """Stop where rounding chose other experts for a row, or other fp8 numbers for a few of its KV.
+def has_other_choices(request: ComparedRequest[Any]) -> bool:
+    """Check whether rounding chose other experts for a row, or other fp8 numbers for a few of its KV.
 
     Later layers differ by more than rounding then. A number between two of fp8 may fall to either side, so its codes
     may differ by one. Experts are compared between the reference and its float64 run only.
@@ -54,22 +54,22 @@ def note_other_choices(request: ComparedRequest[Any]) -> None:
     slots = columns[columns >= 0]
     reference, exact = (pool.side.read(slots) for pool in pools[:2])
     if any(not torch.equal(rows, exact[name]) for name, rows in reference.items()):
-        raise WithinRoundingError
+        return True
     drafted = (pools.map(lambda pool: pool.draft), request.step.drafted)
-    buffers = [pools.map(lambda trio: trio.target), *(trio for trio in drafted if None not in trio)]
-    for trio in buffers:
-        if trio.reference is not None and trio.reference.is_fp8:
-            _note_ties(trio, slots)
+    buffers = [pools.map(lambda pool: pool.target), *(trio for trio in drafted if None not in trio)]
+    fp8 = (trio for trio in buffers if trio.reference is not None and trio.reference.is_fp8)
+    return any(_has_ties(trio, slots) for trio in fp8)
 
 
-def _note_ties(buffers: Trio[Any], slots: torch.Tensor) -> None:
+def _has_ties(buffers: Trio[Any], slots: torch.Tensor) -> bool:
     buffers = buffers.map(lambda kv: kv.with_heads_of(buffers.fast))
     names = ("keys",) if buffers.reference.values_in_keys else ("keys", "values")
     for name in names:
         codes = buffers.map(lambda kv, n=name: _ordered(getattr(kv, n)[:, slots.to(kv.keys.device)].cpu()))
         distance = torch.maximum(*((codes.reference - other).abs() for other in codes[1:]))
         if distance.any() and int(distance.max()) == 1 and int(distance.sum()) <= max(2, MOST_TIES * distance.numel()):
-            raise WithinRoundingError
+            return True
+    return False
 
 
 def _ordered(stored: torch.Tensor) -> torch.Tensor:

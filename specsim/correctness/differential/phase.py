@@ -9,10 +9,10 @@ import torch
 from specsim.core.columns import lane_columns, reserve_lanes, tail_columns
 from specsim.core.drafter import columns_ahead
 from specsim.core.pool import KVBuffer
-from specsim.correctness.differential.comparison import Mismatch, WithinRoundingError, present
+from specsim.correctness.differential.comparison import Mismatch, present
 from specsim.correctness.differential.draft import compare_draft
 from specsim.correctness.differential.draft_input import compare_draft_extend, compare_prefill, prefill_logits
-from specsim.correctness.differential.kv import compare_tables, note_other_choices, owner_of
+from specsim.correctness.differential.kv import compare_tables, has_other_choices, owner_of
 from specsim.correctness.differential.step import ComparedRequest, ComparedStep
 from specsim.correctness.differential.verify import adjusted_logits, compare_verify
 
@@ -150,7 +150,7 @@ def _changed(before: KVBuffer, after: KVBuffer) -> torch.Tensor:
 
 BY_ROW = frozenset(f"draft_extend_input.{name}" for name in ("input_ids", "positions", "cache_locations", "hidden"))
 # By phase: what every request's comparison needs, computed once for the step, and the comparison.
-COMPARISONS: dict[str, tuple[Callable[[ComparedStep], Any], Callable[[ComparedRequest, Any], None]]] = {
+COMPARISONS: dict[str, tuple[Callable[[ComparedStep], Any], Callable[[ComparedRequest, Any], bool]]] = {
     "prefill": (prefill_logits, compare_prefill),
     "draft": (lane_slots, compare_draft),
     "verify": (adjusted_logits, compare_verify),
@@ -187,16 +187,17 @@ def compare_step(step: ComparedStep, not_compared: set[int]) -> Iterator[StepDif
                 continue
             request = ComparedRequest(step, index, states)
             try:
-                note_other_choices(request)
-                compare(request, prepared)
-                tally.compared[phase] += 1
-            except WithinRoundingError:
-                tally.within_rounding_error += 1
-                tally.not_compared[phase] += 1
-                not_compared.add(index)
+                is_same = not has_other_choices(request) and compare(request, prepared)
             except Mismatch as mismatch:
                 wrong.add(index)
                 yield StepDifference(phase, index, mismatch)
+                continue
+            if is_same:
+                tally.compared[phase] += 1
+            else:
+                tally.within_rounding_error += 1
+                tally.not_compared[phase] += 1
+                not_compared.add(index)
     if step.pools_before is None:
         return
     if mismatch := _mismatch(compare_tables, step, not_compared | wrong):

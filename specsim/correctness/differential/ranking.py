@@ -40,7 +40,7 @@ class Ranking:
     exact_V: torch.Tensor
     noise: float  # bound on the error of a value
 
-    def compare(self, check: FieldChecks, name: str, chosen: Trio[list[int]]) -> None:
+    def compare(self, check: FieldChecks, name: str, chosen: Trio[list[int]]) -> bool:
         """Require the best indices, best first.
 
         At each place the value may differ from that of exact's choice by `noise`: two values, each off by at most
@@ -55,7 +55,7 @@ class Ranking:
                 raise Mismatch(name, best, choice, rank)
         check.tally.coverage["ties"] += any(len(self._equals(index)) > 1 for index in chosen.exact)
         check.tally.fields[name] += 1
-        check.decided(chosen)
+        return check.decided(chosen)
 
     def _equals(self, index: int) -> list[int]:
         """List the indices whose values equal this one in both precisions."""
@@ -63,7 +63,7 @@ class Ranking:
         return equal.nonzero().flatten().tolist()
 
 
-def compare_drafts(request: ComparedRequest[Any], name: str, drafts: Trio[torch.Tensor], logits: LogitsPair) -> None:
+def compare_drafts(request: ComparedRequest[Any], name: str, drafts: Trio[torch.Tensor], logits: LogitsPair) -> bool:
     """Compare the K drafts of every lane, target ids i64 [L, K], with the lanes' logits [L, draft V]."""
     draft_ids = request.step.draft_ids
     noise = budget(*logits, request.check.eps)
@@ -73,7 +73,9 @@ def compare_drafts(request: ComparedRequest[Any], name: str, drafts: Trio[torch.
             if not (0 <= token < len(draft_ids) and draft_ids[token] >= 0):
                 raise Mismatch(name, expected, token, lane)
         ids = tokens.map(lambda chosen: draft_ids[chosen].tolist())
-        Ranking(*rows, noise).compare(request.check, name, ids)
+        if not Ranking(*rows, noise).compare(request.check, name, ids):
+            return False
+    return True
 
 
 def log_scores(scores: torch.Tensor, score: str = "prob") -> torch.Tensor:
@@ -102,7 +104,7 @@ class DrawnRow:
         return "draft_input.draft_prob" if self.name.startswith("draft_input.") else "draft_prob"
 
 
-def compare_draws(request: ComparedRequest[Any], row: DrawnRow) -> None:
+def compare_draws(request: ComparedRequest[Any], row: DrawnRow) -> bool:
     """Compare drafts and distribution with the row's logits; a greedy request's drafts are the best ones."""
     check = request.check
     tokens = row.tokens
@@ -111,8 +113,7 @@ def compare_draws(request: ComparedRequest[Any], row: DrawnRow) -> None:
         values = row.draft_prob.map(lambda prob_V: log_scores(present("draft_prob", prob_V).clamp(min=LEAST)))
         check.within(row.prob_name, values.exact, values.fast, noise)
     if request.temperature == 0:
-        compare_drafts(request, row.name, tokens.map(lambda row_tokens: row_tokens[None]), row.logits)
-        return
+        return compare_drafts(request, row.name, tokens.map(lambda row_tokens: row_tokens[None]), row.logits)
     draft_ids = request.step.draft_ids
     prob_V = torch.softmax(row.logits.exact[0].double() / request.temperature, dim=-1)
     prob_V = torch.where(draft_ids >= 0, prob_V[draft_ids], 0.0)
@@ -120,7 +121,7 @@ def compare_draws(request: ComparedRequest[Any], row: DrawnRow) -> None:
         if not (0 <= token < len(prob_V) and _possible(request, row, lane, prob_V)[token]):
             raise Mismatch(row.name, int(tokens.exact[rank]), token, rank)
     check.tally.fields[row.name] += 1
-    check.decided(tokens.map(torch.Tensor.tolist))
+    return check.decided(tokens.map(torch.Tensor.tolist))
 
 
 def _possible(request: ComparedRequest[Any], row: DrawnRow, lane: int, prob_V: torch.Tensor) -> torch.Tensor:
@@ -141,7 +142,7 @@ def _possible(request: ComparedRequest[Any], row: DrawnRow, lane: int, prob_V: t
     return (prob_V > 0) & (cdf_V - prob_V - slack <= uniform) & (uniform <= cdf_V + slack)
 
 
-def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: LogitsPair) -> None:
+def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: LogitsPair) -> bool:
     """Compare a static tree's drafts: first those of the draft input, then one of every lane a step."""
     check = request.check
     k = request.config.topk
@@ -170,10 +171,12 @@ def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: LogitsPai
                 depth=step,
                 lanes=range(lane, lane + 1),
             )
-            _compare_child(request, row)
+            if not _compare_child(request, row):
+                return False
             noise_K[lane] += row.logits.log_noise(request)
         values = scores.map(lambda entries, i=at: log_scores(entries[i : i + 1], request.config.score))
         check.within("candidates.scores", values.exact, values.fast, noise_K[lane])
+    return True
 
 
 def candidates_of(request: ComparedRequest[VerifyInput]) -> ComparedRequest[Candidates]:
@@ -192,12 +195,12 @@ def lane_logits(candidates: ComparedRequest[Candidates], step: int) -> LogitsPai
     return LogitsPair(*(pool.draft_logits[step - 1][candidates.index] for pool in candidates.states[:2]))
 
 
-def _compare_child(request: ComparedRequest[VerifyInput], row: DrawnRow) -> None:
+def _compare_child(request: ComparedRequest[VerifyInput], row: DrawnRow) -> bool:
     """Compare one lane's draft; a dropped lane proposes token 0 with a distribution of zeros."""
     if not request.is_dropped(row.depth):
-        compare_draws(request, row)
-        return
+        return compare_draws(request, row)
     request.check.same(row.name, row.tokens.reference, row.tokens.fast)
     if row.draft_prob.fast is not None:
         expected = present("draft_prob", row.draft_prob.reference)
         request.check.same(row.prob_name, expected, row.draft_prob.fast)
+    return True

@@ -28,14 +28,15 @@ def adjusted_logits(step: ComparedStep) -> torch.Tensor:
     return node_logits(batch, tree, step.outputs["verify"].fast.target_logits, step.config, reference.pools, allowed)
 
 
-def compare_verify(request: ComparedRequest[VerifyOutput], adjusted_BNV: torch.Tensor) -> None:
+def compare_verify(request: ComparedRequest[VerifyOutput], adjusted_BNV: torch.Tensor) -> bool:
     """Compare a request after the verify phase."""
     _compare_logits(request)
-    _compare_walk(reported_walk(request, adjusted_BNV[request.index]))
-    _compare_paths(request)
+    if not (_compare_walk(reported_walk(request, adjusted_BNV[request.index])) and _compare_paths(request)):
+        return False
     _compare_extend_input(request)
     compare_committed(request, "target")
     _note_round(request)
+    return True
 
 
 def _compare_logits(request: ComparedRequest[VerifyOutput]) -> None:
@@ -45,7 +46,7 @@ def _compare_logits(request: ComparedRequest[VerifyOutput]) -> None:
     request.check.close("target_logits", logits)
 
 
-def _compare_walk(walk: ReportedWalk) -> None:
+def _compare_walk(walk: ReportedWalk) -> bool:
     """Compare path, tokens, counters and logprobs with those that follow from the implementation's own logits."""
     request = walk.request
     check = request.check
@@ -59,15 +60,22 @@ def _compare_walk(walk: ReportedWalk) -> None:
         if not 0 <= token < len(walk.distributions[0].adjusted_V):
             expected = request.states.reference.verdict.predict[request.nodes]
             raise Mismatch("predict", int(expected[walk.nodes[depth]]), token)
-        check.tally.decisions += choose(walk, depth) if by_step else 0
+        num_choices = choose(walk, depth) if by_step else 0
+        if num_choices is None:
+            return False
+        check.tally.decisions += num_choices
     if not by_step:
-        check.tally.decisions += compare_accepted(walk)
+        num_choices = compare_accepted(walk)
+        if num_choices is None:
+            return False
+        check.tally.decisions += num_choices
     expected = torch.full_like(predict, -1)
     expected[list(walk.nodes)] = torch.tensor(walk.tokens, dtype=predict.dtype)
     check.same("predict", expected, predict)
     for name, count in zip(COUNTERS, (len(walk.nodes) - 1, len(walk.nodes)), strict=True):
         check.same(name, torch.tensor(count, dtype=torch.int32), getattr(verdict, name)[request.index])
     _compare_logprobs(walk)
+    return True
 
 
 def _compare_greedy(walk: ReportedWalk, depth: int) -> int:
@@ -83,8 +91,11 @@ def _compare_greedy(walk: ReportedWalk, depth: int) -> int:
     return 1
 
 
-def _compare_sampled(walk: ReportedWalk, depth: int) -> int:
-    """Compare every child's uniform in turn, then the draw from the residual. Returns the number of choices."""
+def _compare_sampled(walk: ReportedWalk, depth: int) -> int | None:
+    """Compare every child's uniform in turn, then the draw from the residual.
+
+    Returns the number of choices, None where rounding decided one.
+    """
     from specsim.core.uniforms import accept_uniforms, final_uniforms
 
     batch = walk.request.batch
@@ -105,12 +116,14 @@ def _compare_sampled(walk: ReportedWalk, depth: int) -> int:
         short = min(threshold - accumulated, config.threshold_single - child_prob)
         if short > distribution.slack if child == accepted else short < -distribution.slack:
             distribution.deny("accept_index", child if short <= 0 else None, accepted, node)
+            return None
         if child == accepted:
             return choices
         weight_V[tokens[child]] = 0.0
     residual_V = weight_V if weight_V.sum() > 0 else prob_V
-    distribution.compare_draw("predict", residual_V, float(final_uniforms(*names)), walk.tokens[depth], node)
-    return len(children) + 1
+    final = float(final_uniforms(*names))
+    is_same = distribution.compare_draw("predict", residual_V, final, walk.tokens[depth], node)
+    return len(children) + 1 if is_same else None
 
 
 def _compare_logprobs(walk: ReportedWalk) -> None:
@@ -124,16 +137,17 @@ def _compare_logprobs(walk: ReportedWalk) -> None:
     walk.request.check.within("logprobs", expected, fast, allowed)
 
 
-def _compare_paths(request: ComparedRequest[VerifyOutput]) -> None:
+def _compare_paths(request: ComparedRequest[VerifyOutput]) -> bool:
     """Stop where rounding changed the path; on equal paths note the largest logprob error."""
     verdicts = request.of(request.states.map(lambda output: output.verdict))
     paths = verdicts.states.map(
         lambda verdict: (verdict.accept_index[request.index].tolist(), verdict.predict[request.nodes].tolist())
     )
     if not paths.agree:
-        request.check.decided(paths)
+        return request.check.decided(paths)
     logprobs = verdicts.field("logprobs").map(torch.Tensor.double)
     request.check.note_logprob_error(float((logprobs.fast - logprobs.exact).abs().max()))
+    return True
 
 
 def _compare_extend_input(request: ComparedRequest[VerifyOutput]) -> None:

@@ -6,7 +6,7 @@ the programs.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -187,9 +187,7 @@ def soak(
             results.append(result)
             bar.update()
     named = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph, "adaptive": policy_name}
-    if shares.tensor_parallel > 1:
-        named |= {"jobs": 1} | {name.replace("_", "-"): value for name, value in shares._asdict().items()}
-    arguments = "".join(f" --{name} {value}" for name, value in named.items() if value)
+    arguments = _arguments(named, shares)
     drawn = f"--requests {num_requests} --seed {seed}" if program is None else f"--program {program}"
     where = check_device(device) if impl == "fast" else "cpu"
     return Soak(
@@ -201,6 +199,14 @@ def soak(
         date=date,
         versions=versions(where),
     )
+
+
+def _arguments(named: Mapping[str, str | None], shares: Shares) -> str:
+    """Write options of the command, without those that are not given."""
+    options: dict[str, Any] = dict(named)
+    if shares.tensor_parallel > 1:
+        options |= {"jobs": 1} | {name.replace("_", "-"): value for name, value in shares._asdict().items()}
+    return "".join(f" --{name} {value}" for name, value in options.items() if value)
 
 
 def _names(num_requests: int, seed: int, shares: Shares) -> Iterator[str]:
