@@ -9,10 +9,9 @@ from specsim.correctness.faults.catalogue import (
     serving,
     slots,
     targets,
-    trees,
     verification,
 )
 from specsim.correctness.faults.fault import Fault
 
-GROUPS = (drafting, draft_models, blocks, mtp, trees, slots, verification, targets, ranks, serving)
+GROUPS = (drafting, draft_models, blocks, mtp, slots, verification, targets, ranks, serving)
 FAULTS: tuple[Fault, ...] = tuple(fault for group in GROUPS for fault in group.FAULTS)
