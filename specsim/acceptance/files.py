@@ -1,25 +1,116 @@
-"""Acceptance records of files, whatever tool wrote them."""
+"""Acceptance records of files, whatever tool wrote them; AIPerf's exports and benchmark clients' results among them."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from specsim.acceptance import aiperf_records, benchmark_reports, own_results, sglang_metrics, vllm_metrics
-from specsim.acceptance.content import Content
+from specsim.acceptance import own_results, sglang_metrics, vllm_metrics
+from specsim.acceptance.content import Content, dense, reported, request_counts
 from specsim.core.display import short_setting
 from specsim.core.errors import InputError
 from specsim.core.files import read_text
-from specsim.simulator.acceptance_record import AcceptanceRecord
+from specsim.core.limits import MOST_STEPS
+from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
+from specsim.simulator.measurement import SPECULATION, Report
+from specsim.simulator.report import read_reports
 
-_READERS = (own_results, aiperf_records, vllm_metrics, sglang_metrics, benchmark_reports)
-FORMATS = "; ".join(reader.FORMAT for reader in _READERS)
+AIPERF = "AIPerf's profile_export.jsonl (spec_decode_acceptance) and profile_export_aiperf.json"
+AIPERF_CONVENTION = (
+    "acceptance_histogram counts verify steps by accepted drafts, without the bonus token, which "
+    "mean_acceptance_length includes."
+)
+_POOLED = "pooled_spec_decode_acceptance_histogram"
+REPORTS = "the results of `vllm bench serve` and SGLang's bench_serving, as JSON or printed"
+REPORT_CONVENTION = (
+    "accept lengths include the bonus token, accepted tokens count drafts only, rates are unconditional."
+)
 SHOWN = 8  # records that an error lists
+
+
+def read_aiperf(content: Content) -> list[AcceptanceRecord]:
+    """Read AIPerf's records of requests, or else the pooled histogram of a run; [] for another file.
+
+    https://docs.nvidia.com/aiperf/reference/per-request-speculative-decoding-acceptance
+    """
+    values = [entry["spec_decode_acceptance"] for entry in content.objects("spec_decode_acceptance")]
+    requests = [value for value in values if isinstance(value, Mapping)]
+    if requests:
+        counts = [request_counts(content, request) for request in requests]
+        steps = max(content.count(request, "num_spec_tokens", most=MOST_STEPS) or 0 for request in requests)
+        engines = {str(request["engine"]) for request in requests if request.get("engine")}
+        tool = " ".join(["aiperf", *sorted(engines)])
+        stated = reported(content, requests, counts)
+        return [_aiperf_record(content, counts, tool, max(steps, *map(_depth, counts)), True, **stated)]
+    return [_pooled(content, entry) for entry in content.objects(_POOLED)]
+
+
+def _pooled(content: Content, value: Mapping[str, Any]) -> AcceptanceRecord:
+    pooled = value[_POOLED]
+    histogram = pooled.get("histogram", pooled) if isinstance(pooled, Mapping) else pooled
+    counts = Counts.of_histogram(dense(content, histogram))
+    return _aiperf_record(content, [counts], "aiperf", _depth(counts), False)
+
+
+def _aiperf_record(
+    content: Content, counts: list[Counts], tool: str, steps: int, by_request: bool, **stated: Any
+) -> AcceptanceRecord:
+    return AcceptanceRecord.of_counts(
+        counts, content.source, tool, AIPERF_CONVENTION, num_steps=steps or None, is_by_request=by_request, **stated
+    )
+
+
+def _depth(counts: Counts) -> int:
+    return len(counts.by_position)
+
+
+def read_benchmarks(content: Content) -> list[AcceptanceRecord]:
+    """Read the runs of a result that had drafts; [] for another file."""
+    try:
+        reports = read_reports(Path(content.source))
+    except InputError:
+        return []
+    return [record for report in reports if (record := _benchmark_record(content, report)) is not None]
+
+
+def _benchmark_record(content: Content, report: Report) -> AcceptanceRecord | None:
+    length = report.figures.get(SPECULATION[0])
+    tool = report.label.partition(",")[0]
+    if length is None:
+        return None
+    rounds = report.num_rounds
+    accepted = report.num_accepted_drafts
+    rates = report.rates_by_position
+    if not rounds or accepted is None:
+        steps = len(rates) or None
+        return AcceptanceRecord(content.source, tool, REPORT_CONVENTION, length, num_steps=steps, rates=rates)
+    counts = tuple(round(rate * rounds) for rate in rates)
+    is_exact = bool(rates) and sum(counts) == accepted
+    drafts = report.num_drafts
+    steps = len(rates) or (drafts // rounds if drafts and drafts % rounds == 0 else None)
+    total = Counts(rounds, accepted, counts if is_exact else ())
+    length = 1 + accepted / rounds
+    return AcceptanceRecord(
+        content.source, tool, REPORT_CONVENTION, length, topk=1, num_steps=steps, counts=(total,), rates=rates
+    )
+
+
+# By the name of a format, its reader.
+_READERS: dict[str, Callable[[Content], list[AcceptanceRecord]]] = {
+    own_results.FORMAT: own_results.read,
+    AIPERF: read_aiperf,
+    vllm_metrics.FORMAT: vllm_metrics.read,
+    sglang_metrics.FORMAT: sglang_metrics.read,
+    REPORTS: read_benchmarks,
+}
+FORMATS = "; ".join(_READERS)
 
 
 def read_records(path: Path | str, name: str = "acceptance") -> list[AcceptanceRecord]:
     """Read every record of a file; InputError, with the known formats, for a file that holds none."""
     content = Content.of_text(read_text(Path(path), name, "a UTF-8 file that can be read"), str(path))
-    for reader in _READERS:
+    for read in _READERS.values():
         try:
-            records = reader.read(content)
+            records = read(content)
         except InputError as error:
             raise error.within(content.source) from error
         if records:
