@@ -50,16 +50,8 @@ class _Task:
 
     def certificate(self, most: Callable[[ExactCase], Fraction]) -> Certificate:
         """Enumerate the distribution and compute its figures; raises as exact_distribution does."""
-        distribution = self.enumerate()
-        return Certificate(
-            *(self.verifier, self.promise, self.impl, self.case.name),
-            total_variation=distribution.total_variation(self.case),
-            accepted=distribution.accepted,
-            optimum=most(self.case),
-            impossible=distribution.impossible(self.case),
-            uniform_bits_bound=distribution.grid,
-            regions=distribution.regions,
-        )
+        names = (self.verifier, self.promise, self.impl)
+        return Certificate.of(names, self.case, self.enumerate(), most(self.case))
 
 
 def certify(
@@ -97,9 +89,8 @@ def _tasks(chosen: list[Verifier], impl: str, device: str) -> Iterator[_Task]:
         for name in ("reference", "fast") if impl == "both" else (impl,):
             run = implementations.fast(verifier, device) if name == "fast" else implementations.reference(verifier)
             for case in cases_of(_table(name, device), verifier.drafts, verifier.name == "greedy"):
-                yield _Task(
-                    verifier.name, verifier.promise, name, case, partial(exact_distribution, verifier, case, run)
-                )
+                enumerate_case = partial(exact_distribution, verifier, case, run)
+                yield _Task(verifier.name, verifier.promise, name, case, enumerate_case)
 
 
 def _table(impl: str, device: str) -> dict[str, tuple[ExactCase, ...]]:

@@ -3,10 +3,10 @@
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 from specsim.correctness.exact.cases import Draw, ExactCase, Text, draws, text_prob, texts
 from specsim.correctness.exact.verifier import Accepted, Axis, Region, Verifier, cdf_cuts, grid_cost, regions
@@ -41,6 +41,16 @@ class ExactDistribution:
     regions: int  # number of joint regions in which the outcome was taken
     grid: Fraction  # bound on the total variation added by uniforms of 24 bits, those that draw drafts included
 
+    @classmethod
+    def of_round(cls, case: ExactCase, emitted: Mapping[Text, Fraction], num_regions: int, grid: Fraction) -> Self:
+        """Continue the texts that a round emits, given with their probabilities, by the target's own tokens."""
+        text_probs = defaultdict(Fraction)
+        for tokens, prob in emitted.items():
+            for rest in texts(case.target.vocab_size, case.num_steps + 1 - len(tokens)):
+                text_probs[(*tokens, *rest)] += prob * text_prob(case.target, (*tokens, *rest), len(tokens))
+        accepted = sum((prob * (len(tokens) - 1) for tokens, prob in emitted.items()), Fraction(0))
+        return cls(dict(text_probs), accepted, num_regions, grid)
+
     def total_variation(self, case: ExactCase) -> Fraction:
         """Compute the total variation from the target's distribution of S + 1 tokens."""
         all_texts = texts(case.target.vocab_size, case.num_steps + 1)
@@ -61,17 +71,11 @@ def exact_distribution(verifier: Verifier, case: ExactCase, implementation: Impl
     joint = joint_regions(verifier, drafted, implementation)
     outcomes = iter(implementation(drafted, [trial for region in joint for trial in region.trials]))
     emitted = defaultdict(Fraction)
-    accepted = Fraction(0)
     for region in joint:
         path, bonus = _one_outcome(region, list(itertools.islice(outcomes, len(region.trials))))
         emitted[(*drafted[region.draw].text(path[-1]), bonus)] += region.volume
-        accepted += region.volume * (len(path) - 1)
-    text_probs = defaultdict(Fraction)
-    for tokens, volume in emitted.items():
-        for rest in texts(case.target.vocab_size, case.num_steps + 1 - len(tokens)):
-            text_probs[(*tokens, *rest)] += volume * text_prob(case.target, (*tokens, *rest), len(tokens))
     grid = _grid(verifier, drafted, case.tokens is None and not verifier.is_coupled)
-    return ExactDistribution(dict(text_probs), accepted, len(joint), grid)
+    return ExactDistribution.of_round(case, emitted, len(joint), grid)
 
 
 @dataclass(frozen=True, slots=True)

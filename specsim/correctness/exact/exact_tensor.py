@@ -4,6 +4,7 @@ It is a numpy array of objects, whose indexing, broadcasting and arithmetic are 
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,11 @@ _ALIASES = {"multiply": "mul", "subtract": "sub", "divide": "div", "true_divide"
 
 # Methods of numpy that are those of torch; others of the same name may differ.
 _SHARED = frozenset("shape ndim dtype T reshape flatten ravel copy tolist item transpose squeeze flat prod".split())
+
+
+def _binary(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Make a method of an operation on each pair of numbers."""
+    return lambda self, other: operation(self, other)
 
 
 class ExactTensor(_Array):
@@ -152,41 +158,12 @@ class ExactTensor(_Array):
         """Make every number positive."""
         return abs(self)
 
-    def mul(self, other: Any) -> Any:
-        """Multiply."""
-        return self * other
-
-    def add(self, other: Any) -> Any:
-        """Add."""
-        return self + other
-
-    def sub(self, other: Any) -> Any:
-        """Subtract."""
-        return self - other
+    mul, add, sub, div = map(_binary, (operator.mul, operator.add, operator.sub, operator.truediv))
+    gt, lt, ge, le = map(_binary, (operator.gt, operator.lt, operator.ge, operator.le))
 
     def rsub(self, other: Any) -> Any:
         """Subtract from another."""
         return other - self
-
-    def div(self, other: Any) -> Any:
-        """Divide."""
-        return self / other
-
-    def gt(self, other: Any) -> Any:
-        """Compare."""
-        return self > other
-
-    def lt(self, other: Any) -> Any:
-        """Compare."""
-        return self < other
-
-    def ge(self, other: Any) -> Any:
-        """Compare."""
-        return self >= other
-
-    def le(self, other: Any) -> Any:
-        """Compare."""
-        return self <= other
 
     # Along a dimension; numpy calls it axis.
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
 from specsim.core.display import heading, paragraph, print_table
-from specsim.correctness.exact.cases import Distribution, Draw
+from specsim.correctness.exact.cases import Distribution, Draw, ExactCase
+from specsim.correctness.exact.distribution import ExactDistribution
 from specsim.correctness.exact.exploration import Box, Interval
 
 
@@ -98,6 +99,27 @@ class Certificate:
     uniform_bits_bound: Fraction  # on the total variation added by uniforms of 24 bits, 0 where none are read
     regions: int  # number of joint regions in which the outcome was taken
     counterexample: Counterexample | None = None  # of a rule of a user that is not lossless
+
+    @classmethod
+    def of(
+        cls,
+        names: tuple[str, str, str],
+        case: ExactCase,
+        distribution: ExactDistribution,
+        optimum: Fraction,
+        counterexample: Counterexample | None = None,
+    ) -> Self:
+        """Compute the figures of a distribution on a case; names: verifier, promise and impl."""
+        return cls(
+            *(*names, case.name),
+            total_variation=distribution.total_variation(case),
+            accepted=distribution.accepted,
+            optimum=optimum,
+            impossible=distribution.impossible(case),
+            uniform_bits_bound=distribution.grid,
+            regions=distribution.regions,
+            counterexample=counterexample,
+        )
 
     @property
     def is_as_promised(self) -> bool:

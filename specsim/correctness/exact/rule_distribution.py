@@ -7,7 +7,7 @@ two have to agree.
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -22,7 +22,7 @@ from specsim.core.errors import InputError
 from specsim.core.provenance import now, versions
 from specsim.core.rule import AcceptanceRule, Accepted, Tree, checked
 from specsim.core.user_module import load_module, one_line
-from specsim.correctness.exact.cases import RULE_CASES, Draw, ExactCase, draws, text_prob, texts
+from specsim.correctness.exact.cases import RULE_CASES, Draw, ExactCase, draws, text_prob
 from specsim.correctness.exact.distribution import ExactDistribution, draft_axes
 from specsim.correctness.exact.exact_number import NotExact
 from specsim.correctness.exact.exact_tensor import ExactTensor
@@ -80,7 +80,10 @@ def rule_distribution(rule: AcceptanceRule, case: ExactCase) -> RuleDistribution
         _require_no_draws(before)
         raise error from None
     _require_no_draws(before)
-    exact = _distribution(case, outcomes)
+    emitted = defaultdict(Fraction)
+    for outcome in outcomes:
+        emitted[outcome.text] += outcome.prob
+    exact = ExactDistribution.of_round(case, emitted, len(outcomes), _grid(case, outcomes))
     distance = exact.total_variation(case)
     if 0 < distance < ROUNDING:
         raise NotCertified(
@@ -162,18 +165,6 @@ def _raised(error: BaseException) -> str:
     return f"raises {one_line(error)}"[:300]
 
 
-def _distribution(case: ExactCase, outcomes: Sequence[RuleOutcome]) -> ExactDistribution:
-    text_probs: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
-    length = case.num_steps + 1
-    for outcome in outcomes:
-        tokens = outcome.text
-        for rest in texts(case.target.vocab_size, length - len(tokens)):
-            text = (*tokens, *rest)
-            text_probs[text] += outcome.prob * text_prob(case.target, text, len(tokens))
-    accepted = sum((outcome.prob * (len(outcome.accepted.path) - 1) for outcome in outcomes), Fraction(0))
-    return ExactDistribution(dict(text_probs), accepted, len(outcomes), _grid(case, outcomes))
-
-
 def _grid(case: ExactCase, outcomes: Sequence[RuleOutcome]) -> Fraction:
     """Bound the errors of uniforms of 24 bits: every comparison of a tree's uniform counts wherever it is made."""
     edges: dict[Draw, list[set[Fraction]]] = {}
@@ -243,7 +234,9 @@ def certify_rules(rules: Sequence[AcceptanceRule], *, progress: bool = False) ->
         if rule in ended:
             continue
         try:
-            rows.append(_certificate(rule, case, most))
+            names = (rule.name, "lossless" if rule.lossless else "lossy", "module")
+            result = rule_distribution(rule, case)
+            rows.append(Certificate.of(names, case, result.exact, most(case), result.counterexample))
         except Broken as error:
             broken.append(f"{rule.name}: {error}")
             ended.append(rule)
@@ -256,17 +249,3 @@ def certify_rules(rules: Sequence[AcceptanceRule], *, progress: bool = False) ->
 
 def _size(case: ExactCase) -> tuple[int, int]:
     return len(case.parents), case.target.vocab_size
-
-
-def _certificate(rule: AcceptanceRule, case: ExactCase, most: Callable[[ExactCase], Fraction]) -> Certificate:
-    distribution = rule_distribution(rule, case)
-    return Certificate(
-        *(rule.name, "lossless" if rule.lossless else "lossy", "module", case.name),
-        total_variation=distribution.exact.total_variation(case),
-        accepted=distribution.exact.accepted,
-        optimum=most(case),
-        impossible=distribution.exact.impossible(case),
-        uniform_bits_bound=distribution.exact.grid,
-        regions=distribution.exact.regions,
-        counterexample=distribution.counterexample,
-    )
