@@ -5,13 +5,13 @@ from typing import Self, TypeVar
 
 import torch
 
-from specsim.core.columns import release_uncommitted, reserve_lanes, reserve_tree
+from specsim.core.columns import reserve_lanes
 from specsim.core.config import SpecConfig
 from specsim.core.display import engine_text
 from specsim.core.drafter import Drafter, Placement, columns_ahead
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.grammar import Grammars, allowed_first, allowed_trees, check
+from specsim.core.grammar import Grammars, allowed_first, check
 from specsim.core.kv_buffer import FeatureRing, SideOutputs
 from specsim.core.pair import Pair, runs_on_host
 from specsim.core.phases import (
@@ -36,24 +36,16 @@ from specsim.fast.drafters import check_parallel, make_drafter
 from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.frame import Frame
-from specsim.fast.frames import Frames
-from specsim.fast.launches import Launches
+from specsim.fast.kv import write_side
 from specsim.fast.model.metadata import AttentionMetadata, prefill_metadata
 from specsim.fast.model.prompt_graphs import PromptGraphs, can_record
-from specsim.fast.model.rank_links import linked
-from specsim.fast.model.side_rows import write_side
-from specsim.fast.persistent.limits import uses_persistent
-from specsim.fast.runtime.gather import join_slices
+from specsim.fast.model.rank_sums import linked
+from specsim.fast.persistent.forward import uses_persistent
+from specsim.fast.runtime.buffers import load, load_extend_input, unload, unload_extend_input
 from specsim.fast.runtime.launch import check_kv_dtypes
-from specsim.fast.runtime.sections import (
-    DRAFT_PHASE,
-    EXTEND_PHASE,
-    ROUND,
-    VERIFY_PHASE,
-    Section,
-)
-from specsim.fast.runtime.states import load, load_extend_input, unload, unload_extend_input
-from specsim.fast.synthetic import Schedule
+from specsim.fast.runtime.peer_memory import join_slices
+from specsim.fast.sections import Frames, RoundModels
+from specsim.fast.synthetic import SyntheticSchedule
 from specsim.fast.targets import FAMILIES
 from specsim.fast.targets.decoder import DecoderTarget
 from specsim.fast.vocabulary.penalties import Allowed
@@ -96,7 +88,7 @@ class Engine:
         self.grammars: Grammars = grammars or {}
         check(self.grammars, config, target.vocab_size)
         self.acceptance = acceptance and acceptance.fit(config.num_steps)
-        self._schedule = acceptance and Schedule.of(acceptance, self.device)
+        self._schedule = acceptance and SyntheticSchedule.of(acceptance, self.device)
         self._ranks = linked(RankGroup.joined(options.tensor_parallel), self.device) if like is None else like._ranks
         check_parallel(pair.drafter, options.tensor_parallel, options.draft_parallel)
         self._target = self._make_target(pair) if like is None else like._target
@@ -106,14 +98,21 @@ class Engine:
         setting_drafter = self._drafter
         if like is not None:
             setting_drafter = NoDrafter(self.device) if config.is_plain else setting_drafter.with_config(self.config)
-        self._ahead = columns_ahead(self.drafter)
         records = self.device.type == "cuda" and self.options.graph != "eager" and self._ranks is None
         self._prompts = PromptGraphs(self._forward_rows) if records and can_record(target) else None
         self.options.check_draft_kv(config, self.drafter.kv_layout)
-        launches = Launches(
-            self.config, self._target, self._drafter, setting_drafter, rule, self._schedule, self._ranks
+        models = RoundModels(
+            self.config,
+            self._target,
+            self._drafter,
+            setting_drafter,
+            columns_ahead(self.drafter),
+            self.grammars,
+            rule,
+            self._schedule,
+            self._ranks,
         )
-        self._frames = Frames(launches, self.options, bool(grammars))
+        self._frames = Frames(models, self.options)
 
     def _make_target(self, pair: Pair) -> DecoderTarget:
         make = FAMILIES[pair.target.config.family]
@@ -150,7 +149,7 @@ class Engine:
             num_requests,
             self.drafter.lookahead,
             self.config.num_steps,
-            self._frames.launches.num_features,
+            self._frames.models.num_features,
             dtype=self.dtype,
             device=self.device,
         )
@@ -163,7 +162,8 @@ class Engine:
 
         Columns up to seq_lens, and those that the drafter needs ahead, must be owned.
         """
-        self._enter("prefill")
+        if self._ranks is not None:
+            self._ranks.enter("prefill")
         pools.record(batch.req_pool_indices[prefill.requests], prefill.columns, prefill.input_ids)
         metadata = prefill_metadata(batch, prefill, pools)
         output = self._read_prompts(batch, prefill, metadata, pools)
@@ -210,11 +210,12 @@ class Engine:
 
         reserved: the round's columns are already owned.
         """
-        frame = self._play(batch, draft_input, pools, reserved)
+        frame = self._load(batch, draft_input, pools, reserved)
+        self._frames.run(frame, *self._frames.phases.round)
         output = RoundOutput(
             unload(frame.verify_input, batch.size, frame.bucket),
             self._verify_output(frame, batch.size),
-            unload(frame.outlet.draft_input, batch.size, frame.bucket),
+            unload(frame.output.draft_input, batch.size, frame.bucket),
         )
         return self._agreed("round", output)
 
@@ -225,14 +226,15 @@ class Engine:
         With reserved columns under release `finish` the host never waits, so rounds can be enqueued, each on the result
         of the one before. States are values: in-place changes to a tensor that was passed before are not noticed.
         """
-        return self._agreed("round", self._play(batch, draft_input, pools, reserved).advance(batch))
+        frame = self._load(batch, draft_input, pools, reserved)
+        self._frames.run(frame, *self._frames.phases.round)
+        return self._agreed("round", frame.advance(batch))
 
     @torch.inference_mode()
     def draft(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool = False) -> VerifyInput:
         """Propose candidates and build trees of the best of them at columns L..L+N-1."""
-        self._reserve_lanes(batch, pools, reserved)
-        frame = self._frames.load(batch, pools, draft_input)
-        self._draft(frame, batch)
+        frame = self._load(batch, draft_input, pools, reserved)
+        self._frames.run(frame, self._frames.phases.draft)
         return self._agreed("draft", unload(frame.verify_input, batch.size, frame.bucket))
 
     @torch.inference_mode()
@@ -240,7 +242,7 @@ class Engine:
         """Run the target over the trees, verify the drafts, and commit the accepted path."""
         frame = self._frames.load(batch, pools)
         load(frame.verify_input, replace(verify_input, candidates=None))
-        self._verify(frame, batch)
+        self._frames.run(frame, self._frames.phases.verify)
         return self._agreed("verify", self._verify_output(frame, batch.size))
 
     @torch.inference_mode()
@@ -248,13 +250,8 @@ class Engine:
         """Rewrite the drafter's KV of the accepted rows from the target's features, and make the next DraftInput."""
         frame = self._frames.load(batch, pools)
         load_extend_input(frame.extend_input, draft_extend_input, frame.shape.width)
-        self._extend(frame)
-        return self._agreed("draft_extend", unload(frame.outlet.draft_input, batch.size, frame.bucket))
-
-    def _enter(self, phase: str) -> None:
-        """Tell who watches this rank which phase it is in."""
-        if self._ranks is not None:
-            self._ranks.enter(phase)
+        self._frames.run(frame, self._frames.phases.extend)
+        return self._agreed("draft_extend", unload(frame.output.draft_input, batch.size, frame.bucket))
 
     def _agreed(self, phase: str, output: T) -> T:
         """Return a phase's output, which is the same on every rank where ranks are compared."""
@@ -262,61 +259,17 @@ class Engine:
             self._ranks.require_equal(phase, output)
         return output
 
-    def _play(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool) -> Frame:
-        """Run a whole round in a frame."""
-        self._reserve_lanes(batch, pools, reserved)
-        frame = self._frames.load(batch, pools, draft_input)
-        if self.options.graph == "round":
-            self._enter("round")
-            self._frames.run(frame, ROUND)
-        else:
-            self._draft(frame, batch)
-            self._verify(frame, batch)
-            self._extend(frame)
-        return frame
-
-    def _reserve_lanes(self, batch: Batch, pools: KVPool, reserved: bool) -> None:
-        """Reserve the columns of this round, if they are not.
+    def _load(self, batch: Batch, draft_input: DraftInput, pools: KVPool, reserved: bool) -> Frame:
+        """Reserve the columns of a round, if they are not, and load its input into a frame.
 
         Under release `round` the lanes are always reserved.
         """
         if not reserved or self.config.release == "round":
+            models = self._frames.models
             rows = batch.req_pool_indices.tolist()
-            block_rows = self._frames.launches.setting_drafter.block_rows
-            reserve_lanes(pools, rows, batch.seq_lens.tolist(), self.config, self._ahead, block_rows)
-
-    def _draft(self, frame: Frame, batch: Batch) -> None:
-        self._enter("draft")
-
-        def own() -> None:
-            rows = batch.req_pool_indices.tolist()
-            reserve_tree(frame.pools, rows, batch.seq_lens.tolist(), self.config, self._ahead)
-
-        if self.options.graph == "step":
-            self._frames.run(frame, (Section.START,))
-            for _ in range(self.config.num_steps - 1):
-                self._frames.run(frame, (Section.STEP,))
-            if self.config.release == "round":
-                own()
-            self._frames.run(frame, (Section.BUILD_TREE,))
-        else:
-            self._frames.run_phase(frame, DRAFT_PHASE, own)
-
-    def _verify(self, frame: Frame, batch: Batch) -> None:
-        self._enter("verify")
-
-        def own() -> None:
-            after = batch.after(frame.verdict.num_accepted_tokens[: batch.size])
-            rows = after.req_pool_indices.tolist()
-            release_uncommitted(frame.pools, rows, after.seq_lens.tolist(), self.config, self._ahead)
-
-        if frame.allowed is not None:
-            frame.allowed.load(allowed_trees(batch, frame.verify_input, frame.pools, self.grammars))
-        self._frames.run_phase(frame, VERIFY_PHASE, own)
-
-    def _extend(self, frame: Frame) -> None:
-        self._enter("draft_extend")
-        self._frames.run(frame, EXTEND_PHASE)
+            lens = batch.seq_lens.tolist()
+            reserve_lanes(pools, rows, lens, self.config, models.columns_ahead, models.setting_drafter.block_rows)
+        return self._frames.load(batch, pools, draft_input)
 
     def _verify_output(self, frame: Frame, size: int) -> VerifyOutput:
         logits = frame.target_output.logits[: size * self.config.num_draft_tokens]

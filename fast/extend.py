@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
-from specsim.fast.model.columns import slot_of
+from specsim.fast.model.metadata import slot_of
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, require_contiguous
 
 _TOKENS = 1024

@@ -1,12 +1,13 @@
-"""Static buffers of a round: its inputs, the states between its phases, and its outputs."""
+"""Static buffers of a round: its inputs, the states between its phases, and its outputs, all of padded requests."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
+from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import (
     Advance,
     Batch,
@@ -19,18 +20,87 @@ from specsim.core.phases import (
     VerifyInput,
 )
 from specsim.core.pool import KVPool
-from specsim.fast.kv import Progress
-from specsim.fast.runtime import padding
-from specsim.fast.runtime.buffers import Block, Buffers, named
+from specsim.fast.kv import BatchProgress
+from specsim.fast.runtime.buffers import Block, Buffers, fill, named
 from specsim.fast.runtime.graph import Graph
-from specsim.fast.runtime.padding import RoundShape
-from specsim.fast.runtime.sections import Sections
-from specsim.fast.runtime.states import fill
 from specsim.fast.tree import proposed
 from specsim.fast.vocabulary.penalties import Allowed
 
 
-class Inlet:
+@dataclass(frozen=True, slots=True)
+class RoundShape:
+    """The sizes of a round's states."""
+
+    bucket: int  # requests that the buffers hold
+    config: SpecConfig
+    vocab_size: int  # of the target
+    num_features: int  # width of the target's features, F
+    dtype: torch.dtype  # of hidden states
+    has_grammars: bool = False
+
+    @property
+    def width(self) -> int:
+        """Number of a request's rows in draft-extend and width of an accepted path, S + 1."""
+        return self.config.num_steps + 1
+
+
+def padded_batch(shape: RoundShape) -> Batch:
+    """Make a batch of padded requests, with biases so that there is a buffer for them."""
+    size = shape.bucket
+    params = [SamplingParams(logit_bias={0: 0.0})] * size
+    return Batch.of([0] * size, [-1] * size, [0] * size, params, shape.vocab_size)
+
+
+def padded_verify_input(shape: RoundShape) -> VerifyInput:
+    """Make the trees of padded requests."""
+    num_nodes = shape.config.num_draft_tokens
+    none_BN = torch.full((shape.bucket, num_nodes), -1)
+    return VerifyInput(
+        draft_tokens=torch.zeros_like(none_BN),
+        parents=none_BN,
+        scores=torch.zeros(shape.bucket, num_nodes),
+        positions=torch.zeros_like(none_BN).flatten(),
+        mask=torch.zeros(shape.bucket, num_nodes, num_nodes, dtype=torch.bool),
+        retrieve_index=torch.zeros_like(none_BN),
+        retrieve_next_token=none_BN,
+        retrieve_next_sibling=none_BN,
+        cache_locations=none_BN.flatten(),
+        proposed_depth=torch.zeros(shape.bucket, dtype=torch.int32),
+    )
+
+
+def padded_verdict(shape: RoundShape) -> Verdict:
+    """Make the verdict of padded requests, which accepts only a bonus token."""
+    none_BW = torch.full((shape.bucket, shape.width), -1, dtype=torch.int32)
+    return Verdict(
+        predict=torch.full((shape.bucket * shape.config.num_draft_tokens,), -1, dtype=torch.int32),
+        accept_index=none_BW,
+        num_accepted_drafts=torch.zeros(shape.bucket, dtype=torch.int32),
+        num_accepted_tokens=torch.ones(shape.bucket, dtype=torch.int32),
+        logprobs=torch.zeros(none_BW.shape),
+    )
+
+
+def padded_extend_input(shape: RoundShape) -> DraftExtendInput:
+    """Make the draft-extend rows of padded requests, S+1 each, that write nothing."""
+    num_rows = shape.bucket * shape.width
+    ids_R = torch.zeros(num_rows, dtype=torch.int64)
+    zeros_B = torch.zeros(shape.bucket, dtype=torch.int32)
+    return DraftExtendInput(
+        row_starts=shape.width * torch.arange(shape.bucket + 1),
+        hidden=torch.zeros(num_rows, shape.num_features, dtype=shape.dtype),
+        input_ids=ids_R,
+        positions=ids_R,
+        cache_locations=ids_R - 1,
+        num_accepted_drafts=zeros_B,
+        num_accepted_tokens=zeros_B + 1,
+        bonus_tokens=zeros_B,
+        seq_lens=zeros_B.long(),
+        req_pool_indices=zeros_B.long() - 1,
+    )
+
+
+class StaticInput:
     """The static batch and draft input from which a round starts.
 
     States are values, so a state that was copied last and is passed again is not copied. The output of one round
@@ -40,15 +110,17 @@ class Inlet:
     def __init__(self, batch: Batch, draft_input: DraftInput, raw: torch.Tensor) -> None:
         self.batch = batch
         self.draft_input = draft_input
-        self._raw = raw  # memory of draft_input, then of the batch's progress, as an outlet's begins
+        self._raw = raw  # memory of draft_input, then of the batch's progress, as that of a static output begins
         self._copied: dict[str, Any] = {}  # by path: the state or tensor that was copied last
         self._last_round: RoundResult | None = None
 
     @classmethod
     def of(cls, shape: RoundShape, draft_input: DraftInput, buffers: Buffers) -> Self:
         """Make buffers of padded requests only, with a copy of their draft input."""
-        batch = padding.padded_batch(shape)
-        block = buffers.block(named("draft_input", draft_input.tensors) | named("batch", Progress.of(batch)._asdict()))
+        batch = padded_batch(shape)
+        block = buffers.block(
+            named("draft_input", draft_input.tensors) | named("batch", BatchProgress.of(batch)._asdict())
+        )
         others = buffers.like("batch", replace(batch, seq_lens=None, num_rounds=None))
         batch = replace(others, **_part(block.tensors, "batch"))
         return cls(batch, replace(draft_input, **_part(block.tensors, "draft_input")), block.raw)
@@ -68,19 +140,19 @@ class Inlet:
             self._load("draft_input", self.draft_input, draft_input)
 
     def _load_result(self, result: "RoundResult") -> None:
-        """Copy a round's draft input and progress, with which its outlet's memory begins, at once."""
-        self._raw.copy_(result.outlet_raw[: len(self._raw)])
+        """Copy a round's draft input and progress, with which its memory begins, at once."""
+        self._raw.copy_(result.raw[: len(self._raw)])
         draft_input = result.advance.draft_input
         self._copied |= {"draft_input": draft_input, "batch": None} | named("draft_input", draft_input.tensors)
-        self._copied |= named("batch", Progress.of(result.advance.batch)._asdict())
+        self._copied |= named("batch", BatchProgress.of(result.advance.batch)._asdict())
 
     def _load(self, path: str, static: Any, value: Any) -> None:
         if self._copied.get(path) is value:
             return
         self._copied[path] = None
         if isinstance(value, State):
-            for each in fields(value):
-                self._load(f"{path}.{each.name}", getattr(static, each.name), getattr(value, each.name))
+            for field_ in fields(value):
+                self._load(f"{path}.{field_.name}", getattr(static, field_.name), getattr(value, field_.name))
         elif value is not None:
             fill(static, value, path.rpartition(".")[2])
         self._copied[path] = value
@@ -90,15 +162,15 @@ class RoundResult(NamedTuple):
     """A copy of a round's output."""
 
     advance: Advance
-    outlet_raw: torch.Tensor  # u8, memory of the copy, which begins with the next round's input
+    raw: torch.Tensor  # u8, memory of the copy, which begins with the next round's input
 
 
 @dataclass(frozen=True, slots=True)
-class Outlet:
+class StaticOutput:
     """The static output states of a round, in one block of memory that starts with the next round's input."""
 
     draft_input: DraftInput  # of the next round
-    progress: Progress  # after the round
+    progress: BatchProgress  # after the round
     verdict: Verdict
     proposed_depth: torch.Tensor  # i32 [B], of the round's trees
     block: Block
@@ -108,14 +180,14 @@ class Outlet:
         """Make buffers of padded requests only, with a copy of their draft input."""
         block = buffers.block(
             named("next_draft_input", draft_input.tensors)
-            | named("progress", Progress.of(padding.padded_batch(shape))._asdict())
-            | named("verdict", padding.padded_verdict(shape).tensors)
+            | named("progress", BatchProgress.of(padded_batch(shape))._asdict())
+            | named("verdict", padded_verdict(shape).tensors)
             | {"proposed_depth": torch.zeros(shape.bucket, dtype=torch.int32)}
         )
         tensors = block.tensors
         return cls(
             draft_input=replace(draft_input, **_part(tensors, "next_draft_input")),
-            progress=Progress(**_part(tensors, "progress")),
+            progress=BatchProgress(**_part(tensors, "progress")),
             verdict=Verdict(**_part(tensors, "verdict")),
             proposed_depth=tensors["proposed_depth"],
             block=block,
@@ -173,15 +245,17 @@ class Frame:
     shape: RoundShape
     pools: KVPool
     buffers: Buffers  # guards of the states below
-    inlet: Inlet
+    input: StaticInput
     draft_buffers: DraftBuffers  # of the drafter's own type
     verify_input: VerifyInput
     extend_input: DraftExtendInput  # S+1 rows a request in both modes of draft-extend
-    outlet: Outlet
+    output: StaticOutput
     allowed: Allowed | None  # tokens that grammars allow after every node, which the host writes before verify
     target_output: TargetOutput  # empty before the first forward
+    loaded_batch: Batch  # whose requests the round is of; they are the first ones of `batch`
     reads_slices: bool = False  # whether rounds of the batch read few tokens of what ranks share; target_output has it
-    recordings: dict[tuple[Sections, bool], Recording] = field(default_factory=dict)  # by sections and reads_slices
+    # By sections (specsim.fast.sections) and reads_slices.
+    recordings: dict[tuple[tuple[Callable[..., None], ...], bool], Recording] = field(default_factory=dict)
 
     @classmethod
     def of(cls, shape: RoundShape, pools: KVPool, draft_input: DraftInput, draft_buffers: State) -> Self:
@@ -191,23 +265,25 @@ class Frame:
         """
         buffers = Buffers(pools.req_to_token.device)
         drafting: Any = buffers.like("draft_buffers", draft_buffers)
-        outlet = Outlet.of(shape, draft_input, buffers)
-        verify_input = replace(padding.padded_verify_input(shape), proposed_depth=None)
+        output = StaticOutput.of(shape, draft_input, buffers)
+        verify_input = replace(padded_verify_input(shape), proposed_depth=None)
         verify_input = buffers.like("verify_input", verify_input)
         allowed = (
             Allowed.empty(shape.bucket, shape.config.num_draft_tokens, shape.vocab_size) if shape.has_grammars else None
         )
+        static_input = StaticInput.of(shape, draft_input, buffers)
         return cls(
             shape=shape,
             pools=pools,
             buffers=buffers,
-            inlet=Inlet.of(shape, draft_input, buffers),
+            input=static_input,
             draft_buffers=drafting,
-            verify_input=replace(verify_input, **proposed(drafting.candidates), proposed_depth=outlet.proposed_depth),
-            extend_input=buffers.like("extend_input", padding.padded_extend_input(shape)),
-            outlet=outlet,
+            verify_input=replace(verify_input, **proposed(drafting.candidates), proposed_depth=output.proposed_depth),
+            extend_input=buffers.like("extend_input", padded_extend_input(shape)),
+            output=output,
             allowed=None if allowed is None else buffers.like("allowed", allowed),
             target_output=TargetOutput(torch.empty(0), torch.empty(0)),
+            loaded_batch=static_input.batch,
         )
 
     @property
@@ -218,20 +294,25 @@ class Frame:
     @property
     def batch(self) -> Batch:
         """The batch from which the round starts."""
-        return self.inlet.batch
+        return self.input.batch
 
     @property
     def draft_input(self) -> DraftInput:
         """The draft input from which the round starts."""
-        return self.inlet.draft_input
+        return self.input.draft_input
 
     @property
     def verdict(self) -> Verdict:
         """The round's verdict."""
-        return self.outlet.verdict
+        return self.output.verdict
+
+    def load(self, batch: Batch, draft_input: DraftInput | None = None) -> None:
+        """Load the states from which a round starts."""
+        self.loaded_batch = batch
+        self.input.load(batch, draft_input)
 
     def advance(self, batch: Batch) -> Advance:
         """Copy this batch's round output, for the next round to start from."""
-        result = self.outlet.copy(batch, self.bucket)
-        self.inlet.remember(result)
+        result = self.output.copy(batch, self.bucket)
+        self.input.remember(result)
         return result.advance

@@ -9,15 +9,15 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVBuffer, KVPool
-from specsim.fast.model.columns import slot_of
-from specsim.fast.model.draft_metadata import lane_column
-from specsim.fast.model.metadata import KVTensors
-from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
+from specsim.core.target import ForwardOutput
+from specsim.fast.drafting.lanes import lane_column
+from specsim.fast.model.metadata import KVTensors, slot_of
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 
 _COMMITTED = 512  # entries of a token's KV that one program moves
 
 
-class Progress(NamedTuple):
+class BatchProgress(NamedTuple):
     """Progress of a batch's requests."""
 
     seq_lens: torch.Tensor  # i64 [B], 0 of a padded request
@@ -78,10 +78,10 @@ def _tails_kernel(
     for lane in range(first_lane, tl.minimum(first_lane + LANES, num_lanes)):
         column = lane_column(length, lane, token - tail, num_steps, page_size)
         slot = tl.load(table_ptr + column, mask=mask_t & (column < columns), other=-1)
-        kept = mask & (slot >= 0)[:, None]
-        tl.store(kv_ptrs.keys_ptr + slot[:, None] * SIZE + offs, key, mask=kept)
+        mask_slot = mask & (slot >= 0)[:, None]
+        tl.store(kv_ptrs.keys_ptr + slot[:, None] * SIZE + offs, key, mask=mask_slot)
         if kv_ptrs.values_ptr is not None:
-            tl.store(kv_ptrs.values_ptr + slot[:, None] * SIZE + offs, value, mask=kept)
+            tl.store(kv_ptrs.values_ptr + slot[:, None] * SIZE + offs, value, mask=mask_slot)
 
 
 def duplicate_tails(batch: Batch, config: SpecConfig, pools: KVPool, bonus_columns: int = 0) -> None:
@@ -183,7 +183,7 @@ def _commit_kernel(
     node = tl.load(accept_index_ptr + request * width + step, mask=(step < width) & real, other=-1).to(tl.int64)
     source = tl.load(locations_ptr + node, mask=node >= 0, other=-1)
     destination = slot_of(table_ptr, columns, row, column, mask=node >= 0)
-    moved = (source >= 0) & (destination >= 0) & (source != destination)
+    moves = (source >= 0) & (destination >= 0) & (source != destination)
     if (tl.program_id(1) == 0) & (tl.program_id(2) == 0):
         count = tl.load(num_accepted_tokens_ptr + request)
         tl.store(next_ptrs.seq_lens + request, tl.where(real, length + count, 0))
@@ -191,9 +191,9 @@ def _commit_kernel(
         token = tl.load(predict_ptr + node, mask=node >= 0, other=0).to(tl.int64)
         noted = (node >= 0) & (step < count) & (column + 1 < token_columns)
         tl.store(token_ids_ptr + row * token_columns + column + 1, token, mask=noted)
-    if tl.max(moved.to(tl.int32), axis=0) > 0:
+    if tl.max(moves.to(tl.int32), axis=0) > 0:
         offs = tl.program_id(2) * BLOCK_X + tl.arange(0, BLOCK_X)
-        mask = moved[:, None] & (offs < SIZE)[None, :]
+        mask = moves[:, None] & (offs < SIZE)[None, :]
         offs = tl.program_id(1).to(tl.int64) * num_slots * SIZE + offs[None, :]
         key = tl.load(kv_ptrs.keys_ptr + source[:, None] * SIZE + offs, mask=mask)
         if kv_ptrs.values_ptr is not None:
@@ -210,8 +210,8 @@ def commit(
     verdict: Verdict,
     pools: KVPool,
     *,
-    out: Progress | None = None,
-) -> Progress:
+    out: BatchProgress | None = None,
+) -> BatchProgress:
     """Move the accepted path's target KV to columns L..L+n and its tokens, bonus last, to L+1..L+n+1.
 
     Returns the progress after it. Fused: the reference's commit and record_tokens. The whole path is read before any of
@@ -221,13 +221,13 @@ def commit(
     num_layers, num_slots, *shape = kv.keys.shape
     size = math.prod(shape)
     width = verdict.accept_index.shape[1]
-    out = Progress(torch.empty_like(batch.seq_lens), torch.empty_like(batch.num_rounds)) if out is None else out
+    out = BatchProgress(torch.empty_like(batch.seq_lens), torch.empty_like(batch.num_rounds)) if out is None else out
     block = min(block_of(size, _COMMITTED, width), next_power_of_2(size))
     _commit_kernel[batch.size, num_layers, ceil_div(size, block)](
         kv_ptrs=KVTensors.of(kv),
         token_ids_ptr=pools.token_ids,
         next_ptrs=out,
-        progress_ptrs=Progress.of(batch),
+        progress_ptrs=BatchProgress.of(batch),
         table_ptr=pools.req_to_token,
         rows_ptr=batch.req_pool_indices,
         locations_ptr=cache_locations,
@@ -243,3 +243,77 @@ def commit(
         BLOCK_X=block,
     )
     return out
+
+
+@kernel
+@no_type_check
+def _write_kernel(out_ptr, rows_ptr, slots_ptr, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    await_input(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + row)
+    offs = tl.arange(0, BLOCK)
+    values = tl.load(rows_ptr + row * SIZE + offs, mask=offs < SIZE)
+    tl.store(out_ptr + slot * SIZE + offs, values, mask=(offs < SIZE) & (slot >= 0))
+
+
+def write_side(pools: KVPool, slots_R: torch.Tensor, output: ForwardOutput) -> None:
+    """Write the side outputs of rows to their slots, without those of slot -1."""
+    for name, out in pools.side.rows.items():
+        rows = output.side[name]
+        require_contiguous(rows=rows)
+        size = rows[0].numel() if len(rows) else 1
+        _write_kernel[(len(rows),)](
+            out_ptr=out, rows_ptr=rows, slots_ptr=slots_R, SIZE=size, BLOCK=next_power_of_2(size), num_warps=1
+        )
+
+
+@kernel
+@no_type_check
+def _move_kernel(
+    out_ptr,
+    table_ptr,
+    rows_ptr,
+    lens_ptr,
+    locations_ptr,
+    accept_index_ptr,
+    width,
+    columns,
+    SIZE: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Move the rows of one request's path to its columns from L on, reading all before writing any."""
+    await_input(PDL)
+    request = tl.program_id(0).to(tl.int64)
+    step = tl.arange(0, BLOCK_W)
+    row = tl.load(rows_ptr + request)
+    column = tl.load(lens_ptr + request) + step
+    node = tl.load(accept_index_ptr + request * width + step, mask=(step < width) & (row >= 0), other=-1).to(tl.int64)
+    source = tl.load(locations_ptr + node, mask=node >= 0, other=-1)
+    destination = slot_of(table_ptr, columns, row, column, mask=node >= 0)
+    moves = ((source >= 0) & (destination >= 0) & (source != destination))[:, None]
+    offs = tl.arange(0, BLOCK)[None, :]
+    values = tl.load(out_ptr + source[:, None] * SIZE + offs, mask=moves & (offs < SIZE))
+    tl.debug_barrier()
+    tl.store(out_ptr + destination[:, None] * SIZE + offs, values, mask=moves & (offs < SIZE))
+
+
+def move_side(batch: Batch, cache_locations: torch.Tensor, verdict: Verdict, pools: KVPool) -> None:
+    """Move the accepted path's side outputs to columns L..L+n, as `commit` moves its KV."""
+    batch_size, width = verdict.accept_index.shape
+    for out in pools.side.rows.values():
+        size = out[0].numel()
+        _move_kernel[(batch_size,)](
+            out_ptr=out,
+            table_ptr=pools.req_to_token,
+            rows_ptr=batch.req_pool_indices,
+            lens_ptr=batch.seq_lens,
+            locations_ptr=cache_locations,
+            accept_index_ptr=verdict.accept_index,
+            width=width,
+            columns=pools.req_to_token.shape[1],
+            SIZE=size,
+            BLOCK_W=next_power_of_2(width),
+            BLOCK=next_power_of_2(size),
+        )

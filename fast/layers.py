@@ -8,12 +8,11 @@ from specsim.core.errors import InputError
 from specsim.core.rank_group import RankGroup
 from specsim.core.target import HeadAttention, ModelConfig
 from specsim.fast.attention import Scores, attention
-from specsim.fast.model.linear import linear, linear_gated, linear_onto
+from specsim.fast.model.linear import linear, linear_gated, linear_onto, project_rotate_and_write
 from specsim.fast.model.product_plan import streaming
-from specsim.fast.model.qkv_projection import project_rotate_and_write
 from specsim.fast.model.rank_sums import sum_onto
-from specsim.fast.model.rotary import Forward, HeadNorms, rotate_and_write
-from specsim.fast.model.rows import Norm, Rows
+from specsim.fast.model.rotary import ForwardContext, HeadNorms, rotate_and_write
+from specsim.fast.model.rows import HiddenRows, Norm
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -26,11 +25,13 @@ def _fused(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Stack projections of the same input into one, and make every tensor contiguous for the kernels."""
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     for name in list(tensors):
-        for whole, parts in FUSED.items():
-            prefix, found, kind = name.rpartition(f"{parts[0]}.")
+        for fused_name, parts in FUSED.items():
+            prefix, match, kind = name.rpartition(f"{parts[0]}.")
             has_all = all(f"{prefix}{part}.{kind}" in tensors for part in parts)
-            if found and prefix[-1:] in ("", ".") and has_all:
-                tensors[f"{prefix}{whole}.{kind}"] = _stacked([tensors.pop(f"{prefix}{part}.{kind}") for part in parts])
+            if match and prefix[-1:] in ("", ".") and has_all:
+                tensors[f"{prefix}{fused_name}.{kind}"] = _stacked(
+                    [tensors.pop(f"{prefix}{part}.{kind}") for part in parts]
+                )
     return tensors
 
 
@@ -82,19 +83,19 @@ class Weights:
         """Extend the prefix."""
         return Weights(self._tensors, f"{self._prefix}{prefix}.", self.batch_invariant, self.ranks)
 
-    def project(self, x: Rows, name: str) -> torch.Tensor:
+    def project(self, x: HiddenRows, name: str) -> torch.Tensor:
         """Compute x Wᵀ (+ bias), [R, out]."""
         return linear(x, *self._named(name), self.batch_invariant)
 
     def project_onto(
-        self, base: torch.Tensor, rows: Rows, name: str, norm: Norm | None, out: torch.Tensor | None = None
-    ) -> Rows:
+        self, base: torch.Tensor, rows: HiddenRows, name: str, norm: Norm | None, out: torch.Tensor | None = None
+    ) -> HiddenRows:
         """Compute base + x Wᵀ (+ bias), [R, out], and prepare the next norm."""
         if self.ranks is not None:
             return sum_onto(self.ranks, base, self.project(rows, name), norm, out)
         return linear_onto(base, rows, *self._named(name), self.batch_invariant, norm, out)
 
-    def project_gated(self, rows: Rows, name: str) -> torch.Tensor:
+    def project_gated(self, rows: HiddenRows, name: str) -> torch.Tensor:
         """Compute silu(gate) · up, [R, out / 2], with a weight that stacks gate and up."""
         return linear_gated(rows, *self._named(name), self.batch_invariant)
 
@@ -104,34 +105,38 @@ class Weights:
 
 def heads_of(config: ModelConfig, layer: int) -> HeadAttention:
     """Return a layer's attention, or raise InputError where the kernels have none like it."""
-    own = config.layers[layer].attention
-    if not isinstance(own, HeadAttention):
-        raise InputError("attention", type(own).__name__, "keys and values of heads in this layer")
-    if own.rope.size != own.head_dim or own.rope.interleaved:
+    heads = config.layers[layer].attention
+    if not isinstance(heads, HeadAttention):
+        raise InputError("attention", type(heads).__name__, "keys and values of heads in this layer")
+    if heads.rope.size != heads.head_dim or heads.rope.interleaved:
         allowed = "rotary pairs (i, i + D/2) of all channels; the reference rotates others too"
-        raise InputError("rope", f"{own.rope.size} of {own.head_dim} channels", allowed)
-    return own
+        raise InputError("rope", f"{heads.rope.size} of {heads.head_dim} channels", allowed)
+    return heads
 
 
-def _queries(rows: Rows, weights: Weights, config: ModelConfig, layer: int, forward: Forward) -> torch.Tensor:
+def _queries(
+    rows: HiddenRows, weights: Weights, config: ModelConfig, layer: int, forward: ForwardContext
+) -> torch.Tensor:
     """Compute rotated queries [R, A, D], and write keys and values in the same launches."""
-    own = heads_of(config, layer)
+    heads = heads_of(config, layer)
     q_norm = weights.get("q_norm.weight")
     k_norm = weights.get("k_norm.weight")
     norms = None if q_norm is None or k_norm is None else HeadNorms(q_norm, k_norm)
     weight = weights["qkv_proj.weight"]
     tiling, ready = streaming(rows, weight, weights.batch_invariant)
-    if tiling and norms is None and tiling.fits_heads(own.head_dim):
+    if tiling and norms is None and tiling.fits_heads(heads.head_dim):
         bias = weights.get("qkv_proj.bias")
-        return project_rotate_and_write(tiling, ready, weight, bias, forward, layer, own.num_heads)
+        return project_rotate_and_write(tiling, ready, weight, bias, forward, layer, heads.num_heads)
     qkv_R = weights.project(ready, "qkv_proj")
-    return rotate_and_write(qkv_R, norms, config.rms_norm_eps, forward, layer, own.num_heads)
+    return rotate_and_write(qkv_R, norms, config.rms_norm_eps, forward, layer, heads.num_heads)
 
 
-def write_keys_and_values(rows: Rows, weights: Weights, config: ModelConfig, layer: int, forward: Forward) -> None:
+def write_keys_and_values(
+    rows: HiddenRows, weights: Weights, config: ModelConfig, layer: int, forward: ForwardContext
+) -> None:
     """Write the keys and values of rows that have no queries, from their part of the fused projection."""
-    own = heads_of(config, layer)
-    first = own.num_heads * own.head_dim
+    heads = heads_of(config, layer)
+    first = heads.num_heads * heads.head_dim
     bias = weights.get("qkv_proj.bias")
     k_norm = weights.get("k_norm.weight")
     norms = None if k_norm is None else HeadNorms(k_norm, k_norm)
@@ -143,31 +148,31 @@ def write_keys_and_values(rows: Rows, weights: Weights, config: ModelConfig, lay
 
 def self_attention_onto(
     base: torch.Tensor,
-    rows: Rows,
+    rows: HiddenRows,
     weights: Weights,
     config: ModelConfig,
     layer: int,
-    forward: Forward,
+    forward: ForwardContext,
     norm: Norm | None = None,
-) -> Rows:
+) -> HiddenRows:
     """Compute base + attention of rows, [R, H], write their KV, and prepare the next norm."""
-    own = heads_of(config, layer)
+    heads = heads_of(config, layer)
     query_RAD = _queries(rows, weights, config, layer, forward)
-    scores = Scores(own.window, weights.get("sinks"))
+    scores = Scores(heads.window, weights.get("sinks"))
     attended_RAD = attention(query_RAD, layer, forward.kv, forward.metadata, scores, invariant=weights.batch_invariant)
-    return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
+    return weights.project_onto(base, HiddenRows(attended_RAD.flatten(1)), "o_proj", norm)
 
 
 def query_attention_onto(
     base: torch.Tensor,
-    rows: Rows,
+    rows: HiddenRows,
     weights: Weights,
     config: ModelConfig,
     layer: int,
     source: int,
-    forward: Forward,
+    forward: ForwardContext,
     norm: Norm | None = None,
-) -> Rows:
+) -> HiddenRows:
     """Compute base + attention of rows to the KV of layer `source`, [R, H], and prepare the next norm.
 
     The layer has queries only, and writes nothing.
@@ -175,18 +180,20 @@ def query_attention_onto(
     q_norm = weights.get("q_norm.weight")
     norms = None if q_norm is None else HeadNorms(q_norm, q_norm)
     query_R = weights.project(rows, "q_proj")
-    own = heads_of(config, layer)
+    heads = heads_of(config, layer)
     eps = config.rms_norm_eps
-    query_RAD = rotate_and_write(query_R, norms, eps, forward, source, own.num_heads, writes_kv=False)
-    scores = Scores(own.window, weights.get("sinks"))
+    query_RAD = rotate_and_write(query_R, norms, eps, forward, source, heads.num_heads, writes_kv=False)
+    scores = Scores(heads.window, weights.get("sinks"))
     attended_RAD = attention(query_RAD, source, forward.kv, forward.metadata, scores, invariant=weights.batch_invariant)
-    return weights.project_onto(base, Rows(attended_RAD.flatten(1)), "o_proj", norm)
+    return weights.project_onto(base, HiddenRows(attended_RAD.flatten(1)), "o_proj", norm)
 
 
-def gated_mlp_onto(rows: Rows, weights: Weights, norm: Norm | None = None, out: torch.Tensor | None = None) -> Rows:
+def gated_mlp_onto(
+    rows: HiddenRows, weights: Weights, norm: Norm | None = None, out: torch.Tensor | None = None
+) -> HiddenRows:
     """Compute x + down(silu(gate n) · up n), [R, H], and prepare the next norm.
 
     x are the rows, n the rows after their norm. out: the output's memory, which may be a slice of a wider tensor.
     """
-    grown = Rows(weights.project_gated(rows, "gate_up_proj"))
+    grown = HiddenRows(weights.project_gated(rows, "gate_up_proj"))
     return weights.project_onto(rows.values, grown, "down_proj", norm, out)

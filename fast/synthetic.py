@@ -11,13 +11,13 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.uniforms import seed_bits
+from specsim.fast.acceptance import PathTables, store_path
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2, require_contiguous
 from specsim.fast.runtime.uniforms import SYNTHETIC, word
-from specsim.fast.verifiers.path import PathTables, store_path
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class SyntheticSchedule:
     """A SyntheticAcceptance on a device."""
 
     seed: torch.Tensor  # i64 [1]
@@ -103,7 +103,7 @@ def _follow_kernel(
 def follow(
     batch: Batch,
     verify_input: VerifyInput,
-    schedule: Schedule,
+    schedule: SyntheticSchedule,
     config: SpecConfig,
     out: Verdict,
     rejected_B: torch.Tensor,

@@ -9,15 +9,22 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.core.rule import AcceptanceRule
-from specsim.fast.acceptance import accept
+from specsim.fast.acceptance import accept, finish
 from specsim.fast.runtime.launch import await_input, kernel
 from specsim.fast.runtime.uniforms import PREFILL
 from specsim.fast.sampling import distributions
-from specsim.fast.synthetic import Schedule, follow
+from specsim.fast.synthetic import SyntheticSchedule, follow
 from specsim.fast.verifiers import rule
-from specsim.fast.verifiers.finish import finish
-from specsim.fast.vocabulary.distribution import logprob, only_token
-from specsim.fast.vocabulary.draw import PER, Requests, Workspace, draw, groups_block, uniform_of
+from specsim.fast.vocabulary.distribution import (
+    PER,
+    Requests,
+    Workspace,
+    draw,
+    groups_block,
+    logprob,
+    only_token,
+    uniform_of,
+)
 from specsim.fast.vocabulary.penalties import Allowed, Logits, TreePaths, adjust_logits
 from specsim.fast.vocabulary.summaries import GROUP
 
@@ -59,7 +66,7 @@ def walk(
     logits: Logits,
     uniforms: tuple[torch.Tensor, torch.Tensor] | None,
     config: SpecConfig,
-    acceptance: Schedule | AcceptanceRule | None = None,
+    acceptance: SyntheticSchedule | AcceptanceRule | None = None,
     *,
     out: Verdict | None = None,
 ) -> Verdict:
@@ -69,19 +76,19 @@ def walk(
 
     logits: of every node, from node_logits. uniforms, acceptance: see `verify`.
     """
-    made = distributions(batch, logits)
-    device = made.moments.device
+    node_distributions = distributions(batch, logits)
+    device = node_distributions.moments.device
     _, final_uniforms = uniforms or (None, None)
     verdict = out or _empty(batch, config, device)
     rejected_B = torch.empty(batch.size, dtype=torch.int64, device=device)
     bonus_B = None
     if isinstance(acceptance, AcceptanceRule):
-        bonus_B = rule.accept(batch, verify_input, made, uniforms, config, acceptance, verdict)
+        bonus_B = rule.accept(batch, verify_input, node_distributions, uniforms, config, acceptance, verdict)
     elif acceptance is not None:
         follow(batch, verify_input, acceptance, config, verdict, rejected_B)
     else:
-        bonus_B = accept(batch, verify_input, made, uniforms, config, verdict, rejected_B)
-    finish(batch, verify_input, made, final_uniforms, bonus_B, config, verdict, rejected_B)
+        bonus_B = accept(batch, verify_input, node_distributions, uniforms, config, verdict, rejected_B)
+    finish(batch, verify_input, node_distributions, final_uniforms, bonus_B, config, verdict, rejected_B)
     return verdict
 
 
@@ -92,7 +99,7 @@ def verify(
     config: SpecConfig,
     pools: KVPool,
     uniforms: tuple[torch.Tensor, torch.Tensor] | None = None,
-    acceptance: Schedule | AcceptanceRule | None = None,
+    acceptance: SyntheticSchedule | AcceptanceRule | None = None,
     allowed: Allowed | None = None,
     *,
     out: Verdict | None = None,
@@ -153,10 +160,10 @@ def first_tokens(
     """
     tokens_B = torch.empty(batch.size, dtype=torch.int32, device=logits_BV.device)
     logprobs_B = torch.empty(batch.size, dtype=torch.float32, device=logits_BV.device)
-    made = distributions(batch, adjust_logits(batch, logits_BV, pools, None, 0, allowed))
+    results = distributions(batch, adjust_logits(batch, logits_BV, pools, None, 0, allowed))
     _first_tokens_kernel[(batch.size,)](
-        distributions=made.tables,
-        workspace=Workspace.of(made, batch.size),
+        distributions=results.tables,
+        workspace=Workspace.of(results, batch.size),
         known_tokens_ptr=known_tokens,
         rows_ptr=batch.req_pool_indices,
         requests=Requests.of(batch),

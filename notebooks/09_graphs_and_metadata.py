@@ -33,9 +33,9 @@ from specsim import EngineOptions, SamplingParams, SpecConfig, plots
 from specsim.core.engine_options import GRAPHS
 from specsim.core.phases import Batch, PrefillInput
 from specsim.fast.attention import attention
-from specsim.fast.model.draft_metadata import lane_metadata
+from specsim.fast.drafting.lanes import lane_metadata
 from specsim.fast.runtime.graph import HostRead, Tape
-from specsim.fast.runtime.sections import recorded
+from specsim.fast.sections import RoundPhases
 from specsim.reference.attention import lane_metadata as reference_metadata
 
 # %% [markdown]
@@ -344,7 +344,7 @@ print(f"content copied into the captured buffers: {int((lanes.candidates.tokens 
 
 # %%
 for mode in GRAPHS:
-    graphs = [" + ".join(section.name for section in sections) for sections in recorded(mode, config)]
+    graphs = [" + ".join(section.__name__ for section in run) for run in RoundPhases.of(mode, config).captured]
     print(f"{mode}: {len(graphs)} captured", *graphs, sep="\n  ")
 
 # %% [markdown]
@@ -401,5 +401,5 @@ specsim.course.scores()
 # * Wrong metadata of the drafter changes drafts, not texts. Compare drafts, or the keys that are seen.
 #
 # The graph and its emulation are in `specsim/fast/runtime/graph.py`, the kernel that builds a draft step's metadata in
-# `specsim/fast/model/draft_metadata.py`. `papers/vllm-41162/notes.md` has the rule, its tests, and the benchmark that
+# `specsim/fast/drafting/lanes.py`. `papers/vllm-41162/notes.md` has the rule, its tests, and the benchmark that
 # the pull request published.

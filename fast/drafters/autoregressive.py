@@ -15,13 +15,12 @@ from specsim.core.pool import KVPool
 from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes, expand, start_lanes
+from specsim.fast.drafting.lanes import lane_metadata
 from specsim.fast.extend import draft_rows
 from specsim.fast.kv import draft_kv, duplicate_tails
-from specsim.fast.model.draft_metadata import lane_metadata
 from specsim.fast.model.metadata import extend_metadata, prefill_metadata
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
-from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
-from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, inverse_of
+from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
 
 
 @kernel
@@ -169,7 +168,7 @@ class AutoregressiveDrafter(StepDrafter):
     ) -> None:
         """Replace the best drafts by drawn ones, where the verifier needs drawn drafts."""
         if self._config.is_sampled:
-            draw_drafts(batch, logits_RV, root, self._vocabulary, self._config, Drafts(*out), law, loop)
+            draw_drafts(batch, logits_RV, root, self._vocabulary, self._config, DrawnDrafts(*out), law, loop)
 
     def propose(self, batch: Batch, draft_input: AutoregressiveInput, pools: KVPool) -> Candidates:
         """Run S-1 forwards of K lanes."""

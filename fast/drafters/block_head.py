@@ -10,7 +10,7 @@ from specsim.core.target import Target
 from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.layers import write_keys_and_values
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rows import Rows, embed
+from specsim.fast.model.rows import HiddenRows, embed
 from specsim.fast.targets.decoder import decoder_layer_onto
 
 
@@ -35,8 +35,8 @@ class BlockHead(DecoderHead):
 
     def write_context(self, features_RF: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> None:
         """Write every layer's keys and values of the rows' columns; a row with slot -1 writes nothing."""
-        projected_RH = self._weights.project(Rows(features_RF), "fc")
-        context = Rows(Rows(projected_RH, self._norm("hidden_norm")).applied())
+        projected_RH = self._weights.project(HiddenRows(features_RF), "fc")
+        context = HiddenRows(HiddenRows(projected_RH, self._norm("hidden_norm")).applied())
         forward = self._forward(metadata, kv, self._embedding.dtype)
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}.self_attn")
@@ -56,7 +56,7 @@ class BlockHead(DecoderHead):
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute draft logits, [R, draft vocabulary], which do not depend on the drafts before."""
         has_head = self._weights.get("lm_head.weight") is not None
-        return self._weights.project(Rows(hidden_RH), "lm_head") if has_head else self._target.logits(hidden_RH)
+        return self._weights.project(HiddenRows(hidden_RH), "lm_head") if has_head else self._target.logits(hidden_RH)
 
     def biased(self, logits_RV: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
         """Add W2 · W1[token before], given as target ids, where there is a Markov head (DSpark)."""
@@ -68,7 +68,7 @@ class BlockHead(DecoderHead):
         """Predict the logit of each draft's acceptance, f32 [R], from what is known before it is drawn."""
         if self.block.confidence == "hidden_and_token":
             hidden_RH = torch.cat([hidden_RH, self._embed_before(before_R).values], dim=-1)
-        return self._weights.project(Rows(hidden_RH), "confidence_head.proj")[:, 0].float()
+        return self._weights.project(HiddenRows(hidden_RH), "confidence_head.proj")[:, 0].float()
 
-    def _embed_before(self, before_R: torch.Tensor) -> Rows:
+    def _embed_before(self, before_R: torch.Tensor) -> HiddenRows:
         return embed(before_R, self._weights["markov_head.markov_w1.weight"])

@@ -15,7 +15,7 @@ from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.layers import gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rows import Norm, Rows
+from specsim.fast.model.rows import HiddenRows, Norm
 from specsim.fast.targets.decoder import DecoderTarget
 
 
@@ -43,7 +43,7 @@ class EagleHead(DecoderHead):
         eps = self._model.rms_norm_eps
         joined = self._joined(input_ids_R, self._weights["embed_tokens.weight"], hidden_RH)
         forward = self._forward(metadata, kv, hidden_RH.dtype)
-        hidden = Rows(self._weights.project(joined, "fc"))  # the first layer has no norm before its attention
+        hidden = HiddenRows(self._weights.project(joined, "fc"))  # the first layer has no norm before its attention
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
             hidden = self_attention_onto(

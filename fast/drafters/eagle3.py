@@ -18,9 +18,9 @@ from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.layers import gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rotary import Forward
-from specsim.fast.model.rows import Norm, Rows, rms_norm
-from specsim.fast.runtime.gather import join_slices, without_padding
+from specsim.fast.model.rotary import ForwardContext
+from specsim.fast.model.rows import HiddenRows, Norm, rms_norm
+from specsim.fast.runtime.peer_memory import join_slices, without_padding
 from specsim.fast.targets.decoder import DecoderTarget
 
 
@@ -55,13 +55,13 @@ class Eagle3Head(DecoderHead):
         config = self._config
         norm = self._norm("input_norm") if config.norm_before_fc else None
         if not config.fc_norm:
-            return self._weights.project(Rows(features_RF, norm), "fc")
-        features_RF = Rows(features_RF, norm).applied()
+            return self._weights.project(HiddenRows(features_RF, norm), "fc")
+        features_RF = HiddenRows(features_RF, norm).applied()
         normed_RF = torch.empty_like(features_RF)
         parts = zip(*(rows.split(config.target_hidden_size, dim=1) for rows in (features_RF, normed_RF)), strict=True)
         for index, (feature_RH, out_RH) in enumerate(parts):
             rms_norm(feature_RH, *self._norm(f"fc_norm.{index}"), out=out_RH)
-        return self._weights.project(Rows(normed_RF), "fc")
+        return self._weights.project(HiddenRows(normed_RF), "fc")
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
@@ -77,7 +77,7 @@ class Eagle3Head(DecoderHead):
         base_RH = normed_RH if self._config.norm_before_residual else hidden_RH
         hidden = self_attention_onto(
             base_RH,
-            Rows(both),
+            HiddenRows(both),
             weights.under("self_attn"),
             self._model,
             0,
@@ -91,7 +91,7 @@ class Eagle3Head(DecoderHead):
         """Return the first norm of a layer of P-EAGLE, None after the last layer."""
         return self._norm(f"layers.{layer}.input_layernorm") if layer < self._model.num_layers else None
 
-    def _further_layers(self, rows: Rows, forward: Forward) -> torch.Tensor:
+    def _further_layers(self, rows: HiddenRows, forward: ForwardContext) -> torch.Tensor:
         """Run the layers after the first, which are those of a Llama: hidden [R, H]."""
         for layer in range(1, self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
@@ -108,7 +108,7 @@ class Eagle3Head(DecoderHead):
 
     def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute logits of the tokens of this rank's slice, -inf beyond them, or of all where no ranks share them."""
-        rows = Rows(hidden_RH, None if self._config.norm_output else self._norm("norm"))
+        rows = HiddenRows(hidden_RH, None if self._config.norm_output else self._norm("norm"))
         if self._weights.get("lm_head.weight") is None:
             return self._target.own_logits(rows.applied())
         logits_RC = self._weights.project(rows, "lm_head")

@@ -18,7 +18,7 @@ from specsim.fast.drafting import Lanes
 from specsim.fast.layers import gated_mlp_onto, query_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.prefix_metadata import prefix_metadata
-from specsim.fast.model.rows import Norm, Rows
+from specsim.fast.model.rows import HiddenRows, Norm
 from specsim.fast.vocabulary.draft_distribution import Root
 
 
@@ -46,7 +46,7 @@ class FrozenKVHead(DecoderHead):
 
     def hand_on(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Make the hidden states that the next rows read, of the target's width."""
-        return self._weights.project(Rows(hidden_RH), "post_projection")
+        return self._weights.project(HiddenRows(hidden_RH), "post_projection")
 
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
@@ -54,7 +54,7 @@ class FrozenKVHead(DecoderHead):
         """Run rows over the target's KV: what the head reads, [R, H]."""
         forward = self._forward(metadata, kv, hidden_RH.dtype)
         joined = self._joined(input_ids_R, self._embedding, hidden_RH)
-        hidden = Rows(self._weights.project(joined, "pre_projection"), self._input_norm(0))
+        hidden = HiddenRows(self._weights.project(joined, "pre_projection"), self._input_norm(0))
         for layer, source in enumerate(self._sources):
             weights = self._weights.under(f"layers.{layer}")
             hidden = query_attention_onto(
@@ -75,7 +75,7 @@ class FrozenKVHead(DecoderHead):
         return self._norm(f"layers.{layer}.input_layernorm" if layer < self._model.num_layers else "norm")
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._weights.project(Rows(hidden_RH), "lm_head")
+        return self._weights.project(HiddenRows(hidden_RH), "lm_head")
 
 
 class FrozenKVDrafter(AutoregressiveDrafter):

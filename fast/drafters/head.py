@@ -11,8 +11,8 @@ from specsim.core.rank_part import kv_layout_of
 from specsim.core.target import Target
 from specsim.fast.layers import Weights
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
-from specsim.fast.model.rows import Norm, Rows, embed
+from specsim.fast.model.rotary import ForwardContext, inverse_frequencies, rotations
+from specsim.fast.model.rows import HiddenRows, Norm, embed
 from specsim.fast.targets.decoder import on_device
 
 
@@ -54,15 +54,15 @@ class DecoderHead:
     def _norm(self, name: str) -> Norm:
         return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)
 
-    def _forward(self, metadata: AttentionMetadata, kv: KVBuffer, dtype: torch.dtype) -> Forward:
+    def _forward(self, metadata: AttentionMetadata, kv: KVBuffer, dtype: torch.dtype) -> ForwardContext:
         """Collect what all layers of one forward share."""
         angles = rotations(metadata.positions, self._inverse_D, dtype, self._model.rope.amplitude)
-        return Forward(angles, metadata, kv)
+        return ForwardContext(angles, metadata, kv)
 
-    def _joined(self, input_ids_R: torch.Tensor, embedding_VH: torch.Tensor, hidden_RH: torch.Tensor) -> Rows:
+    def _joined(self, input_ids_R: torch.Tensor, embedding_VH: torch.Tensor, hidden_RH: torch.Tensor) -> HiddenRows:
         """Write embeddings and hidden states to one buffer for the first projection: rows [R, 2H]."""
         num_rows, width = hidden_RH.shape
         joined = hidden_RH.new_empty(num_rows, 2 * width)
         embed(input_ids_R, embedding_VH, out=joined[:, :width])
         joined[:, width:].copy_(hidden_RH)
-        return Rows(joined)
+        return HiddenRows(joined)

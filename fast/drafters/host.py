@@ -11,7 +11,7 @@ from specsim.core.target import Target
 from specsim.core.token_drafter import TokenDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import CandidateBuffers
-from specsim.fast.runtime.states import load
+from specsim.fast.runtime.buffers import load
 
 
 class HostDrafter(StepDrafter, ProposalDrafter):

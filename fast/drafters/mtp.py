@@ -22,10 +22,9 @@ from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.model.metadata import AttentionMetadata, causal_metadata
-from specsim.fast.model.rows import Rows, rms_norm
+from specsim.fast.model.rows import HiddenRows, rms_norm
 from specsim.fast.targets.decoder import DecoderTarget, decoder_layer_onto
-from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
-from specsim.fast.vocabulary.draft_vocabulary import Vocabulary
+from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts
 
 
 class MtpModule(DecoderHead):
@@ -64,8 +63,8 @@ class MtpModule(DecoderHead):
         self._target.normed_embedding(input_ids_R, self._norm("enorm"), embedded_RH)
         rms_norm(hidden_RH, *self._norm("hnorm"), out=normed_RH)
         forward = self._forward(metadata, kv, hidden_RH.dtype)
-        projected_RH = weights.project(Rows(both), "eh_proj")
-        rows = Rows(projected_RH, self._norm("input_layernorm"))
+        projected_RH = weights.project(HiddenRows(both), "eh_proj")
+        rows = HiddenRows(projected_RH, self._norm("input_layernorm"))
         rows, _ = decoder_layer_onto(rows, weights, self._model, self._index, forward, self._norm("norm"))
         return rows.applied()
 
@@ -165,13 +164,13 @@ class MtpDrafter(ProductDrafter[MtpInput]):
             hidden_RH = module.forward(ids_R, hidden_RH, metadata, draft_kv(pools))
             last_BH = last_hidden(spans, hidden_RH, depth, out)
             logits_BV, best = best_drafts(module, last_BH, self._config, self._config.topk)
-            self._keep_drafts(batch, logits_BV, Drafts(*best), spans, depth, out)
+            self._keep_drafts(batch, logits_BV, DrawnDrafts(*best), spans, depth, out)
             hidden_RH = hidden_RH if self._is_chained else target_RH
         out.bonus_tokens.copy_(bonus_tokens)
         return out
 
     def _keep_drafts(
-        self, batch: Batch, logits_BV: torch.Tensor, drafts: Drafts, spans: Spans, depth: int, out: MtpInput
+        self, batch: Batch, logits_BV: torch.Tensor, drafts: DrawnDrafts, spans: Spans, depth: int, out: MtpInput
     ) -> None:
         """Keep the best drafts at a depth, or draw others in their place."""
         config = self._config

@@ -10,7 +10,7 @@ from specsim.core.mtp import MtpInput
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
 from specsim.fast.drafters.mtp_rows import Spans, SpanShape
-from specsim.fast.model.columns import known_token
+from specsim.fast.model.metadata import known_token
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
-from specsim.fast.model.columns import slot_of
+from specsim.fast.model.metadata import slot_of
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 
 _FEATURES = 1024

@@ -18,8 +18,7 @@ from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.model.metadata import causal_metadata
 from specsim.fast.targets.decoder import DecoderTarget
-from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
-from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, inverse_of
+from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
 
 
 class Layout(NamedTuple):
@@ -109,7 +108,7 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         if config.is_sampled:
             for depth, logits_BV in enumerate(logits_RV.unflatten(0, last.slots.shape)):
                 loop = Loop(self._depths[depth - 1 :], last.slots[depth], config.num_steps) if depth else None
-                drafts = Drafts(scores_SBK[depth], index_SBK[depth])
+                drafts = DrawnDrafts(scores_SBK[depth], index_SBK[depth])
                 draw_drafts(
                     batch, logits_BV, Root(last.root_lens), self._vocabulary, config, drafts, out.draft_prob, loop
                 )

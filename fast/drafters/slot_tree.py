@@ -13,8 +13,7 @@ from specsim.fast.drafters.block_head import BlockHead
 from specsim.fast.drafting import extended
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.tree.nodes import ExplicitTables
-from specsim.fast.vocabulary.draft_distribution import Drafts, Loop, Root, draw_drafts
-from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, inverse_of
+from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
 from specsim.fast.vocabulary.topk import TAKEN, best_of, draft_topk, index_of, key_of
 
 
@@ -161,7 +160,7 @@ class SlotTree:
 
     def _drafts(
         self, batch: Batch, logits_BV: torch.Tensor, before_BW: torch.Tensor, level: Level, out: ExplicitCandidates
-    ) -> Drafts:
+    ) -> DrawnDrafts:
         """Draft the children of every lane, or of one lane for all where lanes do not matter."""
         config = self._config
         head = self._head
@@ -169,14 +168,14 @@ class SlotTree:
         if level.num_lanes > 1 and (head.block.markov_rank or config.is_sampled):
             logits_RV = logits_BV.repeat_interleave(level.num_lanes, dim=0)
         logits_RV = head.biased(logits_RV, before_BW.flatten())
-        drafts = Drafts(*draft_topk(logits_RV, level.num_children, head.d2t, score=config.score))
+        drafts = DrawnDrafts(*draft_topk(logits_RV, level.num_children, head.d2t, score=config.score))
         if config.is_sampled:
             loop = Loop(self._depths[level.depth - 1 :], None, config.num_steps) if level.depth else None
             root = Root(batch.seq_lens)
             draw_drafts(batch, logits_RV, root, self._vocabulary, config, drafts, out.draft_prob, loop)
         return drafts
 
-    def _extend(self, drafts: Drafts, lanes: LevelLanes, level: Level, out: ExplicitCandidates) -> LevelLanes:
+    def _extend(self, drafts: DrawnDrafts, lanes: LevelLanes, level: Level, out: ExplicitCandidates) -> LevelLanes:
         """Write the candidates of a depth, and find the lanes of the next one."""
         size = len(out.tokens)
         shape = (size, level.num_next)

@@ -30,9 +30,9 @@ def _best_children(keys, child, k, LANES: tl.constexpr):
         best = index_of(best_of(keys, k, LANES))
     else:
         better = (keys[:, None, :] > keys[:, :, None]).to(tl.int32)
-        place = tl.sum(better, axis=2)[:, :, None]
+        rank = tl.sum(better, axis=2)[:, :, None]
         lane = tl.arange(0, LANES)[None, None, :]
-        best = tl.sum(tl.where(place == lane, child[:, :, None], 0), axis=1)
+        best = tl.sum(tl.where(rank == lane, child[:, :, None], 0), axis=1)
     return best
 
 
@@ -142,15 +142,15 @@ def _expand_lanes_kernel(
     if tl.program_id(1) == 0:
         request = rows // k
         lane = rows % k
-        place = (step + 1) * k + lane
+        entry = (step + 1) * k + lane
         tokens = tl.load(topk_index_ptr + rows, mask=mask)
-        candidate = request * k * num_steps + place
+        candidate = request * k * num_steps + entry
         scores = tl.load(lane_ptrs.scores_ptr + candidate - k, mask=mask, other=0.0)
         scores = extended(scores, tl.load(topk_scores_ptr + rows, mask=mask, other=0.0), LOG)
         tl.store(lane_ptrs.tokens_ptr + candidate, tokens, mask=mask)
         tl.store(lane_ptrs.scores_ptr + candidate, scores, mask=mask)
         tl.store(lane_ptrs.lane_tokens_ptr + rows, tokens, mask=mask_lane)
-        tl.store(lane_ptrs.parent_list_ptr + request * (k * (num_steps - 1) + 1) + place + 1, place, mask=mask_lane)
+        tl.store(lane_ptrs.parent_list_ptr + request * (k * (num_steps - 1) + 1) + entry + 1, entry, mask=mask_lane)
         tl.store(lane_ptrs.path_ptr + rows * num_steps + step + 1, lane.to(tl.int32), mask=mask_lane)
     _end_step(lane_ptrs.step_ptr, step)
 

@@ -6,30 +6,125 @@ The kernel of specsim.fast.attention serves everywhere else.
 """
 
 import math
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from specsim.fast.model.attention_copies import BLOCK_C, COPIERS, Ring, Work, copy_layout, copy_tiles
-from specsim.fast.model.attention_merge import Parts
-from specsim.fast.model.attention_plan import MANY, Plan, assignment, tiles_of
+from specsim.fast.model.attention_plan import MANY, AttentionParts, AttentionPlan, assignment, tiles_of
 from specsim.fast.model.metadata import WORD, AttentionMetadata
 from specsim.fast.runtime.gluon import barrier, next_slot
 from specsim.fast.runtime.launch import Kernel, await_input, nearest
 
+BLOCK_C = gl.constexpr(128)  # keys of a tile
+COPIERS = gl.constexpr(4)  # warps that copy
 PAIRS = gl.constexpr(64)  # of a group of warps
 _REGISTERS = 168  # of a thread, on average over 12 warps
 COPIER_REGISTERS = gl.constexpr(40)
 ATTENDING = gl.constexpr((12 * _REGISTERS - 4 * 40) // 8)  # registers of the others
 _MANY = gl.constexpr(MANY)
+
+
+class TileRing(NamedTuple):
+    """Shared memory of a program."""
+
+    tiles: gl.shared_memory_descriptor  # [STAGES, BLOCK_C, D], keys of a tile, then values of the tile before
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    queries: gl.shared_memory_descriptor  # [2, PAIRS, D]
+
+
+class TileWork(NamedTuple):
+    """A program's rows and keys. Keys are a request's prefix and then its extra keys."""
+
+    low_row: gl.tensor
+    num_rows: gl.tensor
+    first_pair: gl.tensor
+    key_len: gl.tensor  # keys of the prefix
+    num_keys: gl.tensor
+    low: gl.tensor  # first tile
+    high: gl.tensor
+
+
+@gluon.jit
+@no_type_check
+def _slots(table_ptr, extra_slots_ptr, tile, work, MASKED: gl.constexpr):
+    """Load the slots of a tile's keys, with MASKED -1 past the last."""
+    column = tile * BLOCK_C + gl.arange(0, BLOCK_C, layout=gl.BlockedLayout([1], [32], [COPIERS], [0]))
+    if MASKED:
+        slot = gl.load(table_ptr + 2 * column, mask=column < work.key_len, other=-1)
+        mask = (column >= work.key_len) & (column < work.num_keys)
+        slot = gl.maximum(slot, gl.load(extra_slots_ptr + column - work.key_len, mask=mask, other=-1))
+    else:
+        slot = gl.load(table_ptr + 2 * column)
+    return slot
+
+
+@gluon.jit
+@no_type_check
+def _copy_tile(base_ptr, slots, ring, slot, phase, MASKED: gl.constexpr, STRIDE: gl.constexpr, LAYOUT: gl.constexpr,
+               STAGES: gl.constexpr):  # fmt: skip
+    """Begin to copy the keys or values in these slots, with MASKED zeros for -1."""
+    mbarrier.wait(ring.empty.index(slot), phase ^ 1)
+    slots = gl.convert_layout(slots, gl.SliceLayout(1, LAYOUT))[:, None]
+    dim = gl.arange(0, ring.tiles.shape[2], layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    source = base_ptr + slots.to(gl.int64) * STRIDE + dim
+    if MASKED:
+        async_copy.async_copy_global_to_shared(ring.tiles.index(slot), source, (slots >= 0) & (dim >= 0))
+    else:
+        async_copy.async_copy_global_to_shared(ring.tiles.index(slot), source)
+    async_copy.mbarrier_arrive(ring.full.index(slot), increment_count=False)
+    return next_slot(slot, phase, STAGES)
+
+
+@gluon.jit
+@no_type_check
+def copy_tiles(kv_ptrs, table_ptr, extra_slots_ptr, work, ring, D: gl.constexpr, STRIDE: gl.constexpr,
+               LAYOUT: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Copy a program's tiles, the keys of each before the values of the one before it."""
+    keys_ptr = kv_ptrs.keys_ptr + gl.program_id(0) * D
+    values_ptr = kv_ptrs.values_ptr + gl.program_id(0) * D
+    slot, phase = 0, 0
+    slots = _slots(table_ptr, extra_slots_ptr, work.low, work, True)
+    if work.high > work.low:
+        slot, phase = _copy_tile(keys_ptr, slots, ring, slot, phase, True, STRIDE, LAYOUT, STAGES)
+    last = gl.maximum(gl.minimum(work.key_len // BLOCK_C, work.high) - 1, work.low)
+    for tile in range(work.low, last):  # whole tiles that whole tiles follow
+        following = _slots(table_ptr, extra_slots_ptr, tile + 1, work, False)
+        slot, phase = _copy_tile(keys_ptr, following, ring, slot, phase, False, STRIDE, LAYOUT, STAGES)
+        slot, phase = _copy_tile(values_ptr, slots, ring, slot, phase, False, STRIDE, LAYOUT, STAGES)
+        slots = following
+    for tile in range(last, work.high):
+        following = _slots(table_ptr, extra_slots_ptr, tile + 1, work, True)
+        if tile + 1 < work.high:
+            slot, phase = _copy_tile(keys_ptr, following, ring, slot, phase, True, STRIDE, LAYOUT, STAGES)
+        slot, phase = _copy_tile(values_ptr, slots, ring, slot, phase, True, STRIDE, LAYOUT, STAGES)
+        slots = following
+
+
+def copy_layout(dim: int) -> gl.DistributedLinearLayout:
+    """Make the layout of a copied tile: lanes copy 16 bytes each, and a warp's rows follow each other."""
+    block, copiers = BLOCK_C.value, COPIERS.value
+    lanes_of_row = dim // 8
+    rows_of_lanes = 32 // lanes_of_row
+    rows_of_warp = block // copiers
+    lanes = [[0, 8 * i] for i in _powers(1, lanes_of_row)] + [[i, 0] for i in _powers(1, rows_of_lanes)]
+    registers = [[0, i] for i in _powers(1, 8)] + [[i, 0] for i in _powers(rows_of_lanes, rows_of_warp)]
+    warps = [[i, 0] for i in _powers(rows_of_warp, block)]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [block, dim])
+
+
+def _powers(low: int, high: int) -> list[int]:
+    """List the powers of two from low to below high."""
+    return [low << i for i in range((high // low).bit_length() - 1)]
 
 
 @gluon.jit
@@ -97,13 +192,13 @@ def _step(state, rows, visible_ptr, num_words, tile, work, ring, SIDE: gl.conste
     mbarrier.arrive(ring.empty.index(slot), count=1)
     if (tile + 1) * BLOCK_C > work.key_len:
         s = _masked(s, visible_ptr, num_words, prefix_len, row, is_row, tile, work)
-    weight_f32, top, kept = _weights(s, top, SCALE)
-    total = total * kept + gl.sum(weight_f32, axis=1)
+    weight_f32, top, rescale = _weights(s, top, SCALE)
+    total = total * rescale + gl.sum(weight_f32, axis=1)
     # The branch in this wait, which has ended already, keeps the compiler from awaiting the product before the weights.
     mbarrier.wait(ring.full.index(v_slot), v_phase)
     acc, total = warpgroup_mma_wait(num_outstanding=0, deps=[acc, total])
     mbarrier.arrive(ring.empty.index(v_slot), count=1)
-    acc = acc * gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout))[:, None]
+    acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, acc.type.layout))[:, None]
     weight = gl.convert_layout(weight_f32.to(weight.dtype), weight.type.layout)
     slot, phase = next_slot(v_slot, v_phase, STAGES)
     return total, top, acc, weight, slot, phase
@@ -149,7 +244,7 @@ def _fold(rows, visible_ptr, num_words, work, ring, SIDE: gl.constexpr, D: gl.co
 
 @gluon.jit
 @no_type_check
-def _attend(out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, place, num_splits, work, ring,
+def _attend(out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, part_head, num_splits, work, ring,
             SIDE: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, SCALE: gl.constexpr,
             STAGES: gl.constexpr):  # fmt: skip
     """Attend from one group's pairs to a program's tiles. place: of the part, counted over all parts and heads."""
@@ -178,7 +273,7 @@ def _attend(out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, place,
     dim = gl.arange(0, D, layout=gl.SliceLayout(0, SUMS))[None, :]
     mask = (pair_d // GROUP < work.num_rows) & (dim >= 0)
     if parts_ptrs is not None:
-        part = place * pairs
+        part = part_head * pairs
         if num_splits > 1:
             gl.store(parts_ptrs.stats + 2 * (part + pair), top * SCALE, mask=is_row)
             gl.store(parts_ptrs.stats + 2 * (part + pair) + 1, total, mask=is_row)
@@ -215,7 +310,7 @@ def _pipelined_kernel(
     DTYPE: gl.constexpr = query_ptr.dtype.element_ty
     TILES: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    ring = Ring(
+    ring = TileRing(
         gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_C, D], TILES),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER),
@@ -226,11 +321,11 @@ def _pipelined_kernel(
         mbarrier.init(ring.empty.index(i), count=2)
     head, unit, block = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     heads = gl.num_programs(0)
-    split, num_splits, kept = 0, 1, 0
+    split, num_splits, first_part = 0, 1, 0
     request = gl.minimum(unit, num_requests - 1)
     if partition is not None:
         offs = gl.arange(0, BLOCK_B, layout=gl.BlockedLayout([1], [32], [4], [0]))
-        unit, split, num_splits, kept, _ = assignment(offs, unit, metadata_ptrs, _MANY, num_requests, partition)
+        unit, split, num_splits, first_part, _ = assignment(offs, unit, metadata_ptrs, _MANY, num_requests, partition)
         # The loads of the only request need not wait for its assignment.
         request = gl.minimum(unit, num_requests - 1) if BLOCK_B > 1 else unit * 0
     is_real = unit < num_requests
@@ -243,20 +338,20 @@ def _pipelined_kernel(
     has_work = block * 2 * PAIRS < num_rows * GROUP
     low = gl.where(has_work, low, 0)  # slots of the first tile are loaded, whether there is work or not
     high = gl.where(has_work, high, 0)
-    work = Work(low_row, num_rows, block * 2 * PAIRS, key_len, key_len + num_extras, low, high)
+    work = TileWork(low_row, num_rows, block * 2 * PAIRS, key_len, key_len + num_extras, low, high)
     table_ptr = kv_ptrs.table_ptr + gl.load(kv_ptrs.rows_ptr + request) * kv_ptrs.columns * 2
     extra_slots_ptr = metadata_ptrs.extra_slots + request.to(gl.int64) * extras
-    place = 0
+    part_head = 0
     if partition is not None:
-        place = (kept + split).to(gl.int64) * heads + head
+        part_head = (first_part + split).to(gl.int64) * heads + head
         if is_real & (head + block + split == 0):
-            gl.store(parts_ptrs.spans + 2 * request, kept)
+            gl.store(parts_ptrs.spans + 2 * request, first_part)
             gl.store(parts_ptrs.spans + 2 * request + 1, num_splits)
     gl.warp_specialize(
         [
-            (_attend, (out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, place, num_splits, work, ring,
+            (_attend, (out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, part_head, num_splits, work, ring,
                        0, GROUP, D, SCALE, STAGES)),
-            (_attend, (out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, place, num_splits, work, ring,
+            (_attend, (out_ptr, query_ptr, metadata_ptrs, parts_ptrs, extras, pairs, part_head, num_splits, work, ring,
                        1, GROUP, D, SCALE, STAGES)),
             (copy_tiles, (kv_ptrs, table_ptr, extra_slots_ptr, work, ring, D, STRIDE, LAYOUT, STAGES)),
         ],
@@ -273,8 +368,8 @@ def attend_in_pipeline(
     query_RAD: torch.Tensor,
     kv_ptrs: Any,
     metadata: AttentionMetadata,
-    parts: Parts | None,
-    plan: Plan,
+    parts: AttentionParts | None,
+    plan: AttentionPlan,
     scale: float,
 ) -> None:
     """Write attention [R, A, D], or the parts that are then merged. kv_ptrs: PagedKV. scale: of q·k."""

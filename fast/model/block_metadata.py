@@ -7,9 +7,7 @@ import triton.language as tl
 
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
-from specsim.fast.model.columns import slot_of
-from specsim.fast.model.equal_rows import equal_rows, store_own_extras, store_rows
-from specsim.fast.model.metadata import WORD, AttentionMetadata
+from specsim.fast.model.metadata import WORD, AttentionMetadata, equal_rows, slot_of, store_own_extras, store_rows
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 
 
@@ -37,16 +35,16 @@ def _block_kernel(
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)  # [BLOCK]
     mask = offs < num_requests * num_rows
     request = offs // num_rows
-    place = offs % num_rows
+    step = offs % num_rows
     row = tl.load(rows_ptr + request, mask=mask, other=-1)
     real = row >= 0
     length = tl.load(lens_ptr + request, mask=mask & real, other=0)
     limit = tl.minimum(max_len, columns)
-    live = mask & real & (length + place < limit)
-    slot = slot_of(table_ptr, columns, row, length + place, mask=live)
-    position = tl.where(live, length + place, 0)
+    live = mask & real & (length + step < limit)
+    slot = slot_of(table_ptr, columns, row, length + step, mask=live)
+    position = tl.where(live, length + step, 0)
     bonus = tl.load(bonus_tokens_ptr + request, mask=mask, other=0).to(tl.int64)
-    tl.store(ids_ptr + offs, tl.where(place == 0, bonus, mask_token), mask=mask)
+    tl.store(ids_ptr + offs, tl.where(step == 0, bonus, mask_token), mask=mask)
     tl.store(slots_ptr + offs, slot, mask=mask)
     store_rows(
         metadata_ptrs,

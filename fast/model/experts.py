@@ -1,4 +1,4 @@
-"""Products with the weights of the experts that rows chose, each weight streamed once."""
+"""Products with the weights of the experts that rows chose, each weight streamed once for a block of rows."""
 
 from typing import Literal, NamedTuple, no_type_check
 
@@ -6,10 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.model.expert_blocks import ExpertBlocks
-from specsim.fast.model.linear import Written
+from specsim.fast.model.linear import ProductOutputs
 from specsim.fast.model.routing import Routes
-from specsim.fast.model.rows import Norm, Rows, gated
+from specsim.fast.model.rows import HiddenRows, Norm, gated
 from specsim.fast.runtime.launch import (
     INTERPRETED,
     await_input,
@@ -23,9 +22,96 @@ from specsim.fast.runtime.launch import (
     stages_within,
 )
 
+_CHUNK = 256  # pairs that are read at a time
 Activation = Literal["silu", "clamped"]
 _CLAMP = tl.constexpr(7.0)
 _SLOPE = tl.constexpr(1.702)
+
+
+class ExpertBlocks(NamedTuple):
+    """Blocks of pairs with the same expert, each with room for `size` pairs.
+
+    Pair p is row p // k of the rows and choice p % k of its k experts. Experts are in order, and the pairs of one.
+    """
+
+    experts: torch.Tensor  # i32 [blocks], -1 for an empty block; those come last
+    pairs: torch.Tensor  # i32 [blocks, size], -1 beyond a block's last pair
+    size: int
+
+
+@kernel
+@no_type_check
+def _blocks_kernel(
+    experts_ptr,
+    pairs_ptr,
+    chosen_ptr,
+    num_pairs,
+    num_blocks,
+    E: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write the blocks of one expert; a program more than there are experts writes the empty ones."""
+    await_input(PDL)
+    program = tl.program_id(0)
+    offs_e = tl.arange(0, BLOCK_E)
+    offs_c = tl.arange(0, CHUNK)
+    counts = tl.zeros([BLOCK_E], tl.int32)
+    for start in range(0, num_pairs, CHUNK):
+        mask = start + offs_c < num_pairs
+        chosen = tl.load(chosen_ptr + start + offs_c, mask=mask, other=BLOCK_E - 1).to(tl.int32)
+        counts += tl.histogram(chosen, BLOCK_E)
+    # Entries of a last chunk that is not full were counted at an expert that does not exist.
+    blocks = tl.where(offs_e < E, (counts + SIZE - 1) // SIZE, 0)
+    first = tl.sum(tl.where(offs_e < program, blocks, 0), axis=0)
+    count = tl.sum(tl.where(offs_e == program, blocks, 0), axis=0)
+    if program == E:
+        count = num_blocks - first
+    offs_s = tl.arange(0, SIZE)
+    expert = tl.where(program < E, program, -1)
+    for block in range(first, first + count):
+        tl.store(experts_ptr + block, expert)
+    if program < E:
+        held = 0
+        for start in range(0, num_pairs, CHUNK):
+            mask = start + offs_c < num_pairs
+            chosen = tl.load(chosen_ptr + start + offs_c, mask=mask, other=-1).to(tl.int32)
+            is_routed = (chosen == program).to(tl.int32)
+            entry = first * SIZE + held + tl.cumsum(is_routed, axis=0) - 1
+            tl.store(pairs_ptr + entry, start + offs_c, mask=is_routed > 0)
+            held += tl.sum(is_routed, axis=0)
+        if count > 0:
+            last = (first + count - 1) * SIZE + offs_s
+            tl.store(pairs_ptr + last, -1, mask=last >= first * SIZE + held)
+
+
+def expert_blocks(experts_Rk: torch.Tensor, num_experts: int, size: int) -> ExpertBlocks:
+    """Gather pairs of rows and experts, i16 [R, k], into blocks of `size`, as many as any choice may need."""
+    require_contiguous(experts_Rk=experts_Rk)
+    num_pairs = experts_Rk.numel()
+    num_blocks = min(num_pairs, num_experts) + num_pairs // size
+    experts = experts_Rk.new_empty(num_blocks, dtype=torch.int32)
+    pairs = experts_Rk.new_empty(num_blocks, size, dtype=torch.int32)
+    _blocks_kernel[(num_experts + 1,)](
+        experts_ptr=experts,
+        pairs_ptr=pairs,
+        chosen_ptr=experts_Rk,
+        num_pairs=num_pairs,
+        num_blocks=num_blocks,
+        E=num_experts,
+        SIZE=size,
+        BLOCK_E=max(16, next_power_of_2(num_experts + 1)),
+        CHUNK=_CHUNK,
+        num_warps=4,
+    )
+    return ExpertBlocks(experts, pairs, size)
+
+
+def block_size(num_pairs: int, num_experts: int) -> int:
+    """Choose the pairs of a block: twice an expert's average, from 16 to 128."""
+    return max(16, min(128, next_power_of_2(ceil_div(2 * num_pairs, num_experts))))
 
 
 class ExpertWeights(NamedTuple):
@@ -37,7 +123,9 @@ class ExpertWeights(NamedTuple):
     down_bias: torch.Tensor | None = None  # [E, H]
 
 
-class _Factors(NamedTuple):
+class ExpertFactors(NamedTuple):
+    """Factors of the products of blocks of rows with their experts' weights."""
+
     x: torch.Tensor  # [rows, K]
     weight: torch.Tensor  # [E, N or 2N, K]
     bias: torch.Tensor | None  # [E, N or 2N]
@@ -89,8 +177,8 @@ def _expert_kernel(
     w_ptrs = weight_ptr + offs_n.to(tl.int64)[:, None] * K
     first = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for place in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        offs_k = place + tl.arange(0, BLOCK_K)
+    for first_k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        offs_k = first_k + tl.arange(0, BLOCK_K)
         inside = (offs_k < K)[None, :]
         x = tl.load(x_ptrs + offs_k[None, :], mask=mask_m[:, None] & (EVEN | inside), other=0.0)  # [BLOCK_M, BLOCK_K]
         mask_w = EVEN | (mask_n[:, None] & inside)
@@ -132,7 +220,7 @@ def _product(
     tiles = 1 if activation is None else 2
     _expert_kernel[ceil_div(size, block_n), len(blocks.experts)](
         out_ptr=out,
-        factor_ptrs=_Factors(x, weight, bias, blocks.experts, blocks.pairs),
+        factor_ptrs=ExpertFactors(x, weight, bias, blocks.experts, blocks.pairs),
         TOP_K=top_k,
         N=size,
         K=inner,
@@ -174,8 +262,8 @@ def _combine_kernel(
     mask_r = row < num_rows
     mask = mask_r[:, None] & (offs < size)[None, :]
     total = tl.zeros([BLOCK_R, BLOCK_H], tl.float32)
-    for each in tl.static_range(TOP_K):
-        pair = row * TOP_K + each
+    for rank in tl.static_range(TOP_K):
+        pair = row * TOP_K + rank
         weight = tl.load(weights_ptr + pair, mask=mask_r, other=0.0)
         output = tl.load(expert_ptr + pair[:, None] * size + offs[None, :], mask=mask, other=0.0)
         total += output.to(tl.float32) * weight[:, None]
@@ -194,14 +282,14 @@ def _combine_kernel(
 
 def _combine(
     base: torch.Tensor | None, outputs: torch.Tensor, routes: Routes, norm: Norm | None, out: torch.Tensor | None
-) -> Rows:
+) -> HiddenRows:
     num_rows, top_k = routes.weights.shape
     size = outputs.shape[1]
     out = outputs.new_empty(num_rows, size) if out is None else out
-    onto = Rows.to_write(out, norm, 1)
+    onto = HiddenRows.to_write(out, norm, 1)
     block = block_of(num_rows, 1, size)
     _combine_kernel[(ceil_div(num_rows, block),)](
-        out_ptrs=Written(out, onto.weighted, onto.squares),
+        out_ptrs=ProductOutputs(out, onto.weighted, onto.squares),
         base_ptr=base,
         expert_ptr=outputs,
         weights_ptr=routes.weights,
@@ -227,7 +315,7 @@ def experts_onto(
     activation: Activation,
     norm: Norm | None = None,
     out: torch.Tensor | None = None,
-) -> Rows:
+) -> HiddenRows:
     """Add Σ weight · down(gate x, up x) over each row's experts to base [R, H]; prepare the next norm.
 
     x: rows after the layer's norm. base: None is zeros. base and out may be slices of wider tensors. Outputs of a row's

@@ -7,9 +7,9 @@ import triton.language as tl
 
 from specsim.core.target import Experts
 from specsim.fast.model.experts import ExpertWeights, clamped
-from specsim.fast.model.linear import Written
+from specsim.fast.model.linear import ProductOutputs
 from specsim.fast.model.routing import Routes, choice_arguments, ranked
-from specsim.fast.model.rows import Norm, Rows, gated
+from specsim.fast.model.rows import HiddenRows, Norm, gated
 from specsim.fast.runtime.launch import (
     await_predecessor,
     ceil_div,
@@ -42,7 +42,9 @@ class _Routed(NamedTuple):
     bias: torch.Tensor | None  # of the choice, [E]
 
 
-class _Factors(NamedTuple):
+class RoutedRowFactors(NamedTuple):
+    """Factors of the products of one row with its experts' weights."""
+
     x: torch.Tensor  # [1, K], or [k, K] with a row for each expert
     weight: torch.Tensor  # [E, N or 2N, K]
     bias: torch.Tensor | None  # [E, N or 2N]
@@ -73,22 +75,22 @@ def _up_kernel(
 ):
     """Choose the expert of one rank, and compute some of its gated outputs."""
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
-    own = tl.program_id(1)
+    chosen_rank = tl.program_id(1)
     offs_e = tl.arange(0, BLOCK_E)[None, :]
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = offs_n < N
     await_predecessor(PDL)
     logits = tl.load(routed_ptrs.logits + offs_e, mask=offs_e < E, other=0.0)
     rank, weight = ranked(logits, routed_ptrs.bias, offs_e, E, ROUTING, TOP_K, NORMALISE, GROUPS, TOP_GROUPS, BLOCK_G)
-    expert = tl.sum(tl.where(rank == own, offs_e, 0)).to(tl.int64)
+    expert = tl.sum(tl.where(rank == chosen_rank, offs_e, 0)).to(tl.int64)
     if tl.program_id(0) == 0:
-        tl.store(routed_ptrs.experts + own, expert.to(tl.int16))
-        tl.store(routed_ptrs.weights + own, tl.sum(tl.where(rank == own, weight, 0.0)) * scaling)
+        tl.store(routed_ptrs.experts + chosen_rank, expert.to(tl.int16))
+        tl.store(routed_ptrs.weights + chosen_rank, tl.sum(tl.where(rank == chosen_rank, weight, 0.0)) * scaling)
     weight_ptrs = factor_ptrs.weight + expert * 2 * N * K + offs_n.to(tl.int64)[:, None] * K
     gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    for place in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        offs_k = place + tl.arange(0, BLOCK_K)
+    for first_k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        offs_k = first_k + tl.arange(0, BLOCK_K)
         mask = mask_n[:, None] & (offs_k < K)[None, :]
         x = tl.load(factor_ptrs.x + offs_k, mask=offs_k < K, other=0.0).to(tl.float32)[None, :]
         gate += tl.load(weight_ptrs + offs_k[None, :], mask=mask, other=0.0).to(tl.float32) * x
@@ -101,7 +103,7 @@ def _up_kernel(
         first += tl.load(bias_ptr, mask=mask_n, other=0.0).to(tl.float32)
         second += tl.load(bias_ptr + N, mask=mask_n, other=0.0).to(tl.float32)
     first = clamped(first, second, DTYPE) if CLAMPED else gated(first, second, DTYPE)
-    tl.store(out_ptr + own * N + offs_n, nearest(first, DTYPE), mask=mask_n)
+    tl.store(out_ptr + chosen_rank * N + offs_n, nearest(first, DTYPE), mask=mask_n)
 
 
 @kernel
@@ -131,8 +133,8 @@ def _down_kernel(
     weight_ptrs = factor_ptrs.weight + (expert[:, None] * N + offs_n[None, :])[:, :, None] * K
     mask_pn = (rank < TOP_K)[:, None] & mask_n[None, :]
     total = tl.zeros([BLOCK_P, BLOCK_N, BLOCK_K], tl.float32)
-    for place in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        offs_k = place + tl.arange(0, BLOCK_K)
+    for first_k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        offs_k = first_k + tl.arange(0, BLOCK_K)
         mask_x = (rank < TOP_K)[:, None] & (offs_k < K)[None, :]
         x = tl.load(factor_ptrs.x + rank[:, None] * K + offs_k[None, :], mask=mask_x, other=0.0).to(tl.float32)
         mask = mask_pn[:, :, None] & (offs_k < K)[None, None, :]
@@ -166,7 +168,7 @@ def routed_row_onto(
     bias_E: torch.Tensor | None,
     norm: Norm | None = None,
     out: torch.Tensor | None = None,
-) -> tuple[Rows, torch.Tensor]:
+) -> tuple[HiddenRows, torch.Tensor]:
     """Add Σ weight · down(gate x, up x) over one row's experts to base [1, H]; returns them, i16 [1, k].
 
     base: None is zeros. x: the row after the layer's norm. logits_E, bias_E: as `routing.route` takes them; the choice
@@ -181,10 +183,10 @@ def routed_row_onto(
     num_outputs = weights.down.shape[1]
     out = x.new_empty(1, num_outputs) if out is None else out
     blocks = ceil_div(num_outputs, DOWN.outputs)
-    onto = Rows.to_write(out, norm, blocks)
+    onto = HiddenRows.to_write(out, norm, blocks)
     _down_kernel[(blocks,)](
-        out_ptrs=Written(out, onto.weighted, onto.squares),
-        factor_ptrs=_Factors(grown, weights.down, weights.down_bias),
+        out_ptrs=ProductOutputs(out, onto.weighted, onto.squares),
+        factor_ptrs=RoutedRowFactors(grown, weights.down, weights.down_bias),
         routed_ptrs=routed,
         base_ptr=base,
         next_norm_ptr=onto.next_weight,
@@ -206,7 +208,7 @@ def _grown(x: torch.Tensor, weights: ExpertWeights, experts: Experts, routed: _R
     _up_kernel[ceil_div(experts.size, UP.outputs), experts.top_k](
         out_ptr=out,
         routed_ptrs=routed,
-        factor_ptrs=_Factors(x, weights.gate_up, weights.gate_up_bias),
+        factor_ptrs=RoutedRowFactors(x, weights.gate_up, weights.gate_up_bias),
         scaling=experts.scaling,
         N=experts.size,
         K=x.shape[1],

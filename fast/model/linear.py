@@ -1,8 +1,8 @@
 """Products of few rows: one kernel streams the weight once, fused with the steps before and after.
 
 A norm before a product is applied to the product: rows are stored times the norm's weight, together with the sum of
-their squares. On Hopper GPUs products of more rows run in specsim.fast.model.wide_product. Products of many rows or
-wide types use a library, and the fused steps are separate kernels. specsim.fast.model.product_plan chooses.
+their squares. On Hopper GPUs products of more rows run in specsim.fast.model.many_rows_product. Products of still more
+rows or of wide types use a library, and the fused steps are separate kernels. specsim.fast.model.product_plan chooses.
 """
 
 from typing import NamedTuple, no_type_check
@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear as library_product
 
-from specsim.fast.model.product_plan import Tiling, streaming, tile_arguments
-from specsim.fast.model.rows import Norm, Rows, add, gated, silu_mul
-from specsim.fast.model.wide_plan import WidePlan
+from specsim.fast.model.product_plan import ManyRowsPlan, ProductTiling, streaming, tile_arguments
+from specsim.fast.model.rotary import ForwardContext, store_heads, turns_of
+from specsim.fast.model.rows import HiddenRows, Norm, add, gated, silu_mul
 from specsim.fast.runtime.launch import (
     await_predecessor,
     ceil_div,
@@ -34,8 +34,8 @@ class Factors(NamedTuple):
     bias: torch.Tensor | None  # [N]
 
 
-class Written(NamedTuple):
-    """Output rows of a product, with what the next norm needs, if there is one (see Rows)."""
+class ProductOutputs(NamedTuple):
+    """Output rows of a product, with what the next norm needs, if there is one (see HiddenRows)."""
 
     rows: torch.Tensor  # [R, N]
     weighted: torch.Tensor | None
@@ -68,8 +68,8 @@ def streamed(
     second = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     w_ptrs = factor_ptrs.weight + offs_n.to(tl.int64)[:, None] * K
     x_ptrs = factor_ptrs.x + offs_m[:, None] * STRIDE_X
-    for place in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        offs_k = place + tl.arange(0, BLOCK_K)
+    for first_k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        offs_k = first_k + tl.arange(0, BLOCK_K)
         inside = (offs_k < K)[None, :]
         x = tl.load(x_ptrs + offs_k[None, :], mask=mask_m[:, None] & (EVEN | inside), other=0.0)  # [BLOCK_M, BLOCK_K]
         mask_w = EVEN | (mask_n[:, None] & inside)
@@ -160,11 +160,11 @@ def _product_kernel(
 
 
 def _stream(
-    tiling: Tiling | WidePlan,
-    rows: Rows,
+    tiling: ProductTiling | ManyRowsPlan,
+    rows: HiddenRows,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    onto: Rows,
+    onto: HiddenRows,
     base: torch.Tensor | None = None,
     is_gated: bool = False,
 ) -> None:
@@ -172,17 +172,17 @@ def _stream(
     out = onto.values
     num_rows, size = out.shape
     require_contiguous(weight=weight, bias=bias, norm=onto.next_weight)
-    if any(each is not None and each.stride(-1) != 1 for each in (factors.x, out, base)):
+    if any(rows_RX is not None and rows_RX.stride(-1) != 1 for rows_RX in (factors.x, out, base)):
         strides = f"{factors.x.stride()} and {out.stride()}"
         raise ValueError(f"rows have strides {strides}; allowed: 1 along the last dimension")
-    if isinstance(tiling, WidePlan):
-        from specsim.fast.model.wide_product import Finish, multiply_wide
+    if isinstance(tiling, ManyRowsPlan):
+        from specsim.fast.model.many_rows_product import ProductEpilogue, multiply_many_rows
 
-        finish = Finish(out, onto.weighted, onto.squares, base, bias, onto.next_weight)
-        multiply_wide(tiling, factors.x, rows.squares, rows.eps, weight, finish, is_gated)
+        finish = ProductEpilogue(out, onto.weighted, onto.squares, base, bias, onto.next_weight)
+        multiply_many_rows(tiling, factors.x, rows.squares, rows.eps, weight, finish, is_gated)
         return
     _product_kernel[ceil_div(size, tiling.block_n), ceil_div(num_rows, tiling.block_m)](
-        out_ptrs=Written(out, onto.weighted, onto.squares),
+        out_ptrs=ProductOutputs(out, onto.weighted, onto.squares),
         factor_ptrs=factors,
         base_ptr=base,
         next_norm_ptr=onto.next_weight,
@@ -197,43 +197,43 @@ def _stream(
 
 
 def linear(
-    rows: Rows, weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False
+    rows: HiddenRows, weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False
 ) -> torch.Tensor:
     """Compute x Wᵀ (+ bias), [R, N], of rows [R, K] and a weight [N, K]."""
     tiling, rows = streaming(rows, weight, batch_invariant)
     if tiling is None:
         return library_product(rows.values, weight, bias)
     out = rows.values.new_empty(len(rows.values), len(weight))
-    _stream(tiling, rows, weight, bias, Rows(out))
+    _stream(tiling, rows, weight, bias, HiddenRows(out))
     return out
 
 
 def linear_onto(
     base: torch.Tensor,
-    rows: Rows,
+    rows: HiddenRows,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     batch_invariant: bool = False,
     norm: Norm | None = None,
     out: torch.Tensor | None = None,
-) -> Rows:
+) -> HiddenRows:
     """Compute base + x Wᵀ (+ bias), [R, N], and prepare the next norm.
 
     base and out may be slices of wider tensors.
     """
     tiling, rows = streaming(rows, weight, batch_invariant)
     if tiling is None:
-        return Rows(add(base, library_product(rows.values, weight, bias), out), norm)
+        return HiddenRows(add(base, library_product(rows.values, weight, bias), out), norm)
     num_rows = len(rows.values)
     size = len(weight)
     out = rows.values.new_empty(num_rows, size) if out is None else out
-    onto = Rows.to_write(out, norm, ceil_div(size, tiling.block_n))
+    onto = HiddenRows.to_write(out, norm, ceil_div(size, tiling.block_n))
     _stream(tiling, rows, weight, bias, onto, base)
     return onto
 
 
 def linear_gated(
-    rows: Rows, weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False
+    rows: HiddenRows, weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False
 ) -> torch.Tensor:
     """Compute silu(gate) · up, [R, I], of rows [R, K].
 
@@ -243,5 +243,99 @@ def linear_gated(
     if tiling is None:
         return silu_mul(library_product(rows.values, weight, bias))
     out = rows.values.new_empty(len(rows.values), len(weight) // 2)
-    _stream(tiling, rows, weight, bias, Rows(out), is_gated=True)
+    _stream(tiling, rows, weight, bias, HiddenRows(out), is_gated=True)
     return out
+
+
+@kernel
+@no_type_check
+def _qkv_kernel(
+    query_ptr,
+    kv_ptrs,
+    factor_ptrs,
+    turns_ptr,
+    slots_ptr,
+    num_rows,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    STRIDE_X: tl.constexpr,
+    K: tl.constexpr,
+    PARTS: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    DOT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Compute some dimensions of both halves of one head, for a block of rows."""
+    DTYPE: tl.constexpr = query_ptr.dtype.element_ty
+    HALF: tl.constexpr = D // 2
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
+    head = tl.program_id(0) // (HALF // BLOCK_N)
+    offs = tl.program_id(0) % (HALF // BLOCK_N) * BLOCK_N
+    offs += tl.arange(0, BLOCK_N)
+    mask_m = row < num_rows
+    output = head * D + offs
+    is_place = offs < HALF
+    mask = mask_m[:, None] & is_place[None, :]
+    await_predecessor(PDL)
+    if PARTS > 0:
+        squares = squares_of(factor_ptrs.squares, row, mask_m, PARTS)
+    turns = turns_of(turns_ptr, slots_ptr, row[:, None], offs[None, :], mask, HALF)
+    first, second = streamed(
+        factor_ptrs, row, mask_m, output, is_place, STRIDE_X, K, HALF, EVEN, BLOCK_K, STAGES, DOT
+    )  # [BLOCK_M, BLOCK_N]
+    let_successor_begin(PDL)
+    if PARTS > 0:
+        scale = scale_of(squares, eps, K)
+        first = first * scale
+        second = second * scale
+    if factor_ptrs.bias is not None:
+        first += tl.load(factor_ptrs.bias + output).to(tl.float32)[None, :]
+        second += tl.load(factor_ptrs.bias + output + HALF).to(tl.float32)[None, :]
+    first = nearest(first, DTYPE).to(tl.float32)
+    second = nearest(second, DTYPE).to(tl.float32)
+    store_heads(query_ptr, kv_ptrs, turns, row[:, None], head, offs[None, :], first, second, mask, HEADS, KV_HEADS, D)
+
+
+def project_rotate_and_write(
+    tiling: ProductTiling | ManyRowsPlan,
+    rows: HiddenRows,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    forward: ForwardContext,
+    layer: int,
+    num_heads: int,
+) -> torch.Tensor:
+    """Project, rotate and write: rotate_and_write without head norms, fused with the product."""
+    require_contiguous(weight=weight, bias=bias)
+    factors = Factors(rows.factor, rows.squares, weight, bias)
+    kv = forward.layer_kv(layer)
+    num_rows = len(factors.x)
+    kv_heads, head_dim = kv.keys_ptr.shape[1:]
+    query_RAD = factors.x.new_empty(num_rows, num_heads, head_dim)
+    if isinstance(tiling, ManyRowsPlan):
+        from specsim.fast.model.many_rows_product import HeadOutputs, ProductEpilogue, multiply_many_rows
+
+        heads = HeadOutputs(query_RAD, kv, forward.turns, forward.metadata.slots)
+        multiply_many_rows(tiling, factors.x, rows.squares, rows.eps, weight, ProductEpilogue(bias=bias, heads=heads))
+        return query_RAD
+    tiling = tiling._replace(block_n=tiling.block_n // 2)  # outputs of each half
+    _qkv_kernel[len(weight) // 2 // tiling.block_n, ceil_div(num_rows, tiling.block_m)](
+        query_ptr=query_RAD,
+        kv_ptrs=kv,
+        factor_ptrs=factors,
+        turns_ptr=forward.turns,
+        slots_ptr=forward.metadata.slots,
+        num_rows=num_rows,
+        eps=rows.eps,
+        HEADS=num_heads,
+        KV_HEADS=kv_heads,
+        D=head_dim,
+        **tile_arguments(tiling, rows, len(weight) // 2, weight.shape[1], 2),
+    )
+    return query_RAD

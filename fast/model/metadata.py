@@ -1,19 +1,37 @@
-"""Attention metadata: the rows of one forward and the keys that they see, as tensors for the kernels.
-
-This module has the rows that see every column up to their own; specsim.fast.model.draft_metadata has the others.
-"""
+"""Attention metadata: the rows of one forward and the keys that they see, as tensors for the kernels."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Self, no_type_check
 
 import torch
+import triton
 import triton.language as tl
 
-from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
+from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 
 WORD = tl.constexpr(32)  # visibility bits of one i32
+
+
+@triton.jit
+@no_type_check
+def slot_of(table_ptr, columns, row, column, mask):
+    """Load the slots of columns in rows of req_to_token.
+
+    They are -1 where mask is false or the column is beyond the table.
+    """
+    return tl.load(table_ptr + row * columns + column, mask=mask & (column < columns), other=-1)
+
+
+@triton.jit
+@no_type_check
+def known_token(token_ids_ptr, columns, row, column, mask):
+    """Load the tokens of columns in rows of the pool's token ids.
+
+    They are 0 where mask is false or the column is beyond the table.
+    """
+    return tl.load(token_ids_ptr + row * columns + column, mask=mask & (column < columns), other=0)
 
 
 class KVTensors(NamedTuple):
@@ -186,3 +204,126 @@ def extend_metadata(
     return causal_metadata(
         extend.req_pool_indices, start_lens, extend.row_starts, max_rows, True, extend.cache_locations, pools
     )
+
+
+@triton.jit
+@no_type_check
+def store_rows(metadata_ptrs, offs, num_rows, position, prefix_len, key_len, num_extras, mask):
+    """Store the entries of rows, and those of each request at its first row; num_rows: of every request."""
+    request = offs // num_rows
+    first = mask & (offs % num_rows == 0)
+    end = offs + 1
+    tl.store(metadata_ptrs.positions + offs, position, mask=mask)
+    tl.store(metadata_ptrs.prefix_lens + offs, prefix_len.to(tl.int32), mask=mask)
+    tl.store(metadata_ptrs.key_lens + request, key_len.to(tl.int32), mask=first)
+    tl.store(metadata_ptrs.num_extras + request, num_extras.to(tl.int32), mask=first)
+    tl.store(metadata_ptrs.row_starts + request, offs, mask=first)
+    tl.store(metadata_ptrs.row_starts + end // num_rows, end, mask=mask & (end % num_rows == 0))
+
+
+@triton.jit
+@no_type_check
+def store_own_extras(metadata_ptrs, offs, slot, position, mask):
+    """Store the rows of a request as its extra keys."""
+    tl.store(metadata_ptrs.extra_slots + offs, slot.to(tl.int32), mask=mask)
+    tl.store(metadata_ptrs.extra_positions + offs, position.to(tl.int32), mask=mask)
+
+
+def equal_rows(
+    batch: Batch, slots: torch.Tensor, rows: int, extras: int, pools: KVPool, extras_are_rows: bool = False
+) -> AttentionMetadata:
+    """Allocate metadata of requests that all have the same number of rows."""
+    num_requests = batch.size
+    total = num_requests * rows
+    device = batch.seq_lens.device
+
+    def new(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return AttentionMetadata(
+        positions=new(total, dtype=torch.int64),
+        slots=slots,
+        row_starts=new(num_requests + 1, dtype=torch.int64),
+        max_rows=rows,
+        has_equal_rows=True,
+        table=pools.req_to_token,
+        table_rows=batch.req_pool_indices,
+        prefix_lens=new(total),
+        key_lens=new(num_requests),
+        is_causal=False,
+        num_extras=new(num_requests),
+        extra_slots=new(num_requests, extras),
+        extra_positions=new(num_requests, extras),
+        visible=new(total, ceil_div(extras, WORD.value)),
+        extras_are_rows=extras_are_rows,
+    )
+
+
+@kernel
+@no_type_check
+def _tree_kernel(
+    metadata_ptrs,
+    slots_ptr,
+    rows_ptr,
+    lens_ptr,
+    node_positions_ptr,
+    mask_ptr,
+    num_requests,
+    num_nodes,
+    BLOCK_R: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write the metadata of tree nodes: a program takes some rows and some words of their visibility."""
+    await_input(PDL)
+    offs = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)  # [BLOCK_R]
+    mask = offs < num_requests * num_nodes
+    request = offs // num_nodes
+    slot = tl.load(slots_ptr + offs, mask=mask, other=-1)
+    real = tl.load(rows_ptr + request, mask=mask, other=-1) >= 0
+    live = real & (slot >= 0)
+    if tl.program_id(1) == 0:
+        position = tl.load(node_positions_ptr + offs, mask=live, other=0)
+        length = tl.load(lens_ptr + request, mask=real & mask, other=0)
+        store_rows(
+            metadata_ptrs,
+            offs,
+            num_nodes,
+            position=position,
+            prefix_len=tl.where(live, length, 0),
+            key_len=length,
+            num_extras=tl.where(real, num_nodes, 0),
+            mask=mask,
+        )
+        store_own_extras(metadata_ptrs, offs, slot, position, mask)
+    word = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    bit = tl.arange(0, WORD)[None, None, :]
+    other = word[None, :, None] * WORD + bit  # [1, BLOCK_W, WORD]
+    mask_seen = live[:, None, None] & (other < num_nodes)  # [BLOCK_R, BLOCK_W, WORD]
+    seen = tl.load(mask_ptr + offs[:, None, None] * num_nodes + other, mask=mask_seen, other=0)
+    num_words = (num_nodes + WORD - 1) // WORD
+    packed = tl.sum((seen != 0).to(tl.int32) << bit, axis=2)  # [BLOCK_R, BLOCK_W]
+    mask_w = mask[:, None] & (word < num_words)[None, :]
+    tl.store(metadata_ptrs.visible + offs[:, None] * num_words + word[None, :], packed, mask=mask_w)
+
+
+def tree_metadata(batch: Batch, verify_input: VerifyInput, pools: KVPool) -> AttentionMetadata:
+    """Make the metadata of verify, in which a node sees the prefix and the nodes in its mask row."""
+    num_requests, num_nodes = verify_input.draft_tokens.shape
+    slots = verify_input.cache_locations
+    metadata = equal_rows(batch, slots, num_nodes, num_nodes, pools, extras_are_rows=True)
+    block_w = block_of(metadata.visible.shape[1], 1, WORD.value)
+    block_r = block_of(len(slots), 16, WORD.value * block_w)
+    _tree_kernel[ceil_div(len(slots), block_r), ceil_div(metadata.visible.shape[1], block_w)](
+        metadata_ptrs=metadata.tensors,
+        slots_ptr=slots,
+        rows_ptr=batch.req_pool_indices,
+        lens_ptr=batch.seq_lens,
+        node_positions_ptr=verify_input.positions,
+        mask_ptr=verify_input.mask,
+        num_requests=num_requests,
+        num_nodes=num_nodes,
+        BLOCK_R=block_r,
+        BLOCK_W=block_w,
+    )
+    return metadata

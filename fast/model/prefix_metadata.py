@@ -7,8 +7,7 @@ import triton.language as tl
 
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
-from specsim.fast.model.equal_rows import equal_rows, store_rows
-from specsim.fast.model.metadata import AttentionMetadata
+from specsim.fast.model.metadata import AttentionMetadata, equal_rows, store_rows
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 from specsim.fast.vocabulary.draft_distribution import Root
 

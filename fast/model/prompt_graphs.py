@@ -21,7 +21,7 @@ Forward = Callable[[torch.Tensor, AttentionMetadata, KVPool], ForwardOutput]
 def can_record(config: ModelConfig) -> bool:
     """Check whether rows of no request are harmless, as they are with dense layers and ordinary attention."""
     return not any(
-        isinstance(each.mlp, Experts) or isinstance(each.attention, LatentAttention) for each in config.layers
+        isinstance(layer.mlp, Experts) or isinstance(layer.attention, LatentAttention) for layer in config.layers
     )
 
 
@@ -49,14 +49,14 @@ class PromptGraph:
         row_starts[0] = 0
         ids, slots = buffer(num_rows, 0), buffer(num_rows, -1)
         start_lens, table_rows = buffer(num_requests + 1, 0), buffer(num_requests + 1, -1)
-        found: list[ForwardOutput] = []
+        outputs: list[ForwardOutput] = []
 
         def work() -> None:
             metadata = causal_metadata(table_rows, start_lens, row_starts, num_rows, False, slots, pools)
-            found[:] = [forward(ids, metadata, pools)]
+            outputs[:] = [forward(ids, metadata, pools)]
 
         graph = capture(work, device)
-        return cls(ids, slots, row_starts, start_lens, table_rows, graph, found[0])
+        return cls(ids, slots, row_starts, start_lens, table_rows, graph, outputs[0])
 
     def run(self, batch: Batch, prefill: PrefillInput, slots_R: torch.Tensor) -> ForwardOutput:
         """Run the forward over real chunks; its output is valid until the next run."""
@@ -86,8 +86,8 @@ class PromptGraphs:
 
     def run(self, batch: Batch, prefill: PrefillInput, slots_R: torch.Tensor, pools: KVPool) -> ForwardOutput | None:
         """Run chunks in the smallest graph that holds them, or return None where none does."""
-        rows = next((each for each in self._rows if each >= len(slots_R)), None)
-        requests = next((each for each in self._requests if each >= batch.size), None)
+        rows = next((rows for rows in self._rows if rows >= len(slots_R)), None)
+        requests = next((requests for requests in self._requests if requests >= batch.size), None)
         if rows is None or requests is None or not len(slots_R):
             return None
         if self._pools is not pools:  # graphs of other pools would keep them alive

@@ -68,12 +68,12 @@ def _angles_kernel(
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     row = offs // HALF
-    place = offs % HALF
+    pair = offs % HALF
     mask = offs < num_rows * HALF
     position = tl.load(positions_ptr + row, mask=mask, other=0).to(tl.float32)
-    angle = position * tl.load(inverse_ptr + place, mask=mask, other=0.0)
-    tl.store(out_ptr + 2 * row * HALF + place, nearest(tl.cos(angle) * amplitude, DTYPE), mask=mask)
-    tl.store(out_ptr + (2 * row + 1) * HALF + place, nearest(tl.sin(angle) * amplitude, DTYPE), mask=mask)
+    angle = position * tl.load(inverse_ptr + pair, mask=mask, other=0.0)
+    tl.store(out_ptr + 2 * row * HALF + pair, nearest(tl.cos(angle) * amplitude, DTYPE), mask=mask)
+    tl.store(out_ptr + (2 * row + 1) * HALF + pair, nearest(tl.sin(angle) * amplitude, DTYPE), mask=mask)
 
 
 def rotations(
@@ -106,7 +106,7 @@ class HeadNorms(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class ForwardContext:
     """One forward of a model, with everything that its attention layers share."""
 
     turns: torch.Tensor  # [R, 2, D/2], as of `rotations`
@@ -118,7 +118,7 @@ class Forward:
         return KVTensors.of(self.kv, layer)
 
 
-class Turns(NamedTuple):
+class Rotation(NamedTuple):
     """Rotations of a tile inside a kernel, and the slots of its rows."""
 
     cos: tl.tensor  # f32
@@ -140,7 +140,7 @@ def turns_of(turns_ptr, slots_ptr, row, offs, mask, HALF: tl.constexpr):
     """Load the rotations of rows at some dimensions of half a head."""
     cos = tl.load(turns_ptr + 2 * row * HALF + offs, mask=mask, other=0.0).to(tl.float32)
     sin = tl.load(turns_ptr + (2 * row + 1) * HALF + offs, mask=mask, other=0.0).to(tl.float32)
-    return Turns(cos, sin, tl.load(slots_ptr + row, mask=mask, other=-1))
+    return Rotation(cos, sin, tl.load(slots_ptr + row, mask=mask, other=-1))
 
 
 @triton.jit
@@ -167,9 +167,9 @@ def store_heads(
     DTYPE: tl.constexpr = query_ptr.dtype.element_ty
     HALF: tl.constexpr = D // 2
     slot = turns.slot
-    kept = mask & (slot >= 0)
+    mask_kv = mask & (slot >= 0)
     address = kv_ptrs.values_ptr + (slot * KV_HEADS + head - HEADS - KV_HEADS) * D + offs
-    is_value = kept & (head >= HEADS + KV_HEADS)
+    is_value = mask_kv & (head >= HEADS + KV_HEADS)
     KV_DTYPE: tl.constexpr = kv_ptrs.keys_ptr.dtype.element_ty
     tl.store(address, stored(first, kv_ptrs.value_scale, KV_DTYPE), mask=is_value)
     tl.store(address + HALF, stored(second, kv_ptrs.value_scale, KV_DTYPE), mask=is_value)
@@ -181,7 +181,7 @@ def store_heads(
     tl.store(address, first, mask=is_query)
     tl.store(address + HALF, second, mask=is_query)
     address = kv_ptrs.keys_ptr + (slot * KV_HEADS + head - HEADS) * D + offs
-    is_key = kept & (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_key = mask_kv & (head >= HEADS) & (head < HEADS + KV_HEADS)
     tl.store(address, stored(first.to(tl.float32), kv_ptrs.key_scale, KV_DTYPE), mask=is_key)
     tl.store(address + HALF, stored(second.to(tl.float32), kv_ptrs.key_scale, KV_DTYPE), mask=is_key)
 
@@ -232,7 +232,7 @@ def rotate_and_write(
     qkv_R: torch.Tensor,
     norms: HeadNorms | None,
     eps: float,
-    forward: Forward,
+    forward: ForwardContext,
     layer: int,
     num_heads: int,
     writes_kv: bool = True,

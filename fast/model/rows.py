@@ -26,7 +26,7 @@ class Norm(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class HiddenRows:
     """Rows of a hidden state, with a norm that their next product has to apply."""
 
     values: torch.Tensor  # [R, H]
@@ -155,8 +155,8 @@ def _embed_kernel(
     mask_r = row < num_rows
     mask = mask_r[:, None] & (offs < size)[None, :]
     source = tl.load(ids_ptr + row, mask=mask_r, other=0) - first_token
-    known = mask & ((source >= 0) & (source < num_tokens))[:, None]
-    x = tl.load(table_ptr + source[:, None] * size + offs[None, :], mask=known, other=0.0)  # [BLOCK_R, BLOCK_H]
+    mask_token = mask & ((source >= 0) & (source < num_tokens))[:, None]
+    x = tl.load(table_ptr + source[:, None] * size + offs[None, :], mask=mask_token, other=0.0)  # [BLOCK_R, BLOCK_H]
     tl.store(out_ptr + row[:, None] * stride_out + offs[None, :], x, mask=mask)
     if norm_ptr is not None:
         x = x.to(tl.float32)
@@ -172,7 +172,7 @@ def embed(
     norm: Norm | None = None,
     out: torch.Tensor | None = None,
     first_token: int = 0,
-) -> Rows:
+) -> HiddenRows:
     """Look up rows of an embedding table, and prepare the next norm.
 
     out may be a slice of a wider tensor. first_token: of the table, which has rows of zeros for tokens outside it.
@@ -181,7 +181,7 @@ def embed(
     num_rows = len(ids_R)
     size = table_VH.shape[1]
     out = table_VH.new_empty(num_rows, size) if out is None else out
-    rows = Rows.to_write(out, norm, 1)
+    rows = HiddenRows.to_write(out, norm, 1)
     block = block_of(num_rows, 1, size)
     _embed_kernel[(ceil_div(num_rows, block),)](
         out_ptr=out,

@@ -6,8 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, mma_v2
 
-from specsim.fast.persistent.memory import COLUMNS, KV, D, here, next_slot, place_of, rounded, span_of, unit_of
-from specsim.fast.persistent.poller import woken
+from specsim.fast.persistent.memory import COLUMNS, KV, D, here, next_slot, place_of, rounded, span_of, unit_of, woken
 
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 2], [16, 8]))
 VALUES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1], [16, 8]))
@@ -123,29 +122,29 @@ def attend(meta, work, layer, i, length, ring, slot, turn, S: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def _attend_own(cache, meta, work, layer, num_slots, request, head, pair, value_dim, own, S: gl.constexpr):
+def _attend_nodes(cache, meta, work, layer, num_slots, request, head, pair, value_dim, node_slot, S: gl.constexpr):
     """Attend from some pairs to the rows' own keys: (largest score, sum, weighted values).
 
     Keys under a head norm are scaled and written here.
     """
     dim = gl.arange(0, 128, layout=gl.SliceLayout(0, gl.SliceLayout(1, MERGE)))[None, None, :]
-    node = gl.arange(0, S.own, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
+    node = gl.arange(0, S.padded_nodes, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
     row, own_row = request * S.nodes + pair // S.group, request * S.nodes + node
     mask = (pair < S.nodes * S.group) & (dim >= 0)
-    mask_own = (own >= 0) & (dim >= 0)
+    mask_own = (node_slot >= 0) & (dim >= 0)
     from_query = work.query + (row * S.heads + head * S.group + pair % S.group) * D
-    at = ((layer * num_slots + own) * S.kv_heads + head) * D
+    at = ((layer * num_slots + node_slot) * S.kv_heads + head) * D
     query = gl.load(from_query + place_of(dim), mask, 0.0, cache_modifier=".cg").to(gl.float32)
     if S.has_head_norms:
         raw = work.key + (own_row * S.kv_heads + head) * D + dim
         key = gl.load(raw, mask_own, 0.0, cache_modifier=".cg").to(gl.float32)
-        key = (key * _head_scale(work, own_row, S.heads + head, own >= 0, S)).to(gl.bfloat16)
+        key = (key * _head_scale(work, own_row, S.heads + head, node_slot >= 0, S)).to(gl.bfloat16)
         gl.store(cache[0] + at + dim, key, mask_own)
         is_pair = pair < S.nodes * S.group
         query = rounded(query * _head_scale(work, row, head * S.group + pair % S.group, is_pair, S))
     else:
         key = gl.load(cache[0] + at + dim, mask_own, 0.0, cache_modifier=".cg")
-    value = gl.load(cache[1] + at + value_dim, (own >= 0) & (value_dim >= 0), 0.0, cache_modifier=".cg")
+    value = gl.load(cache[1] + at + value_dim, (node_slot >= 0) & (value_dim >= 0), 0.0, cache_modifier=".cg")
     s = gl.expand_dims(gl.sum(query * key.to(gl.float32), axis=2), 2) * SCALE  # [own, pairs, 1]
     seen = gl.load(meta.visible + row, pair < S.nodes * S.group, 0)
     s = gl.where(((seen >> node) & 1) == 1, s, float("-inf"))
@@ -164,20 +163,22 @@ def merge(cache, meta, work, layer, i, num_slots, ring, turn, S: gl.constexpr):
     pair = first // D + gl.arange(0, PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(2, MERGE)))[None, :, None]
     dim = first % D + gl.arange(0, S.merged // PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(1, MERGE)))[None, None, :]
     part = gl.arange(0, S.splits, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
-    node = gl.arange(0, S.own, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
-    own = gl.load(meta.slots + request * S.nodes + node, node < S.nodes, -1)
+    node = gl.arange(0, S.padded_nodes, layout=gl.SliceLayout(1, gl.SliceLayout(2, MERGE)))[:, None, None]
+    node_slot = gl.load(meta.slots + request * S.nodes + node, node < S.nodes, -1)
     woken(ring, turn, S, i == 0)
     source = ((request * S.kv_heads + head) * S.splits + part) * S.pairs + pair  # [splits, pairs, 1]
     top = gl.load(work.stats + source * 2, cache_modifier=".cg")
     total = gl.load(work.stats + source * 2 + 1, cache_modifier=".cg")
     acc = gl.load(work.parts + source * D + dim, cache_modifier=".cg")  # [splits, pairs, D]
-    own_top, own_total, own_acc = _attend_own(cache, meta, work, layer, num_slots, request, head, pair, dim, own, S)
+    own_top, own_total, own_acc = _attend_nodes(
+        cache, meta, work, layer, num_slots, request, head, pair, dim, node_slot, S
+    )
     highest = gl.maximum(gl.max(top, axis=0), own_top)
     shift = gl.where(highest == float("-inf"), 0.0, highest)
     weight = gl.exp2(top - shift[None, :, :])
     own_weight = gl.exp2(own_top - shift)
-    whole = gl.sum(weight * total, axis=0) + own_weight * own_total
-    out = (gl.sum(weight * acc, axis=0) + own_weight * own_acc) / gl.where(whole > 0, whole, 1.0)  # [pairs, D]
+    mass = gl.sum(weight * total, axis=0) + own_weight * own_total
+    out = (gl.sum(weight * acc, axis=0) + own_weight * own_acc) / gl.where(mass > 0, mass, 1.0)  # [pairs, D]
     pair = first // D + gl.arange(0, PAIRS, layout=gl.SliceLayout(1, gl.SliceLayout(0, MERGE)))[:, None]
     dim = first % D + gl.arange(0, S.merged // PAIRS, layout=gl.SliceLayout(0, gl.SliceLayout(0, MERGE)))[None, :]
     row = request * S.nodes + pair // S.group

@@ -6,8 +6,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from specsim.fast.persistent.memory import SUMS, D, here, next_slot, own_tiles, place_of, rounded, signal
-from specsim.fast.persistent.poller import skipped, woken
+from specsim.fast.persistent.memory import (
+    SUMS,
+    D,
+    here,
+    next_slot,
+    own_tiles,
+    place_of,
+    rounded,
+    signal,
+    skipped,
+    woken,
+)
 
 _SHARE = gl.BlockedLayout([8, 1, 2], [1, 8, 4], [1, 1, 1], [2, 1, 0])
 TILE3 = gl.constexpr(_SHARE)
@@ -64,9 +74,9 @@ def _store_rows(work, tile, at, mask, low, high, low_norm, high_norm, n, layer, 
             gl.store(to, low, mask)
             gl.store(to + 8, high, mask)
     low, high = low.to(gl.float32), high.to(gl.float32)
-    place = work.weighted + place_of(at)
-    gl.store(place, (low * low_norm.to(gl.float32)).to(gl.bfloat16), mask)
-    gl.store(place + 2, (high * high_norm.to(gl.float32)).to(gl.bfloat16), mask)
+    low_ptr = work.weighted + place_of(at)
+    gl.store(low_ptr, (low * low_norm.to(gl.float32)).to(gl.bfloat16), mask)
+    gl.store(low_ptr + 2, (high * high_norm.to(gl.float32)).to(gl.bfloat16), mask)
     row = gl.arange(0, S.width, layout=gl.SliceLayout(0, TILE))
     gl.store(work.squares + row * S.residual_tiles + tile, gl.sum(low * low + high * high, axis=0), row < S.rows)
 
@@ -120,7 +130,7 @@ def _finish_qkv(
         if i % 2 == SIDE:
             tile, o, n, mask = _tile(i, S)
             head, dim = tile // 8, tile % 8 * 8 + o
-            own = gl.load(meta.slots + n, n < S.rows, -1)
+            slot_of_row = gl.load(meta.slots + n, n < S.rows, -1)
             co = gl.load(meta.turns + n * 128 + dim, mask, 0.0).to(gl.float32)
             si = gl.load(meta.turns + n * 128 + 64 + dim, mask, 0.0).to(gl.float32)
             if S.has_head_norms:
@@ -144,18 +154,18 @@ def _finish_qkv(
                 signal(work, base + head // S.group)
             else:
                 kv_head = (head - S.heads) % S.kv_heads
-                place = ((layer * num_slots + own) * S.kv_heads + kv_head) * 128 + dim
-                kept = mask & (own >= 0)
+                offs = ((layer * num_slots + slot_of_row) * S.kv_heads + kv_head) * 128 + dim
+                mask_slot = mask & (slot_of_row >= 0)
                 if head >= S.heads + S.kv_heads:
-                    gl.store(cache[1] + place, x, kept)
-                    gl.store(cache[1] + place + 64, y, kept)
+                    gl.store(cache[1] + offs, x, mask_slot)
+                    gl.store(cache[1] + offs + 64, y, mask_slot)
                 elif S.has_head_norms:
                     raw = work.key + (n * S.kv_heads + kv_head) * 128 + dim
                     gl.store(raw, x, mask)
                     gl.store(raw + 64, y, mask)
                 else:
-                    gl.store(cache[0] + place, x, kept)
-                    gl.store(cache[0] + place + 64, y, kept)
+                    gl.store(cache[0] + offs, x, mask_slot)
+                    gl.store(cache[0] + offs + 64, y, mask_slot)
                 signal(work, base + S.at_attended + kv_head)
         done = next_slot(done, SUMS)
     return done, turn

@@ -1,9 +1,13 @@
-"""Memory of the persistent forward: tensors that programs share, slots that a program's roles share, and signals."""
+"""Memory of the persistent forward: tensors that programs share, slots that a program's roles share, and signals.
+
+The poller, one warp, awaits other programs' counters and wakes the other roles.
+"""
 
 from typing import Any, NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from specsim.fast.runtime.gluon import barrier
 
@@ -13,6 +17,7 @@ WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 HALVES = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 KV = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
 SHARES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+PATIENCE = gl.constexpr(1 << 21)  # polls of one counter, each of about a microsecond
 
 
 class Tables(NamedTuple):
@@ -40,7 +45,7 @@ class Meta(NamedTuple):
     windows: Any  # i32 [layers], used where there are any
 
 
-class Work(NamedTuple):
+class ForwardMemory(NamedTuple):
     """Memory that programs share within one forward."""
 
     residual: Any  # [R, H]
@@ -58,7 +63,7 @@ class Work(NamedTuple):
     error: Any  # i32 in the host's memory: set where a counter was awaited in vain
 
 
-class Ring(NamedTuple):
+class RoleRing(NamedTuple):
     """Slots in shared memory, each with barriers. A cursor is a slot's number and the parity of its use."""
 
     slots: Any
@@ -138,3 +143,72 @@ def rounded(x):
 def here(x):
     """Return x so that the compiler does not move what is computed from it out of the loop over layers."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, False, 1)
+
+
+@gluon.jit
+@no_type_check
+def _read(p, PAUSE: gl.constexpr):
+    wait: gl.constexpr = "nanosleep.u32 100; " if PAUSE else ""
+    return gl.inline_asm_elementwise(
+        wait + "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [p.to(gl.int64)], gl.int32, False, 1
+    )
+
+
+@gluon.jit
+@no_type_check
+def _await(work, at, EXPECTED: gl.constexpr, ring, turn, polls_left, S: gl.constexpr):
+    """Wait until a counter has its value or no patience is left, and wake the other roles."""
+    p = work.counters + at * STRIDE
+    count = _read(p, False)
+    while (count < EXPECTED) & (polls_left > 0):
+        count = _read(p, True)
+        polls_left -= 1
+        if polls_left == 0:
+            gl.store(work.error, 1)
+    if S.is_sparse:
+        mbarrier.wait(ring.seen.index(turn % WAKES), ((turn // WAKES) & 1) ^ 1)
+    mbarrier.arrive(ring.wakes.index(turn % WAKES), count=1)
+    return turn + 1, gl.where(polls_left > 0, PATIENCE, 0)
+
+
+@gluon.jit
+@no_type_check
+def poller(work, ring, S: gl.constexpr):
+    """Await the dependencies of all layers, in the order in which roles need them."""
+    head = gl.program_id(0) % S.kv_heads
+    turn = 0
+    polls_left = PATIENCE + 0
+    at = 1
+    for _ in range(S.layers):
+        turn, polls_left = _await(work, at - 1, S.residual_tiles, ring, turn, polls_left, S)
+        turn, polls_left = _await(work, at + head, S.query_tiles, ring, turn, polls_left, S)
+        turn, polls_left = _await(work, at + S.at_attended + head, S.head_expected, ring, turn, polls_left, S)
+        turn, polls_left = _await(work, at + S.at_merged, S.parts, ring, turn, polls_left, S)
+        turn, polls_left = _await(work, at + S.at_o, S.residual_tiles, ring, turn, polls_left, S)
+        turn, polls_left = _await(work, at + S.at_inner, S.first_inner_tiles, ring, turn, polls_left, S)
+        turn, polls_left = _await(
+            work, at + S.at_inner + 1, S.gate_up_tiles - S.first_inner_tiles, ring, turn, polls_left, S
+        )
+        at += S.layer_counters
+
+
+@gluon.jit
+@no_type_check
+def woken(ring, turn, S: gl.constexpr, pred=True):
+    """Wait for the next dependency, if `pred`."""
+    mbarrier.wait(ring.wakes.index(turn % WAKES), (turn // WAKES) & 1, pred=pred)
+    if S.is_sparse:
+        mbarrier.arrive(ring.seen.index(turn % WAKES), count=1, pred=pred)
+    return turn + 1
+
+
+@gluon.jit
+@no_type_check
+def skipped(ring, turn, COUNT: gl.constexpr, S: gl.constexpr):
+    """Pass dependencies that a role does not need; in a sparse schedule its poller counts on it all the same."""
+    if S.is_sparse:
+        for _ in gl.static_range(COUNT):
+            turn = woken(ring, turn, S)
+    else:
+        turn += COUNT
+    return turn

@@ -30,7 +30,7 @@ def power_of_2(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-class Stage(NamedTuple):
+class WeightStage(NamedTuple):
     """One fill of a slot of the ring."""
 
     product: str  # qkv, keys, o, gate_up or down
@@ -58,7 +58,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class ForwardSchedule:
     """Work of every program in a forward of `requests` requests with `nodes` rows each.
 
     Rows are padded to 8 or 16. Programs take tiles in turn: program p has tiles p, p + programs, and so on. Keys of a
@@ -138,13 +138,13 @@ class Schedule:
     @property
     def products(self) -> dict[str, Product]:
         """Products of a layer in their order."""
-        made = (
+        products = (
             Product("qkv", (self.heads + 2 * self.kv_heads) * HEAD_DIM // TILE, self.hidden),
             Product("o", self.hidden // TILE, self.attended),
             Product("gate_up", 2 * self.inner // TILE, self.hidden),
             Product("down", self.hidden // TILE, self.inner),
         )
-        return {product.name: product for product in made}
+        return {product.name: product for product in products}
 
     @property
     def qkv_tiles(self) -> int:
@@ -170,7 +170,7 @@ class Schedule:
         return 2 * HEAD_DIM // TILE + self.requests * self.splits
 
     @property
-    def own(self) -> int:
+    def padded_nodes(self) -> int:
         """Rows of a request, padded to a power of two."""
         return power_of_2(self.nodes)
 
@@ -256,23 +256,23 @@ class Schedule:
         """
         return self.products[product].depth <= 4 * DEPTH
 
-    def weight_stages(self, program: int, product: str) -> Iterator[Stage]:
+    def weight_stages(self, program: int, product: str) -> Iterator[WeightStage]:
         """Fills of the ring for one product, in order."""
-        own = list(self.tiles_of(self.products[product].tiles, program))
+        tiles = list(self.tiles_of(self.products[product].tiles, program))
         together = 1 if self.is_held(product) else 2
-        for first in range(0, len(own), together):
+        for first in range(0, len(tiles), together):
             for depth in range(self.products[product].stages):
-                for tile in own[first : first + together]:
-                    yield Stage(product, tile, depth)
+                for tile in tiles[first : first + together]:
+                    yield WeightStage(product, tile, depth)
 
-    def key_stages(self, program: int, length: int, window: int | None = None, turn: int = 0) -> Iterator[Stage]:
+    def key_stages(self, program: int, length: int, window: int | None = None, turn: int = 0) -> Iterator[WeightStage]:
         """Fills of the ring for the keys and values of a request of this length."""
         _, _, split = self.unit(program, turn)
         if split < self.splits:
             for tile in self.part(self.num_key_stages(length, window), split):
-                yield Stage("keys", tile, 0)
+                yield WeightStage("keys", tile, 0)
 
-    def layer_stages(self, program: int, lengths: tuple[int, ...], window: int | None = None) -> Iterator[Stage]:
+    def layer_stages(self, program: int, lengths: tuple[int, ...], window: int | None = None) -> Iterator[WeightStage]:
         """Fills of the ring in one layer, in order."""
         yield from self.weight_stages(program, "qkv")
         for turn in range(self.turns):

@@ -1,4 +1,4 @@
-"""Static buffers: tensors at fixed addresses, with guards on both sides that nothing may write."""
+"""Static buffers: tensors at fixed addresses between guards that nothing may write, and copies of states to them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -8,10 +8,23 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from specsim.core.config import ceil_to
-from specsim.core.phases import State
+from specsim.core.phases import DraftExtendInput, State
+from specsim.core.state import ALL_STEPS
 
 GUARD = 256  # bytes on each side of a buffer
 POISON = 0xA5  # content of every byte of a guard
+# Content of a padded request's rows by field, where it is not zero.
+PADDING = {
+    "req_pool_indices": -1,
+    "cache_locations": -1,
+    "draft_steps": ALL_STEPS,
+    "parents": -1,
+    "retrieve_next_token": -1,
+    "retrieve_next_sibling": -1,
+}
+# Fields of DraftExtendInput with an entry for each row rather than each request.
+_ROW_FIELDS = ("hidden", "input_ids", "positions", "cache_locations")
+
 
 _State = TypeVar("_State", bound=State)
 
@@ -25,7 +38,7 @@ class GuardError(AssertionError):
         super().__init__(f"something wrote {side} the static buffer {name}")
 
 
-class Cut(NamedTuple):
+class BlockPart(NamedTuple):
     """One tensor's part of a block: the entries of the first requests."""
 
     dtype: torch.dtype
@@ -40,21 +53,21 @@ class Block:
 
     raw: torch.Tensor  # u8, the memory
     tensors: dict[str, torch.Tensor]  # views of it, in their order
-    _cuts: dict[tuple[int, int], list[Cut]] = field(default_factory=dict)  # by number of requests and bucket
+    _parts: dict[tuple[int, int], list[BlockPart]] = field(default_factory=dict)  # by number of requests and bucket
 
     def copy(self, size: int, bucket: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Copy the memory, and return it with each tensor's part of the first `size` of `bucket` requests."""
-        cuts = self._cuts.get((size, bucket))
-        if cuts is None:
-            cuts = self._cuts[size, bucket] = [_cut(each, size, bucket) for each in self.tensors.values()]
+        parts = self._parts.get((size, bucket))
+        if parts is None:
+            parts = self._parts[size, bucket] = [_part(tensor, size, bucket) for tensor in self.tensors.values()]
         raw = self.raw.clone()
-        typed = {dtype: raw.view(dtype) for dtype in {cut.dtype for cut in cuts}}
-        return raw, [typed[cut.dtype].as_strided(cut.shape, cut.strides, cut.offset) for cut in cuts]
+        typed = {dtype: raw.view(dtype) for dtype in {part.dtype for part in parts}}
+        return raw, [typed[part.dtype].as_strided(part.shape, part.strides, part.offset) for part in parts]
 
 
-def _cut(tensor: torch.Tensor, size: int, bucket: int) -> Cut:
+def _part(tensor: torch.Tensor, size: int, bucket: int) -> BlockPart:
     rows = size * (len(tensor) // bucket)
-    return Cut(tensor.dtype, (rows, *tensor.shape[1:]), tensor.stride(), int(tensor.storage_offset()))
+    return BlockPart(tensor.dtype, (rows, *tensor.shape[1:]), tensor.stride(), int(tensor.storage_offset()))
 
 
 class Buffers:
@@ -67,13 +80,13 @@ class Buffers:
     def like(self, name: str, state: _State) -> _State:
         """Make static tensors with a copy of every tensor of a state."""
         copies = {}
-        for each in fields(state):
-            value = getattr(state, each.name)
-            path = f"{name}.{each.name}"
+        for field_ in fields(state):
+            value = getattr(state, field_.name)
+            path = f"{name}.{field_.name}"
             if isinstance(value, State):
-                copies[each.name] = self.like(path, value)
+                copies[field_.name] = self.like(path, value)
             elif isinstance(value, torch.Tensor):
-                copies[each.name] = self.block({path: value}).tensors[path]
+                copies[field_.name] = self.block({path: value}).tensors[path]
         return replace(state, **copies)
 
     def block(self, values: Mapping[str, torch.Tensor]) -> Block:
@@ -100,3 +113,67 @@ class Buffers:
 def named(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Prefix the names of tensors."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def load(static: State, state: State) -> None:
+    """Copy a state into the first rows of its static buffers and pad the rest.
+
+    Buffers of fields that hold no tensor stay as they are.
+    """
+    for field_ in fields(state):
+        value = getattr(state, field_.name)
+        buffer = getattr(static, field_.name)
+        if isinstance(value, State):
+            load(buffer, value)
+        elif isinstance(value, torch.Tensor):
+            fill(buffer, value, field_.name)
+
+
+def fill(buffer: torch.Tensor, value: torch.Tensor, name: str) -> None:
+    """Copy a field's tensor into the first rows of its static buffer and pad the rest."""
+    size = len(value)
+    if size == len(buffer):
+        buffer.copy_(value)
+    else:
+        buffer[:size].copy_(value)
+        buffer[size:].fill_(PADDING.get(name, 0))
+
+
+def unload(static: _State, size: int, bucket: int) -> _State:
+    """Copy the part of the first `size` of `bucket` requests."""
+    copies = {}
+    for field_ in fields(static):
+        value = getattr(static, field_.name)
+        if isinstance(value, State):
+            copies[field_.name] = unload(value, size, bucket)
+        elif isinstance(value, torch.Tensor):
+            copies[field_.name] = value[: size * (len(value) // bucket)].clone()
+    return replace(static, **copies)
+
+
+def load_extend_input(static: DraftExtendInput, state: DraftExtendInput, width: int) -> None:
+    """Copy a state with any number of rows for each request into buffers with `width`.
+
+    Missing rows write nothing.
+    """
+    counts = state.row_starts.diff()
+    starts = width * torch.arange(len(counts), device=counts.device)
+    shifts = (starts - state.row_starts[:-1]).repeat_interleave(counts)
+    rows = torch.arange(len(state.input_ids), device=counts.device) + shifts
+    for name, value in state.tensors.items():
+        if name != "row_starts":
+            buffer = getattr(static, name)
+            buffer.fill_(PADDING.get(name, 0))
+            buffer[rows if name in _ROW_FIELDS else slice(len(value))] = value
+    static.num_accepted_tokens[len(counts) :].fill_(1)
+
+
+def unload_extend_input(static: DraftExtendInput, size: int, width: int, extend: str) -> DraftExtendInput:
+    """Copy the first `size` requests' rows, only the accepted ones in mode `ragged`."""
+    counts = static.num_accepted_tokens[:size].long()
+    counts = counts if extend == "ragged" else torch.full_like(counts, width)
+    accepted = (torch.arange(width, device=counts.device) < counts[:, None]).flatten().nonzero()[:, 0]
+    copies = {
+        name: value[accepted] if name in _ROW_FIELDS else value[:size].clone() for name, value in static.tensors.items()
+    }
+    return DraftExtendInput(**copies | {"row_starts": torch.nn.functional.pad(counts.cumsum(0), (1, 0))})

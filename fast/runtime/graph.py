@@ -61,7 +61,7 @@ def _without_collection() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TapeStep:
     """One captured operation."""
 
     name: str
@@ -73,7 +73,7 @@ class Tape:
     """The emulated graph: operations in the order of their capture."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[TapeStep] = []
 
     @classmethod
     def of(cls, work: Launch) -> "Tape":
@@ -89,7 +89,7 @@ class Tape:
     def _record_launch(self, name: str, launch: Launch) -> None:
         launch_unseen = _unseen(launch)
         launch_unseen()
-        self.steps.append(Step(name, True, launch_unseen))
+        self.steps.append(TapeStep(name, True, launch_unseen))
 
     def replay(self) -> None:
         for step in self.steps:
@@ -138,11 +138,11 @@ class _Recording(TorchDispatchMode):
                 return parts_out
         out = func(*args, **kwargs)
         if name in _ALLOCATIONS:
-            self._tape.steps.append(Step(name, False, lambda: _poison(out)))
+            self._tape.steps.append(TapeStep(name, False, lambda: _poison(out)))
         elif func._schema.is_mutable:
-            self._tape.steps.append(Step(name, False, lambda: func(*args, **kwargs)))
+            self._tape.steps.append(TapeStep(name, False, lambda: func(*args, **kwargs)))
         elif not func.is_view:
-            self._tape.steps.append(Step(name, False, lambda: _overwrite(out, func(*args, **kwargs))))
+            self._tape.steps.append(TapeStep(name, False, lambda: _overwrite(out, func(*args, **kwargs))))
         return out
 
 
@@ -150,7 +150,8 @@ def _has_mask(args: tuple) -> bool:
     """Check whether an indexing operation has a boolean mask, as the host would then read its result's size."""
     masks = (torch.bool, torch.uint8)
     return any(
-        isinstance(arg, (list, tuple)) and any(each is not None and each.dtype in masks for each in arg) for arg in args
+        isinstance(arg, (list, tuple)) and any(index is not None and index.dtype in masks for index in arg)
+        for arg in args
     )
 
 

@@ -50,8 +50,8 @@ def _define_language_once(interpreter: Any) -> None:
     interpreter._patch_attr = functools.partial(_call_directly, interpreter.interpreter_semantic)
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     setattr(tl.core.tensor, "__index__", _index)  # noqa: B010  # numpy 2.4 refuses Triton 3.6's own
-    kept = SimpleNamespace(restore=lambda: None)
-    interpreter._patch_lang = lambda function: kept
+    scope = SimpleNamespace(restore=lambda: None)
+    interpreter._patch_lang = lambda function: scope
 
 
 def _call_directly(semantic: Any, owner: Any, name: str, member: Any, *_: Any) -> None:
@@ -72,8 +72,8 @@ def _index(self: Any) -> int:
 def _remember_numpy_types(interpreter: Any) -> None:
     """Cache NumPy types, instead of building a table of them for every look-up."""
     numpy_type = interpreter._get_np_dtype
-    known = {}
-    interpreter._get_np_dtype = lambda kind: known.get(kind.name) or known.setdefault(kind.name, numpy_type(kind))
+    cache = {}
+    interpreter._get_np_dtype = lambda kind: cache.get(kind.name) or cache.setdefault(kind.name, numpy_type(kind))
 
 
 def _remember_block_types() -> None:
@@ -82,16 +82,16 @@ def _remember_block_types() -> None:
 
     initialise = core.block_type.__init__
     of_element = core.block_type.with_element_ty
-    known = {}
+    cache = {}
     siblings = {}
 
     def remembered(self: Any, element_ty: Any, shape: Any) -> None:
         key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
-        if key not in known:
+        if key not in cache:
             initialise(self, element_ty, shape)
-            known[key] = self.shape, self.numel, self.name
+            cache[key] = self.shape, self.numel, self.name
         self.element_ty = element_ty
-        self.shape, self.numel, self.name = known[key]
+        self.shape, self.numel, self.name = cache[key]
 
     def sibling(self: Any, scalar_ty: Any) -> Any:
         key = self.name, scalar_ty.name
@@ -106,7 +106,7 @@ def _remember_shapes() -> None:
     from triton.language import core
 
     by_sizes = {}
-    known = {}
+    cache = {}
 
     def constants(type: Any) -> tuple[Any, Any]:
         sizes = tuple(type.shape) if type.is_block() else ()
@@ -118,7 +118,7 @@ def _remember_shapes() -> None:
         self.handle = handle
         self.type = type
         self.dtype = type.scalar
-        self.shape, self.numel = known.get(type.name) or known.setdefault(type.name, constants(type))
+        self.shape, self.numel = cache.get(type.name) or cache.setdefault(type.name, constants(type))
 
     core.tensor.__init__ = remembered
 
@@ -127,16 +127,16 @@ def _remember_scalars(interpreter: Any) -> None:
     """Cache the values of numbers in a kernel's source; nothing can write into them."""
     semantic = type(interpreter.interpreter_semantic)
     constant = semantic.scalar_constant
-    known = {}
+    cache = {}
 
     def remembered(self: Any, value: Any, dtype: Any) -> Any:
         if not isinstance(value, (int, float)):
             return constant(self, value, dtype)
         key = type(value), value, dtype.name
-        if key not in known:
-            known[key] = constant(self, value, dtype)
-            known[key].handle.data.flags.writeable = False
-        return known[key]
+        if key not in cache:
+            cache[key] = constant(self, value, dtype)
+            cache[key].handle.data.flags.writeable = False
+        return cache[key]
 
     semantic.scalar_constant = remembered
 
@@ -161,16 +161,16 @@ def _remember_common_types(interpreter: Any) -> None:
     computation_type, cast = semantic.computation_type_impl, semantic.cast
     check = semantic.binary_op_type_checking_impl
     tensor = interpreter.interpreter_semantic.tensor
-    kept = {"int1", "int8", "int32", "int64", "uint8", "uint32", "uint64", "fp32", "fp64"}  # in quotients too
-    known = {}
+    unchanged = {"int1", "int8", "int32", "int64", "uint8", "uint32", "uint64", "fp32", "fp64"}  # in quotients too
+    cache = {}
 
     def checked(self: Any, lhs: Any, rhs: Any, *options: Any, **more: Any) -> Any:
         is_same = type(lhs) is type(rhs) is tensor and lhs.dtype is rhs.dtype and lhs.shape is rhs.shape
-        return (lhs, rhs) if is_same and lhs.dtype.name in kept else check(self, lhs, rhs, *options, **more)
+        return (lhs, rhs) if is_same and lhs.dtype.name in unchanged else check(self, lhs, rhs, *options, **more)
 
     def remembered(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, divides: bool) -> Any:
         key = a.name, a_is_scalar, b.name, b_is_scalar, divides
-        return known.get(key) or known.setdefault(key, computation_type(self, a, a_is_scalar, b, b_is_scalar, divides))
+        return cache.get(key) or cache.setdefault(key, computation_type(self, a, a_is_scalar, b, b_is_scalar, divides))
 
     def changed(self: Any, value: Any, dst_ty: Any, *rounding: Any, **options: Any) -> Any:
         return value if value.dtype is dst_ty.scalar else cast(self, value, dst_ty, *rounding, **options)
@@ -184,7 +184,7 @@ def _remember_common_shapes(interpreter: Any) -> None:
     """Cache the shape to which two operands are broadcast, and leave operands of one shape as they are."""
     semantic = type(interpreter.interpreter_semantic)
     broadcast = semantic.broadcast_impl_value
-    known = {}
+    cache = {}
 
     def fitted(self: Any, value: Any, shape: Any, block: Any, sizes: tuple[int, ...]) -> Any:
         if value.shape is shape:
@@ -199,9 +199,9 @@ def _remember_common_shapes(interpreter: Any) -> None:
         if lhs.shape is rhs.shape:
             return lhs, rhs
         key = id(lhs.shape), id(rhs.shape)  # of the cached shapes, which live on
-        if key not in known:
+        if key not in cache:
             common, _ = broadcast(self, lhs, rhs)
-            known[key] = common.shape, common.type, tuple(size.value for size in common.shape)
-        return fitted(self, lhs, *known[key]), fitted(self, rhs, *known[key])
+            cache[key] = common.shape, common.type, tuple(size.value for size in common.shape)
+        return fitted(self, lhs, *cache[key]), fitted(self, rhs, *cache[key])
 
     semantic.broadcast_impl_value = remembered

@@ -113,7 +113,7 @@ def dot_type(*dtypes: torch.dtype) -> tl.dtype:
 GLUON_TRITON = ("3.6", "3.7")  # versions whose names of Gluon this package knows
 
 # Launch arguments that a compiled Triton kernel reserves; the interpreter accepts them as parameters.
-_TAKEN = {"device", "device_type", "grid", "num_ctas", "num_stages", "num_warps", "stream", "warmup"}
+_RESERVED = {"device", "device_type", "grid", "num_ctas", "num_stages", "num_warps", "stream", "warmup"}
 
 
 class Kernel:
@@ -132,9 +132,9 @@ class Kernel:
 
     def __init__(self, function: FunctionType, jit: Callable[..., Any] = triton.jit) -> None:
         parameters = inspect.signature(function).parameters
-        if taken := sorted(_TAKEN & set(parameters)):
+        if reserved := sorted(_RESERVED & set(parameters)):
             raise ValueError(
-                f"{function.__name__} has a parameter {taken[0]}; a compiled launch takes that name itself"
+                f"{function.__name__} has a parameter {reserved[0]}; a compiled launch takes that name itself"
             )
         plain = [
             name
@@ -177,11 +177,12 @@ def has_warp_roles() -> bool:
 
 def check_kv_dtypes(**dtypes: str) -> None:
     """Raise InputError for KV in fp8 on a GPU whose compute capability has no such numbers."""
-    own = capability()
-    if own is None or own >= (8, 9):
+    version = capability()
+    if version is None or version >= (8, 9):
         return
     for name, dtype in dtypes.items():
-        allowed = f"model on this GPU: 8-bit numbers need compute capability 8.9 or more, and it has {own[0]}.{own[1]}"
+        has = f"{version[0]}.{version[1]}"
+        allowed = f"model on this GPU: 8-bit numbers need compute capability 8.9 or more, and it has {has}"
         require(dtype == "model", name, dtype, allowed)
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from specsim.core.rank_group import RankGroup
-from specsim.fast.runtime.launch import await_input, kernel
+from specsim.fast.runtime.launch import await_input, kernel, recorder
 
 PROGRAMS = 64  # of every exchange, fewer than a data-center GPU has multiprocessors
 _WORDS = 1024  # of one program at a time
@@ -107,8 +107,8 @@ class PeerMemory:
 
     def arguments(self, dtype: torch.dtype) -> Peers:
         """Make the arguments of a kernel that exchanges entries of this type."""
-        halves = tuple(each[: 2 * self.half].view(dtype) for each in self.memory)
-        flags = tuple(each[2 * self.half :].view(torch.int32) for each in self.memory)
+        halves = tuple(memory[: 2 * self.half].view(dtype) for memory in self.memory)
+        flags = tuple(memory[2 * self.half :].view(torch.int32) for memory in self.memory)
         return Peers(halves, flags, self.epochs, self.half // dtype.itemsize)
 
     def gather(self, part: torch.Tensor, out: torch.Tensor) -> None:
@@ -147,7 +147,7 @@ class LinkedRanks(RankGroup):
 def _integer_of(part: torch.Tensor) -> torch.dtype:
     """Choose the widest integer type that a tensor can be copied in."""
     first = int(part.storage_offset()) * part.itemsize
-    return next(each for each in _INTEGERS if part.nbytes % each.itemsize == first % each.itemsize == 0)
+    return next(dtype for dtype in _INTEGERS if part.nbytes % dtype.itemsize == first % dtype.itemsize == 0)
 
 
 def meet(ranks: RankGroup, device: torch.device, most_bytes: int) -> PeerMemory | str:
@@ -158,13 +158,13 @@ def meet(ranks: RankGroup, device: torch.device, most_bytes: int) -> PeerMemory 
     reason = _first(ranks, _none_for(ranks, device))
     if reason:
         return reason
-    made: Any = None
+    local_memory: Any = None
     size = PeerMemory.num_bytes(most_bytes, ranks.size)
     try:
         from torch.distributed import _symmetric_memory as symmetric
 
-        made = symmetric.empty(size, dtype=torch.uint8, device=device)
-        made.zero_()
+        local_memory = symmetric.empty(size, dtype=torch.uint8, device=device)
+        local_memory.zero_()
         torch.cuda.synchronize()
     except (ImportError, RuntimeError) as error:
         reason = f"this PyTorch allocates none: {_first_line(error)}"
@@ -175,9 +175,9 @@ def meet(ranks: RankGroup, device: torch.device, most_bytes: int) -> PeerMemory 
         from torch.distributed import _symmetric_memory as symmetric
 
         group: Any = distributed.group.WORLD
-        shared = symmetric.rendezvous(made, group)
+        shared = symmetric.rendezvous(local_memory, group)
         memory = [shared.get_buffer(rank, (size,), torch.uint8) for rank in range(ranks.size)]
-        memory[ranks.rank] = made  # which is freed where nobody refers to it
+        memory[ranks.rank] = local_memory  # which is freed where nobody refers to it
         epochs = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)
         peers = PeerMemory(tuple(memory), ranks.rank, epochs, most_bytes)
     except RuntimeError as error:
@@ -192,9 +192,9 @@ def _none_for(ranks: RankGroup, device: torch.device) -> str:
     count = torch.cuda.device_count()
     if count < ranks.size:
         return f"this process sees {count} GPUs, and there are {ranks.size} ranks"
-    own = torch.cuda.current_device()
-    blind = [other for other in range(ranks.size) if other != own and not torch.cuda.can_device_access_peer(own, other)]
-    return f"GPU {own} cannot read the memory of GPU {blind[0]}" if blind else ""
+    gpu = torch.cuda.current_device()
+    blind = [other for other in range(ranks.size) if other != gpu and not torch.cuda.can_device_access_peer(gpu, other)]
+    return f"GPU {gpu} cannot read the memory of GPU {blind[0]}" if blind else ""
 
 
 def _first(ranks: RankGroup, reason: str) -> str:
@@ -204,3 +204,41 @@ def _first(ranks: RankGroup, reason: str) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def gather(ranks: RankGroup, part: torch.Tensor) -> torch.Tensor:
+    """Gather parts of one shape, [ranks, ...], also in a graph that is recorded."""
+    part = part.contiguous()
+    out = part.new_empty(ranks.size, *part.shape)
+    record = recorder.get()
+    if isinstance(ranks, LinkedRanks) and ranks.links(part):
+        ranks.peers.gather(part, out)
+    elif record is None:
+        ranks.gather(part, out)
+    else:
+        record("gather over ranks", lambda: ranks.gather(part, out))
+    return out
+
+
+def without_padding(ranks: RankGroup, part_RC: torch.Tensor, size: int) -> torch.Tensor:
+    """Set the entries of a slice beyond the row's size to -inf, in place."""
+    num_tokens = len(ranks.part.tokens(size))
+    if num_tokens < part_RC.shape[1]:
+        part_RC[:, num_tokens:].fill_(float("-inf"))
+    return part_RC
+
+
+def join_slices(ranks: RankGroup, part_RC: torch.Tensor, size: int) -> torch.Tensor:
+    """Join slices of rows in the order of the ranks, [R, size].
+
+    The last slices may be longer than needed.
+    """
+    parts = gather(ranks, part_RC)
+    num_rows, chunk = part_RC.shape
+    joined = part_RC.new_empty(num_rows, size)
+    for rank in range(ranks.size):
+        start = rank * chunk
+        width = min(chunk, size - start)
+        if width > 0:
+            joined[:, start : start + width].copy_(parts[rank, :, :width])
+    return joined

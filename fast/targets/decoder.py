@@ -10,42 +10,42 @@ from specsim.core.target import Experts, ForwardOutput, LatentAttention, ModelCo
 from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rank_sums import sum_onto
-from specsim.fast.model.rotary import Forward, inverse_frequencies, rotations
-from specsim.fast.model.rows import Norm, Rows, embed, rms_norm
+from specsim.fast.model.rotary import ForwardContext, inverse_frequencies, rotations
+from specsim.fast.model.rows import HiddenRows, Norm, embed, rms_norm
 from specsim.fast.persistent.forward import PersistentForward
-from specsim.fast.runtime.gather import join_slices, without_padding
+from specsim.fast.runtime.peer_memory import join_slices, without_padding
 from specsim.fast.targets.experts import mixture_onto
 from specsim.fast.targets.latent_attention import latent_attention_onto
 
 
 def on_device(tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Move and convert weights; routers stay in float32."""
-    return {name: each.to(device, torch.float32 if ".router." in name else dtype) for name, each in tensors.items()}
+    return {name: tensor.to(device, torch.float32 if ".router." in name else dtype) for name, tensor in tensors.items()}
 
 
 def decoder_layer_onto(
-    rows: Rows,
+    rows: HiddenRows,
     weights: Weights,
     config: ModelConfig,
     layer: int,
-    forward: Forward,
+    forward: ForwardContext,
     following: Norm,
     out: torch.Tensor | None = None,
-) -> tuple[Rows, torch.Tensor | None]:
+) -> tuple[HiddenRows, torch.Tensor | None]:
     """Run a layer and write its KV; returns (rows, experts).
 
     rows [R, H] are under the following norm. experts i16 [R, k] are those of each row, or None.
     out: the output's memory, which may be a slice of a wider tensor.
     """
-    own = config.layers[layer]
+    layer_config = config.layers[layer]
     between = Norm(weights["post_attention_layernorm.weight"], config.rms_norm_eps)
     inner = weights.under("self_attn")
-    if isinstance(own.attention, LatentAttention):
-        rows = latent_attention_onto(rows.values, rows, inner, own.attention, layer, forward, between)
+    if isinstance(layer_config.attention, LatentAttention):
+        rows = latent_attention_onto(rows.values, rows, inner, layer_config.attention, layer, forward, between)
     else:
         rows = self_attention_onto(rows.values, rows, inner, config, layer, forward, between)
-    if isinstance(own.mlp, Experts):
-        return mixture_onto(rows, weights.under("mlp"), own.mlp, following, out)
+    if isinstance(layer_config.mlp, Experts):
+        return mixture_onto(rows, weights.under("mlp"), layer_config.mlp, following, out)
     return gated_mlp_onto(rows, weights.under("mlp"), following, out), None
 
 
@@ -98,7 +98,7 @@ class DecoderTarget:
         features_RF = self.embedding.new_empty(num_rows, len(feature_layers) * size)
         # The input of a layer is written directly to the features, where it is one.
         entering = {layer: features_RF[:, i * size : (i + 1) * size] for i, layer in enumerate(feature_layers)}
-        forward = Forward(self._turns(metadata), metadata, kv)
+        forward = ForwardContext(self._turns(metadata), metadata, kv)
         rows = self.embed(input_ids_R, self._input_norm(0), out=entering.get(0))
         routed = []
         for layer in range(self.config.num_layers):
@@ -125,7 +125,7 @@ class DecoderTarget:
         normed_RH = rms_norm(rows_RH, *self._input_norm(self.config.num_layers))
         return ForwardOutput(normed_RH, features_RF if feature_layers else normed_RH)
 
-    def embed(self, ids_R: torch.Tensor, norm: Norm | None = None, out: torch.Tensor | None = None) -> Rows:
+    def embed(self, ids_R: torch.Tensor, norm: Norm | None = None, out: torch.Tensor | None = None) -> HiddenRows:
         """Look up embeddings, [R, H], where ranks share the table too, and prepare the next norm."""
         if self.ranks is None:
             return embed(ids_R, self.embedding, norm, out)
@@ -142,7 +142,7 @@ class DecoderTarget:
 
     def _input_norm(self, layer: int) -> Norm:
         """Return the first norm of a layer, or the final norm after the last layer."""
-        is_layer = layer < self.config.num_layers
+        is_layer = layer < len(self.config.layers)
         name = f"model.layers.{layer}.input_layernorm" if is_layer else "model.norm"
         return Norm(self._weights[f"{name}.weight"], self.config.rms_norm_eps)
 
@@ -152,5 +152,5 @@ class DecoderTarget:
 
     def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute logits of the tokens of this rank's slice, -inf beyond them, or of all without ranks."""
-        logits_RC = self._weights.project(Rows(hidden_RH), "lm_head")
+        logits_RC = self._weights.project(HiddenRows(hidden_RH), "lm_head")
         return logits_RC if self.ranks is None else without_padding(self.ranks, logits_RC, self.config.vocab_size)

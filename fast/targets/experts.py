@@ -4,19 +4,17 @@ import torch
 
 from specsim.core.target import Experts
 from specsim.fast.layers import Weights
-from specsim.fast.model.expert_blocks import block_size, expert_blocks
-from specsim.fast.model.experts import ExpertWeights, experts_onto
+from specsim.fast.model.experts import ExpertWeights, block_size, expert_blocks, experts_onto
 from specsim.fast.model.experts_of_row import routed_row_onto
 from specsim.fast.model.linear import linear
 from specsim.fast.model.rank_sums import sum_onto
-from specsim.fast.model.router import FEW_ROWS, normed_and_logits
-from specsim.fast.model.routing import route
-from specsim.fast.model.rows import Norm, Rows
+from specsim.fast.model.routing import FEW_ROWS, normed_and_logits, route
+from specsim.fast.model.rows import HiddenRows, Norm
 
 
 def mixture_onto(
-    rows: Rows, weights: Weights, experts: Experts, norm: Norm | None = None, out: torch.Tensor | None = None
-) -> tuple[Rows, torch.Tensor]:
+    rows: HiddenRows, weights: Weights, experts: Experts, norm: Norm | None = None, out: torch.Tensor | None = None
+) -> tuple[HiddenRows, torch.Tensor]:
     """Compute x + Σ weight · expert(n) over the experts of each row, [R, H], and prepare the next norm.
 
     x are the rows, n the rows after their norm. Where ranks share the weights, each has some channels of every expert,
@@ -29,7 +27,7 @@ def mixture_onto(
         x, logits_RE = normed_and_logits(rows, weight, bias)
     else:
         x = rows.applied()
-        logits_RE = linear(Rows(x.to(weight.dtype)), weight, bias, weights.batch_invariant)
+        logits_RE = linear(HiddenRows(x.to(weight.dtype)), weight, bias, weights.batch_invariant)
     ranks = weights.ranks
     if ranks is None:
         base = rows.values if experts.shared_size is None else _shared_onto(rows.values, x, weights)
@@ -40,8 +38,8 @@ def mixture_onto(
     return sum_onto(ranks, rows.values, part.values, norm, out), chosen_RK
 
 
-def _grown(x: torch.Tensor, shared: Weights) -> Rows:
-    return Rows(shared.project_gated(Rows(x), "gate_up_proj"))
+def _grown(x: torch.Tensor, shared: Weights) -> HiddenRows:
+    return HiddenRows(shared.project_gated(HiddenRows(x), "gate_up_proj"))
 
 
 def _shared_onto(base: torch.Tensor, x: torch.Tensor, weights: Weights) -> torch.Tensor:
@@ -65,7 +63,7 @@ def _routed_onto(
     few_rows: bool,
     norm: Norm | None = None,
     out: torch.Tensor | None = None,
-) -> tuple[Rows, torch.Tensor]:
+) -> tuple[HiddenRows, torch.Tensor]:
     """Add the outputs of the chosen experts, or a rank's part of them, to the base."""
     parts = weights.under("experts")
     stacked = ExpertWeights(

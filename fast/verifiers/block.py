@@ -6,11 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
+from specsim.fast.acceptance import Verification, accept_uniform, depth_limit, store_chain
 from specsim.fast.runtime.launch import await_input, kernel
-from specsim.fast.verifiers.path import accept_uniform, depth_limit, store_chain
-from specsim.fast.verifiers.round import Round
-from specsim.fast.vocabulary.distribution import only_token, prob_of
-from specsim.fast.vocabulary.draw import groups_block
+from specsim.fast.vocabulary.distribution import groups_block, only_token, prob_of
 from specsim.fast.vocabulary.residual import Residuals, residual_masses, store_residual
 from specsim.fast.vocabulary.summaries import GROUP
 
@@ -33,14 +31,14 @@ def _ratios_kernel(distributions, tokens_ptr, draft_prob_ptr, seq_lens_ptr, resi
     request = tl.program_id(0).to(tl.int64)
     await_input(PDL)
     root = request * limits.num_nodes
-    kept = tl.full((), 1.0, tl.float32)
+    ratio = tl.full((), 1.0, tl.float32)
     for node in range(limits.num_steps):
-        store_residual(residual_ptrs, request * limits.num_steps + node, tl.full((), 0, tl.int64) + node, kept, 1.0)
+        store_residual(residual_ptrs, request * limits.num_steps + node, tl.full((), 0, tl.int64) + node, ratio, 1.0)
         if tl.load(seq_lens_ptr + request) > 0:
             token = tl.load(tokens_ptr + root + node + 1)
-            own = (request * limits.num_parents + node) * distributions.vocab_size
-            draft_prob = tl.load(draft_prob_ptr + own + token)
-            kept = _ratio(kept * prob_of(distributions, root + node, token), draft_prob)
+            row = (request * limits.num_parents + node) * distributions.vocab_size
+            draft_prob = tl.load(draft_prob_ptr + row + token)
+            ratio = _ratio(ratio * prob_of(distributions, root + node, token), draft_prob)
 
 
 @kernel
@@ -71,56 +69,58 @@ def _block_kernel(
     greedy = tl.load(requests.temperature_ptr + request) == 0
     drafts = tl.full((), 0, tl.int32)
     follows = tl.full((), 1, tl.int32)
-    last_kept = tl.full((), 1.0, tl.float32)
+    last_ratio = tl.full((), 1.0, tl.float32)
     groups = tl.arange(0, GROUPS)  # [GROUPS]
     num_groups = tl.cdiv(distributions.vocab_size, GROUP)
     for node in range(1, limit + 1):
         token = tl.load(tokens_ptr + root + node)
         before = request * num_steps + node - 1
-        own = (request * limits.num_parents + node - 1) * distributions.vocab_size
-        draft_prob = tl.load(draft_prob_ptr + own + token)
-        kept = _ratio(tl.load(ratios_ptr + before * 2) * prob_of(distributions, root + node - 1, token), draft_prob)
+        row = (request * limits.num_parents + node - 1) * distributions.vocab_size
+        draft_prob = tl.load(draft_prob_ptr + row + token)
+        ratio = _ratio(tl.load(ratios_ptr + before * 2) * prob_of(distributions, root + node - 1, token), draft_prob)
         depth = (lane + node - 1).to(tl.int32)
         uniform = accept_uniform(requests, uniforms_ptr, request, num_steps + 1, node - 1, depth, lane)
         mask = (groups < num_groups) & (node < limit)
         masses = tl.load(masses_ptr + (before + 1) * num_groups + groups, mask=mask, other=0.0)
         mass = tl.sum(masses, axis=0)
-        passes = tl.where(node < limit, uniform * (mass + 1 - kept) - mass, uniform - kept) < 0
+        passes = tl.where(node < limit, uniform * (mass + 1 - ratio) - mass, uniform - ratio) < 0
         follows = tl.where(token == only_token(distributions, root + node - 1), follows, 0)
         passes = tl.where(greedy, follows, tl.where(passes, 1, 0)) > 0
         drafts = tl.where(passes, lane + node, drafts)
-        last_kept = tl.where(passes, kept, last_kept)
+        last_ratio = tl.where(passes, ratio, last_ratio)
     store_chain(path_ptrs, request, root, length, drafts, num_steps)
-    left = tl.where(greedy | (drafts >= limit), 0.0, 1.0)
-    store_residual(residual_ptrs, request, drafts.to(tl.int64), tl.where(left > 0, last_kept, 1.0), left)
+    has_residual = tl.where(greedy | (drafts >= limit), 0.0, 1.0)
+    store_residual(
+        residual_ptrs, request, drafts.to(tl.int64), tl.where(has_residual > 0, last_ratio, 1.0), has_residual
+    )
 
 
-def accept(given: Round) -> torch.Tensor:
+def accept(inputs: Verification) -> torch.Tensor:
     """Write every request's path, and draw its bonus token, i32 [B]."""
-    size = len(given.draft_prob)
-    device = given.draft_prob.device
+    size = len(inputs.draft_prob)
+    device = inputs.draft_prob.device
     residuals = Residuals.empty(size, device)
-    prefixes = Residuals.empty(size * given.config.num_steps, device)
+    prefixes = Residuals.empty(size * inputs.config.num_steps, device)
     _ratios_kernel[(size,)](
-        distributions=given.distributions.tables,
-        tokens_ptr=given.tree.draft_tokens,
-        draft_prob_ptr=given.draft_prob,
-        seq_lens_ptr=given.requests.seq_lens_ptr,
+        distributions=inputs.distributions.tables,
+        tokens_ptr=inputs.tree.draft_tokens,
+        draft_prob_ptr=inputs.draft_prob,
+        seq_lens_ptr=inputs.requests.seq_lens_ptr,
         residual_ptrs=prefixes,
-        limits=given.limits,
+        limits=inputs.limits,
     )
     _block_kernel[(size,)](
-        distributions=given.distributions.tables,
-        tokens_ptr=given.tree.draft_tokens,
-        draft_prob_ptr=given.draft_prob,
-        requests=given.requests,
-        uniforms_ptr=given.accept_uniforms,
+        distributions=inputs.distributions.tables,
+        tokens_ptr=inputs.tree.draft_tokens,
+        draft_prob_ptr=inputs.draft_prob,
+        requests=inputs.requests,
+        uniforms_ptr=inputs.accept_uniforms,
         ratios_ptr=prefixes.scales_ptr,
-        masses_ptr=residual_masses(given.distributions, given.draft_prob, prefixes, given.requests.seq_lens_ptr),
-        path_ptrs=given.paths,
+        masses_ptr=residual_masses(inputs.distributions, inputs.draft_prob, prefixes, inputs.requests.seq_lens_ptr),
+        path_ptrs=inputs.paths,
         residual_ptrs=residuals,
-        limits=given.limits,
-        GROUPS=groups_block(given.distributions.logits.raw.shape[1]),
+        limits=inputs.limits,
+        GROUPS=groups_block(inputs.distributions.logits.raw.shape[1]),
         GROUP=GROUP,
     )
-    return given.draw_bonus(residuals)
+    return inputs.draw_bonus(residuals)

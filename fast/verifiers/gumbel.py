@@ -5,12 +5,10 @@ from typing import no_type_check
 import torch
 import triton.language as tl
 
+from specsim.fast.acceptance import Verification, depth_limit, store_chain
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 from specsim.fast.runtime.uniforms import token_noise
-from specsim.fast.verifiers.path import depth_limit, store_chain
-from specsim.fast.verifiers.round import Round
-from specsim.fast.vocabulary.distribution import only_token, weight
-from specsim.fast.vocabulary.draw import BlockBests, best_token, store_best
+from specsim.fast.vocabulary.distribution import BlockBests, best_token, only_token, store_best, weight
 
 BLOCK = 2048  # tokens of a program
 
@@ -69,30 +67,30 @@ def _gumbel_kernel(
     tl.store(bonus_ptr + request, bonus)
 
 
-def accept(given: Round) -> torch.Tensor:
+def accept(inputs: Verification) -> torch.Tensor:
     """Write every request's path, and return the target's token after it, i32 [B]."""
-    num_rows, vocab_size = given.distributions.logits.raw.shape
-    device = given.distributions.moments.device
-    size = len(given.requests.seq_lens_ptr)
+    num_rows, vocab_size = inputs.distributions.logits.raw.shape
+    device = inputs.distributions.moments.device
+    size = len(inputs.requests.seq_lens_ptr)
     block = block_of(vocab_size, BLOCK)
     num_blocks = ceil_div(vocab_size, block)
     bests = BlockBests.empty(num_rows, num_blocks, device)
     bonus = torch.empty(size, dtype=torch.int32, device=device)
     _noisy_kernel[num_rows, num_blocks](
-        distributions=given.distributions.tables,
-        requests=given.requests,
+        distributions=inputs.distributions.tables,
+        requests=inputs.requests,
         bests=bests,
-        num_nodes=given.config.num_draft_tokens,
+        num_nodes=inputs.config.num_draft_tokens,
         BLOCK=block,
     )
     _gumbel_kernel[(size,)](
-        distributions=given.distributions.tables,
+        distributions=inputs.distributions.tables,
         bests=bests,
-        draft_tokens_ptr=given.tree.draft_tokens,
-        requests=given.requests,
-        path_ptrs=given.paths,
+        draft_tokens_ptr=inputs.tree.draft_tokens,
+        requests=inputs.requests,
+        path_ptrs=inputs.paths,
         bonus_ptr=bonus,
-        limits=given.limits,
+        limits=inputs.limits,
         BLOCKS=next_power_of_2(num_blocks),
     )
     return bonus

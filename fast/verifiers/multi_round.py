@@ -5,10 +5,9 @@ from typing import no_type_check
 import torch
 import triton.language as tl
 
+from specsim.fast.acceptance import LinkTables, Verification, accept_uniform, depth_limit
 from specsim.fast.runtime.launch import await_input, kernel
-from specsim.fast.verifiers.path import LinkTables, accept_uniform, depth_limit
-from specsim.fast.verifiers.round import Round
-from specsim.fast.vocabulary.draw import PER
+from specsim.fast.vocabulary.distribution import PER
 from specsim.fast.vocabulary.residual import Residuals, residual, residual_mass, store_residual
 from specsim.fast.vocabulary.summaries import GROUP
 
@@ -45,7 +44,7 @@ def _multi_round_kernel(
     draft_scale = tl.full((), 0.0, tl.float32)
     while descending:
         row = root + node
-        own = draft_prob_ptr + (request * limits.num_parents + node) * distributions.vocab_size
+        draft_row_ptr = draft_prob_ptr + (request * limits.num_parents + node) * distributions.vocab_size
         draft_scale = tl.full((), 0.0, tl.float32)
         mass = tl.full((), 1.0, tl.float32)
         child = tl.load(link_ptrs.next_token_ptr + row)
@@ -55,42 +54,42 @@ def _multi_round_kernel(
             token = tl.load(link_ptrs.tokens_ptr + root + child)
             lane = ((child - 1) % num_lanes).to(tl.int32)
             uniform = accept_uniform(requests, uniforms_ptr, request, num_nodes, child, drafts, lane)
-            draft_prob = tl.load(own + token)
-            left = residual(distributions, row, own, 1.0, draft_scale, token)
-            passes = (greedy | (draft_prob > 0)) & (uniform * draft_prob * mass < left)
+            draft_prob = tl.load(draft_row_ptr + token)
+            rest = residual(distributions, row, draft_row_ptr, 1.0, draft_scale, token)
+            passes = (greedy | (draft_prob > 0)) & (uniform * draft_prob * mass < rest)
             accepted = tl.where(passes, child, -1)
             if accepted < 0:
-                left = residual_mass(distributions, row, own, draft_scale + mass, GROUP, PER)
-                draft_scale = tl.where(left > 0, draft_scale + mass, draft_scale)
-                mass = tl.where(left > 0, left, mass)
+                rest = residual_mass(distributions, row, draft_row_ptr, draft_scale + mass, GROUP, PER)
+                draft_scale = tl.where(rest > 0, draft_scale + mass, draft_scale)
+                mass = tl.where(rest > 0, rest, mass)
             child = tl.load(link_ptrs.next_sibling_ptr + root + child)
             tried += 1
-        moved = accepted >= 0
-        node = tl.where(moved, accepted, node)
-        drafts += moved.to(tl.int32)
-        draft_scale = tl.where(moved, 0.0, draft_scale)
-        tl.store(accept_index_ptr + drafts, (root + node).to(tl.int32), mask=moved)
-        descending = moved & (drafts < limit)
+        descends = accepted >= 0
+        node = tl.where(descends, accepted, node)
+        drafts += descends.to(tl.int32)
+        draft_scale = tl.where(descends, 0.0, draft_scale)
+        tl.store(accept_index_ptr + drafts, (root + node).to(tl.int32), mask=descends)
+        descending = descends & (drafts < limit)
     for step in range(drafts + 1, limits.num_steps + 1):
         tl.store(accept_index_ptr + step, -1)
     tl.store(path_ptrs.num_drafts_ptr + request, drafts)
     store_residual(residual_ptrs, request, node, 1.0, draft_scale)
 
 
-def accept(given: Round) -> torch.Tensor:
+def accept(inputs: Verification) -> torch.Tensor:
     """Write every request's path, and draw its bonus token, i32 [B]."""
-    residuals = Residuals.empty(len(given.draft_prob), given.draft_prob.device)
-    _multi_round_kernel[(len(given.draft_prob),)](
-        distributions=given.distributions.tables,
-        link_ptrs=LinkTables.of(given.tree),
-        draft_prob_ptr=given.draft_prob,
-        requests=given.requests,
-        uniforms_ptr=given.accept_uniforms,
-        path_ptrs=given.paths,
+    residuals = Residuals.empty(len(inputs.draft_prob), inputs.draft_prob.device)
+    _multi_round_kernel[(len(inputs.draft_prob),)](
+        distributions=inputs.distributions.tables,
+        link_ptrs=LinkTables.of(inputs.tree),
+        draft_prob_ptr=inputs.draft_prob,
+        requests=inputs.requests,
+        uniforms_ptr=inputs.accept_uniforms,
+        path_ptrs=inputs.paths,
         residual_ptrs=residuals,
-        limits=given.limits,
-        num_lanes=given.config.topk,
+        limits=inputs.limits,
+        num_lanes=inputs.config.topk,
         GROUP=GROUP,
         PER=PER,
     )
-    return given.draw_bonus(residuals)
+    return inputs.draw_bonus(residuals)

@@ -5,9 +5,8 @@ from typing import no_type_check
 import torch
 import triton.language as tl
 
+from specsim.fast.acceptance import Verification, accept_uniform, depth_limit, store_chain
 from specsim.fast.runtime.launch import await_input, kernel
-from specsim.fast.verifiers.path import accept_uniform, depth_limit, store_chain
-from specsim.fast.verifiers.round import Round
 from specsim.fast.vocabulary.distribution import prob_of
 from specsim.fast.vocabulary.residual import Residuals, store_residual
 
@@ -37,8 +36,8 @@ def _reject_kernel(
     rejected = tl.full((), 0, tl.int32)
     while (drafts < limit) & (rejected == 0):
         token = tl.load(tokens_ptr + root + drafts + 1)
-        own = (request * limits.num_parents + drafts) * distributions.vocab_size
-        draft_prob = tl.load(draft_prob_ptr + own + token)
+        row = (request * limits.num_parents + drafts) * distributions.vocab_size
+        draft_prob = tl.load(draft_prob_ptr + row + token)
         uniform = accept_uniform(requests, uniforms_ptr, request, limits.num_steps + 1, drafts, drafts, lane)
         accepted = (greedy | (draft_prob > 0)) & (uniform * draft_prob < prob_of(distributions, root + drafts, token))
         rejected = tl.where(accepted, 0, 1)
@@ -47,17 +46,17 @@ def _reject_kernel(
     store_residual(residual_ptrs, request, drafts.to(tl.int64), 1.0, rejected.to(tl.float32))
 
 
-def accept(given: Round) -> torch.Tensor:
+def accept(inputs: Verification) -> torch.Tensor:
     """Write every request's path, and draw its bonus token, i32 [B]."""
-    residuals = Residuals.empty(len(given.draft_prob), given.draft_prob.device)
-    _reject_kernel[(len(given.draft_prob),)](
-        distributions=given.distributions.tables,
-        tokens_ptr=given.tree.draft_tokens,
-        draft_prob_ptr=given.draft_prob,
-        requests=given.requests,
-        uniforms_ptr=given.accept_uniforms,
-        path_ptrs=given.paths,
+    residuals = Residuals.empty(len(inputs.draft_prob), inputs.draft_prob.device)
+    _reject_kernel[(len(inputs.draft_prob),)](
+        distributions=inputs.distributions.tables,
+        tokens_ptr=inputs.tree.draft_tokens,
+        draft_prob_ptr=inputs.draft_prob,
+        requests=inputs.requests,
+        uniforms_ptr=inputs.accept_uniforms,
+        path_ptrs=inputs.paths,
         residual_ptrs=residuals,
-        limits=given.limits,
+        limits=inputs.limits,
     )
-    return given.draw_bonus(residuals)
+    return inputs.draw_bonus(residuals)

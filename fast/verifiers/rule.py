@@ -56,7 +56,7 @@ def accept(
     prob_BNV = _finite(probabilities(distributions).cpu().double()).unflatten(0, verify_input.draft_tokens.shape)
     on_host = batch.to("cpu")
     names = on_host.seeds, on_host.request_ids, on_host.seq_lens
-    uniforms_BW, final_B = (each.cpu().tolist() for each in uniforms or round_uniforms(*names, config))
+    uniforms_BW, final_B = (table.cpu().tolist() for table in uniforms or round_uniforms(*names, config))
     draft_prob = verify_input.draft_prob
     draft_prob_BMV = None if draft_prob is None else draft_prob.cpu().double()
     accept_index = torch.full(out.accept_index.shape, -1, dtype=torch.int32)
@@ -91,7 +91,7 @@ def _trees(lengths: list[int], verify_input: VerifyInput, config: SpecConfig) ->
     links = verify_input.retrieve_next_token, verify_input.retrieve_next_sibling
     tables = (verify_input.draft_tokens, verify_input.parents, *links)
     limits = [config.length_limit - 1 - length for length in lengths]
-    return [Tree(*each) for each in zip(*(table.tolist() for table in tables), limits, strict=True)]
+    return [Tree(*columns) for columns in zip(*(table.tolist() for table in tables), limits, strict=True)]
 
 
 def _follow(tree: Tree, best: list[int]) -> Accepted:

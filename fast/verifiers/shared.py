@@ -1,6 +1,13 @@
-"""Verification with a vocabulary that ranks share: every rank fetches the groups of tokens that its walks read."""
+"""Verification with a vocabulary that ranks share: every rank fetches the groups of tokens that its walks read.
+
+Groups are those of specsim.fast.vocabulary.summaries, in the same order, so results are the same as of whole rows.
+"""
+
+from dataclasses import dataclass
+from typing import Self, no_type_check
 
 import torch
+import triton.language as tl
 
 from specsim.core.config import SpecConfig
 from specsim.core.kinds import resolve
@@ -8,14 +15,109 @@ from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.core.rank_group import RankGroup
 from specsim.core.verifiers import DEFAULT_VERIFIER
+from specsim.fast.acceptance import PathTables, Verification, bonus_groups, finish
+from specsim.fast.runtime.launch import await_input, kernel, require_contiguous
+from specsim.fast.runtime.peer_memory import gather
 from specsim.fast.sampling import summarised_distributions
-from specsim.fast.verifiers.finish import bonus_groups, finish
-from specsim.fast.verifiers.path import PathTables
-from specsim.fast.verifiers.round import Round
-from specsim.fast.vocabulary.draw import Requests
+from specsim.fast.vocabulary.distribution import Requests
 from specsim.fast.vocabulary.penalties import adjust_logits
-from specsim.fast.vocabulary.shared_rows import SharedRows, best_groups
-from specsim.fast.vocabulary.summaries import GROUP
+from specsim.fast.vocabulary.summaries import GROUP, num_groups, summarise
+
+
+@kernel
+@no_type_check
+def _pick_kernel(own_ptr, rows_ptr, groups_ptr, out_ptr, first_group, chunk, GROUP: tl.constexpr, PDL: tl.constexpr):
+    """Copy one wanted group from this rank's slice, where it has it."""
+    await_input(PDL)
+    query = tl.program_id(0).to(tl.int64)
+    offs = tl.arange(0, GROUP)
+    local = tl.load(groups_ptr + query) - first_group
+    is_own = (local >= 0) & (local < chunk // GROUP)
+    address = tl.load(rows_ptr + query) * chunk + local * GROUP + offs
+    values = tl.load(own_ptr + address, mask=is_own & (offs >= 0), other=0.0)
+    tl.store(out_ptr + query * GROUP + offs, values)
+
+
+@kernel
+@no_type_check
+def _place_kernel(
+    parts_ptr,
+    rows_ptr,
+    groups_ptr,
+    table_ptr,
+    groups_per_rank,
+    vocab_size,
+    GROUP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Copy one wanted group from the rank that has it to its place in the row."""
+    await_input(PDL)
+    query = tl.program_id(0).to(tl.int64)
+    count = tl.num_programs(0)
+    offs = tl.arange(0, GROUP)
+    group = tl.load(groups_ptr + query)
+    owner = tl.maximum(group, 0) // groups_per_rank
+    values = tl.load(parts_ptr + (owner * count + query) * GROUP + offs)
+    tokens = group * GROUP + offs
+    mask = (group >= 0) & (tokens < vocab_size)
+    tl.store(table_ptr + tl.load(rows_ptr + query) * vocab_size + tokens, values, mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """This rank's slice of rows, and the groups that were fetched of the others' slices."""
+
+    ranks: RankGroup
+    slice_RC: torch.Tensor  # [R, chunk], -inf beyond the rank's tokens
+    table: torch.Tensor  # [R, V], unwritten where nothing was fetched
+
+    @classmethod
+    def of(cls, ranks: RankGroup, own_RC: torch.Tensor, vocab_size: int) -> Self:
+        """Make the rows of this rank's slice."""
+        require_contiguous(own_RC=own_RC)
+        tokens = ranks.part.tokens(vocab_size)
+        table = own_RC.new_empty(len(own_RC), vocab_size)
+        table[:, tokens.start : tokens.stop].copy_(own_RC[:, : len(tokens)])
+        return cls(ranks, own_RC, table)
+
+    def summaries(self, batch: Batch, changed_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Summarise all groups of every row, as `summarise` does of whole rows."""
+        local = torch.stack(summarise(self.slice_RC, batch.sampling.temperature, changed_B))  # [2, R, groups of a rank]
+        count = num_groups(self.table.shape[1])
+        maxima, sums = gather(self.ranks, local).permute(1, 2, 0, 3).flatten(2)[..., :count].contiguous()
+        return maxima, sums
+
+    def fetch(self, rows_Q: torch.Tensor, groups_Q: torch.Tensor) -> None:
+        """Copy groups of rows to the table from the ranks that have them; group -1 is none."""
+        require_contiguous(rows_Q=rows_Q, groups_Q=groups_Q)
+        chunk = self.slice_RC.shape[1]
+        wanted = (len(rows_Q),)
+        picked = self.slice_RC.new_empty(len(rows_Q), GROUP)
+        _pick_kernel[wanted](
+            own_ptr=self.slice_RC,
+            rows_ptr=rows_Q,
+            groups_ptr=groups_Q,
+            out_ptr=picked,
+            first_group=self.ranks.rank * (chunk // GROUP),
+            chunk=chunk,
+            GROUP=GROUP,
+        )
+        _place_kernel[wanted](
+            parts_ptr=gather(self.ranks, picked),
+            rows_ptr=rows_Q,
+            groups_ptr=groups_Q,
+            table_ptr=self.table,
+            groups_per_rank=chunk // GROUP,
+            vocab_size=self.table.shape[1],
+            GROUP=GROUP,
+        )
+
+
+def best_groups(maxima_RG: torch.Tensor) -> torch.Tensor:
+    """Find the first group with the largest logit of each row, i64 [R]."""
+    groups = torch.arange(maxima_RG.shape[1], device=maxima_RG.device)
+    best = maxima_RG.amax(1, keepdim=True)
+    return torch.where(maxima_RG == best, groups, maxima_RG.shape[1] - 1).amin(1)
 
 
 def can_share(ranks: RankGroup, vocab_size: int, config: SpecConfig) -> bool:
@@ -57,13 +159,15 @@ def verify_shared(
     logits = adjust_logits(batch, rows.table, pools, None, 0)
     summaries = rows.summaries(batch, logits.changed)
     rows.fetch(*_wanted(verify_input, summaries[0]))
-    made = summarised_distributions(batch, logits, summaries)
+    results = summarised_distributions(batch, logits, summaries)
     rejected_B = torch.empty(batch.size, dtype=torch.int64, device=own_RC.device)
     requests = Requests.of(batch)
     paths = PathTables.of(out)
-    resolve(config.verifier_kind.fast)(Round(requests, verify_input, made, config, None, None, paths, rejected_B))
-    rows.fetch(*bonus_groups(batch, verify_input, made, config, out, rejected_B))
-    finish(batch, verify_input, made, None, None, config, out, rejected_B)
+    resolve(config.verifier_kind.fast)(
+        Verification(requests, verify_input, results, config, None, None, paths, rejected_B)
+    )
+    rows.fetch(*bonus_groups(batch, verify_input, results, config, out, rejected_B))
+    finish(batch, verify_input, results, None, None, config, out, rejected_B)
 
 
 def _wanted(verify_input: VerifyInput, maxima_RG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

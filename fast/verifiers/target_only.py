@@ -5,12 +5,10 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from specsim.fast.acceptance import LinkTables, Verification
 from specsim.fast.runtime.launch import await_input, kernel
 from specsim.fast.runtime.uniforms import ACCEPT, named_uniform
-from specsim.fast.verifiers.path import LinkTables
-from specsim.fast.verifiers.round import Round
-from specsim.fast.vocabulary.distribution import kept_mass, weight
-from specsim.fast.vocabulary.draw import Siblings
+from specsim.fast.vocabulary.distribution import Siblings, kept_mass, weight
 
 
 @triton.jit
@@ -86,16 +84,16 @@ def _walk_kernel(
     tl.store(rejected_ptr + request, rejected)
 
 
-def accept(given: Round) -> None:
+def accept(inputs: Verification) -> None:
     """Write every request's path, and the first rejected child at its end."""
-    config = given.config
-    _walk_kernel[(len(given.rejected_B),)](
-        distributions=given.distributions.tables,
-        link_ptrs=LinkTables.of(given.tree),
-        requests=given.requests,
-        uniforms_ptr=given.accept_uniforms,
-        path_ptrs=given.paths,
-        rejected_ptr=given.rejected_B,
+    config = inputs.config
+    _walk_kernel[(len(inputs.rejected_B),)](
+        distributions=inputs.distributions.tables,
+        link_ptrs=LinkTables.of(inputs.tree),
+        requests=inputs.requests,
+        uniforms_ptr=inputs.accept_uniforms,
+        path_ptrs=inputs.paths,
+        rejected_ptr=inputs.rejected_B,
         num_nodes=config.num_draft_tokens,
         num_steps=config.num_steps,
         max_len=config.length_limit,

@@ -5,9 +5,8 @@ from typing import no_type_check
 import torch
 import triton.language as tl
 
+from specsim.fast.acceptance import Verification, depth_limit, store_path
 from specsim.fast.runtime.launch import await_input, block_of, kernel, next_power_of_2
-from specsim.fast.verifiers.path import depth_limit, store_path
-from specsim.fast.verifiers.round import Round
 from specsim.fast.vocabulary.distribution import prob_of
 
 BLOCK = 2048  # tokens that a program takes at a time
@@ -65,14 +64,16 @@ def _typical_kernel(
     depth = tl.where(offs == 0, 0, -1)
     path_prob = tl.where(offs == 0, 1.0, 0.0)
     for node in range(1, limits.num_nodes):
-        given = tl.load(parents_ptr + root + node)  # -1: a dead node, which is accepted never
-        parent = tl.maximum(given, 0)
+        link = tl.load(parents_ptr + root + node)  # -1: a dead node, which is accepted never
+        parent = tl.maximum(link, 0)
         above = tl.sum(tl.where(offs == parent, depth, 0), axis=0)
         prob = prob_of(distributions, root + parent, tl.load(tokens_ptr + root + node))
         is_typical = tl.where(prob > tl.load(thresholds_ptr + root + parent), above, -1)
-        taken = tl.where((given >= 0) & (is_typical >= 0) & (is_typical < limit), node, -1)
-        path_prob = tl.where(offs == taken, prob * tl.sum(tl.where(offs == parent, path_prob, 0.0), axis=0), path_prob)
-        depth = tl.where(offs == taken, above + 1, depth)
+        accepted = tl.where((link >= 0) & (is_typical >= 0) & (is_typical < limit), node, -1)
+        path_prob = tl.where(
+            offs == accepted, prob * tl.sum(tl.where(offs == parent, path_prob, 0.0), axis=0), path_prob
+        )
+        depth = tl.where(offs == accepted, above + 1, depth)
     drafts = tl.max(depth, axis=0)
     path_prob = tl.where(depth == drafts, path_prob, -1.0)
     node = tl.min(tl.where(path_prob == tl.max(path_prob, axis=0), offs, NODES), axis=0).to(tl.int64)
@@ -80,28 +81,28 @@ def _typical_kernel(
     tl.store(rejected_ptr + request, -1)
 
 
-def accept(given: Round) -> None:
+def accept(inputs: Verification) -> None:
     """Write every request's path, whose bonus token is drawn from its last node's whole distribution."""
-    config = given.config
-    num_rows, vocab_size = given.distributions.logits.raw.shape
-    thresholds = torch.empty(num_rows, dtype=torch.float32, device=given.rejected_B.device)
+    config = inputs.config
+    num_rows, vocab_size = inputs.distributions.logits.raw.shape
+    thresholds = torch.empty(num_rows, dtype=torch.float32, device=inputs.rejected_B.device)
     _thresholds_kernel[(num_rows,)](
-        distributions=given.distributions.tables,
-        temperature_ptr=given.requests.temperature_ptr,
+        distributions=inputs.distributions.tables,
+        temperature_ptr=inputs.requests.temperature_ptr,
         thresholds_ptr=thresholds,
         rows_per_request=config.num_draft_tokens,
         epsilon=config.typical_epsilon,
         delta=config.typical_delta,
         BLOCK=block_of(vocab_size, BLOCK),
     )
-    _typical_kernel[(len(given.rejected_B),)](
-        distributions=given.distributions.tables,
-        tokens_ptr=given.tree.draft_tokens,
-        parents_ptr=given.tree.parents,
+    _typical_kernel[(len(inputs.rejected_B),)](
+        distributions=inputs.distributions.tables,
+        tokens_ptr=inputs.tree.draft_tokens,
+        parents_ptr=inputs.tree.parents,
         thresholds_ptr=thresholds,
-        seq_lens_ptr=given.requests.seq_lens_ptr,
-        path_ptrs=given.paths,
-        rejected_ptr=given.rejected_B,
-        limits=given.limits,
+        seq_lens_ptr=inputs.requests.seq_lens_ptr,
+        path_ptrs=inputs.paths,
+        rejected_ptr=inputs.rejected_B,
+        limits=inputs.limits,
         NODES=next_power_of_2(config.num_draft_tokens),
     )

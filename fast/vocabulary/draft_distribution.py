@@ -14,12 +14,107 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
 from specsim.fast.runtime.uniforms import DRAFT, named_uniform, token_noise
-from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, write_draft_prob
-from specsim.fast.vocabulary.draw import BlockBests, Requests, best_token, group_at, groups_block, store_best, token_at
+from specsim.fast.vocabulary.distribution import (
+    BlockBests,
+    Requests,
+    best_token,
+    group_at,
+    groups_block,
+    store_best,
+    token_at,
+)
 from specsim.fast.vocabulary.summaries import GROUP, scale_of, summarise, weights_of
 
 BLOCK = 2048  # tokens of a program
 LN_2 = tl.constexpr(0.6931471805599453)
+
+
+class Vocabulary(NamedTuple):
+    """Maps between draft and target ids, None where the vocabularies are the same."""
+
+    d2t: torch.Tensor | None = None  # i64 [draft vocabulary], target id minus draft id
+    t2d: torch.Tensor | None = None  # i64 [V], draft id, -1 for a token that cannot be drafted
+
+
+def inverse_of(d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Compute the draft id of every target id, i64 [V], -1 for a token outside the draft vocabulary."""
+    ids = torch.arange(len(d2t), device=d2t.device)
+    return torch.full((vocab_size,), -1, device=d2t.device).index_put((ids + d2t,), ids)
+
+
+@kernel
+@no_type_check
+def _write_kernel(
+    logits_ptr,
+    moments_ptr,
+    t2d_ptr,
+    step_ptr,
+    draft_prob_ptr,
+    num_lanes,
+    num_parents,
+    num_steps,
+    draft_vocab_size,
+    vocab_size,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write some tokens of one row's distribution, by target id.
+
+    In the loop the row is a lane of a step.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    request = row // num_lanes
+    parent = tl.full((), 0, tl.int64)
+    await_input(PDL)
+    mask = tokens < vocab_size
+    draft_ids = tokens
+    if step_ptr is not None:
+        step = tl.load(step_ptr)
+        parent = 1 + step * num_lanes + row % num_lanes
+        mask &= step < num_steps - 1
+    if t2d_ptr is not None:
+        draft_ids = tl.load(t2d_ptr + tokens, mask=mask, other=-1)
+    best = tl.load(moments_ptr + row * 3)
+    scale = tl.load(moments_ptr + row * 3 + 1)
+    total = tl.load(moments_ptr + row * 3 + 2)
+    mask_id = mask & (draft_ids >= 0) & (draft_ids < tl.where(total > 0, draft_vocab_size, 0))
+    logits = tl.load(logits_ptr + row * draft_vocab_size + draft_ids, mask=mask_id, other=-float("inf")).to(tl.float32)
+    prob = tl.where(mask_id, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)
+    tl.store(draft_prob_ptr + (request * num_parents + parent) * vocab_size + tokens, prob, mask=mask)
+
+
+def write_draft_prob(
+    logits_RV: torch.Tensor,
+    moments: torch.Tensor,
+    vocabulary: Vocabulary,
+    draft_prob: torch.Tensor,
+    num_lanes: int,
+    step: torch.Tensor | None,
+    num_steps: int,
+) -> None:
+    """Write the distribution of every row of draft logits by target id.
+
+    draft_prob: f32 [B, V], or [B, 1+K(S-1), V] in the loop of a draft phase.
+    moments: f32 [R, 3], the largest logit, log2(e) / T and the sum of all weights, 0 where the distribution is zeros.
+    step: i32, read on the device; None outside the loop.
+    """
+    num_rows, draft_vocab_size = logits_RV.shape
+    vocab_size = draft_prob.shape[-1]
+    block = block_of(vocab_size, BLOCK)
+    _write_kernel[num_rows, ceil_div(vocab_size, block)](
+        logits_ptr=logits_RV,
+        moments_ptr=moments,
+        t2d_ptr=vocabulary.t2d,
+        step_ptr=step,
+        draft_prob_ptr=draft_prob,
+        num_lanes=num_lanes,
+        num_parents=draft_prob[0].numel() // vocab_size if len(draft_prob) else 1,
+        num_steps=num_steps,
+        draft_vocab_size=draft_vocab_size,
+        vocab_size=vocab_size,
+        BLOCK=block,
+    )
 
 
 class Root(NamedTuple):
@@ -37,7 +132,7 @@ class Loop(NamedTuple):
     num_steps: int
 
 
-class Drafts(NamedTuple):
+class DrawnDrafts(NamedTuple):
     """Drafts of R rows."""
 
     topk_scores: torch.Tensor  # f32 [R, K], each draft's probability or its logarithm
@@ -46,7 +141,7 @@ class Drafts(NamedTuple):
 
 @triton.jit
 @no_type_check
-def _place(root, step_ptr, request):
+def _name_of(root, step_ptr, request):
     """Compute (L of the round, depth of the drafts' parents).
 
     The depth is 0 before a round, and the loop's step plus one in it.
@@ -104,7 +199,7 @@ def _noisy_kernel(
             target_ids += tl.load(d2t_ptr + tokens, mask=mask, other=0)
         seed = tl.load(requests.seeds_ptr + request)
         request_id = tl.load(requests.request_ids_ptr + request)
-        root_len, depth = _place(root, step_ptr, request)
+        root_len, depth = _name_of(root, step_ptr, request)
         logits = tl.load(logits_ptr + row * vocab_size + tokens, mask=mask, other=-float("inf")).to(tl.float32)
         scale = scale_of(tl.load(requests.temperature_ptr + request))
         scores = ((logits - best) * scale).to(tl.float64) * LN_2
@@ -159,7 +254,7 @@ def _draw_kernel(
     tl.store(moments_ptr + row * 3 + 1, scale)
     tl.store(moments_ptr + row * 3 + 2, tl.where(drawn, total, 0.0))
     if drawn:
-        root_len, depth = _place(root, step_ptr, request)
+        root_len, depth = _name_of(root, step_ptr, request)
         seed = tl.load(requests.seeds_ptr + request)
         request_id = tl.load(requests.request_ids_ptr + request)
         logits_ptr += row * vocab_size
@@ -190,7 +285,7 @@ def draw_drafts(
     root: Root,
     vocabulary: Vocabulary,
     config: SpecConfig,
-    out: Drafts,
+    out: DrawnDrafts,
     draft_prob: torch.Tensor | None,
     loop: Loop | None = None,
 ) -> None:

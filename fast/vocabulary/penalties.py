@@ -62,14 +62,14 @@ class Allowed(State):
 
     def load(self, rows: Mapping[int, torch.Tensor]) -> None:
         """Load masks, bool [N, V] on the host by index in the batch, and leave all other requests unconstrained."""
-        self.is_constrained.copy_(torch.tensor([place in rows for place in range(len(self.is_constrained))]))
-        for place, allowed_NV in rows.items():
-            self.bits[place].copy_(_packed(allowed_NV))
+        self.is_constrained.copy_(torch.tensor([row in rows for row in range(len(self.is_constrained))]))
+        for row, allowed_NV in rows.items():
+            self.bits[row].copy_(_packed(allowed_NV))
 
 
 def _packed(allowed_NV: torch.Tensor) -> torch.Tensor:
-    whole = torch.nn.functional.pad(allowed_NV, (0, -allowed_NV.shape[1] % 32)).numpy()
-    return torch.from_numpy(np.packbits(whole, axis=1, bitorder="little").view(np.int32))
+    padded = torch.nn.functional.pad(allowed_NV, (0, -allowed_NV.shape[1] % 32)).numpy()
+    return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
 
 
 class TreePaths(NamedTuple):
@@ -102,10 +102,10 @@ def _output_counts(output, tree, root, offs_n, mask_n, offs_v, num_nodes, levels
     if tree.tokens_ptr is not None:
         node = tl.where(mask_n, tl.where(levels > 1, offs_n, 0), -1).to(tl.int64)
         for _ in range(levels):
-            known = (node >= 0) & (node < num_nodes)
-            token = tl.load(tree.tokens_ptr + root + node, mask=known, other=-1)
+            mask_node = (node >= 0) & (node < num_nodes)
+            token = tl.load(tree.tokens_ptr + root + node, mask=mask_node, other=-1)
             counts += (token[:, None] == offs_v[None, :]).to(tl.int32)
-            node = tl.load(tree.parents_ptr + root + node, mask=known, other=-1)
+            node = tl.load(tree.parents_ptr + root + node, mask=mask_node, other=-1)
     return counts
 
 
@@ -118,10 +118,10 @@ def _context_counts(token_ids_ptr, length, prompt_len, first, BLOCK: tl.constexp
     for start in range(0, length, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         token = tl.load(token_ids_ptr + column, mask=column < length, other=-1) - first
-        own = (token >= 0) & (token < BLOCK)
+        mask = (token >= 0) & (token < BLOCK)
         token = tl.minimum(tl.maximum(token, 0), BLOCK - 1).to(tl.int32)
-        in_prompt += tl.histogram(token, BLOCK, mask=own & (column < prompt_len))
-        after += tl.histogram(token, BLOCK, mask=own & (column >= prompt_len))
+        in_prompt += tl.histogram(token, BLOCK, mask=mask & (column < prompt_len))
+        after += tl.histogram(token, BLOCK, mask=mask & (column >= prompt_len))
     return in_prompt[None, :], after[None, :]
 
 
@@ -192,22 +192,26 @@ def _adjust(
         request = tl.sum(tl.where(changes & (places == unit // parts + 1), offs_b, 0)).to(tl.int64)
         start = unit % parts * BLOCK
         row = tl.load(rows_ptr + request)
-        own = _penalties_of(penalties, request, True)
+        row_penalties = _penalties_of(penalties, request, True)
         root = request * num_nodes
         offs_v = start + tl.arange(0, BLOCK)
         mask_v = offs_v < vocab_size
         mask = mask_n[:, None] & mask_v[None, :]
         offs = (root + offs_n)[:, None] * vocab_size + offs_v[None, :]
         logits = tl.load(logits_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-        if own.any:
+        if row_penalties.any:
             length = tl.load(seq_lens_ptr + request)
             prompt_len = tl.load(prompt_lens_ptr + request)
             tokens = token_ids_ptr + row * stride_token_ids
             in_prompt, output = _context_counts(tokens, length, prompt_len, start, BLOCK)
             output = _output_counts(output, tree, root, offs_n, mask_n, offs_v, num_nodes, levels)
-            repeated = tl.where(logits > 0, tl.div_rn(logits, own.repetition), logits * own.repetition)
+            repeated = tl.where(
+                logits > 0, tl.div_rn(logits, row_penalties.repetition), logits * row_penalties.repetition
+            )
             logits = tl.where(in_prompt + output > 0, repeated, logits)
-            logits -= own.frequency * output.to(tl.float32) + tl.where(output > 0, own.presence, 0.0)
+            logits -= row_penalties.frequency * output.to(tl.float32) + tl.where(
+                output > 0, row_penalties.presence, 0.0
+            )
         if bias_ptr is not None:
             is_biased = tl.load(is_biased_ptr + request) != 0
             bias = tl.load(bias_ptr + request * vocab_size + offs_v, mask=mask_v & is_biased, other=0.0)
@@ -234,16 +238,17 @@ def adjust_logits(
     counts after the request's tokens 0..L-1; 1 is only the root, for every row, and 0 none. allowed: tokens of the
     rows; None: all.
     """
+    num_requests = batch.size
     num_rows, vocab_size = logits_RV.shape
-    num_nodes = num_rows // max(1, batch.size)
+    num_nodes = num_rows // max(1, num_requests)
     sampling = batch.sampling
     device = logits_RV.device
     nodes = next_power_of_2(max(1, num_nodes))
     require_contiguous(logits=logits_RV, logit_bias=sampling.logit_bias)
     block = min(max(64, next_power_of_2(vocab_size)), max(64, (2**18 if INTERPRETED else 2**12) // nodes))
-    changed_B = torch.empty(batch.size, dtype=torch.int32, device=device)
+    changed_B = torch.empty(num_requests, dtype=torch.int32, device=device)
     adjusted_RV = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=device)
-    _adjust[(min(PROGRAMS, batch.size * ceil_div(vocab_size, block)),)](
+    _adjust[(min(PROGRAMS, num_requests * ceil_div(vocab_size, block)),)](
         logits_ptr=logits_RV,
         adjusted_ptr=adjusted_RV,
         changed_ptr=changed_B,
@@ -260,8 +265,8 @@ def adjust_logits(
         num_nodes=num_nodes,
         levels=levels,
         vocab_size=vocab_size,
-        num_requests=batch.size,
-        REQUESTS=next_power_of_16(batch.size),
+        num_requests=num_requests,
+        REQUESTS=next_power_of_16(num_requests),
         NODES=nodes,
         BLOCK=block,
     )

@@ -13,14 +13,16 @@ import triton.language as tl
 
 from specsim.fast.runtime.launch import await_input, ceil_div, kernel, require_contiguous
 from specsim.fast.runtime.uniforms import FINAL
-from specsim.fast.vocabulary.distribution import Distributions, only_token, prob_of
-from specsim.fast.vocabulary.draw import (
+from specsim.fast.vocabulary.distribution import (
     PER,
+    Distributions,
     Requests,
     Workspace,
     draw,
     group_at,
     groups_block,
+    only_token,
+    prob_of,
     token_at,
     uniform_of,
 )
@@ -100,8 +102,8 @@ def _masses_kernel(
         tokens = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # [PER, GROUP]
         target_scale = tl.load(residual_ptrs.scales_ptr + row * 2)
         draft_scale = tl.load(residual_ptrs.scales_ptr + row * 2 + 1)
-        left = residual(distributions, request * num_nodes + node, draft_prob_ptr, target_scale, draft_scale, tokens)
-        masses = tl.sum(left, axis=1)  # [PER]
+        weights = residual(distributions, request * num_nodes + node, draft_prob_ptr, target_scale, draft_scale, tokens)
+        masses = tl.sum(weights, axis=1)  # [PER]
     tl.store(masses_ptr + row * num_groups + groups, masses, mask=groups < num_groups)
 
 
@@ -169,8 +171,8 @@ def _bonus_kernel(
             draft_prob_ptr += (request * num_parents + node) * vocab_size
             target_scale = tl.load(residual_ptrs.scales_ptr + request * 2)
             draft_scale = tl.load(residual_ptrs.scales_ptr + request * 2 + 1)
-            left = residual(distributions, row, draft_prob_ptr, target_scale, draft_scale, tokens)
-            bonus = token_at(tokens, left, before, bound, vocab_size)
+            weights = residual(distributions, row, draft_prob_ptr, target_scale, draft_scale, tokens)
+            bonus = token_at(tokens, weights, before, bound, vocab_size)
         else:
             bonus = draw(distributions, row, None, uniform, workspace, request, GROUP, GROUPS, PER)
     tl.store(bonus_ptr + request, bonus)

@@ -10,8 +10,8 @@ import triton.language as tl
 
 from specsim.core.config import Score
 from specsim.core.rank_group import RankGroup
-from specsim.fast.runtime.gather import gather
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
+from specsim.fast.runtime.peer_memory import gather
 from specsim.fast.vocabulary.summaries import LOG2_E, summarise, weights_of
 from specsim.fast.vocabulary.topk import (
     TAKEN,
@@ -46,12 +46,12 @@ def _keys_kernel(
     """Select the k best of a slice, as keys of their ids in the whole vocabulary."""
     await_input(PDL)
     rows, mask_rows, live = rows_of(slots_ptr, num_rows, ROWS)
-    place = tl.arange(0, PLACES)[None, :]
+    rank = tl.arange(0, PLACES)[None, :]
     groups = tl.arange(0, GROUPS)[None, :]
     mask = mask_rows & (groups < num_groups)
     maxima = tl.load(maxima_ptr + rows * num_groups + groups, mask=mask, other=-float("inf"))
     best = best_tokens(logits_ptr, rows, live, maxima, mask, first_token, num_tokens, k, GROUP, PLACES)
-    tl.store(keys_ptr + rows * k + place, best, mask=mask_rows & (place < k))
+    tl.store(keys_ptr + rows * k + rank, best, mask=mask_rows & (rank < k))
 
 
 @kernel

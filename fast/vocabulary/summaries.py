@@ -136,12 +136,12 @@ def _store_block(block, maxima_ptr, sums_ptr, scale, GROUP: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _summarise_whole(logits_ptr, tables, row, first, count, scale, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def _summarise_blocks(logits_ptr, tables, row, first, count, scale, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """Summarise `count` whole blocks of a row from token `first` on, each loaded while the one before is summarised."""
     maxima_ptr, sums_ptr, _, num_groups, vocab_size = tables
-    own = row.to(tl.int64) * num_groups + first // GROUP
-    maxima_ptr += own
-    sums_ptr += own
+    first_group = row.to(tl.int64) * num_groups + first // GROUP
+    maxima_ptr += first_group
+    sums_ptr += first_group
     logits_ptr += row.to(tl.int64) * vocab_size + first
     pack: tl.constexpr = 2 if logits_ptr.dtype.element_ty == tl.bfloat16 else 1
     if pack == 2:
@@ -180,9 +180,9 @@ def _summarise(
     """Summarise the groups of STEPS blocks of some rows."""
     vocab_size = units * ALIGN  # told as a product, by which loads are known to be aligned
     parts = tl.cdiv(vocab_size, STEPS * BLOCK)  # programs next to each other read next to each other
-    place = tl.program_id(0) // parts
+    row_block = tl.program_id(0) // parts
     first = tl.program_id(0) % parts * (STEPS * BLOCK)
-    offs = place.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    offs = row_block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     request = offs // rows_per_request
     mask = offs < num_rows
     await_input(PDL)
@@ -198,10 +198,10 @@ def _summarise(
     tables = SummaryTables(maxima_ptr, sums_ptr, num_rows, tl.cdiv(vocab_size, GROUP), vocab_size)
     end = tl.minimum(first + STEPS * BLOCK, vocab_size)
     if STEPS > 1:
-        whole = tl.where(tl.max(is_raw.to(tl.int32)) > 0, (end - first) // BLOCK, 0)
-        if whole > 0:
-            _summarise_whole(logits_ptr, tables, place, first, whole, tl.max(scale), BLOCK, GROUP)
-            first += whole * BLOCK
+        num_blocks = tl.where(tl.max(is_raw.to(tl.int32)) > 0, (end - first) // BLOCK, 0)
+        if num_blocks > 0:
+            _summarise_blocks(logits_ptr, tables, row_block, first, num_blocks, tl.max(scale), BLOCK, GROUP)
+            first += num_blocks * BLOCK
     for start in range(first, end, BLOCK):
         tokens = start + tl.arange(0, BLOCK)[None, :]
         inside = tokens < vocab_size
@@ -267,3 +267,25 @@ def summarise(
         maxnreg=WARP_REGISTERS if is_many else None,
     )
     return maxima, sums
+
+
+class LogitRows(NamedTuple):
+    """Rows of logits on the device, raw or adjusted."""
+
+    logits_ptr: tl.tensor
+    adjusted_ptr: tl.tensor
+    is_adjusted: tl.tensor  # whether the row is read from adjusted_ptr; broadcasts to the tokens' shape
+    first: tl.tensor  # place of the row's first token; broadcasts to the tokens' shape
+    vocab_size: tl.tensor
+
+
+@triton.jit
+@no_type_check
+def logits_at(rows, tokens, mask):
+    """Load logits of tokens of rows after penalties and bias, f32."""
+    mask &= (tokens >= 0) & (tokens < rows.vocab_size)
+    is_raw = rows.is_adjusted == 0
+    is_adjusted = rows.is_adjusted != 0
+    raw = tl.load(rows.logits_ptr + rows.first + tokens, mask=mask & is_raw, other=float("-inf")).to(tl.float32)
+    adjusted = tl.load(rows.adjusted_ptr + rows.first + tokens, mask=mask & is_adjusted, other=float("-inf"))
+    return tl.where(is_adjusted, adjusted, raw)

@@ -72,13 +72,13 @@ def index_of(key):
 @no_type_check
 def best_of(keys, k, PLACES: tl.constexpr):
     """Select the k largest keys of each row, long or short, largest first, [ROWS, PLACES]."""
-    taken: tl.constexpr = SHORT_TAKEN if keys.dtype == tl.int32 else TAKEN
-    place = tl.arange(0, PLACES)[None, :]
-    best = tl.full([keys.shape[0], PLACES], taken, keys.dtype)
+    used_key: tl.constexpr = SHORT_TAKEN if keys.dtype == tl.int32 else TAKEN
+    rank = tl.arange(0, PLACES)[None, :]
+    best = tl.full([keys.shape[0], PLACES], used_key, keys.dtype)
     for count in range(k):
         largest = tl.max(keys, axis=1, keep_dims=True)
-        best = tl.where(place == count, largest, best)
-        keys = tl.where(keys == largest, taken, keys)
+        best = tl.where(rank == count, largest, best)
+        keys = tl.where(keys == largest, used_key, keys)
     return best
 
 
@@ -109,8 +109,8 @@ def _best_in_short(
     keys = tl.where(mask, _short_key_of(logits, number[:, :, None] * GROUP + offs), SHORT_TAKEN)
     best = best_of(tl.reshape(keys, (keys.shape[0], PLACES * GROUP)), k, PLACES)
     index = 0xFFFF - (best & 0xFFFF)  # [ROWS, PLACES]
-    own = number[:, None, :] == (index // GROUP)[:, :, None]
-    token = tl.sum(tl.where(own, chosen[:, None, :], 0), axis=2) * GROUP + index % GROUP + first_token
+    is_group = number[:, None, :] == (index // GROUP)[:, :, None]
+    token = tl.sum(tl.where(is_group, chosen[:, None, :], 0), axis=2) * GROUP + index % GROUP + first_token
     return key_of(unordered(tl.where(best < 0, best | 0xFFFF, best & -0x10000)), token)
 
 
@@ -163,16 +163,16 @@ def store_drafts(out_ptrs, d2t_ptr, rows, mask_rows, live, best, largest, total,
 
     best: keys [ROWS, PLACES]. largest, total: the largest logit and the sum of all weights, [ROWS, 1].
     """
-    place = tl.arange(0, best.shape[1])[None, :]
-    mask = mask_rows & (place < k)
+    rank = tl.arange(0, best.shape[1])[None, :]
+    mask = mask_rows & (rank < k)
     target_ids = index_of(best)
     if d2t_ptr is not None:
         target_ids += tl.load(d2t_ptr + target_ids, mask=mask & live, other=0)
     below = value_of(best) - largest
     total = tl.where(live, total, 1.0)
     scores = below - tl.log(total) if LOG else tl.exp2(below * LOG2_E) / total
-    tl.store(out_ptrs.scores_ptr + rows * k + place, tl.where(live, scores, -float("inf") if LOG else 0.0), mask=mask)
-    tl.store(out_ptrs.index_ptr + rows * k + place, tl.where(live, target_ids, place), mask=mask)
+    tl.store(out_ptrs.scores_ptr + rows * k + rank, tl.where(live, scores, -float("inf") if LOG else 0.0), mask=mask)
+    tl.store(out_ptrs.index_ptr + rows * k + rank, tl.where(live, target_ids, rank), mask=mask)
 
 
 @kernel

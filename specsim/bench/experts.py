@@ -56,7 +56,7 @@ def _row(
     name: str, hidden_size: int, experts: Experts, layers: list[dict[str, torch.Tensor]], rows: int, peaks: Peaks
 ) -> Row:
     from specsim.fast.layers import Weights as FastWeights
-    from specsim.fast.model.rows import Norm, Rows
+    from specsim.fast.model.rows import HiddenRows, Norm
     from specsim.fast.targets.experts import mixture_onto
 
     x = torch.randn(rows, hidden_size, device="cuda", dtype=torch.bfloat16)
@@ -64,10 +64,10 @@ def _row(
     weights = [FastWeights(layer) for layer in layers]
 
     def run(index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        out, chosen = mixture_onto(Rows(x, norm), weights[index], experts)
+        out, chosen = mixture_onto(HiddenRows(x, norm), weights[index], experts)
         return out.values, chosen
 
-    normed = Rows(x, norm).applied()
+    normed = HiddenRows(x, norm).applied()
     chosen = [run(index)[1].long() for index in range(len(layers))]
     touched = sum(len(each.unique()) for each in chosen) / len(layers)
     bound = experts_bound(rows, hidden_size, experts, touched)

@@ -32,10 +32,10 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
 def linear_rows(model: ModelConfig, peaks: Peaks, quick: bool) -> Iterator[Row]:
     """Time every product and torch's; both have the same budget around float64."""
     from specsim.fast.model.linear import linear
-    from specsim.fast.model.rows import Rows
+    from specsim.fast.model.rows import HiddenRows
 
     def ours(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear(Rows(x), weight)
+        return linear(HiddenRows(x), weight)
 
     for name, (outputs, inputs) in shapes(model).items():
         copies = copies_of(2 * outputs * inputs)

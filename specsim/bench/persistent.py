@@ -131,7 +131,7 @@ def _forward_row(
 
 
 def _forward_contender(who: str, scene: Scene, verify_input: VerifyInput, round_: Check) -> Contender:
-    from specsim.fast.model.draft_metadata import tree_metadata
+    from specsim.fast.model.metadata import tree_metadata
 
     engine = scene.engine
 

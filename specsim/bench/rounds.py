@@ -139,7 +139,7 @@ def forward_row(pair: Pair, nodes: int, peaks: Peaks, limit: float) -> Row:
     It is timed in its own graph. The round that it belongs to is checked, and its logits have to equal that round's bit
     for bit.
     """
-    from specsim.fast.model.draft_metadata import tree_metadata
+    from specsim.fast.model.metadata import tree_metadata
 
     steps, topk = (3, 4) if nodes <= 8 else (6, 8)
     scene = scene_of(pair, SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=nodes))

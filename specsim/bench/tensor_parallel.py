@@ -52,8 +52,8 @@ def joined(size: int) -> RankGroup:
 
 def exchange_rows(size: int, quick: bool) -> Iterator[Row]:
     """Time sums over ranks by size: by NCCL, and through the memory of the other GPUs."""
-    from specsim.fast.model.rank_links import MOST_BYTES as LARGEST
-    from specsim.fast.model.rank_links import links
+    from specsim.fast.model.rank_sums import MOST_BYTES as LARGEST
+    from specsim.fast.model.rank_sums import links
     from specsim.fast.runtime.peer_memory import LinkedRanks
 
     ranks = joined(size)

@@ -125,7 +125,7 @@ def ours(case: Trees) -> Attend:
     Its metadata is made once per forward, not per layer, and is not timed.
     """
     from specsim.fast.attention import attention
-    from specsim.fast.model.draft_metadata import tree_metadata
+    from specsim.fast.model.metadata import tree_metadata
 
     metadata = tree_metadata(case.batch, case.verify_input, case.pools)
     return lambda layer: attention(case.query, layer, case.pools.target, metadata, None)

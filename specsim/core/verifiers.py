@@ -21,7 +21,7 @@ class VerifierKind:
     drafts: Drafts
     draws: Draws
     reference: str  # function of one tree: p, then q where `reads_draft_prob`, draws, final uniform, thresholds
-    fast: str  # launcher of kernels for a fast.verifiers.round.Round
+    fast: str  # launcher of kernels for a fast.acceptance.Verification
     oracle: str  # function of the oracle's drafts and a setting
     decisions: str  # function of an explorer.decisions.Walk
     certificates: tuple[str, ...]  # values of exact.verifier.Verifier, one for each set of thresholds

@@ -12,7 +12,7 @@ from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.pairs import make_pair
 from specsim.fast import kv
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
-from specsim.fast.model.draft_metadata import lane_metadata
+from specsim.fast.drafting.lanes import lane_metadata
 
 pytestmark = pytest.mark.usefixtures("budgets_once")
 DEEP = replace(cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3)), id="two draft layers")

@@ -8,7 +8,7 @@ import pytest
 @pytest.mark.parametrize("dim", [64, 128])
 def test_lanes_copy_every_entry_of_a_tile_once(dim):
     """A lane has 8 neighbours at a time, lanes fill rows in order, and a warp has 32 consecutive rows."""
-    from specsim.fast.model.attention_copies import BLOCK_C, copy_layout
+    from specsim.fast.model.attention_pipeline import BLOCK_C, copy_layout
 
     layout = copy_layout(dim)
     parts = (layout.reg_bases, layout.lane_bases, layout.warp_bases)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specsim.fast.model import attention_merge
-from specsim.fast.model.attention_merge import Parts, merge
+from specsim.fast.model import attention_plan as attention_merge
+from specsim.fast.model.attention_plan import AttentionParts, merge
 
 HEADS, GROUP, PAIRS, DIM = 2, 3, 12, 10  # pairs: of at most 4 rows and a group
 ROW_STARTS = [0, 4, 5, 8]
@@ -15,17 +15,17 @@ NUM_PARTS = 10
 
 
 @pytest.fixture
-def parts(device) -> Parts:
+def parts(device) -> AttentionParts:
     """Draw parts whose logits differ by more than the exponents of an f32, with some that see no key."""
     count = NUM_PARTS * HEADS * PAIRS
     top = torch.where(torch.rand(count) < 0.3, -torch.inf, 100 * torch.randn(count))
     total = torch.where(top > -torch.inf, 1 + torch.rand(count), 0.0)
     acc = torch.where(top[:, None] > -torch.inf, torch.randn(count, DIM), 0.0)
     spans = torch.tensor(SPANS, dtype=torch.int32)
-    return Parts(*(each.to(device) for each in (acc, torch.stack([top, total], 1), spans)))
+    return AttentionParts(*(each.to(device) for each in (acc, torch.stack([top, total], 1), spans)))
 
 
-def merged(parts: Parts) -> torch.Tensor:
+def merged(parts: AttentionParts) -> torch.Tensor:
     device = parts.acc.device
     out = torch.full((ROW_STARTS[-1], HEADS * GROUP, DIM), 7.0, device=device)
     plan = SimpleNamespace(group=GROUP, pairs=PAIRS, block_d=16, units=NUM_PARTS)
@@ -33,7 +33,7 @@ def merged(parts: Parts) -> torch.Tensor:
     return out.cpu()
 
 
-def expected(parts: Parts) -> torch.Tensor:
+def expected(parts: AttentionParts) -> torch.Tensor:
     """Compute the same in float64, with the row and head of every pair by hand."""
     acc = parts.acc.cpu().double().view(NUM_PARTS, HEADS, PAIRS, DIM)
     top, total = parts.stats.cpu().double().view(NUM_PARTS, HEADS, PAIRS, 2).unbind(-1)
@@ -67,7 +67,7 @@ def test_parts_merge_to_the_same_bits_with_any_programs(programs, parts, monkeyp
 def test_parts_of_a_single_request_merge_as_in_a_batch(num_splits, parts, monkeypatch, program_order):
     """Parts beyond its own may have any values. A request of one part is left alone."""
 
-    def merged_with(spans: list[tuple[int, int]], row_starts: list[int], read: Parts) -> torch.Tensor:
+    def merged_with(spans: list[tuple[int, int]], row_starts: list[int], read: AttentionParts) -> torch.Tensor:
         monkeypatch.setattr(f"{__name__}.ROW_STARTS", row_starts)
         device = parts.acc.device
         return merged(read._replace(spans=torch.tensor(spans, dtype=torch.int32, device=device)))
@@ -76,6 +76,6 @@ def test_parts_of_a_single_request_merge_as_in_a_batch(num_splits, parts, monkey
     acc, stats = parts.acc.clone(), parts.stats.clone()
     own = num_splits * HEADS * PAIRS if num_splits > 1 else 0
     acc[own:], stats[own:] = torch.nan, torch.nan
-    solo = merged_with([(0, num_splits)], [0, 4], Parts(acc, stats, parts.spans))
+    solo = merged_with([(0, num_splits)], [0, 4], AttentionParts(acc, stats, parts.spans))
     assert torch.equal(solo, in_batch)
     assert (solo == 7).all() == (num_splits == 1)

@@ -15,7 +15,7 @@ from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast.attention import Scores, attention
 from specsim.fast.model.attention_plan import make_plan
-from specsim.fast.model.draft_metadata import tree_metadata
+from specsim.fast.model.metadata import tree_metadata
 from specsim.fast.runtime.launch import has_warp_roles
 
 COMPILE = """

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 
 from specsim.fast.model import attention_plan
-from specsim.fast.model.attention_plan import MANY, Partition, assignment, make_plan, tiles_of
+from specsim.fast.model.attention_plan import MANY, KeyPartition, assignment, make_plan, tiles_of
 from specsim.fast.runtime.launch import kernel, next_power_of_2
 
 
@@ -25,11 +25,11 @@ def _assign(out_ptr, length_ptrs, window, num_requests, partition, BLOCK_B: tl.c
     tl.store(out_ptr + 5 * unit, work.request)
     tl.store(out_ptr + 5 * unit + 1, work.split)
     tl.store(out_ptr + 5 * unit + 2, work.num_splits)
-    tl.store(out_ptr + 5 * unit + 3, work.kept)
+    tl.store(out_ptr + 5 * unit + 3, work.first_part)
     tl.store(out_ptr + 5 * unit + 4, work.key_len)
 
 
-def assigned(lengths: list[int], extras: list[int], window: int, partition: Partition) -> list[list[int]]:
+def assigned(lengths: list[int], extras: list[int], window: int, partition: KeyPartition) -> list[list[int]]:
     """Apply the rule on lists: every unit's request, part, number of parts, first kept part and prefix."""
     work = [min(length, window) + extra for length, extra in zip(lengths, extras, strict=True)]
     share = max(partition.share, -(-sum(work) // partition.units))
@@ -45,7 +45,12 @@ def assigned(lengths: list[int], extras: list[int], window: int, partition: Part
 @pytest.mark.parametrize("window", [MANY, 300])
 @pytest.mark.parametrize(
     "partition",
-    [Partition(128, 12, 1, MANY), Partition(128, 2, 1, MANY), Partition(256, MANY, 1, 3), Partition(1, MANY, 3, 3)],
+    [
+        KeyPartition(128, 12, 1, MANY),
+        KeyPartition(128, 2, 1, MANY),
+        KeyPartition(256, MANY, 1, 3),
+        KeyPartition(1, MANY, 3, 3),
+    ],
 )
 def test_units_are_the_parts_of_requests_in_order(partition, window, device):
     lengths, extras = [1000, 0, 255, 256, 2000, 70], [5, 8, 1, 0, 3, 60]
@@ -81,7 +86,9 @@ def test_parts_share_tiles_evenly_and_in_order(num_splits, num_tiles, device):
     assert counts[0] - counts[-1] <= 1
 
 
-def plan_of(num_requests: int, max_rows: int = 4, has_equal_rows: bool = True, **options) -> attention_plan.Plan:
+def plan_of(
+    num_requests: int, max_rows: int = 4, has_equal_rows: bool = True, **options
+) -> attention_plan.AttentionPlan:
     metadata = SimpleNamespace(num_extras=range(num_requests), max_rows=max_rows, has_equal_rows=has_equal_rows)
     options = dict(splits=None, invariant=False) | options
     return make_plan(torch.empty(num_requests * max_rows, 6, 80), torch.empty(9, 2, 80), 80, metadata, **options)

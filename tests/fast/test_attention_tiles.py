@@ -14,8 +14,8 @@ from specsim.core.kv_buffer import KVFormat
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast import attention as fast
+from specsim.fast.drafting import lanes as fast_lanes
 from specsim.fast.model import attention_plan
-from specsim.fast.model import draft_metadata as drafted
 from specsim.fast.model import metadata as made
 from specsim.reference.attention import (
     AttentionMetadata,
@@ -91,7 +91,7 @@ def tree_phase(shuffled_pools, num_nodes: int, page_size: int, max_len: int = 10
     return Phase(
         tree_metadata(make_batch(rows, lengths), tree, pools),
         pools,
-        lambda other, device: drafted.tree_metadata(padded(rows, lengths, device), more.to(device), other),
+        lambda other, device: made.tree_metadata(padded(rows, lengths, device), more.to(device), other),
     )
 
 
@@ -147,7 +147,7 @@ def lane_phase(
     return Phase(
         lane_metadata(make_batch(rows, lengths), path[:3, :, : step + 1], config, pools),
         pools,
-        lambda other, device: drafted.lane_metadata(
+        lambda other, device: fast_lanes.lane_metadata(
             padded(rows, lengths, device),
             SimpleNamespace(step=state.step.to(device), path=state.path.to(device)),
             config,
@@ -465,9 +465,9 @@ def test_kernels_take_no_requests(shuffled_pools, device):
     prefill = PrefillInput(none, torch.zeros(1, dtype=torch.int64, device=device), none, none)
     lanes = SimpleNamespace(step=torch.zeros(1, dtype=torch.int32, device=device), path=none.view(0, 3, 4).int())
     for metadata in (
-        drafted.tree_metadata(nobody, tree, pools),
+        made.tree_metadata(nobody, tree, pools),
         made.prefill_metadata(nobody, prefill, pools),
-        drafted.lane_metadata(nobody, lanes, SpecConfig(3, 4, 8, max_len=100), pools),
+        fast_lanes.lane_metadata(nobody, lanes, SpecConfig(3, 4, 8, max_len=100), pools),
     ):
         assert metadata.positions.shape == metadata.slots.shape == (0,)
         query = torch.empty(0, 1, 2, device=device)

@@ -5,9 +5,8 @@ import torch
 import triton.language as tl
 
 from specsim.fast.runtime.launch import kernel
-from specsim.fast.vocabulary import candidates as fast
-from specsim.fast.vocabulary.logit_rows import LogitRows
-from specsim.fast.vocabulary.summaries import rank
+from specsim.fast.vocabulary import filters as fast
+from specsim.fast.vocabulary.summaries import LogitRows, rank
 
 GROUP = 16
 

@@ -5,7 +5,7 @@ from typing import no_type_check
 import torch
 import triton.language as tl
 
-from specsim.fast.model.columns import known_token, slot_of
+from specsim.fast.model.metadata import known_token, slot_of
 from specsim.fast.runtime.launch import kernel
 
 

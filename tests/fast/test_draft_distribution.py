@@ -65,7 +65,7 @@ def test_first_drafts_are_the_references(vocabulary, is_gumbel, count, score, de
     noise = token_noise(batch.seeds, batch.request_ids, root_lens + 1, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, root_lens, 0, count)
     expected = sampled(best, expected_prob, None if is_gumbel else uniforms, noise, score)
-    out = fast.Drafts(*(each.clone().to(device) for each in best))
+    out = fast.DrawnDrafts(*(each.clone().to(device) for each in best))
     own_prob = torch.full((4, vocabulary[1]), torch.nan, device=device)
     root = fast.Root(*on(device, batch.seq_lens, counts))
     config = config_of(is_gumbel, count, score)
@@ -96,7 +96,7 @@ def test_drafts_of_a_step_are_the_references(
     noise = token_noise(batch.seeds, batch.request_ids, batch.seq_lens + 3, vocabulary[1]) if is_gumbel else None
     uniforms = draft_uniforms(batch.seeds, batch.request_ids, batch.seq_lens, 2, num_lanes)
     expected = sampled(best, expected_prob, None if is_gumbel else uniforms.view(-1, 1), noise, score)
-    out = fast.Drafts(*(each.clone().to(device) for each in best))
+    out = fast.DrawnDrafts(*(each.clone().to(device) for each in best))
     draft_prob = torch.full((4, 1 + 2 * num_lanes, vocabulary[1]), 9.0, device=device)
     loop = fast.Loop(*on(device, torch.tensor([1, 0], dtype=torch.int32), slots), 3)
     root = fast.Root(batch.seq_lens.to(device))
@@ -115,7 +115,7 @@ def test_a_step_beyond_the_last_writes_no_distribution(device):
     """During a capture, a captured step runs more often than a draft phase has steps."""
     logits_RV, batch, d2t, t2d = rows((5, 9), 1)
     out, draft_prob = (
-        fast.Drafts(*on(device, *draft_topk(logits_RV, 1, d2t))),
+        fast.DrawnDrafts(*on(device, *draft_topk(logits_RV, 1, d2t))),
         torch.full((4, 2, 9), 9.0, device=device),
     )
     loop = fast.Loop(*on(device, torch.tensor([1, 0], dtype=torch.int32), torch.arange(4)), 2)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.fast.model.draft_metadata import lane_metadata, tree_metadata
+from specsim.fast.drafting.lanes import lane_metadata
+from specsim.fast.model.metadata import tree_metadata
 
 
 def test_nodes_of_a_tree_see_the_whole_prefix_unless_dropped(pools, make_batch, device):

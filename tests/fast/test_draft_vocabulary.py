@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specsim.fast.vocabulary.draft_vocabulary import Vocabulary, inverse_of, write_draft_prob
+from specsim.fast.vocabulary.draft_distribution import Vocabulary, inverse_of, write_draft_prob
 
 D2T = torch.tensor([1, 1, 3, 3])  # target ids 1, 2, 5, 6
 

@@ -11,7 +11,7 @@ from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch
 from specsim.fast.runtime.launch import kernel
 from specsim.fast.sampling import distributions
-from specsim.fast.vocabulary import draw as fast
+from specsim.fast.vocabulary import distribution as fast
 from specsim.fast.vocabulary import summaries
 from specsim.fast.vocabulary.distribution import Distributions
 from specsim.fast.vocabulary.penalties import Logits

@@ -5,7 +5,7 @@ from typing import no_type_check
 import torch
 import triton.language as tl
 
-from specsim.fast.model.equal_rows import equal_rows, store_own_extras, store_rows
+from specsim.fast.model.metadata import equal_rows, store_own_extras, store_rows
 from specsim.fast.runtime.launch import kernel
 
 ROWS = 3

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specsim.fast.model.expert_blocks import block_size, expert_blocks
+from specsim.fast.model.experts import block_size, expert_blocks
 
 
 def chosen_experts(num_rows: int, num_experts: int, top_k: int) -> torch.Tensor:

@@ -5,8 +5,7 @@ import torch
 from torch.nn.functional import silu
 
 from specsim.core.target import Experts
-from specsim.fast.model.expert_blocks import block_size, expert_blocks
-from specsim.fast.model.experts import ExpertWeights, experts_onto
+from specsim.fast.model.experts import ExpertWeights, block_size, expert_blocks, experts_onto
 from specsim.fast.model.routing import route
 from specsim.fast.model.rows import Norm
 

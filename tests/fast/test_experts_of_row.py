@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from specsim.core.target import Experts
-from specsim.fast.model.expert_blocks import expert_blocks
-from specsim.fast.model.experts import ExpertWeights, experts_onto
+from specsim.fast.model.experts import ExpertWeights, expert_blocks, experts_onto
 from specsim.fast.model.experts_of_row import routed_row_onto
 from specsim.fast.model.routing import route
 from specsim.fast.model.rows import Norm

@@ -10,10 +10,9 @@ import triton.language as tl
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Sampling
 from specsim.fast.runtime.launch import kernel
-from specsim.fast.vocabulary import candidates
+from specsim.fast.vocabulary import filters as candidates
 from specsim.fast.vocabulary import filters as fast
-from specsim.fast.vocabulary.logit_rows import LogitRows
-from specsim.fast.vocabulary.summaries import LOWEST_RANK, rank, scale_of, summarise, unrank, weights_of
+from specsim.fast.vocabulary.summaries import LOWEST_RANK, LogitRows, rank, scale_of, summarise, unrank, weights_of
 from specsim.reference.sampling import target_prob
 
 GROUP = 16
@@ -54,7 +53,7 @@ def _cut(
         wanted = mask & (rank(maxima) >= floor[:, None])
         size = candidates.list_tokens(rows, wanted, floor, list_ptr, GROUP, 8, 8, 16)
     chosen, others = row % every == 0, fast.Cut(row * 0 - 1, row * 0 - 2, row * 0 - 3.0)
-    source = fast.Source(rows, list_ptr, tl.where(chosen, size, 0))
+    source = fast.TokenSource(rows, list_ptr, tl.where(chosen, size, 0))
     cut = fast.cut_rows(chosen, source, moments, filters, floor, shift, others, LISTED, 128, 4)
     tl.store(cuts_ptr + row * 3, cut.last_rank)
     tl.store(cuts_ptr + row * 3 + 1, cut.last_token)
@@ -151,7 +150,7 @@ def _cut_again(logits_ptr, values_ptr, tokens_ptr, last_token, target, vocab_siz
     floor = tl.full((1,), LOWEST_RANK, tl.int32)
     rows = LogitRows(logits_ptr, logits_ptr, row[:, None], row[:, None], vocab_size)
     best = tl.load(logits_ptr + row)
-    source = fast.Source(rows, None, row + vocab_size)
+    source = fast.TokenSource(rows, None, row + vocab_size)
     bound, token = fast._keep_before(source, best, row + 1.0, cut, floor, row, row + target, False, False, BLOCK, 4)
     tl.store(values_ptr + row, unrank(bound))
     tl.store(tokens_ptr + row, token)

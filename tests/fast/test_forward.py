@@ -13,8 +13,7 @@ from specsim.correctness.differential.pairs import make_pair
 from specsim.fast.layers import Weights
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.persistent import forward
-from specsim.fast.persistent.forward import PersistentForward, schedule_of
-from specsim.fast.persistent.limits import machine_limit
+from specsim.fast.persistent.forward import PersistentForward, machine_limit, schedule_of
 from specsim.fast.persistent.schedule import STRIDE
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.tiny_config import tiny_config

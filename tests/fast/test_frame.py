@@ -11,9 +11,15 @@ from specsim.core.phases import AutoregressiveInput, Batch, DraftInput, State, V
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast.drafters.none import NoDrafter
 from specsim.fast.drafting.lanes import Lanes
-from specsim.fast.frame import Frame
-from specsim.fast.runtime.padding import RoundShape
-from specsim.fast.runtime.states import load, unload
+from specsim.fast.frame import (
+    Frame,
+    RoundShape,
+    padded_batch,
+    padded_extend_input,
+    padded_verdict,
+    padded_verify_input,
+)
+from specsim.fast.runtime.buffers import load, unload
 
 CONFIG = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4, max_len=64)
 VOCAB, HIDDEN, FEATURES = 7, 6, 12
@@ -71,6 +77,17 @@ def make_verify_input(size: int) -> VerifyInput:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("config", [CONFIG, SpecConfig.plain(max_len=64)])
+def test_padded_requests_own_nothing(config):
+    shape = RoundShape(3, config, vocab_size=7, num_features=12, dtype=torch.float32)
+    batch = padded_batch(shape)
+    assert batch.req_pool_indices.tolist() == [-1] * 3
+    assert batch.seq_lens.tolist() == [0] * 3
+    assert (padded_verify_input(shape).cache_locations == -1).all()
+    assert (padded_extend_input(shape).cache_locations == -1).all()
+    assert padded_verdict(shape).num_accepted_tokens.tolist() == [1] * 3
+
+
 def test_a_new_frame_holds_padded_requests_only():
     frame = make_frame(4)
     assert (frame.batch.req_pool_indices == -1).all()
@@ -86,7 +103,7 @@ def test_a_new_frame_holds_padded_requests_only():
 def test_a_new_frame_equals_one_loaded_with_an_empty_batch():
     new, used = make_frame(4), make_frame(4)
     for size in (4, 0):
-        used.inlet.load(make_batch(size), make_draft_input(size))
+        used.load(make_batch(size), make_draft_input(size))
         load(used.verify_input, make_verify_input(size))
     for name in ("draft_input", "verify_input"):
         assert_equal_states(getattr(new, name), getattr(used, name))
@@ -124,22 +141,22 @@ def loaded(frame: Frame, size: int) -> tuple[Batch, DraftInput]:
 
 def test_a_state_that_is_loaded_is_not_copied_again():
     frame, batch, draft_input = make_frame(4), make_batch(3), make_draft_input(3)
-    frame.inlet.load(batch, draft_input)
+    frame.load(batch, draft_input)
     frame.batch.prompt_lens.fill_(77)
     frame.draft_input.topk_index.fill_(77)
-    frame.inlet.load(replace(batch, seq_lens=batch.seq_lens + 2), draft_input)
+    frame.load(replace(batch, seq_lens=batch.seq_lens + 2), draft_input)
     assert frame.batch.seq_lens.tolist() == [5, 6, 7, 0]
     assert (frame.batch.prompt_lens == 77).all()
     assert (frame.draft_input.topk_index == 77).all()
-    frame.inlet.load(deepcopy(batch), replace(draft_input, topk_index=draft_input.topk_index + 0))
+    frame.load(deepcopy(batch), replace(draft_input, topk_index=draft_input.topk_index + 0))
     assert_equal_states(loaded(frame, 3)[0], batch)
     assert_equal_states(loaded(frame, 3)[1], draft_input)
 
 
 def leave(frame: Frame, seq_lens: list[int], first: int) -> None:
     """Write tensors as a round would."""
-    load(frame.outlet.draft_input, make_draft_input(len(seq_lens), first))
-    for after in frame.outlet.progress:
+    load(frame.output.draft_input, make_draft_input(len(seq_lens), first))
+    for after in frame.output.progress:
         after.zero_()
         after[: len(seq_lens)] = torch.tensor(seq_lens, dtype=torch.int64)
 
@@ -147,7 +164,7 @@ def leave(frame: Frame, seq_lens: list[int], first: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 3, 4])
 def test_a_rounds_output_can_be_loaded_after_other_states(size):
     frame, batch = make_frame(4), make_batch(size)
-    frame.inlet.load(batch, make_draft_input(size, 50))
+    frame.load(batch, make_draft_input(size, 50))
     leave(frame, list(range(20, 20 + size)), 5)
     first = frame.advance(batch)
     leave(frame, list(range(30, 30 + size)), 9)
@@ -166,7 +183,7 @@ def test_a_rounds_output_can_be_loaded_after_other_states(size):
         (second.batch, second.draft_input),
         (batch, mixed),
     ]:
-        frame.inlet.load(state, draft_input)
+        frame.load(state, draft_input)
         assert_equal_states(loaded(frame, state.size)[0], state)
         assert_equal_states(loaded(frame, state.size)[1], draft_input)
         assert (frame.batch.req_pool_indices[state.size :] == -1).all()

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from specsim.fast.runtime.gather import join_slices, without_padding
+from specsim.fast.runtime.peer_memory import join_slices, without_padding
 
 
 def _joined(logits_RV, ranks):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from specsim.fast.model.head_product import head_product
 from specsim.fast.runtime.launch import INTERPRETED
+from specsim.fast.targets.latent_attention import head_product
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -17,7 +17,7 @@ def test_constants_are_the_schedules(name):
 def test_the_kernel_reads_what_a_schedule_has():
     files = Path(kernel.__file__).parent.glob("*.py")
     read = {name for file in files for name in re.findall(r"\bS\.(\w+)", file.read_text())}
-    made = schedule.Schedule(hidden=64, inner=192, heads=4, kv_heads=2, layers=3, requests=1, nodes=2)
+    made = schedule.ForwardSchedule(hidden=64, inner=192, heads=4, kv_heads=2, layers=3, requests=1, nodes=2)
     constants = Constants(made)
     for name in read:
         assert getattr(constants, name).value == getattr(made, name)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from specsim.fast.model.latent_rows import write_latent
 from specsim.fast.model.metadata import KVTensors
 from specsim.fast.model.rows import Norm
+from specsim.fast.targets.latent_attention import write_latent
 
 
 def turned(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:

@@ -10,13 +10,13 @@ from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.target import ModelConfig
-from specsim.fast.persistent import limits
-from specsim.fast.persistent.forward import schedule_of
-from specsim.fast.persistent.limits import (
+from specsim.fast.persistent import forward as limits
+from specsim.fast.persistent.forward import (
     batch_limit,
     engine_limit,
     machine_limit,
     model_limit,
+    schedule_of,
     uses_persistent,
 )
 from specsim.models.shapes import shape

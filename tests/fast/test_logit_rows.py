@@ -4,7 +4,7 @@ import torch
 import triton.language as tl
 
 from specsim.fast.runtime.launch import kernel
-from specsim.fast.vocabulary.logit_rows import LogitRows, logits_at
+from specsim.fast.vocabulary.summaries import LogitRows, logits_at
 
 
 @kernel

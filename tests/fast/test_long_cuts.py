@@ -7,7 +7,7 @@ import torch
 
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch
-from specsim.fast.vocabulary import long_cuts as fast
+from specsim.fast import sampling as fast
 from specsim.fast.vocabulary.distribution import Distributions
 from specsim.fast.vocabulary.penalties import Logits
 from specsim.fast.vocabulary.summaries import LOWEST_RANK

@@ -9,8 +9,8 @@ import torch
 from specsim.core.pool import KVBuffer, KVLayout
 from specsim.fast import layers
 from specsim.fast.model import rotary
-from specsim.fast.model.product_plan import Tiling
-from specsim.fast.model.rows import Norm, Rows
+from specsim.fast.model.product_plan import ProductTiling
+from specsim.fast.model.rows import HiddenRows, Norm
 from specsim.models.tiny_config import tiny_config
 
 
@@ -28,17 +28,17 @@ def test_fused_projection_equals_projection_and_rotation(changes, dtype, device,
     if config.heads.bias:
         tensors["qkv_proj.bias"] = torch.randn(width).to(dtype).to(device)
     x = torch.randn(5, 32).to(dtype).to(device)
-    rows = Rows(x, norm, x * norm.weight, x.float().square().sum(1, keepdim=True))
+    rows = HiddenRows(x, norm, x * norm.weight, x.float().square().sum(1, keepdim=True))
     positions = torch.tensor([0, 3, 63, 500, 7], device=device)
     metadata = SimpleNamespace(slots=torch.tensor([4, 8, -1, 9, 3], device=device))
     turns = rotary.rotations(positions, rotary.inverse_frequencies(config.rope).to(device), dtype)
     left = []
-    for tiling in (Tiling(16, 32, 32, 2), None):
+    for tiling in (ProductTiling(16, 32, 32, 2), None):
         monkeypatch.setattr("specsim.fast.model.product_plan.choose", lambda *_, tiling=tiling: tiling)
         kv = KVBuffer(KVLayout(2, kv_heads, dim), 10, dtype, device)
         kv.keys.fill_(math.nan)
         kv.values.fill_(math.nan)
-        query = layers._queries(rows, layers.Weights(tensors), config, 1, rotary.Forward(turns, metadata, kv))
+        query = layers._queries(rows, layers.Weights(tensors), config, 1, rotary.ForwardContext(turns, metadata, kv))
         left.append((query, kv.keys, kv.values))
     assert int(left[0][1].isfinite().all((-1, -2)).sum()) == 4
     for fused, apart in zip(*left, strict=True):

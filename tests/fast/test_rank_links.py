@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from specsim.core.rank_group import PhaseBoard, RankGroup
-from specsim.fast.model import rank_links
-from specsim.fast.model.rank_links import Links, LinkTime, linked, measured
-from specsim.fast.model.rows import Rows
+from specsim.fast.model import rank_sums as rank_links
+from specsim.fast.model.rank_sums import Links, LinkTime, linked, measured
+from specsim.fast.model.rows import HiddenRows
 from specsim.fast.runtime.peer_memory import PeerMemory
 
 MEMORY = PeerMemory((), 0, torch.zeros(0), 8)
@@ -37,7 +37,7 @@ def _measured(ranks):
     peers = RankGroup(ranks.rank, ranks.size, PhaseBoard())
     module: Any = rank_links
     module.ROWS = (1, 4, 16, 64)
-    module.sum_onto = lambda way, base, part: Rows(part + float(len(part) == 16 and way is peers and ranks.rank))
+    module.sum_onto = lambda way, base, part: HiddenRows(part + float(len(part) == 16 and way is peers and ranks.rank))
     module._time = lambda way, part: 2.0 * len(part) + ranks.rank + (way is peers)
     return measured(ranks, peers, torch.device("cpu"))
 

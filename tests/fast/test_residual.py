@@ -8,7 +8,7 @@ from specsim.core.phases import Batch
 from specsim.core.uniforms import Stream, named_uniforms
 from specsim.fast.sampling import distributions
 from specsim.fast.vocabulary import residual as fast
-from specsim.fast.vocabulary.draw import Requests
+from specsim.fast.vocabulary.distribution import Requests
 from specsim.fast.vocabulary.penalties import Logits
 from specsim.fast.vocabulary.summaries import GROUP
 from specsim.reference.sampling import inverse_cdf, target_prob

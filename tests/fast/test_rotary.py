@@ -48,7 +48,7 @@ def test_fast_rotation_norms_rotates_and_writes_as_the_reference(changes, dtype,
     inverse, eps = rotary.inverse_frequencies(config.rope), config.rms_norm_eps
     assert torch.equal(inverse, inverse_frequencies(config.rope))
     turns = rotary.rotations(positions.to(device), inverse.to(device), dtype)
-    forward = rotary.Forward(turns, SimpleNamespace(slots=slots.to(device)), kv)
+    forward = rotary.ForwardContext(turns, SimpleNamespace(slots=slots.to(device)), kv)
     head_norms = rotary.HeadNorms(*norms.to(device)) if normed else None
     out = rotary.rotate_and_write(qkv.to(device), head_norms, eps, forward, 1, heads)
     query, key, value = qkv.view(7, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
@@ -79,7 +79,7 @@ def test_keys_and_values_are_rounded_to_fp8_once(device):
     qkv[0, -3:] = 1e4  # beyond the largest number
     turns = rotary.rotations(torch.tensor([0, 3, 9], device=device), torch.rand(8, device=device), torch.float32)
     for each in (kv, wide):
-        forward = rotary.Forward(turns, SimpleNamespace(slots=slots.to(device)), each)
+        forward = rotary.ForwardContext(turns, SimpleNamespace(slots=slots.to(device)), each)
         rotary.rotate_and_write(qkv.to(device), None, 0.0, forward, 0, 4)
     rows = torch.tensor([5, 2])
     expected.write(0, rows, wide.keys[0, rows].cpu(), wide.values[0, rows].cpu())

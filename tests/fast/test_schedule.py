@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from specsim.bench.roofline import forward_bound
 from specsim.fast.persistent.forward import schedule_of
-from specsim.fast.persistent.schedule import COLUMNS, HEAD_DIM, SUMS, TILE, WAKES, Schedule, Stage
+from specsim.fast.persistent.schedule import COLUMNS, HEAD_DIM, SUMS, TILE, WAKES, ForwardSchedule, WeightStage
 from specsim.models.shapes import shape
 
 NAMES = ("llama-3-8b", "llama-2-7b", "mistral-7b-v0.1", "qwen3-8b", "qwen3-4b", "llama-2-70b", "llama-2-70b-tp8-slice")
 BATCHES = ((1, 1), (1, 8), (2, 3), (4, 4))
-SMALL = Schedule(hidden=64, inner=192, heads=4, kv_heads=2, layers=3, requests=1, nodes=2, programs=5)
+SMALL = ForwardSchedule(hidden=64, inner=192, heads=4, kv_heads=2, layers=3, requests=1, nodes=2, programs=5)
 ODD = (
     SMALL,
     replace(SMALL, programs=2),
@@ -29,7 +29,7 @@ ODD = (
 )
 
 
-def schedules() -> list[Schedule]:
+def schedules() -> list[ForwardSchedule]:
     """Collect schedules of published shapes in several batches, and small odd ones."""
     made = [schedule_of(shape(name).config, *batch) for name, batch in zip(NAMES, BATCHES * 2, strict=False)]
     return made + list(ODD)
@@ -101,7 +101,7 @@ def test_outputs_of_head_tiles_are_the_heads_outputs():
 class Device:
     """Programs whose roles take one step at a time in any order."""
 
-    def __init__(self, schedule: Schedule, lengths: tuple[int, ...]) -> None:
+    def __init__(self, schedule: ForwardSchedule, lengths: tuple[int, ...]) -> None:
         self.schedule = schedule
         self.lengths = lengths
         self.counters: Counter[int] = Counter()
@@ -159,7 +159,7 @@ class Program:
         self.device = device
         self.schedule = device.schedule
         self.number = number
-        self.ring: deque[Stage] = deque()
+        self.ring: deque[WeightStage] = deque()
         self.filled, self.emptied = [0] * SUMS, [0] * SUMS  # uses of each place of sums, waited for by their parity
         self.wakes = [0] * WAKES
         self.seen = [0] * WAKES
@@ -208,7 +208,7 @@ class Program:
                             device.require(layer, f"queries {head}")
                             stages = schedule.num_key_stages(device.lengths[request])
                             for tile in schedule.part(stages, split):
-                                yield from self.consume(Stage("keys", tile, 0))
+                                yield from self.consume(WeightStage("keys", tile, 0))
                             device.counters[base + schedule.at_attended + head] += 1
                         else:
                             device.require(layer, f"own {head}", f"attend {request} {head}")
@@ -229,7 +229,7 @@ class Program:
                     device.require(layer - (product == "qkv"), before[product])
                     yield from self.multiply(stages)
 
-    def multiply(self, stages: list[Stage], first: int = 0):
+    def multiply(self, stages: list[WeightStage], first: int = 0):
         """Consume stages, from some on, and hand each tile over after its last one."""
         last = {stage.tile: stage.depth for stage in stages}
         for stage in stages[first:]:
@@ -240,7 +240,7 @@ class Program:
                 self.filled[at] += 1
                 self.handed += 1
 
-    def consume(self, expected: Stage):
+    def consume(self, expected: WeightStage):
         yield lambda: bool(self.ring)
         assert self.ring.popleft() == expected
 
@@ -300,7 +300,7 @@ def test_every_order_of_steps_ends(schedule, seed, length):
 
 
 def test_a_missing_signal_is_a_deadlock():
-    class Short(Schedule):
+    class Short(ForwardSchedule):
         def signal(self, product, tile):
             return self.at_down if product == "o" and tile == 0 else super().signal(product, tile)
 
@@ -310,7 +310,7 @@ def test_a_missing_signal_is_a_deadlock():
 
 
 def test_a_poller_that_does_not_wait_is_found():
-    class Hasty(Schedule):
+    class Hasty(ForwardSchedule):
         is_sparse = False
 
     hasty = Hasty(**{name: getattr(ODD[3], name) for name in SMALL.__slots__})

@@ -10,9 +10,8 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Sampling, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.fast import verify
-from specsim.fast.runtime.gather import without_padding
-from specsim.fast.verifiers.shared import can_share, needs_all, verify_shared
-from specsim.fast.vocabulary.shared_rows import SharedRows, best_groups
+from specsim.fast.runtime.peer_memory import without_padding
+from specsim.fast.verifiers.shared import SharedRows, best_groups, can_share, needs_all, verify_shared
 from specsim.reference.tree import links, visibility
 
 PARENTS = [-1, 0, 0, 1, 1, 2]

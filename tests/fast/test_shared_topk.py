@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from specsim.fast.runtime.gather import without_padding
+from specsim.fast.runtime.peer_memory import without_padding
 from specsim.fast.vocabulary.shared_topk import can_share, shared_topk
 from specsim.fast.vocabulary.topk import draft_topk
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specsim.core.kv_buffer import SideOutputs
-from specsim.fast.model.side_rows import move_side, write_side
+from specsim.fast.kv import move_side, write_side
 
 NUM_SLOTS = 30
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.fast.model.wide_plan import BLOCK_K, BLOCK_N, MOST_PROGRAMS, plan_wide
+from specsim.fast.model.product_plan import BLOCK_K, BLOCK_N, MOST_PROGRAMS, plan_many_rows
 from specsim.fast.runtime.launch import ceil_div
 
 weights = st.tuples(st.integers(1, 40_000), st.integers(1, 20_000))
@@ -12,7 +12,7 @@ weights = st.tuples(st.integers(1, 40_000), st.integers(1, 20_000))
 @given(weights)
 @settings(max_examples=150, deadline=None)
 def test_programs_stream_every_block_once(shape):
-    plan = plan_wide(*shape)
+    plan = plan_many_rows(*shape)
     blocks = [block for program in range(plan.programs) for block in plan.blocks_of(program)]
     assert blocks == list(range(ceil_div(shape[0], BLOCK_N) * ceil_div(shape[1], BLOCK_K)))
     assert all(plan.blocks_of(program) for program in range(plan.programs))
@@ -22,7 +22,7 @@ def test_programs_stream_every_block_once(shape):
 @settings(max_examples=150, deadline=None)
 def test_parts_of_a_tile_are_added_in_the_order_of_blocks(shape):
     """They are the programs that stream some of its blocks."""
-    plan = plan_wide(*shape)
+    plan = plan_many_rows(*shape)
     owners = [[] for _ in range(plan.num_tiles)]
     for program in range(plan.programs):
         for tile in sorted({block // plan.blocks for block in plan.blocks_of(program)}):
@@ -35,7 +35,7 @@ def test_parts_of_a_tile_are_added_in_the_order_of_blocks(shape):
 @settings(max_examples=150, deadline=None)
 def test_a_program_leaves_one_part_to_others(shape):
     """It is the first of its parts: all programs of a tile finish it, or the one that begins it."""
-    plan = plan_wide(*shape)
+    plan = plan_many_rows(*shape)
     for tile in range(plan.num_tiles):
         begins, *others = plan.parts_of(tile)
         assert all(plan.blocks_of(program).start // plan.blocks == tile for program in others)
@@ -50,7 +50,7 @@ def test_a_program_leaves_one_part_to_others(shape):
 @settings(max_examples=150, deadline=None)
 def test_programs_never_wait_for_each_other_in_vain(shape, spare):
     """A GPU starts programs in their order, as many as it has multiprocessors: at least a tile's."""
-    plan = plan_wide(*shape)
+    plan = plan_many_rows(*shape)
     multiprocessors = plan.most_parts + spare
     waiting = list(range(plan.programs))
     running: dict[int, int] = {}  # programs and the number of their tiles that are done
@@ -81,7 +81,7 @@ def test_programs_never_wait_for_each_other_in_vain(shape, spare):
 @settings(max_examples=150, deadline=None)
 def test_no_multiprocessor_is_left_far_behind(shape):
     """A share is at most a third longer than an equal one."""
-    plan = plan_wide(*shape)
+    plan = plan_many_rows(*shape)
     least = ceil_div(plan.num_tiles * plan.blocks, MOST_PROGRAMS)
     assert plan.programs <= MOST_PROGRAMS
     assert least <= plan.share <= max(least, least * 1.34)
@@ -90,10 +90,10 @@ def test_no_multiprocessor_is_left_far_behind(shape):
 def test_shares_of_a_common_layer_end_where_tiles_do():
     """Tiles of Llama-3-8B's products onto the hidden state have four equal parts."""
     for inner in (4096, 14336):
-        plan = plan_wide(4096, inner)
+        plan = plan_many_rows(4096, inner)
         assert plan.most_parts == 4
         assert plan.blocks == 4 * plan.share
         assert plan.finishers == 4
-    assert plan_wide(2 * 14336, 4096).finishers == 1  # whole tiles
-    assert plan_wide(4096, 4096).fits_heads(128)
-    assert not plan_wide(4096, 4096).fits_heads(96)
+    assert plan_many_rows(2 * 14336, 4096).finishers == 1  # whole tiles
+    assert plan_many_rows(4096, 4096).fits_heads(128)
+    assert not plan_many_rows(4096, 4096).fits_heads(96)

@@ -22,7 +22,7 @@ from specsim.core.target import Rope
 from specsim.fast import layers as fast
 from specsim.fast.model import metadata as metadata_of_kernels
 from specsim.fast.model import rotary
-from specsim.fast.model.rows import Norm, Rows
+from specsim.fast.model.rows import HiddenRows, Norm
 from specsim.models.synthetic_pair import LLAMA3
 from specsim.models.tiny_config import tiny_config
 from specsim.reference.attention import AttentionMetadata, Keys, prefill_metadata
@@ -258,7 +258,7 @@ def test_fast_weights_stack_the_projections_of_one_input(changes):
     parts = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
     for (whole, names), block in zip(parts.items(), ("self_attn", "mlp"), strict=True):
         expected = torch.cat([theirs.under(block).project(x, name) for name in names], dim=1)
-        assert_close(ours.under(block).project(Rows(x), whole), expected)
+        assert_close(ours.under(block).project(HiddenRows(x), whole), expected)
         assert [ours.under(block).get(f"{name}.weight") for name in names] == [None] * len(names)
     assert fast.Weights(tensors)["fc.weight"] is tensors["fc.weight"]
 
@@ -293,14 +293,14 @@ def test_a_fast_layer_equals_the_references(family, batch_invariant, head_dim, d
     metadata = metadata_of_kernels.prefill_metadata(batch.to(device), prefill.to(device), pools[1])
     base = torch.randn(11, 32).to(device)
     turns = rotary.rotations(metadata.positions, inverse.to(device), x.dtype)
-    forward = rotary.Forward(turns, metadata, pools[1].target)
+    forward = rotary.ForwardContext(turns, metadata, pools[1].target)
     norm = Norm(torch.ones(32, device=device), 1e-5)
-    out = fast.self_attention_onto(base, Rows(x.to(device)), weights.under("self_attn"), config, 1, forward, norm)
+    out = fast.self_attention_onto(base, HiddenRows(x.to(device)), weights.under("self_attn"), config, 1, forward, norm)
     expected = base.cpu().double() + attended
     assert out.norm is norm
     assert_within(out.values, expected, 64, float(expected.abs().max()))
     expected = attended + gated_mlp(rms_norm(attended, torch.ones(32), 1e-5), exact.under("mlp"))
-    grown = fast.gated_mlp_onto(Rows(attended.float().to(device), norm), weights.under("mlp"), norm)
+    grown = fast.gated_mlp_onto(HiddenRows(attended.float().to(device), norm), weights.under("mlp"), norm)
     assert_within(grown.values, expected, 32, float(expected.abs().max()))
 
 

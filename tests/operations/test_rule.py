@@ -15,7 +15,7 @@ from specsim import (
 )
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.correctness.differential.pairs import make_pair
-from specsim.fast.runtime.sections import Section, recorded
+from specsim.fast.sections import RoundPhases, forward, gather, verify
 from specsim.reference import acceptance
 from specsim.reference.sampling import inverse_cdf
 from specsim.serving.requests import make_requests
@@ -146,9 +146,9 @@ def test_what_excludes_a_rule_is_refused(pair, name, arguments):
 
 def test_a_rule_needs_no_graph_of_the_walk(pair):
     config = CONFIGS["best"]
-    graphs = recorded("phase", config, verifies_on_host=True)
-    assert (Section.FORWARD,) in graphs
-    assert (Section.GATHER,) in graphs
-    assert Section.VERIFY not in sum(graphs, ())
+    graphs = RoundPhases.of("phase", config, rule=True).captured
+    assert (forward,) in graphs
+    assert (gather,) in graphs
+    assert verify not in sum(graphs, ())
     chosen = load_engine(pair, config, EngineOptions("fast", device=DEVICE), verifier=NONE)
     assert chosen.options.graph == "phase"

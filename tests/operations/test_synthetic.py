@@ -257,7 +257,7 @@ def test_both_implementations_give_the_same_verdict(schedule, temperature, num_s
         )
         pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 8, torch.float32, DEVICE), None, 1, 8, 80)
         pools.token_ids[:] = 3
-        on_device = fast.Schedule.of(acceptance, DEVICE)
+        on_device = fast.SyntheticSchedule.of(acceptance, DEVICE)
         found = fast_verify(
             padded.to(DEVICE), grown.to(DEVICE), logits.to(DEVICE), config, pools, acceptance=on_device
         ).to("cpu")
@@ -284,7 +284,7 @@ def test_kernel_decides_as_the_reference_in_any_round(rates, schedule, seed, dat
     batch = batch_of(range(6), lengths, num_rounds)
     grown = verify_input_of([[-1, *range(num_steps)]] * 6, lengths, num_steps).to(DEVICE)
     verdict, rejected = empty_verdict(batch, config), torch.empty(6, dtype=torch.int64, device=DEVICE)
-    on_device = fast.Schedule.of(acceptance, DEVICE)
+    on_device = fast.SyntheticSchedule.of(acceptance, DEVICE)
     fast.follow(batch.to(DEVICE), grown, on_device, config, verdict, rejected)
     assert verdict.num_accepted_drafts.tolist() == scheduled_drafts(batch, acceptance)
     assert (rejected == -1).all()

@@ -14,7 +14,7 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.token_drafter import Proposal
 from specsim.fast import tree as fast
 from specsim.fast import verify as fast_verify
-from specsim.fast.synthetic import Schedule
+from specsim.fast.synthetic import SyntheticSchedule
 from specsim.fast.tree.nodes import MOST_EXPLICIT
 from specsim.reference import verify as reference_verify
 from specsim.reference.tree import MalformedTree, build
@@ -178,7 +178,7 @@ def test_a_schedule_accepts_no_more_than_was_proposed(device):
     pools = [KVPool(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32, where), None, 1, 3, 64) for where in ("cpu", device)]
     expected = reference_verify.verify(batch, tree, logits_RV, CONFIG, pools[0], acceptance=acceptance)
     moved = batch.to(device), replace(tree, candidates=None).to(device), logits_RV.to(device), CONFIG, pools[1]
-    schedule = Schedule.of(acceptance, torch.device(device))
+    schedule = SyntheticSchedule.of(acceptance, torch.device(device))
     found = fast_verify.verify(*moved, acceptance=schedule).to("cpu")
     assert expected.num_accepted_drafts.tolist() == found.num_accepted_drafts.tolist() == [0, 1, 2]
 

@@ -233,7 +233,7 @@ def operations(implementation: str) -> set[str]:
 
 def test_fast_has_twins_of_the_reference():
     twins = operations("reference") - REFERENCE_ALONE
-    assert operations("fast") == twins | {"frame", "frames", "launches"}
+    assert operations("fast") == twins | {"frame", "sections"}
 
 
 def untested(implementation: str, tests: str) -> set[str]:
@@ -250,8 +250,8 @@ def untested(implementation: str, tests: str) -> set[str]:
 def test_every_module_of_an_implementation_has_its_test():
     assert untested("reference", "operations") == REFERENCE_ALONE - {"oracle"}
     # test_sampling.py reads every entry of a distribution; test_uniforms.py in tests/core compares with the kernels'.
-    # Parts of one kernel are tested as a whole: in test_kernel.py and test_forward.py, and in test_wide_product.py.
-    parts = {"finisher", "memory", "poller", "producer", "products", "wide_finish", "wide_kernel", "wide_parts"}
+    # Parts of one kernel are tested as a whole, in test_kernel.py, test_forward.py and test_many_rows_product.py.
+    parts = {"finisher", "memory", "many_rows_epilogue"}
     assert untested("fast", "fast") - operations("reference") == {"distribution", "uniforms"} | parts
 
 

@@ -149,9 +149,8 @@ def draft_lane_locations(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """List the slots that draft steps write, and those that copies of tails move."""
-    from specsim.fast.drafting.lanes import Lanes
+    from specsim.fast.drafting.lanes import Lanes, lane_metadata
     from specsim.fast.kv import duplicate_tails
-    from specsim.fast.model.draft_metadata import lane_metadata
 
     batch_size = len(seq_lens)
     device = seq_lens.device
@@ -206,7 +205,7 @@ def tree_attention(
 ) -> None:  # fmt: skip
     """Attend with every request's slots as a row of the table, the prefix's before the tree's."""
     from specsim.fast.attention import attention
-    from specsim.fast.model.draft_metadata import tree_metadata
+    from specsim.fast.model.metadata import tree_metadata
 
     device = q.device
     lens = kv_indptr.long().diff() - draft_token_num

@@ -7,7 +7,7 @@ TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=1, famil
 SAMPLED = dict(topk=1, num_steps=2, page_size=1, batch=1, rounds=1, sampling="warm", verifier=VERIFIER_OF["sampled"])
 FROZEN = "specsim.fast.drafters.frozen_kv"
 DRAFTER = "specsim.fast.drafters.autoregressive"
-DISTRIBUTION = "specsim.fast.vocabulary.draft_vocabulary"
+DISTRIBUTION = "specsim.fast.vocabulary.draft_distribution"
 
 FAULTS = (
     Fault(
@@ -108,8 +108,8 @@ FAULTS = (
         edits=(
             Edit(
                 DISTRIBUTION,
-                "prob = tl.where(known, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)",
-                "prob = tl.where(known, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)\n"
+                "prob = tl.where(mask_id, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)",
+                "prob = tl.where(mask_id, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)\n"
                 "    prob = prob.to(tl.bfloat16).to(tl.float32)",
             ),
         ),
@@ -142,9 +142,9 @@ FAULTS = (
         edits=(
             Edit(
                 DISTRIBUTION,
-                "prob = tl.where(known, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)",
+                "prob = tl.where(mask_id, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)",
                 "total += 1.0  # another token, as likely as the best\n"
-                "    prob = tl.where(known, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)",
+                "    prob = tl.where(mask_id, weights_of(logits, best, scale) / tl.where(total > 0, total, 1.0), 0.0)",
             ),
         ),
         trial=Trial("differential", SAMPLED | dict(kind="standalone.tli")),

@@ -4,7 +4,7 @@ from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, rounds=1)
 DRAFTER = "specsim.fast.drafters.autoregressive"
-METADATA = "specsim.fast.model.draft_metadata"
+LANES = "specsim.fast.drafting.lanes"
 
 FAULTS = (
     Fault(
@@ -16,7 +16,7 @@ FAULTS = (
         fields=("draft positions", "draft logits"),
         edits=(
             Edit(
-                METADATA,
+                LANES,
                 "position=tl.where(live, length + step, 0)",
                 "position=tl.where(live, length + step + 1, 0)",
             ),
@@ -67,7 +67,7 @@ FAULTS = (
         fields=("draft slots",),
         edits=(
             Edit(
-                METADATA,
+                LANES,
                 "column = lane_column(length, lane, step, num_steps, page_size)",
                 "column = lane_column(length, lane, step * 0, num_steps, page_size)",
             ),
@@ -103,17 +103,17 @@ FAULTS = (
         fields=("draft logits",),
         edits=(
             Edit(
-                "specsim.fast.launches",
+                "specsim.fast.sections",
                 "from dataclasses import dataclass\n",
                 "from dataclasses import dataclass, replace\n",
             ),
             Edit(
-                "specsim.fast.launches",
-                "self.setting_drafter.step(frame.batch, frame.draft_buffers, frame.pools)",
-                "rejected = self.config.num_steps - frame.verdict.num_accepted_drafts\n"
-                "        lens = frame.batch.seq_lens + rejected * (frame.batch.num_rounds > 0)\n"
-                "        batch = replace(frame.batch, seq_lens=lens)\n"
-                "        self.setting_drafter.step(batch, frame.draft_buffers, frame.pools)",
+                "specsim.fast.sections",
+                "models.setting_drafter.step(frame.batch, frame.draft_buffers, frame.pools)",
+                "rejected = models.config.num_steps - frame.verdict.num_accepted_drafts\n"
+                "    lens = frame.batch.seq_lens + rejected * (frame.batch.num_rounds > 0)\n"
+                "    batch = replace(frame.batch, seq_lens=lens)\n"
+                "    models.setting_drafter.step(batch, frame.draft_buffers, frame.pools)",
             ),
         ),
         trial=Trial("differential", TREE | dict(page_size=1, batch=1, rounds=2)),

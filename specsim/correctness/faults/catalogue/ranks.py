@@ -2,8 +2,7 @@
 
 from specsim.correctness.faults.fault import Edit, Fault, Trial
 
-FRAMES = "specsim.fast.frames"
-LAUNCHES = "specsim.fast.launches"
+SECTIONS = "specsim.fast.sections"
 SYNC = "sgl-project/sglang, sampler.py: SYNC_TOKEN_IDS_ACROSS_TP"
 TREE = dict(topk=2, num_steps=2, num_draft_tokens=4, page_size=4, batch=2, rounds=2)
 
@@ -17,16 +16,16 @@ FAULTS = (
         fields=("rank digests",),
         edits=(
             Edit(
-                LAUNCHES,
+                SECTIONS,
                 "from dataclasses import dataclass\n",
                 "from dataclasses import dataclass, replace\n",
             ),
             Edit(
-                LAUNCHES,
-                "        batch = frame.batch\n        pools = frame.pools\n        verify_input = frame.verify_input\n",
-                "        batch = frame.batch\n        pools = frame.pools\n        verify_input = frame.verify_input\n"
-                "        own = 0 if self.ranks is None else self.ranks.rank\n"
-                "        batch = replace(batch, seeds=batch.seeds + own)\n",
+                SECTIONS,
+                "    batch = frame.batch\n    config = models.config\n",
+                "    batch = frame.batch\n    config = models.config\n"
+                "    rank = 0 if models.ranks is None else models.ranks.rank\n"
+                "    batch = replace(batch, seeds=batch.seeds + rank)\n",
             ),
         ),
         trial=Trial("ranks", TREE | dict(sampling="warm")),
@@ -61,16 +60,16 @@ FAULTS = (
         fields=("rank digests",),
         edits=(
             Edit(
-                FRAMES,
-                "from collections.abc import Callable, Iterator\n",
-                "from collections.abc import Callable, Iterator\nfrom dataclasses import replace\n",
+                SECTIONS,
+                "from dataclasses import dataclass\n",
+                "from dataclasses import dataclass, replace\n",
             ),
             Edit(
-                FRAMES,
-                "        frame.inlet.load(batch, draft_input)\n",
-                "        ranks = self.launches.ranks\n"
-                "        own = 0 if ranks is None else ranks.rank\n"
-                "        frame.inlet.load(replace(batch, seq_lens=batch.seq_lens - own), draft_input)\n",
+                SECTIONS,
+                "        frame.load(batch, draft_input)\n",
+                "        ranks = self.models.ranks\n"
+                "        rank = 0 if ranks is None else ranks.rank\n"
+                "        frame.load(replace(batch, seq_lens=batch.seq_lens - rank), draft_input)\n",
             ),
         ),
         trial=Trial("ranks", TREE),

@@ -217,7 +217,7 @@ FAULTS = (
         fields=("accept_index", "num_accepted_drafts"),
         edits=(
             Edit(
-                "specsim.fast.verifiers.path",
+                "specsim.fast.acceptance",
                 "tl.minimum(tl.minimum(limits.num_steps, drafted), limits.max_len - 1 - length)",
                 "tl.minimum(limits.num_steps, limits.max_len - 1 - length)",
             ),

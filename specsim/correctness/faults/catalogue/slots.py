@@ -3,7 +3,7 @@
 from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 KV = "specsim.fast.kv"
-METADATA = "specsim.fast.model.draft_metadata"
+LANES = "specsim.fast.drafting.lanes"
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, max_new_tokens=4)
 
 FAULTS = (
@@ -71,8 +71,8 @@ FAULTS = (
         edits=(
             Edit(
                 KV,
-                "moved = (source >= 0) & (destination >= 0) & (source != destination)",
-                "moved = (source >= 0) & (destination >= 0) & (source < 0)",
+                "moves = (source >= 0) & (destination >= 0) & (source != destination)",
+                "moves = (source >= 0) & (destination >= 0) & (source < 0)",
             ),
         ),
         trial=Trial("differential", dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, rounds=2)),
@@ -123,7 +123,7 @@ FAULTS = (
         fields=("out of bounds",),
         edits=(
             Edit(
-                METADATA,
+                LANES,
                 "extras = config.topk * (page_size - 1 + config.num_steps)",
                 "extras = page_size - 1 + config.num_steps",
             ),
@@ -155,12 +155,12 @@ FAULTS = (
         fields=("out of bounds",),
         edits=(
             Edit(
-                "specsim.fast.runtime.padding",
+                "specsim.fast.runtime.buffers",
                 '    "req_pool_indices": -1,\n',
                 '    "req_pool_indices": -1,\n    "seq_lens": 1,\n',
             ),
             Edit(
-                METADATA,
+                "specsim.fast.model.metadata",
                 "length = tl.load(lens_ptr + request, mask=real & mask, other=0)",
                 "length = tl.load(lens_ptr + request, mask=mask, other=0)",
             ),
@@ -192,7 +192,7 @@ FAULTS = (
         fields=("draft tokens", "counters"),
         edits=(
             Edit(
-                METADATA,
+                LANES,
                 "metadata_ptrs.extra_slots + request * most + extra",
                 "metadata_ptrs.extra_slots + extra * num_requests + request",
             ),
@@ -206,7 +206,7 @@ FAULTS = (
         cause="a padding row keeps the index of a running request",
         symptom="the first request's KV and tokens are overwritten whenever the batch is padded",
         fields=("target KV", "draft KV"),
-        edits=(Edit("specsim.fast.runtime.padding", '    "req_pool_indices": -1,\n', '    "req_pool_indices": 0,\n'),),
+        edits=(Edit("specsim.fast.runtime.buffers", '    "req_pool_indices": -1,\n', '    "req_pool_indices": 0,\n'),),
         trial=Trial(
             "batched", TREE | dict(impl="fast", page_size=1, batch=1, bucket=2, against="exact", max_new_tokens=5)
         ),

@@ -51,7 +51,7 @@ FAULTS = (
         fields=("target_logits", "logprobs", "draft logits", *KV),
         edits=(
             Edit(
-                "specsim.fast.model.attention_tiles",
+                "specsim.fast.attention",
                 "        value = key\n",
                 "        value = _read(kv.keys_ptr + 1, slot, loaded, kv.stride_slot, query.plain, D)\n",
             ),
@@ -99,8 +99,8 @@ FAULTS = (
         fields=("side output experts",),
         edits=(
             Edit(
-                "specsim.fast.launches",
-                "        move_side(batch, verify_input.cache_locations, frame.verdict, pools)\n",
+                "specsim.fast.sections",
+                "    move_side(batch, verify_input.cache_locations, frame.verdict, pools)\n",
                 "",
             ),
         ),

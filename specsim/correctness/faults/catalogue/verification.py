@@ -4,7 +4,7 @@ from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=2, rounds=2)
 EXTEND = "specsim.fast.extend"
-FINISH = "specsim.fast.verifiers.finish"
+FINISH = "specsim.fast.acceptance"
 DISTRIBUTION = "specsim.fast.vocabulary.distribution"
 _FINAL_DRAW = (
     "            bonus = draw(distributions, last, siblings, uniform, workspace, request, GROUP, GROUPS, PER)\n"
@@ -80,10 +80,9 @@ FAULTS = (
         fields=("num_accepted_drafts", "draft_extend_input.num_accepted_drafts"),
         edits=(
             Edit(
-                "specsim.fast.launches",
-                "        draft_extend_input(\n            frame.batch,\n",
-                "        frame.verdict.num_accepted_drafts.add_(1)\n"
-                "        draft_extend_input(\n            frame.batch,\n",
+                "specsim.fast.sections",
+                "    draft_extend_input(\n        frame.batch,\n",
+                "    frame.verdict.num_accepted_drafts.add_(1)\n    draft_extend_input(\n        frame.batch,\n",
             ),
         ),
         trial=Trial("differential", TREE | dict(batch=3)),
@@ -189,13 +188,13 @@ FAULTS = (
             ),
             Edit(
                 FINISH,
-                "    _finish_kernel[(batch.size,)](\n        distributions=distributions.tables,\n",
+                "    _finish_kernel[(num_requests,)](\n        distributions=distributions.tables,\n",
                 "    from dataclasses import replace\n"
                 "    from specsim.fast import sampling\n"
                 "    plain = replace(batch.sampling, temperature=torch.ones_like(batch.sampling.temperature),\n"
                 "                    top_p=torch.ones_like(batch.sampling.top_p))\n"
                 "    unprocessed = sampling.distributions(replace(batch, sampling=plain), distributions.logits)\n"
-                "    _finish_kernel[(batch.size,)](\n        distributions=distributions.tables,\n"
+                "    _finish_kernel[(num_requests,)](\n        distributions=distributions.tables,\n"
                 "        unprocessed=unprocessed.tables,\n",
             ),
         ),

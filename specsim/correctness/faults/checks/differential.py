@@ -93,7 +93,7 @@ def hooked(engine: Any) -> Iterator[HeadHook | None]:
     if engine.options.impl != "fast":
         yield hook
         return
-    from specsim.fast import frames as module
+    from specsim.fast import sections as module
 
     capture = module.capture
 

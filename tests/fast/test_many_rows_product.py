@@ -13,9 +13,8 @@ from specsim.core.pool import KVBuffer, KVLayout
 from specsim.fast import layers
 from specsim.fast.model import rotary
 from specsim.fast.model.linear import linear, linear_gated, linear_onto
-from specsim.fast.model.product_plan import choose
-from specsim.fast.model.rows import Norm, Rows
-from specsim.fast.model.wide_plan import WidePlan, plan_wide
+from specsim.fast.model.product_plan import ManyRowsPlan, choose, plan_many_rows
+from specsim.fast.model.rows import HiddenRows, Norm
 from specsim.fast.runtime.launch import has_warp_roles
 from specsim.models.tiny_config import tiny_config
 
@@ -64,17 +63,17 @@ def assert_within(out: torch.Tensor, exact: torch.Tensor, roundings: int) -> Non
 )
 def test_a_wide_product_is_the_product(num_rows, size, inner):
     """Rows may be slices of wider ones, and the product is added to others and prepared for the next norm."""
-    assert isinstance(choose(num_rows, size, inner, torch.bfloat16, False), WidePlan)
+    assert isinstance(choose(num_rows, size, inner, torch.bfloat16, False), ManyRowsPlan)
     x, weight, bias, base = (
         torch.randn(shape, device="cuda").bfloat16()
         for shape in ((num_rows, inner + 24), (size, inner), (size,), (num_rows, size))
     )
     x = x[:, 3 : inner + 3]
-    out = linear(Rows(x), weight, bias)
-    assert all(torch.equal(linear(Rows(x), weight, bias), out) for _ in range(20))
+    out = linear(HiddenRows(x), weight, bias)
+    assert all(torch.equal(linear(HiddenRows(x), weight, bias), out) for _ in range(20))
     assert_within(out, x.double() @ weight.double().T + bias.double(), 1)
     norm = Norm(torch.randn(size, device="cuda").bfloat16(), 1e-5)
-    onto = linear_onto(base, Rows(x), weight, bias, norm=norm)
+    onto = linear_onto(base, HiddenRows(x), weight, bias, norm=norm)
     assert torch.equal(onto.values, base + out)
     assert torch.equal(onto.weighted, onto.values * norm.weight)
     scale = (onto.values.double().square().mean(1, keepdim=True) + norm.eps).rsqrt()
@@ -90,7 +89,7 @@ def test_a_row_of_a_wide_product_is_the_same_solo_and_batched():
     norm = Norm(torch.randn(4096, device="cuda").bfloat16(), 1e-5)
 
     def results(x: torch.Tensor) -> list[torch.Tensor | None]:
-        onto = linear_onto(x, Rows(x), weight, batch_invariant=True, norm=norm)
+        onto = linear_onto(x, HiddenRows(x), weight, batch_invariant=True, norm=norm)
         after = [multiply(onto, weight, batch_invariant=True) for multiply in (linear, linear_gated)]
         return [onto.values, onto.weighted, onto.squares, *after]
 
@@ -113,19 +112,19 @@ def test_wide_heads_equal_projection_and_rotation(num_heads, kv_heads, dim, has_
         torch.randn(shape, device="cuda").bfloat16() for shape in ((40, 2048), (width, 2048), (width,), (2048,))
     )
     tensors = {"qkv_proj.weight": weight / 45} | ({"qkv_proj.bias": bias} if has_bias else {})
-    rows = Rows(x, Norm(weight_of_norm, 1e-5), x * weight_of_norm, x.float().square().sum(1, keepdim=True))
+    rows = HiddenRows(x, Norm(weight_of_norm, 1e-5), x * weight_of_norm, x.float().square().sum(1, keepdim=True))
     slots = torch.randperm(100, device="cuda")[:40]
     slots[3] = -1
     positions = torch.randint(0, 5000, (40,), device="cuda")
     frequencies = rotary.inverse_frequencies(config.rope).to("cuda")
     turns = rotary.rotations(positions, frequencies, torch.bfloat16)
     found = []
-    for plan in (plan_wide(width, 2048), None):
+    for plan in (plan_many_rows(width, 2048), None):
         monkeypatch.setattr("specsim.fast.model.product_plan.choose", lambda *_, plan=plan: plan)
         kv = KVBuffer(KVLayout(2, kv_heads, dim), 100, kv_dtype, torch.device("cuda"))
         for pool in (kv.keys, kv.values):
             pool.fill_(torch.nan)
-        forward = rotary.Forward(turns, SimpleNamespace(slots=slots), kv)
+        forward = rotary.ForwardContext(turns, SimpleNamespace(slots=slots), kv)
         found.append((layers._queries(rows, layers.Weights(tensors), config, 1, forward), kv.keys, kv.values))
     for fused, apart in zip(*found, strict=True):
         fused, apart = fused.float(), apart.float()
