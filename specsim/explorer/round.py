@@ -8,7 +8,7 @@ from specsim.core.errors import InputError, require_choice
 from specsim.core.phases import Batch, DraftInput, Verdict, VerifyInput, VerifyOutput
 from specsim.explorer.recorder import Recorded
 from specsim.explorer.tables import candidate_columns, node_columns
-from specsim.serving.frames import data_frame
+from specsim.serving.trace import data_frame
 
 if TYPE_CHECKING:
     import pandas

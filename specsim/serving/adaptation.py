@@ -45,8 +45,8 @@ class Switching:
         by_steps = None
         if policy.is_per_request:
             most = max(config.num_steps for config in policy.settings)
-            own = [steps for request in requests for steps in request.draft_steps]
-            by_steps = tuple(map(own.count, range(most + 1)))
+            draft_steps = [steps for request in requests for steps in request.draft_steps]
+            by_steps = tuple(map(draft_steps.count, range(most + 1)))
         return cls(policy, tuple(rounds), tuple(accepted), switches, by_steps)
 
     @property
@@ -64,14 +64,14 @@ class Switching:
 
     def rows(self) -> list[tuple[str, str]]:
         """List (name, value) pairs for a table."""
-        made = [("policy", self.policy.name), ("switches", figure(self.switches, 0))]
+        rows = [("policy", self.policy.name), ("switches", figure(self.switches, 0))]
         counts = zip(self.policy.settings, self.rounds_by_setting, self.accepted_by_setting, strict=True)
         for config, rounds, accepted in counts:
             length = f", accept length {figure(accepted / rounds)}" if rounds else ""
-            made.append((f"rounds: {short_setting(config)}", f"{figure(rounds, 0)}{length}"))
+            rows.append((f"rounds: {short_setting(config)}", f"{figure(rounds, 0)}{length}"))
         for steps, rounds in enumerate(self.rounds_by_steps or ()):
-            made.append((f"rounds of requests with {steps} draft steps", figure(rounds, 0)))
-        return made
+            rows.append((f"rounds of requests with {steps} draft steps", figure(rounds, 0)))
+        return rows
 
 
 class Adaptation:
@@ -118,8 +118,8 @@ def _ids(requests: Sequence[Request]) -> np.ndarray:
 
 def settings_of(engine: Engine) -> tuple[SpecConfig, ...]:
     """List the settings between which an engine switches, or the one that it has."""
-    found: Settings | None = getattr(engine, "settings", None)  # an engine of one setting has no such attribute
-    return (engine.config,) if found is None else found.configs
+    settings: Settings | None = getattr(engine, "settings", None)  # an engine of one setting has no such attribute
+    return (engine.config,) if settings is None else settings.configs
 
 
 def adaptation_of(engine: Engine, policy: AnyPolicy | None) -> Adaptation | None:

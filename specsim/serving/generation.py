@@ -187,11 +187,17 @@ def _default_config(pair: Pair, verifier: AcceptanceRule | None) -> SpecConfig:
 
 def _by_request(grammars: Grammar | Sequence[Grammar | None] | None, requests: list[Request]) -> Grammars:
     """Map the ids of the constrained requests to their grammars."""
-    own = grammars if isinstance(grammars, Sequence) else [grammars] * len(requests)
-    if len(own) != len(requests) or not all(each is None or hasattr(each, "matcher") for each in own):
+    grammar_list = grammars if isinstance(grammars, Sequence) else [grammars] * len(requests)
+    if len(grammar_list) != len(requests) or not all(
+        grammar is None or hasattr(grammar, "matcher") for grammar in grammar_list
+    ):
         allowed = f"a grammar for all of the {len(requests)} prompts, or one or None for each"
-        raise InputError("grammars", f"{len(own)} values" if own is grammars else grammars, allowed)
-    return {request.request_id: each for request, each in zip(requests, own, strict=True) if each is not None}
+        raise InputError("grammars", f"{len(grammar_list)} values" if grammar_list is grammars else grammars, allowed)
+    return {
+        request.request_id: grammar
+        for request, grammar in zip(requests, grammar_list, strict=True)
+        if grammar is not None
+    }
 
 
 def run_together(

@@ -13,8 +13,8 @@ from specsim.core.metrics import Acceptance, acceptance
 from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance, acceptance_json
 from specsim.serving.adaptation import Switching
-from specsim.serving.frames import data_frame
 from specsim.serving.requests import Request
+from specsim.serving.trace import data_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -98,9 +98,9 @@ class Generation:
         for output in outputs:
             del output["side_outputs"]
         rule = self.rule and self.rule.name
-        made = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic, rule)}
-        made["adaptive"] = self.switching and self.switching.to_json()
-        return without_nan({"outputs": outputs, "metrics": self.metrics, **made})
+        settings = {"config": asdict(self.config), "acceptance": acceptance_json(self.synthetic, rule)}
+        settings["adaptive"] = self.switching and self.switching.to_json()
+        return without_nan({"outputs": outputs, "metrics": self.metrics, **settings})
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Make a table of all rounds.
@@ -110,12 +110,12 @@ class Generation:
         """
         counts = [output.num_accepted_tokens_per_round for output in self.outputs]
         rows = [
-            (index, number, count - 1, count, 1 + sum(own[:number]))
-            for index, own in enumerate(counts)
-            for number, count in enumerate(own)
+            (index, number, count - 1, count, 1 + sum(request_counts[:number]))
+            for index, request_counts in enumerate(counts)
+            for number, count in enumerate(request_counts)
         ]
         names = ("output", "round", "num_accepted_drafts", "num_accepted_tokens", "first_token")
-        columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+        columns = {name: [row[index] for row in rows] for index, name in enumerate(names)}
         return data_frame(columns, dict.fromkeys(names, "int64"))
 
     def _repr_html_(self) -> str:

@@ -12,14 +12,14 @@ from specsim.core.pool import KVPool
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class PrefixNode:
     """One page, a child of the page before it."""
 
     page: int
     label: tuple[int, ...]  # token ids of the page, and with draft KV the next one and those of the lookahead
-    parent: "Node | None"  # None: the root, which has no page
+    parent: "PrefixNode | None"  # None: the root, which has no page
     used: int = 0  # last call of the tree that matched it
-    children: dict[tuple[int, ...], "Node"] = field(default_factory=dict)
+    children: dict[tuple[int, ...], "PrefixNode"] = field(default_factory=dict)
 
 
 class PrefixTree:
@@ -30,7 +30,7 @@ class PrefixTree:
         self._page_size = pools.page_size
         self._lookahead = lookahead  # of the drafter, whose last rows before a chunk's end are not final
         self._label_len = self._page_size + (pools.draft is not None) + lookahead
-        self._root = Node(-1, (), None)
+        self._root = PrefixNode(-1, (), None)
         self._clock = 0
 
     def match(self, token_ids: Sequence[int], columns: int) -> list[int]:
@@ -47,7 +47,7 @@ class PrefixTree:
         path = [self._root, *self._walk(token_ids, columns)]
         for index in range(len(path) - 1, self._whole_pages(token_ids, columns)):
             label = self._label(token_ids, index)
-            node = Node(pages[index], label, path[-1], self._clock)
+            node = PrefixNode(pages[index], label, path[-1], self._clock)
             path[-1].children[label] = node
             self._pools.keep([node.page])
             path.append(node)
@@ -72,22 +72,22 @@ class PrefixTree:
 
     def pages_above(self, held: Collection[int]) -> set[int]:
         """Find the pages of the tree that cannot be evicted while these are in use: themselves and all above them."""
-        found: set[int] = set()
-        for node in (each for each in self._nodes() if each.page in held):
+        pages: set[int] = set()
+        for node in (node for node in self._nodes() if node.page in held):
             above = node
-            while above is not self._root and above.page not in found:
-                found.add(above.page)
+            while above is not self._root and above.page not in pages:
+                pages.add(above.page)
                 above = above.parent or self._root
-        return found
+        return pages
 
     def clear(self) -> None:
         """Drop all pages."""
         self._pools.drop([node.page for node in self._nodes()])
         self._root.children.clear()
 
-    def _walk(self, token_ids: Sequence[int], columns: int) -> list[Node]:
+    def _walk(self, token_ids: Sequence[int], columns: int) -> list[PrefixNode]:
         self._clock += 1
-        path: list[Node] = []
+        path: list[PrefixNode] = []
         children = self._root.children
         for index in range(self._whole_pages(token_ids, columns)):
             node = children.get(self._label(token_ids, index))
@@ -106,17 +106,17 @@ class PrefixTree:
         first = index * self._page_size
         return tuple(token_ids[first : first + self._label_len])
 
-    def _is_evictable(self, node: Node) -> bool:
+    def _is_evictable(self, node: PrefixNode) -> bool:
         return not node.children and self._pools.is_idle(node.page)
 
-    def _remove(self, node: Node) -> Node:
+    def _remove(self, node: PrefixNode) -> PrefixNode:
         """Drop a node's page, and return its parent."""
         parent = node.parent or self._root
         del parent.children[node.label]
         self._pools.drop([node.page])
         return parent
 
-    def _nodes(self) -> Iterator[Node]:
+    def _nodes(self) -> Iterator[PrefixNode]:
         waiting = list(self._root.children.values())
         while waiting:
             node = waiting.pop()

@@ -20,16 +20,16 @@ class Ranks:
 
     def __init__(self, schedulers: Sequence[Scheduler]) -> None:
         self.schedulers = tuple(schedulers)
-        self.home: dict[int, Scheduler] = {}
+        self.scheduler_by_id: dict[int, Scheduler] = {}
 
     def submit(self, request: Request) -> None:
         """Submit a request to a rank, for a conversation to the rank with its KV."""
-        if request.request_id in self.home:
+        if request.request_id in self.scheduler_by_id:
             raise InputError("request_id", request.request_id, "an id of no other request")
-        previous = None if request.continues is None else self.home.get(request.continues)
+        previous = None if request.continues is None else self.scheduler_by_id.get(request.continues)
         scheduler = previous or min(self.schedulers, key=_load)
         scheduler.submit(request)
-        self.home[request.request_id] = scheduler
+        self.scheduler_by_id[request.request_id] = scheduler
 
     @property
     def is_busy(self) -> bool:

@@ -31,7 +31,7 @@ class Emission(NamedTuple):
     num_tokens: int
 
 
-class Place(TypedDict, total=False):
+class RequestSchedule(TypedDict, total=False):
     """Schedule and conversation of a request, with keys that are fields of Request."""
 
     arrival: int
@@ -145,7 +145,7 @@ def make_requests(
     prompts = [prompts] if isinstance(prompts, str) else _items("prompts", prompts, _PROMPTS)
     sampling = SamplingParams() if sampling is None else sampling
     params = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+    if not isinstance(params, Sequence) or not all(isinstance(sampling, SamplingParams) for sampling in params):
         raise InputError("sampling", params, "SamplingParams, one for all prompts or one each")
     allowed_ids = f"{len(prompts)} different integers from 0 to 2^32 - 1"
     ids = _items("request_ids", range(len(prompts)) if request_ids is None else request_ids, allowed_ids)
@@ -153,7 +153,7 @@ def make_requests(
         raise InputError(
             "sampling", f"{len(params)} parameter sets", f"one, or one for each of the {len(prompts)} prompts"
         )
-    are_ids = all(type(each) is int and 0 <= each < 2**32 for each in ids)
+    are_ids = all(type(request_id) is int and 0 <= request_id < 2**32 for request_id in ids)
     require(are_ids and len(ids) == len(set(ids)) == len(prompts), "request_ids", request_ids, allowed_ids)
     items = zip(ids, prompts, params, strict=True)
     requests = [make_request(pair.target.config, pair.tokenizer, *item) for item in items]
@@ -170,7 +170,7 @@ def make_request(
     request_id: int,
     prompt: str | Sequence[int],
     params: SamplingParams,
-    **place: Unpack[Place],
+    **schedule: Unpack[RequestSchedule],
 ) -> Request:
     """Make a request from text or token ids.
 
@@ -179,8 +179,8 @@ def make_request(
     """
     require_type("target_config", target_config, ModelConfig, "a target's shape, such as pair.target.config")
     require_type("params", params, SamplingParams, "SamplingParams")
-    _check_place(request_id, place)
-    ids = _token_ids(tokenizer, prompt, place.get("continues") is None)
+    _check_schedule(request_id, schedule)
+    ids = _token_ids(tokenizer, prompt, schedule.get("continues") is None)
     require(ids, "prompt", prompt, "at least one token")
     for name, tokens in (("prompt", ids), ("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
         for token in tokens:
@@ -191,17 +191,17 @@ def make_request(
         raise InputError("stop", params.stop, "none: the target has no tokenizer")
     stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else target_config.eos_token_ids)
     prompt_ids = list(map(int, ids))
-    return Request(request_id, prompt_ids, params, stop_ids, params.max_new_tokens, tokenizer=tokenizer, **place)
+    return Request(request_id, prompt_ids, params, stop_ids, params.max_new_tokens, tokenizer=tokenizer, **schedule)
 
 
-def _check_place(request_id: int, place: Place) -> None:
+def _check_schedule(request_id: int, schedule: RequestSchedule) -> None:
     require_int("id", request_id, 0, 2**32 - 1)
-    require_int("arrival", place.get("arrival", 0), 0, 2**62 - 1)
-    if (continues := place.get("continues")) is not None:
+    require_int("arrival", schedule.get("arrival", 0), 0, 2**62 - 1)
+    if (continues := schedule.get("continues")) is not None:
         require_int("continues", continues, 0, 2**32 - 1)
-    if (abort_at := place.get("abort_at")) is not None:
+    if (abort_at := schedule.get("abort_at")) is not None:
         require_int("abort_at", abort_at, 0, 2**62 - 1)
-    priority = place.get("priority", 0)
+    priority = schedule.get("priority", 0)
     require(type(priority) is int, "priority", priority, "an integer")
 
 

@@ -14,7 +14,7 @@ from specsim.core.pool import KVPool
 from specsim.core.state import upload
 from specsim.serving.requests import Request
 
-FIRST = Choice(0)  # the first setting, or the one that an engine has
+FIRST_SETTING = Choice(0)  # the first setting, or the one that an engine has
 
 
 class Delivery(NamedTuple):
@@ -53,8 +53,8 @@ class HostCopy:
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
         raw, first = self._pieces[tensor.untyped_storage().data_ptr()]
-        place = tensor.storage_offset() * tensor.itemsize - first
-        return raw[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        offset = tensor.storage_offset() * tensor.itemsize - first
+        return raw[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 def _sent(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
@@ -62,9 +62,9 @@ def _sent(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
 
     Returns them with the offset of the first byte.
     """
-    places = [int(tensor.storage_offset()) * tensor.itemsize for tensor in tensors]
-    first = min(places) // 8 * 8  # keeps the views aligned
-    size = max(place + tensor.nbytes for place, tensor in zip(places, tensors, strict=True)) - first
+    offsets = [int(tensor.storage_offset()) * tensor.itemsize for tensor in tensors]
+    first = min(offsets) // 8 * 8  # keeps the views aligned
+    size = max(offset + tensor.nbytes for offset, tensor in zip(offsets, tensors, strict=True)) - first
     piece = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
     piece.set_(tensors[0].untyped_storage(), first, (size,), (1,))
     sent = torch.empty(size, dtype=torch.uint8, pin_memory=piece.is_cuda)
@@ -79,8 +79,8 @@ class Launched:
     requests: tuple[Request, ...]
     results: HostCopy
     is_round: bool
-    places: tuple[int, ...]  # indices of the requests whose results count
-    choice: Choice = FIRST  # setting of the round, and draft steps of its requests
+    delivered_indices: tuple[int, ...]  # indices of the requests whose results count
+    choice: Choice = FIRST_SETTING  # setting of the round, and draft steps of its requests
 
     def read(self) -> list[Delivery]:
         """Wait for the device, and return the new tokens of every request."""
@@ -95,11 +95,11 @@ class Launched:
             logprobs = results["logprobs"][:, None].tolist()
         steps = [None] * len(self.requests) if self.choice.steps is None else self.choice.steps.tolist()
         rows = zip(self.requests, tokens, logprobs, depths, steps, strict=True)
-        made = [
-            Delivery(request, new, own[: len(new)], self.is_round, depth, count)
-            for request, new, own, depth, count in rows
+        deliveries = [
+            Delivery(request, new, request_logprobs[: len(new)], self.is_round, depth, count)
+            for request, new, request_logprobs, depth, count in rows
         ]
-        return [made[place] for place in self.places]
+        return [deliveries[index] for index in self.delivered_indices]
 
 
 class Runner:
@@ -138,19 +138,19 @@ class Runner:
         ends = [end for _, end in chunks]
         batch = replace(self._batch_of(requests), seq_lens=upload(torch.tensor(ends, dtype=torch.int64), device))
         output = self._engine.prefill(batch, _prefill_input(requests, chunks).to(device), self._pools)
-        whole = [place for place, request in enumerate(requests) if ends[place] == request.prefill_len]
-        kept = upload(torch.tensor(whole, dtype=torch.int64), device)
-        self._join([requests[place] for place in whole], batch.filter(kept), output.draft_input.filter(kept))
+        indices = [index for index, request in enumerate(requests) if ends[index] == request.prefill_len]
+        rows = upload(torch.tensor(indices, dtype=torch.int64), device)
+        self._join([requests[index] for index in indices], batch.filter(rows), output.draft_input.filter(rows))
         results = HostCopy({"next_tokens": output.next_tokens, "logprobs": output.logprobs})
-        fresh = tuple(place for place in whole if not requests[place].token_ids)
-        return Launched(step, tuple(requests), results, is_round=False, places=fresh)
+        fresh = tuple(index for index in indices if not requests[index].token_ids)
+        return Launched(step, tuple(requests), results, is_round=False, delivered_indices=fresh)
 
     def _join(self, requests: list[Request], batch: Batch, draft_input: DraftInput) -> None:
         self.requests += requests
         self._batch = self._batch.merge(batch)
         self._draft_input = self._draft_input.merge(draft_input)
 
-    def round(self, step: int, choice: Choice = FIRST) -> Launched:
+    def round(self, step: int, choice: Choice = FIRST_SETTING) -> Launched:
         """Launch a round of the batch, even of an empty one.
 
         choice: the engine's setting, and the draft steps of each request where they have their own.
@@ -163,8 +163,8 @@ class Runner:
         self._draft_input = advance.draft_input
         self._batch = advance.batch
         results = HostCopy(advance.verdict.tensors | {"proposed_depth": advance.proposed_depth})
-        places = tuple(range(len(self.requests)))
-        return Launched(step, tuple(self.requests), results, is_round=True, places=places, choice=choice)
+        indices = tuple(range(len(self.requests)))
+        return Launched(step, tuple(self.requests), results, is_round=True, delivered_indices=indices, choice=choice)
 
     def _with_known_lengths(self) -> Batch:
         lens = torch.tensor([request.prefill_len for request in self.requests], dtype=torch.int64)
@@ -176,10 +176,10 @@ class Runner:
         Its logprob is NaN then, which reaches the host in any case.
         """
         first = len(request.token_ids) - count
-        for place, logprob in enumerate(request.logprobs[first:], start=first):
+        for index, logprob in enumerate(request.logprobs[first:], start=first):
             if math.isnan(logprob):
                 number = len(request.accepted) + 1 if first else 0
-                read = request.prompt_ids + request.token_ids[:place]
+                read = request.prompt_ids + request.token_ids[:index]
                 raise target_error(self._engine, request.request_id, number, read)
 
     def side_outputs(self, request: Request) -> dict[str, torch.Tensor]:
@@ -200,19 +200,19 @@ class Runner:
 
         An empty batch gets the drafter's idle state.
         """
-        gone = set(map(id, requests))
-        kept = [place for place, request in enumerate(self.requests) if id(request) not in gone]
-        if len(kept) == len(self.requests):
+        dropped = set(map(id, requests))
+        indices = [index for index, request in enumerate(self.requests) if id(request) not in dropped]
+        if len(indices) == len(self.requests):
             return
-        self.requests = [self.requests[place] for place in kept]
-        rows = upload(torch.tensor(kept, dtype=torch.int64), self._engine.device)
+        self.requests = [self.requests[index] for index in indices]
+        rows = upload(torch.tensor(indices, dtype=torch.int64), self._engine.device)
         self._batch = self._batch.filter(rows)
-        self._draft_input = self._draft_input.filter(rows) if kept else self._engine.drafter.idle()
+        self._draft_input = self._draft_input.filter(rows) if indices else self._engine.drafter.idle()
 
 
 def _prefill_input(requests: Sequence[Request], chunks: Sequence[tuple[int, int]]) -> PrefillInput:
-    known = [request.known_ids for request in requests]
-    parts = PrefillInput.of_prompts([ids[start:end] for ids, (start, end) in zip(known, chunks, strict=True)])
-    following = [ids[end] if end < len(ids) else -1 for ids, (_, end) in zip(known, chunks, strict=True)]
+    known_ids = [request.known_ids for request in requests]
+    parts = PrefillInput.of_prompts([ids[start:end] for ids, (start, end) in zip(known_ids, chunks, strict=True)])
+    following = [ids[end] if end < len(ids) else -1 for ids, (_, end) in zip(known_ids, chunks, strict=True)]
     starts = torch.tensor([start for start, _ in chunks], dtype=torch.int64)
     return replace(parts, start_lens=starts, next_tokens=torch.tensor(following, dtype=torch.int64))

@@ -16,12 +16,11 @@ from specsim.core.errors import InputError, require, require_type
 from specsim.core.policies.per_request import AnyPolicy
 from specsim.core.pool import KVPool
 from specsim.serving.adaptation import adaptation_of, settings_of
-from specsim.serving.admission import Admission, Plan
-from specsim.serving.queue import Queue
+from specsim.serving.admission import Admission, PrefillPlan, Queue
 from specsim.serving.requests import Arrival, Emission, Request
-from specsim.serving.residents import Residents
-from specsim.serving.runner import FIRST, Delivery, Launched, Runner
-from specsim.serving.trace import Chunk, Finish, Result, Reuse, StepLog, StepRecord, Trace
+from specsim.serving.reservations import Reservations
+from specsim.serving.runner import FIRST_SETTING, Delivery, Launched, Runner
+from specsim.serving.trace import Chunk, FinishEvent, Reuse, RoundResult, StepLog, StepRecord, Trace
 
 
 def check_serving(serving: ServingConfig, config: SpecConfig) -> None:
@@ -60,13 +59,13 @@ class Scheduler:
         self.pools = engine.make_pools(2 * serving.max_running, serving.num_slots) if pools is None else pools
         self.drafter = engine.drafter
         settings, ahead, lookahead = settings_of(engine), columns_ahead(self.drafter), self.drafter.lookahead
-        self.residents = Residents(self.pools, settings, serving.prefix_cache, ahead, lookahead)
+        self.reservations = Reservations(self.pools, settings, serving.prefix_cache, ahead, lookahead)
         self.runner = Runner(engine, self.pools, lagging=serving.schedule == "overlap")
         self.trace = Trace(acceptance=str(engine.acceptance or engine.rule or "target"))
         self.audited_slots = 0  # over all audits
         self.is_stalled = False
         self._queue = Queue()
-        self._admission = Admission(serving, config.page_size, self._queue, self.residents, self.runner)
+        self._admission = Admission(serving, config.page_size, self._queue, self.reservations, self.runner)
         self._adaptation = adaptation_of(engine, policy)
         self._unread: deque[Launched] = deque()
         self._clock = clock
@@ -96,7 +95,7 @@ class Scheduler:
     @property
     def is_busy(self) -> bool:
         """Check whether a request has not ended or a result has not been read."""
-        return bool(self._queue.coming or self._queue.waiting or self._admission.placed or self._unread)
+        return bool(self._queue.coming or self._queue.waiting or self._admission.admitted_requests or self._unread)
 
     def run(self, after_step: Callable[[], object] = lambda: None) -> None:
         """Step until all requests have ended, skipping steps in which nothing happens."""
@@ -111,7 +110,7 @@ class Scheduler:
         """Raise InputError if nothing can happen any more, as the slot limit is below what the next request needs."""
         if self.is_stalled:
             request = self._queue.by_precedence()[0]
-            needed = self.residents.least_slots(request)
+            needed = self.reservations.least_slots(request)
             raise InputError(
                 "limit", self.pools.usable_slots, f"at least {needed} slots, for request {request.request_id}"
             )
@@ -119,7 +118,7 @@ class Scheduler:
     @property
     def next_event(self) -> int | None:
         """Step of the next arrival or abort, None if there is none or other work comes first."""
-        if not self._queue.coming or self._queue.waiting or self._admission.placed or self._unread:
+        if not self._queue.coming or self._queue.waiting or self._admission.admitted_requests or self._unread:
             return None
         return max(self.step_index, self._queue.next_event())
 
@@ -136,46 +135,46 @@ class Scheduler:
             self.decode()
         return self.end_step()
 
-    def plan(self) -> Plan:
+    def plan(self) -> PrefillPlan:
         """Plan this step's prefill, and make room for its round, from what the host knows."""
         self._arrive()
-        for request in [*self._queue.coming, *self._queue.waiting, *self._admission.placed]:
+        for request in [*self._queue.coming, *self._queue.waiting, *self._admission.admitted_requests]:
             if request.abort_at is not None and request.abort_at <= self.step_index:
                 self.abort(request.request_id)
         self._log.events["preempted"] += self._admission.make_room()
         if not self._log.events["preempted"]:  # their last results may be unread, and there is no room anyway
             for request in self._admission.admit():
                 self._note_admitted(request)
-        self.residents.reserve(self.runner.requests)
+        self.reservations.reserve(self.runner.requests)
         return self._admission.plan()
 
-    def prefill(self, plan: Plan) -> None:
+    def prefill(self, plan: PrefillPlan) -> None:
         """Launch a plan's chunks, even of an empty plan, in a rank without work while others have some."""
         launched = self.runner.prefill(self.step_index, plan.requests, plan.chunks)
         for request, (start, end) in zip(plan.requests, plan.chunks, strict=True):
             self._log.events["prefilled"].append(Chunk(request.request_id, start, end))
-            self.residents.settle(request, end)
+            self.reservations.mark_committed(request, end)
             if end == request.prefill_len:
                 self._admission.prefilling.remove(request)
-        self._launched(launched)
+        self._enqueue(launched)
 
     def decode(self) -> None:
         """Launch a round of the running batch, even of an empty one."""
         self._log.events["decoded"] += [request.request_id for request in self.runner.requests]
-        choice = FIRST
+        choice = FIRST_SETTING
         if self._adaptation:
             choice = self._adaptation.choose(self.step_index, self.runner.requests, self._seconds())
             self._log.setting = choice.setting
-        self._launched(self.runner.round(self.step_index, choice))
+        self._enqueue(self.runner.round(self.step_index, choice))
 
     def end_step(self) -> StepRecord:
         """Read the results that are due, and record the step."""
         while self._unread and self._unread[0].step < self.step_index:
             self._read(self._unread.popleft())
-        usage = self.pools.audit() if self._audits else self.residents.usage()
+        usage = self.pools.audit() if self._audits else self.reservations.usage()
         self.audited_slots += usage["slots"] if self._audits else 0
-        record = self._log.record(self._seconds(), self.residents.evicted_pages, usage)
-        self.residents.evicted_pages = 0
+        record = self._log.record(self._seconds(), self.reservations.evicted_pages, usage)
+        self.reservations.evicted_pages = 0
         awaits = self._queue.waiting and not self._queue.will_change(self.step_index)
         self.is_stalled = bool(awaits) and not any(self._log.events.values())
         self.trace.append(record)
@@ -200,7 +199,7 @@ class Scheduler:
         for request_id in self.requests:
             self.abort(request_id)
         self._unread.clear()
-        self.residents.close()
+        self.reservations.close()
         if any(self._log.events.values()):
             self.end_step()
         usage = self.pools.audit()
@@ -224,23 +223,23 @@ class Scheduler:
 
         Returns the reason why it can never run, None if it can.
         """
-        if reason := self._queue.why_never(request):
+        if reason := self._queue.rejection_reason(request):
             return reason
         previous = self._queue.previous(request)
         if previous is not None:
             request.follow(previous)
         request.fit(self.max_len)
-        return self.residents.why_never(request)
+        return self.reservations.rejection_reason(request)
 
     def _note_admitted(self, request: Request) -> None:
         self._log.events["admitted"].append(request.request_id)
         if request.num_preemptions:
             self._log.events["resumed"].append(request.request_id)
-        if reused := self.residents.committed(request):
+        if reused := self.reservations.committed(request):
             self._log.events["reused"].append(Reuse(request.request_id, reused))
             request.num_reused += reused
 
-    def _launched(self, launched: Launched) -> None:
+    def _enqueue(self, launched: Launched) -> None:
         if self.serving.schedule == "overlap":
             self._unread.append(launched)
         else:
@@ -251,17 +250,17 @@ class Scheduler:
         if self._adaptation:
             self._adaptation.observe(launched, deliveries, self._seconds())
         for delivery in deliveries:
-            self._take(delivery, launched)
+            self._append_tokens(delivery, launched)
 
-    def _take(self, delivery: Delivery, launched: Launched) -> None:
+    def _append_tokens(self, delivery: Delivery, launched: Launched) -> None:
         """Append new tokens to a request, except to one that has ended meanwhile."""
         request = delivery.request
         has_ended = request.finish_reason is not None
-        kept = request.take(delivery.token_ids, delivery.logprobs)
-        self.runner.check(request, kept)
+        num_kept = request.take(delivery.token_ids, delivery.logprobs)
+        self.runner.check(request, num_kept)
         if delivery.is_round:
             count = len(delivery.token_ids)
-            self._log.events["results"].append(Result(request.request_id, launched.step, count, kept))
+            self._log.events["results"].append(RoundResult(request.request_id, launched.step, count, num_kept))
         if has_ended:
             return
         if delivery.is_round:
@@ -270,9 +269,9 @@ class Scheduler:
             request.settings.append(launched.choice.setting)
             if delivery.draft_steps is not None:
                 request.draft_steps.append(delivery.draft_steps)
-        request.emissions.append(Emission(self.step_index, self._seconds(), kept))
+        request.emissions.append(Emission(self.step_index, self._seconds(), num_kept))
         if request.row >= 0:
-            self.residents.settle(request, request.prefill_len)
+            self.reservations.mark_committed(request, request.prefill_len)
         if request.finish_reason:
             self._finish(request, request.finish_reason)
 
@@ -281,14 +280,14 @@ class Scheduler:
         request.finish_reason = reason
         is_complete = reason in ("stop", "length")
         request.side_outputs = self.runner.side_outputs(request) if is_complete else {}
-        self._log.events["finished"].append(Finish(request.request_id, reason))
+        self._log.events["finished"].append(FinishEvent(request.request_id, reason))
         self._admission.remove(request)
         self.runner.finish(request)
         previous = self._queue.previous(request)
         if previous is not None and not self._queue.is_continued(previous):
-            self.residents.end_session(previous.request_id)
+            self.reservations.end_session(previous.request_id)
         if request.row >= 0:
-            self.residents.release(request, keep_session=reason != "abort" and self._queue.is_continued(request))
+            self.reservations.release(request, keep_session=reason != "abort" and self._queue.is_continued(request))
 
     def _seconds(self) -> float:
         return self._clock() - self._start

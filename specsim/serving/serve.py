@@ -105,7 +105,9 @@ class Served:
         """Print one line for each request, the totals, and the audit."""
         heading(console, "Requests (TTFT, TPOT and ITL in steps)")
         print_table(console, HEADINGS, list(map(_cells, self.requests)))
-        sentences = [f"Request {each.request_id} is rejected: {each.error}." for each in self.requests if each.error]
+        sentences = [
+            f"Request {request.request_id} is rejected: {request.error}." for request in self.requests if request.error
+        ]
         sentences += [f"Line {line} is skipped: not {reason}." for line, reason in self.skipped]
         for sentence in sentences:
             paragraph(console, sentence)

@@ -1,16 +1,75 @@
-"""Trace of a serving run, step by step, as data frames, JSON or a Parquet file."""
+"""Trace of a serving run, step by step, as data frames (pandas is loaded for the first one), JSON or a Parquet file."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args, get_origin, get_type_hints
 
+from specsim.core.errors import InputError
 from specsim.core.files import write_whole
-from specsim.serving.frames import data_frame, needs_pandas
-from specsim.serving.typed_json import read_typed
 
 if TYPE_CHECKING:
     import pandas
+
+
+def data_frame(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str]) -> "pandas.DataFrame":
+    """Make a frame column by column, so that integers in a column with gaps never become floats.
+
+    types: pandas dtypes by column name; the others are inferred. Raises InputError without pandas.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise needs_pandas("a data frame", error) from error
+    return pandas.DataFrame(
+        {name: pandas.array(list(values), dtype=types.get(name)) for name, values in columns.items()}
+    )
+
+
+def needs_pandas(output: str, error: ImportError) -> InputError:
+    """Say how to install what a table needs."""
+    return InputError("table", output, f"JSON, unless pandas is installed by: pip install 'specsim[data]' ({error})")
+
+
+_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+
+
+def read_typed(kind: Any, value: Any, name: str) -> Any:
+    """Make a value of a type from its JSON form.
+
+    Raises InputError with the value's path, which begins with `name`.
+    """
+    if isinstance(kind, type) and is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        if not isinstance(value, dict) or value.keys() != kinds.keys():
+            raise _unreadable(name, value, f"an object with the fields {', '.join(kinds)}")
+        return kind(**{field: read_typed(kinds[field], value[field], f"{name}.{field}") for field in kinds})
+    if hasattr(kind, "_fields"):  # a NamedTuple
+        kinds = list(get_type_hints(kind).values())
+        if not isinstance(value, (list, tuple)) or len(value) != len(kinds):
+            raise _unreadable(name, value, f"an array of {len(kinds)} values")
+        return kind(*_read_items(kinds, value, name))
+    origin = get_origin(kind)
+    if origin is list or origin is tuple:  # of any length
+        if not isinstance(value, (list, tuple)):
+            raise _unreadable(name, value, "an array")
+        return origin(_read_items(get_args(kind)[:1] * len(value), value, name))
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise _unreadable(name, value, _NAMES[kind])
+    return value
+
+
+def _read_items(kinds: Sequence[Any], values: Sequence[Any], name: str) -> list[Any]:
+    pairs = enumerate(zip(kinds, values, strict=True))
+    return [read_typed(kind, value, f"{name}[{index}]") for index, (kind, value) in pairs]
+
+
+def _unreadable(name: str, value: Any, allowed: str) -> InputError:
+    display_value = value if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+    return InputError(name, display_value, allowed)
+
 
 # Fields of a record that hold events, and the name of one such event.
 EVENTS = {
@@ -58,7 +117,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RoundResult:
     """A round whose result was read in this step."""
 
     request_id: int  # id of the request
@@ -84,7 +143,7 @@ class Reuse(NamedTuple):
     num_reused: int
 
 
-class Finish(NamedTuple):
+class FinishEvent(NamedTuple):
     """The end of a request, an array in JSON."""
 
     request_id: int
@@ -105,8 +164,8 @@ class StepRecord:
     rejected: tuple[int, ...]  # ids of requests that are rejected in this step
     prefilled: tuple[Chunk, ...]  # chunks of prompts that are prefilled
     reused: tuple[Reuse, ...]  # prompt tokens found in the prefix cache
-    results: tuple[Result, ...]  # rounds whose results are read
-    finished: tuple[Finish, ...]  # requests that end
+    results: tuple[RoundResult, ...]  # rounds whose results are read
+    finished: tuple[FinishEvent, ...]  # requests that end
     preempted: tuple[Preemption, ...]  # requests that are preempted
     evicted_pages: int  # KV pages that the prefix cache evicts
     free_slots: int  # KV slots that are free, withheld ones included, at the end of the step
@@ -212,7 +271,7 @@ def _events(record: StepRecord) -> Iterator[dict[str, Any]]:
             yield {"step": record.step, "seconds": record.seconds, "event": event, **_values(entry)}
 
 
-def _values(entry: int | Reuse | Finish | Chunk | Result | Preemption) -> dict[str, Any]:
+def _values(entry: int | Reuse | FinishEvent | Chunk | RoundResult | Preemption) -> dict[str, Any]:
     if isinstance(entry, int):
         return {"request_id": entry}
     return entry._asdict() if isinstance(entry, tuple) else asdict(entry)

@@ -14,9 +14,9 @@ from specsim.core.pair import Pair
 from specsim.serving.requests import Request, make_request
 
 _SAMPLING = tuple(field.name for field in fields(SamplingParams))
-_PLACE = ("arrival", "priority", "continues", "abort_at")
+_SCHEDULE = ("arrival", "priority", "continues", "abort_at")
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,18}")
-_FIELDS = ("id", "prompt", "prompt_ids", *_PLACE, *_SAMPLING)
+_FIELDS = ("id", "prompt", "prompt_ids", *_SCHEDULE, *_SAMPLING)
 
 
 class SkippedLine(NamedTuple):
@@ -85,9 +85,9 @@ def _request(line: str, index: int, pair: Pair, earlier: dict[int, Request]) -> 
     continues = values.get("continues")
     if continues is not None and (type(continues) is not int or continues not in earlier):
         raise InputError("continues", continues, "the id of an earlier line")
-    place = {name: values[name] for name in _PLACE if name in values}
+    schedule = {name: values[name] for name in _SCHEDULE if name in values}
     params = SamplingParams(**{name: _sampling_value(name, values[name]) for name in _SAMPLING if name in values})
-    return make_request(pair.target.config, pair.tokenizer, request_id, _prompt(values), params, **place)
+    return make_request(pair.target.config, pair.tokenizer, request_id, _prompt(values), params, **schedule)
 
 
 def _parse(line: str) -> dict[str, Any]:

@@ -39,10 +39,10 @@ from specsim.serving.generation import load_engine
 from specsim.serving.prefix import PrefixTree
 from specsim.serving.ranks import Ranks
 from specsim.serving.requests import Request
-from specsim.serving.residents import Residents
+from specsim.serving.reservations import Reservations
 from specsim.serving.runner import Runner
 from specsim.serving.scheduler import Scheduler
-from specsim.serving.trace import EVENTS, Chunk, Preemption, Result
+from specsim.serving.trace import EVENTS, Chunk, Preemption, RoundResult
 
 PROGRAMS = [draw(0, index) for index in range(400)]
 
@@ -204,8 +204,10 @@ def draw_again_on_resumption(monkeypatch):
 
 def commit_too_much(monkeypatch):
     """The bonus token's column counts as filled."""
-    settle = Residents.settle
-    monkeypatch.setattr(Residents, "settle", lambda self, request, columns: settle(self, request, columns + 1))
+    mark_committed = Reservations.mark_committed
+    monkeypatch.setattr(
+        Reservations, "mark_committed", lambda self, request, columns: mark_committed(self, request, columns + 1)
+    )
 
 
 def keep_tokens_after_the_end(monkeypatch):
@@ -223,7 +225,7 @@ def keep_tokens_after_the_end(monkeypatch):
 
 def forget_a_session(monkeypatch):
     """Nobody gives the slots of a conversation back that nobody continued."""
-    monkeypatch.setattr(Residents, "close", lambda self: None)
+    monkeypatch.setattr(Reservations, "close", lambda self: None)
 
 
 def share_and_record_nothing(monkeypatch):
@@ -235,7 +237,7 @@ def share_and_record_nothing(monkeypatch):
             self._pools.share(row, self._tree.match(request.known_ids, request.prefill_len - 1))
         return row
 
-    monkeypatch.setattr(Residents, "_open", wrong)
+    monkeypatch.setattr(Reservations, "_open", wrong)
 
 
 # Each with a small program that shows it, and what is seen.
@@ -338,7 +340,7 @@ def test_a_failure_is_shown_with_the_command_that_repeats_it(monkeypatch):
 
 
 def test_requests_that_wait_for_ever_are_a_failure(monkeypatch):
-    monkeypatch.setattr(Residents, "admit", lambda self, request, residents: False)
+    monkeypatch.setattr(Reservations, "admit", lambda self, request, admitted_requests: False)
     (failure,) = soak(program="0-0-4").failures
     assert "do not end" in failure.difference
 
@@ -487,10 +489,10 @@ def test_events_of_a_trace_by_hand():
     events = [
         {"admitted": (0,), "prefilled": (Chunk(0, 0, 2),)},
         {"prefilled": (Chunk(0, 2, 4),)},
-        {"preempted": gone, "results": (Result(0, 2, 3, 0),)},
+        {"preempted": gone, "results": (RoundResult(0, 2, 3, 0),)},
         {"admitted": (0,), "prefilled": (Chunk(0, 0, 2),)},
         {"decoded": (0,)},
-        {"preempted": gone, "results": (Result(0, 4, 3, 2),)},
+        {"preempted": gone, "results": (RoundResult(0, 4, 3, 2),)},
         {},
     ]
     scheduler.trace.records = [replace(idle, step=step, **each) for step, each in enumerate(events)]

@@ -218,7 +218,7 @@ def kv_after(scheduler: Scheduler, request: Request, rounds: int) -> tuple[int, 
     while len(request.accepted) < rounds:
         assert request.finish_reason is None
         scheduler.step()
-    columns = scheduler.residents.committed(request)
+    columns = scheduler.reservations.committed(request)
     return columns, draft_kv(scheduler, request, columns)
 
 

@@ -198,7 +198,7 @@ def kv_after(scheduler: Scheduler, request: Request, rounds: int) -> tuple[int, 
     while len(request.accepted) < rounds:
         assert request.finish_reason is None
         scheduler.step()
-    columns = scheduler.residents.committed(request)
+    columns = scheduler.reservations.committed(request)
     slots = scheduler.pools.slots(request.row, torch.arange(columns))
     draft = scheduler.pools.draft
     return columns, torch.stack([draft.keys[:, slots], draft.values[:, slots]]).double()

@@ -142,7 +142,7 @@ def one_victim(make, ask):
         scheduler.submit(ask(0, LONG, 14), small)
         for _ in range(2):
             scheduler.step()
-        scheduler.limit(scheduler.residents.least_slots(small))
+        scheduler.limit(scheduler.reservations.least_slots(small))
         return scheduler
 
     return start

@@ -66,7 +66,7 @@ def test_a_conversation_stays_on_its_rank(make, ask, check_solo):
     for request in requests:
         ranks.submit(request)
     ranks.run()
-    assert ranks.home[3] is ranks.home[0]
+    assert ranks.scheduler_by_id[3] is ranks.scheduler_by_id[0]
     assert turn.num_reused == len(first.prompt_ids) + 7
     check_solo(requests)
 

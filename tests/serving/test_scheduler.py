@@ -140,7 +140,7 @@ def test_a_request_can_be_aborted_at_any_moment(make, ask, check_solo, when, sch
     place = {
         "not arrived": victim.arrived is None,
         "waiting": victim.arrived is not None and victim.row < 0,
-        "in a chunk": victim.row >= 0 and 0 < scheduler.residents.committed(victim) < len(LONG),
+        "in a chunk": victim.row >= 0 and 0 < scheduler.reservations.committed(victim) < len(LONG),
         "decoding": len(victim.token_ids) > 1 and not victim.finish_reason,
         "finished": victim.finish_reason == "length",
     }

@@ -236,4 +236,4 @@ def test_between_steps_no_more_is_committed_than_is_known(make, ask, schedule):
     while scheduler.is_busy:
         scheduler.step()
         for request in scheduler.runner.requests:
-            assert scheduler.residents.committed(request) == request.prefill_len
+            assert scheduler.reservations.committed(request) == request.prefill_len

@@ -14,10 +14,10 @@ from specsim.serving.trace import (
     EVENTS,
     SLOTS,
     Chunk,
-    Finish,
+    FinishEvent,
     Preemption,
-    Result,
     Reuse,
+    RoundResult,
     StepRecord,
     Trace,
 )
@@ -33,11 +33,11 @@ RECORDS = [
     replace(
         IDLE, step=4, seconds=0.1, arrived=(8, 9), rejected=(9,), aborted=(6,), admitted=(8,), reused=(Reuse(8, 16),),
         prefilled=(Chunk(8, 16, 21),), preempted=(Preemption(7, 13, in_page=True, is_prefilling=False),),
-        finished=(Finish(9, "rejected"), Finish(6, "abort")), evicted_pages=2,
+        finished=(FinishEvent(9, "rejected"), FinishEvent(6, "abort")), evicted_pages=2,
     ),
     replace(
         IDLE, step=5, seconds=1 / 3, admitted=(7,), resumed=(7,), prefilled=(Chunk(8, 21, 24), Chunk(7, 0, 13)),
-        decoded=(7, 8), results=(Result(7, 5, 4, 4), Result(8, 5, 3, 2)), finished=(Finish(8, "stop"),),
+        decoded=(7, 8), results=(RoundResult(7, 5, 4, 4), RoundResult(8, 5, 3, 2)), finished=(FinishEvent(8, "stop"),),
         free_slots=16, reserved_slots=40, committed_slots=20, cached_slots=8, withheld_slots=4,
     ),
 ]  # fmt: skip
@@ -129,8 +129,8 @@ RECORD = st.builds(
             **dict.fromkeys(("arrived", "admitted", "resumed", "decoded", "aborted", "rejected"), IDS),
             "prefilled": st.builds(Chunk, IDS, SOME, SOME),
             "reused": st.builds(Reuse, IDS, SOME),
-            "results": st.builds(Result, IDS, SOME, SOME, SOME),
-            "finished": st.builds(Finish, IDS, st.sampled_from(["stop", "length", "abort", "rejected", "é"])),
+            "results": st.builds(RoundResult, IDS, SOME, SOME, SOME),
+            "finished": st.builds(FinishEvent, IDS, st.sampled_from(["stop", "length", "abort", "rejected", "é"])),
             "preempted": st.builds(Preemption, IDS, SOME, st.booleans(), st.booleans()),
         }.items()
     },

@@ -16,9 +16,8 @@ from specsim.correctness.differential.cell import AXES
 from specsim.correctness.differential.drafter_grid import KINDS as COVERED
 from specsim.correctness.differential.drafter_grid import MODES, variants
 from specsim.models.load import load
-from specsim.models.other_vocabulary import with_vocabulary_of
 from specsim.models.synthetic.wide_weights import SHAPE, language_model
-from specsim.models.synthetic_pair import synthetic_pair
+from specsim.models.synthetic_pair import synthetic_pair, with_vocabulary_of
 from specsim.models.tiny_config import tiny_config
 
 _DRAFTERS = (*AXES["kind"], *COVERED)

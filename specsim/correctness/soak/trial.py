@@ -211,10 +211,10 @@ def _submit(ranks: Ranks, coming: deque[tuple[int, Submission]], count: int, tar
 
 
 def _abort(ranks: Ranks, index: int) -> None:
-    holders = [request_id for request_id, home in ranks.home.items() if _holds(home.requests[request_id])]
+    holders = [request_id for request_id, home in ranks.scheduler_by_id.items() if _holds(home.requests[request_id])]
     if holders:
         request_id = holders[index % len(holders)]
-        if not ranks.home[request_id].abort(request_id):
+        if not ranks.scheduler_by_id[request_id].abort(request_id):
             raise AssertionError(f"request {request_id} is running, but abort() reports that it has ended")
 
 

@@ -18,8 +18,8 @@ from specsim.core.kinds import TESTED, resolve
 from specsim.core.pair import Pair, TargetCheckpoint
 from specsim.core.target import DenseMLP, HeadAttention, LayerConfig, ModelConfig, Rope
 from specsim.models.checkpoint.layout import target_layout
-from specsim.models.other_vocabulary import with_vocabulary_of
 from specsim.models.synthetic.weights import CLASSES, DRAFT, HIDDEN, VOCAB, blank
+from specsim.models.synthetic_pair import with_vocabulary_of
 
 EPS = 1e-6
 _OWN = VOCAB  # first feature of the own class

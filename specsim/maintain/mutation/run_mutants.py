@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 # Shared modules of both implementations; those of fast/ are mutated too.
 SHARED = (
     *(f"core.{name}" for name in ("columns", "config", "metrics", "phases", "pool", "uniforms")),
-    *(f"serving.{name}" for name in ("admission", "prefix", "requests", "residents", "runner", "scheduler")),
+    *(f"serving.{name}" for name in ("admission", "prefix", "requests", "reservations", "runner", "scheduler")),
     "correctness.invariance.solo",
 )
 # Tests over a mutant may take this many times their usual time, and these seconds more.

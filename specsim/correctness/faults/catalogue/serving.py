@@ -41,8 +41,8 @@ FAULTS = (
         edits=(
             Edit(
                 RUNNER,
-                "self._draft_input.filter(rows) if kept else",
-                "self._draft_input.filter(torch.arange(len(kept), device=rows.device)) if kept else",
+                "self._draft_input.filter(rows) if indices else",
+                "self._draft_input.filter(torch.arange(len(indices), device=rows.device)) if indices else",
             ),
         ),
         trial=Trial("batched", TREE),
@@ -54,7 +54,7 @@ FAULTS = (
         cause="after the last request has finished, its state stays instead of an empty one",
         symptom="the next request is merged after a row of no request",
         fields=("next merge",),
-        edits=(Edit(RUNNER, "if kept else self._engine.drafter.idle()", "if kept else self._draft_input"),),
+        edits=(Edit(RUNNER, "if indices else self._engine.drafter.idle()", "if indices else self._draft_input"),),
         trial=Trial("batched", TREE | dict(batch=2, arrivals=[0, 30])),
     ),
     Fault(
@@ -185,7 +185,7 @@ FAULTS = (
         fields=("out of bounds",),
         edits=(
             Edit(
-                "specsim.serving.residents",
+                "specsim.serving.reservations",
                 "max(round_columns(length, config, self._ahead) for config in self._settings)",
                 "min(round_columns(length, config, self._ahead) for config in self._settings)",
             ),

@@ -12,7 +12,7 @@ from specsim.serving.prefix import PrefixTree
 from specsim.serving.requests import Request
 
 
-class Residents:
+class Reservations:
     """Reservation, growth and release of requests' slots in one pool.
 
     Slots that no admitted request uses are freed first: cached prefixes, then the sessions that finished longest ago.
@@ -31,7 +31,7 @@ class Residents:
         self._columns: dict[int, int] = {}  # of a request's next round, by its length
         self.evicted_pages = 0
 
-    def why_never(self, request: Request) -> str | None:
+    def rejection_reason(self, request: Request) -> str | None:
         """Explain why a request can never run in this pool, even an empty one, None if it can."""
         length = len(request.prompt_ids)
         most = self._config.length_limit - 1
@@ -45,14 +45,14 @@ class Residents:
             return f"{size} need {needed} slots, and the pool has {self._pools.num_slots}"
         return None
 
-    def admit(self, request: Request, residents: Collection[Request]) -> bool:
+    def admit(self, request: Request, admitted_requests: Collection[Request]) -> bool:
         """Give a request a row and the columns of its prefill, under release `finish` also of its first rounds.
 
-        Returns False, and evicts nothing, if its next round does not fit together with those of the residents.
+        Returns False, and evicts nothing, if its next round does not fit together with those of the admitted ones.
         """
         session = None if request.continues is None else self._sessions.get(request.continues)
         pages = self._pools.pages(session.row) if session else self._match(request)
-        if not self._can_fit(residents, pages, self._round_columns(request.prefill_len)):
+        if not self._can_fit(admitted_requests, pages, self._round_columns(request.prefill_len)):
             return False
         if session is None and not self._free_a_row():
             return False
@@ -60,7 +60,7 @@ class Residents:
             del self._sessions[session.request_id]
         request.row = session.row if session else self._open(request)
         self._rows.add(request.row)
-        self.make_room([*residents, request])
+        self.make_room([*admitted_requests, request])
         length = request.prefill_len
         finish = self._config.release == "finish"
         self._pools.reserve(request.row, self._round_columns(length) if finish else length + self._ahead)
@@ -79,10 +79,10 @@ class Residents:
     def _open(self, request: Request) -> int:
         row = self._pools.open()
         self._pools.share(row, self._match(request))
-        if known := request.known_ids[: self._pools.committed_columns(row)]:
+        if prefix_ids := request.known_ids[: self._pools.committed_columns(row)]:
             device = self._pools.token_ids.device
-            tokens = upload(torch.tensor(known, dtype=torch.int64), device)
-            self._pools.record(row, torch.arange(len(known), device=device), tokens)
+            tokens = upload(torch.tensor(prefix_ids, dtype=torch.int64), device)
+            self._pools.record(row, torch.arange(len(prefix_ids), device=device), tokens)
         return row
 
     def _match(self, request: Request) -> list[int]:
@@ -95,31 +95,31 @@ class Residents:
     def _free_a_row(self) -> bool:
         return bool(self._pools.free_rows) or self._end_oldest_session()
 
-    def make_room(self, residents: Collection[Request]) -> bool:
+    def make_room(self, admitted_requests: Collection[Request]) -> bool:
         """Evict prefixes and end sessions until the next round of these requests fits, or return False if it cannot.
 
-        It evicts nothing in that case. residents: every request with a row, without the sessions.
+        It evicts nothing in that case. admitted_requests: every request with a row, without the sessions.
         """
-        if self._growth(residents) * self._pools.page_size <= self._pools.free_slots:
+        if self._growth(admitted_requests) * self._pools.page_size <= self._pools.free_slots:
             return True
-        if not self._can_fit(residents):
+        if not self._can_fit(admitted_requests):
             return False
-        while (missing := self._growth(residents) - self._pools.free_slots // self._pools.page_size) > 0:
+        while (missing := self._growth(admitted_requests) - self._pools.free_slots // self._pools.page_size) > 0:
             evicted = self._tree.evict(missing) if self._tree is not None else 0
             self.evicted_pages += evicted
             if not evicted and not self._end_oldest_session():
                 raise AssertionError(f"{missing} pages are missing for rounds that fit")
         return True
 
-    def _can_fit(self, residents: Collection[Request], pages: Collection[int] = (), columns: int = 0) -> bool:
-        """Check whether the residents' next rounds fit within the limit once all that can be freed is free.
+    def _can_fit(self, admitted_requests: Collection[Request], pages: Collection[int] = (), columns: int = 0) -> bool:
+        """Check whether the next rounds of admitted requests fit within the limit once all that can be freed is free.
 
         pages, columns: a further request's first pages, and all columns that it needs.
         """
-        growth = self._growth(residents) + max(0, self._pools.num_pages(columns) - len(pages))
+        growth = self._growth(admitted_requests) + max(0, self._pools.num_pages(columns) - len(pages))
         if growth * self._pools.page_size <= self._pools.free_slots:
             return True
-        held = {*pages, *(page for request in residents for page in self._pools.pages(request.row))}
+        held = {*pages, *(page for request in admitted_requests for page in self._pools.pages(request.row))}
         if self._tree is not None:
             held |= self._tree.pages_above(held)
         return (growth + len(held)) * self._pools.page_size <= self._pools.usable_slots
@@ -128,10 +128,10 @@ class Residents:
         """Count the slots that a request needs for its prefill and its next round."""
         return self._pools.num_pages(self._round_columns(request.prefill_len)) * self._pools.page_size
 
-    def _growth(self, residents: Collection[Request]) -> int:
+    def _growth(self, admitted_requests: Collection[Request]) -> int:
         """Count the pages that the next round of these requests needs in addition to theirs."""
         needed = 0
-        for request in residents:
+        for request in admitted_requests:
             missing = self._round_columns(request.prefill_len) - self._pools.owned_columns(request.row)
             if missing > 0:
                 needed += self._pools.num_pages(missing)
@@ -142,14 +142,14 @@ class Residents:
         if self._config.release == "finish":
             self._pools.reserve_all((request.row, self._round_columns(request.prefill_len)) for request in requests)
 
-    def settle(self, request: Request, columns: int) -> None:
+    def mark_committed(self, request: Request, columns: int) -> None:
         """Mark a request's first columns as committed, and add their pages to the prefix cache."""
         self._pools.mark_committed(request.row, columns)
         if self._tree is not None:
             self._tree.insert(request.known_ids, columns, self._pools.pages(request.row))
 
     def committed(self, request: Request) -> int:
-        """Count a resident's columns whose KV is final as far as the host knows."""
+        """Count an admitted request's columns whose KV is final as far as the host knows."""
         return self._pools.committed_columns(request.row)
 
     def usage(self) -> dict[str, int]:
@@ -161,8 +161,8 @@ class Residents:
         if self._tree is not None or held + free != pools.num_slots:
             return pools.usage()
         committed = sum(map(pools.committed_columns, self._rows))
-        own = {"slots": pools.num_slots, "free": free, "reserved": held - committed, "committed": committed}
-        return own | {"cached": 0, "withheld": withheld, "requests": len(self._rows)}
+        counts = {"slots": pools.num_slots, "free": free, "reserved": held - committed, "committed": committed}
+        return counts | {"cached": 0, "withheld": withheld, "requests": len(self._rows)}
 
     def keep_side_outputs(self, request: Request) -> None:
         """Keep side outputs of all columns before a preemption, as a result that is unread may end the request."""

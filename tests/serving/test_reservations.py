@@ -15,7 +15,7 @@ from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import Request
-from specsim.serving.residents import Residents
+from specsim.serving.reservations import Reservations
 from specsim.serving.scheduler import Scheduler
 
 MAX_LEN = 40
@@ -36,21 +36,21 @@ def make_request(request_id=0, length=6, max_tokens=4, first=0, **schedule) -> R
     return Request(request_id, prompt_ids, SamplingParams(), frozenset(), max_tokens, **schedule)
 
 
-def make_residents(config=TREE, num_pages=30, prefix_cache=False, num_requests=6) -> tuple[Residents, KVPool]:
+def make_reservations(config=TREE, num_pages=30, prefix_cache=False, num_requests=6) -> tuple[Reservations, KVPool]:
     target, draft = (KVBuffer(KVLayout(1, 1, 1), num_pages * config.page_size, torch.float32) for _ in range(2))
     pool = KVPool(target, draft, config.page_size, num_requests, config.reserved_columns(config.max_len))
-    return Residents(pool, (config,), prefix_cache), pool
+    return Reservations(pool, (config,), prefix_cache), pool
 
 
 def books(pool: KVPool) -> tuple:
     return pool.accounts(), pool.usage(), pool.free_rows, pool.req_to_token.tolist(), pool.token_ids.tolist()
 
 
-def admit(residents: Residents, *requests: Request) -> None:
+def admit(reservations: Reservations, *requests: Request) -> None:
     """Admit requests one by one and fill their prompts, after which the first token is known."""
     for number, request in enumerate(requests):
-        assert residents.admit(request, requests[:number])
-        residents.settle(request, request.prefill_len)
+        assert reservations.admit(request, requests[:number])
+        reservations.mark_committed(request, request.prefill_len)
         request.take([40 + request.request_id], [0.0])
 
 
@@ -59,12 +59,12 @@ def room(length: int) -> int:
     return TREE.reserved_columns(length) // 4
 
 
-def a_session(residents: Residents, request_id: int, length: int = 6, first: int | None = None) -> Request:
+def a_session(reservations: Reservations, request_id: int, length: int = 6, first: int | None = None) -> Request:
     """Make a finished request that waits for its next turn."""
     first = 100 * (request_id + 1) if first is None else first
     request = make_request(request_id, length, max_tokens=1, first=first)
-    admit(residents, request)
-    residents.release(request, keep_session=True)
+    admit(reservations, request)
+    reservations.release(request, keep_session=True)
     return request
 
 
@@ -73,16 +73,16 @@ def lives(config: SpecConfig, request: Request, num_pages: int, counts=()) -> bo
 
     counts: tokens of its rounds, then 1 each.
     """
-    residents, pool = make_residents(config, num_pages, num_requests=1)
-    if not residents.admit(request, []):
+    reservations, pool = make_reservations(config, num_pages, num_requests=1)
+    if not reservations.admit(request, []):
         return False
-    residents.settle(request, request.prefill_len)
+    reservations.mark_committed(request, request.prefill_len)
     request.take([0], [0.0])
     counts = iter(counts)
     while not request.finish_reason:
-        if not residents.make_room([request]):
+        if not reservations.make_room([request]):
             return False
-        residents.reserve([request])
+        reservations.reserve([request])
         row, length, count = request.row, request.prefill_len, next(counts, 1)
         if config.release == "round":
             reserve_lanes(pool, [row], [length], config)
@@ -90,15 +90,17 @@ def lives(config: SpecConfig, request: Request, num_pages: int, counts=()) -> bo
             release_uncommitted(pool, [row], [length + count], config)
         assert pool.owned_columns(row) >= length + (count if config.release == "round" else config.need)
         request.take([0] * count, [0.0] * count)
-        residents.settle(request, request.prefill_len)
+        reservations.mark_committed(request, request.prefill_len)
         pool.audit()
-    residents.release(request)
+    reservations.release(request)
     return pool.audit()["free"] == pool.num_slots
 
 
 def fewest_pages(config: SpecConfig, request: Request) -> int:
     """Find the smallest pool in which a request is accepted."""
-    return next(pages for pages in range(1, 99) if make_residents(config, pages)[0].why_never(request) is None)
+    return next(
+        pages for pages in range(1, 99) if make_reservations(config, pages)[0].rejection_reason(request) is None
+    )
 
 
 @BOTH
@@ -112,7 +114,7 @@ def test_an_accepted_request_runs_and_one_page_less_is_refused(config, release):
             assert lives(config, request, pages)
             if pages > 1:
                 slots = [number * config.page_size for number in (pages, pages - 1)]
-                error = make_residents(config, pages - 1)[0].why_never(request)
+                error = make_reservations(config, pages - 1)[0].rejection_reason(request)
                 assert error.startswith(f"{length} prompt tokens and {max_tokens} new ones need ")
                 assert error.endswith(f" need {slots[0]} slots, and the pool has {slots[1]}")
 
@@ -143,11 +145,11 @@ def test_no_request_that_can_run_is_refused(config, release):
 
 @BOTH
 def test_a_prompt_of_max_len_cannot_run(release):
-    residents, _ = make_residents(replace(TREE, release=release), 99)
-    assert residents.why_never(make_request(length=MAX_LEN - 1, max_tokens=1)) is None
+    reservations, _ = make_reservations(replace(TREE, release=release), 99)
+    assert reservations.rejection_reason(make_request(length=MAX_LEN - 1, max_tokens=1)) is None
     for length in (MAX_LEN, MAX_LEN + 1):
         expected = f"a prompt of {length} tokens; at most 39, one less than max_len, can run"
-        assert residents.why_never(make_request(length=length, max_tokens=MAX_LEN - length)) == expected
+        assert reservations.rejection_reason(make_request(length=length, max_tokens=MAX_LEN - length)) == expected
 
 
 def make_prompt(length, first=1):
@@ -196,17 +198,17 @@ def test_admission_needs_the_prefill_and_every_next_round(release):
     config = replace(TREE, release=release)
     request, other = make_request(0), make_request(1)
     pages = -(-round_columns(6, config) // 4)
-    residents, pool = make_residents(config, 2 * pages)
-    admit(residents, request)
+    reservations, pool = make_reservations(config, 2 * pages)
+    admit(reservations, request)
     assert pool.owned_columns(request.row) == (config.reserved_columns(6) if release == "finish" else 8)
-    assert residents.admit(other, [request])
+    assert reservations.admit(other, [request])
     for request_ in (request, other):
-        residents.release(request_)
-    residents, pool = make_residents(config, 2 * pages - 1)
+        reservations.release(request_)
+    reservations, pool = make_reservations(config, 2 * pages - 1)
     first, second = make_request(0), make_request(1)
-    admit(residents, first)
+    admit(reservations, first)
     before = books(pool)
-    assert not residents.admit(second, [first])
+    assert not reservations.admit(second, [first])
     assert books(pool) == before
     assert second.row == -1
 
@@ -216,117 +218,117 @@ def test_admission_needs_the_prefill_and_every_next_round(release):
 def test_least_slots_is_the_smallest_limit_that_admits(config, release):
     config = replace(config, release=release)
     for length in range(1, 14):
-        request, (residents, pool) = make_request(length=length), make_residents(config)
-        least = residents.least_slots(request)
+        request, (reservations, pool) = make_request(length=length), make_reservations(config)
+        least = reservations.least_slots(request)
         for num_slots in (least - config.page_size, least):
             pool.limit(num_slots)
-            assert residents.admit(request, []) == (num_slots == least)
+            assert reservations.admit(request, []) == (num_slots == least)
 
 
 def test_a_failed_admission_releases_the_shared_prefix():
-    residents, pool = make_residents(num_pages=room(9) + room(12) - 3, prefix_cache=True)
+    reservations, pool = make_reservations(num_pages=room(9) + room(12) - 3, prefix_cache=True)
     first, second = make_request(0, length=9), make_request(1, length=12)
-    admit(residents, first)
+    admit(reservations, first)
     before = books(pool)
-    assert not residents.admit(second, [first])
+    assert not reservations.admit(second, [first])
     assert books(pool) == before
-    assert (second.row, residents.committed(first)) == (-1, 9)
+    assert (second.row, reservations.committed(first)) == (-1, 9)
     pool.limit(0)
     pool.limit(pool.num_slots)
-    residents.release(first)
-    assert residents.admit(second, [])
-    assert residents.committed(second) == 8
+    reservations.release(first)
+    assert reservations.admit(second, [])
+    assert reservations.committed(second) == 8
 
 
 def test_a_failed_admission_keeps_the_session():
-    residents, pool = make_residents(num_pages=room(6) + room(8) - 1)
-    session = a_session(residents, 0)
+    reservations, pool = make_reservations(num_pages=room(6) + room(8) - 1)
+    session = a_session(reservations, 0)
     other = make_request(1)
-    admit(residents, other)
+    admit(reservations, other)
     turn = make_request(2, length=2, max_tokens=1, continues=0)
     turn.follow(session)
     turn.fit(MAX_LEN)
     row, before = session.row, books(pool)
-    assert not residents.admit(turn, [other])
+    assert not reservations.admit(turn, [other])
     assert books(pool) == before
     assert (session.row, turn.row) == (row, -1)
-    residents.release(other)
-    assert residents.admit(turn, [])
-    assert (session.row, turn.row, residents.committed(turn)) == (-1, row, 6)
-    assert not residents.end_session(0)
+    reservations.release(other)
+    assert reservations.admit(turn, [])
+    assert (session.row, turn.row, reservations.committed(turn)) == (-1, row, 6)
+    assert not reservations.end_session(0)
     pool.audit()
 
 
 def test_a_failed_admission_costs_no_prefix_and_no_session():
     """Even after all evictions there would be no room, so nothing is evicted."""
-    residents, pool = make_residents(num_pages=room(9) + room(30) - 1, prefix_cache=True)
-    session = a_session(residents, 0, length=9)
+    reservations, pool = make_reservations(num_pages=room(9) + room(30) - 1, prefix_cache=True)
+    session = a_session(reservations, 0, length=9)
     running, waiting = make_request(1, length=9, first=50), make_request(2, length=30, max_tokens=1, first=200)
-    admit(residents, running)
+    admit(reservations, running)
     before = books(pool)
-    assert not residents.admit(waiting, [running])
+    assert not reservations.admit(waiting, [running])
     assert books(pool) == before
     assert session.row >= 0
 
 
 def test_a_failed_admission_spends_nothing_for_pages_that_stay():
     """The first of two requests with one prompt keeps a page in the tree, above a page of the second."""
-    residents, pool = make_residents(num_pages=60, prefix_cache=True)
+    reservations, pool = make_reservations(num_pages=60, prefix_cache=True)
     first, running, waiting = make_request(0, length=5), make_request(1, length=9), make_request(2, first=50)
-    assert residents.admit(first, [])
-    assert residents.admit(running, [first])
-    residents.settle(first, 5)
-    residents.settle(running, 9)
-    residents.release(first)
-    session = a_session(residents, 3)
+    assert reservations.admit(first, [])
+    assert reservations.admit(running, [first])
+    reservations.mark_committed(first, 5)
+    reservations.mark_committed(running, 9)
+    reservations.release(first)
+    session = a_session(reservations, 3)
     pool.limit((room(9) + room(6)) * 4)
     before = books(pool)
-    assert not residents.admit(waiting, [running])
+    assert not reservations.admit(waiting, [running])
     assert books(pool) == before
     assert session.row >= 0
     pool.limit((room(9) + 1 + room(6)) * 4)
-    assert residents.admit(waiting, [running])
+    assert reservations.admit(waiting, [running])
     pool.audit()
 
 
 def test_a_turn_appends_to_the_kv_of_its_session():
-    residents, pool = make_residents()
-    session = a_session(residents, 0)
+    reservations, pool = make_reservations()
+    session = a_session(reservations, 0)
     pages = pool.pages(session.row)
     assert (len(pages), pool.audit()["committed"]) == (2, 6)  # and not what was reserved for its rounds
     turn = make_request(1, length=3, max_tokens=1, continues=0)
     turn.follow(session)
     turn.fit(MAX_LEN)
-    assert residents.admit(turn, [])
+    assert reservations.admit(turn, [])
     assert pool.pages(turn.row)[:2] == pages
     assert pool.owned_columns(turn.row) == TREE.reserved_columns(10)
-    assert residents.committed(turn) == 6
-    residents.release(turn)
+    assert reservations.committed(turn) == 6
+    reservations.release(turn)
     assert pool.audit()["free"] == pool.num_slots
 
 
 def test_the_oldest_session_ends_first_where_slots_run_out():
-    residents, pool = make_residents()
-    sessions = {number: a_session(residents, number) for number in (5, 2, 7)}
+    reservations, pool = make_reservations()
+    sessions = {number: a_session(reservations, number) for number in (5, 2, 7)}
     for free, alive in [(0, [5, 2, 7]), (1, [2, 7]), (2, [2, 7]), (3, [7]), (6, [])]:
         pool.limit((room(1) + 6 - free) * 4)
-        assert residents.make_room([])
+        assert reservations.make_room([])
         request = make_request(9, length=1)
-        assert residents.admit(request, [])
+        assert reservations.admit(request, [])
         assert [number for number, session in sessions.items() if session.row >= 0] == alive
-        residents.release(request)
+        reservations.release(request)
 
 
 def test_the_oldest_session_ends_first_where_rows_run_out():
-    residents, pool = make_residents(num_pages=60, num_requests=4)
-    sessions = {number: a_session(residents, number) for number in (5, 2, 7)}
+    reservations, pool = make_reservations(num_pages=60, num_requests=4)
+    sessions = {number: a_session(reservations, number) for number in (5, 2, 7)}
     requests = []
     for alive in ([5, 2, 7], [2, 7], [7], []):
         requests.append(make_request(10 + len(requests), length=1))
-        assert residents.admit(requests[-1], requests[:-1])
+        assert reservations.admit(requests[-1], requests[:-1])
         assert [number for number, session in sessions.items() if session.row >= 0] == alive
     before = books(pool)
-    assert not residents.admit(make_request(20, length=1), requests)
+    assert not reservations.admit(make_request(20, length=1), requests)
     assert books(pool) == before
 
 
@@ -335,61 +337,61 @@ def test_prefixes_are_evicted_before_sessions():
 
     Two other pages are unused.
     """
-    residents, pool = make_residents(prefix_cache=True)
-    session, past = a_session(residents, 0, length=9), make_request(1, length=9, first=50)
-    admit(residents, past)
-    residents.release(past)
+    reservations, pool = make_reservations(prefix_cache=True)
+    session, past = a_session(reservations, 0, length=9), make_request(1, length=9, first=50)
+    admit(reservations, past)
+    reservations.release(past)
     assert pool.usage()["cached"] == 16
     for pages, expected in [(5, (True, 16, 0)), (4, (True, 12, 1)), (3, (True, 8, 2)), (2, (False, 8, 2))]:
         pool.limit((room(1) + pages) * 4)
         request = make_request(2, length=1, first=90)
-        assert residents.admit(request, [])
-        assert (session.row >= 0, pool.usage()["cached"], residents.evicted_pages) == expected
-        residents.release(request)
+        assert reservations.admit(request, [])
+        assert (session.row >= 0, pool.usage()["cached"], reservations.evicted_pages) == expected
+        reservations.release(request)
 
 
 def test_room_is_made_for_the_next_round_of_every_resident():
     """Under release `round` they own little between rounds, but all of them must fit at the same time."""
     config = replace(TREE, release="round")
-    residents, pool = make_residents(config, num_pages=2 * 6)
+    reservations, pool = make_reservations(config, num_pages=2 * 6)
     assert -(-round_columns(3, config) // 4) == 6
     first, second, third = (make_request(number, length=3, first=50 * number) for number in range(3))
-    admit(residents, first, second)
+    admit(reservations, first, second)
     assert pool.usage()["free"] == 10 * 4
-    assert residents.make_room([first, second])
-    assert not residents.admit(third, [first, second])
+    assert reservations.make_room([first, second])
+    assert not reservations.admit(third, [first, second])
     pool.limit(12 * 4 - 1)
-    assert not residents.make_room([first, second])
-    assert residents.make_room([first])
+    assert not reservations.make_room([first, second])
+    assert reservations.make_room([first])
 
 
 def test_at_least_one_column_of_a_known_prompt_is_computed():
     """The first round starts from the hidden state of its last token."""
-    residents, pool = make_residents(num_pages=40, prefix_cache=True)
+    reservations, pool = make_reservations(num_pages=40, prefix_cache=True)
     for number, (length, reused) in enumerate([(9, 0), (9, 8), (8, 4), (5, 4), (4, 0)]):
         request = make_request(number, length)
-        assert residents.admit(request, [])
-        assert residents.committed(request) == reused
+        assert reservations.admit(request, [])
+        assert reservations.committed(request) == reused
         assert pool.token_ids[request.row].tolist() == [*range(reused)] + [-1] * (pool.token_ids.shape[1] - reused)
-        residents.settle(request, length)
+        reservations.mark_committed(request, length)
         request.take([length], [0.0])  # the token that follows in the longer prompts too
-        residents.settle(request, length)
-        residents.release(request)
-        assert residents.admit(request, [])  # again, with a token of its own
-        assert residents.committed(request) == (length - 1) // 4 * 4
-        residents.release(request)
-    residents.close()
+        reservations.mark_committed(request, length)
+        reservations.release(request)
+        assert reservations.admit(request, [])  # again, with a token of its own
+        assert reservations.committed(request) == (length - 1) // 4 * 4
+        reservations.release(request)
+    reservations.close()
     assert pool.audit()["free"] == pool.num_slots
 
 
 def test_close_ends_every_session_and_keeps_no_prefix():
-    residents, pool = make_residents(num_pages=30, prefix_cache=True)
-    sessions = [a_session(residents, number, length=9) for number in range(2)]
+    reservations, pool = make_reservations(num_pages=30, prefix_cache=True)
+    sessions = [a_session(reservations, number, length=9) for number in range(2)]
     assert pool.usage()["cached"] == 16
-    assert residents.end_session(1)
-    assert not residents.end_session(1)
-    assert not residents.end_session(77)
-    residents.close()
+    assert reservations.end_session(1)
+    assert not reservations.end_session(1)
+    assert not reservations.end_session(77)
+    reservations.close()
     assert [session.row for session in sessions] == [-1, -1]
     assert pool.audit()["free"] == pool.num_slots
     assert pool.free_rows == 6
@@ -425,29 +427,29 @@ def test_penalties_count_the_tokens_of_a_reused_prefix(check_solo, params, sched
 
 
 def test_a_refused_request_ends_no_session_for_a_row():
-    residents, pool = make_residents()
-    sessions = [a_session(residents, number) for number in range(pool.free_rows)]
+    reservations, pool = make_reservations()
+    sessions = [a_session(reservations, number) for number in range(pool.free_rows)]
     assert pool.free_rows == 0
     pool.limit(sum(len(pool.pages(session.row)) for session in sessions[:1]) * pool.page_size)
-    assert not residents.admit(make_request(50, length=30), [])
+    assert not reservations.admit(make_request(50, length=30), [])
     assert all(session.row >= 0 for session in sessions)
 
 
 def test_usage_is_the_pools_without_a_list_of_pages(monkeypatch):
-    residents, pool = make_residents()
+    reservations, pool = make_reservations()
     first, second = make_request(0, 9), make_request(1, 6)
-    admit(residents, first, second)
+    admit(reservations, first, second)
     pool.limit(100)
     expected = pool.usage()
     assert expected["committed"] == 15
-    residents.release(second, keep_session=True)
+    reservations.release(second, keep_session=True)
     kept = pool.usage()
     with monkeypatch.context() as patch:
         patch.setattr(pool, "accounts", lambda: pytest.fail("a list of all pages"))
-        assert residents.usage() == kept
-    residents.end_session(second.request_id)
-    residents.release(first)
-    assert residents.usage() == pool.usage()
-    assert residents.usage()["requests"] == 0
+        assert reservations.usage() == kept
+    reservations.end_session(second.request_id)
+    reservations.release(first)
+    assert reservations.usage() == pool.usage()
+    assert reservations.usage()["requests"] == 0
     pool.reserve(pool.open(), 4)  # of a row that is not theirs
-    assert residents.usage() == pool.usage()
+    assert reservations.usage() == pool.usage()
