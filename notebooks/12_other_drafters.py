@@ -24,8 +24,8 @@ from fractions import Fraction
 import specsim
 from specsim import NgramConfig, SamplingParams, ServingConfig, SpecConfig, plots
 from specsim.models.draft_cost import draft_cost
-from specsim.models.other_vocabulary import bridged_pair
 from specsim.models.shipped import load_prompts
+from specsim.models.synthetic_pair import bridged_pair
 from specsim.reference.drafters.ngram import chain
 from specsim.serving.requests import make_requests
 from specsim.serving.serve import serve

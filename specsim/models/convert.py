@@ -84,14 +84,14 @@ def _writer(config: DrafterConfig) -> HeadWriter:
     """Find the writer of a head's format, or raise InputError where it has none."""
     writer = format_of(config.kind).writer
     if writer is None:
-        kinds = [kind for kind, each in drafter_formats().items() if each.writer]
+        kinds = [kind for kind, drafter_format in drafter_formats().items() if drafter_format.writer]
         allowed = f"a drafter of kind {', '.join(kinds)}, as no other has two layouts"
         raise InputError("draft", config.kind, allowed)
     return writer
 
 
 def _layouts() -> tuple[str, ...]:
-    writers = [each.writer for each in drafter_formats().values() if each.writer]
+    writers = [drafter_format.writer for drafter_format in drafter_formats().values() if drafter_format.writer]
     return tuple(dict.fromkeys(layout for writer in writers for layout in writer.layouts))
 
 

@@ -25,10 +25,10 @@ def draft_cost(pair: Pair, num_steps: int = 1) -> float:
     target = _weights(pair.target.tensors)
     head = 0 if _HEAD in checkpoint.tensors else pair.target.tensors[_HEAD].numel()
     if KINDS[checkpoint.config.kind].is_parallel:
-        each = _weights({name: checkpoint.tensors[name] for name in _OF_EACH_DRAFT if name in checkpoint.tensors})
-        return ((_weights(checkpoint.tensors) - each + head) / num_steps + each) / target
-    own = _weights(checkpoint.tensors) / getattr(checkpoint.config, "num_modules", 1)
-    return (own + head) / target
+        per_draft = _weights({name: checkpoint.tensors[name] for name in _OF_EACH_DRAFT if name in checkpoint.tensors})
+        return ((_weights(checkpoint.tensors) - per_draft + head) / num_steps + per_draft) / target
+    weights = _weights(checkpoint.tensors) / getattr(checkpoint.config, "num_modules", 1)
+    return (weights + head) / target
 
 
 def _weights(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -16,8 +16,8 @@ def dense_layer(of: LayerConfig, hidden_size: int) -> LayerConfig:
     """Return a dense layer as it is, and for any other the Llama layer with its window and rotary base."""
     if isinstance(of.mlp, DenseMLP) and isinstance(of.attention, HeadAttention) and not of.attention.has_sinks:
         return of
-    made = llama_layer(of, hidden_size, of.attention.rope.theta)
-    return replace(made, attention=replace(made.attention, window=of.attention.window))
+    layer = llama_layer(of, hidden_size, of.attention.rope.theta)
+    return replace(layer, attention=replace(layer.attention, window=of.attention.window))
 
 
 def _heads(attention: Attention, hidden_size: int) -> HeadAttention:

@@ -15,12 +15,11 @@ from specsim.core.token_drafter import UserDrafter
 from specsim.core.user_module import UserFunction, load_object, user_code
 from specsim.models import shipped
 from specsim.models.checkpoint import load_drafter, load_target, local_folder, locate
-from specsim.models.checkpoint.bridge import bridge_vocabularies as bridged
 from specsim.models.checkpoint.drafter_format import drafter_formats, format_of
 from specsim.models.checkpoint.loading import Read
 from specsim.models.checkpoint.model_config import read_target_config
-from specsim.models.checkpoint.tokenizer import LazyTokenizer, has_tokenizer
-from specsim.models.checkpoint.vocabulary import check_vocabulary
+from specsim.models.checkpoint.vocabulary import LazyTokenizer, check_vocabulary, has_tokenizer
+from specsim.models.checkpoint.vocabulary import bridge_vocabularies as bridged
 from specsim.models.checkpoint.weights import Slices, read_weights
 
 SHIPPED = "tiny"  # name of the shipped target
@@ -55,26 +54,26 @@ def load(
     """
     if draft_fields is not None:
         require_type("draft_fields", draft_fields, Mapping, "a mapping of names to values")
-    places = _places(target, draft, drafter)
-    if places.draft is None and bridge_vocabularies:
+    folders = _pair_folders(target, draft, drafter)
+    if folders.draft is None and bridge_vocabularies:
         raise InputError("bridge_vocabularies", True, _bridged_kinds())
-    if places.draft is None and draft_fields:
+    if folders.draft is None and draft_fields:
         raise InputError("draft_fields", dict(draft_fields), "none without a drafter that has weights")
     parts = parts or Parts()
     # The drafter may be in the target's folder, which is read once.
-    family = read_target_config(places.target).family
+    family = read_target_config(folders.target).family
     read = cache(partial(read_weights, slices=parts.target and Slices(parts.target, TABLES, family)))
-    checkpoint = replace(load_target(places.target, read), part=parts.target)
-    own: Any = token_drafter(drafter) if drafter is not None and is_token_drafter(drafter) else None
-    if places.draft is not None:
-        if parts != Parts() and (places.draft != places.target or parts.drafter != parts.target):
+    checkpoint = replace(load_target(folders.target, read), part=parts.target)
+    loaded_drafter: Any = token_drafter(drafter) if drafter is not None and is_token_drafter(drafter) else None
+    if folders.draft is not None:
+        if parts != Parts() and (folders.draft != folders.target or parts.drafter != parts.target):
             of_drafter = parts.drafter and Slices(parts.drafter, DRAFTER_TABLES, family)
             read = partial(read_weights, slices=of_drafter)
-        own = _load_drafter(places, checkpoint.config, draft_fields, drafter, read)
-        own = replace(own, part=parts.drafter)
-        own = _speaking(own, places, checkpoint.config, bridge_vocabularies)
-    tokenizer = LazyTokenizer(places.target) if has_tokenizer(places.target) else None
-    return Pair(checkpoint, own, tokenizer, places.name)
+        loaded_drafter = _load_drafter(folders, checkpoint.config, draft_fields, drafter, read)
+        loaded_drafter = replace(loaded_drafter, part=parts.drafter)
+        loaded_drafter = _speaking(loaded_drafter, folders, checkpoint.config, bridge_vocabularies)
+    tokenizer = LazyTokenizer(folders.target) if has_tokenizer(folders.target) else None
+    return Pair(checkpoint, loaded_drafter, tokenizer, folders.name)
 
 
 def load_shipped(drafter: str) -> Pair:
@@ -88,7 +87,7 @@ def load_config(
     drafter: str | None = None,
 ) -> ModelConfig:
     """Read the shape of the target that `load` would load, without weights."""
-    return read_target_config(_places(target, draft, drafter).target)
+    return read_target_config(_pair_folders(target, draft, drafter).target)
 
 
 def is_token_drafter(drafter: str | None) -> bool:
@@ -104,10 +103,10 @@ def token_drafter(drafter: str) -> AnyDrafter:
     if drafter in _TOKEN_DRAFTERS:
         return resolve(KINDS[drafter].settings)()
     allowed = "MODULE:NAME or FILE.py:NAME of a drafter with the methods propose and finish"
-    own = load_object(drafter, "drafter", allowed)
+    user_drafter = load_object(drafter, "drafter", allowed)
     with user_code("drafter", drafter, allowed):
-        propose, finish = (getattr(own, name, None) for name in ("propose", "finish"))
-        kind = str(kind_of(own))
+        propose, finish = (getattr(user_drafter, name, None) for name in ("propose", "finish"))
+        kind = str(kind_of(user_drafter))
     if not (callable(propose) and callable(finish)):
         raise InputError("drafter", drafter, allowed)
     allowed = "a drafter whose propose returns a Proposal, and whose finish ends"
@@ -115,7 +114,7 @@ def token_drafter(drafter: str) -> AnyDrafter:
     return UserDrafter(UserFunction(propose, *boundary), UserFunction(finish, *boundary), kind)
 
 
-class _Places(NamedTuple):
+class _PairFolders(NamedTuple):
     """Folders and name of a pair."""
 
     target: Path
@@ -124,58 +123,62 @@ class _Places(NamedTuple):
 
 
 def _load_drafter(
-    places: _Places, target: ModelConfig, draft_fields: Mapping[str, Any] | None, drafter: str | None, read: Read
+    folders: _PairFolders, target: ModelConfig, draft_fields: Mapping[str, Any] | None, drafter: str | None, read: Read
 ) -> DrafterCheckpoint:
     """Load a drafter with weights, and check that it is of the named kind."""
-    folder = places.draft or places.target
+    folder = folders.draft or folders.target
     loaded = load_drafter(folder, target, draft_fields, drafter, read)
     if drafter not in (None, loaded.config.kind):
         raise InputError("drafter", drafter, f"{loaded.config.kind}, the kind of the drafter in {folder}")
     return loaded
 
 
-def _speaking(loaded: DrafterCheckpoint, places: _Places, target: ModelConfig, is_bridged: bool) -> DrafterCheckpoint:
+def _speaking(
+    loaded: DrafterCheckpoint, folders: _PairFolders, target: ModelConfig, is_bridged: bool
+) -> DrafterCheckpoint:
     """Check that a drafter speaks the target's tokens, or make it speak those that both have."""
-    folder = places.draft or places.target
+    folder = folders.draft or folders.target
     is_language_model = format_of(loaded.config.kind).is_language_model
     if is_bridged:
         require(is_language_model, "bridge_vocabularies", True, _bridged_kinds())
-        return bridged(loaded, folder, target, places.target)
+        return bridged(loaded, folder, target, folders.target)
     if is_language_model:
-        check_vocabulary(target, places.target, loaded.config.model, folder)
+        check_vocabulary(target, folders.target, loaded.config.model, folder)
     return loaded
 
 
 def _bridged_kinds() -> str:
     """Say for which drafters bridge_vocabularies is allowed."""
-    kinds = [kind for kind, each in drafter_formats().items() if each.is_language_model]
+    kinds = [kind for kind, drafter_format in drafter_formats().items() if drafter_format.is_language_model]
     return f"False, except for a drafter of kind {' or '.join(kinds)}, which has a vocabulary of its own"
 
 
-def _places(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> _Places:
+def _pair_folders(target: str | Path | None, draft: str | Path | None, drafter: str | None) -> _PairFolders:
     """Find the folders for the arguments of `load`."""
     if drafter is not None and ":" not in drafter:
         require_choice("drafter", drafter, (*KINDS, "none", "MODULE:NAME"))
-    own = shipped.TINY / "target"
+    shipped_target = shipped.TINY / "target"
     has_weights = drafter != "none" and not is_token_drafter(drafter)
     if target in (None, SHIPPED) and draft is None:
         kind = drafter or DEFAULT
         name = SHIPPED if drafter == "none" else f"{SHIPPED}, {kind}"
-        return _Places(own, _shipped_drafter(kind) if has_weights else None, name)
+        return _PairFolders(shipped_target, _shipped_drafter(kind) if has_weights else None, name)
     target = _given_target(target, draft, drafter, has_weights)
     head = None if draft is None else locate("draft", draft)
-    folder = own if target == SHIPPED else locate("target", target)
+    folder = shipped_target if target == SHIPPED else locate("target", target)
     if draft is None and _is_in_target_folder(drafter):
         head = folder
     parts = [target, draft or (drafter if drafter != "none" else None)]
-    return _Places(folder, head, ", ".join(str(part) for part in parts if part is not None))
+    return _PairFolders(folder, head, ", ".join(str(part) for part in parts if part is not None))
 
 
 def _shipped_drafter(kind: str) -> Path:
     """Find a shipped drafter of the shipped target."""
     if not (shipped.TINY / kind / "config.json").exists():
-        found = [each for each in KINDS if (shipped.TINY / each / "config.json").exists()]
-        allowed = f"{' or '.join([*found, *_TOKEN_DRAFTERS, 'none'])}, or with draft, as no {kind} drafter is shipped"
+        shipped_kinds = [name for name in KINDS if (shipped.TINY / name / "config.json").exists()]
+        allowed = (
+            f"{' or '.join([*shipped_kinds, *_TOKEN_DRAFTERS, 'none'])}, or with draft, as no {kind} drafter is shipped"
+        )
         raise InputError("drafter", kind, allowed)
     return shipped.TINY / kind
 

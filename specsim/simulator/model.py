@@ -18,7 +18,7 @@ from specsim.simulator.quantization import HALF, WeightFormat, quantization_of
 
 SKEW = 1.0  # with it vllm_41162's two models of experts are off by 2 and 4 %, without skew by 7 %
 # The second folder has the weight formats in which models are published, so its files count where both have a name.
-_FOLDERS = (Path(__file__).parents[1] / "models" / "shapes" / "configs", Path(__file__).parent / "models")
+_FOLDERS = (Path(__file__).parents[1] / "models" / "shape_configs", Path(__file__).parent / "models")
 _TRAINING = {"meta", "base", "instruct", "chat", "hf", "thinking", "2507"}  # words of hub ids that keep the shape
 _SAME_SHAPE = {
     "llama-3.1-70b": "llama-3-70b",

@@ -1,4 +1,4 @@
-"""EAGLE heads of a target: untrained, with the target's own last layer to start from, and in files."""
+"""Frozen targets, and their EAGLE heads: untrained, with the target's own last layer to start from, and in files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from specsim.core.files import write_whole
 from specsim.training.heads import Eagle3Head, EagleHead, Head
@@ -24,9 +25,9 @@ class HeadSizes:
 
 def head_config(name: str, target: LlamaForCausalLM, sizes: HeadSizes) -> LlamaConfig:
     """Build a drafter's configuration: its target's, with one layer and its own fields."""
-    own = {"architectures": ["LlamaForCausalLMEagle"], "bias": True}
+    fields = {"architectures": ["LlamaForCausalLMEagle"], "bias": True}
     if name == "eagle3":
-        own = {
+        fields = {
             "architectures": ["LlamaForCausalLMEagle3"],
             "draft_vocab_size": sizes.draft_vocab_size,
             "eagle_aux_hidden_state_layer_ids": list(sizes.feature_layers),
@@ -34,7 +35,7 @@ def head_config(name: str, target: LlamaForCausalLM, sizes: HeadSizes) -> LlamaC
             "norm_before_residual": False,
         }
     shape = {"num_hidden_layers": 1, "intermediate_size": sizes.intermediate_size, "tie_word_embeddings": False}
-    return LlamaConfig(**{**target.config.to_dict(), **shape, **own})
+    return LlamaConfig(**{**target.config.to_dict(), **shape, **fields})
 
 
 def build_head(name: str, target: LlamaForCausalLM, tokens: torch.Tensor, sizes: HeadSizes) -> Head:
@@ -54,18 +55,18 @@ def copy_last_layer(head: Eagle3Head, target: LlamaForCausalLM) -> None:
     The head reads the last of its features, and not yet the token. An MLP of another size stays random.
     """
     layer: Any = target.model.layers[-1]
-    own = head.midlayer
+    midlayer = head.midlayer
     wide = head.config.hidden_size
     head.fc.weight.zero_()[:, -wide:] = torch.eye(wide, device=head.fc.weight.device)
     for name in ("q_proj", "k_proj", "v_proj"):
-        weight = getattr(own.self_attn, name).weight
+        weight = getattr(midlayer.self_attn, name).weight
         weight[:, wide:] = getattr(layer.self_attn, name).weight
-    own.self_attn.o_proj.load_state_dict(layer.self_attn.o_proj.state_dict())
-    own.hidden_norm.load_state_dict(layer.input_layernorm.state_dict())
-    own.post_attention_layernorm.load_state_dict(layer.post_attention_layernorm.state_dict())
+    midlayer.self_attn.o_proj.load_state_dict(layer.self_attn.o_proj.state_dict())
+    midlayer.hidden_norm.load_state_dict(layer.input_layernorm.state_dict())
+    midlayer.post_attention_layernorm.load_state_dict(layer.post_attention_layernorm.state_dict())
     head.norm.load_state_dict(target.model.norm.state_dict())
     if head.config.intermediate_size == target.config.intermediate_size:
-        own.mlp.load_state_dict(layer.mlp.state_dict())
+        midlayer.mlp.load_state_dict(layer.mlp.state_dict())
 
 
 def write_head(head: Head, folder: Path) -> None:
@@ -89,3 +90,18 @@ def read_eagle3(folder: Path, target: LlamaForCausalLM) -> Eagle3Head:
     head.load_state_dict(tensors | floats)
     nn.Module.requires_grad_(head, False)
     return head
+
+
+def load_target(
+    folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> LlamaForCausalLM:
+    """Load a frozen target; in float32 it has the values that its bfloat16 file holds."""
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
+    finally:
+        if shows_progress:
+            logging.enable_progress_bar()
+    nn.Module.to(model, device)  # the same as model.to, which transformers hides from type checkers
+    return model.eval().requires_grad_(False)

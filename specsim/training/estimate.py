@@ -1,16 +1,56 @@
-"""Estimate of a head's acceptance in training: greedy chains over continuations by the target."""
+"""Continuations of texts by the target, and the acceptance of a head's greedy chains over them."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from transformers import LlamaForCausalLM
 
 from specsim.core.errors import require, require_int
 from specsim.core.metrics import Acceptance, acceptance
-from specsim.training.continuation import NUM_DRAFTS, Continuation
-from specsim.training.conventions import ENGINE, Conventions
 from specsim.training.heads import Head
-from specsim.training.unroll import read_features, unroll
+from specsim.training.unroll import ENGINE, Conventions, read_features, unroll
+
+NEW_TOKENS = 64
+NUM_DRAFTS = 4
+
+
+class Continuation(NamedTuple):
+    """Token ids of a prompt and of the target's continuation."""
+
+    tokens_C: torch.Tensor
+    prompt_len: int
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.tokens_C[self.prompt_len :][:NEW_TOKENS].tolist()
+
+
+@torch.no_grad()
+def continue_prompts(
+    target: LlamaForCausalLM, prompts_BC: torch.Tensor, mask_BC: torch.Tensor, num_tokens: int, temperature: int
+) -> torch.Tensor:
+    """Append `num_tokens` tokens to left-padded prompts, greedily (temperature 0) or by sampling (1)."""
+    return target.generate(  # pyright: ignore[reportAttributeAccessIssue]  # hidden by transformers' own protocol
+        prompts_BC,
+        attention_mask=mask_BC,
+        do_sample=temperature == 1,
+        **({"top_k": 0} if temperature else {}),
+        min_new_tokens=num_tokens,
+        max_new_tokens=num_tokens,
+        pad_token_id=0,
+    )
+
+
+def continue_texts(target: LlamaForCausalLM, ids: Sequence[Sequence[int]], temperature: int = 0) -> list[Continuation]:
+    """Continue texts, given by their token ids, by the target."""
+    width = max(map(len, ids))
+    prompts_BC = torch.tensor([[0] * (width - len(row)) + list(row) for row in ids], device=target.device)
+    mask_BC = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=target.device)
+    longer_BC = continue_prompts(target, prompts_BC, mask_BC, NEW_TOKENS + NUM_DRAFTS + 1, temperature)
+    return [
+        Continuation(row_C[width - len(prompt) :], len(prompt)) for row_C, prompt in zip(longer_BC, ids, strict=True)
+    ]
 
 
 def estimate_acceptance(
@@ -27,9 +67,9 @@ def estimate_acceptance(
     require(continuations, "continuations", len(continuations), "at least one")
     require_int("num_drafts", num_drafts, 1, NUM_DRAFTS)
     rounds = []
-    for each in continuations:
-        agrees = agreement(head_drafts(head, target, each.tokens_C, conventions), each.tokens_C)
-        rounds += chain_rounds(agrees, each.prompt_len, num_drafts)
+    for continuation in continuations:
+        agrees = agreement(head_drafts(head, target, continuation.tokens_C, conventions), continuation.tokens_C)
+        rounds += chain_rounds(agrees, continuation.prompt_len, num_drafts)
     return acceptance(rounds, num_drafts, num_drafts + 1)
 
 

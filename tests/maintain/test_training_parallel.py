@@ -33,7 +33,7 @@ from specsim.reference.oracle_p_eagle import draft_p_eagle
 from specsim.reference.oracle_request import Draws, OracleRequest
 from specsim.training.estimate import agreement
 from specsim.training.heads import Features
-from specsim.training.optimiser import make_optimizers, take_step
+from specsim.training.train import make_optimizers, take_step
 from specsim.training.unroll import read_features
 
 ROOTS = (1, 2, 7, 12)

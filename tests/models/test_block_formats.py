@@ -9,7 +9,7 @@ import torch
 from specsim.core.block import BlockConfig, DFlashConfig, DSparkConfig
 from specsim.core.errors import InputError
 from specsim.models.checkpoint import load_drafter
-from specsim.models.checkpoint.layout import drafter_layout
+from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.tiny_config import tiny_config
 
 Tensors = dict[str, torch.Tensor]

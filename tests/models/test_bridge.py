@@ -17,10 +17,8 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput
-from specsim.models.checkpoint.bridge import bridge, bridge_vocabularies
-from specsim.models.checkpoint.vocabulary import vocabulary_map
-from specsim.models.other_vocabulary import OtherVocabulary, bridged_pair, other_vocabulary
-from specsim.models.synthetic_pair import synthetic_pair
+from specsim.models.checkpoint.vocabulary import bridge, bridge_vocabularies, vocabulary_map
+from specsim.models.synthetic_pair import OtherVocabulary, bridged_pair, other_vocabulary, synthetic_pair
 from specsim.serving.generation import generate, load_engine
 
 TEXTS = ["the cat sat on the mat and the dog ate the cat food", "a dog and a cat and a mat", "on and on"]

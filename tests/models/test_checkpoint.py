@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 
 from specsim.core.errors import InputError
 from specsim.models.checkpoint import load_drafter, load_target
+from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.layout import drafter_layout, target_layout
+from specsim.models.checkpoint.layout import target_layout
 from specsim.models.checkpoint.model_config import model_config, read_target_config
 from specsim.models.drafters import eagle, eagle3
 

@@ -17,7 +17,7 @@ from specsim.core.errors import InputError
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint import load_drafter, load_target
-from specsim.models.checkpoint.layout import drafter_layout
+from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.convert import convert, head_fields, head_tensors
 from specsim.models.shipped import TINY
 from specsim.models.synthetic_pair import synthetic_pair

@@ -14,9 +14,9 @@ from specsim.core.mtp import MtpConfig
 from specsim.core.rank_part import DRAFTER_TABLES, RankPart
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint import load_drafter, load_target
-from specsim.models.checkpoint.drafter_format import drafter_formats, drafter_kind
+from specsim.models.checkpoint.drafter_format import drafter_formats, drafter_kind, drafter_layout
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.layout import drafter_layout, target_layout
+from specsim.models.checkpoint.layout import target_layout
 from specsim.models.load import Parts, load
 from specsim.models.tiny_config import tiny_config
 

@@ -10,7 +10,8 @@ from specsim.core.frozen_kv import FrozenKVConfig
 from specsim.core.mtp import MtpConfig
 from specsim.core.p_eagle import PEagleConfig
 from specsim.core.standalone import StandaloneConfig
-from specsim.models.checkpoint.layout import drafter_layout, target_layout
+from specsim.models.checkpoint.drafter_format import drafter_layout
+from specsim.models.checkpoint.layout import target_layout
 from specsim.models.tiny_config import tiny_config
 
 NARROW = tiny_config(num_layers=2, hidden_size=24)

@@ -10,7 +10,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from specsim.core.errors import InputError
 from specsim.models.checkpoint import load_target
-from specsim.models.checkpoint.mxfp4 import dequantised
+from specsim.models.checkpoint.expert_tensors import dequantised
 
 SIZES = {"hidden_size": 64, "intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
 OTHERS = {"vocab_size": 50, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}

@@ -10,7 +10,7 @@ import torch
 from specsim.core.errors import InputError
 from specsim.core.p_eagle import PEagleConfig
 from specsim.models.checkpoint import load_drafter
-from specsim.models.checkpoint.layout import drafter_layout
+from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.tiny_config import tiny_config
 
 SIZES = dict(vocab_size=40, hidden_size=24, intermediate_size=20, head_dim=6)

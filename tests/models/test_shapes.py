@@ -8,7 +8,8 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.target import DenseMLP
-from specsim.models.checkpoint.layout import drafter_layout, target_layout
+from specsim.models.checkpoint.drafter_format import drafter_layout
+from specsim.models.checkpoint.layout import target_layout
 from specsim.models.shapes import NAMES, Shape, random_pair, shape
 from specsim.models.tiny_config import tiny_config
 from specsim.serving.generation import generate
@@ -53,7 +54,7 @@ def test_shape_is_that_of_the_published_config(name, manifest, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_config_names_the_source_of_its_numbers(name):
-    path = Path(shape.__code__.co_filename).parent / "configs" / f"{name}.json"
+    path = Path(shape.__code__.co_filename).parent / "shape_configs" / f"{name}.json"
     assert json.loads(path.read_text())["source"].startswith("https://huggingface.co/")
 
 

@@ -5,7 +5,7 @@ import torch
 
 from specsim.core.errors import InputError
 from specsim.core.kinds import TESTED
-from specsim.models.checkpoint.layout import drafter_layout
+from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.synthetic_pair import synthetic_pair
 
 KINDS = [name for name, kind in TESTED.items() if kind.has_weights]

@@ -7,8 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from specsim.core.errors import InputError
-from specsim.models.checkpoint.tokenizer import LazyTokenizer
-from specsim.models.checkpoint.vocabulary import check_vocabulary, vocabulary_map
+from specsim.models.checkpoint.vocabulary import LazyTokenizer, check_vocabulary, vocabulary_map
 from specsim.models.tiny_config import tiny_config
 
 

@@ -19,7 +19,7 @@ from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput
 from specsim.core.pool import KVPool
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.layout import drafter_layout
+from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair
 from specsim.models.tiny_config import tiny_config
 from specsim.reference.attention import causal_metadata

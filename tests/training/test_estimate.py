@@ -7,8 +7,7 @@ from specsim.models.load import load
 from specsim.models.shipped import TINY, load_prompts
 from specsim.serving.generation import generate
 from specsim.training import continue_texts, estimate_acceptance, load_target, read_eagle3
-from specsim.training.continuation import NEW_TOKENS, Continuation
-from specsim.training.estimate import chain_rounds
+from specsim.training.estimate import NEW_TOKENS, Continuation, chain_rounds
 
 
 def test_chain_rounds_jump_over_what_they_accept():

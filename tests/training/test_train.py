@@ -8,8 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specsim.core.errors import InputError
 from specsim.training import ENGINE, TrainingOptions, join_texts, read_eagle3, read_features, train_head, write_head
-from specsim.training.optimiser import learning_rate
-from specsim.training.train import _first_head
+from specsim.training.train import _first_head, learning_rate
 
 CONFIG = LlamaConfig(
     vocab_size=32,

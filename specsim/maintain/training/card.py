@@ -10,7 +10,7 @@ from specsim.maintain.result_tables import markdown, prompts_of
 from specsim.maintain.training.parallel import GREEDY_SHARE
 from specsim.maintain.training.prompts import RULE
 from specsim.maintain.training.recipe import Recipe
-from specsim.training.continuation import NEW_TOKENS
+from specsim.training.estimate import NEW_TOKENS
 
 CARD = """# The tiny pair: a target and its drafters
 

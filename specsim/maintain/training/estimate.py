@@ -11,8 +11,7 @@ from transformers import LlamaForCausalLM
 
 from specsim.core.metrics import acceptance, is_loop
 from specsim.maintain.training.student import Student, read_target
-from specsim.training.continuation import NUM_DRAFTS, continue_texts
-from specsim.training.estimate import agreement, chain_rounds
+from specsim.training.estimate import NUM_DRAFTS, agreement, chain_rounds, continue_texts
 
 
 @torch.no_grad()

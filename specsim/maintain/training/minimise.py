@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from specsim.training.optimiser import learning_rate, make_optimizers, take_step
+from specsim.training.train import learning_rate, make_optimizers, take_step
 
 STEPS_A_REPORT = 10
 SECONDS_A_CHECKPOINT = 60.0

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from specsim.maintain.training.recipe import Recipe
 from specsim.maintain.training.target import sample_windows
-from specsim.training.continuation import continue_prompts
+from specsim.training.estimate import continue_prompts
 
 
 def make_rollouts(target: LlamaForCausalLM, tokens: torch.Tensor, recipe: Recipe) -> torch.Tensor:

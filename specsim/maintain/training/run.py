@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from specsim.maintain.training.minimise import Budget
 from specsim.maintain.training.recipe import Recipe
-from specsim.training.target import load_target
+from specsim.training.building import load_target
 
 
 class Stage(StrEnum):

@@ -36,8 +36,7 @@ from specsim.maintain.training.recipe import SHIPPED, SMOKE
 from specsim.maintain.training.run import Run, Stage, write_json
 from specsim.maintain.training.tokenizer import encode_documents, save_tokenizer, train_tokenizer
 from specsim.models.shipped import load_prompts
-from specsim.training.continuation import NUM_DRAFTS
-from specsim.training.estimate import head_drafts
+from specsim.training.estimate import NUM_DRAFTS, head_drafts
 
 _UNROLLED = ("target", "eagle3", "eagle", "mtp", "frozen_kv", "standalone")
 PARALLEL = {"p-eagle": build_p_eagle, "dflash": build_dflash, "dspark": build_dspark}

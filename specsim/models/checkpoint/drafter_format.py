@@ -4,12 +4,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
 from specsim.core.kinds import KINDS, resolve
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.layer_layout import Layout
+from specsim.models.checkpoint.layout import Layout
 from specsim.models.checkpoint.weights import Stored
 
 # Of config.json, the tensors' names without `model.`, and whether the caller names this kind.
@@ -63,12 +64,19 @@ def drafter_kind(fields: Fields, keys: Collection[str], wanted: str | None = Non
     """
     formats = drafter_formats()
     if fields.get("speculators_model_type"):
-        kinds = {each.speculators: kind for kind, each in formats.items() if each.speculators}
+        kinds = {
+            drafter_format.speculators: kind for kind, drafter_format in formats.items() if drafter_format.speculators
+        }
         return kinds[fields.choice("speculators_model_type", tuple(kinds))]
     names = [key.removeprefix("model.") for key in keys]
-    for kind, each in sorted(formats.items(), key=lambda item: item[1].precedence):
-        if each.matches(fields, names, kind == wanted):
+    for kind, drafter_format in sorted(formats.items(), key=lambda item: item[1].precedence):
+        if drafter_format.matches(fields, names, kind == wanted):
             return kind
-    titles = [KINDS[kind].title for kind, each in formats.items() if not each.is_language_model]
+    titles = [KINDS[kind].title for kind, drafter_format in formats.items() if not drafter_format.is_language_model]
     allowed = f"a drafter: {', '.join(titles)}, or a language model"
     raise InputError(f"fc.weight in {fields.file.parent}", "missing", allowed)
+
+
+def drafter_layout(config: DrafterConfig) -> DrafterLayout:
+    """List the tensors of a drafter of any kind."""
+    return format_of(config.kind).layout(config)

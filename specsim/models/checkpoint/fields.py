@@ -30,7 +30,7 @@ class Fields:
         return InputError(f"{name} in {self.file}", self.get(name, "missing"), allowed)
 
     @property
-    def given(self) -> dict[str, Any]:
+    def non_null(self) -> dict[str, Any]:
         """Fields that are not null."""
         return {name: value for name, value in self.values.items() if value is not None}
 

@@ -1,7 +1,13 @@
-"""Tensors of a language model, which is a target or a standalone drafter."""
+"""Tensors of a language model, a target or a standalone drafter, and the names of MTP modules' tensors in its folder.
 
-from collections.abc import Collection, Iterable
+Sources of these names: vllm-project/vllm, vllm/model_executor/models/ deepseek_mtp.py (DeepSeek-V3), glm4_moe_mtp.py
+(GLM-4.5), qwen3_next_mtp.py and mimo_mtp.py; vllm-project/speculators, src/speculators/models/mtp/model_definitions.py.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -9,9 +15,52 @@ from specsim.core.errors import InputError
 from specsim.core.pair import TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.expert_tensors import gather_experts
+from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.layout import target_layout
-from specsim.models.checkpoint.module_key import module_key
 from specsim.models.checkpoint.weights import Stored, by_name, check_layout
+
+_XIAOMI = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj", "final_layernorm": "norm"}
+_QWEN = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "norm": "norm"}
+
+
+class ModuleKey(NamedTuple):
+    """Name of a tensor in an MTP module."""
+
+    module: int | None  # its number; None: every module has the tensor
+    name: str  # below the module, as of ours
+    is_swapped: bool = False  # the projection reads the hidden state first, then the embedding
+
+
+def module_key(key: str, num_layers: int, num_modules: int | None = None) -> ModuleKey | None:
+    """Read the name of a tensor: of an MTP module, or None for any other.
+
+    num_layers: of the language model, after which DeepSeek numbers its modules, `num_modules` of them if that is known.
+    """
+    bare = key.removeprefix("model.")
+    if match := re.fullmatch(r"modules\.(\d+)\.(.+)", bare):
+        return ModuleKey(int(match[1]), match[2])
+    if match := re.fullmatch(r"mtp_layers\.(\d+)\.(.+)", bare):
+        return ModuleKey(int(match[1]), _renamed(match[2], _XIAOMI), is_swapped=key != bare)
+    if match := re.fullmatch(r"mtp\.layers\.(\d+)\.(.+)", bare):
+        return ModuleKey(int(match[1]), match[2])
+    if match := re.fullmatch(r"mtp\.(.+)", bare):
+        return ModuleKey(None, _renamed(match[1], _QWEN))
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)", bare)
+    if not match or not num_layers <= int(match[1]) < num_layers + (num_modules or 0):
+        return None
+    return ModuleKey(int(match[1]) - num_layers, _renamed(match[2], {"shared_head.norm": "norm"}))
+
+
+def num_modules_of(fields: Fields) -> int:
+    """Read how many MTP modules a config.json names, 0 if none."""
+    return fields.integer("num_nextn_predict_layers", default=0, least=0)
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """Replace the module part of a name such as `fc.weight`."""
+    module, dot, part = name.rpartition(".")
+    return f"{names.get(module, module)}{dot}{part}"
+
 
 _ALWAYS = ("embed_tokens.weight", "layers.0.input_layernorm.weight", "norm.weight")
 
@@ -28,12 +77,12 @@ def load_language_model(
 
     Raises InputError with file and key for a missing, extra or misshapen tensor.
     """
-    own = [entry for entry in stored if module_key(entry.key, config.num_layers, num_modules) is None]
+    entries = [entry for entry in stored if module_key(entry.key, config.num_layers, num_modules) is None]
     required = target_layout(config)
     optional = {}
     if config.tie_word_embeddings:
         optional = {"lm_head.weight": required.pop("lm_head.weight")}
-    named = gather_experts(by_name(own, _canonical), config, "model.layers")
+    named = gather_experts(by_name(entries, _canonical), config, "model.layers")
     tensors = check_layout(named, folder, required, optional)
     if config.tie_word_embeddings:
         embedding = tensors["model.embed_tokens.weight"]

@@ -10,9 +10,8 @@ from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import drafter_kind, format_of
 from specsim.models.checkpoint.fields import read_json
-from specsim.models.checkpoint.language_model import load_language_model
+from specsim.models.checkpoint.language_model import load_language_model, num_modules_of
 from specsim.models.checkpoint.model_config import read_target_config
-from specsim.models.checkpoint.module_key import num_modules_of
 from specsim.models.checkpoint.weights import Stored, read_weights
 
 _HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
@@ -49,10 +48,10 @@ def load_drafter(
     folder = locate("draft", path_or_hub)
     fields = read_json(folder / "config.json").replaced(draft_fields or {})
     stored = read(folder)
-    found = drafter_kind(fields, [entry.key for entry in stored], kind)
-    checkpoint = format_of(found).load(fields, stored, target_config)
+    file_kind = drafter_kind(fields, [entry.key for entry in stored], kind)
+    checkpoint = format_of(file_kind).load(fields, stored, target_config)
     for name in draft_fields or ():
-        allowed = f"a field of an {found} config: {', '.join(sorted(fields.read_names))}"
+        allowed = f"a field of an {file_kind} config: {', '.join(sorted(fields.read_names))}"
         require(name in fields.read_names, "draft_fields", name, allowed)
     return checkpoint
 

@@ -1,6 +1,7 @@
 """Tensors of a folder: safetensors or pickle, one file or indexed shards, checked key by key against a layout."""
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,9 +14,8 @@ from safetensors.torch import load_file
 
 from specsim.core.errors import InputError, require
 from specsim.core.rank_part import RankPart, Span
-from specsim.models.checkpoint.expert_slices import is_stacked, stacked_span
 from specsim.models.checkpoint.fields import read_json
-from specsim.models.checkpoint.layer_layout import Layout
+from specsim.models.checkpoint.layout import Layout
 
 _FORMS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -38,12 +38,12 @@ class Stored(NamedTuple):
     tensor: torch.Tensor
     file: Path
     key: str
-    whole: tuple[int, ...] | None = None  # shape of the whole where the tensor is one rank's slice of it
+    whole_shape: tuple[int, ...] | None = None  # shape of the whole where the tensor is one rank's slice of it
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole tensor."""
-        return tuple(self.tensor.shape) if self.whole is None else self.whole
+        return tuple(self.tensor.shape) if self.whole_shape is None else self.whole_shape
 
 
 class Slices(NamedTuple):
@@ -117,9 +117,9 @@ def _read_shards(index: Path, slices: Slices | None) -> list[Stored]:
     for name in sorted(set(map(str, weight_map.values()))):
         require(Path(name).name == name, f"weight_map in {index}", name, "names of files in the same folder")
         stored += _read_file(index.parent / name, slices)
-    found = {(entry.key, entry.file.name) for entry in stored}
+    stored_keys = {(entry.key, entry.file.name) for entry in stored}
     for key, name in weight_map.items():
-        if (key, name) not in found:
+        if (key, name) not in stored_keys:
             raise InputError(f"{key} in {index.parent / name}", "missing", f"a tensor, as {index.name} says")
     return stored
 
@@ -141,10 +141,10 @@ def _read_slices(file: Path, slices: Slices) -> list[Stored]:
     try:
         with safe_open(file, "pt") as content:
             for key in content.keys():  # noqa: SIM118 - not a mapping
-                found = content.get_slice(key)
-                shape = tuple(found.get_shape())
+                tensor_slice = content.get_slice(key)
+                shape = tuple(tensor_slice.get_shape())
                 span = slices.span(key, shape)
-                stored.append(Stored(_cut(found, span), file, key, shape))
+                stored.append(Stored(_cut(tensor_slice, span), file, key, shape))
     except (SafetensorError, OSError) as error:
         raise InputError(str(file), f"damaged or cut short: {error}", "a complete safetensors file") from error
     return stored
@@ -180,7 +180,7 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
         reason = " ".join(str(error).split(".")[0].split()) or type(error).__name__
         raise InputError(str(file), f"damaged or cut short: {reason}", "a complete PyTorch file") from error
     if not isinstance(tensors, dict) or not all(
-        isinstance(key, str) and _is_dense(each) for key, each in tensors.items()
+        isinstance(key, str) and _is_dense(value) for key, value in tensors.items()
     ):
         raise InputError(str(file), "a pickle of something else", "a state dict of tensors by key")
     return tensors
@@ -188,3 +188,27 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
 
 def _is_dense(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
+
+
+_STACKED = r"(?:.*\.)?experts\.(gate_up|down)_proj(?:_(bias|blocks|scales))?"
+
+
+def is_stacked(key: str) -> bool:
+    """Check whether a key names a tensor of all experts of a layer."""
+    return re.fullmatch(_STACKED, key) is not None
+
+
+def stacked_span(part: RankPart, key: str, shape: tuple[int, ...], family: str) -> Span | None:
+    """Find a rank's slice of such a tensor.
+
+    GPT-OSS has its matrices transposed where they are not in MXFP4, and gate and up in alternate columns.
+    """
+    match = re.fullmatch(_STACKED, key)
+    assert match, key
+    projection, kind = match.groups()
+    is_transposed = family == "gpt_oss" and kind is None
+    if projection == "gate_up":
+        return part.divided(key, shape, 2 if is_transposed else 1, parts=1 if family == "gpt_oss" else 2)
+    if kind == "bias":
+        return part.of_rank_0(shape)
+    return part.divided(key, shape, 1 if is_transposed else 2)

@@ -18,13 +18,12 @@ from specsim.core.block import BlockConfig, BlockDrafterConfig, DFlashConfig, DS
 from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.draft_vocabulary import with_vocabulary
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter, Matches
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.inherited import target_sizes
 from specsim.models.checkpoint.layer_fields import layer_fields, windows_of
-from specsim.models.checkpoint.layer_layout import Layout, layer_layout, norm_layout
-from specsim.models.checkpoint.model_config import model_config
+from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
+from specsim.models.checkpoint.model_config import model_config, target_sizes
+from specsim.models.checkpoint.vocabulary import with_vocabulary
 from specsim.models.checkpoint.weights import Stored, by_name, check_layout
 
 _NESTED = ("target_layer_ids", "mask_token_id", "block_size")  # fields of dflash_config
@@ -86,12 +85,12 @@ def _config(config_class: type[BlockDrafterConfig], fields: Fields, target: Mode
     is_of_speculators = bool(fields.get("speculators_model_type"))
     layer = fields.mapping("transformer_layer_config") if is_of_speculators else fields
     nested = fields.mapping("dflash_config")
-    for name in nested.given:
+    for name in nested.non_null:
         allowed = f"a field of DFlash: {', '.join(_NESTED)}"
         require(name in _NESTED, f"dflash_config in {fields.file}", name, allowed)
-    fields = fields.filled(nested.given)
-    for name, own in _OTHER_HEADS.items():
-        fields.choice(name, (own,), default=own)
+    fields = fields.filled(nested.non_null)
+    for name, value in _OTHER_HEADS.items():
+        fields.choice(name, (value,), default=value)
     model = _model(layer, target, is_of_speculators, fields)
     config = config_class(
         model=model,
@@ -100,8 +99,8 @@ def _config(config_class: type[BlockDrafterConfig], fields: Fields, target: Mode
         feature_layers=_feature_layers(fields, target.num_layers, is_of_speculators),
         block=_block(fields, config_class.kind, target, is_of_speculators),
     )
-    own = {"vocab_size": model.vocab_size, "target_hidden_size": config.target_hidden_size}
-    for name, value in own.items():
+    sizes = {"vocab_size": model.vocab_size, "target_hidden_size": config.target_hidden_size}
+    for name, value in sizes.items():
         wanted = getattr(target, name.removeprefix("target_"))
         require(value == wanted, f"{name} in {fields.file}", value, f"{wanted}, the target's")
     return config
@@ -111,7 +110,7 @@ def _model(layer: Fields, target: ModelConfig, is_of_speculators: bool, fields: 
     """Read the layers, those of Qwen3 unless config.json names Llama's."""
     layer.choice("model_type", ("qwen3", "llama"), default="qwen3")
     values: dict[str, Any] = {"model_type": "qwen3", "num_hidden_layers": 1, **target_sizes(layer, target)}
-    values |= {name: value for name, value in layer.given.items() if name not in _WINDOWS}
+    values |= {name: value for name, value in layer.non_null.items() if name not in _WINDOWS}
     model = model_config(Fields(layer.file, values, layer.read_names))
     windows = windows_of(layer, model.num_layers)
     if is_of_speculators and any(windows) and not fields.flag("sliding_window_non_causal"):

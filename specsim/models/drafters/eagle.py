@@ -14,10 +14,9 @@ from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.inherited import target_sizes
 from specsim.models.checkpoint.layer_fields import windows_of
-from specsim.models.checkpoint.layer_layout import Layout, layer_layout, norm_layout
-from specsim.models.checkpoint.model_config import model_config
+from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
+from specsim.models.checkpoint.model_config import model_config, target_sizes
 from specsim.models.checkpoint.weights import Stored, by_name, check_layout
 
 _NORMS = ("norm_before_fc", "fc_norm", "norm_output")  # of version 3.1
@@ -34,7 +33,7 @@ class Head(NamedTuple):
 def read_head(fields: Fields, target: ModelConfig) -> Head:
     """Read the layers and norms of a head, from a config.json of the EAGLE repository, SGLang or speculators."""
     layer = fields.mapping("transformer_layer_config") if fields.get("speculators_model_type") else fields
-    fields = fields.filled(fields.mapping("eagle_config").given)
+    fields = fields.filled(fields.mapping("eagle_config").non_null)
     if not fields.flag("use_aux_hidden_state", default=True):
         raise fields.error("use_aux_hidden_state", "true")
     model = model_config(_inherit(layer, target))
@@ -61,7 +60,7 @@ def _inherit(layer: Fields, target: ModelConfig) -> Fields:
     RoPE is not the target's: published heads that do not name it were trained with the default base of 10000.
     """
     layer.choice("model_type", ("llama",), default="llama")
-    values = {"model_type": "llama", "num_hidden_layers": 1, **target_sizes(layer, target), **layer.given}
+    values = {"model_type": "llama", "num_hidden_layers": 1, **target_sizes(layer, target), **layer.non_null}
     return Fields(layer.file, values, layer.read_names)
 
 

@@ -16,11 +16,11 @@ from specsim.core.eagle import Eagle3Config
 from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.draft_vocabulary import with_vocabulary
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.layer_fields import layer_fields
-from specsim.models.checkpoint.layer_layout import Layout, layer_layout, norm_layout
+from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
+from specsim.models.checkpoint.vocabulary import with_vocabulary
 from specsim.models.checkpoint.weights import Stored, by_name, check_layout
 from specsim.models.drafters.eagle import Head, check_fit, read_head
 

@@ -15,8 +15,8 @@ from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.inherited import decoder_config
-from specsim.models.checkpoint.layer_layout import Layout, attention_layout, mlp_layout, norm_layout
+from specsim.models.checkpoint.layout import Layout, attention_layout, mlp_layout, norm_layout
+from specsim.models.checkpoint.model_config import decoder_config
 from specsim.models.checkpoint.weights import Stored, by_name, check_layout
 
 _QUERY = ("q_proj", "q_norm", "o_proj", "sinks")  # parts of an attention without keys and values
@@ -73,9 +73,9 @@ def _config(fields: Fields, target: ModelConfig) -> FrozenKVConfig:
     layer = fields.mapping("text_config") if fields.get("text_config") else fields
     heads = {"num_key_value_heads": target.num_kv_heads, "head_dim": target.head_dim}
     model = decoder_config(layer.filled(heads), target)
-    own = _shared(target)
+    target_values = _shared(target)
     for name, value in _shared(model).items():
-        require(value == own[name], f"{name} in {file}", value, f"{own[name]}, the target's")
+        require(value == target_values[name], f"{name} in {file}", value, f"{target_values[name]}, the target's")
     of_target = set(target.sliding_windows)
     for window in model.sliding_windows:
         require(

@@ -14,15 +14,13 @@ from specsim.core.errors import InputError, require
 from specsim.core.mtp import MtpConfig
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import Experts, LayerConfig, ModelConfig
-from specsim.models.checkpoint.attention_fields import read_attention
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout
 from specsim.models.checkpoint.expert_tensors import gather_experts
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.inherited import decoder_config, one_window
-from specsim.models.checkpoint.language_model import is_language_model
-from specsim.models.checkpoint.layer_layout import Layout, layer_layout, norm_layout
-from specsim.models.checkpoint.mlp_fields import deepseek_experts
-from specsim.models.checkpoint.module_key import ModuleKey, module_key, num_modules_of
+from specsim.models.checkpoint.language_model import ModuleKey, is_language_model, module_key, num_modules_of
+from specsim.models.checkpoint.layer_fields import deepseek_experts, read_attention
+from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
+from specsim.models.checkpoint.model_config import decoder_config, one_window
 from specsim.models.checkpoint.weights import COPIES, Stored, by_name, check_layout
 
 _KEYS = r"modules\.\d+\.|mtp\.|mtp_layers\.\d+\.|layers\.\d+\.(enorm|hnorm|eh_proj)\."
@@ -66,9 +64,9 @@ def _read(fields: Fields, stored: Iterable[Stored], target: ModelConfig) -> tupl
     folder = fields.file.parent
     by_key = by_name(stored, lambda key: key)
     num_layers = fields.integer("num_hidden_layers", default=target.num_layers)
-    found = {key: module_key(key, num_layers, num_modules_of(fields)) for key in by_key}
-    modules = {key: place for key, place in found.items() if place}
-    indices = {place.module for place in modules.values()} - {None}
+    mtp_keys = {key: module_key(key, num_layers, num_modules_of(fields)) for key in by_key}
+    modules = {key: mtp_key for key, mtp_key in mtp_keys.items() if mtp_key}
+    indices = {mtp_key.module for mtp_key in modules.values()} - {None}
     if not indices or fields.get("num_nextn_predict_layers") == 0:
         raise fields.error("num_nextn_predict_layers", f"at least 1, with tensors of MTP modules in {folder}")
     num_modules = fields.integer("num_nextn_predict_layers", default=len(indices))
@@ -76,31 +74,31 @@ def _read(fields: Fields, stored: Iterable[Stored], target: ModelConfig) -> tupl
         allowed = f"{num_modules} modules, as num_nextn_predict_layers says"
         require(index in indices, f"MTP module {index} in {folder}", "missing", allowed)
     named: dict[str, Stored] = {}
-    for key, place in modules.items():
-        for index in range(num_modules) if place.module is None else [place.module]:
-            if entry := _entry(by_key, key, place, fields, target):
-                named[f"modules.{index}.{place.name}"] = entry
-    named |= {key: by_key[key] for key, place in found.items() if not place and not _of_model(key, num_layers)}
+    for key, mtp_key in modules.items():
+        for index in range(num_modules) if mtp_key.module is None else [mtp_key.module]:
+            if entry := _entry(by_key, key, mtp_key, fields, target):
+                named[f"modules.{index}.{mtp_key.name}"] = entry
+    named |= {key: by_key[key] for key, mtp_key in mtp_keys.items() if not mtp_key and not _of_model(key, num_layers)}
     return _config(fields, num_modules, target), named
 
 
 def _entry(
-    by_key: Mapping[str, Stored], key: str, place: ModuleKey, fields: Fields, target: ModelConfig
+    by_key: Mapping[str, Stored], key: str, mtp_key: ModuleKey, fields: Fields, target: ModelConfig
 ) -> Stored | None:
     """Take a tensor as our projections read it, None for a copy of a tensor of the target."""
     entry = by_key[key]
-    if place.name in COPIES:
-        own = by_key.get(COPIES[place.name])
-        if own and not torch.equal(own.tensor, entry.tensor):
+    if mtp_key.name in COPIES:
+        target_entry = by_key.get(COPIES[mtp_key.name])
+        if target_entry and not torch.equal(target_entry.tensor, entry.tensor):
             raise InputError(
-                f"{key} in {entry.file}", "another tensor", f"equal to {own.key}, as every module shares it"
+                f"{key} in {entry.file}", "another tensor", f"equal to {target_entry.key}, as every module shares it"
             )
         return None
-    if target.family != "deepseek_v3" and not re.fullmatch(_DENSE, place.name):
+    if target.family != "deepseek_v3" and not re.fullmatch(_DENSE, mtp_key.name):
         allowed = "a module whose layer is dense, as in Llama, Qwen3 and Mistral; not of experts or latent attention"
         raise InputError(f"{key} in {entry.file}", "a part of another kind of layer", allowed)
-    is_swapped = fields.flag("mtp_hidden_states_first", default=place.is_swapped)
-    if place.name == "eh_proj.weight" and is_swapped and entry.tensor.dim() == 2:
+    is_swapped = fields.flag("mtp_hidden_states_first", default=mtp_key.is_swapped)
+    if mtp_key.name == "eh_proj.weight" and is_swapped and entry.tensor.dim() == 2:
         return entry._replace(tensor=torch.cat(entry.tensor.chunk(2, dim=1)[::-1], dim=1))
     return entry
 
@@ -109,8 +107,13 @@ def _config(fields: Fields, num_modules: int, target: ModelConfig) -> MtpConfig:
     layer = fields.mapping("transformer_layer_config") if fields.get("speculators_model_type") else fields
     model = _deepseek(layer, target) if target.family == "deepseek_v3" else _dense(layer, target)
     for name in ("vocab_size", "hidden_size"):
-        own = getattr(target, name)
-        require(getattr(model, name) == own, f"{name} in {fields.file}", getattr(model, name), f"{own}, the target's")
+        target_size = getattr(target, name)
+        require(
+            getattr(model, name) == target_size,
+            f"{name} in {fields.file}",
+            getattr(model, name),
+            f"{target_size}, the target's",
+        )
     model = replace(model, layers=num_modules * model.layers[-1:], tie_word_embeddings=False, eos_token_ids=())
     chained = fields.flag("hidden_chain", default=True)
     return MtpConfig(model, model.vocab_size, target.hidden_size, num_modules=num_modules, hidden_chain=chained)
@@ -128,7 +131,7 @@ def _deepseek(layer: Fields, target: ModelConfig) -> ModelConfig:
     if layer.get("kv_lora_rank"):
         attention = read_attention("deepseek_v3", layer, 1)[0]
         return replace(target, layers=(LayerConfig(attention, deepseek_experts(layer)),), **sizes)
-    experts = [each for each in target.layers if isinstance(each.mlp, Experts)]
+    experts = [decoder_layer for decoder_layer in target.layers if isinstance(decoder_layer.mlp, Experts)]
     if not experts:
         raise layer.error("n_routed_experts", "the experts of a module, which this target's layers do not have")
     return replace(target, layers=tuple(experts[-1:]), **sizes)

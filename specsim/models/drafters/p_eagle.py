@@ -11,7 +11,7 @@ from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.layer_layout import Layout
+from specsim.models.checkpoint.layout import Layout
 from specsim.models.checkpoint.weights import Stored
 from specsim.models.drafters.eagle import check_fit, read_head
 from specsim.models.drafters.eagle3 import (
@@ -47,7 +47,8 @@ def _layout(config: PEagleConfig) -> DrafterLayout:
 def _load(fields: Fields, stored: list[Stored], target: ModelConfig) -> DrafterCheckpoint:
     """Load a head whose mask_hidden is stored with leading dimensions of 1, or without."""
     flat = [
-        each._replace(tensor=each.tensor.flatten()) if each.key.endswith("mask_hidden") else each for each in stored
+        entry._replace(tensor=entry.tensor.flatten()) if entry.key.endswith("mask_hidden") else entry
+        for entry in stored
     ]
     config = _config(fields, target)
     return load_tensors(config, _layout(config), flat, fields.file.parent)

@@ -7,10 +7,9 @@ from specsim.core.standalone import StandaloneConfig
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout
 from specsim.models.checkpoint.fields import Fields
-from specsim.models.checkpoint.language_model import is_language_model, load_language_model
+from specsim.models.checkpoint.language_model import is_language_model, load_language_model, num_modules_of
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.checkpoint.model_config import model_config
-from specsim.models.checkpoint.module_key import num_modules_of
 from specsim.models.checkpoint.weights import Stored
 
 

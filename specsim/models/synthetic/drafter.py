@@ -9,6 +9,7 @@ import torch
 from specsim.core.drafter import DrafterConfig
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
+from specsim.core.token_drafter import NgramConfig, SuffixConfig
 
 Tensors = dict[str, torch.Tensor]
 
@@ -35,3 +36,7 @@ class SyntheticLookup:
 
     solo: AnyDrafter  # drafts of a request do not depend on other requests
     small: AnyDrafter  # for the small-vocabulary model
+
+
+NGRAM = SyntheticLookup(NgramConfig(), NgramConfig())
+SUFFIX = SyntheticLookup(SuffixConfig(shared=False), SuffixConfig(offset=2.0))

@@ -9,7 +9,7 @@ import torch
 from specsim.core.mtp import MtpConfig
 from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.layout import drafter_layout
+from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.synthetic.drafter import SyntheticDrafter, Tensors
 from specsim.models.synthetic.weights import DRAFT, HIDDEN, VOCAB, blank, copy_embedding, random_weights
 from specsim.models.synthetic.wide_weights import SHARE, SOFT, random_tensors, read_two_before

@@ -9,7 +9,7 @@ import torch
 from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.standalone import StandaloneConfig
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.layout import drafter_layout
+from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.synthetic.drafter import SyntheticDrafter, Tensors
 from specsim.models.synthetic.weights import HIDDEN, VOCAB, blank, random_weights, widened, widened_head
 from specsim.models.synthetic.wide_weights import language_model

@@ -50,9 +50,9 @@ def embedding(vocab_size: int, generator: torch.Generator) -> torch.Tensor:
 def head(vocab_size: int) -> torch.Tensor:
     """Make [V, H]: the ladder of every code, and the bonus by the bits of the context."""
     token = torch.arange(vocab_size)
-    place = token // CLASSES
+    index = token // CLASSES
     code = torch.arange(CLASSES * CODES)[:, None]
-    rank = (place + 7 * (code % CODES)) % (vocab_size // CLASSES + 1)  # [codes, V]
+    rank = (index + 7 * (code % CODES)) % (vocab_size // CLASSES + 1)  # [codes, V]
     near = torch.tensor(NEAR)[code // CODES]
     step = torch.tensor(STEPS, dtype=torch.float64)[code // CODES]
     ladder = step * rank.minimum(near) + FAR * (rank - near).clamp(min=0)
@@ -60,7 +60,7 @@ def head(vocab_size: int) -> torch.Tensor:
     cost = torch.where(is_next, ladder, OTHERS + 0.1 * ((token * 37 + 11 * code) % vocab_size))
     head = torch.zeros(vocab_size, 3 * PART, dtype=torch.float64)
     head[:, CODE] = -UNIT * cost.T @ _hadamard(PART)[: CLASSES * CODES] / PART
-    for bit, bonus, sign in zip((3, HEAD + 5), BONUS, (place % 2, place // 2 % 2), strict=True):
+    for bit, bonus, sign in zip((3, HEAD + 5), BONUS, (index % 2, index // 2 % 2), strict=True):
         head[:, CONTEXT.start + bit] = UNIT * bonus * (sign - 0.5)
     return head
 
@@ -76,7 +76,7 @@ def random_tensors(layout: Layout, generator: torch.Generator) -> Tensors:
             tensors[name] = torch.ones(shape, dtype=torch.float64)
             tensors[name][SOFT] += 0.1 * values[SOFT]
         else:
-            scale = next((each for part, each in SCALES.items() if part in name), 1.2 * shape[1] ** -0.5)
+            scale = next((factor for part, factor in SCALES.items() if part in name), 1.2 * shape[1] ** -0.5)
             tensors[name] = scale * values
         if any(part in name for part in ("o_proj", "down_proj", *FUSING)):
             tensors[name][: SOFT.start] = 0
