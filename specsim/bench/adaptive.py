@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from specsim.bench.checks import all_of
 from specsim.bench.clock import timing
 from specsim.bench.load import Load, LoadServer, Phase, Served, check_results
-from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of
 from specsim.bench.scene import stacked
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -53,17 +52,17 @@ CHECKED_TOKENS = 24  # of the fixed settings
 
 def shipped_rows(quick: bool, device: str = "cuda") -> Iterator[Row]:
     """Compare greedy tokens of policies with those of plain decoding, for the shipped pair in float32; no times."""
-    texts = [each["text"] for each in load_prompts()][: 1 if quick else 4]
+    texts = [prompt["text"] for prompt in load_prompts()][: 1 if quick else 4]
     run = partial(_generate, load(), texts, EngineOptions("fast", torch.float32, device, bucket=len(texts)))
     plain = run(None)
     for policy in SHIPPED:
-        found = run(policy)
-        pairs = zip(found.outputs, plain.outputs, strict=True)
-        wrong = [place for place, (ours, its) in enumerate(pairs) if ours.token_ids != its.token_ids]
+        generation = run(policy)
+        pairs = zip(generation.outputs, plain.outputs, strict=True)
+        wrong = [index for index, (ours, its) in enumerate(pairs) if ours.token_ids != its.token_ids]
         name = policy if isinstance(policy, str) else policy["policy"]
         check = Check("tokens of plain decoding", float(len(wrong)), 0, f"requests {wrong}" if wrong else "")
         setting = {"policy": name, "requests": len(texts), "dtype": "float32"}
-        notes = (f"{found.switching.switches} switches, accept length {found.metrics['accept_length']:.2f}",)
+        notes = (f"{generation.switching.switches} switches, accept length {generation.metrics['accept_length']:.2f}",)
         yield Row("shipped pair, adaptive", setting, {OURS: check}, notes=notes)
 
 
@@ -125,7 +124,7 @@ class AdaptiveBench:
             scripted = self.server.run(load, Scripted(first[policy].choices))
             checks[policy] = check_results("a scripted run of the same settings, bit for bit", first[policy], scripted)
         passed = [name for name in makers if checks[name].passed]
-        times = self._in_turns(load, {name: makers[name] for name in passed}, first)
+        times = self._time_load(load, {name: makers[name] for name in passed}, first)
         setting = {
             "requests": " → ".join(f"{phase.requests}" for phase in load),
             "acceptance of a draft": " → ".join(f"{phase.rates[0]:g}" for phase in load),
@@ -133,16 +132,16 @@ class AdaptiveBench:
         notes = (*self.notes, *(_choices_note(policy, served) for policy, served in first.items()))
         return Row(name, setting, checks, times, targets=_targets(times, limit), notes=notes)
 
-    def _in_turns(
+    def _time_load(
         self, load: Load, makers: Mapping[str, Callable[[], Any]], first: Mapping[str, Served]
     ) -> dict[str, Timing]:
         """Time a load SAMPLES times under each policy, one after the other; first: runs that count as a sample."""
-        found = {name: [first[name].us_per_token(load)] if name in first else [] for name in makers}
+        samples_by_name = {name: [first[name].us_per_token(load)] if name in first else [] for name in makers}
         for sample in range(SAMPLES):
             for name, make in makers.items():
-                if len(found[name]) <= sample:
-                    found[name].append(self.server.run(load, make()).us_per_token(load))
-        return {name: timing(samples) for name, samples in found.items()}
+                if len(samples_by_name[name]) <= sample:
+                    samples_by_name[name].append(self.server.run(load, make()).us_per_token(load))
+        return {name: timing(samples) for name, samples in samples_by_name.items()}
 
 
 def _serving(requests: int) -> ServingConfig:
@@ -159,9 +158,9 @@ def _check_fixed(pair: Pair, options: EngineOptions, server: LoadServer) -> Chec
         acceptance = SyntheticAcceptance(STEADY).cut(steps)
         alone = load_engine(pair, config, replace(options, graph="eager"), acceptance=acceptance)
         one = LoadServer.of(alone, _serving(1), PROMPT_LEN, server.max_new_tokens)
-        found, expected = server.run(load, Always(number)), one.run(load)
+        served, expected = server.run(load, Always(number)), one.run(load)
         expected.results["setting of every round"].fill_(number)
-        checks.append(check_results(f"an engine of {steps} steps alone, bit for bit", found, expected))
+        checks.append(check_results(f"an engine of {steps} steps alone, bit for bit", served, expected))
     return all_of("engines of each setting alone, eager, bit for bit", *checks)
 
 
@@ -172,7 +171,7 @@ def _measured(server: LoadServer, sizes: Sequence[int]) -> dict[int, list[float]
         seconds[steps] = []
         for size in sizes:
             runs = [server.run([Phase(size, STEADY, MEASURED_TOKENS)], Always(number)).times[0] for _ in range(SAMPLES)]
-            seconds[steps].append(statistics.median(each.seconds / each.rounds for each in runs))
+            seconds[steps].append(statistics.median(run.seconds / run.rounds for run in runs))
     return seconds
 
 
@@ -183,13 +182,13 @@ def _policies(seconds: Mapping[int, Sequence[float]], sizes: Sequence[int]) -> d
     lows = [1, *(size + 1 for size in sizes[:-1])]
     best = [max(STEPS, key=lambda steps: expected[steps] / cost.round(np.empty(size), _with(steps))) for size in sizes]
     entries = [list(entry) for entry in zip(lows, sizes, best, strict=True)]
-    profile = {"batch_sizes": list(sizes), "seconds": {str(steps): list(each) for steps, each in seconds.items()}}
-    given: dict[str, dict[str, Any]] = {
+    profile = {"batch_sizes": list(sizes), "seconds": {str(steps): list(values) for steps, values in seconds.items()}}
+    policy_fields: dict[str, dict[str, Any]] = {
         OURS: {"policy": "goodput", **profile},
         f"{OURS}, moving average": {"policy": "moving-average"},
         f"{OURS}, table": {"policy": "table", "num_speculative_tokens_per_batch_size": entries},
     }
-    return {name: named_policy(value | {"steps": list(STEPS)}, CHAIN) for name, value in given.items()}
+    return {name: named_policy(value | {"steps": list(STEPS)}, CHAIN) for name, value in policy_fields.items()}
 
 
 def _with(steps: int) -> SpecConfig:
@@ -198,7 +197,7 @@ def _with(steps: int) -> SpecConfig:
 
 def _targets(times: Mapping[str, Timing], limit: float) -> tuple[Target, ...]:
     """Set the target of the policy with measured costs against the best fixed setting."""
-    fixed = [each.median_us for name, each in times.items() if not name.startswith(OURS)]
+    fixed = [fixed_time.median_us for name, fixed_time in times.items() if not name.startswith(OURS)]
     if OURS not in times or len(fixed) < len(STEPS):
         return ()
     return (Target("time / best fixed setting", times[OURS].median_us / min(fixed), limit),)

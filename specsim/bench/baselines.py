@@ -69,7 +69,7 @@ def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.
     """Time one request, prefill included, on the wall clock, in microseconds per token."""
     ours = {config: Ours(pair, config, prompt, count, dtype) for config in (EAGLE3, PLAIN)}
     expected = ours[PLAIN]()
-    check = lambda found: _same_tokens(found, expected)  # noqa: E731
+    check = lambda tokens: _same_tokens(tokens, expected)  # noqa: E731
     contenders = [Contender(OURS, lambda _: ours[EAGLE3](), check, lambda: walled(ours[EAGLE3], SAMPLES, count))]
     contenders.append(
         Contender(f"{OURS}, plain", lambda _: expected, check, lambda: walled(ours[PLAIN], SAMPLES, count))
@@ -131,17 +131,17 @@ class TransformersModel:
 
     def __call__(self, assistant: Any = None, **options: Any) -> list[int]:
         if assistant is not None:
-            given = assistant.generation_config
-            given.num_assistant_tokens = NUM_DRAFTS
-            given.num_assistant_tokens_schedule = "constant"
-            given.assistant_confidence_threshold = 0.0
+            settings = assistant.generation_config
+            settings.num_assistant_tokens = NUM_DRAFTS
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
             options["assistant_model"] = assistant
         length = {"max_new_tokens": self._count, "min_new_tokens": self._count}
         with torch.inference_mode(), _without_warnings():
-            found = self.model.generate(
+            output = self.model.generate(
                 self._ids, attention_mask=torch.ones_like(self._ids), do_sample=False, **length, **options
             )
-        return found[0, self._ids.shape[1] :].tolist()
+        return output[0, self._ids.shape[1] :].tolist()
 
 
 @contextmanager
@@ -179,21 +179,21 @@ def _causal_model(pair: Pair, dtype: torch.dtype, device: str, layers: int | Non
         pad_token_id=0,
     )
     with torch.device("meta"):
-        made = LlamaForCausalLM(config)
-    names = made.state_dict().keys()
-    made.load_state_dict({name: pair.target.tensors[name].to(device, dtype) for name in names}, assign=True)
+        causal_model = LlamaForCausalLM(config)
+    names = causal_model.state_dict().keys()
+    causal_model.load_state_dict({name: pair.target.tensors[name].to(device, dtype) for name in names}, assign=True)
     with torch.device(device):  # the frequencies are not in the checkpoint
-        made.model.rotary_emb = type(made.model.rotary_emb)(config)
-    made.generation_config.eos_token_id = None
-    return made.eval()
+        causal_model.model.rotary_emb = type(causal_model.model.rotary_emb)(config)
+    causal_model.generation_config.eos_token_id = None
+    return causal_model.eval()
 
 
-def _same_tokens(found: list[int], expected: list[int]) -> Check:
+def _same_tokens(tokens: list[int], expected: list[int]) -> Check:
     compared = f"{len(expected)} tokens of our plain decoding"
-    place = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
-    if place is None and len(found) != len(expected):
-        place = min(len(found), len(expected))
-    return Check(compared, float(place is not None), 0, "" if place is None else f"token {place} differs")
+    index = next((i for i, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b), None)
+    if index is None and len(tokens) != len(expected):
+        index = min(len(tokens), len(expected))
+    return Check(compared, float(index is not None), 0, "" if index is None else f"token {index} differs")
 
 
 def likeliest(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Check]:
@@ -202,16 +202,16 @@ def likeliest(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Check]
     By plain torch in float32 each token has to be the likeliest, up to rounding.
     """
 
-    def check(found: list[int]) -> Check:
+    def check(tokens: list[int]) -> Check:
         device = pair.target.tensors["lm_head.weight"].device
-        ids = torch.tensor([*prompt, *found[:-1]], device=device)
+        ids = torch.tensor([*prompt, *tokens[:-1]], device=device)
         rows = Rows.causal(len(ids), device)
         exact, rounded = (
-            target_forward(pair, ids, rows, dtype, len(found))[0].double() for dtype in (torch.float32, torch.bfloat16)
+            target_forward(pair, ids, rows, dtype, len(tokens))[0].double() for dtype in (torch.float32, torch.bfloat16)
         )
         error = float((exact - rounded).abs().max())
-        taken = exact.gather(1, torch.tensor(found, device=device)[:, None])[:, 0]
-        behind = float((exact.amax(dim=1) - taken).max())
+        chosen_logits = exact.gather(1, torch.tensor(tokens, device=device)[:, None])[:, 0]
+        behind = float((exact.amax(dim=1) - chosen_logits).max())
         compared = "float32 logit of every token, at most two bf16 rounding errors below the largest"
         return Check(
             compared, behind / (2 * error), 1, "" if behind <= 2 * error else f"{behind:.3g} below the largest logit"

@@ -3,21 +3,20 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from specsim.bench.checks import all_of, equal
 from specsim.bench.contest import Contender, contest
 from specsim.bench.random_trees import agree_with
 from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.round_checks import tensors_of
-from specsim.bench.row import OURS, Check, Row, Target
-from specsim.bench.trees import random_candidates, same_tree
-from specsim.bench.verify_checks import check_verdict
+from specsim.bench.round_checks import check_verdict, tensors_of
+from specsim.bench.row import OURS, Check, Row, Target, all_of, equal
+from specsim.bench.scene import tree_of
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, Candidates, DraftExtendInput, Verdict, VerifyInput
+from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.target import ModelConfig
 
@@ -128,14 +127,14 @@ class Piece:
 
 def _once(check: Callable[[Any], Check]) -> Callable[[Any], Check]:
     """Cache the first result of a check: a second run of a commit would find its own work."""
-    found: list[Check] = []
+    checks: list[Check] = []
 
-    def judged(output: Any) -> Check:
-        if not found:
-            found.append(check(output))
-        return found[0]
+    def cached_check(output: Any) -> Check:
+        if not checks:
+            checks.append(check(output))
+        return checks[0]
 
-    return judged
+    return cached_check
 
 
 def _pieces(case: Round) -> Iterator[Piece]:
@@ -156,9 +155,9 @@ def _pieces(case: Round) -> Iterator[Piece]:
     def walk(_: int) -> Verdict:
         return verify(batch, case.verify_input, case.logits, CONFIG, pools)
 
-    def check_walk(found: Verdict) -> Check:
-        given = batch, case.verify_input, case.logits, CONFIG, pools.token_ids
-        return check_verdict(*given, found, range(REQUESTS))
+    def check_walk(verdict: Verdict) -> Check:
+        inputs = batch, case.verify_input, case.logits, CONFIG, pools.token_ids
+        return check_verdict(*inputs, verdict, range(REQUESTS))
 
     yield Piece(f"walk (verify, V={VOCAB_SIZE})", walk, check_walk, RooflineBound(()))
     before = SimpleNamespace(target=_copy(pools.target), side=pools.side, slots=pools.slots)
@@ -203,20 +202,20 @@ def _check_commit(case: Round, before: Any) -> Check:
     return Check("KV of every slot bit for bit, and the tokens", float(differing), 0, wrong)
 
 
-def _check_extend(case: Round, found: DraftExtendInput) -> Check:
+def _check_extend(case: Round, rows: DraftExtendInput) -> Check:
     from specsim.reference.extend import draft_extend_input
 
     on_cpu = case.batch.to("cpu"), case.verdict.to("cpu"), case.features.cpu(), case.pools.req_to_token.cpu()
     expected = draft_extend_input(*on_cpu, CONFIG.length_limit, CONFIG.extend)
-    return equal("the reference's rows", tensors_of(found), tensors_of(expected))
+    return equal("the reference's rows", tensors_of(rows), tensors_of(expected))
 
 
 def _commit_bound(case: Round) -> RooflineBound:
     """Bound a commit: keys and values of the drafts that have to move, read and written."""
     path = case.verdict.accept_index.cpu()
     nodes = torch.where(path >= 0, path % CONFIG.num_draft_tokens, -1)
-    moved = int(((nodes >= 0) & (nodes != torch.arange(path.shape[1]))).sum())
-    numbers = case.pools.target.keys[:, 0].numel() * 2 * moved
+    num_moved = int(((nodes >= 0) & (nodes != torch.arange(path.shape[1]))).sum())
+    numbers = case.pools.target.keys[:, 0].numel() * 2 * num_moved
     return RooflineBound(
         (Part("KV of accepted drafts, read", numbers), Part("KV of accepted drafts, written", numbers))
     )
@@ -225,3 +224,59 @@ def _commit_bound(case: Round) -> RooflineBound:
 def _extend_bound(case: Round) -> RooflineBound:
     size = 2 * REQUESTS * (CONFIG.num_steps + 1) * case.features.shape[1]
     return RooflineBound((Part("features, read", size), Part("features, written", size)))
+
+
+TREES = (SpecConfig(4, 3, 8), SpecConfig(4, 3, 16), SpecConfig(8, 3, 32), SpecConfig(8, 6, 64))
+TREE_REQUESTS = (1, 32)
+
+
+def tree_rows(peaks: Peaks, device: str = "cuda") -> Iterator[Row]:
+    """Time each size of tree at each number of requests."""
+    for config, requests in product(TREES, TREE_REQUESTS):
+        yield _tree_row(config, requests, peaks, device)
+
+
+def random_candidates(requests: int, config: SpecConfig, vocab_size: int, generator: torch.Generator) -> Candidates:
+    """Make the candidates of a drafter that ranks tokens at random."""
+    from specsim.reference.drafting import expand, start_lanes
+    from specsim.reference.sampling import topk
+
+    def drafts(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        prob = torch.rand(*shape, vocab_size, generator=generator).softmax(-1)
+        return topk(prob * 8, config.topk)
+
+    hidden_BKH = torch.zeros(requests, config.topk, 1)
+    draft_input = AutoregressiveInput(torch.zeros(requests).int(), *drafts(requests), hidden_BKH[:, 0])
+    lanes = start_lanes(draft_input, config)
+    for _ in range(config.num_steps - 1):
+        lanes = expand(lanes, *drafts(requests, config.topk), hidden_BKH, config)
+    return lanes.candidates
+
+
+def same_tree(expected: VerifyInput, verify_input: VerifyInput) -> Check:
+    """Compare a tree with the reference's, without its candidates."""
+    names = {name: tensor for name, tensor in tensors_of(expected).items() if "candidates" not in name}
+    return equal("the reference's tree", tensors_of(verify_input), names)
+
+
+def _tree_row(config: SpecConfig, requests: int, peaks: Peaks, device: str) -> Row:
+    from specsim.fast import tree
+    from specsim.reference import tree as reference
+
+    candidates = random_candidates(requests, config, 64, torch.Generator().manual_seed(0))
+    bonus_tokens = torch.zeros(requests, dtype=torch.int32)
+    seq_lens = torch.full((requests,), SEQ_LEN)
+    locations = torch.arange(requests * config.num_draft_tokens).view(requests, -1)
+    expected = reference.build(candidates, bonus_tokens, seq_lens, locations, config)
+    inputs = (bonus_tokens.to(device), seq_lens.to(device), locations.to(device))
+    on_device = candidates.to(device)
+    steps = torch.full((requests,), config.num_steps, dtype=torch.int32, device=device)
+    out = tree.build(on_device, *inputs, config, steps)
+
+    def build(_: int) -> VerifyInput:
+        return tree.build(on_device, *inputs, config, steps, out=out)
+
+    ours = Contender(OURS, build, partial(same_tree, expected))
+    return contest(
+        "selection and tree", {"requests": requests, "tree": tree_of(config)}, [ours], RooflineBound(()), peaks
+    )

@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,15 +66,15 @@ def walled(run: Callable[[], Any], samples: int, parts: int) -> Timing:
 
     parts: number of equal parts of the call; the time of one is returned.
     """
-    return in_turns({"": run}, samples, parts)[""]
+    return interleaved_times({"": run}, samples, parts)[""]
 
 
-def in_turns(runs: Mapping[str, Callable[[], Any]], samples: int, parts: int = 1) -> dict[str, Timing]:
+def interleaved_times(runs: Mapping[str, Callable[[], Any]], samples: int, parts: int = 1) -> dict[str, Timing]:
     """Measure wall-clock times of several calls, one sample of each in turn, so that host noise affects all alike.
 
     parts: number of equal parts of a call; the time of one is returned.
     """
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    samples_by_name: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(samples):
         for name, run in runs.items():
             with without_collection():
@@ -82,8 +82,8 @@ def in_turns(runs: Mapping[str, Callable[[], Any]], samples: int, parts: int = 1
                 start = time.perf_counter()
                 run()
                 wait()
-                found[name].append(1e6 * (time.perf_counter() - start) / parts)
-    return {name: timing(times) for name, times in found.items()}
+                samples_by_name[name].append(1e6 * (time.perf_counter() - start) / parts)
+    return {name: timing(times) for name, times in samples_by_name.items()}
 
 
 @contextmanager
@@ -113,8 +113,8 @@ def measure_peaks() -> Peaks:
     copy = torch.empty_like(numbers)
     copied = launched(lambda _: torch.neg(numbers, out=copy), 1, SAMPLES, 2)  # a kernel; copy_ may be none
     size = 8192
-    left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    product = replayed(lambda: torch.mm(left, right), SAMPLES)
+    first, second = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = replayed(lambda: torch.mm(first, second), SAMPLES)
     dense = 2e6 * size**3 / product.median_us
     return Peaks(read=read, copy=2e6 * numbers.nbytes / copied.median_us, dense=dense)
 
@@ -125,8 +125,52 @@ def _read_rate(numbers: torch.Tensor) -> float:
     expected = numbers.sum()
     times: list[float] = []
     for tiling in TILINGS:
-        found = partial_sums(numbers, tiling).sum()
-        if (found - expected) % 2**32:
+        total = partial_sums(numbers, tiling).sum()
+        if (total - expected) % 2**32:
             raise ArithmeticError("the sum over memory that measures read bandwidth is wrong")
         times.append(launched(lambda _, tiling=tiling: partial_sums(numbers, tiling), 1, SAMPLES, 2).median_us)
     return 1e6 * numbers.nbytes / min(times)
+
+
+METHOD = (
+    "GPU busy: union of the kernels' and copies' times over the time from the first to the last one's end, profiled"
+)
+
+
+def covered(spans: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Measure (length of the union of spans, length from the first start to the last end)."""
+    union = 0
+    ordered = sorted(spans)
+    reached = begin = ordered[0][0] if ordered else 0
+    for start, end in ordered:
+        union += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return union, reached - begin
+
+
+def busy_share(run: Callable[[], object]) -> float:
+    """Profile a call, and compute the share of its time on the GPU in which the GPU is busy.
+
+    It runs twice: the first profile of a process starts slowly, and graphs launch slowly in their first profile.
+    """
+    _spans(run)
+    union, duration = covered(_spans(run))
+    return union / duration
+
+
+def _spans(run: Callable[[], object]) -> list[tuple[int, int]]:
+    """List start and end, in nanoseconds, of everything that a call runs on the idle GPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()  # what still ran would begin the profile, long before the call does
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        run()
+        torch.cuda.synchronize()
+    return list(_device_spans(profiler))
+
+
+def _device_spans(profiler: Any) -> Iterator[tuple[int, int]]:
+    """List start and end, in nanoseconds, of everything that ran on the GPU."""
+    for event in profiler.profiler.kineto_results.events():
+        if event.device_type().name == "CUDA":
+            yield event.start_ns(), event.start_ns() + event.duration_ns()

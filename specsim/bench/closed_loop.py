@@ -1,22 +1,25 @@
-"""A closed loop of clients over the scheduler, and the figures that clients see."""
+"""A closed loop of clients over the scheduler, the figures that clients see, and warm-up runs before it."""
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from specsim.bench.checks import all_of, equal
 from specsim.bench.clock import wait, without_collection
 from specsim.bench.request_lengths import Lengths
-from specsim.bench.row import Check
+from specsim.bench.row import Check, all_of, equal
 from specsim.core.config import SamplingParams, ServingConfig
 from specsim.core.engine import Engine
 from specsim.core.pool import KVPool
 from specsim.models.shapes import random_prompts
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
+
+MOST_RUNS = 4  # of a load, the last one timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,8 @@ class ClosedLoop:
 
     def serving(self, schedule: str, concurrency: int) -> ServingConfig:
         """Make the scheduler's setting."""
-        own = ServingConfig(max_running=concurrency, num_slots=self.pools.num_slots, chunk_tokens=self.chunk_tokens)
-        return replace(own, schedule=schedule)
+        config = ServingConfig(max_running=concurrency, num_slots=self.pools.num_slots, chunk_tokens=self.chunk_tokens)
+        return replace(config, schedule=schedule)
 
     @torch.inference_mode()
     def run(self, schedule: str, concurrency: int, count: int) -> list[Request]:
@@ -129,9 +132,9 @@ class Decoding:
         requests = list(self.scheduler.requests.values())
         counts = [1 + sum(request.accepted[:rounds]) for request in requests]
         pairs = list(zip(requests, counts, strict=True))
-        logprobs = [each for request, count in pairs for each in request.logprobs[:count]]
+        logprobs = [logprob for request, count in pairs for logprob in request.logprobs[:count]]
         return {
-            "tokens": torch.tensor([each for request, count in pairs for each in request.token_ids[:count]]),
+            "tokens": torch.tensor([token for request, count in pairs for token in request.token_ids[:count]]),
             "logprobs": torch.tensor(logprobs, dtype=torch.float64),
         }
 
@@ -144,37 +147,117 @@ class Decoding:
 def figures_of(requests: Sequence[Request]) -> Figures:
     """Compute the figures of finished requests by the scheduler's clock."""
     arrivals = np.array([request.arrived.seconds if request.arrived else np.nan for request in requests])
-    firsts, lasts = (np.array([request.emissions[place].seconds for request in requests]) for place in (0, -1))
+    firsts, lasts = (np.array([request.emissions[index].seconds for request in requests]) for index in (0, -1))
     tokens = np.array([len(request.token_ids) for request in requests])
     return Figures.of(tokens, arrivals, firsts, lasts)
 
 
-def check_served(compared: str, found: Sequence[Request], expected: Sequence[Request], with_tokens: bool) -> Check:
+def check_served(compared: str, served: Sequence[Request], expected: Sequence[Request], with_tokens: bool) -> Check:
     """Compare requests of two runs: tokens received, drafts accepted in every round, and with_tokens the tokens.
 
     Batches of other sizes round otherwise, so in bf16 tokens may differ where batches do.
     """
-    return equal(compared, _results(found, with_tokens), _results(expected, with_tokens))
+    return equal(compared, _results(served, with_tokens), _results(expected, with_tokens))
 
 
 def check_schedules(loop: ClosedLoop, concurrency: int, rounds: int, prompt_len: int) -> Check:
     """Compare tokens and log probabilities of both schedules, bit for bit, over rounds of equal batches."""
-    found = []
+    results = []
     for schedule in ("overlap", "sync"):
         decoding = loop.decoding(schedule, concurrency, rounds + 4, prompt_len)
         decoding.steps(rounds)
-        found.append(decoding.results(rounds))
+        results.append(decoding.results(rounds))
         decoding.close()
     compared = f"tokens and log probabilities of {rounds} rounds of {concurrency} requests in the other schedule"
-    return all_of(compared, equal(compared, *found))
+    return all_of(compared, equal(compared, *results))
 
 
 def _results(requests: Sequence[Request], with_tokens: bool) -> dict[str, torch.Tensor]:
     ordered = sorted(requests, key=lambda request: request.request_id)
-    found = {
+    tensors = {
         "number of tokens": torch.tensor([len(request.token_ids) for request in ordered]),
         "accepted tokens of every round": torch.tensor([count for request in ordered for count in request.accepted]),
     }
     if with_tokens:
-        found["tokens"] = torch.tensor([token for request in ordered for token in request.token_ids])
-    return found
+        tensors["tokens"] = torch.tensor([token for request in ordered for token in request.token_ids])
+    return tensors
+
+
+@dataclass(slots=True)
+class Builds:
+    """Work that a repetition of the same part does not do again."""
+
+    graphs: list[str] = field(default_factory=list)
+    kernels: list[str] = field(default_factory=list)  # loaded into the GPU, most of them compiled just before
+    blocks: int = 0  # of memory, obtained from the driver
+
+    @property
+    def delays(self) -> list[str]:
+        """The graphs and kernels, each of which takes at least a tenth of a second."""
+        return [*self.graphs, *self.kernels]
+
+
+@contextmanager
+def noted(engine: Engine) -> Iterator[Builds]:
+    """Note what an engine builds; complete at the end."""
+    from triton import knobs
+
+    builds = Builds()
+    graphs, blocks = _graphs(engine), _blocks()
+    loaded = knobs.runtime.kernel_load_end_hook
+
+    def note(module: object, function: Any, name: str, metadata_group: Any, hash: str) -> None:
+        builds.kernels.append(name)
+
+    loaded.add(note)
+    try:
+        yield builds
+    finally:
+        loaded.remove(note)
+    builds.graphs += [name for name in _graphs(engine) if name not in graphs]
+    builds.blocks = _blocks() - blocks
+
+
+def _graphs(engine: Any) -> list[str]:
+    """Name the graphs that an engine holds; only the fast engine has any."""
+    prompts = engine._prompts
+    return [
+        *(f"round of {frame.bucket}" for frame in engine._frames),
+        *(f"prompts of {rows} rows, {count} requests" for rows, count in (prompts._graphs if prompts else ())),
+    ]
+
+
+def _blocks() -> int:
+    """Count the blocks of memory that this process obtained from the driver, on the GPU and in pinned memory."""
+    if not torch.cuda.is_available():
+        return 0
+    return torch.cuda.memory_stats()["num_device_alloc"] + torch.cuda.host_memory_stats()["num_host_alloc"]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmedRun:
+    """The requests of a load in whose time nothing was recorded, compiled or allocated."""
+
+    requests: list[Request]
+    check: Check
+    note: str
+
+
+def warmed_run(loop: ClosedLoop, schedule: str, concurrency: int, count: int) -> WarmedRun:
+    """Serve a load until a run needs no new graph, kernel or block of memory; earlier runs do not count.
+
+    A graph's recording gives unused memory back, so that the run after it obtains blocks again. The last of MOST_RUNS
+    counts if blocks are all that it needed.
+    """
+    earlier_runs: list[str] = []
+    while True:
+        with noted(loop.engine) as builds:
+            requests = loop.run(schedule, concurrency, count)
+        if not (builds.delays or builds.blocks) or len(earlier_runs) + 1 == MOST_RUNS:
+            break
+        built = f"{len(builds.graphs)} graphs, {len(builds.kernels)} kernels, {builds.blocks} blocks"
+        earlier_runs.append(f"run {len(earlier_runs) + 1}: {built}")
+    compared = "no graph recorded and no kernel compiled while clients wait"
+    check = Check(compared, float(len(builds.delays)), 0, ", ".join(builds.delays)[:200])
+    note = f"{builds.blocks} blocks of memory obtained from the driver while clients wait"
+    return WarmedRun(requests, check, "; ".join([note, *(f"not counted, {run}" for run in earlier_runs)]))

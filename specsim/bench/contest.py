@@ -47,16 +47,20 @@ def contest(
     checks: dict[str, Check] = {}
     timings: dict[str, Timing] = {}
     notes = list(notes)
-    for each in contenders:
+    for contender in contenders:
         try:
-            checks[each.name] = each.check(each.run(0))
-            if checks[each.name].passed:
-                timings[each.name] = each.time() if each.time else launched(each.run, copies, SAMPLES)
+            checks[contender.name] = contender.check(contender.run(0))
+            if checks[contender.name].passed:
+                timings[contender.name] = (
+                    contender.time() if contender.time else launched(contender.run, copies, SAMPLES)
+                )
         except Exception as error:  # whatever a baseline's compiler raises
-            if each.name == OURS:
+            if contender.name == OURS:
                 raise
-            checks.pop(each.name, None)
-            notes.append(f"{each.name} did not run here: {type(error).__name__}: {' '.join(str(error).split())[:240]}")
+            checks.pop(contender.name, None)
+            notes.append(
+                f"{contender.name} did not run here: {type(error).__name__}: {' '.join(str(error).split())[:240]}"
+            )
     medians = {who: timing.median_us for who, timing in timings.items()}
     targets = tuple(set_targets(medians, bound, peaks)) if set_targets and OURS in medians else ()
     return Row(name, setting, checks, timings, bound, bound.us(peaks), targets, tuple(notes))

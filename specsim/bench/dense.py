@@ -78,10 +78,10 @@ def target_forward(
     entering = {}
     for layer in range(model.num_layers):
         entering[layer] = hidden if layer in feature_layers else None
-        own = weights.under(f"model.layers.{layer}")
-        normed = rms_norm(hidden, own["input_layernorm.weight"], eps)
+        layer_weights = weights.under(f"model.layers.{layer}")
+        normed = rms_norm(hidden, layer_weights["input_layernorm.weight"], eps)
         past = None if prefix is None else prefix(layer)
-        hidden = _layer(hidden, normed, own, model, rows, model.window(layer), past)
+        hidden = _layer(hidden, normed, layer_weights, model, rows, model.window(layer), past)
     normed = rms_norm(hidden[-last:], weights["model.norm.weight"], eps)
     features = [entering[layer] for layer in feature_layers]
     return normed @ weights["lm_head.weight"].T, torch.cat(features, dim=-1) if features else hidden
@@ -103,10 +103,10 @@ def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype:
     model = config.model
     eps = model.rms_norm_eps
     weights = Weights(Cast(head.tensors, dtype))
-    own = head.tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])
+    embedding = head.tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])
     hidden = weights.project(features.to(dtype), "fc")
     layer = weights.under("midlayer")
-    embedded = rms_norm(own[ids].to(dtype), layer["input_layernorm.weight"], eps)
+    embedded = rms_norm(embedding[ids].to(dtype), layer["input_layernorm.weight"], eps)
     normed = rms_norm(hidden, layer["hidden_norm.weight"], eps)
     residual = normed if config.norm_before_residual else hidden
     both = torch.cat([embedded, normed], dim=-1)
@@ -160,7 +160,9 @@ def _attention(
     query = rotate(query, rows.positions, inverse)
     key = rotate(key, rows.positions, inverse)
     if past is not None:
-        key, value = (torch.cat([part.to(own.dtype), own]) for part, own in zip(past, (key, value), strict=True))
+        key, value = (
+            torch.cat([part.to(new_rows.dtype), new_rows]) for part, new_rows in zip(past, (key, value), strict=True)
+        )
     grouped = query.unflatten(1, (model.num_kv_heads, -1)).permute(1, 2, 0, 3).flatten(1, 2)  # a head's group as rows
     scores = grouped @ key.permute(1, 2, 0) * model.head_dim**-0.5
     scores = scores.unflatten(1, (-1, len(normed))).masked_fill(~_in_window(rows, window, len(key)), -torch.inf)

@@ -17,11 +17,10 @@ from specsim.bench.baselines import (
     likeliest,
     modes_of,
 )
-from specsim.bench.checks import all_of
 from specsim.bench.clock import walled
 from specsim.bench.contest import Contender, Targets, contest
 from specsim.bench.roofline import Peaks, RooflineBound, forward_bound
-from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of
 from specsim.bench.scene import PLAIN, stacked
 from specsim.core.config import SpecConfig
 from specsim.core.pair import Pair
@@ -75,10 +74,10 @@ def end_to_end_rows(name: str, pair: Pair, prompt: Sequence[int], count: int, pe
     us = Contender(
         OURS,
         lambda _: drafting(),
-        lambda found: all_of(compared, lossless, _has_accepted(drafting, found)),
+        lambda tokens: all_of(compared, lossless, _has_accepted(drafting, tokens)),
         lambda: walled(drafting, SAMPLES, count),
     )
-    contenders = [us, *(each for each in _again(row) if each.name != OURS)]
+    contenders = [us, *(contender for contender in _again(row) if contender.name != OURS)]
     title = f"generation, EAGLE-3 at an accept length of {1 + sum(ACCEPTED):.1f}, {name}"
     yield contest(title, setting, contenders, bound, peaks, set_targets=_gain(LEAST_EAGLE3), notes=[SYNTHETIC])
 
@@ -95,24 +94,24 @@ def _compared(
     who: str, run: Callable[[], list[int]], expected: list[int], check: Callable[[list[int]], Check], notes: list[str]
 ) -> Contender:
     """Make a contender that notes how many of its first tokens are ours."""
-    found: list[int] = []
-    taken: list[Timing] = []
+    tokens: list[int] = []
+    times: list[Timing] = []
 
     def first(_: int) -> list[int]:
-        taken.append(walled(lambda: found.extend(run()), 1, len(expected)))
-        return found
+        times.append(walled(lambda: tokens.extend(run()), 1, len(expected)))
+        return tokens
 
-    def noted(found: list[int]) -> Check:
+    def noted(tokens: list[int]) -> Check:
         equal = next(
-            (place for place, pair in enumerate(zip(found, expected, strict=False)) if len(set(pair)) > 1), None
+            (index for index, pair in enumerate(zip(tokens, expected, strict=False)) if len(set(pair)) > 1), None
         )
         count = len(expected) if equal is None else equal
         notes.append(f"{who}: the first {count} of {len(expected)} tokens are ours")
-        return check(found)
+        return check(tokens)
 
     def time() -> Timing:
         if who in (FIRST_LAYER, ITSELF):  # after the kernels of eager generation, and for seconds
-            return taken[0]
+            return times[0]
         return walled(run, SAMPLES if who == STATIC else 1, len(expected))
 
     return Contender(who, first, noted, time)
@@ -129,13 +128,13 @@ def _gain(least: float) -> Targets:
     return targets
 
 
-def _has_accepted(ours: Ours, found: list[int]) -> Check:
+def _has_accepted(ours: Ours, tokens: list[int]) -> Check:
     """Check a synthetic run's number of tokens, and its accept length.
 
     Its rounds that accept i + 1 drafts are as many as the rates say, but for less than i + 1: in all for less than 6.
     """
     expected = 1 + sum(ACCEPTED)
     length = sum(ours.accepted) / max(1, len(ours.accepted))
-    is_complete = len(found) == ours.count
-    difference = "" if is_complete else f"{len(found)} tokens, not {ours.count}"
+    is_complete = len(tokens) == ours.count
+    difference = "" if is_complete else f"{len(tokens)} tokens, not {ours.count}"
     return Check("accept length of the synthetic rates", abs(length - expected) * len(ours.accepted), 6, difference)

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch.nn.functional import linear, silu
 
-from specsim.bench.checks import all_of, equal, within
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row
+from specsim.bench.row import OURS, Check, Row, all_of, equal, within
 from specsim.core.target import Experts
 from specsim.models.shapes import shape
 
@@ -40,12 +39,12 @@ def _random(hidden_size: int, experts: Experts) -> dict[str, torch.Tensor]:
     """Make a layer's norm, router and experts."""
     count, size = experts.num_experts, experts.size
     shapes = {"experts.gate_up_proj": (count, 2 * size, hidden_size), "experts.down_proj": (count, hidden_size, size)}
-    made = {f"{name}.weight": _normal(*each) for name, each in shapes.items()}
+    tensors = {f"{name}.weight": _normal(*size_of) for name, size_of in shapes.items()}
     if experts.bias:
-        made |= {f"{name}.bias": _normal(*each[:2]) for name, each in shapes.items()}
+        tensors |= {f"{name}.bias": _normal(*size_of[:2]) for name, size_of in shapes.items()}
     if experts.router_bias:
-        made["router.bias"] = _normal(count).float()
-    return made | {"router.weight": _normal(count, hidden_size).float()}
+        tensors["router.bias"] = _normal(count).float()
+    return tensors | {"router.weight": _normal(count, hidden_size).float()}
 
 
 def _normal(*size: int) -> torch.Tensor:
@@ -69,7 +68,7 @@ def _row(
 
     normed = HiddenRows(x, norm).applied()
     chosen = [run(index)[1].long() for index in range(len(layers))]
-    touched = sum(len(each.unique()) for each in chosen) / len(layers)
+    touched = sum(len(indices.unique()) for indices in chosen) / len(layers)
     bound = experts_bound(rows, hidden_size, experts, touched)
     check = check_experts(x, normed, layers[0], experts)
     setting = {"model": name, "rows": rows, "experts read": round(touched, 2)}
@@ -107,11 +106,11 @@ def check_experts(
     exact = x.double() + exact
     budget = 3 * float((x.double() + plain.double() - exact).abs().max()) + 2**-8 * exact.abs()
 
-    def check(found: tuple[torch.Tensor, torch.Tensor]) -> Check:
+    def check(output: tuple[torch.Tensor, torch.Tensor]) -> Check:
         return all_of(
             "chosen experts, and rows against float64",
-            equal("chosen experts", {"experts": found[1].long()}, {"experts": chosen}),
-            within("rows against float64", found[0], exact, budget),
+            equal("chosen experts", {"experts": output[1].long()}, {"experts": chosen}),
+            within("rows against float64", output[0], exact, budget),
         )
 
     return check
@@ -132,16 +131,16 @@ def _mixture(
     """Add the outputs of each row's experts, one expert at a time."""
     out = torch.zeros(normed.shape, device=normed.device, dtype=dtype)
     for expert in chosen.unique().tolist():
-        rows, places = (chosen == expert).nonzero(as_tuple=True)
+        rows, ranks = (chosen == expert).nonzero(as_tuple=True)
         names = [f"experts.{part}_proj" for part in ("gate_up", "down")]
         up, down = (layer[f"{name}.weight"][expert].to(dtype) for name in names)
         biases = [_bias(layer, f"{name}.bias", dtype) for name in names]
-        up_bias, down_bias = (None if each is None else each[expert] for each in biases)
+        up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
         gate, up = linear(normed[rows].to(dtype), up, up_bias).chunk(2, dim=-1)
         if experts.activation == "clamped":
             gate = gate.clamp(max=7)
             hidden = (up.clamp(-7, 7) + 1) * gate * torch.sigmoid(1.702 * gate)
         else:
             hidden = silu(gate) * up
-        out[rows] += share[rows, places, None].to(dtype) * linear(hidden, down, down_bias)
+        out[rows] += share[rows, ranks, None].to(dtype) * linear(hidden, down, down_bias)
     return out

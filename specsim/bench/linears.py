@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn.functional import linear as library_linear
 
-from specsim.bench.checks import within
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest
 from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row
+from specsim.bench.row import OURS, Check, Row, within
 from specsim.core.target import ModelConfig
 
 ROWS = (1, 8, 16, 64)
@@ -66,7 +65,7 @@ def check_product(x: torch.Tensor, weight: torch.Tensor) -> Callable[[torch.Tens
     exact = torch.cat([x.double() @ part.double().T for part in weight.split(16384)], dim=1)
     budget = 2**-8 * (exact.abs() + exact.square().mean().sqrt())
 
-    def check(found: torch.Tensor) -> Check:
-        return within("products against float64", found, exact, budget)
+    def check(product: torch.Tensor) -> Check:
+        return within("products against float64", product, exact, budget)
 
     return check

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from specsim.bench.checks import all_of, equal
 from specsim.bench.clock import wait, without_collection
-from specsim.bench.row import Check
+from specsim.bench.row import Check, all_of, equal
 from specsim.core.config import SamplingParams, ServingConfig
 from specsim.core.engine import Engine
 from specsim.core.policies.policy import Policy
@@ -57,7 +56,7 @@ class Served:
     def us_per_token(self, load: Load) -> float:
         """Compute the time of a token, where each phase has its own number of them."""
         pairs = list(zip(self.times, load, strict=True))
-        seconds = sum(each.seconds / each.tokens * phase.all_tokens for each, phase in pairs)
+        seconds = sum(phase_time.seconds / phase_time.tokens * phase.all_tokens for phase_time, phase in pairs)
         return 1e6 * seconds / sum(phase.all_tokens for _, phase in pairs)
 
     @property
@@ -94,8 +93,8 @@ class LoadServer:
     def _phase(self, scheduler: Scheduler, number: int, phase: Phase) -> PhaseTime:
         self._accept(phase.rates)
         requests = [
-            self._request(number * len(self.prompts) + place, prompt, scheduler.step_index)
-            for place, prompt in enumerate(self.prompts[: phase.requests])
+            self._request(number * len(self.prompts) + index, prompt, scheduler.step_index)
+            for index, prompt in enumerate(self.prompts[: phase.requests])
         ]
         for request in requests:
             scheduler.submit(request)
@@ -120,10 +119,10 @@ class LoadServer:
     def _accept(self, rates: tuple[float, ...]) -> None:
         """Write the rates where the graphs of all settings read them."""
         engine: Any = self.engine
-        for each in getattr(engine, "_engines", [engine]):  # only the fast engine has schedules
-            cut = SyntheticAcceptance(rates).cut(each.config.num_steps)
+        for setting_engine in getattr(engine, "_engines", [engine]):  # only the fast engine has schedules
+            cut = SyntheticAcceptance(rates).cut(setting_engine.config.num_steps)
             if cut is not None:
-                each._schedule.shares.copy_(torch.tensor(cut.shares))
+                setting_engine._schedule.shares.copy_(torch.tensor(cut.shares))
 
 
 def _results(requests: Sequence[Request]) -> dict[str, torch.Tensor]:
@@ -136,7 +135,13 @@ def _results(requests: Sequence[Request]) -> dict[str, torch.Tensor]:
     }
 
 
-def check_results(compared: str, found: Served, expected: Served) -> Check:
+def check_results(compared: str, served: Served, expected: Served) -> Check:
     """Compare all results of two runs bit for bit."""
-    own, others = dict(found.results), dict(expected.results)
-    return all_of(compared, *(equal(f"{compared}: {name}", {name: own[name]}, {name: others[name]}) for name in others))
+    results, expected_results = dict(served.results), dict(expected.results)
+    return all_of(
+        compared,
+        *(
+            equal(f"{compared}: {name}", {name: results[name]}, {name: expected_results[name]})
+            for name in expected_results
+        ),
+    )

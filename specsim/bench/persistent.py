@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specsim.bench.checks import all_of, equal
 from specsim.bench.clock import launched, replayed
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.roofline import Peaks, forward_bound, round_bound
 from specsim.bench.round_checks import check_round, tensors_of
-from specsim.bench.row import OURS, Check, Row
+from specsim.bench.row import OURS, Check, Row, all_of, equal
 from specsim.bench.scale import EAGLE3, INVENTED, PLAIN
 from specsim.bench.scene import Scene, close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
@@ -55,13 +54,13 @@ def persistent_rows(name: str, peaks: Peaks, full: bool, quick: bool) -> Iterato
 
     full: several requests too. quick: only the first batch of a setting.
     """
-    of = shape(name)
-    longest = max(of.config.max_position_embeddings, LENGTHS[-1] + 256)
-    of = replace(of, config=replace(of.config, max_position_embeddings=longest))
-    pair = stacked(random_pair(of, "cuda", torch.bfloat16))
-    for each in (*ALONE, *(TOGETHER if full else ())):
-        used = replace(pair, drafter=None) if each.config.is_plain else pair
-        yield from _rows_of(replace(each, batches=each.batches[:1]) if quick else each, used, peaks)
+    model_shape = shape(name)
+    longest = max(model_shape.config.max_position_embeddings, LENGTHS[-1] + 256)
+    model_shape = replace(model_shape, config=replace(model_shape.config, max_position_embeddings=longest))
+    pair = stacked(random_pair(model_shape, "cuda", torch.bfloat16))
+    for rounds in (*ALONE, *(TOGETHER if full else ())):
+        rounds_pair = replace(pair, drafter=None) if rounds.config.is_plain else pair
+        yield from _rows_of(replace(rounds, batches=rounds.batches[:1]) if quick else rounds, rounds_pair, peaks)
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -142,8 +141,8 @@ def _forward_contender(who: str, scene: Scene, verify_input: VerifyInput, round_
         output = engine.target.forward(ids, metadata, scene.pools.target, engine.drafter.feature_layers)
         return engine.target.logits(output.hidden)
 
-    def check(found: torch.Tensor) -> Check:
+    def check(logits: torch.Tensor) -> Check:
         expected = {"logits": scene.round().verify_output.target_logits}
-        return all_of(round_.compared, round_, equal("the round's logits, bit for bit", {"logits": found}, expected))
+        return all_of(round_.compared, round_, equal("the round's logits, bit for bit", {"logits": logits}, expected))
 
     return Contender(who, lambda _: forward(), check, lambda: launched(lambda _: forward(), 1, 30, 1))

@@ -61,15 +61,15 @@ class ServedLoad(Observation):
 def costs_of(gpu: Hardware, target: Model, draft_vocab: int) -> dict[str, CostModel]:
     """Make the servers of both schedules, whose graphs hold powers of two requests."""
     sizes = tuple(2**exponent for exponent in range(MOST_REQUESTS.bit_length()))
-    own = CostModel(gpu, target, drafter("eagle3", target, draft_vocab), buckets=sizes)
-    return {"overlap": own, "sync": replace(own, schedule="sync")}
+    cost = CostModel(gpu, target, drafter("eagle3", target, draft_vocab), buckets=sizes)
+    return {"overlap": cost, "sync": replace(cost, schedule="sync")}
 
 
 def reported_gpu(name: str) -> Hardware | None:
     """Find the GPU that the driver reports under this name; None for an unknown one."""
-    for known in sorted(names(), key=len, reverse=True):
-        if known.partition("-SXM")[0].replace("-", " ").lower() in name.replace("-", " ").lower():
-            return hardware(known)
+    for gpu_name in sorted(names(), key=len, reverse=True):
+        if gpu_name.partition("-SXM")[0].replace("-", " ").lower() in name.replace("-", " ").lower():
+            return hardware(gpu_name)
     return None
 
 
@@ -87,13 +87,13 @@ class Predictions:
     ) -> "Predictions":
         """Fit the parameters FREE to some of the loads."""
         posterior = fit(costs, fitted, FREE)
-        found = predict(costs, loads, posterior.values).reshape(len(loads), len(fields(Figures)))
-        figures = {load.label: Figures(*values) for load, values in zip(loads, found.tolist(), strict=True)}
+        rows = predict(costs, loads, posterior.values).reshape(len(loads), len(fields(Figures)))
+        figures = {load.label: Figures(*values) for load, values in zip(loads, rows.tolist(), strict=True)}
         return cls(posterior, figures, tuple(load.label for load in fitted))
 
     def errors(self, loads: Sequence[ServedLoad]) -> dict[str, np.ndarray]:
         """Compute the relative errors of these loads by figure."""
         return {
             name: np.array([getattr(self.figures[load.label], name) / load.figures[name] - 1 for load in loads])
-            for name in (each.name for each in fields(Figures))
+            for name in (figure.name for figure in fields(Figures))
         }

@@ -25,19 +25,21 @@ def tree_input(
     """Make the verify input of these trees, on the CPU; draft_tokens, cache_locations: [B, N]."""
     from specsim.reference.tree import depths_of, links, visibility
 
-    all_links = [links(own) for own in parents]
+    all_links = [links(tree_parents) for tree_parents in parents]
     shape = draft_tokens.shape
     return VerifyInput(
         draft_tokens=draft_tokens.long(),
         parents=torch.tensor(parents),
         scores=torch.ones(shape),
-        positions=(seq_lens.cpu()[:, None] + torch.tensor([depths_of(own) for own in parents])).flatten(),
-        mask=torch.stack([visibility(own) for own in parents]),
+        positions=(
+            seq_lens.cpu()[:, None] + torch.tensor([depths_of(tree_parents) for tree_parents in parents])
+        ).flatten(),
+        mask=torch.stack([visibility(tree_parents) for tree_parents in parents]),
         retrieve_index=torch.arange(draft_tokens.numel()).view(shape),
         retrieve_next_token=torch.tensor([first for first, _ in all_links]),
         retrieve_next_sibling=torch.tensor([sibling for _, sibling in all_links]),
         cache_locations=cache_locations.flatten(),
-        proposed_depth=torch.tensor([max(depths_of(own)) for own in parents], dtype=torch.int32),
+        proposed_depth=torch.tensor([max(depths_of(tree_parents)) for tree_parents in parents], dtype=torch.int32),
     )
 
 

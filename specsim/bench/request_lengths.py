@@ -47,11 +47,11 @@ class Lengths:
 def drawn() -> Lengths:
     """Draw the lengths that the file holds."""
     texts = {"prompt_tokens": PROMPTS, "output_tokens": OUTPUTS}
-    found = {}
+    lengths = {}
     for index, (name, text) in enumerate(texts.items()):
         uniforms = named_uniforms(keys(SEED, Stream.LENGTH, np.arange(COUNT)), index)
-        found[name] = np.clip(draw(name, text, uniforms), 4, LONGEST[name])
-    return Lengths(**found)
+        lengths[name] = np.clip(draw(name, text, uniforms), 4, LONGEST[name])
+    return Lengths(**lengths)
 
 
 def text_of(lengths: Lengths) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import DrafterConfig
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.layout import drafter_layout, target_layout
+from specsim.models.checkpoint.drafter_format import drafter_layout
+from specsim.models.checkpoint.layout import target_layout
 
 BF16 = 2  # bytes
 _KV = ("keys", "values")

@@ -2,17 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from specsim.bench.checks import all_of, equal, within
 from specsim.bench.dense import Rows, eagle3_forward, eagle3_logits, eagle3_of, target_forward
-from specsim.bench.row import Check
+from specsim.bench.row import Check, all_of, equal, within
 from specsim.bench.scene import Scene, with_graph
-from specsim.bench.verify_checks import LOGPROBS, check_verdict
-from specsim.core.phases import AutoregressiveInput, Candidates, DraftInput, RoundOutput, State, VerifyInput
+from specsim.core.config import SpecConfig
+from specsim.core.phases import (
+    AutoregressiveInput,
+    Batch,
+    Candidates,
+    DraftInput,
+    RoundOutput,
+    State,
+    Verdict,
+    VerifyInput,
+)
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
 
 # Bounds for our worst error and the root of its mean square, over those of plain torch in the same type, which rounds
 # as often in another order.
@@ -55,15 +65,15 @@ def autoregressive(draft_input: DraftInput) -> AutoregressiveInput:
 
 def tensors_of(state: Any, name: str = "") -> dict[str, torch.Tensor]:
     """Collect the tensors of a state, or of a NamedTuple of states, by their paths."""
-    found: dict[str, torch.Tensor] = {}
-    names = getattr(state, "_fields", None) or [each.name for each in fields(state)]
-    for each in names:
-        value = getattr(state, each)
+    tensors: dict[str, torch.Tensor] = {}
+    names = getattr(state, "_fields", None) or [field.name for field in fields(state)]
+    for field_name in names:
+        value = getattr(state, field_name)
         if isinstance(value, State):
-            found |= tensors_of(value, f"{name}{each}.")
+            tensors |= tensors_of(value, f"{name}{field_name}.")
         elif isinstance(value, torch.Tensor):
-            found[f"{name}{each}"] = value
-    return found
+            tensors[f"{name}{field_name}"] = value
+    return tensors
 
 
 def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
@@ -75,16 +85,16 @@ def _trees(scene: Scene, verify_input: VerifyInput) -> list[Check]:
     if verify_input.candidates is None:
         raise ValueError("the engine returns no candidates")
     candidates = verify_input.candidates.to("cpu")
-    given = scene.draft_input.to("cpu")
+    draft_input = scene.draft_input.to("cpu")
     first = {}
     began = {}
-    if isinstance(given, AutoregressiveInput) and isinstance(candidates, Candidates):
-        count = given.topk_index.shape[1]
+    if isinstance(draft_input, AutoregressiveInput) and isinstance(candidates, Candidates):
+        count = draft_input.topk_index.shape[1]
         first = {"tokens": candidates.tokens[:, :count], "scores": candidates.scores[:, :count]}
-        began = {"tokens": given.topk_index, "scores": given.topk_scores}
+        began = {"tokens": draft_input.topk_index, "scores": draft_input.topk_scores}
     columns = batch.seq_lens[:, None] + torch.arange(config.num_draft_tokens, device=batch.seq_lens.device)
     locations = scene.pools.req_to_token[batch.req_pool_indices[:, None], columns].cpu()
-    expected = tree.build(candidates, given.bonus_tokens, batch.seq_lens.cpu(), locations, config)
+    expected = tree.build(candidates, draft_input.bonus_tokens, batch.seq_lens.cpu(), locations, config)
     return [
         equal("the drafts that the round began with", first, began),
         equal("trees of the candidates by the reference", verify_input.tensors, expected.tensors),
@@ -95,22 +105,22 @@ def _against_dense(scene: Scene, output: RoundOutput, request: int) -> list[Chec
     """Compare one request with plain torch: the target's logits, and the state for the next draft phase."""
     nodes = scene.engine.config.num_draft_tokens
     verify_input = output.verify_input
-    own = slice(request * nodes, (request + 1) * nodes)
+    node_rows = slice(request * nodes, (request + 1) * nodes)
     length = int(scene.batch.seq_lens[request])
     ids = verify_input.draft_tokens[request]
-    positions = verify_input.positions[own]
+    positions = verify_input.positions[node_rows]
     mask = verify_input.mask[request]
     prefix = None if scene.prompts else lambda layer: _kv_of(scene, request, length, layer)
     rows = Rows.tree(length, positions, mask, with_prompt=scene.prompts is not None)
     if scene.prompts:
         ids = torch.cat([torch.tensor(scene.prompts[request], device=ids.device), ids])
     layers = scene.engine.drafter.feature_layers
-    given = (nodes, prefix, layers)
+    arguments = (nodes, prefix, layers)
     wider = _wider(scene)
-    own_dtype = scene.engine.dtype
-    exact, features = target_forward(scene.pair, ids, rows, wider, *given)
-    rounded, rounded_features = target_forward(scene.pair, ids, rows, own_dtype, *given)
-    ours = output.verify_output.target_logits[own]
+    dtype = scene.engine.dtype
+    exact, features = target_forward(scene.pair, ids, rows, wider, *arguments)
+    rounded, rounded_features = target_forward(scene.pair, ids, rows, dtype, *arguments)
+    ours = output.verify_output.target_logits[node_rows]
     checks = [near(f"logits of request {request} by plain torch", ours, exact, rounded), _bonus_token(output, request)]
     if scene.pair.kind == "eagle3":
         checks.append(_first_drafts(scene, output, request))
@@ -123,9 +133,9 @@ def _bonus_token(output: RoundOutput, request: int) -> Check:
     """Compare the root of the next tree with the token after the last accepted node."""
     verdict = output.verify_output.verdict
     last = verdict.accept_index[request].max().long()  # nodes of a path are in ascending order
-    found = output.draft_input.bonus_tokens[request]
+    bonus_token = output.draft_input.bonus_tokens[request]
     expected = verdict.predict[last]
-    return equal(f"next bonus token of request {request}", {"token": found}, {"token": expected})
+    return equal(f"next bonus token of request {request}", {"token": bonus_token}, {"token": expected})
 
 
 def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
@@ -134,9 +144,11 @@ def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
     Two logits may each have the error that `near` allows those of the target.
     """
     compared = f"next first drafts of request {request} by plain torch"
-    left = autoregressive(output.draft_input)
-    tokens, scores, hidden = (each[request] for each in (left.topk_index, left.topk_scores, left.hidden))
-    exact, rounded = (eagle3_logits(scene.pair, hidden, each).double() for each in (_wider(scene), hidden.dtype))
+    draft_input = autoregressive(output.draft_input)
+    tokens, scores, hidden = (
+        tensor[request] for tensor in (draft_input.topk_index, draft_input.topk_scores, draft_input.hidden)
+    )
+    exact, rounded = (eagle3_logits(scene.pair, hidden, dtype).double() for dtype in (_wider(scene), hidden.dtype))
     target_ids = torch.arange(len(exact), device=tokens.device)
     d2t = eagle3_of(scene.pair).tensors.get("d2t")
     drafted = tokens[:, None] == (target_ids if d2t is None else target_ids + d2t.to(tokens.device))
@@ -179,8 +191,8 @@ def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, 
     bonus = output.draft_input.bonus_tokens[request : request + 1].long()
     ahead = torch.cat([ids[rows][1:], bonus])
     both = [
-        eagle3_forward(scene.pair, ahead, each[rows], dtype)
-        for each, dtype in zip(features, (_wider(scene), scene.engine.dtype), strict=True)
+        eagle3_forward(scene.pair, ahead, layer_features[rows], dtype)
+        for layer_features, dtype in zip(features, (_wider(scene), scene.engine.dtype), strict=True)
     ]
     return near(
         f"hidden state of request {request} by plain torch", autoregressive(output.draft_input).hidden[request], *both
@@ -193,7 +205,98 @@ def near(compared: str, ours: torch.Tensor, exact: torch.Tensor, rounded: torch.
     error = (rounded.double() - exact).abs()
     worst = within(f"{compared}, at worst", ours, exact, WORST * float(error.max()))
     ratio = float((ours.double() - exact).square().mean().sqrt() / error.square().mean().sqrt())
-    whole = Check(
+    mean_square = Check(
         f"{compared}, root of the mean square", ratio / WHOLE, 1, "" if ratio <= WHOLE else f"{ratio:.2f} times"
     )
-    return all_of(compared, worst, whole)
+    return all_of(compared, worst, mean_square)
+
+
+# A draw in float32 may fall on the other side of a boundary that the uniform hits: the most probability in between.
+MOST_BETWEEN = 1e-5
+LOGPROBS = 1e-4
+
+
+def check_verdict(
+    batch: Batch, verify_input: VerifyInput, logits_RV: torch.Tensor, config: SpecConfig, token_ids: torch.Tensor,
+    verdict: Verdict, requests: Sequence[int], acceptance: SyntheticAcceptance | None = None,
+) -> Check:  # fmt: skip
+    """Check the verdict of the requests at these places, and the counts of every request by its own path.
+
+    Paths are exact, nothing is off them, bonus tokens are equal except at boundaries, and logprobs are close.
+    acceptance: the schedule that decided the acceptance, if one did.
+    """
+    from specsim.reference import verify
+
+    nodes = config.num_draft_tokens
+    chosen = torch.tensor(list(requests))
+    rows = (chosen[:, None] * nodes + torch.arange(nodes)).flatten()
+    read = ("draft_tokens", "parents", "retrieve_next_token", "retrieve_next_sibling", "draft_prob")
+    tensors = {name: tensor for name, tensor in verify_input.tensors.items() if name in read}
+    chosen_input = replace(
+        verify_input, **{name: tensor[chosen.to(tensor.device)].cpu() for name, tensor in tensors.items()}
+    )
+    batch = batch.filter(chosen.to(logits_RV.device)).to("cpu")
+    logits = logits_RV[rows.to(logits_RV.device)].cpu()
+    pools: Any = SimpleNamespace(token_ids=token_ids[batch.req_pool_indices.to(token_ids.device)].cpu())
+    batch = replace(batch, req_pool_indices=torch.arange(len(requests)))
+    expected = verify.verify(batch, chosen_input, logits, config, pools, acceptance=acceptance)
+    paths, exact_paths = (_nodes(index, nodes) for index in (verdict.accept_index.cpu()[chosen], expected.accept_index))
+    checks = [equal("paths", {"path": paths}, {"path": exact_paths})]
+    if checks[0].passed:
+        checks.append(_counts(verdict))
+        adjusted = verify.node_logits(batch, chosen_input, logits, config, pools)
+        ours = verdict.predict.cpu().view(-1, nodes)[chosen], expected.predict.view(-1, nodes)
+        checks += _tokens(batch, paths, adjusted, *ours, verdict.logprobs.cpu()[chosen], expected.logprobs)
+    accepted = float((exact_paths >= 0).sum(1).float().mean()) - 1
+    return all_of(
+        f"verdicts of {len(requests)} requests ({accepted:.1f} drafts accepted) against the reference", *checks
+    )
+
+
+def _counts(verdict: Verdict) -> Check:
+    counted = (verdict.accept_index >= 0).sum(1, dtype=torch.int32)
+    ours = {"drafts": verdict.num_accepted_drafts, "tokens": verdict.num_accepted_tokens}
+    return equal("counts of accepted", ours, {"drafts": counted - 1, "tokens": counted})
+
+
+def _nodes(accept_index: torch.Tensor, nodes: int) -> torch.Tensor:
+    """Convert to node indices within each tree, -1 for none."""
+    return torch.where(accept_index >= 0, accept_index % nodes, -1).int()
+
+
+def _tokens(
+    batch: Batch,
+    paths: torch.Tensor,
+    adjusted_BNV: torch.Tensor,
+    ours_BN: torch.Tensor,
+    exact_BN: torch.Tensor,
+    logprobs_BW: torch.Tensor,
+    exact_logprobs_BW: torch.Tensor,
+) -> list[Check]:
+    """Check the tokens along the paths, whose last may be sampled, and the logprobs of equal tokens."""
+    from specsim.reference.sampling import target_prob
+
+    off = ours_BN[exact_BN < 0]
+    past = logprobs_BW[paths < 0]
+    checks = [
+        equal("tokens off the paths", {"tokens": off}, {"tokens": torch.full_like(off, -1)}),
+        equal("logprobs past the paths", {"logprobs": past}, {"logprobs": torch.zeros_like(past)}),
+    ]
+    for request, path in enumerate(paths):
+        path = path[path >= 0].long()
+        ours = ours_BN[request, path]
+        exact = exact_BN[request, path]
+        checks.append(equal("accepted tokens", {"tokens": ours[:-1]}, {"tokens": exact[:-1]}))
+        low, high = sorted((int(ours[-1]), int(exact[-1])))
+        last = len(path) if low == high else len(path) - 1
+        if low != high:
+            law = target_prob(adjusted_BNV[request, path[-1]], batch.sampling, request)
+            sampled = float(batch.sampling.temperature[request]) > 0
+            between = float(law[low + 1 : high].sum()) if sampled else torch.inf
+            checks.append(
+                within(f"bonus token {int(ours[-1])}", torch.tensor(between), torch.tensor(0.0), MOST_BETWEEN)
+            )
+        logprob_pair = logprobs_BW[request, :last].double(), exact_logprobs_BW[request, :last].double()
+        if last:
+            checks.append(within("logprobs", *logprob_pair, LOGPROBS))
+    return checks

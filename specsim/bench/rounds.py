@@ -1,18 +1,18 @@
 """Whole rounds of a model of real shape with random weights: device time, host time, launches, synchronisations."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 
-from specsim.bench.checks import all_of, equal
-from specsim.bench.clock import launched, replayed
+from specsim.bench.clock import launched, replayed, timing
 from specsim.bench.contest import Contender, contest, roofline_target
-from specsim.bench.host import CONSECUTIVE, SAMPLES, host_row, launches
 from specsim.bench.roofline import Peaks, forward_bound, round_bound
 from specsim.bench.round_checks import autoregressive, check_round
-from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of, equal
 from specsim.bench.scene import EAGLE3, PLAIN, Scene, prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -156,9 +156,11 @@ def forward_row(pair: Pair, nodes: int, peaks: Peaks, limit: float) -> Row:
         output = engine.target.forward(ids, metadata, scene.pools.target, features)
         return engine.target.logits(output.hidden)
 
-    def check(found: torch.Tensor) -> Check:
+    def check(forward_logits: torch.Tensor) -> Check:
         round_ = check_round(scene)
-        return all_of(round_.compared, round_, equal("the round's logits, bit for bit", {"logits": found}, logits))
+        return all_of(
+            round_.compared, round_, equal("the round's logits, bit for bit", {"logits": forward_logits}, logits)
+        )
 
     bound = forward_bound(pair.target.config, 1, nodes, SEQ_LEN)
     us = Contender(OURS, lambda _: forward(), check, lambda: launched(lambda _: forward(), 1, 30, 1))
@@ -204,3 +206,69 @@ def _first_request(scene: Scene) -> dict[str, torch.Tensor]:
         "hidden state": following.hidden[0],
         "first drafts": following.topk_index[0],
     }
+
+
+CONSECUTIVE = 8  # rounds, each enqueued before the last one has ended
+SAMPLES = 15
+MOST_HOST_US = 100.0
+
+
+def host_row(name: str, setting: Mapping[str, Any], scene: Scene, round_check: Check) -> Row:
+    """Time the host on a checked round until all is enqueued, and check that it never waits."""
+    check = all_of("the round's own check, and that the host never waits", round_check, _without_waiting(scene))
+    timings = {}
+    targets = ()
+    notes = ()
+    if check.passed:
+        timings[OURS], first = host_times(scene)
+        targets = (Target("host time, us", timings[OURS].median_us, MOST_HOST_US),)
+        notes = (f"{first:.0f} us after an idle device",)
+    return Row(name, setting, {OURS: check}, timings, targets=targets, notes=notes)
+
+
+def _without_waiting(scene: Scene) -> Check:
+    """Check CONSECUTIVE rounds under torch's sync debug mode, which raises where the host would wait."""
+    compared = f"no synchronisation in {CONSECUTIVE} consecutive rounds (torch's sync debug mode)"
+    scene.rounds(CONSECUTIVE)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        scene.rounds(CONSECUTIVE)
+    except RuntimeError as error:
+        return Check(compared, 1, 0, str(error).strip().splitlines()[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    return Check(compared, 0, 0)
+
+
+def host_times(scene: Scene) -> tuple[Timing, float]:
+    """Measure the wall-clock time until a round is enqueued: of later rounds, and of the first.
+
+    The first follows an idle device.
+    """
+    first = []
+    others = []
+    for _ in range(SAMPLES):
+        torch.cuda.synchronize()
+        before = time.perf_counter()
+        for index, _ in enumerate(scene.following(CONSECUTIVE)):
+            now = time.perf_counter()
+            (others if index else first).append(1e6 * (now - before))
+            before = now
+    torch.cuda.synchronize()
+    return timing(others), timing(first).median_us
+
+
+def launches(scene: Scene) -> tuple[float, float]:
+    """Count (graph launches, other launches and copies) a round by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        scene.rounds(CONSECUTIVE)
+        torch.cuda.synchronize()
+    counts = {event.key: event.count for event in profiler.key_averages()}
+    graphs = sum(count for key, count in counts.items() if key.startswith(("cudaGraphLaunch", "cuGraphLaunch")))
+    kinds = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpy", "cudaMemset")
+    others = sum(count for key, count in counts.items() if key.startswith(kinds))
+    return graphs / CONSECUTIVE, others / CONSECUTIVE

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from specsim.bench.roofline import RooflineBound
 
 OURS = "ours"
@@ -93,15 +95,56 @@ class Row:
             "group": self.group,
             "setting": dict(self.setting),
             "checks": {
-                name: {"compared": each.compared, "error": each.error, "limit": each.limit, "passed": each.passed}
-                | ({"difference": each.difference} if each.difference else {})
-                for name, each in self.checks.items()
+                name: {"compared": check.compared, "error": check.error, "limit": check.limit, "passed": check.passed}
+                | ({"difference": check.difference} if check.difference else {})
+                for name, check in self.checks.items()
             },
-            "timings": {name: asdict(each) for name, each in self.timings.items()},
+            "timings": {name: asdict(timing) for name, timing in self.timings.items()},
             "roofline_bound": self.bound and self.bound.to_json(),
             "roofline_bound_us": self.bound_us,
             "time_over_bound": self.ratio,
-            "targets": [asdict(each) | {"reached": each.reached} for each in self.targets],
+            "targets": [asdict(target) | {"reached": target.reached} for target in self.targets],
             "notes": list(self.notes),
             "figures": dict(self.figures),
         }
+
+
+def equal(compared: str, actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Check:
+    """Compare every tensor bit for bit; error: number of entries that differ."""
+    differing = 0
+    first = ""
+    for name, tensor in expected.items():
+        ours = actual[name]
+        if ours.shape != tensor.shape:
+            return Check(compared, float("inf"), 0, f"{name} has shape {tuple(ours.shape)}, not {tuple(tensor.shape)}")
+        wrong = (_bits(ours) != _bits(tensor.to(ours.device))).flatten().nonzero()[:, 0]
+        differing += len(wrong)
+        if len(wrong) and not first:
+            index = int(wrong[0])
+            first = f"{name}, entry {index}: {ours.flatten()[index].item()}, not {tensor.flatten()[index].item()}"
+    return Check(compared, float(differing), 0, first)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(integers[tensor.itemsize]) if tensor.is_floating_point() else tensor
+
+
+def within(compared: str, actual: torch.Tensor, exact: torch.Tensor, budget: torch.Tensor | float) -> Check:
+    """Compare entries with exact ones within a budget; error: the largest error over its budget."""
+    if actual.shape != exact.shape:
+        return Check(compared, float("inf"), 1, f"shape {tuple(actual.shape)}, not {tuple(exact.shape)}")
+    share = ((actual.to(exact.dtype) - exact).abs() / budget).flatten()
+    share = torch.where(share.isnan(), torch.inf, share)
+    index = int(share.argmax())
+    error = float(share[index])
+    values = (actual.flatten()[index].item(), exact.flatten()[index].item())
+    where = f"entry {index} of shape {tuple(actual.shape)}: {values[0]:.6g}, exact {values[1]:.6g}"
+    return Check(compared, error, 1, "" if error <= 1 else where)
+
+
+def all_of(compared: str, *checks: Check) -> Check:
+    """Combine several checks: the failed one, else the one with the largest error over its limit."""
+    worst = max(checks, key=lambda check: (not check.passed, check.error / check.limit if check.limit else check.error))
+    difference = "" if worst.passed else f"{worst.compared}: {worst.difference or worst.error}"
+    return Check(compared, worst.error, worst.limit, difference)

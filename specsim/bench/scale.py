@@ -45,9 +45,9 @@ def points(full: bool) -> list[tuple[int, int]]:
 
 def scale_rows(name: str, config: SpecConfig, peaks: Peaks, full: bool, quick: bool) -> Iterator[Row]:
     """Time every setting whose columns fit into the free memory; quick: only short ones."""
-    of = shape(name)
-    longer = replace(of.config, max_position_embeddings=LONGEST + PAGE_SIZE)
-    long = replace(of, config=longer.with_heads(rope=replace(longer.rope, scaling={})))
+    model_shape = shape(name)
+    longer = replace(model_shape.config, max_position_embeddings=LONGEST + PAGE_SIZE)
+    long = replace(model_shape, config=longer.with_heads(rope=replace(longer.rope, scaling={})))
     pair = stacked(random_pair(long, "cuda", torch.bfloat16, None if config.is_plain else "eagle3"))
     chosen = [point for point in points(full) if not quick or point[0] * point[1] <= 70_000]
     yield from _rows_of(pair, config, chosen, peaks)

@@ -146,7 +146,7 @@ def stacked(pair: Pair) -> Pair:
     for parts in FUSED.values():
         for first in [name for name in tensors if name.endswith(f".{parts[0]}.weight")]:
             names = [first.replace(parts[0], part) for part in parts]
-            whole = torch.cat([tensors[name] for name in names])
+            joined = torch.cat([tensors[name] for name in names])
             rows = [len(tensors[name]) for name in names]
-            tensors.update(zip(names, whole.split(rows), strict=True))
+            tensors.update(zip(names, joined.split(rows), strict=True))
     return pair

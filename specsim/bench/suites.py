@@ -7,19 +7,17 @@ from specsim.bench import (
     adaptive,
     baselines,
     bookkeeping,
-    determinism,
     end_to_end,
     experts,
     linears,
-    modes,
     persistent,
     rounds,
     scale,
+    shipped_pair,
     simulated,
     tensor_parallel,
     throughput,
     tree_attention,
-    trees,
     vocabulary,
 )
 from specsim.bench.roofline import Peaks
@@ -60,7 +58,7 @@ class Suite:
 
 
 def _bookkeeping(run: Options, peaks: Peaks) -> Iterator[Row]:
-    yield from trees.tree_rows(peaks)
+    yield from bookkeeping.tree_rows(peaks)
     yield from bookkeeping.bookkeeping_rows(run.model, 3 * run.model.hidden_size, peaks)
 
 
@@ -75,8 +73,8 @@ _ROUND: dict[str, Group] = {
     "rounds": lambda run, peaks: rounds.round_rows(run.shape, peaks, run.quick),
     "forwards": lambda run, peaks: rounds.forward_rows(run.shape, peaks),
     "invariance": lambda run, _: rounds.invariance_rows(run.shape, run.quick),
-    "modes": lambda _, __: modes.mode_rows(),
-    "sameness": lambda run, _: determinism.sameness_rows(run.quick),
+    "modes": lambda _, __: shipped_pair.mode_rows(),
+    "sameness": lambda run, _: shipped_pair.sameness_rows(run.quick),
     "launches": lambda run, _: rounds.launch_rows(run.shape),
 }
 _PERSISTENT: dict[str, Group] = {

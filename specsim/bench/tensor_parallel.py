@@ -5,25 +5,29 @@ Every rank runs this program. Ranks agree on each check and on each time, so tha
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from specsim.bench.checks import all_of, equal
 from specsim.bench.clock import launched
 from specsim.bench.dense import eagle3_of
-from specsim.bench.expected_rounds import Expected, expected, expected_exchange
-from specsim.bench.host import CONSECUTIVE
 from specsim.bench.round_checks import check_round
-from specsim.bench.rounds import RANDOM, SEQ_LEN, consecutive
-from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.rounds import CONSECUTIVE, RANDOM, SEQ_LEN, consecutive
+from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of, equal
 from specsim.bench.scene import EAGLE3, Scene, prefilled, stacked, tree_of
+from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.rank_group import RankGroup, digests
+from specsim.core.target import ModelConfig
 from specsim.models.shapes import random_pair, random_prompts
 from specsim.serving.generation import load_engine
+from specsim.simulator import CostModel, drafter, hardware, model
+from specsim.simulator.efficiency import Efficiency
+from specsim.simulator.hardware import Hardware, names
+from specsim.simulator.model import Model
 
 SLICE = "llama-2-70b-tp2-slice"  # half of a model that one GPU does not hold
 REQUESTS = (1, 16)
@@ -42,6 +46,14 @@ EXCHANGES = (
 Time = Callable[[Scene], Timing]
 
 
+class Expected(NamedTuple):
+    """A round on several GPUs, without the host."""
+
+    ratio: float  # of its time and of that on one GPU
+    exchanges: float  # seconds between GPUs
+    share: float  # of them
+
+
 def joined(size: int) -> RankGroup:
     """Find the ranks that run this suite together."""
     ranks = RankGroup.joined(size)
@@ -57,32 +69,32 @@ def exchange_rows(size: int, quick: bool) -> Iterator[Row]:
     from specsim.fast.runtime.peer_memory import LinkedRanks
 
     ranks = joined(size)
-    found = links(ranks.size)
-    ways = {LIBRARY: ranks}
-    if isinstance(found.peers, str) or found.reason:
-        note = f"rounds exchange all parts by {LIBRARY}: {found.reason}"
+    rank_links = links(ranks.size)
+    groups = {LIBRARY: ranks}
+    if isinstance(rank_links.peers, str) or rank_links.reason:
+        note = f"rounds exchange all parts by {LIBRARY}: {rank_links.reason}"
     else:
-        ways = {OURS: LinkedRanks(ranks.rank, ranks.size, ranks.board, found.peers, LARGEST), **ways}
-        note = f"rounds exchange parts of up to {found.most_bytes:,} bytes through the memory of the other GPUs"
+        groups = {OURS: LinkedRanks(ranks.rank, ranks.size, ranks.board, rank_links.peers, LARGEST), **groups}
+        note = f"rounds exchange parts of up to {rank_links.most_bytes:,} bytes through the memory of the other GPUs"
     for rows in PART_ROWS[:: 2 if quick else 1]:
-        yield exchange_row(ranks, ways, rows, note)
+        yield exchange_row(ranks, groups, rows, note)
 
 
 @torch.inference_mode()
-def exchange_row(ranks: RankGroup, ways: dict[str, RankGroup], rows: int, note: str) -> Row:
-    """Compare the bits of each way's sum with a sum in the order of the ranks, and time it."""
+def exchange_row(ranks: RankGroup, groups: dict[str, RankGroup], rows: int, note: str) -> Row:
+    """Compare the bits of each group's sum with a sum in the order of the ranks, and time it."""
     from specsim.fast.model.rank_sums import sum_onto
 
     parts = [_part(rank, rows) for rank in range(ranks.size)]
     total = parts[0].float()
-    for each in parts[1:]:
-        total += each.float()
+    for other in parts[1:]:
+        total += other.float()
     expected_sum = {"sum": total.to(parts[0].dtype)}
     part = parts[ranks.rank]
     checks = {}
     timings = {}
-    for name, way in ways.items():
-        run = partial(sum_onto, way, None, part)
+    for name, group in groups.items():
+        run = partial(sum_onto, group, None, part)
         check = equal("the sum in the order of the ranks, bit for bit", {"sum": run().values}, expected_sum)
         checks[name] = agreed(ranks, check)
         if checks[name].passed:
@@ -191,7 +203,7 @@ def _kernel_us(scene: Scene) -> dict[str, float]:
         scene.rounds(CONSECUTIVE)
         torch.cuda.synchronize()
     events: Any = profiler.key_averages()
-    return {each.key: each.self_device_time_total / CONSECUTIVE for each in events if each.self_device_time_total}
+    return {event.key: event.self_device_time_total / CONSECUTIVE for event in events if event.self_device_time_total}
 
 
 def scene_on(pair: Pair, requests: int, size: int, device: str = "cuda") -> Scene:
@@ -204,9 +216,9 @@ def scene_on(pair: Pair, requests: int, size: int, device: str = "cuda") -> Scen
 
 def same_on_all(ranks: RankGroup, scene: Scene) -> Check:
     """Compare the digests of a round over ranks; error: number of fields that differ."""
-    own = digests(scene.round())
-    first = ranks.gather_objects(own)[0]
-    wrong = [name for name in own if own[name] != first[name]]
+    rank_digests = digests(scene.round())
+    first = ranks.gather_objects(rank_digests)[0]
+    wrong = [name for name in rank_digests if rank_digests[name] != first[name]]
     text = f"{wrong[0]} of rank {ranks.rank} is not that of rank 0" if wrong else ""
     return Check("digests of a round on all ranks", len(wrong), 0, text)
 
@@ -216,6 +228,58 @@ def agreed(ranks: RankGroup, check: Check) -> Check:
     return all_of(check.compared, *ranks.gather_objects(check))
 
 
-def slowest(ranks: RankGroup, own: Timing) -> Timing:
+def slowest(ranks: RankGroup, timing: Timing) -> Timing:
     """Take the time of the slowest rank."""
-    return max(ranks.gather_objects(own), key=lambda each: each.median_us)
+    return max(ranks.gather_objects(timing), key=lambda rank_timing: rank_timing.median_us)
+
+
+def expected(
+    config: ModelConfig, draft_vocab_size: int, size: int, requests: int, tree: SpecConfig, seq_len: int
+) -> Expected | None:
+    """Compute the expectation of EAGLE-3 with the default parameters; None for a GPU without figures."""
+    gpu = this_gpu()
+    if gpu is None:
+        return None
+    target = shape_of(config)
+    head = drafter("eagle3", target, draft_vocab_size)
+    alone, shared = (CostModel(gpu, target, head, tensor_parallel=count) for count in (1, size))
+    contexts = np.full(requests, seq_len)
+    phases = [cost.phases(contexts, tree) for cost in (alone, shared)]
+    seconds = [phase.draft + phase.verify + phase.extend for phase in phases]
+    exchanges = shared.exchanges(requests, tree)
+    return Expected(seconds[1] / seconds[0], exchanges, exchanges / seconds[1])
+
+
+def expected_exchange(size: int, nbytes: int) -> float | None:
+    """Compute the seconds of one sum over GPUs; None for a GPU without figures."""
+    gpu = this_gpu()
+    if gpu is None:
+        return None
+    from specsim.simulator.forward import Forward
+
+    return Forward(gpu, model("llama-3-8b"), Efficiency(), size).exchange(nbytes)
+
+
+def this_gpu() -> Hardware | None:
+    """Find this machine's GPU in the simulator's table."""
+    if not torch.cuda.is_available():
+        return None
+    words = torch.cuda.get_device_name().upper().split()
+    matches = [name for name in names() if name.upper() in words]
+    return hardware(matches[0]) if len(matches) == 1 else None
+
+
+def shape_of(config: ModelConfig) -> Model:
+    """Describe a dense model of heads to the simulator."""
+    fields: dict[str, Any] = {
+        "model_type": "llama",
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+    return model(fields)

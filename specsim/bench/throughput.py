@@ -9,16 +9,13 @@ import numpy as np
 import torch
 
 from specsim.bench.baselines import likeliest
-from specsim.bench.builds import noted
-from specsim.bench.busy import METHOD, busy_share
-from specsim.bench.checks import all_of
-from specsim.bench.clock import walled
-from specsim.bench.closed_loop import ClosedLoop, check_schedules, check_served, figures_of
+from specsim.bench.clock import METHOD, busy_share, walled
+from specsim.bench.closed_loop import ClosedLoop, check_schedules, check_served, figures_of, warmed_run
 from specsim.bench.contest import Contender, contest
 from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of, reported_gpu
 from specsim.bench.request_lengths import Lengths, kept_lengths
 from specsim.bench.roofline import Peaks, prefill_bound
-from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of
 from specsim.bench.scene import prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine import Engine
@@ -29,7 +26,6 @@ from specsim.core.provenance import versions
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.shapes import random_pair, random_prompts
 from specsim.serving.generation import load_engine
-from specsim.serving.requests import Request
 from specsim.simulator.calibration.posterior import most_informative
 from specsim.simulator.model import model
 
@@ -44,7 +40,6 @@ FITTED = 3  # loads, chosen by what they can tell and not by what was measured
 PROMPT = 128  # tokens of requests that only decode
 CHECKED = 6  # rounds
 PROFILED = 16  # steps
-MOST_RUNS = 4  # of a load, the last one timed
 LONG_PROMPT = 8192
 LEAST_DENSE = 0.6
 PREFILL_SAMPLES = 5
@@ -70,11 +65,11 @@ def prefill_row(pair: Pair, engine: Engine, tokens: int, peaks: Peaks) -> Row:
     """Check the first token's logits by plain torch, and time a prefill from its launch to its end."""
     (prompt,) = random_prompts(1, tokens, pair.target.config.vocab_size)
     scene = prefilled(pair, engine, [prompt], slack=0)
-    whole = PrefillInput.of_prompts([prompt]).to(engine.device)
+    prefill_input = PrefillInput.of_prompts([prompt]).to(engine.device)
 
     @torch.inference_mode()
     def run() -> PrefillOutput:
-        return engine.prefill(scene.batch, whole, scene.pools)
+        return engine.prefill(scene.batch, prefill_input, scene.pools)
 
     first = int(run().next_tokens[0])
     bound = prefill_bound(pair.target.config, tokens)
@@ -116,8 +111,8 @@ def measured_loads(
     """Serve all loads of a setting by one engine."""
     rates = RATES[: config.num_steps]
     acceptance = None if config.is_plain else SyntheticAcceptance(rates)
-    own = replace(pair, drafter=None) if config.is_plain else pair
-    engine = load_engine(own, config, options, acceptance=acceptance)
+    served_pair = replace(pair, drafter=None) if config.is_plain else pair
+    engine = load_engine(served_pair, config, options, acceptance=acceptance)
     most = max(counts)
     loop = ClosedLoop.of(engine, lengths, most, CHUNK)
     for concurrency, count in sorted(counts.items(), reverse=True):
@@ -133,35 +128,6 @@ def measured_loads(
             serving = loop.serving(schedule, concurrency)
             load = ServedLoad.of(label, figures_of(run.requests), config, serving, lengths.first(count), rates)
             yield Measured(load, count, check, _busy(loop, schedule, concurrency), run.note)
-
-
-@dataclass(frozen=True, slots=True)
-class WarmedRun:
-    """The requests of a load in whose time nothing was recorded, compiled or allocated."""
-
-    requests: list[Request]
-    check: Check
-    note: str
-
-
-def warmed_run(loop: ClosedLoop, schedule: str, concurrency: int, count: int) -> WarmedRun:
-    """Serve a load until a run needs no new graph, kernel or block of memory; earlier runs do not count.
-
-    A graph's recording gives unused memory back, so that the run after it obtains blocks again. The last of MOST_RUNS
-    counts if blocks are all that it needed.
-    """
-    found: list[str] = []
-    while True:
-        with noted(loop.engine) as builds:
-            requests = loop.run(schedule, concurrency, count)
-        if not (builds.delays or builds.blocks) or len(found) + 1 == MOST_RUNS:
-            break
-        built = f"{len(builds.graphs)} graphs, {len(builds.kernels)} kernels, {builds.blocks} blocks"
-        found.append(f"run {len(found) + 1}: {built}")
-    compared = "no graph recorded and no kernel compiled while clients wait"
-    check = Check(compared, float(len(builds.delays)), 0, ", ".join(builds.delays)[:200])
-    note = f"{builds.blocks} blocks of memory obtained from the driver while clients wait"
-    return WarmedRun(requests, check, "; ".join([note, *(f"not counted, {each}" for each in found)]))
 
 
 def _busy(loop: ClosedLoop, schedule: str, concurrency: int) -> float | None:
@@ -180,42 +146,42 @@ def predictions(measured: Sequence[Measured], shape: str, draft_vocab: int) -> P
     gpu = reported_gpu(versions("cuda" if torch.cuda.is_available() else "cpu").get("gpu", ""))
     if gpu is None:
         return None
-    loads = [each.load for each in measured]
+    loads = [measurement.load for measurement in measured]
     costs = costs_of(gpu, model(shape), draft_vocab)
     return Predictions.of(costs, loads, most_informative(costs, loads, FITTED, FREE))
 
 
 def rows_of(measured: Sequence[Measured], predicted: Predictions | None) -> Iterator[Row]:
     """Make a row per load, and one of the predictions' errors."""
-    by_label = {each.load.label: each for each in measured}
-    for each in measured:
-        load = each.load
+    by_label = {measurement.load.label: measurement for measurement in measured}
+    for measurement in measured:
+        load = measurement.load
         concurrency, schedule = load.serving.max_running, load.serving.schedule
         setting = {"tree": tree_of(load.config), "concurrency": concurrency, "schedule": schedule}
         figures = figures_by_name(load.figures)
-        if each.busy is not None:
-            figures["gpu_busy"] = each.busy
+        if measurement.busy is not None:
+            figures["gpu_busy"] = measurement.busy
         targets = []
         if schedule == "overlap":
             other = by_label[f"{tree_of(load.config)}, {concurrency}, sync"].load
             figures["gain_over_sync"] = load.figures["tokens_per_s"] / other.figures["tokens_per_s"]
-            if each.busy is not None:
-                targets.append(Target("GPU idle while decoding, share", 1 - each.busy, 1 - LEAST_BUSY))
-        notes = [*EXPLAINED, each.note]
+            if measurement.busy is not None:
+                targets.append(Target("GPU idle while decoding, share", 1 - measurement.busy, 1 - LEAST_BUSY))
+        notes = [*EXPLAINED, measurement.note]
         if predicted is not None:
-            own = asdict(predicted.figures[load.label])
-            figures |= {f"predicted_{name}": value for name, value in figures_by_name(own).items()}
+            predicted_figures = asdict(predicted.figures[load.label])
+            figures |= {f"predicted_{name}": value for name, value in figures_by_name(predicted_figures).items()}
             notes.append("a load that the profile is fitted to" if load.label in predicted.fitted else "held out")
-        timings = {OURS: Timing(1e6 / load.figures["tokens_per_s"], 0.0, 1)} if each.check.passed else {}
+        timings = {OURS: Timing(1e6 / load.figures["tokens_per_s"], 0.0, 1)} if measurement.check.passed else {}
         name = "serving, plain" if load.config.is_plain else "serving, EAGLE-3"
         yield Row(
             name,
-            setting | {"requests": each.count},
-            {OURS: each.check},
+            setting | {"requests": measurement.count},
+            {OURS: measurement.check},
             timings,
             targets=tuple(targets),
             notes=tuple(notes),
-            figures=figures if each.check.passed else {},
+            figures=figures if measurement.check.passed else {},
         )
     if predicted is not None:
         yield _errors_row(measured, predicted)
@@ -233,7 +199,7 @@ def figures_by_name(figures: Mapping[str, float]) -> dict[str, float]:
 
 def _errors_row(measured: Sequence[Measured], predicted: Predictions) -> Row:
     """Summarise the errors of the loads that the fit did not see."""
-    loads = [each.load for each in measured if each.load.label not in predicted.fitted]
+    loads = [measurement.load for measurement in measured if measurement.load.label not in predicted.fitted]
     errors = {name: np.abs(values) for name, values in predicted.errors(loads).items()}
     figures = {}
     for name, values in errors.items():

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from specsim.bench.checks import all_of, within
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest
 from specsim.bench.random_trees import random_parents, tree_input
 from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row, Target
+from specsim.bench.row import OURS, Check, Row, Target, all_of, within
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -112,11 +111,13 @@ def targets(requests: int, nodes: int, times: Mapping[str, float], bound: Roofli
     """Set targets: a share of the device's peak, as time over the time at the peak, and the baselines' times."""
     if nodes <= FEW_NODES:
         share = SHARE_ALONE if requests == 1 else SHARE_TOGETHER
-        found = [Target(f"time / bytes ({share:.0%} of read bandwidth)", times[OURS] / bound.read_us(peaks), 1 / share)]
+        speed_targets = [
+            Target(f"time / bytes ({share:.0%} of read bandwidth)", times[OURS] / bound.read_us(peaks), 1 / share)
+        ]
     else:
         ratio = times[OURS] / bound.compute_us(peaks)
-        found = [Target(f"time / operations ({SHARE_DENSE:.0%} of the dense rate)", ratio, 1 / SHARE_DENSE)]
-    return found + [Target(f"time / {name}", times[OURS] / times[name], 1.0) for name in times if name != OURS]
+        speed_targets = [Target(f"time / operations ({SHARE_DENSE:.0%} of the dense rate)", ratio, 1 / SHARE_DENSE)]
+    return speed_targets + [Target(f"time / {name}", times[OURS] / times[name], 1.0) for name in times if name != OURS]
 
 
 def ours(case: Trees) -> Attend:
@@ -199,7 +200,7 @@ def flex(case: Trees) -> Attend:
 
 
 def _flex_of(
-    query: torch.Tensor, kv: tuple[torch.Tensor, ...], given: dict[str, Any]
+    query: torch.Tensor, kv: tuple[torch.Tensor, ...], arguments: dict[str, Any]
 ) -> Callable[[tuple[torch.Tensor, ...]], torch.Tensor]:
     """Compile flex_attention for few queries, or where that fails with its main kernel."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -211,11 +212,11 @@ def _flex_of(
     *first, last = (few, many) if query.shape[2] * GROUP <= 64 else (many,)
     for options in first:
         try:
-            attend(query, *kv, kernel_options=options, **given)
+            attend(query, *kv, kernel_options=options, **arguments)
         except Exception:  # of whatever kind its compiler raises
             continue
-        return lambda kv: attend(query, *kv, kernel_options=options, **given)
-    return lambda kv: attend(query, *kv, kernel_options=last, **given)
+        return lambda kv: attend(query, *kv, kernel_options=options, **arguments)
+    return lambda kv: attend(query, *kv, kernel_options=last, **arguments)
 
 
 def check_attention(case: Trees) -> Callable[[torch.Tensor], Check]:
@@ -236,9 +237,9 @@ def check_attention(case: Trees) -> Callable[[torch.Tensor], Check]:
         budget = 4 * float((rounded - exact).abs().max())
         cases.append((request, _flat(exact[None], nodes), budget))
 
-    def check(found: torch.Tensor) -> Check:
+    def check(attended: torch.Tensor) -> Check:
         checks = [
-            within(f"request {request}", found[request * nodes : (request + 1) * nodes], exact, budget)
+            within(f"request {request}", attended[request * nodes : (request + 1) * nodes], exact, budget)
             for request, exact, budget in cases
         ]
         return all_of("all nodes and heads of the first and the last request against float64", *checks)

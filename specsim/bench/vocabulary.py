@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from specsim.bench.checks import all_of, equal, within
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.random_trees import agree_with, random_parents, tree_input
 from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row
-from specsim.bench.verify_checks import check_verdict
+from specsim.bench.round_checks import check_verdict
+from specsim.bench.row import OURS, Check, Row, all_of, equal, within
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -56,10 +55,10 @@ def vocabulary_rows(vocab_size: int, peaks: Peaks, quick: bool) -> Iterator[Row]
         rows = requests * config.num_draft_tokens
         for name, sampling, scale in DISTRIBUTIONS:
             case = make_case(requests, config, sampling, vocab_size, scale)
-            yield _row(name, rows, vocab_size, peaks, _verify(case))
+            yield _row(name, rows, vocab_size, peaks, *_verify(case))
             del case
             torch.cuda.empty_cache()
-        yield _row(f"draft top-{TOPK}", rows, vocab_size, peaks, _topk(rows, vocab_size))
+        yield _row(f"draft top-{TOPK}", rows, vocab_size, peaks, *_topk(rows, vocab_size))
         torch.cuda.empty_cache()
 
 
@@ -93,11 +92,11 @@ def _verify(case: Case) -> tuple[Contender, int]:
         return verify(case.batch, case.verify_input, case.logits[index], case.config, case.pools)
 
     requests = case.batch.size
-    places = {0, requests - 1} if case.config.num_draft_tokens <= 8 else {requests - 1}
+    checked = {0, requests - 1} if case.config.num_draft_tokens <= 8 else {requests - 1}
 
-    def check(found: Verdict) -> Check:
-        given = case.batch, case.verify_input, case.logits[0], case.config, case.pools.token_ids
-        return check_verdict(*given, found, sorted(places))
+    def check(verdict: Verdict) -> Check:
+        inputs = case.batch, case.verify_input, case.logits[0], case.config, case.pools.token_ids
+        return check_verdict(*inputs, verdict, sorted(checked))
 
     return Contender(OURS, run, check), len(case.logits)
 
@@ -108,21 +107,20 @@ def _topk(rows: int, vocab_size: int) -> tuple[Contender, int]:
     copies = copies_of(2 * rows * vocab_size)
     logits = [torch.randn(rows, vocab_size, device="cuda", dtype=torch.bfloat16) * 4 for _ in range(copies)]
 
-    def check(found: tuple[torch.Tensor, torch.Tensor]) -> Check:
+    def check(drafts: tuple[torch.Tensor, torch.Tensor]) -> Check:
         from specsim.reference.drafting import draft_topk as expected_topk
 
-        places = sorted({*range(min(rows, 32)), rows - 1})
-        prob, ids = expected_topk(logits[0][places].double(), TOPK, None)
-        found_prob, found_ids = found
-        exact = equal("ids", {"ids": found_ids[places]}, {"ids": ids})
-        close = within("p", found_prob[places], prob, 1e-5)
-        return all_of(f"top-{TOPK} of {len(places)} rows against float64", exact, close)
+        rows_checked = sorted({*range(min(rows, 32)), rows - 1})
+        prob, ids = expected_topk(logits[0][rows_checked].double(), TOPK, None)
+        found_prob, found_ids = drafts
+        exact = equal("ids", {"ids": found_ids[rows_checked]}, {"ids": ids})
+        close = within("p", found_prob[rows_checked], prob, 1e-5)
+        return all_of(f"top-{TOPK} of {len(rows_checked)} rows against float64", exact, close)
 
     return Contender(OURS, lambda index: draft_topk(logits[index], TOPK, None), check), copies
 
 
-def _row(name: str, rows: int, vocab_size: int, peaks: Peaks, made: tuple[Contender, int]) -> Row:
-    contender, copies = made
+def _row(name: str, rows: int, vocab_size: int, peaks: Peaks, contender: Contender, copies: int) -> Row:
     bound = RooflineBound((Part("logits", 2 * rows * vocab_size),))  # once, bf16
     note = f" ({SHARE:.0%} of read bandwidth)"
     set_targets = roofline_target(1 / SHARE, note) if rows >= MANY_ROWS else None

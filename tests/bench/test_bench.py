@@ -9,13 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from specsim.bench.checks import all_of, equal, within
-from specsim.bench.clock import in_turns, timing
+from specsim.bench.clock import interleaved_times, timing
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.linears import check_product
 from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row, Target, Timing
-from specsim.bench.show import show_row
+from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of, equal, within
+from specsim.bench.session import show_row
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.correctness.differential.pairs import rounded
 from specsim.models.synthetic_pair import synthetic_pair
@@ -95,7 +94,7 @@ def test_calls_are_timed_in_turns(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     called = []
     runs = {name: partial(called.append, name) for name in ("first", "second")}
-    found = in_turns(runs, samples=3, parts=2)
+    found = interleaved_times(runs, samples=3, parts=2)
     assert called == ["first", "second"] * 3
     assert {name: each.samples for name, each in found.items()} == {"first": 3, "second": 3}
 
@@ -164,7 +163,7 @@ def test_attention_is_checked_and_a_wrong_mask_is_found(few_columns, requests, n
 @interpreted
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9}], ids=["greedy", "filters"])
 def test_verdicts_are_checked_and_an_injected_fault_is_found(sampling):
-    from specsim.bench.verify_checks import check_verdict
+    from specsim.bench.round_checks import check_verdict
     from specsim.bench.vocabulary import make_case
     from specsim.fast.verify import verify
 
@@ -208,7 +207,7 @@ def test_transformers_gets_the_same_model_and_is_checked():
 
 
 def test_outputs_are_compared_token_for_token_and_bit_for_bit():
-    from specsim.bench.determinism import _equal, _same_tokens
+    from specsim.bench.shipped_pair import _equal, _same_tokens
     from specsim.serving.outputs import Generation, Output
 
     def made(*outputs: tuple[tuple[int, ...], tuple[float, ...]]) -> Generation:

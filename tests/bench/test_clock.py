@@ -4,12 +4,12 @@ import gc
 
 import pytest
 
-from specsim.bench.clock import in_turns, without_collection
+from specsim.bench.clock import interleaved_times, without_collection
 
 
 def test_no_garbage_is_collected_while_a_part_is_timed():
     seen = []
-    in_turns({"call": lambda: seen.append(gc.isenabled())}, samples=2)
+    interleaved_times({"call": lambda: seen.append(gc.isenabled())}, samples=2)
     assert seen == [False, False]
     assert gc.isenabled()
 

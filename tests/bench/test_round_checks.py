@@ -212,7 +212,7 @@ def test_pieces_of_a_round_equal_the_references(monkeypatch):
 
 @interpreted
 def test_trees_of_every_size_equal_the_references(monkeypatch):
-    from specsim.bench import trees
+    from specsim.bench import bookkeeping
 
     checked = []
 
@@ -220,24 +220,24 @@ def test_trees_of_every_size_equal_the_references(monkeypatch):
         [ours] = contenders
         checked.append((setting, ours.check(ours.run(0))))
 
-    monkeypatch.setattr(trees, "contest", contest)
-    monkeypatch.setattr(trees, "TREES", (SpecConfig(4, 3, 8), SpecConfig(2, 3, 5)))
-    monkeypatch.setattr(trees, "REQUESTS", (2,))
-    list(trees.tree_rows(PEAKS, "cpu"))
+    monkeypatch.setattr(bookkeeping, "contest", contest)
+    monkeypatch.setattr(bookkeeping, "TREES", (SpecConfig(4, 3, 8), SpecConfig(2, 3, 5)))
+    monkeypatch.setattr(bookkeeping, "TREE_REQUESTS", (2,))
+    list(bookkeeping.tree_rows(PEAKS, "cpu"))
     assert [setting["tree"] for setting, _ in checked] == ["(4, 3, 8)", "(2, 3, 5)"]
     assert all(check.passed for _, check in checked)
 
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Replace the clock: each call of `in_turns` gives these medians to the modes it times, in their order."""
-    from specsim.bench import modes
+    """Replace the clock: each call of `interleaved_times` gives these medians to the modes it times, in their order."""
+    from specsim.bench import shipped_pair
 
-    def in_turns(runs, samples, parts):
+    def interleaved_times(runs, samples, parts):
         return {mode: Timing(each, 0.0, samples) for mode, each in zip(runs, (10.0, 100.0, 50.0, 49.0), strict=False)}
 
-    monkeypatch.setattr(modes, "in_turns", in_turns)
-    return modes
+    monkeypatch.setattr(shipped_pair, "interleaved_times", interleaved_times)
+    return shipped_pair
 
 
 @interpreted

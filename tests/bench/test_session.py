@@ -45,7 +45,6 @@ def suite(monkeypatch):
     def install(*rows: Row) -> None:
         suites = {"kernels": Suite({"some": lambda options, peaks: iter(rows)}, 60)}
         monkeypatch.setattr("specsim.bench.session.SUITES", suites)
-        monkeypatch.setattr("specsim.bench.result.SUITES", suites)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(run, "versions", lambda device, only_imported: VERSIONS)
         monkeypatch.setattr(specsim.bench.clock, "measure_peaks", lambda: PEAKS)
@@ -94,8 +93,7 @@ def test_a_run_that_a_time_limit_ends_is_incomplete(suite):
 def test_rows_that_were_measured_together_are_all_kept(suite, monkeypatch):
     suite()
     groups = {"some": lambda *given: iter([ROWS]), "others": lambda *given: iter(ROWS)}
-    for module in ("session", "result"):
-        monkeypatch.setattr(f"specsim.bench.{module}.SUITES", {"kernels": Suite(groups, 60)})
+    monkeypatch.setattr(run, "SUITES", {"kernels": Suite(groups, 60)})
     result = bench(Options("kernels", seconds=1e-9))
     assert [(row.setting, row.group) for row in result.rows] == [(row.setting, "some") for row in ROWS]
     assert (result.finished, result.unfinished, result.is_complete) == (("some",), 0, False)

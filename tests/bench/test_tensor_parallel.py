@@ -6,11 +6,19 @@ import pytest
 import torch
 
 import specsim.bench.scene
-from specsim.bench import expected_rounds, session, tensor_parallel
-from specsim.bench.expected_rounds import expected, expected_exchange, shape_of
+from specsim.bench import session, tensor_parallel
 from specsim.bench.row import OURS, Check, Row, Timing
 from specsim.bench.suites import Options, Suite
-from specsim.bench.tensor_parallel import ONE, agreed, round_row, share_row, slowest
+from specsim.bench.tensor_parallel import (
+    ONE,
+    agreed,
+    expected,
+    expected_exchange,
+    round_row,
+    shape_of,
+    share_row,
+    slowest,
+)
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.rank_group import PhaseBoard, RankGroup
@@ -113,7 +121,7 @@ def test_the_simulator_knows_the_shape_of_a_pair():
 
 def test_the_simulator_expects_more_than_half_the_time(monkeypatch):
     """Its exchanges are those of two ranks, and their share is what is not divided by two."""
-    monkeypatch.setattr(expected_rounds, "this_gpu", lambda: hardware("H200"))
+    monkeypatch.setattr(tensor_parallel, "this_gpu", lambda: hardware("H200"))
     tree = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
     found = expected(shape("llama-3-8b").config, 32000, 2, 1, tree, 1024)
     assert found is not None
@@ -127,6 +135,6 @@ def test_the_simulator_expects_more_than_half_the_time(monkeypatch):
 def test_a_gpu_without_figures_has_no_expectation(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    assert expected_rounds.this_gpu() == hardware("H200")
+    assert tensor_parallel.this_gpu() == hardware("H200")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Another GPU")
     assert expected_exchange(2, 8) is None

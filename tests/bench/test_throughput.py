@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from specsim.bench import throughput
-from specsim.bench.builds import Builds, noted
-from specsim.bench.busy import covered
-from specsim.bench.closed_loop import ClosedLoop, Figures, check_schedules, check_served, figures_of
+from specsim.bench import closed_loop, throughput
+from specsim.bench.clock import covered
+from specsim.bench.closed_loop import Builds, ClosedLoop, Figures, check_schedules, check_served, figures_of, noted
 from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of, reported_gpu
 from specsim.bench.request_lengths import FILE, Lengths, drawn, kept_lengths, text_of
 from specsim.bench.row import OURS
@@ -115,13 +114,13 @@ def test_only_a_run_that_builds_nothing_counts(loop, monkeypatch):
         left[0] -= 1
         builds.kernels += ["_a_kernel"] * max(0, left[0])
 
-    monkeypatch.setattr(throughput, "noted", noted)
-    run = throughput.warmed_run(loop, "sync", 2, 3)
+    monkeypatch.setattr(closed_loop, "noted", noted)
+    run = closed_loop.warmed_run(loop, "sync", 2, 3)
     assert run.check.passed
     assert len(run.requests) == 3
     assert "run 2: 0 graphs, 1 kernels" in run.note
     left[0] = 9
-    run = throughput.warmed_run(loop, "sync", 2, 3)
+    run = closed_loop.warmed_run(loop, "sync", 2, 3)
     assert not run.check.passed
     assert "_a_kernel" in run.check.difference
 
@@ -137,14 +136,14 @@ def test_a_run_that_obtains_memory_counts_only_as_the_last(loop, monkeypatch):
             yield builds
             builds.blocks = next(left)
 
-        monkeypatch.setattr(throughput, "noted", noted)
-        run = throughput.warmed_run(loop, "sync", 2, 3)
+        monkeypatch.setattr(closed_loop, "noted", noted)
+        run = closed_loop.warmed_run(loop, "sync", 2, 3)
         assert run.check.passed
         return run.note
 
     assert obtained(5, 2, 0).startswith("0 blocks")
     assert "run 2: 0 graphs, 0 kernels, 2 blocks" in obtained(5, 2, 0)
-    assert obtained(*[1] * throughput.MOST_RUNS).startswith("1 blocks")
+    assert obtained(*[1] * closed_loop.MOST_RUNS).startswith("1 blocks")
 
 
 def _built(loop) -> list[str]:
