@@ -1,15 +1,25 @@
 """specsim accept: measure the acceptance of any pair, or of the shipped drafters."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from specsim.cli import options
-from specsim.cli.file_options import reads, writes
+from specsim.cli.file_options import check_png, png, reads, writes
 from specsim.cli.option_groups import EngineGroup, flat, with_groups
 from specsim.cli.options import option
-from specsim.core.config import SamplingParams
+from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require, require_int
+from specsim.core.files import write_whole
 from specsim.core.kinds import DEFAULT, KINDS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specsim.simulator.acceptance_record import AcceptanceRecord
+
 
 STEPS = 3  # of a chain, unless given
 _PAIR_ONLY = {
@@ -121,35 +131,37 @@ def accept(
       specsim accept --target tiny --drafter eagle3 --baseline record.json
       specsim accept --drafter ngram --drafter my_drafter.py:SameAgain --prompts 5
     """
-    given = flat(locals())
+    arguments = flat(locals())
     SamplingParams(max_new_tokens=max_new_tokens)
     require_int("jobs", jobs)
     if target is not None:
         require(jobs == 1, "jobs", jobs, "1 with --target, whose requests run in one batch")
-        from specsim.cli.accept_pair import accept_pair
-
-        accept_pair(given, engine, options.command(accept, given, ("json_file", "plot", "baseline", "tolerance")))
+        accept_pair(
+            arguments, engine, options.command(accept, arguments, ("json_file", "plot", "baseline", "tolerance"))
+        )
         return
     for name, default in _PAIR_ONLY.items():
-        require(given[name] == default, name, str(given[name]), f"only {default}, the default, without --target")
-    _study(given)
+        require(
+            arguments[name] == default, name, str(arguments[name]), f"only {default}, the default, without --target"
+        )
+    _study(arguments)
 
 
-def _study(given: dict[str, Any]) -> None:
+def _study(arguments: dict[str, Any]) -> None:
     """Study shipped drafters."""
     from specsim.acceptance.settings import DRAFTERS, settings_of
     from specsim.acceptance.study import measure, show
     from specsim.models.load import load_shipped
 
-    count = _count(given["prompts"])
-    drafters = list(dict.fromkeys(given["drafter"] or DRAFTERS))
+    count = _count(arguments["prompts"])
+    drafters = list(dict.fromkeys(arguments["drafter"] or DRAFTERS))
     settings = [setting for name in drafters for setting in settings_of(name)]
     for name in drafters:
         load_shipped(name)  # bad input, if any, is refused before the first run
     texts = {"prompts": options.shipped_texts(count), "edits": options.shipped_texts(None, "edits")[:count]}
-    study = measure(load_shipped, texts, given["max_new_tokens"], settings, given["jobs"], progress=True)
+    study = measure(load_shipped, texts, arguments["max_new_tokens"], settings, arguments["jobs"], progress=True)
     options.report(
-        "accept", lambda console: show(study, console), study.to_json(), given["json_file"], study.is_lossless
+        "accept", lambda console: show(study, console), study.to_json(), arguments["json_file"], study.is_lossless
     )
 
 
@@ -161,3 +173,71 @@ def _count(prompts: str | None) -> int | None:
         return int(prompts)
     except ValueError:
         raise InputError("prompts", prompts, "a number of shipped prompts; a file goes with --target") from None
+
+
+def accept_pair(arguments: dict[str, Any], engine: EngineGroup, source: str) -> None:
+    """Measure a pair, report the record, and compare it with a baseline; source: the command line."""
+    from specsim.acceptance.baseline import TOLERANCE, compare
+    from specsim.acceptance.files import read_record
+    from specsim.acceptance.measured_pair import BATCH, measure_pair, read_prompts
+    from specsim.acceptance.record_prediction import show_record
+    from specsim.models.load import is_token_drafter, load, load_config
+
+    config = options.pick(SpecConfig, arguments)
+    require(not config.is_plain, "num_steps", config.num_steps, "at least 1: plain decoding has no drafts")
+    sampling = options.pick(SamplingParams, arguments)
+    tolerance = arguments["tolerance"]
+    earlier = None if arguments["baseline"] is None else read_record(arguments["baseline"], "baseline")
+    require(tolerance is None or earlier, "tolerance", tolerance, "nothing without --baseline")
+    require(tolerance is None or 0 <= tolerance < 1, "tolerance", tolerance, "a relative loss from 0 up to 1")
+    check_png(arguments["plot"])
+    file = _prompt_file(arguments["prompts"])
+    prompts = read_prompts(file) if file is not None else list(options.shipped_texts(_count(arguments["prompts"])))
+    kind, draft = _drafter(arguments)
+    places = (arguments["target"], draft, kind)
+    engine_options = engine.options(config, drafts_on_host=is_token_drafter(kind))
+    config.within(load_config(*places).max_position_embeddings)
+    pair = load(*places)
+    batch = BATCH if arguments["batch"] is None else arguments["batch"]
+    record = measure_pair(pair, prompts, config, sampling, engine_options, batch, progress=True)
+    record = replace(record, source=source)
+    compared = None if earlier is None else compare(record, earlier, TOLERANCE if tolerance is None else tolerance)
+
+    def print_all(console: "Console") -> None:
+        show_record(record, console)
+        if compared is not None:
+            from specsim.core.display import paragraph
+
+            console.print()
+            paragraph(console, str(compared))
+
+    try:
+        options.report("acceptance", print_all, record.to_json(), arguments["json_file"])
+    finally:
+        if arguments["plot"] is not None:
+            write_whole(arguments["plot"], _picture(record), "plot")
+    if compared is not None and compared.is_regression:
+        raise typer.Exit(1)
+
+
+def _picture(record: "AcceptanceRecord") -> bytes:
+    return png("acceptance_rates", {record.pair: record})
+
+
+def _drafter(arguments: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Give the kind of the drafter and its weights; a name that is no kind is that of weights."""
+    names = arguments["drafter"] or []
+    require(len(names) <= 1, "drafter", ", ".join(names), "one drafter with --target")
+    name = names[0] if names else None
+    is_kind = name is None or name in (*KINDS, "none") or ":" in name
+    require(name != "none", "drafter", name, "a drafter: plain decoding has no drafts")
+    if is_kind:
+        return name, arguments["draft"]
+    if arguments["draft"] is not None:
+        raise InputError("drafter", name, "a kind of drafter with --draft, which names the weights")
+    return None, name
+
+
+def _prompt_file(prompts: str | None) -> Path | None:
+    """Give the file of prompts; None for shipped ones."""
+    return None if prompts is None or prompts.isdecimal() else Path(prompts)

@@ -62,30 +62,30 @@ class Assumed(NamedTuple):
     source: str
 
 
-def check_one(given: Mapping[str, Any]) -> None:
+def check_one(arguments: Mapping[str, Any]) -> None:
     """InputError for more than one option of acceptance."""
-    first, *others = [name for name in NAMES if given[name] is not None] or [""]
+    first, *others = [name for name in NAMES if arguments[name] is not None] or [""]
     if others:
-        raise options.exclusive(others[0], given[others[0]], f"--{first.replace('_', '-')}")
+        raise options.exclusive(others[0], arguments[others[0]], f"--{first.replace('_', '-')}")
 
 
-def assumed(given: Mapping[str, Any]) -> Assumed:
+def assumed(arguments: Mapping[str, Any]) -> Assumed:
     """Read the acceptance that these options give, or look up the published one."""
     from specsim.simulator.rank_by_depth import chain_shares
     from specsim.simulator.record_shares import DEPTH, RANKS_SOURCE, further, record_shares
 
-    check_one(given)
-    if given["accept_rates"] is not None:
+    check_one(arguments)
+    if arguments["accept_rates"] is not None:
         source = "given by --accept-rates, which say nothing of second-best drafts: trees need --acceptance"
-        return Assumed(chain_shares(options.accepted_shares(given["accept_rates"])), source)
-    record = given_record(given)
+        return Assumed(chain_shares(options.accepted_shares(arguments["accept_rates"])), source)
+    record = given_record(arguments)
     if record is not None:
-        found = record_shares(record)
-        clauses = "".join(f"; {clause}" for clause in found.assumed)
+        shares_of_record = record_shares(record)
+        clauses = "".join(f"; {clause}" for clause in shares_of_record.assumed)
         band = "" if record.interval is None else f" ({record.interval.low:.2f} to {record.interval.high:.2f})"
         length = f"accept length {record.accept_length:.2f}{band} at {record.num_steps} steps"
-        return Assumed(found.shares, f"{_origin(given, record)}, {length}{clauses}")
-    published = _published(given)
+        return Assumed(shares_of_record.shares, f"{_origin(arguments, record)}, {length}{clauses}")
+    published = _published(arguments)
     beyond = f"; {further(published.rates, DEPTH)}" if len(published.rates) < DEPTH else ""
     source = (
         f"assumed, as published for {published.pair} ({published.source}{beyond}; second-best drafts as in "
@@ -94,41 +94,44 @@ def assumed(given: Mapping[str, Any]) -> Assumed:
     return Assumed(published.shares, source)
 
 
-def given_record(given: Mapping[str, Any]) -> "AcceptanceRecord | None":
+def given_record(arguments: Mapping[str, Any]) -> "AcceptanceRecord | None":
     """Read the record of --acceptance, or make that of --accept-lengths; else that of the profile's chains, if any."""
-    if given["acceptance"] is not None:
+    if arguments["acceptance"] is not None:
         from specsim.acceptance.files import read_record
 
-        return read_record(given["acceptance"])
-    if given["accept_lengths"] is None:
-        found = None if given["accept_rates"] is not None else _of_profile(given)
-        return found and found.record(given["profile"])
+        return read_record(arguments["acceptance"])
+    if arguments["accept_lengths"] is None:
+        chain_acceptance = None if arguments["accept_rates"] is not None else _of_profile(arguments)
+        return chain_acceptance and chain_acceptance.record(arguments["profile"])
     from specsim.simulator.acceptance_record import AcceptanceRecord
     from specsim.simulator.continuation import lengths_in_order, rates_of_lengths
 
-    lengths = _numbers(given["accept_lengths"])
+    lengths = _numbers(arguments["accept_lengths"])
     rates = rates_of_lengths(lengths_in_order(lengths))
     convention = "accept lengths include the bonus token; a longer chain accepts what a shorter one does."
     return AcceptanceRecord("--accept-lengths", "command line", convention, lengths[-1], 1, len(rates), rates=rates)
 
 
-def _of_profile(given: Mapping[str, Any]) -> "ChainAcceptance | None":
+def _of_profile(arguments: Mapping[str, Any]) -> "ChainAcceptance | None":
     """Give the acceptance of the profile's chains, if they are of the same model and drafter."""
-    if given.get("profile") is None:
+    if arguments.get("profile") is None:
         return None
     from specsim.simulator.calibration.profile import profile
     from specsim.simulator.model import read_config
 
-    found = profile(given["profile"]).acceptance
-    same = found and (found.model, found.drafter) == (read_config(given["model"])[0], given["drafter"])
-    return found if same else None
+    chain_acceptance = profile(arguments["profile"]).acceptance
+    same = chain_acceptance and (chain_acceptance.model, chain_acceptance.drafter) == (
+        read_config(arguments["model"])[0],
+        arguments["drafter"],
+    )
+    return chain_acceptance if same else None
 
 
-def _origin(given: Mapping[str, Any], record: "AcceptanceRecord") -> str:
+def _origin(arguments: Mapping[str, Any], record: "AcceptanceRecord") -> str:
     """Say in a few words where a record comes from."""
-    if given["acceptance"] is not None:
+    if arguments["acceptance"] is not None:
         return f"measured, from {record.source} ({record.tool})"
-    if given["accept_lengths"] is not None:
+    if arguments["accept_lengths"] is not None:
         return "measured, from --accept-lengths"
     return f"of {record.source}: {record.convention.partition(';')[0]}"
 
@@ -141,9 +144,9 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise InputError("accept_lengths", text, allowed) from None
 
 
-def _published(given: Mapping[str, Any]) -> "PublishedAcceptance":
+def _published(arguments: Mapping[str, Any]) -> "PublishedAcceptance":
     """Give the acceptance that is assumed of the model, by whatever name it goes, and the drafter."""
     from specsim.simulator.model import read_config
     from specsim.simulator.record_shares import published_acceptance
 
-    return published_acceptance(given["drafter"], read_config(given["model"])[0])
+    return published_acceptance(arguments["drafter"], read_config(arguments["model"])[0])

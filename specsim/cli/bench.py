@@ -65,44 +65,48 @@ def bench(
       specsim bench --suite round --shape llama-3-8b --json round.json
       specsim bench --suite simulator
     """
-    given = locals()
-    size = given["tensor_parallel"] = _size(suite, tensor_parallel)
+    arguments = locals()
+    size = arguments["tensor_parallel"] = _size(suite, tensor_parallel)
     if size == 1:
-        _bench(**given)
+        _bench(**arguments)
     else:
-        _check(given)
-        start_ranks(_bench, given, size, rank_timeout, None)
+        _check(arguments)
+        start_ranks(_bench, arguments, size, rank_timeout, None)
 
 
-def _size(suite: str, given: int | None) -> int:
+def _size(suite: str, tensor_parallel: int | None) -> int:
     """Choose the number of ranks, two where a suite needs some and none is given."""
     from specsim.bench.suites import SUITES
 
-    if given is not None:
-        return require_int("tensor_parallel", given, 1, MOST_RANKS)
+    if tensor_parallel is not None:
+        return require_int("tensor_parallel", tensor_parallel, 1, MOST_RANKS)
     return 2 if suite in SUITES and SUITES[suite].needs_ranks else 1
 
 
-def _check(given: dict[str, Any]) -> "Options":
+def _check(arguments: dict[str, Any]) -> "Options":
     """Check the options."""
     from specsim.bench.session import check_options
     from specsim.bench.suites import Options
 
-    asked = Options(**{name: each for name, each in given.items() if name not in ("json_file", "rank_timeout")})
-    check_options(asked)
-    return asked
+    suite_options = Options(
+        **{name: value for name, value in arguments.items() if name not in ("json_file", "rank_timeout")}
+    )
+    check_options(suite_options)
+    return suite_options
 
 
-def _bench(**given: Any) -> None:
+def _bench(**arguments: Any) -> None:
     from specsim.bench.session import bench as run_suite
-    from specsim.bench.show import show
+    from specsim.bench.session import show
     from specsim.core.display import stdout_console
 
-    asked = _check(given)
+    suite_options = _check(arguments)
     console = stdout_console()
-    size = given["tensor_parallel"]
-    line = options.command(bench, given | {"tensor_parallel": None if size == _size(given["suite"], None) else size})
-    result = run_suite(asked, line, given["json_file"], console)
+    size = arguments["tensor_parallel"]
+    line = options.command(
+        bench, arguments | {"tensor_parallel": None if size == _size(arguments["suite"], None) else size}
+    )
+    result = run_suite(suite_options, line, arguments["json_file"], console)
     show(result, console)
     if not result.passed:
         raise typer.Exit(1)

@@ -111,5 +111,5 @@ def calibrate(
 def _published(json_file: Path | None) -> None:
     from specsim.simulator.calibration.published_report import report, show
 
-    found = report()
-    options.report("calibrate-published", lambda console: show(found, console), found.to_json(), json_file)
+    fit_report = report()
+    options.report("calibrate-published", lambda console: show(fit_report, console), fit_report.to_json(), json_file)

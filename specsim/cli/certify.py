@@ -46,10 +46,10 @@ def certify(
       specsim certify --verifier rejection --impl both
       specsim certify --module my_rule.py:rule
     """
-    given = locals()
+    arguments = locals()
     from specsim.correctness import exact
 
-    line = options.command(certify, given)
+    line = options.command(certify, arguments)
     if module is None:
         result = exact.certify(verifier, impl=impl, device=device, progress=True)
     else:

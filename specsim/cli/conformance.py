@@ -38,12 +38,12 @@ def conformance(
       specsim conformance --module my_kernels.py
       specsim conformance --module my_kernels.py --ops build_tree,verify_greedy
     """
-    given = locals()
+    arguments = locals()
     from specsim.core.engine_options import check_device
     from specsim.core.provenance import now, versions
     from specsim.correctness.conformance.report import ConformanceReport
 
-    line = options.command(conformance, given)
+    line = options.command(conformance, arguments)
     device = check_device(device)
     used = versions(device)  # before a kernel can break the GPU, which then does not say its name
     report = ConformanceReport.of(module, None if ops is None else ops.split(","), device, _show_progress)

@@ -155,7 +155,7 @@ def diff(
     _diff(flat(locals()))
 
 
-def _diff(given: dict[str, Any]) -> None:
+def _diff(arguments: dict[str, Any]) -> None:
     """Run a grid, which takes no option of a cell, or the one cell of the options."""
     from specsim.core.display import stdout_console
     from specsim.core.kv_buffer import KV_DTYPES, KVFormat
@@ -165,39 +165,42 @@ def _diff(given: dict[str, Any]) -> None:
     from specsim.correctness.differential.pairs import FAMILIES, KINDS
     from specsim.correctness.differential.result import show
 
-    name = given["grid"]
-    config = options.pick(SpecConfig, given)
-    run = {key: given[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
+    name = arguments["grid"]
+    config = options.pick(SpecConfig, arguments)
+    run = {key: arguments[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
     if name is not None:
         for key, parameter in signature(diff).parameters.items():
-            if key not in (*run, *RANKS, "forward", "grid", "cell", "html_file") and given[key] != parameter.default:
-                raise InputError(key, given[key], f"only {parameter.default}, the default, with --grid")
-        shared = given["draft_parallel"] if given["tensor_parallel"] > 1 else None
-        cells = differential.grid(name, given["dtype"], shared)
-        if given["cell"] is not None:
+            if (
+                key not in (*run, *RANKS, "forward", "grid", "cell", "html_file")
+                and arguments[key] != parameter.default
+            ):
+                raise InputError(key, arguments[key], f"only {parameter.default}, the default, with --grid")
+        shared = arguments["draft_parallel"] if arguments["tensor_parallel"] > 1 else None
+        cells = differential.grid(name, arguments["dtype"], shared)
+        if arguments["cell"] is not None:
             name = "one cell"
-            cells = tuple(each for each in cells if each.id == given["cell"])
-            require(cells, "cell", given["cell"], f"the name of a cell of the grid {given['grid']}")
-    elif given["cell"] is not None:
-        raise InputError("cell", given["cell"], "the name of a cell, together with its --grid")
+            cells = tuple(cell for cell in cells if cell.id == arguments["cell"])
+            require(cells, "cell", arguments["cell"], f"the name of a cell of the grid {arguments['grid']}")
+    elif arguments["cell"] is not None:
+        raise InputError("cell", arguments["cell"], "the name of a cell, together with its --grid")
     else:
         choices = {"drafter": KINDS, "family": FAMILIES, "kv_dtype": KV_DTYPES, "draft_kv_dtype": KV_DTYPES}
-        for key, known in choices.items():
-            require_choice(key, given[key], known)
-        if given["impl"] == "reference" and given["graph"] != "eager":
-            raise InputError("graph", given["graph"], "eager with impl reference, which replays nothing")
-        pair = f"{given['drafter']}-{given['family']}"
-        mode = "free" if given["free"] else "lockstep"
-        cell = one_cell(config, given["temperature"], pair, given["batch"], mode, given["graph"])
-        formats = tuple(KVFormat(given[key]) for key in ("kv_dtype", "draft_kv_dtype"))
+        for key, names in choices.items():
+            require_choice(key, arguments[key], names)
+        if arguments["impl"] == "reference" and arguments["graph"] != "eager":
+            raise InputError("graph", arguments["graph"], "eager with impl reference, which replays nothing")
+        pair = f"{arguments['drafter']}-{arguments['family']}"
+        mode = "free" if arguments["free"] else "lockstep"
+        cell = one_cell(config, arguments["temperature"], pair, arguments["batch"], mode, arguments["graph"])
+        formats = tuple(KVFormat(arguments[key]) for key in ("kv_dtype", "draft_kv_dtype"))
         cell = replace(cell, kv=formats)
-        cell = cell if given["regex"] is None else _constrained(cell, given["regex"])
-        cells = (cell if given["rule"] is None else _with_rule(cell, given["rule"]),)
-    shares = Shares(given["tensor_parallel"], given["draft_parallel"], given["forward"])
+        cell = cell if arguments["regex"] is None else _constrained(cell, arguments["regex"])
+        cells = (cell if arguments["rule"] is None else _with_rule(cell, arguments["rule"]),)
+    shares = Shares(arguments["tensor_parallel"], arguments["draft_parallel"], arguments["forward"])
     result = differential.run_grid(name or "one cell", cells, progress=True, shares=shares, **run)
     show(result, stdout_console())
-    if given["html_file"] is not None:
-        _write_mismatch(given["html_file"], result, cells)
+    if arguments["html_file"] is not None:
+        _write_mismatch(arguments["html_file"], result, cells)
     if result.failures():
         raise typer.Exit(1)
 
@@ -212,7 +215,7 @@ def _write_mismatch(path: Path, result: "GridResult", cells: "Sequence[Cell]") -
     if first is None:
         paragraph(stdout_console(), f"There is no mismatch to draw: {path} is not written.")
         return
-    cell = next(each for each in cells if each.id == first.cell)
+    cell = next(cell for cell in cells if cell.id == first.cell)
     document = mismatch_document(cell, first, result.impl, result.dtype, result.device)
     write_page(path, document, f"First difference of {result.impl} and the reference")
 
@@ -226,10 +229,10 @@ def _constrained(cell: "Cell", pattern: str) -> "Cell":
     return replace(cell, id=f"one cell, {pattern}", grammars=dict.fromkeys(range(0, len(cell.prompts), 2), grammar))
 
 
-def _with_rule(cell: "Cell", place: str) -> "Cell":
+def _with_rule(cell: "Cell", rule_path: str) -> "Cell":
     """Let a rule of a user verify."""
     from specsim.core.rule import load_rule
 
-    rule = load_rule(place)
+    rule = load_rule(rule_path)
     rule.check_config(cell.config)
     return replace(cell, id=f"{cell.id}, {rule}", rule=rule)

@@ -74,31 +74,31 @@ def explain(
     findings = list(compare(answers_a, read_answers(b, "b"), noise))
     if target is not None:
         weights = _weights(target, dtype)
-        findings = [_measured(each, answers_a[each.request], weights) for each in findings]
+        findings = [_measured(finding, answers_a[finding.request], weights) for finding in findings]
 
     def show(console: "Console") -> None:
         if target is None:
             heading(console, f"assumed: a logit is off by {noise.error:.3g} at most ({noise.source})")
         columns = ("request", "verdict", "place", "tokens", "margins", "drift", "")
-        print_table(console, columns, [_row(each) for each in findings])
+        print_table(console, columns, [_row(finding) for finding in findings])
 
-    value = {"a": str(a), "b": str(b), "dtype": dtype, "findings": [asdict(each) for each in findings]}
-    options.report("explain", show, value, json_file, all(each.verdict != "fault" for each in findings))
-    is_decided = any(each.verdict != "undecided" for each in findings)
+    value = {"a": str(a), "b": str(b), "dtype": dtype, "findings": [asdict(finding) for finding in findings]}
+    options.report("explain", show, value, json_file, all(finding.verdict != "fault" for finding in findings))
+    is_decided = any(finding.verdict != "undecided" for finding in findings)
     require(is_decided, "b", str(b), "answers that can be compared; the table has the reasons why none can")
 
 
 def _row(finding: "AnswerComparison") -> tuple[str, ...]:
-    def shown(values: tuple | None, form: "Callable[[Any], str]") -> str:
-        return "" if values is None else " | ".join("-" if each is None else form(each) for each in values)
+    def cell_text(values: tuple | None, form: "Callable[[Any], str]") -> str:
+        return "" if values is None else " | ".join("-" if value is None else form(value) for value in values)
 
-    place = "" if finding.place is None else str(finding.place)
+    position = "" if finding.place is None else str(finding.place)
     drift = f"{finding.drift:.2g}" if finding.drift_place is not None else "-"
     cells = (
         finding.verdict,
-        place,
-        shown(finding.tokens, repr),
-        shown(finding.margins, "{:.3g}".format),
+        position,
+        cell_text(finding.tokens, repr),
+        cell_text(finding.margins, "{:.3g}".format),
         drift,
         finding.says,
     )

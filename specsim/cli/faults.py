@@ -26,11 +26,11 @@ def faults(
     Example:
       specsim faults --jobs 4 --json faults.json
     """
-    given = locals()
+    arguments = locals()
     from dataclasses import replace
 
     from specsim.correctness.faults import run_catalogue
 
-    line = options.command(faults, given)
+    line = options.command(faults, arguments)
     catalogue = replace(run_catalogue(name, device=device, jobs=jobs, progress=True), command=line)
     options.report("faults", catalogue.show, catalogue.to_json(), json_file, not catalogue.missed)

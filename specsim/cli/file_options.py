@@ -1,16 +1,25 @@
-"""Options that name files: every output of a command can be written, and is none of its other files."""
+"""Files of commands: the options that name them, and the pages and pictures that are written.
+
+Every output of a command can be written, and is none of its other files.
+"""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from specsim.core.errors import InputError
 from specsim.core.files import check_writable, is_same_file
+
+if TYPE_CHECKING:
+    from specsim.core.pair import Pair
+    from specsim.explorer.recorder import Recorder
+    from specsim.explorer.rounds import Rounds
+    from specsim.serving.serve import Served
 
 
 class _NamedFile(NamedTuple):
@@ -63,7 +72,9 @@ def _is_part(file: Path, folder: Path) -> bool:
     if not (file.exists() and folder.is_dir()):
         return False
     with suppress(OSError):
-        return folder.resolve() in file.resolve().parents or any(is_same_file(file, each) for each in folder.iterdir())
+        return folder.resolve() in file.resolve().parents or any(
+            is_same_file(file, entry) for entry in folder.iterdir()
+        )
     return False
 
 
@@ -83,3 +94,47 @@ def _paths(text: str) -> Iterator[Path]:
                 module = name.replace(".", "/")
                 paths += [Path(root, module + end) for root in ("", *sys.path) for end in (".py", "/__init__.py")]
             yield from filter(os.path.exists, paths)
+
+
+MOST_ROUNDS = 64  # of a file
+
+
+def write_rounds(path: Path, rounds: "Rounds") -> None:
+    """Write recorded rounds as a page, completely or not at all."""
+    from specsim.explorer.document import document
+    from specsim.explorer.explore import TITLE
+    from specsim.explorer.html import write_page
+
+    write_page(path, document(rounds), TITLE)
+
+
+def served_rounds(pair: "Pair", recorder: "Recorder", served: "Served") -> "Rounds":
+    """Join the recorded rounds of a server with its requests."""
+    from specsim.explorer.rounds import recorded_rounds
+    from specsim.serving.outputs import Generation, output_of
+
+    outputs = tuple(map(output_of, served.requests))
+    generation = Generation(outputs, served.config, served.seconds, served.synthetic, served.rule)
+    return recorded_rounds(pair, generation, [request.request_id for request in served.requests], recorder)
+
+
+def check_png(path: Path | None) -> None:
+    """Raise InputError for a file whose name is that of another kind of picture, or of none, and without matplotlib."""
+    if path is None:
+        return
+    if path.suffix.lower() != ".png":
+        raise InputError("plot", str(path), "a file whose name ends in .png")
+    try:
+        from specsim import plots  # noqa: F401 - to see that it can be imported
+    except ImportError as error:
+        raise InputError(
+            "plot", "a picture", f"nothing without matplotlib; install it: pip install 'specsim[notebooks]' ({error})"
+        ) from error
+
+
+def png(name: str, data: Any) -> bytes:
+    """Draw with the function of this name in specsim.plots."""
+    from specsim import plots
+
+    drawn, _ = getattr(plots, name)(data)._repr_png_()
+    return drawn

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from specsim.acceptance.prediction import LengthPrediction, LengthPredictions
 from specsim.acceptance.record_prediction import ExpectedLength
 from specsim.acceptance.study import Study
-from specsim.bench.result import Result
 from specsim.bench.roofline import Peaks, RooflineBound
 from specsim.bench.row import Check, Target, Timing
+from specsim.bench.session import Result
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.metrics import Acceptance, Latency
 from specsim.correctness.conformance.report import ConformanceReport

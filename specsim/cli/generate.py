@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
-from specsim.cli.file_options import reads
+from specsim.cli.file_options import MOST_ROUNDS, reads, write_rounds
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.ranks import RankOptions, in_ranks
@@ -101,9 +101,9 @@ def generate(
       specsim generate --temperature 0.8 --verifier rejection --topk 1
       specsim generate --html rounds.html
     """
-    given = flat(locals())
+    arguments = flat(locals())
     config = pair.config(tree)
-    sampling = options.pick(SamplingParams, given)
+    sampling = options.pick(SamplingParams, arguments)
     _check_filters(sampling)
     for name, value in (("rule", rule), ("html", html_file)):
         options.without(name, adaptive, value)
@@ -114,17 +114,17 @@ def generate(
     engine_options = ranks.of(engine_options)
     acceptance = pair.acceptance(tree.num_steps)
     text = None if pair.shape is not None else _read_prompt(prompt, prompt_file)
-    _check_prompt(given)
+    _check_prompt(arguments)
     from specsim.core.provenance import now
     from specsim.models.shapes import random_prompts
 
-    made = {
-        "command": options.command(generate, given),
+    header = {
+        "command": options.command(generate, arguments),
         "date": now(),
         "impl": engine.impl,
         "dtype": engine.dtype,
     }
-    constraint = _constraint(given)
+    constraint = _constraint(arguments)
     length = 128 if prompt_length is None else require_int("prompt_length", prompt_length)
     loaded = pair.load(config, engine_options)
     prompts = random_prompts(1, length, loaded.target.config.vocab_size) if text is None else text
@@ -139,7 +139,7 @@ def generate(
     }
     with ExitStack() as after:  # no output that fails costs the others their result
         generation = _run(after, html_file, (loaded, prompts, config, sampling), settings)
-        _report(loaded.name, generation, json_file, made)
+        _report(loaded.name, generation, json_file, header)
 
 
 def _run(after: ExitStack, html_file: Path | None, request: tuple[Any, ...], settings: dict[str, Any]) -> "Generation":
@@ -148,7 +148,6 @@ def _run(after: ExitStack, html_file: Path | None, request: tuple[Any, ...], set
         from specsim.serving.generation import generate as continue_texts
 
         return continue_texts(*request, **settings)
-    from specsim.cli.page import MOST_ROUNDS, write_rounds
     from specsim.explorer.rounds import trace
 
     rounds = trace(*request, **settings, most_rounds=MOST_ROUNDS)
@@ -156,16 +155,16 @@ def _run(after: ExitStack, html_file: Path | None, request: tuple[Any, ...], set
     return rounds.generation
 
 
-def _load_rule(place: str, config: SpecConfig) -> "AcceptanceRule":
+def _load_rule(rule_path: str, config: SpecConfig) -> "AcceptanceRule":
     """Load an acceptance rule for whose drafts the setting is."""
     from specsim.core.rule import load_rule
 
-    found = load_rule(place)
-    found.check_config(config)
-    return found
+    rule = load_rule(rule_path)
+    rule.check_config(config)
+    return rule
 
 
-def _report(name: str, generation: "Generation", json_file: Path | None, made: dict[str, Any]) -> None:
+def _report(name: str, generation: "Generation", json_file: Path | None, header: dict[str, Any]) -> None:
     from specsim.core.display import metrics_rows, output_text, print_table
 
     def show(console: "Console") -> None:
@@ -173,7 +172,7 @@ def _report(name: str, generation: "Generation", json_file: Path | None, made: d
         console.print()
         print_table(console, (), [("pair", name), *metrics_rows(generation)])
 
-    options.report("generate", show, made | {"pair": name} | generation.to_json(), json_file)
+    options.report("generate", show, header | {"pair": name} | generation.to_json(), json_file)
 
 
 def _check_filters(sampling: SamplingParams) -> None:
@@ -186,15 +185,15 @@ def _check_filters(sampling: SamplingParams) -> None:
             raise InputError(name, value, f"only {default}, the default, at temperature 0, which is greedy{other}")
 
 
-def _check_prompt(given: dict[str, Any]) -> None:
+def _check_prompt(arguments: dict[str, Any]) -> None:
     """Refuse a text with random weights, and a length without them."""
-    if given["shape"] is None:
-        length = given["prompt_length"]
+    if arguments["shape"] is None:
+        length = arguments["prompt_length"]
         require(length is None, "prompt_length", length, "nothing without --shape, which has random prompts")
         return
     for name in ("prompt", "prompt_file"):
-        if given[name] is not None:
-            raise options.exclusive(name, given[name], "--shape")
+        if arguments[name] is not None:
+            raise options.exclusive(name, arguments[name], "--shape")
 
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -219,15 +218,15 @@ def _read_prompt_file(path: Path) -> str:
     return text
 
 
-def _constraint(given: dict[str, Any]) -> tuple[str, Any] | None:
+def _constraint(arguments: dict[str, Any]) -> tuple[str, Any] | None:
     """Read what the output has to match, as a form of Guidance with its argument; None: it is free."""
-    pattern: str | None = given["regex"]
-    file: Path | None = given["json_schema"]
+    pattern: str | None = arguments["regex"]
+    file: Path | None = arguments["json_schema"]
     if pattern is None and file is None:
         return None
-    if given["accept_rates"] is not None:
+    if arguments["accept_rates"] is not None:
         name = "json_schema" if pattern is None else "regex"
-        raise options.exclusive(name, given[name], "--accept-rates")
+        raise options.exclusive(name, arguments[name], "--accept-rates")
     from specsim.core.files import read_json
 
     if file is None:

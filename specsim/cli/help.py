@@ -66,8 +66,8 @@ class CommandHelp(TyperCommand):
             if param is None or record is None:
                 continue
             title = COMMON if name in self.common else getattr(param, "rich_help_panel", None) or _OTHER
-            shown = record[0].split()[0] if param.param_type_name == "argument" else _typed(record[0])
-            groups[title].append((shown, _described(record[1])))
+            label = record[0].split()[0] if param.param_type_name == "argument" else _typed(record[0])
+            groups[title].append((label, _described(record[1])))
         _write_groups(formatter, groups)
 
 
@@ -137,7 +137,7 @@ def _filled(text: str, indent: str) -> str:
 
 def _typed(name: str) -> str:
     """Write the type of an option's value in capitals, as metavars are."""
-    return re.sub("|".join(_TYPES), lambda found: _TYPES[found[0]], name)
+    return re.sub("|".join(_TYPES), lambda match: _TYPES[match[0]], name)
 
 
 def _described(text: str) -> str:

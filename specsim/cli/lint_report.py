@@ -99,7 +99,9 @@ def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "C
     heading(console, "identities")
     rows = [(identity, verdict, f"{count:,}") for (identity, verdict), count in counts.items()]
     print_table(console, ("identity", "", "runs"), rows)
-    shown = [finding for finding in findings if len(reports) <= SHOWN or finding.verdict == "cannot be true"]
-    if shown:
+    printed_findings = [finding for finding in findings if len(reports) <= SHOWN or finding.verdict == "cannot be true"]
+    if printed_findings:
         heading(console, "findings")
-        print_table(console, ("run", "", ""), [(each.report, each.verdict, each.says) for each in shown])
+        print_table(
+            console, ("run", "", ""), [(finding.report, finding.verdict, finding.says) for finding in printed_findings]
+        )

@@ -96,11 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _sentence(error: Any, words: Sequence[str]) -> InputError | str:
     """Phrase a usage error, as an InputError where the value of an option has another type."""
     names = getattr(getattr(error, "param", None), "opts", ())
-    given = [after for before, after in pairwise(words) if before in names]
-    given += [value for name, _, value in (word.partition("=") for word in words) if name in names and value]
+    values = [after for before, after in pairwise(words) if before in names]
+    values += [value for name, _, value in (word.partition("=") for word in words) if name in names and value]
     kinds = [kind for word, kind in _KINDS.items() if f"valid {word}" in error.message]
-    if given and kinds:
-        return InputError(error.param.name, given[-1], kinds[0])
+    if values and kinds:
+        return InputError(error.param.name, values[-1], kinds[0])
     return " ".join(error.format_message().split())
 
 

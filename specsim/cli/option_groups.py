@@ -65,10 +65,10 @@ class EngineGroup:
         from specsim.serving.generation import kernel_device
 
         require_choice("dtype", self.dtype, options.DTYPES)
-        made = EngineOptions(**flat({"engine": self}) | {"dtype": getattr(torch, self.dtype)})
-        if made.impl == "fast":
-            kernel_device(made.device)
-        return made.resolve(config, has_grammars, drafts_on_host, verifies_on_host)
+        engine_options = EngineOptions(**flat({"engine": self}) | {"dtype": getattr(torch, self.dtype)})
+        if engine_options.impl == "fast":
+            kernel_device(engine_options.device)
+        return engine_options.resolve(config, has_grammars, drafts_on_host, verifies_on_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class PairGroup:
         """Make the setting of a tree; with drafter `none` the tree has to be the default."""
         if self.drafter != "none":
             return options.pick(SpecConfig, flat({"tree": tree, "pair": self}))
-        for each in fields(tree):
-            value = getattr(tree, each.name)
-            if each.name != "page_size" and value != each.default:
-                raise InputError(each.name, value, f"only {each.default}, the default, with drafter none")
+        for field in fields(tree):
+            value = getattr(tree, field.name)
+            if field.name != "page_size" and value != field.default:
+                raise InputError(field.name, value, f"only {field.default}, the default, with drafter none")
         return SpecConfig.plain(tree.page_size, self.max_len)
 
     def drafts_on_host(self, config: SpecConfig) -> bool:
@@ -115,10 +115,10 @@ class PairGroup:
         with options.told_as(rates="accept_rates", schedule="accept_schedule"):  # run has a --schedule of its own
             return SyntheticAcceptance(rates, schedule).fit(num_steps)
 
-    def load(self, config: SpecConfig, engine: "EngineOptions", whole: bool = False) -> "Pair":
+    def load(self, config: SpecConfig, engine: "EngineOptions", is_whole: bool = False) -> "Pair":
         """Load the pair, or make one of random weights on the engine's device; before, see that the setting fits it.
 
-        Where ranks share the model, a rank reads only its slices, unless `whole` asks for all.
+        Where ranks share the model, a rank reads only its slices, unless `is_whole`.
         """
         drafter: Any = self.drafter  # which `load` and `random_pair` check
         if self.shape is None:
@@ -126,7 +126,7 @@ class PairGroup:
 
             draft_fields = dict(map(options.draft_field, self.draft_field or ()))
             config.within(load_config(self.target, self.draft, drafter).max_position_embeddings)
-            parts = None if whole else parts_of(engine)
+            parts = None if is_whole else parts_of(engine)
             return load(self.target, self.draft, drafter, draft_fields, self.bridge_vocabularies, parts)
         for name in ("target", "draft", "draft_field", "bridge_vocabularies"):
             if value := getattr(self, name):
@@ -152,12 +152,12 @@ def parts_of(engine: "EngineOptions") -> "Parts | None":
     return group and Parts(group.part, group.part if engine.draft_parallel == "sharded" else None)
 
 
-def flat(given: dict[str, Any]) -> dict[str, Any]:
+def flat(arguments: dict[str, Any]) -> dict[str, Any]:
     """Replace each group among values by name by the values of its fields."""
     values: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         is_group = is_dataclass(value)
-        values |= {each.name: getattr(value, each.name) for each in fields(value)} if is_group else {name: value}
+        values |= {field.name: getattr(value, field.name) for field in fields(value)} if is_group else {name: value}
     return values
 
 
@@ -169,18 +169,18 @@ def with_groups(function: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(parameter.annotation):
             groups[name] = parameter.annotation
             parameters += [
-                Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-                for each in fields(parameter.annotation)
+                Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+                for field in fields(parameter.annotation)
             ]
         else:
             parameters.append(parameter)
 
     @wraps(function)
-    def command(**given: Any) -> None:
+    def command(**arguments: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
-        function(**given)
+            arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields(group)})
+        function(**arguments)
 
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     setattr(command, "__signature__", Signature(parameters))  # noqa: B010 - no attribute that functions declare
     return command

@@ -308,8 +308,8 @@ def told_as(**names: str) -> Iterator[None]:
 def exclusive(name: str, value: object, other: str) -> InputError:
     """Make the error of an option that another one excludes; other: as it is written, with its dashes."""
     option = f"--{name.replace('_', '-')}"
-    shown = value if isinstance(value, (int, float)) else str(value)
-    return InputError(name, shown, f"nothing with {other}: leave out {option} or {other}")
+    display_value = value if isinstance(value, (int, float)) else str(value)
+    return InputError(name, display_value, f"nothing with {other}: leave out {option} or {other}")
 
 
 def without(name: str, adaptive: str | None, value: object) -> None:
@@ -347,17 +347,17 @@ def shipped_texts(count: int | None, name: str = "prompts") -> list[str]:
 
 
 def command(
-    function: Callable, given: dict[str, Any], without: Collection[str] = ("json_file", "html_file", "preset")
+    function: Callable, arguments: dict[str, Any], without: Collection[str] = ("json_file", "html_file", "preset")
 ) -> str:
     """Write the command line that gives a command these options, without some of them."""
     words = ["specsim", function.__name__.replace("_", "-")]
     for key, parameter in signature(function).parameters.items():
-        value = given[key]
+        value = arguments[key]
         if key in without or value == parameter.default:
             continue
-        for each in value if isinstance(value, list) else [value]:
+        for single_value in value if isinstance(value, list) else [value]:
             option = f"--{key.replace('_', '-')}"
-            words += [option] if each is True else [option, str(each)]
+            words += [option] if single_value is True else [option, str(single_value)]
     return shlex.join(words)
 
 

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from specsim.cli import options
 from specsim.cli.acceptance_options import AcceptanceGroup
-from specsim.cli.engine_file_options import EngineFileGroup, show_chains
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
+from specsim.cli.plan_options import EngineFileGroup, SloGroup, highest_rates, plain_values, show_chains, show_slo
 from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell, describe_acceptance
-from specsim.cli.slo_options import SloGroup, highest_rates, plain_values, show_slo
 from specsim.cli.traffic_options import (
     TrafficGroup,
     check_times,
@@ -74,7 +73,7 @@ def plan(
       specsim plan --workload chats.json --concurrency 32 --vllm-file spec.json
       specsim plan --profile server.json --goodput-file goodput.json
     """
-    given = flat(locals())
+    arguments = flat(locals())
     from tqdm.auto import tqdm
 
     from specsim.simulator.candidates import candidates
@@ -82,99 +81,100 @@ def plan(
     from specsim.simulator.plan import policy_metrics
 
     files.check()
-    check_traffic(given)
-    planned = cell(given | trace_fields(traffic))
-    check_times(given, planned)
+    check_traffic(arguments)
+    planned = cell(arguments | trace_fields(traffic))
+    check_times(arguments, planned)
     goal = slos.goal(require_int("replicates", replicates))
     configs = candidates(planned)
     with tqdm(total=len(configs) * replicates, unit="run", disable=None) as bar:
-        found = make(planned, objective, configs, replicates, bar.update, goal and goal.slo)
+        best_plan = make(planned, objective, configs, replicates, bar.update, goal and goal.slo)
     rates = None if goal is None else highest_rates(planned, configs, goal)
-    limit = load.max_running if found.crossover is None else found.crossover - 1  # at the crossover plain is best
+    # At the crossover plain is best.
+    limit = load.max_running if best_plan.crossover is None else best_plan.crossover - 1
     compared = policy_metrics(planned, limit) if policies else {}
-    contents = files.contents(found, draft)
-    usage = files.usage(found, draft)
+    contents = files.contents(best_plan, draft)
+    usage = files.usage(best_plan, draft)
 
     def print_all(console: "Console") -> None:
-        show(found, draft, describe_acceptance(given, planned), console)
-        show_slo(found, rates, console)
+        show(best_plan, draft, describe_acceptance(arguments, planned), console)
+        show_slo(best_plan, rates, console)
         for line in usage:
             console.print()
             console.print(line, soft_wrap=True)
         if compared:
             show_policies(compared, console)
 
-    value = found.to_json(draft) | {"policies": compared, "highest_rates": rates and plain_values(rates)}
+    value = best_plan.to_json(draft) | {"policies": compared, "highest_rates": rates and plain_values(rates)}
     try:
         options.report("plan", print_all, value, json_file)
     finally:
         files.write(contents)
 
 
-def show(found: "Plan", draft: str, acceptance: str, console: "Console") -> None:
+def show(best_plan: "Plan", draft: str, acceptance: str, console: "Console") -> None:
     """Print the candidates, the choice by batch size, and flags; acceptance: a sentence on what was assumed of it."""
     from specsim.core.display import heading, paragraph, short_setting
     from specsim.simulator.candidates import sglang_flags, vllm_flags
 
-    load = found.cell
+    load = best_plan.cell
     where = f"{load.model} on {load.tensor_parallel} × {load.hardware}, {describe_load(load)}"
-    heading(console, f"{where}: best for {found.objective}")
-    show_candidates(found, console)
+    heading(console, f"{where}: best for {best_plan.objective}")
+    show_candidates(best_plan, console)
     show_workload(load, console)
-    for text in (_method(found), acceptance):
+    for text in (_method(best_plan), acceptance):
         console.print()
         paragraph(console, text)
-    show_limits(found, console)
+    show_limits(best_plan, console)
     heading(console, "by batch size")
-    show_batches(found, console)
-    show_chains(found, console)
-    heading(console, f"SGLang: {short_setting(found.best.config)}")
-    flags = sglang_flags(load, found.best.config, draft)
+    show_batches(best_plan, console)
+    show_chains(best_plan, console)
+    heading(console, f"SGLang: {short_setting(best_plan.best.config)}")
+    flags = sglang_flags(load, best_plan.best.config, draft)
     console.print(flags or f"SGLang has no drafter of kind {load.drafter}.", soft_wrap=True)
-    if found.best_chain is not None:
-        heading(console, f"vLLM (chains only): {short_setting(found.best_chain.config)}")
-        console.print(vllm_flags(load, found.best_chain.config, draft), soft_wrap=True)
+    if best_plan.best_chain is not None:
+        heading(console, f"vLLM (chains only): {short_setting(best_plan.best_chain.config)}")
+        console.print(vllm_flags(load, best_plan.best_chain.config, draft), soft_wrap=True)
 
 
-def show_candidates(found: "Plan", console: "Console") -> None:
+def show_candidates(best_plan: "Plan", console: "Console") -> None:
     """Print the best candidates with their regret, and with objectives their goodput."""
     from specsim.core.display import figure, paragraph, print_table, short_setting
     from specsim.simulator.slo import ATTAINMENT, GOODPUT
 
     figures = {"tok/s": ("Output Throughput (tok/s)", 0)}
     times = {"TTFT ms": ("Mean TTFT (ms)", 1), "TPOT ms": ("Mean TPOT (ms)", 2), "P99 ITL ms": ("P99 ITL (ms)", 1)}
-    if found.slo is not None:  # whose bounds are on the other times
+    if best_plan.slo is not None:  # whose bounds are on the other times
         figures = {"good/s": (GOODPUT, 2), "good %": (ATTAINMENT, 1)}
         del times["P99 ITL ms"]
     rows = [
         (
-            short_setting(each.config),
-            figure(each.accept_length),
-            *(figure(each.metrics[name], digits) for name, digits in figures.values()),
-            *_over_plain(found, each),
-            *(figure(each.metrics[name], digits) for name, digits in times.values()),
-            f"{each.regret:.1%}" + ("" if each.spread is None else f" ± {each.spread:.1%}"),
+            short_setting(candidate.config),
+            figure(candidate.accept_length),
+            *(figure(candidate.metrics[name], digits) for name, digits in figures.values()),
+            *_over_plain(best_plan, candidate),
+            *(figure(candidate.metrics[name], digits) for name, digits in times.values()),
+            f"{candidate.regret:.1%}" + ("" if candidate.spread is None else f" ± {candidate.spread:.1%}"),
         )
-        for each in found.candidates[:SHOWN]
+        for candidate in best_plan.candidates[:SHOWN]
     ]
     headings = ("setting", "accepts", *figures, "over plain", "90% band", *times, "regret")
     print_table(console, headings, rows)
-    if len(found.candidates) > SHOWN:
-        paragraph(console, f"and {len(found.candidates) - SHOWN} more, none of them better.")
+    if len(best_plan.candidates) > SHOWN:
+        paragraph(console, f"and {len(best_plan.candidates) - SHOWN} more, none of them better.")
 
 
-def _over_plain(found: "Plan", row: "Candidate") -> tuple[str, str]:
+def _over_plain(best_plan: "Plan", row: "Candidate") -> tuple[str, str]:
     """Make the cells of a speed-up and its band."""
-    if found.plain is None or row.config.is_plain:
-        return ("1.00 ×" if found.plain else "-", "-")
-    speedup = found.over_plain(row)
+    if best_plan.plain is None or row.config.is_plain:
+        return ("1.00 ×" if best_plan.plain else "-", "-")
+    speedup = best_plan.over_plain(row)
     if not 0 < speedup < math.inf:
         return "-", "-"
-    low, high = found.band(row)
+    low, high = best_plan.band(row)
     return f"{speedup:.2f} ×", f"{low:.2f} to {high:.2f}"
 
 
-def _method(found: "Plan") -> str:
+def _method(best_plan: "Plan") -> str:
     """Say what the figures of the candidates are."""
     from specsim.simulator.replicates import CHANCE, CONFIDENCE, EQUAL
     from specsim.simulator.scenario import calibration
@@ -183,12 +183,14 @@ def _method(found: "Plan") -> str:
         "throughput": "time for the same tokens over that of the quickest setting",
         "latency": "mean latency over the lowest of all",
         "goodput": "time for the same requests within the objectives over that of the quickest setting",
-    }[found.objective]
-    spread = f", ± its {CONFIDENCE:.0%} confidence interval" if found.replicates > 1 else ""
-    schedule = found.cell.plain_schedule
-    plain = f" Plain decoding runs under schedule {schedule}." if schedule not in (None, found.cell.schedule) else ""
-    words = calibration(found.cell.serving(found.cell.option(found.best.config)))
-    requests = f"{found.replicates} × {len(found.cell.workload):,} requests"
+    }[best_plan.objective]
+    spread = f", ± its {CONFIDENCE:.0%} confidence interval" if best_plan.replicates > 1 else ""
+    schedule = best_plan.cell.plain_schedule
+    plain = (
+        f" Plain decoding runs under schedule {schedule}." if schedule not in (None, best_plan.cell.schedule) else ""
+    )
+    words = calibration(best_plan.cell.serving(best_plan.cell.option(best_plan.best.config)))
+    requests = f"{best_plan.replicates} × {len(best_plan.cell.workload):,} requests"
     return (
         f"{words[0].upper()}{words[1:]}: means of {requests}, the same for every "
         f"setting.{plain} Regret: additional {loss}{spread}. Settings within {EQUAL:.0%}, or within that interval and "
@@ -196,21 +198,21 @@ def _method(found: "Plan") -> str:
     )
 
 
-def show_limits(found: "Plan", console: "Console") -> None:
+def show_limits(best_plan: "Plan", console: "Console") -> None:
     """Say which settings were not tried though the best one may be among them."""
     from specsim.core.display import paragraph
     from specsim.simulator.candidates import why_no_trees
 
-    if why := why_no_trees(found.cell):
+    if why := why_no_trees(best_plan.cell):
         console.print()
         paragraph(console, f"No trees were tried: {why}.")
-    if not found.limits:
+    if not best_plan.limits:
         return
     names = {"topk": "topk", "num_steps": "steps", "num_draft_tokens": "draft tokens"}
-    best = found.best.config
-    most = ", ".join(f"{names[name]} {value}" for name, value in found.limits.items())
-    varied = [f"--vary {name}={value},{value + 1},{2 * value}" for name, value in found.limits.items()]
-    fixed = [f"--{name.replace('_', '-')} {getattr(best, name)}" for name in names if name not in found.limits]
+    best = best_plan.best.config
+    most = ", ".join(f"{names[name]} {value}" for name, value in best_plan.limits.items())
+    varied = [f"--vary {name}={value},{value + 1},{2 * value}" for name, value in best_plan.limits.items()]
+    fixed = [f"--{name.replace('_', '-')} {getattr(best, name)}" for name in names if name not in best_plan.limits]
     console.print()
     paragraph(
         console,
@@ -221,20 +223,20 @@ def show_limits(found: "Plan", console: "Console") -> None:
     console.print(" ".join(command), soft_wrap=True)
 
 
-def show_batches(found: "Plan", console: "Console") -> None:
+def show_batches(best_plan: "Plan", console: "Console") -> None:
     """Print the best setting for servers that always hold equally many requests."""
     from specsim.core.display import figure, paragraph, print_table, short_setting
 
     rows = [
         (
-            str(each.batch),
-            short_setting(each.config),
-            figure(each.tokens_per_s, 0),
-            f"{each.speedup:.2f} ×",
-            f"{each.span[0]:.2f} to {each.span[1]:.2f}",
-            "simulated, as above" if each.is_simulated else "computed",
+            str(choice.batch),
+            short_setting(choice.config),
+            figure(choice.tokens_per_s, 0),
+            f"{choice.speedup:.2f} ×",
+            f"{choice.span[0]:.2f} to {choice.span[1]:.2f}",
+            "simulated, as above" if choice.is_simulated else "computed",
         )
-        for each in found.by_batch
+        for choice in best_plan.by_batch
     ]
     print_table(console, ("requests", "setting", "tok/s", "over plain", "90% band", ""), rows)
     console.print()
@@ -252,5 +254,5 @@ def show_policies(compared: dict[str, dict[str, float]], console: "Console") -> 
 
     names = ("Output Throughput (tok/s)", "Mean E2E Latency (ms)", "P99 ITL (ms)")
     heading(console, "policies that choose a chain for every round, on equal traces")
-    rows = [(name, *(figure(metrics[each], 1) for each in names)) for name, metrics in compared.items()]
+    rows = [(name, *(figure(metrics[figure_name], 1) for figure_name in names)) for name, metrics in compared.items()]
     print_table(console, ("policy", "tok/s", "E2E ms", "P99 ITL ms"), rows)

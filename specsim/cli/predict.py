@@ -48,12 +48,12 @@ def predict(
       specsim predict --accept-lengths 1.8,2.4,2.8
     """
     if acceptance is not None or accept_lengths is not None:
-        for name, given, default in (
+        for name, value, default in (
             ("prompts", prompts, PROMPTS),
             ("max_new_tokens", max_new_tokens, NEW_TOKENS),
             ("drafter", drafter, DEFAULT),
         ):
-            require(given == default, name, given, f"only {default}, the default, with a measured acceptance")
+            require(value == default, name, value, f"only {default}, the default, with a measured acceptance")
         _from_record({"acceptance": acceptance, "accept_lengths": accept_lengths, "accept_rates": None}, json_file)
         return
     from specsim.acceptance.prediction import TARGET_ERROR, show
@@ -68,12 +68,12 @@ def predict(
     options.report("predict", lambda console: show(predictions, console), predictions.to_json(), json_file, is_ok)
 
 
-def _from_record(given: dict[str, str | None], json_file: Path | None) -> None:
+def _from_record(arguments: dict[str, str | None], json_file: Path | None) -> None:
     """Predict from a record."""
     from specsim.acceptance.record_prediction import predict_from, show
 
-    check_one(given)
-    record = given_record(given)
+    check_one(arguments)
+    record = given_record(arguments)
     assert record is not None
-    found = predict_from(record)
-    options.report("predict-record", lambda console: show(found, console), found.to_json(), json_file)
+    predictions = predict_from(record)
+    options.report("predict-record", lambda console: show(predictions, console), predictions.to_json(), json_file)

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import NoReturn
 
 from specsim.cli.main import main
-from specsim.cli.rank_processes import BROKEN, GRACE, LOST
+from specsim.cli.ranks import BROKEN, GRACE, LOST
 from specsim.core.rank_group import RankLost, join, leave
 
 

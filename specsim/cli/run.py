@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.cli import options
-from specsim.cli.file_options import reads, writes
+from specsim.cli.file_options import MOST_ROUNDS, reads, served_rounds, write_rounds, writes
 from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
 from specsim.cli.options import option
 from specsim.cli.ranks import RankOptions, in_ranks
@@ -95,15 +95,15 @@ def run(
       specsim run --requests requests.jsonl --json results.json
       specsim run --slots 896 --chunk-tokens 24 --compare
     """
-    given = flat(locals())
+    arguments = flat(locals())
     config = pair.config(tree)
     with options.told_as(num_slots="slots", html_file="html"):
-        serving = options.pick(ServingConfig, given | {"num_slots": slots})
+        serving = options.pick(ServingConfig, arguments | {"num_slots": slots})
         if engine.bucket is not None and engine.bucket < serving.max_running:
             raise InputError("bucket", engine.bucket, f"at least max_running, {serving.max_running}")
         engine_options = ranks.of(engine.options(config, drafts_on_host=pair.drafts_on_host(config)))
         acceptance = pair.acceptance(tree.num_steps)
-        _check_run(given)
+        _check_run(arguments)
         chosen = options.policy(adaptive, adaptive_per_request)
         from specsim.core.policies.named import named_policy
         from specsim.serving.generation import load_adaptive_engine, load_engine
@@ -112,19 +112,19 @@ def run(
 
         check_serving(serving, config)
         text = read_file(requests or REQUESTS)
-        loaded = pair.load(config, engine_options, whole=compare)
+        loaded = pair.load(config, engine_options, is_whole=compare)
         policy = None if chosen is None else named_policy(chosen, config)
         if policy is None:
             running = load_engine(loaded, config, engine_options, acceptance=acceptance)
         else:
             running = load_adaptive_engine(loaded, policy.settings, engine_options, acceptance=acceptance)
-        is_equal = _serve(given, text, loaded, running, serving, policy)
+        is_equal = _serve(arguments, text, loaded, running, serving, policy)
     if not is_equal:
         raise typer.Exit(1)
 
 
 def _serve(
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     text: str,
     pair: "Pair",
     engine: "Engine",
@@ -132,7 +132,6 @@ def _serve(
     policy: "NamedPolicy | None" = None,
 ) -> bool:
     """Serve the requests, and write and show the result; False if a comparison found a difference."""
-    from specsim.cli.page import MOST_ROUNDS, served_rounds, write_rounds
     from specsim.core.display import stdout_console
     from specsim.core.files import write_json
     from specsim.core.provenance import now, versions
@@ -141,54 +140,57 @@ def _serve(
     from specsim.serving.serve import serve
     from specsim.serving.workload import parse_requests
 
-    file = given["requests"] or REQUESTS
-    output = "run-compare" if given["compare"] else "run"
-    made = {
+    file = arguments["requests"] or REQUESTS
+    output = "run-compare" if arguments["compare"] else "run"
+    header = {
         "schema": schema_name(output),
-        "command": options.command(run, given, ("json_file", "trace", "html_file", "preset")),
+        "command": options.command(run, arguments, ("json_file", "trace", "html_file", "preset")),
         "file": str(file),
         "date": now(),
         "versions": versions(engine.device.type),
         "pair": pair.name,
-        **{name: given[name] for name in ("impl", "dtype", "kv_dtype", "draft_kv_dtype", "bucket", "batch_invariant")},
+        **{
+            name: arguments[name]
+            for name in ("impl", "dtype", "kv_dtype", "draft_kv_dtype", "bucket", "batch_invariant")
+        },
         "device": engine.device.type,
-        "graph": engine.options.graph if given["impl"] == "fast" else None,
+        "graph": engine.options.graph if arguments["impl"] == "fast" else None,
     }
-    read = partial(parse_requests, text, file, pair, given["skip_bad_lines"])
+    read = partial(parse_requests, text, file, pair, arguments["skip_bad_lines"])
     with ExitStack() as after:  # no output that fails costs the others their result
-        if given["compare"]:
+        if arguments["compare"]:
             result = compare(pair, engine, read, serving, progress=True)
             is_equal = result.is_equal
         else:
             workload = read()
-            page: Path | None = given["html_file"]
+            page: Path | None = arguments["html_file"]
             recorder = None if page is None else Recorder(engine, MOST_ROUNDS)
             watched = recorder or engine
             result = serve(watched, workload.requests, serving, policy=policy, skipped=workload.skipped, progress=True)
             is_equal = True
-            if given["trace"] is not None:
-                after.callback(result.trace.write_parquet, given["trace"])
+            if arguments["trace"] is not None:
+                after.callback(result.trace.write_parquet, arguments["trace"])
             if page is not None and recorder is not None:
                 after.callback(write_rounds, page, served_rounds(pair, recorder, result))
-        after.callback(write_json, given["json_file"], made | result.to_json())
+        after.callback(write_json, arguments["json_file"], header | result.to_json())
         result.show(stdout_console())
     return is_equal
 
 
-def _check_run(given: dict[str, Any]) -> None:
+def _check_run(arguments: dict[str, Any]) -> None:
     """Refuse before a long run options that exclude each other, and a trace that cannot be written."""
     from specsim.serving.trace import Trace
 
-    trace = given["trace"]
-    source = given["requests"]
+    trace = arguments["trace"]
+    source = arguments["requests"]
     for name in ("compare", "html_file"):
-        options.without(name.removesuffix("_file"), given["adaptive"], given[name])
-    if given["shape"] is not None and source is None:
+        options.without(name.removesuffix("_file"), arguments["adaptive"], arguments[name])
+    if arguments["shape"] is not None and source is None:
         raise InputError("requests", "the shipped texts", "a file with prompt_ids, as --shape has no tokenizer")
-    if given["compare"]:
+    if arguments["compare"]:
         defaults = {"schedule": _SERVING.schedule, "prefix_cache": _SERVING.prefix_cache}
         for name, only in (defaults | {"trace": None, "html_file": None, "accept_rates": None}).items():
-            require(given[name] == only, name, str(given[name]), f"only {only}, the default, with --compare")
+            require(arguments[name] == only, name, str(arguments[name]), f"only {only}, the default, with --compare")
     if trace is not None:
         with options.told_as(table="trace"):
             Trace().to_parquet()

@@ -38,13 +38,13 @@ def sampling_test(
       specsim sampling-test --verifier rejection --impl both
       specsim sampling-test --rule my_rule.py:rule
     """
-    given = locals()
+    arguments = locals()
     from specsim.core.rule import load_rule
     from specsim.correctness.statistics import run_sampling_tests
 
     if rule is not None and verifier is not None:
         raise options.exclusive("verifier", verifier, "--rule")
-    line = options.command(sampling_test, given)
+    line = options.command(sampling_test, arguments)
     tested = verifier if rule is None else load_rule(rule)
     result = run_sampling_tests(tested, impl=impl, tokens=tokens, device=device, seed=seed, progress=True)
     options.report("sampling-test", result.show, {"command": line} | result.to_json(), json_file, not result.failures)

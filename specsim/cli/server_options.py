@@ -1,4 +1,4 @@
-"""Options of the simulated server and its load, and the cell that those of plan and sweep stand for."""
+"""Options of the simulated server, its profile and its load, and the cell that those of plan and sweep stand for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -8,13 +8,47 @@ from specsim.cli import options
 from specsim.cli.acceptance_options import assumed
 from specsim.cli.file_options import reads
 from specsim.cli.options import option
-from specsim.cli.profile_options import Profile, profile_name
 from specsim.core.errors import InputError, require
 from specsim.core.kinds import DEFAULT, SERVED
 
 if TYPE_CHECKING:
     from specsim.simulator.cell import Cell
     from specsim.simulator.workload import Length
+
+
+Profile = Annotated[
+    str | None,
+    option(
+        "Hardware",
+        "Calibrated server: a shipped profile (specsim-fast, vllm-2025-dense, vllm-2026-dense, vllm-2026-experts, "
+        "sglang-2026-experts, transformers-dense) or a file that calibrate wrote.",
+        metavar="NAME|FILE",
+        callback=reads,
+        show_default="vllm-2026-dense; -experts for models with experts",
+    ),
+]
+
+
+def profile_name(arguments: Mapping[str, Any]) -> str:
+    """Name the profile of these options: the one that was given, or the default for the model."""
+    from specsim.simulator.calibration.profile import default_name, profile
+    from specsim.simulator.model import model
+
+    name = arguments["profile"] or default_name(model(arguments["model"]))
+    profile(name)
+    return name
+
+
+def sentence(cell: "Cell") -> str:
+    """Say which profile a cell's simulated figures rest on."""
+    from specsim.simulator.calibration.profile import profile
+
+    name = cell.profile
+    if name is None:
+        return "Parameters are uncalibrated."
+    made_of = profile(name).provenance
+    return f"Parameters of profile {name}, fitted to {made_of['model']} on {made_of['hardware']}."
+
 
 Model = Annotated[str, option("Model", "Shipped name, hub id of a shipped shape, or a config.json.", callback=reads)]
 Hardware = Annotated[
@@ -131,49 +165,49 @@ class LoadGroup:
     efficiency: Efficiency = None
 
 
-def cell(given: dict[str, Any]) -> "Cell":
+def cell(arguments: dict[str, Any]) -> "Cell":
     """The cell of the options of its fields' names."""
     from specsim.simulator.cell import Cell
 
-    values = {field.name: given[field.name] for field in fields(Cell) if given.get(field.name) is not None}
-    values |= efficiency(given["efficiency"] or [])
-    values["profile"] = profile_name(given)
-    check_one_load(given | {"workload": None})
+    values = {field.name: arguments[field.name] for field in fields(Cell) if arguments.get(field.name) is not None}
+    values |= efficiency(arguments["efficiency"] or [])
+    values["profile"] = profile_name(arguments)
+    check_one_load(arguments | {"workload": None})
     for name in ("prompt_tokens", "output_tokens"):
         values[name] = length(name, values[name])
-    values["shares"] = assumed(given).shares
+    values["shares"] = assumed(arguments).shares
     return Cell(**values)
 
 
-def describe_acceptance(given: Mapping[str, Any], cell: "Cell") -> str:
+def describe_acceptance(arguments: Mapping[str, Any], cell: "Cell") -> str:
     """Write the cell's probabilities of acceptance, and the source of these options, in a sentence."""
     best = " ".join(f"{row[0]:.2f}" for row in cell.shares)
-    return f"Acceptance of the best draft at depth 1, 2, ...: {best}, {assumed(given).source}."
+    return f"Acceptance of the best draft at depth 1, 2, ...: {best}, {assumed(arguments).source}."
 
 
 def efficiency(assignments: Sequence[str]) -> dict[str, Any]:
     """Make the fields of a cell for these values of the efficiency, each NAME=NUMBER or NAME=default."""
     from specsim.simulator.efficiency import Efficiency
 
-    known = {field.name: field.default for field in fields(Efficiency)}
-    allowed = f"NAME=NUMBER or NAME=default with one of {', '.join(sorted(known))}"
+    defaults = {field.name: field.default for field in fields(Efficiency)}
+    allowed = f"NAME=NUMBER or NAME=default with one of {', '.join(sorted(defaults))}"
     values = {}
     for assignment in assignments:
         name, _, number = assignment.partition("=")
-        require(name in known, "efficiency", assignment, allowed)
+        require(name in defaults, "efficiency", assignment, allowed)
         try:
-            values[name] = known[name] if number == "default" else float(number)
+            values[name] = defaults[name] if number == "default" else float(number)
         except ValueError:
             raise InputError("efficiency", assignment, allowed) from None
-    kept = sorted(name for name, value in values.items() if value == known[name])
-    return {"efficiency": Efficiency(**values), "kept": tuple(kept)}
+    default_names = sorted(name for name, value in values.items() if value == defaults[name])
+    return {"efficiency": Efficiency(**values), "kept": tuple(default_names)}
 
 
-def check_one_load(given: Mapping[str, Any]) -> None:
+def check_one_load(arguments: Mapping[str, Any]) -> None:
     """InputError for more than one option among workload, rate and concurrency."""
-    first, *others = [name for name in ("workload", "rate", "concurrency") if given.get(name) is not None] or [""]
+    first, *others = [name for name in ("workload", "rate", "concurrency") if arguments.get(name) is not None] or [""]
     if others:
-        raise options.exclusive(first, given[first], f"--{others[0]}")
+        raise options.exclusive(first, arguments[first], f"--{others[0]}")
 
 
 def length(name: str, text: str) -> "Length":

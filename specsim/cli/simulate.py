@@ -15,11 +15,10 @@ from specsim.cli.acceptance_options import (
     check_one,
     given_record,
 )
-from specsim.cli.file_options import writes
+from specsim.cli.file_options import check_png, png, writes
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
-from specsim.cli.picture import check_png, png
-from specsim.cli.profile_options import Profile, profile_name
+from specsim.cli.server_options import Profile, profile_name
 from specsim.cli.traffic_options import TrafficGroup, check_times, check_traffic, show_workload, trace_fields
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
@@ -115,7 +114,7 @@ def simulate(
       specsim simulate --hardware H200 --concurrency 32 --num-steps 2
       specsim simulate --table vllm_20780
     """
-    given = flat(locals())
+    arguments = flat(locals())
     from specsim.core.display import paragraph
     from specsim.core.files import write_whole
     from specsim.simulator.reproduce import reproduction
@@ -123,18 +122,18 @@ def simulate(
 
     check_png(plot)
     if table is not None:
-        _check_default([name for name in given if name not in ("table", "json_file")], given, "with --table")
+        _check_default([name for name in arguments if name not in ("table", "json_file")], arguments, "with --table")
         result = reproduction(table)()
         options.report("simulate-table", lambda console: show_table(result, console), result.to_json(), json_file)
         return
-    served, option = _served(given, traffic)
+    served, option = _served(arguments, traffic)
     scenario = served.serving(option)
     scenario = replace(scenario, plain_schedule=plain_schedule or scenario.plain_schedule)
     if plot and scenario.option.config.is_plain:
         raise InputError("plot", str(plot), "nothing with --drafter none, which has no speed-up to draw")
     picture = png("speedup", {scenario.hardware.name: scenario}) if plot else b""
     compared = compare(scenario)
-    said = _acceptance_source(given)
+    said = _acceptance_source(arguments)
 
     def print_all(console: "Console") -> None:
         show(compared, console)
@@ -150,57 +149,57 @@ def simulate(
             write_whole(plot, picture, "plot")
 
 
-def _check_default(names: Iterable[str], given: dict[str, Any], why: str) -> None:
+def _check_default(names: Iterable[str], arguments: dict[str, Any], why: str) -> None:
     """InputError for an option that would be ignored."""
     for name in names:
         default = signature(simulate).parameters[name].default
-        require(given[name] == default, name, str(given[name]), f"only {default}, the default, {why}")
+        require(arguments[name] == default, name, str(arguments[name]), f"only {default}, the default, {why}")
 
 
-def _served(given: dict[str, Any], traffic: TrafficGroup) -> tuple["Cell", "Option"]:
+def _served(arguments: dict[str, Any], traffic: TrafficGroup) -> tuple["Cell", "Option"]:
     """Make the server under its load, and the option that it serves with."""
     from specsim.simulator.acceptance import Option
     from specsim.simulator.cell import Cell
     from specsim.simulator.request_formats import read_requests
 
-    require_choice("drafter", given["drafter"], (*SERVED, "none"))
-    cell.check_one_load(given | {"workload": None})
-    values = {field.name: given[field.name] for field in fields(Cell) if field.name in given}
+    require_choice("drafter", arguments["drafter"], (*SERVED, "none"))
+    cell.check_one_load(arguments | {"workload": None})
+    values = {field.name: arguments[field.name] for field in fields(Cell) if field.name in arguments}
     if traffic.workload is not None:
-        _check_default(("requests", *_LENGTHS), given, "with --workload")
+        _check_default(("requests", *_LENGTHS), arguments, "with --workload")
         values["requests"] = len(read_requests(traffic.workload, traffic.tokenizer, traffic.characters_per_token))
-    check_traffic(given, {name: signature(simulate).parameters[name].default for name in _LENGTHS})
-    values |= cell.efficiency(given["efficiency"] or []) | trace_fields(traffic)
-    values["profile"] = profile_name(given)
+    check_traffic(arguments, {name: signature(simulate).parameters[name].default for name in _LENGTHS})
+    values |= cell.efficiency(arguments["efficiency"] or []) | trace_fields(traffic)
+    values["profile"] = profile_name(arguments)
     for name in _LENGTHS:
         values[name] = cell.length(name, values[name])
-    if given["concurrency"] is None:
+    if arguments["concurrency"] is None:
         values["concurrency"] = CLIENTS
-    if given["drafter"] == "none":
-        _check_default(_DRAFTING, given, "with drafter none")
-        option = Option.plain(given["page_size"])
+    if arguments["drafter"] == "none":
+        _check_default(_DRAFTING, arguments, "with drafter none")
+        option = Option.plain(arguments["page_size"])
         values["drafter"] = DEFAULT  # plain decoding ignores it
     else:
-        option = Option(options.pick(SpecConfig, given), _acceptance(given))
-    made = Cell(**values)
-    check_times(given, made)
-    return made, option
+        option = Option(options.pick(SpecConfig, arguments), _acceptance(arguments))
+    simulated_cell = Cell(**values)
+    check_times(arguments, simulated_cell)
+    return simulated_cell, option
 
 
-def _acceptance(given: dict[str, Any]) -> "PerPosition":
+def _acceptance(arguments: dict[str, Any]) -> "PerPosition":
     """Acceptance of as many drafts as there are steps; rates beyond them are ignored."""
     from specsim.simulator.acceptance import PerPosition
 
-    check_one(given)
-    record = given_record(given)
+    check_one(arguments)
+    record = given_record(arguments)
     if record is not None:
         from specsim.simulator.record_shares import setting_acceptance
 
-        return setting_acceptance(record, options.pick(SpecConfig, given))
-    text = given["accept_rates"] or RATES
-    steps = given["num_steps"]
+        return setting_acceptance(record, options.pick(SpecConfig, arguments))
+    text = arguments["accept_rates"] or RATES
+    steps = arguments["num_steps"]
     rates = options.accepted_shares(text)
-    if given["accept_rates"] is None:
+    if arguments["accept_rates"] is None:
         allowed = f"at most {len(rates)} unless --acceptance, --accept-lengths or --accept-rates gives more"
         require(steps <= len(rates), "num_steps", steps, allowed)
     require(len(rates) >= steps, "accept_rates", text, f"{steps} rates, one for each of the num_steps")
@@ -210,11 +209,11 @@ def _acceptance(given: dict[str, Any]) -> "PerPosition":
         raise InputError("accept_rates", text, error.allowed) from error
 
 
-def _acceptance_source(given: dict[str, Any]) -> str:
+def _acceptance_source(arguments: dict[str, Any]) -> str:
     """Say where the acceptance comes from; empty for rates and for plain decoding."""
-    record = given_record(given)
+    record = given_record(arguments)
     if record is None:
         return ""
     from specsim.simulator.record_shares import setting_source
 
-    return setting_source(record, options.pick(SpecConfig, given))
+    return setting_source(record, options.pick(SpecConfig, arguments))

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli import options
 from specsim.cli.acceptance_options import AcceptanceGroup
-from specsim.cli.file_options import reads, writes
+from specsim.cli.file_options import check_png, png, reads, writes
 from specsim.cli.option_groups import flat, with_groups
 from specsim.cli.options import option
-from specsim.cli.picture import check_png, png
-from specsim.cli.profile_options import sentence
 from specsim.cli.server_options import (
     LoadGroup,
     Seed,
@@ -24,6 +22,7 @@ from specsim.cli.server_options import (
     check_one_load,
     describe_acceptance,
     length,
+    sentence,
 )
 from specsim.cli.traffic_options import TrafficGroup, check_times, check_traffic, show_workload, trace_fields
 from specsim.core.errors import InputError, require, require_int, tell
@@ -111,7 +110,7 @@ def sweep(
       specsim sweep --out cells.sqlite --vary concurrency=1,16,64
       specsim sweep --out cells.sqlite --vary num_steps=1,2,3 --vary rate=1,4
     """
-    given = flat(locals())
+    arguments = flat(locals())
     from tqdm.auto import tqdm
 
     from specsim.core.files import write_whole
@@ -119,10 +118,10 @@ def sweep(
     from specsim.simulator.sweep import sweep as run
 
     varied = _varied(vary)
-    base = _base(given, varied, traffic)
+    base = _base(arguments, varied, traffic)
     wanted = cells(base, varied)
-    if all(each.rate is not None for each in wanted):
-        check_one_load(given | varied | {"workload": None})
+    if all(swept_cell.rate is not None for swept_cell in wanted):
+        check_one_load(arguments | varied | {"workload": None})
     check_png(plot)
     check(wanted)
     names = list(dict.fromkeys(map(key, wanted)))
@@ -140,7 +139,7 @@ def sweep(
             sys.exit(130)  # as after every interrupt, which `main` tells in fewer words
     rows = results.rows(names)
     said = [
-        "" if "shares" in varied else describe_acceptance(given, base),
+        "" if "shares" in varied else describe_acceptance(arguments, base),
         "" if "profile" in varied else sentence(base),
     ]
     assumed = " ".join(filter(None, said))
@@ -157,11 +156,11 @@ def sweep(
             write_whole(plot, png("pareto", rows), "plot")
 
 
-def _base(given: dict[str, Any], varied: dict[str, list[Any]], traffic: TrafficGroup) -> "Cell":
+def _base(arguments: dict[str, Any], varied: dict[str, list[Any]], traffic: TrafficGroup) -> "Cell":
     """Make the cell whose fields vary; InputError for options that would be ignored."""
-    check_traffic(given | {"rate": varied.get("rate", given["rate"]), "concurrency": None})
-    base = cell(given | trace_fields(traffic))
-    check_times(given | {name: varied[name] for name in ("concurrency",) if name in varied}, base)
+    check_traffic(arguments | {"rate": varied.get("rate", arguments["rate"]), "concurrency": None})
+    base = cell(arguments | trace_fields(traffic))
+    check_times(arguments | {name: varied[name] for name in ("concurrency",) if name in varied}, base)
     return base
 
 
@@ -175,9 +174,9 @@ def show(rows: list[dict], varied: list[str], counts: "Counts", out: Path, accep
     heading(console, f"{len(rows):,} cells: {counts.simulated:,} simulated, {counts.kept:,} kept{impossible}")
     rankings = rank_by_load(rows)
     if len(rankings) == 1:
-        shown = rankings[0][:SHOWN]
-        _print_settings(shown, varied, console)
-        paragraph(console, f"The best {len(shown)} of {len(rankings[0])} settings. {_ORDER}")
+        best_settings = rankings[0][:SHOWN]
+        _print_settings(best_settings, varied, console)
+        paragraph(console, f"The best {len(best_settings)} of {len(rankings[0])} settings. {_ORDER}")
     elif rankings:
         _print_settings([ranking[0] for ranking in rankings], varied, console)
         paragraph(console, f"The best setting of each of {len(rankings)} loads. {_ORDER}")
@@ -194,11 +193,13 @@ def _print_settings(rows: list[dict], varied: list[str], console: "Console") -> 
     from specsim.simulator.sweep import CHOSEN
 
     names = sorted((name for name in varied if name != "seed"), key=lambda name: name in CHOSEN)
-    table = [(*(_shown(row, name) for name in names), *(figure(row[name]) for name in _FIGURES)) for row in rows]
+    table = [
+        (*(_display_value(row, name) for name in names), *(figure(row[name]) for name in _FIGURES)) for row in rows
+    ]
     print_table(console, (*("accept_rate" if name == "shares" else name for name in names), *_FIGURES), table)
 
 
-def _shown(row: dict, name: str) -> str:
+def _display_value(row: dict, name: str) -> str:
     """A value as it was given: accept_rate for shares."""
     if name != "shares":
         return str(row[name])
@@ -211,13 +212,13 @@ def _varied(assignments: list[str]) -> dict[str, list[Any]]:
     from specsim.simulator.bounds import is_number
     from specsim.simulator.sweep import FIELDS
 
-    allowed = ("accept_rate", *(each for each in FIELDS if each not in ("shares", "efficiency", "kept", *_FILES)))
+    allowed = ("accept_rate", *(name for name in FIELDS if name not in ("shares", "efficiency", "kept", *_FILES)))
     varied: dict[str, list[Any]] = {}
     for assignment in assignments:
         name, _, text = assignment.partition("=")
         require(name and text, "vary", assignment, "NAME=V1,V2,..., such as concurrency=1,16,64")
         require(name in allowed, "vary", name, ", ".join(allowed))
-        values: list[Any] = [length(name, each) if name in _LENGTHS else _value(each) for each in text.split(",")]
+        values: list[Any] = [length(name, part) if name in _LENGTHS else _value(part) for part in text.split(",")]
         if name == "accept_rate":
             if not all(is_number(value) and 0 <= value <= 1 for value in values):
                 raise InputError("vary", assignment, "rates from 0 to 1")

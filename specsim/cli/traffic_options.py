@@ -66,43 +66,43 @@ def trace_fields(traffic: TrafficGroup) -> dict[str, str | None]:
     return {name: None if path is None else str(path) for name, path in paths.items()}
 
 
-def check_traffic(given: Mapping[str, Any], lengths: Mapping[str, str] | None = None) -> None:
+def check_traffic(arguments: Mapping[str, Any], lengths: Mapping[str, str] | None = None) -> None:
     """InputError for options about requests that would be ignored, or that a file excludes.
 
     lengths: defaults of the command's lengths, where they are not those of plan.
     """
-    path = given["workload"]
+    path = arguments["workload"]
     if path is None:
         for name in ("tokenizer", "characters_per_token", "prefix_cache"):
-            _check_default(name, given, "without --workload")
+            _check_default(name, arguments, "without --workload")
     else:
         for name in ("prompt_tokens", "output_tokens"):
-            _check_default(name, given, "with --workload", lengths)
-    if given["rate"] is None:
+            _check_default(name, arguments, "with --workload", lengths)
+    if arguments["rate"] is None:
         for name in ("burstiness", "swing", "period"):
-            _check_default(name, given, "without --rate")
-    if given["rate"] is not None and given["concurrency"] is not None:
-        raise options.exclusive("rate", given["rate"], "--concurrency")
+            _check_default(name, arguments, "without --rate")
+    if arguments["rate"] is not None and arguments["concurrency"] is not None:
+        raise options.exclusive("rate", arguments["rate"], "--concurrency")
 
 
-def _check_default(name: str, given: Mapping[str, Any], why: str, others: Mapping[str, Any] | None = None) -> None:
+def _check_default(name: str, arguments: Mapping[str, Any], why: str, others: Mapping[str, Any] | None = None) -> None:
     from specsim.cli.server_options import LoadGroup
 
     defaults = {field.name: field.default for group in (TrafficGroup, LoadGroup) for field in fields(group)}
     defaults |= others or {}
-    value = given[name]
+    value = arguments[name]
     require(value == defaults[name], name, str(value), f"only {defaults[name]}, the default, {why}")
 
 
-def check_times(given: Mapping[str, Any], cell: "Cell") -> None:
+def check_times(arguments: Mapping[str, Any], cell: "Cell") -> None:
     """InputError for clients, or a shape of arrivals, with a file of requests that has times of its own."""
     if cell.trace is None or cell.with_values(rate=None).workload.arrivals_s is None:
         return
-    if given["concurrency"] is not None:
+    if arguments["concurrency"] is not None:
         allowed = "nothing with a file that has times of arrival: leave out --concurrency"
-        raise InputError("concurrency", given["concurrency"], allowed)
+        raise InputError("concurrency", arguments["concurrency"], allowed)
     for name in ("burstiness", "swing", "period"):
-        _check_default(name, given, "with a file that has times of arrival")
+        _check_default(name, arguments, "with a file that has times of arrival")
 
 
 def describe_load(cell: "Cell") -> str:

@@ -71,8 +71,10 @@ def run(pair: Any, prompts: Sequence[str], console: Console, max_new_tokens: int
     _show_text(prompts[chosen], plain.outputs[chosen].text, console)
     with torch.inference_mode():
         first = list(islice(rounds(pair, pair.tokenizer.encode(prompts[chosen])), ROUNDS_TO_CHOOSE_FROM))
-    shown = max(first, key=lambda each: (each.needs_the_tree and len(each.path) > 2, len(each.path)))
-    _show_round(shown, pair.tokenizer, console)
+    example = max(
+        first, key=lambda candidate: (candidate.needs_the_tree and len(candidate.path) > 2, len(candidate.path))
+    )
+    _show_round(example, pair.tokenizer, console)
     _show_rounds_of(chosen, generations, console)
     equal = _show_equality(generations, console)
     _show_figures(generations, console)
@@ -135,8 +137,8 @@ def _show_text(prompt: str, text: str, console: Console) -> None:
     console.print(Text(indent(text, "    ")))
 
 
-def _show_round(shown: Round, tokenizer: Any, console: Console) -> None:
-    heading(console, f"Round {shown.number} of it: a tree of {TREE.num_draft_tokens} tokens")
+def _show_round(example: Round, tokenizer: Any, console: Console) -> None:
+    heading(console, f"Round {example.number} of it: a tree of {TREE.num_draft_tokens} tokens")
     paragraph(
         console,
         f"At each of {TREE.num_steps} steps the drafter keeps its {TREE.topk} best continuations. Of all that it saw, "
@@ -144,11 +146,11 @@ def _show_round(shown: Round, tokenizer: Any, console: Console) -> None:
         "hang below the root, the last token so far. Score: product of the drafter's probabilities.",
     )
     console.print()
-    print_table(console, ("node", "token", "score", "the target says"), list(_tree_rows(shown, tokenizer)))
-    drafts = int(shown.output.verdict.num_accepted_drafts)
-    tokens = int(shown.output.verdict.num_accepted_tokens)
-    before = shown.seq_len
-    leaves = " The path leaves the drafter's first choices, where a chain would have stopped." * shown.needs_the_tree
+    print_table(console, ("node", "token", "score", "the target says"), list(_tree_rows(example, tokenizer)))
+    drafts = int(example.output.verdict.num_accepted_drafts)
+    tokens = int(example.output.verdict.num_accepted_tokens)
+    before = example.seq_len
+    leaves = " The path leaves the drafter's first choices, where a chain would have stopped." * example.needs_the_tree
     console.print()
     paragraph(
         console,
@@ -157,13 +159,13 @@ def _show_round(shown: Round, tokenizer: Any, console: Console) -> None:
     )
 
 
-def _tree_rows(shown: Round, tokenizer: Any) -> Iterator[tuple[Text, ...]]:
+def _tree_rows(example: Round, tokenizer: Any) -> Iterator[tuple[Text, ...]]:
     """Make a row a node, children below their parent."""
     tokens, scores, parents = (
-        column[0].tolist() for column in (shown.tree.draft_tokens, shown.tree.scores, shown.tree.parents)
+        column[0].tolist() for column in (example.tree.draft_tokens, example.tree.scores, example.tree.parents)
     )
-    path = shown.path
-    predict = shown.output.verdict.predict.tolist()
+    path = example.path
+    predict = example.output.verdict.predict.tolist()
 
     def rows(node: int, depth: int) -> Iterator[tuple[Text, ...]]:
         says = "" if node not in path else "yes" if node else "the root"
@@ -190,8 +192,8 @@ def _show_rounds_of(chosen: int, generations: dict[tuple[SpecConfig, float], Gen
 
 def _count_cells(name: str, output: Any) -> tuple[str, ...]:
     gained = output.num_accepted_tokens_per_round
-    each = f"{gained[0]} in every round" if len(set(gained)) == 1 else " ".join(map(str, gained))
-    return name, str(len(output.token_ids)), str(len(gained) + 1), each
+    per_round = f"{gained[0]} in every round" if len(set(gained)) == 1 else " ".join(map(str, gained))
+    return name, str(len(output.token_ids)), str(len(gained) + 1), per_round
 
 
 def _show_equality(generations: dict[tuple[SpecConfig, float], Generation], console: Console) -> bool:
@@ -226,7 +228,7 @@ def compared_cell(pair: Any, prompts: Sequence[str]) -> Cell:
     """Make the cell of a greedy and a sampled request on one graph a round."""
     ids = tuple(tuple(pair.tokenizer.encode(prompt)[-COMPARED_PROMPT:]) for prompt in prompts)
     sampling = tuple(
-        SamplingParams(temperature=float(place), max_new_tokens=COMPARED_TOKENS) for place in range(len(ids))
+        SamplingParams(temperature=float(index), max_new_tokens=COMPARED_TOKENS) for index in range(len(ids))
     )
     return Cell("demo", "of the demo", ids, sampling, TREE, mode="free", graph="round", rounds=COMPARED_ROUNDS)
 

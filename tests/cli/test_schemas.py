@@ -83,7 +83,6 @@ def few(monkeypatch):
     rows = (Row("op", {"rows": 8}, {OURS: passed}, timing, bound, 4.0, targets, ("a note",)), Row("other", {}, {}))
     suites = {"kernels": Suite({"some": lambda *_: iter(rows)}, 60)}
     monkeypatch.setattr("specsim.bench.session.SUITES", suites)
-    monkeypatch.setattr("specsim.bench.result.SUITES", suites)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     versions = {"python": "3", "specsim": "1", "torch": "2", "gpu": "a GPU", "code": {"specsim.fast.tree": "0"}}
     monkeypatch.setattr(specsim.bench.session, "versions", lambda device, only_imported: versions)

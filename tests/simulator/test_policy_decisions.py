@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specsim import SpecConfig
-from specsim.bench.scheduler_steps import difference, serve, simulated
+from specsim.bench.simulated import difference, serve, simulated
 from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.policies.named import named_policy

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specsim import SpecConfig
-from specsim.bench.scheduler_steps import difference, serve, simulated
+from specsim.bench.simulated import difference, serve, simulated
 from specsim.core.config import ServingConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions

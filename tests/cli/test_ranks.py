@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from specsim.cli import rank_processes
-from specsim.cli.rank_processes import RANK_FAILED, run_ranks
+from specsim.cli import ranks
+from specsim.cli.ranks import RANK_FAILED, run_ranks
 
 # Ranks move for ever, or in turn do what a test tells them to do after their start.
 BEGIN = """
@@ -30,7 +30,7 @@ WAIT = "board.wait(); time.sleep(600)"
 @pytest.fixture
 def run(monkeypatch, capfd):
     """Run two ranks with a program each: (status, what was printed to stderr)."""
-    monkeypatch.setattr(rank_processes, "GRACE", 0.5)
+    monkeypatch.setattr(ranks, "GRACE", 0.5)
 
     def start(*programs: str, timeout: float = 60.0) -> tuple[int, str]:
         begun = time.monotonic()
@@ -93,7 +93,7 @@ def test_ranks_that_move_are_not_ended(run):
 
 PARENT = """
 import sys
-from specsim.cli.rank_processes import run_ranks
+from specsim.cli.ranks import run_ranks
 rank = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
 run_ranks(lambda _, number: [sys.executable, "-c", rank, f"{sys.argv[1]}-{number}"], 2, 60.0)
 """
