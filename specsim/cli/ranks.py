@@ -21,11 +21,11 @@ import typer
 
 from specsim.cli.options import option
 from specsim.core.errors import InputError, require_choice, require_int, require_number, tell
-from specsim.core.rank_group import PHASE_BOARD_VARIABLE, RankProgress, create_board, read_board
 from specsim.core.workers import python_path
 
 if TYPE_CHECKING:
     from specsim.core.engine_options import EngineOptions
+    from specsim.core.rank_group import RankProgress
 
 
 _OUTPUTS = ("json_file", "html_file", "trace")
@@ -175,6 +175,8 @@ def _ending_at_sigterm() -> Iterator[None]:
 
 
 def _start(words: Sequence[str], folder: Path, rank: int) -> subprocess.Popen[bytes]:
+    from specsim.core.rank_group import PHASE_BOARD_VARIABLE, create_board
+
     board = folder / f"phase-{rank}"
     create_board(board)
     # Ranks of one machine meet over the loopback device, whatever the machine's name resolves to.
@@ -222,11 +224,13 @@ def _is_own(status: int | None) -> bool:
     return status is not None and status >= 0 and status not in (LOST, BROKEN)
 
 
-def _boards(folder: Path, size: int) -> list[RankProgress]:
+def _boards(folder: Path, size: int) -> "list[RankProgress]":
+    from specsim.core.rank_group import read_board
+
     return [read_board(folder / f"phase-{rank}") for rank in range(size)]
 
 
-def _blame(statuses: Sequence[int | None], boards: Sequence[RankProgress], folder: Path) -> str:
+def _blame(statuses: Sequence[int | None], boards: "Sequence[RankProgress]", folder: Path) -> str:
     """Name the rank that the others waited for: one that was killed, broke, hangs, or is behind."""
 
     def order(rank: int) -> tuple[int, bool, int]:

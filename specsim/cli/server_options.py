@@ -1,4 +1,4 @@
-"""Options of the simulated server, its profile and its load, and the cell that those of plan and sweep stand for."""
+"""Options of the simulated server, its profile and its load, and the cell that they stand for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

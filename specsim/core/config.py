@@ -72,7 +72,7 @@ class SpecConfig:
     # drafter's best tokens, of `sampled` ones a chain (K = 1), of `siblings` K sampled lanes, N = 1 + KS.
     verifier: Verifier = DEFAULT_VERIFIER
     threshold_single: float = 1.0  # below 1 lossy on purpose, as threshold_acc
-    # accumulated probability at which target_only accepts a draft; below 1 it is not lossless
+    # accumulated probability at which a draft is accepted; below 1 it is not lossless
     threshold_acc: float = 1.0
     typical_epsilon: float = 0.09  # not lossless: a draft passes above min(epsilon, delta · exp(-entropy))
     # of rule typical, as in typical_epsilon

@@ -1,4 +1,4 @@
-"""Trace of a serving run, step by step, as data frames (pandas is loaded for the first one), JSON or a Parquet file."""
+"""Trace of a serving run, step by step, as data frames, JSON or a Parquet file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass

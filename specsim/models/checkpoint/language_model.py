@@ -1,4 +1,4 @@
-"""Tensors of a language model, a target or a standalone drafter, and the names of MTP modules' tensors in its folder.
+"""Tensors of a language model, a target or a standalone drafter, and names of the MTP modules in its folder.
 
 Sources of these names: vllm-project/vllm, vllm/model_executor/models/ deepseek_mtp.py (DeepSeek-V3), glm4_moe_mtp.py
 (GLM-4.5), qwen3_next_mtp.py and mimo_mtp.py; vllm-project/speculators, src/speculators/models/mtp/model_definitions.py.

@@ -1,4 +1,4 @@
-"""Attention and MLP of every layer, from a config.json of transformers 4 or 5, and the fields of a drafter's layers."""
+"""Attention and MLP of every layer, read from a config.json or written for a drafter."""
 
 import math
 from collections.abc import Mapping

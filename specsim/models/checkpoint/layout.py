@@ -1,4 +1,4 @@
-"""Key and shape of every tensor of a decoder layer and of a target, under the names that the engines read."""
+"""Key and shape of every tensor of a layer and of a target, under our names."""
 
 from specsim.core.target import (
     MLP,

@@ -1,4 +1,4 @@
-"""Shape of a target, from a config.json of transformers 4 or 5, and the fields that a drafter's may leave to it."""
+"""Shape of a target, from its config.json, and fields that a drafter's may leave to it."""
 
 from collections.abc import Mapping
 from pathlib import Path
