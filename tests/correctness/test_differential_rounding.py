@@ -234,3 +234,10 @@ def test_perturbation_runs_give_every_field_its_budget():
     fields_of = {"target keys", "target values", "draft keys", "draft values", "draft_input.hidden"}
     assert budgets.keys() == fields_of | {"target_logits", "draft_extend_input.hidden", "hidden"}
     assert all(0 < value < 1e-3 for value in budgets.values())
+
+
+def test_perturbation_runs_that_break_ties_measure_rounding_only():
+    """Under `free` a run that a broken tie parts from the exact one is realigned, as after other roundings."""
+    cell = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, family="twins", mode="free"))
+    budgets = perturbation_budgets(cell, make_pair(cell.pair, torch.float32), "float32")
+    assert 0 < max(budgets.values()) < 1e-3

@@ -158,6 +158,8 @@ class Lockstep:
                 check=FieldChecks(self.tally, torch.finfo(reference.dtype).eps),
             )
             differences += [] if differences else compare_step(step, tested.not_compared)
+            if self.tally.is_perturbation:  # broken ties too part a run from the exact one
+                tested.not_compared.update(wrong.request for wrong in differences if wrong.request is not None)
             self._note(_of_ranks(tested, differences))
         return outputs
 
