@@ -12,7 +12,7 @@ CONFIG = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6)
 
 
 def test_a_fault_is_seen_from_outside_and_inside():
-    right, wrong = examine([None, "kv-not-moved"], "class Stack:", CONFIG, SETTING, max_new_tokens=8)
+    right, wrong = examine([None, "kv-not-moved"], "class Stack:", CONFIG, SETTING)
     assert right.answer.tokens[:5] == wrong.answer.tokens[:5]
     assert right.answer.tokens != wrong.answer.tokens
     assert right.text != wrong.text

@@ -2,7 +2,7 @@
 
 Each fault is injected into a copy of the package, and a process imports the copy; see `forks`.
 
-request.json in the folder of a copy: {"prompt_ids": …, "config": …, "max_new_tokens": …, "settings": {name: setting}}.
+request.json in the folder of a copy: {"prompt_ids": …, "config": …, "settings": {name: setting}}.
 result.json there: {"output": …, "accept_length": …, "differences": …}.
 """
 
@@ -25,6 +25,7 @@ from specsim.models.load import load
 from specsim.models.shipped import TINY
 
 JOBS = 2  # processes at a time
+NEW_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,6 @@ def examine(
     prompt: str,
     config: SpecConfig,
     settings: Mapping[str, Mapping[str, Any]],
-    *,
-    max_new_tokens: int = 8,
 ) -> list[Examination]:
     """Examine the package with each of these faults, on the CPU; None stands for the package as it is.
 
@@ -67,7 +66,7 @@ def examine(
         require(name is None or name in faults_by_name, "names", name, ", ".join(faults_by_name))
     tokenizer = Tokenizer.from_file(str(TINY / "target" / "tokenizer.json"))
     prompt_ids = tokenizer.encode(prompt).ids
-    request = {"prompt_ids": prompt_ids, "config": asdict(config), "max_new_tokens": max_new_tokens}
+    request = {"prompt_ids": prompt_ids, "config": asdict(config)}
     request |= {"settings": {name: dict(setting) for name, setting in settings.items()}}
     texts = [changed(faults_by_name[name].edits) if name else {} for name in names]
     with ExitStack() as stack:
@@ -110,7 +109,7 @@ def _outside(request: Mapping[str, Any]) -> dict[str, Any]:
     from specsim.core.engine_options import EngineOptions
     from specsim.serving.generation import generate
 
-    sampling = SamplingParams(max_new_tokens=request["max_new_tokens"])
+    sampling = SamplingParams(max_new_tokens=NEW_TOKENS)
     engine = EngineOptions("fast", device="cpu", graph="eager")
     pair = replace(load(), tokenizer=None)
     generation = generate(pair, [request["prompt_ids"]], SpecConfig(**request["config"]), sampling, engine=engine)
