@@ -27,7 +27,7 @@ class ProposalDrafter(Drafter):
     runs_on_host = True
 
     def __init__(self, drafter: TokenDrafter, config: SpecConfig, vocab_size: int) -> None:
-        self._drafter = drafter
+        self.token_drafter = drafter
         self._vocab_size = vocab_size
         self._name = f"proposal of {kind_of(drafter)}"
         self._tokens: dict[int, list[int]] = {}  # by request id, prompt and output so far
@@ -71,7 +71,7 @@ class ProposalDrafter(Drafter):
     def finish(self, request_id: int, tokens: Sequence[int], prompt_len: int) -> None:
         """Pass the tokens of an ended request to the drafter."""
         self._tokens.pop(request_id, None)
-        self._drafter.finish(request_id, tokens, prompt_len)
+        self.token_drafter.finish(request_id, tokens, prompt_len)
 
     def _read(self, batch: Batch, pools: KVPool) -> list[tuple[int, list[int]]]:
         """Read (request id, tokens up to the root) of every request, none of a padded one."""
@@ -95,7 +95,7 @@ class ProposalDrafter(Drafter):
 
     def _proposal(self, request_id: int, tokens: list[int]) -> Proposal:
         """Ask the drafter, which may return a plain tuple of tokens, parents and scores."""
-        proposal: Any = self._drafter.propose(request_id, tokens, self._limits)
+        proposal: Any = self.token_drafter.propose(request_id, tokens, self._limits)
         if not (isinstance(proposal, tuple) and len(proposal) == 3):
             raise self._error(type(proposal).__name__, "a Proposal of tokens, parents and scores")
         with user_code(self._name, type(proposal).__name__, "lists of token ids, of parents' indices and of scores"):
