@@ -47,10 +47,7 @@ class Examination:
 
 
 def examine(
-    names: Sequence[str | None],
-    prompt: str,
-    config: SpecConfig,
-    settings: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str | None], prompt: str, config: SpecConfig, settings: Mapping[str, Mapping[str, Any]]
 ) -> list[Examination]:
     """Examine the package with each of these faults, on the CPU; None stands for the package as it is.
 
