@@ -10,6 +10,7 @@ from specsim.core.limits import MOST_COUNT, MOST_STEPS, parse_number, read_integ
 from specsim.simulator.acceptance_record import Counts
 
 STREAM_END = "[DONE]"
+_ALLOWED = "numbers of verify steps by accepted drafts: a list from 0 on, or an object with the drafts as keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,6 @@ class Content:
         if isinstance(value, list):
             return value
         raise InputError(name, type(value), f"a JSON list (in {self.source})")
-
-
-_ALLOWED = "numbers of verify steps by accepted drafts: a list from 0 on, or an object with the drafts as keys"
 
 
 def request_counts(content: Content, value: Mapping[str, Any]) -> Counts:

@@ -34,6 +34,7 @@ ALLOWED = (
 )
 
 Prompt = str | list[int]
+BATCH = 16
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -69,9 +70,6 @@ def _prompt(line: str, location: str) -> Prompt:
     if isinstance(value, list) and value and all(type(token) is int for token in value):
         return value
     raise InputError("prompts", location, ALLOWED)
-
-
-BATCH = 16
 
 
 class CheckedEngine:

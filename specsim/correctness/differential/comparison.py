@@ -12,6 +12,9 @@ import torch
 from specsim.core.phases import State
 
 FLOAT32_EPS = torch.finfo(torch.float32).eps
+ENOUGH = 64  # fewest entries of a meaningful root mean square
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 def budget(
@@ -56,11 +59,6 @@ def _largest(values: torch.Tensor) -> float:
     """Find the largest finite absolute value; equal infinities (whose difference is NaN) do not count."""
     finite = values[values.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
-
-
-ENOUGH = 64  # fewest entries of a meaningful root mean square
-T = TypeVar("T")
-U = TypeVar("U")
 
 
 @dataclass(eq=False)

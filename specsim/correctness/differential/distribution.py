@@ -20,6 +20,10 @@ from specsim.correctness.differential.step import ComparedRequest
 if TYPE_CHECKING:
     from specsim.core.rule import Tree
 
+LEAST = 2.0**-24
+MOST = 1 - 2.0**-24  # the largest uniform
+OF_ENTROPY = 30.0  # factor for an entropy, which sums the errors of log probabilities
+
 
 @dataclass(frozen=True, slots=True)
 class RowDistribution:
@@ -163,11 +167,6 @@ def reported_walk(request: ComparedRequest[VerifyOutput], adjusted_NV: torch.Ten
     draft_prob_MV = None if draft_prob is None else draft_prob.cpu()
     bonus = int(output.verdict.predict[request.nodes][path[-1]])
     return ReportedWalk(request, tree, distributions, draft_prob_MV, path, bonus)
-
-
-LEAST = 2.0**-24
-MOST = 1 - 2.0**-24  # the largest uniform
-OF_ENTROPY = 30.0  # factor for an entropy, which sums the errors of log probabilities
 
 
 def compare_accepted(walk: ReportedWalk) -> int | None:

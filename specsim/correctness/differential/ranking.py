@@ -19,6 +19,8 @@ from specsim.correctness.differential.comparison import (
 )
 from specsim.correctness.differential.step import ComparedRequest
 
+LEAST = 1e-30  # smaller probabilities lose bits in float32, or are 0
+
 
 class LogitsPair(NamedTuple):
     """Logits of the same rows in two precisions; those of the implementation under test are not needed."""
@@ -81,9 +83,6 @@ def compare_drafts(request: ComparedRequest[Any], name: str, drafts: Trio[torch.
 def log_scores(scores: torch.Tensor, score: str = "prob") -> torch.Tensor:
     """Convert scores to sums of logarithms, float64, in which wrong small probabilities show as much as large ones."""
     return scores.double().log() if score == "prob" else scores.double()
-
-
-LEAST = 1e-30  # smaller probabilities lose bits in float32, or are 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ from specsim.correctness.exact.verifier import (
     with_zero,
 )
 
+ZERO = Fraction(1, 2**24)  # probability that 24 random bits are all 0
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -93,9 +95,6 @@ def _round(
                 path, bonus = verifier.accept(drafted_tree, uniforms, last.points[1])
                 volume = math.prod((region.volume for region in (*part, last)), start=drawn)
                 yield (*draw.text(path[-1]), bonus), volume, Held(draw.tokens[1:], part)
-
-
-ZERO = Fraction(1, 2**24)  # probability that 24 random bits are all 0
 
 
 def _verifier_of(drafts: Drafts) -> Verifier:

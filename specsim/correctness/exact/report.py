@@ -12,6 +12,16 @@ from specsim.correctness.exact.cases import Distribution, Draw, ExactCase
 from specsim.correctness.exact.distribution import ExactDistribution
 from specsim.correctness.exact.exploration import Box, Interval
 
+INTRODUCTION = (
+    "Every drafted tree and every region of the uniforms was enumerated in fractions, and the verifier called in each. "
+    "Distance: exact total variation of S + 1 tokens from the target's distribution. Accepted: expected drafts per "
+    "round. Optimum: the most that any rule can accept which keeps a path of the tree, adds one token and preserves "
+    "the target's distribution (a linear programme's bound, in fractions too). 24 bits: bound on the distance added by "
+    "uniforms of 24 bits instead of continuous ones."
+)
+COLUMNS = ("verifier", "promise", "impl", "distance", "accepted", "optimum", "gap", "24 bits")
+_SHORT = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
@@ -71,17 +81,6 @@ def _listed(values: Sequence[object]) -> str:
 
 def _interval(interval: Interval) -> str:
     return f"({interval[0]}, {interval[1]})"
-
-
-INTRODUCTION = (
-    "Every drafted tree and every region of the uniforms was enumerated in fractions, and the verifier called in each. "
-    "Distance: exact total variation of S + 1 tokens from the target's distribution. Accepted: expected drafts per "
-    "round. Optimum: the most that any rule can accept which keeps a path of the tree, adds one token and preserves "
-    "the target's distribution (a linear programme's bound, in fractions too). 24 bits: bound on the distance added by "
-    "uniforms of 24 bits instead of continuous ones."
-)
-COLUMNS = ("verifier", "promise", "impl", "distance", "accepted", "optimum", "gap", "24 bits")
-_SHORT = 4096
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,11 @@ SHARED = "suffix.shared"  # a suffix drafter with the tree of finished outputs
 KINDS = (*PAIR_KINDS, SHARED)
 EARLIER_FAMILIES = ("llama", "qwen3", "mistral", "noisy")
 _STEPS = 5
+MOST_REQUESTS = 100
+MOST_NODES = 12
+VOCAB_SIZE = 48
+STEM_LEN = 32
+USUAL_LEN = 44
 
 
 def _record(kind: str) -> DrafterKind:
@@ -67,13 +72,6 @@ def pair_of(name: str, dtype: torch.dtype) -> Pair:
     """Make the pair `kind-family`; only SHARED has a tree of other requests' outputs."""
     pair = make_pair(name.replace(SHARED, "suffix"), dtype)
     return pair.with_drafter(SuffixConfig()) if name.startswith(SHARED) else pair
-
-
-MOST_REQUESTS = 100
-MOST_NODES = 12
-VOCAB_SIZE = 48
-STEM_LEN = 32
-USUAL_LEN = 44
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ from scipy.stats import chi2
 WEIGHTS = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4)
 ODDS = (-0.6, -0.3, -0.15, -0.07, -0.03, 0.03, 0.07, 0.15, 0.3, 0.6)
 LEAST_EXPECTED = 5.0
+DRAWS = 16
+STEPS = 8
+SURELY = 2.33  # standard deviations above which a normal variable lies with probability 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +125,6 @@ def _tilted(sample: Sample, marked_nV: np.ndarray) -> list[float]:
 
 def _ln_mean(values: list[float]) -> float:
     return float(logsumexp(values) - np.log(len(values)))
-
-
-DRAWS = 16
-STEPS = 8
-SURELY = 2.33  # standard deviations above which a normal variable lies with probability 0.01
 
 
 def detectable_distance(sample: Sample, bound: float) -> float:

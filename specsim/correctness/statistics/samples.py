@@ -30,6 +30,8 @@ DRAFTERS = {
     for name, kind in TESTED.items()
     for verifier in kind.variant(name).sampling_tests
 }
+BATCH = 96
+GPU_BATCH = 1024  # each batch captures its own graphs, which takes a GPU seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,6 @@ SETTINGS = (
     SamplingSetting("T 1, penalties", PENALTIES, num_tokens=6, prompts=((3, 9),)),
 )
 DRAFTER_SETTINGS = (PLAIN, SETTINGS[2])  # of tests of other drafters
-
-
-BATCH = 96
-GPU_BATCH = 1024  # each batch captures its own graphs, which takes a GPU seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ from specsim.serving.outputs import Output
 _REFERENCE = "specsim.reference"
 # The first of four lanes, whose KV already lies in the path's place, is seldom the accepted one.
 _LANES = SpecConfig(topk=4, num_steps=2, num_draft_tokens=9, page_size=4, verifier=VERIFIER_OF["siblings"])
+FALSE_ALARM = 1e-6
+IMPLS = ("reference", "fast", "both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,6 @@ CONTROLS = (
     WrongEngine("one stream for draft and accept", _CHAIN, _DRAFTED, _draft_uniforms_of_accept, kind="standalone"),
     WrongEngine("KV of the accepted path not moved", _LANES, f"{_REFERENCE}.kv.commit", _no_commit, 13824),
 )
-
-
-FALSE_ALARM = 1e-6
-IMPLS = ("reference", "fast", "both")
 
 
 def run_sampling_tests(

@@ -22,6 +22,9 @@ from specsim.correctness.differential.result import Divergence
 from specsim.correctness.faults.checks.cells import cell
 from specsim.correctness.faults.fault import FaultFinding
 
+PHASES = ("prefill", "draft", "verify", "draft_extend", "round")
+BUDGETS = 16  # multiple of the rounding budgets; faults cause larger errors
+
 
 @dataclass(slots=True)
 class HeadForward:
@@ -113,10 +116,6 @@ def hooked(engine: Any) -> Iterator[HeadHook | None]:
         yield hook
     finally:
         module.capture = capture
-
-
-PHASES = ("prefill", "draft", "verify", "draft_extend", "round")
-BUDGETS = 16  # multiple of the rounding budgets; faults cause larger errors
 
 
 class Watched:
