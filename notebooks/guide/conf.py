@@ -1,6 +1,7 @@
 """Sphinx's settings for the documentation: `make docs` writes it to build/docs."""
 
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 from docutils import nodes
@@ -8,6 +9,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import specsim
+from specsim.maintain.site.api import describe
 from specsim.maintain.site.exploration import write_exploration
 from specsim.maintain.site.links import SOURCE
 from specsim.maintain.site.sources import source_html, source_page
@@ -21,9 +23,14 @@ SHOWN: set[str] = set()  # source files that pages of this build link to
 project = "specsim"
 author = "The specsim authors"
 release = specsim.__version__
-extensions = ["myst_nb"]
-source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".rst": "restructuredtext"}
 exclude_patterns = ["generated"]  # parts that pages include
+autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource"}
+autodoc_inherit_docstrings = False
+autodoc_mock_imports = [] if find_spec("triton") else ["triton"]
+autodoc_typehints_format = "short"
+suppress_warnings = ["ref.python"]  # a name in quotes may be that of several classes
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 90
 highlight_language = "none"
@@ -95,6 +102,7 @@ def write_front_page(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Register the parts of the build that are ours."""
     app.connect("builder-inited", write_source)
+    app.connect("autodoc-process-docstring", describe)
     app.connect("doctree-resolved", link_sources)
     app.connect("doctree-resolved", describe_pictures)
     app.connect("build-finished", write_source_pages)

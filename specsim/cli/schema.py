@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping
 from functools import cache
 from itertools import chain
-from types import NoneType, UnionType
+from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -70,31 +70,32 @@ def document(output: str) -> Schema:
 
 
 @cache
-def comments(kind: type) -> dict[str, str]:
-    """Read the comment of each field, above it or at its end, and the first line of each property.
+def comments(owner: type | ModuleType) -> dict[str, str]:
+    """Read the comment of each field or constant, above it or at its end, and the first line of each property.
 
-    Where the class says that undefined figures are nan, each of its comments says so too.
+    Where a class says that undefined figures are nan, each of its comments says so too.
     """
-    source = textwrap.dedent(inspect.getsource(kind))
-    (body,) = ast.parse(source).body
-    assert isinstance(body, ast.ClassDef)
-    lines = source.splitlines()
-    bases = [vars(sys.modules[kind.__module__]).get(ast.unparse(base)) for base in body.bases]
+    source = textwrap.dedent(inspect.getsource(owner))
+    tree = ast.parse(source)
+    definition = tree if isinstance(owner, ModuleType) else tree.body[0]
+    assert isinstance(definition, (ast.Module, ast.ClassDef))
     texts: dict[str, str] = {}
-    for base in bases:
+    for name in [ast.unparse(base) for base in getattr(definition, "bases", ())]:
+        base = vars(sys.modules[owner.__module__]).get(name)
         texts |= comments(base) if isinstance(base, type) and hasattr(base, "__annotations__") else {}
-    for node in body.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            if words := _above(lines, node) or _after(lines, node):
-                texts[node.target.id] = _sentence(words)
+    for node in definition.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(target, ast.Name):
+            if words := _above(source.splitlines(), node) or _after(source.splitlines(), node):
+                texts[target.id] = _sentence(words)
         elif isinstance(node, ast.FunctionDef) and (docstring := ast.get_docstring(node)):
             texts[node.name] = _sentence(docstring.partition("\n")[0])
-    if _UNDEFINED.search(ast.get_docstring(body) or ""):
+    if _UNDEFINED.search(ast.get_docstring(definition) or "") and isinstance(owner, type):
         texts = {name: text.removesuffix(".") + "; nan where it is undefined." for name, text in texts.items()}
     return texts
 
 
-def _above(lines: list[str], node: ast.AnnAssign) -> str:
+def _above(lines: list[str], node: ast.stmt) -> str:
     """Read the lines of comment directly above a field."""
     words = []
     for line in reversed(lines[: node.lineno - 1]):
@@ -104,9 +105,9 @@ def _above(lines: list[str], node: ast.AnnAssign) -> str:
     return " ".join(words)
 
 
-def _after(lines: list[str], node: ast.AnnAssign) -> str:
+def _after(lines: list[str], node: ast.stmt) -> str:
     """Read the comment at the end of a field's last line."""
-    rest = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode()
+    rest = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset or 0 :].decode()
     return rest.partition("#")[2].strip()
 
 

@@ -1,4 +1,4 @@
-"""Sources of the documentation site: links, members of modules, docstrings, commands and schemas."""
+"""Sources of the documentation site: links, docstrings, pages of the API, commands and schemas."""
 
 import json
 import os
@@ -6,82 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from specsim.maintain.site.api import api_pages, full_names
+from specsim.maintain.site.api import api_pages, describe, restructured
 from specsim.maintain.site.commands import command_pages
 from specsim.maintain.site.docstrings import cell, code_cell, markdown
 from specsim.maintain.site.links import Linker
-from specsim.maintain.site.members import Class, Function, read_module
 from specsim.maintain.site.schemas import schema_pages
 from specsim.maintain.site.sources import source_html
 from specsim.maintain.site.stage import page_paths, stage, write_changed
 
 ROOT = Path(__file__).parents[2]
-MODULE = '''
-"""First line.
-
-    formula(x)
-"""
-from typing import TypeVar
-from other.place import Thing
-
-LIMIT = 3  # most of them
-_HIDDEN = 4
-Alias = dict[str, "Thing"]  # by name
-Kind = TypeVar("Kind")
-
-
-class Shape(Thing):
-    """One shape."""
-
-    # above the field
-    width: int = 2
-    height: "Thing | None"  # of the shape
-
-    @property
-    def area(self) -> "Thing": ...
-
-    @classmethod
-    def of(cls, *things: Thing, deep: bool = True) -> "Shape":
-        """Make one."""
-
-    def _hidden(self): ...
-
-
-def grow(shape: Shape, by: int = LIMIT) -> Thing:
-    """Grow it."""
-'''
-
-
-@pytest.fixture
-def module(tmp_path):
-    path = tmp_path / "module.py"
-    path.write_text(MODULE)
-    return read_module(path, {"Thing": "other.place.Thing", "Shape": "module.Shape"})
-
-
-def test_public_members_of_a_module(module):
-    assert module.docstring == "First line.\n\n    formula(x)"
-    assert [(each.name, each.value, each.comment) for each in module.constants] == [("LIMIT", "3", "most of them")]
-    assert [(each.name, each.value) for each in module.aliases] == [("Alias", "dict[str, other.place.Thing]")]
-    assert module.type_variables == ("Kind",)
-    assert module.imported["Thing"] == "other.place"
-    shape, grow = module.members
-    assert isinstance(shape, Class)
-    assert isinstance(grow, Function)
-    assert grow.signature == "(shape: module.Shape, by: int=LIMIT) -> other.place.Thing"
-
-
-def test_members_of_a_class_with_their_comments(module):
-    shape = module.members[0]
-    assert shape.bases == ("Thing",)
-    assert [(each.name, each.annotation, each.value, each.comment) for each in shape.fields] == [
-        ("width", "int", "2", "above the field"),
-        ("height", "Thing | None", "", "of the shape"),
-    ]
-    assert [(each.kind, each.name, each.signature) for each in shape.methods] == [
-        ("property", "area", "other.place.Thing"),
-        ("classmethod", "of", "(*things: other.place.Thing, deep: bool=True) -> module.Shape"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -158,31 +91,46 @@ def test_source_pages_have_an_anchor_at_every_definition():
     assert 'href="../../_static/site.css"' in page
 
 
-def test_a_class_of_another_library_keeps_its_full_name(tmp_path):
-    core = tmp_path / "specsim" / "core"
-    core.mkdir(parents=True)
-    (core / "tree.py").write_text('class Path:\n    """Path of a tree."""\n')
-    (core / "files.py").write_text("from pathlib import Path\ndef read(file: Path) -> str: ...\n")
-    files = {"specsim.core.tree": core / "tree.py", "specsim.core.files": core / "files.py"}
-    modules = {name: read_module(path) for name, path in files.items()}
-    names = full_names("specsim.core.files", modules)
-    assert names["Path"] == "pathlib.Path"
-
-
 def test_api_has_a_page_for_every_operation_and_folder():
     pages = api_pages(ROOT)
-    assert {"api/index.md", "api/specsim.md", "api/core.md", "api/operations/verify.md"} <= pages.keys()
-    verify = pages["api/operations/verify.md"]
-    assert verify.index("## Reference") < verify.index("{py:module} specsim.fast.verify")
-    assert "{py:class} SpecConfig" in pages["api/core.md"]
-    assert "| `topk` | `int` | `4` | K |" in pages["api/core.md"]
-    assert "{py:obj}`generate <specsim.serving.generation.generate>`" in pages["api/specsim.md"]
-    assert not [name for name in pages if (ROOT / "fast" / Path(name).stem).is_dir() and "/operations/" in name]
+    names = ("index", "core", "core/policies", "operations/index", "operations/verify", "fast/runtime", "reference")
+    assert {f"api/{name}.rst" for name in names} <= pages.keys()
+    verify = pages["api/operations/verify.rst"]
+    assert verify.index("automodule:: specsim.reference.verify") < verify.index("automodule:: specsim.fast.verify")
+    assert ".. automodule:: specsim.core.config\n" in pages["api/core.rst"]
+    assert "   ~specsim.serving.generation.generate\n" in pages["api/index.rst"]
+    assert "specsim.fast.verify" not in pages["api/fast.rst"]
+    assert "api/operations/drafters.rst" not in pages
 
 
-def test_a_property_with_the_name_of_a_type_takes_no_links():
-    page = api_pages(ROOT)["api/simulator.md"]
-    assert "{py:property} bytes\n:type: float\n:no-index:\n" in page
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a * b, c_ and |d|", ["a \\* b, c\\_ and \\|d\\|"]),
+        ("`a * b` of [B, K]", ["``a * b`` of [B, K]"]),
+        ("Text\n    x * y\nmore", ["Text", "", "::", "", "    x * y", "", "more"]),
+        (
+            "Text\n- first\n  goes * on\n- second\nmore",
+            ["Text", "", "- first", "  goes \\* on", "- second", "", "more"],
+        ),
+    ],
+)
+def test_docstrings_become_restructured_text(text, lines):
+    assert restructured(text) == [*lines, ""]
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "text"),
+    [
+        ("attribute", "specsim.core.config.SpecConfig.page_size", "Tokens in a KV page."),
+        ("data", "specsim.explorer.document.MOST_BYTES", "Of a document; a page with its program stays below 2 MB."),
+        ("data", "specsim.core.json_schema.VERSIONS", ""),
+    ],
+)
+def test_fields_and_constants_show_their_comments(what, name, text):
+    lines = ["Documentation of a type."]
+    describe(None, what, name, 16, None, lines)
+    assert "\n".join(lines).strip() == text
 
 
 def test_every_option_of_every_command_is_listed():
@@ -208,8 +156,8 @@ def test_schemas_are_tables_of_keys():
 def test_stage_writes_pages_and_drops_old_ones(tmp_path):
     (tmp_path / "old.md").write_text("# Old")
     assert list(stage(ROOT, tmp_path)) == []
-    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")}
-    assert {"index.md", "README.md", "papers/eagle2/notes.md", "cli/diff.md", "api/core.md"} <= written
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
+    assert {"index.md", "README.md", "papers/eagle2/notes.md", "cli/diff.md", "api/core.rst"} <= written
     assert "old.md" not in written
 
 

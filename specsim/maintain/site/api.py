@@ -1,236 +1,140 @@
-"""Pages of the API: one for each folder, and one for each operation with both implementations."""
+"""Pages of the API for sphinx.ext.autodoc: one of each folder, and one of each operation with both implementations."""
 
-import builtins
-from collections.abc import Iterable, Mapping
+import ast
+import importlib
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from specsim.maintain.site.docstrings import cell, code_cell, markdown, table
+from specsim.cli.schema import comments
 from specsim.maintain.site.links import SOURCE
-from specsim.maintain.site.members import Class, Field, Function, Module, read_module
 
+ROOT = Path(__file__).resolve().parents[3]
 IMPLEMENTATIONS = ("reference", "fast")
 FOLDERS = ("core", "models", "serving", "correctness", "simulator", "plots", "explorer", "training", "course")
-_MOST_VALUE = 60  # characters of a default or constant that a table shows
+INDEX = "The names that ``import specsim`` gives, each loaded when it is first used, and the folders of the package."
+OPERATIONS = "An operation has the same functions in both implementations, with the same arguments."
+_CODE = re.compile(r"`([^`\n]+)`")
+_MARK_UP = re.compile(r"([\\*_|`])")
+_BULLET = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 
 
 def api_pages(root: Path) -> dict[str, str]:
     """Write every page, by its path in the site's source."""
-    files = _modules(root)
-    unlinked = {name: read_module(path) for name, path in files.items()}
-    modules = {name: read_module(path, full_names(name, unlinked)) for name, path in files.items()}
-    sources = {name: path.relative_to(root).as_posix() for name, path in files.items()}
-    folders = [name for name in modules if sources[name].endswith("__init__.py")]
-    pages = {_page(name): _folder_page(name, modules, sources) for name in folders}
-    operations = sorted({operation for name in modules if (operation := _operation(name))})
+    packages = {f"specsim.{name}": root / "specsim" / name for name in FOLDERS}
+    packages |= {f"specsim.{name}": root / name for name in IMPLEMENTATIONS}
+    operations = sorted({path.stem for name in IMPLEMENTATIONS for path in _public(root / name) if path.is_file()})
+    pages = {}
     for operation in operations:
-        page = _operation_page(operation, modules, sources)
-        test = f"tests/operations/test_{operation}.py"
-        if (root / test).is_file():
-            page += f"## Tests\n\nSource: [`{test}`]({SOURCE}{test})\n"
-        pages[f"api/operations/{operation}.md"] = page
-    pages["api/operations/index.md"] = _operations_page(operations, modules)
-    pages["api/specsim.md"] = _package_page(root, modules)
-    pages["api/index.md"] = _index(modules)
+        twins = [name for name in IMPLEMENTATIONS if (root / name / f"{operation}.py").is_file()]
+        sections = [_section(name.capitalize(), f"specsim.{name}.{operation}") for name in twins]
+        pages[f"api/operations/{operation}.rst"] = "\n".join([*_title(operation), *sections])
+    for package, folder in packages.items():
+        pages |= _folder_pages(package, folder, is_flat=package.split(".")[1] not in IMPLEMENTATIONS)
+    table = _exports(root / "specsim" / "__init__.pyi")
+    contents = ("operations/index", *FOLDERS, *IMPLEMENTATIONS)
+    index = [*_title("Operations of a round"), OPERATIONS, "", *_toctree(operations)]
+    pages["api/operations/index.rst"] = "\n".join(index)
+    pages["api/index.rst"] = "\n".join([*_title("Python API"), INDEX, "", *table, *_toctree(contents)])
     return pages
 
 
-def _modules(root: Path) -> dict[str, Path]:
-    """Find the files of public modules by the modules' names."""
-    folders = {f"specsim.{name}": root / "specsim" / name for name in FOLDERS}
-    folders |= {f"specsim.{name}": root / name for name in IMPLEMENTATIONS}
-    found: dict[str, Path] = {}
-    for package, folder in folders.items():
-        for path in sorted(folder.rglob("*.py")):
-            name = ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
-            if not path.stem.startswith(("_", "test_", "conftest")) or path.stem == "__init__":
-                found[name] = path
-    return found
+def _public(folder: Path) -> list[Path]:
+    """List the public modules and packages of a folder."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file())
+    return [path for path in paths if not path.stem.startswith(("_", "test_", "conftest"))]
 
 
-def full_names(module: str, modules: Mapping[str, Module]) -> dict[str, str]:
-    """Give the full name of each public class that a module defines or imports, so that signatures link to it."""
-    own = {each.name: module for each in modules[module].members if isinstance(each, Class)}
-    own |= dict.fromkeys([each.name for each in modules[module].aliases], module)
-    own |= dict.fromkeys(modules[module].type_variables, module)
-    imported = modules[module].imported
-    homes = {name: _home(name, origin, modules) for name, origin in imported.items()}
-    # A class of another library keeps its own name, or Sphinx would link it to a class of that name here.
-    homes |= {name: origin for name, origin in imported.items() if name[0].isupper() and not _is_own(origin)}
-    return {name: f"{home}.{name}" for name, home in (homes | own).items() if home is not None}
+def _exports(file: Path) -> list[str]:
+    """Write a table of the names that a package imports from its modules."""
+    imports = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+    names = [f"   ~{node.module}.{alias.name}" for node in imports for alias in node.names if node.module != "specsim"]
+    return [".. autosummary::", "   :nosignatures:", "", *names, ""] if names else []
 
 
-def _is_own(module: str) -> bool:
-    return module.partition(".")[0] == "specsim"
+def _folder_pages(package: str, folder: Path, is_flat: bool = True) -> dict[str, str]:
+    """Write the page of a folder, with its modules one after another, and of the folders in it."""
+    paths = _public(folder)
+    modules = [path.stem for path in paths if path.is_file() and is_flat]
+    inner = [path for path in paths if path.is_dir()]
+    name = package.split(".")[-1]
+    sections = [_section(module, f"{package}.{module}") for module in modules]
+    head = [*_title(package), *_exports(folder / "__init__.py"), f".. automodule:: {package}", "   :no-members:", ""]
+    lines = [*head, *sections]
+    page = "/".join(("api", *package.split(".")[1:]))
+    pages = {f"{page}.rst": "\n".join([*lines, *_toctree(f"{name}/{path.stem}" for path in inner)])}
+    for path in inner:
+        pages |= _folder_pages(f"{package}.{path.stem}", path)
+    return pages
 
 
-def _operation(module: str) -> str | None:
-    """Name the operation that a module of an implementation carries out; None for other modules."""
-    parts = module.split(".")
-    is_file = len(parts) == 3 and parts[1] in IMPLEMENTATIONS
-    return parts[2] if is_file and parts[2] not in _PARTS else None
+def _title(text: str) -> list[str]:
+    return [text, "=" * len(text), ""]
 
 
-# Folders inside the implementations.
-_PARTS = ("drafters", "targets", "model", "persistent", "runtime", "verifiers", "vocabulary")
-
-
-def _page(folder: str) -> str:
-    parts = folder.split(".")[1:]
-    return "/".join(("api", *parts)) + ".md"
-
-
-def _summary(module: Module) -> str:
-    paragraph = module.docstring.partition("\n\n")[0]
-    return cell(paragraph)
-
-
-def _folder_page(folder: str, modules: Mapping[str, Module], sources: Mapping[str, str]) -> str:
-    """Write a folder's own docstring, its modules one after another, and links to the folders in it."""
-    within = [each for each in modules if each.rpartition(".")[0] == folder and not _operation(each)]
-    lines = [f"# `{folder}`", "", *_module(folder, modules, sources)]
-    for name in within:
-        if sources[name].endswith("__init__.py"):
-            continue
-        lines += [f"## `{name.rpartition('.')[2]}`", "", *_module(name, modules, sources)]
-    folders = [each for each in within if sources[each].endswith("__init__.py")]
-    if folders:
-        rows = [(f"[`{each}`](/{_page(each)})", _summary(modules[each])) for each in folders]
-        lines += ["## Folders", "", *table(("folder", "contents"), rows), ""]
-        lines += _toctree(f"{each.rpartition('.')[2]} </{_page(each).removesuffix('.md')}>" for each in folders)
-    return "\n".join(lines) + "\n"
+def _section(heading: str, module: str) -> str:
+    return "\n".join([heading, "-" * len(heading), "", f".. automodule:: {module}", ""])
 
 
 def _toctree(entries: Iterable[str]) -> list[str]:
-    return ["```{toctree}", ":hidden:", "", *entries, "```"]
+    return [".. toctree::", "   :maxdepth: 1", "", *(f"   {entry}" for entry in entries), ""]
 
 
-def _operation_page(operation: str, modules: Mapping[str, Module], sources: Mapping[str, str]) -> str:
-    lines = [f"# `{operation}`", ""]
-    for implementation in IMPLEMENTATIONS:
-        name = f"specsim.{implementation}.{operation}"
-        if name in modules:
-            lines += [f"## {implementation.capitalize()}", "", *_module(name, modules, sources)]
-    return "\n".join(lines) + "\n"
+def describe(app: object, what: str, name: str, value: Any, options: object, lines: list[str]) -> None:
+    """Turn a docstring, which is plain text, into reStructuredText; a field or constant has its comment instead."""
+    if what in ("attribute", "data"):
+        lines[:] = [comments(_owner(name)).get(name.rpartition(".")[2], "")]
+    lines[:] = restructured("\n".join(lines))
+    if what == "module":
+        file = Path(value.__file__).resolve().relative_to(ROOT).as_posix()
+        lines += [f"Source: `{file} <{SOURCE}{file}>`__", ""]
 
 
-def _operations_page(operations: list[str], modules: Mapping[str, Module]) -> str:
-    rows = []
-    for operation in operations:
-        twins = [f"specsim.{each}.{operation}" for each in IMPLEMENTATIONS if f"specsim.{each}.{operation}" in modules]
-        implementations = ", ".join(name.split(".")[1] for name in twins)
-        rows.append((f"[`{operation}`]({operation}.md)", _summary(modules[twins[0]]), implementations))
-    lines = [
-        "# Operations of a round",
-        "",
-        "An operation has the same functions in both implementations, with the same arguments.",
-        "",
-        *table(("operation", "contents", "implemented in"), rows),
-        "",
-        *_toctree(operations),
-    ]
-    return "\n".join(lines) + "\n"
+def _owner(name: str) -> type | ModuleType:
+    """Find the class or module of a field or constant."""
+    parts = name.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        try:
+            owner: Any = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:-1]:
+            owner = getattr(owner, part)
+        return owner
+    raise ValueError(f"{name} is in no module")
 
 
-def _module(name: str, modules: Mapping[str, Module], sources: Mapping[str, str]) -> list[str]:
-    """Write a module's docstring, constants, functions and classes."""
-    module = modules[name]
-    lines = [f"```{{py:module}} {name}", "```", "", markdown(module.docstring), ""]
-    lines += [f"Source: [`{sources[name]}`]({SOURCE}{sources[name]})", ""]
-    if sources[name].endswith("__init__.py"):
-        lines += [*_exports(module.imported, modules), ""]
-    if module.constants:
-        lines += [*_fields_table("constant", module.constants), ""]
-    for alias in module.aliases:
-        lines += [f"```{{py:type}} {alias.name}", f":canonical: {alias.value}", "", cell(alias.comment), "```", ""]
-    for member in module.members:
-        lines += [*(_class(member) if isinstance(member, Class) else _function(member)), ""]
-    return lines
+def restructured(text: str) -> list[str]:
+    """Escape mark-up outside of backticks, and make code of indented lines."""
+    lines: list[str] = []
+    is_code = False
+    for line in text.splitlines():
+        is_indented = line.startswith("    ") and not _in_list(lines)
+        if is_indented and not is_code:
+            lines += ["", "::", ""]
+        if is_code and line and not is_indented:
+            lines.append("")
+        is_code = is_indented or (is_code and not line)
+        is_bullet = bool(_BULLET.match(line))
+        if lines and lines[-1] and line and not line.startswith(" ") and is_bullet != _in_list(lines):
+            lines.append("")
+        lines.append(line if is_code else escaped(line))
+    return [*lines, ""]
 
 
-def _exports(imported: Mapping[str, str], modules: Mapping[str, Module]) -> list[str]:
-    """Write a table of the names that a folder imports from its modules, with links to their definitions."""
-    rows: list[tuple[str, ...]] = []
-    for name, module in imported.items():
-        home = _home(name, module, modules)
-        if home is not None and any(each.name == name for each in modules[home].members):
-            rows.append(
-                (f"{{py:obj}}`{name} <{home}.{name}>`", f"{{py:mod}}`{home}`", _first_line(modules[home], name))
-            )
-    return table(("name", "defined in", "description"), rows) if rows else []
+def _in_list(lines: list[str]) -> bool:
+    """Whether the last paragraph is a list."""
+    for line in reversed(lines):
+        if not line:
+            return False
+        if _BULLET.match(line):
+            return True
+    return False
 
 
-def _home(name: str, module: str | None, modules: Mapping[str, Module]) -> str | None:
-    """Find the public module that defines a name, through the modules that import it; None without one."""
-    if module is None or module not in modules:
-        return None
-    defined = (*modules[module].members, *modules[module].aliases)
-    if name in {each.name for each in defined}.union(modules[module].type_variables):
-        return module
-    origin = modules[module].imported.get(name)
-    return None if origin == module else _home(name, origin, modules)
-
-
-def _first_line(module: Module, name: str) -> str:
-    """Give the first paragraph of a member's docstring."""
-    docstrings = [each.docstring for each in module.members if each.name == name]
-    return cell(docstrings[0].partition("\n\n")[0])
-
-
-def _function(function: Function) -> list[str]:
-    kind = {"classmethod": "method", "staticmethod": "method"}.get(function.kind, function.kind)
-    lines = [f"`````{{py:{kind}}} {function.name}{'' if kind == 'property' else function.signature}"]
-    if kind == "property" and function.signature:
-        lines.append(f":type: {function.signature}")
-    if kind != function.kind:
-        lines.append(f":{function.kind}:")
-    if kind == "property" and hasattr(builtins, function.name):  # Sphinx would link that type of signatures to it
-        lines.append(":no-index:")
-    lines += ["", *_kernel(function), markdown(function.docstring), "`````"]
-    return lines
-
-
-def _kernel(function: Function) -> list[str]:
-    if "kernel" in function.decorators:
-        return ["Triton kernel.", ""]
-    return ["Triton device function.", ""] if "triton.jit" in function.decorators else []
-
-
-def _class(each: Class) -> list[str]:
-    lines = [f"```````{{py:class}} {each.name}{each.signature}", "", markdown(each.docstring), ""]
-    if each.bases:
-        lines += [f"Bases: {', '.join(map(code_cell, each.bases))}", ""]
-    if each.fields:
-        lines += [*_fields_table("field", each.fields), ""]
-    for method in each.methods:
-        lines += [*_function(method), ""]
-    return [*lines, "```````"]
-
-
-def _fields_table(what: str, fields: tuple[Field, ...]) -> list[str]:
-    columns = [(what, [code_cell(each.name) for each in fields])]
-    columns.append(("type", [code_cell(each.annotation) for each in fields]))
-    columns.append(("default" if what == "field" else "value", [code_cell(_short(each.value)) for each in fields]))
-    columns.append(("description", [cell(each.comment) for each in fields]))
-    shown = [(heading, cells) for heading, cells in columns if any(cells)]
-    rows = list(zip(*(cells for _, cells in shown), strict=True))
-    return table(tuple(heading for heading, _ in shown), rows)
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= _MOST_VALUE else value[:_MOST_VALUE] + "…"
-
-
-def _package_page(root: Path, modules: Mapping[str, Module]) -> str:
-    """Write the page of the names that `import specsim` gives."""
-    imported = read_module(root / "specsim" / "__init__.pyi").imported
-    text = ["# `specsim`", "", "Names that `import specsim` gives; each is loaded when it is first used.", ""]
-    return "\n".join([*text, *_exports(imported, modules)]) + "\n"
-
-
-def _index(modules: Mapping[str, Module]) -> str:
-    folders = (*FOLDERS, *IMPLEMENTATIONS)
-    rows = [("[`specsim`](specsim.md)", "the names that `import specsim` gives")]
-    rows.append(("[Operations of a round](operations/index.md)", "functions of a round, reference and fast"))
-    rows += [(f"[`specsim.{name}`]({name}.md)", _summary(modules[f"specsim.{name}"])) for name in folders]
-    entries = ["specsim", "Operations <operations/index>", *(f"specsim.{name} <{name}>" for name in folders)]
-    return "\n".join(["# Python API", "", *table(("folder", "contents"), rows), "", *_toctree(entries)]) + "\n"
+def escaped(line: str) -> str:
+    """Escape mark-up of reStructuredText; code between backticks stays."""
+    parts = _CODE.split(line)
+    return "".join(f"``{part}``" if index % 2 else _MARK_UP.sub(r"\\\1", part) for index, part in enumerate(parts))
