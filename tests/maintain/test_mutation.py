@@ -5,14 +5,13 @@ import json
 from collections import Counter
 
 import pytest
+import run_mutants as mutation
+from equivalents import EQUIVALENT
+from mutants import mutants, sample
+from run_mutants import KeptVerdict, MutantVerdict, Mutation, modules_with_tests, show
 
 from specsim.core.errors import InputError
 from specsim.correctness.faults.fault import read
-from specsim.maintain.mutation import run_mutants as mutation
-from specsim.maintain.mutation.equivalents import EQUIVALENT
-from specsim.maintain.mutation.mutants import mutants, sample
-from specsim.maintain.mutation.run_mutants import modules_with_tests
-from specsim.maintain.mutation.verdicts import KeptVerdict, Mutation, Verdict, show
 
 SOURCE = '''
 """Told: 1 + 1."""
@@ -120,7 +119,7 @@ def test_mutants_are_tested_over_a_copy(tmp_path, monkeypatch):
     assert (value["mutants"], value["killed"], value["score"]) == (1, 1, 1.0)
     assert value["results"][0]["by"] == "test_it"
     assert json.dumps(value)
-    monkeypatch.setattr(mutation, "_tested", lambda *_: mutation.Outcome(1, "test_never", 1.0))
+    monkeypatch.setattr(mutation, "_tested", lambda *_: mutation.TestsOutcome(1, "test_never", 1.0))
     with pytest.raises(InputError, check=lambda error: error.value == "test_made_up.py (test_never)"):
         mutation.mutate(1, 0, jobs=1)
 
@@ -173,7 +172,11 @@ def ended(monkeypatch, tmp_path):
 
 def test_survivors_are_shown_with_raw_and_net_score(monkeypatch, capsys):
     one, other = mutants("specsim.core.metrics", read("specsim.core.metrics"))[:2]
-    verdicts = Verdict(one, "t", None, 1.0), Verdict(other, "t", None, 1.0), Verdict(one, "t", "test_it", 1.0)
+    verdicts = (
+        MutantVerdict(one, "t", None, 1.0),
+        MutantVerdict(other, "t", None, 1.0),
+        MutantVerdict(one, "t", "test_it", 1.0),
+    )
     monkeypatch.setitem(EQUIVALENT, other.key, "no matter")
     result = Mutation(verdicts, 0, 9, 3.0, True)
     assert [each.mutant for each in result.survivors] == [one]
@@ -218,11 +221,15 @@ def test_a_kept_verdict_of_another_form_is_refused(change):
 def test_survivors_of_a_result_are_tested_again(tmp_path, monkeypatch):
     one, other, third, *_ = mutants("specsim.core.metrics", read("specsim.core.metrics"))
     kept = tmp_path / "kept.json"
-    before = Verdict(one, "t", None, 1.0), Verdict(other, "t", "it", 1.0), Verdict(third, "t", None, 1.0)
+    before = (
+        MutantVerdict(one, "t", None, 1.0),
+        MutantVerdict(other, "t", "it", 1.0),
+        MutantVerdict(third, "t", None, 1.0),
+    )
     kept.write_text(json.dumps(Mutation(before, 5, 9, 3.0, True).to_json()))
     monkeypatch.setitem(EQUIVALENT, third.key, "no matter")
     monkeypatch.setattr(mutation, "_limits", lambda _, tests: dict.fromkeys(tests, 60.0))
-    monkeypatch.setattr(mutation, "_tested", lambda *_: mutation.Outcome(1, "test_new", 1.0))
+    monkeypatch.setattr(mutation, "_tested", lambda *_: mutation.TestsOutcome(1, "test_new", 1.0))
     result = mutation.mutate(300, 0, again=kept)
     assert [(each.mutant, each.by) for each in result.verdicts] == [(one, "test_new"), (other, "it"), (third, None)]
     assert (result.seed, result.is_complete, result.survivors) == (5, True, ())

@@ -1,6 +1,6 @@
 """Mutation testing: runs of a module's tests over small changes of its code.
 
-python -m specsim.maintain.mutation.run_mutants --help
+python tests/tools/run_mutants.py --help
 
 Each mutant is injected into a copy of the package and tested only by the test file of its module, in a checkout.
 """
@@ -8,24 +8,26 @@ Each mutant is injected into a copy of the package and tested only by the test f
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from signal import SIGKILL
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import typer
+from equivalents import EQUIVALENT
+from mutants import Mutant, mutants, sample
 from tqdm.auto import tqdm
 
 from specsim.core.errors import InputError, require, require_int, require_type
 from specsim.core.files import check_writable, write_json
-from specsim.correctness.faults.fault import copied_package, environment, read, sources
-from specsim.maintain.mutation.mutants import Mutant, mutants, sample
-from specsim.maintain.mutation.verdicts import KeptVerdict, Mutation, Verdict, show
+from specsim.core.json_schema import read_record
+from specsim.correctness.faults.fault import copied_package, environment, path_of, read, sources
 from specsim.maintain.results import read as read_result
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 # Shared modules of both implementations; those of fast/ are mutated too.
 SHARED = (
     *(f"core.{name}" for name in ("columns", "config", "metrics", "phases", "pool", "uniforms")),
@@ -43,9 +45,98 @@ sys.exit(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *sys.
 """
 SURVIVED = 0
 NO_VERDICT = (-SIGKILL, 3, 4, 5)  # ended for lack of memory, or by pytest itself: no test ran to its end
+FIELDS = ("module", "function", "is_kernel", "line", "operator", "old", "new")  # of a mutant, in the JSON
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MutantVerdict:
+    """Outcome of a module's tests over one mutant."""
+
+    mutant: Mutant
+    tests: str  # name of the test file
+    by: str | None  # failed test, `no end`, or `exit status n`, below 0 for a signal; None for a survivor
+    seconds: float
+
+    @property
+    def why_equivalent(self) -> str | None:
+        """Proof that no test can see the mutant, where there is one."""
+        return None if self.by else EQUIVALENT.get(self.mutant.key)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVerdict:
+    """A verdict in the JSON of an earlier run."""
+
+    key: str  # of the mutant
+    tests: str
+    by: str | None
+    seconds: float
+
+    @classmethod
+    def of(cls, row: Any, name: str) -> Self:
+        """Read a row of the results; InputError, which begins with the name, for anything else."""
+        names = [field.name for field in fields(cls)]
+        return read_record(cls, {key: row[key] for key in names if key in row} if isinstance(row, dict) else row, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """Verdicts on a seeded sample of mutants."""
+
+    verdicts: tuple[MutantVerdict, ...]
+    seed: int
+    num_candidates: int  # mutants that the sample was drawn from
+    seconds: float
+    is_complete: bool  # every drawn mutant has a verdict
+
+    @property
+    def survivors(self) -> tuple[MutantVerdict, ...]:
+        """Mutants that no test sees and that are not known to be the same program."""
+        return tuple(each for each in self.verdicts if not each.by and not each.why_equivalent)
+
+    def to_json(self) -> dict[str, Any]:
+        """Value that json can write."""
+        count = len(self.verdicts)
+        killed = sum(each.by is not None for each in self.verdicts)
+        equivalent = sum(each.why_equivalent is not None for each in self.verdicts)
+        return {
+            "seed": self.seed,
+            "candidates": self.num_candidates,
+            "is_complete": self.is_complete,
+            "mutants": count,
+            "in_kernels": sum(each.mutant.is_kernel for each in self.verdicts),
+            "killed": killed,
+            "equivalent": equivalent,
+            "score_raw": killed / max(1, count),
+            "score": killed / max(1, count - equivalent),
+            "seconds": self.seconds,
+            "operators": dict(Counter(each.mutant.operator for each in self.verdicts)),
+            "results": [
+                {name: value for name, value in asdict(each.mutant).items() if name in FIELDS}
+                | {"key": each.mutant.key}
+                | {name: getattr(each, name) for name in ("tests", "by", "why_equivalent", "seconds")}
+                for each in self.verdicts
+            ],
+        }
+
+
+def show(result: Mutation, say: Callable[[str], None]) -> None:
+    """Print the survivors, then the score."""
+    for each in result.survivors:
+        mutant = each.mutant
+        say(f"{path_of(mutant.module).name}, line {mutant.line}, {mutant.function}: {mutant.operator}")
+        say(f"    {mutant.before}")
+        say(f"    {mutant.after}")
+    value = result.to_json()
+    kernels = f"{value['in_kernels']} in kernels"
+    say(f"\n{value['mutants']} mutants of {value['candidates']} candidates ({kernels}), seed {value['seed']}, ")
+    if not result.is_complete:
+        say("not all that were drawn: time was up, or tests were ended from outside, as without memory")
+    equivalent = f"{value['score']:.1%} without {value['equivalent']} that are equivalent"
+    say(f"{value['killed']} killed: {value['score_raw']:.1%}; {equivalent}")
+
+
+class TestsOutcome(NamedTuple):
     """End of a run of test files."""
 
     status: int | None  # None: stopped at the time limit
@@ -117,7 +208,7 @@ def _chosen(only: str) -> dict[str, tuple[Path, ...]]:
     return {name: found[name] for name in names}
 
 
-def _kept(path: Path, candidates: dict[str, list[Mutant]]) -> tuple[int, dict[Mutant, Verdict | None]]:
+def _kept(path: Path, candidates: dict[str, list[Mutant]]) -> tuple[int, dict[Mutant, MutantVerdict | None]]:
     """Seed and verdicts of a kept result; None for a survivor that is not known to be the same program."""
     kept = read_result(path, "results", "seed", "mutants")
     require_int("seed", kept["seed"], 0)
@@ -130,7 +221,7 @@ def _kept(path: Path, candidates: dict[str, list[Mutant]]) -> tuple[int, dict[Mu
         each = KeptVerdict.of(row, f"results[{place}]")
         if by_key[each.key]:
             mutant = by_key[each.key].pop(0)
-            verdict = Verdict(mutant, each.tests, each.by, each.seconds)
+            verdict = MutantVerdict(mutant, each.tests, each.by, each.seconds)
             verdicts[mutant] = verdict if verdict.by or verdict.why_equivalent else None
     return kept["seed"], verdicts
 
@@ -146,7 +237,7 @@ def _limits(pool: ThreadPoolExecutor, tests: Iterable[tuple[Path, ...]]) -> dict
     return limits
 
 
-def _verdict(mutant: Mutant, tests: tuple[Path, ...], limit: float, deadline: float) -> Verdict | None:
+def _verdict(mutant: Mutant, tests: tuple[Path, ...], limit: float, deadline: float) -> MutantVerdict | None:
     """Test a mutant; None after the deadline, and where the tests were ended from outside."""
     if time.perf_counter() > deadline:
         return None
@@ -154,14 +245,14 @@ def _verdict(mutant: Mutant, tests: tuple[Path, ...], limit: float, deadline: fl
     outcome = _tested(texts, tests, limit)
     if (outcome.status or 0) < 0:  # a signal, which is the mutant's own if it comes again
         outcome = _tested(texts, tests, limit)
-    return None if outcome.status in NO_VERDICT else Verdict(mutant, _names(tests), outcome.by, outcome.seconds)
+    return None if outcome.status in NO_VERDICT else MutantVerdict(mutant, _names(tests), outcome.by, outcome.seconds)
 
 
 def _names(tests: Iterable[Path]) -> str:
     return " ".join(path.name for path in tests)
 
 
-def _tested(texts: dict[str, str], tests: Iterable[Path], limit: float) -> Outcome:
+def _tested(texts: dict[str, str], tests: Iterable[Path], limit: float) -> TestsOutcome:
     """Run test files over a copy of the package with these sources."""
     start = time.perf_counter()
     with copied_package(texts) as root:
@@ -170,12 +261,12 @@ def _tested(texts: dict[str, str], tests: Iterable[Path], limit: float) -> Outco
         try:
             done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
-            return Outcome(None, "no end", time.perf_counter() - start)
+            return TestsOutcome(None, "no end", time.perf_counter() - start)
     by = None
     if done.returncode != SURVIVED:
         failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
         by = failed[0].partition("::")[2] or failed[0] if failed else f"exit status {done.returncode}"
-    return Outcome(done.returncode, by, time.perf_counter() - start)
+    return TestsOutcome(done.returncode, by, time.perf_counter() - start)
 
 
 def command(
@@ -203,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(command)
     try:
-        app(arguments, prog_name="python -m specsim.maintain.mutation.run_mutants")
+        app(arguments, prog_name="python tests/tools/run_mutants.py")
     except InputError as error:
         print(f"specsim: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,1 +1,0 @@
-"""Mutation testing: python -m specsim.maintain.mutation.run_mutants"""
