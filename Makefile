@@ -77,7 +77,7 @@ notebooks: $(INSTALLED) ## write the exercises into the notebooks, and run them 
 	$(BIN)/python notebooks/execute.py $(ARGS)
 
 papers: $(INSTALLED) ## published figures and ours, in papers/ledger.md
-	$(BIN)/python -m specsim.maintain.papers
+	$(BIN)/python -m papers.reproduction
 
 # All pages, every time: a page may link to a heading of another that has changed.
 docs: $(INSTALLED) ## the documentation, in build/docs/index.html

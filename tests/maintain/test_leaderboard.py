@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from papers.reproduction import leaderboard
 from specsim.correctness.exact.cases import CASES
 from specsim.correctness.exact.certificates import VERIFIERS
-from specsim.maintain import leaderboard
 
 BOTH = "the drafter's distributions and a uniform for each draft"
 HALF = """
@@ -98,5 +98,5 @@ def test_a_rule_that_cannot_be_certified_leaves_the_page(tmp_path, monkeypatch, 
 def test_the_steps_of_the_page_name_what_exists():
     text = leaderboard.FOOT
     assert f"{leaderboard.EXAMPLES}/<NAME>{leaderboard.RULE_FILES.removeprefix('*')}" in text
-    assert "python -m specsim.maintain.leaderboard" in text
+    assert "python -m papers.reproduction.leaderboard" in text
     assert [Path(place).name for place in leaderboard.submitted()] == ["my_rule.py"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from papers.reproduction import __main__ as command
+from papers.reproduction import ledger, rounds, trees
+from papers.reproduction.published import Published, papers, read
 from specsim.core.errors import InputError
-from specsim.maintain.papers import __main__ as command
-from specsim.maintain.papers import ledger, rounds, trees
-from specsim.maintain.papers.published import Published, papers, read
 from specsim.simulator.reproduce import TABLES
 
 PAGE = command.ROOT / "papers" / "ledger.md"

@@ -6,7 +6,7 @@ from pathlib import Path
 from specsim.simulator.continuation import continued, published_series, rates_of_lengths
 from specsim.simulator.theory import speedup
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def ratio(over: float, under: float) -> float:

@@ -4,12 +4,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from papers.reproduction.ledger import page, rows, with_figures
+from papers.reproduction.published import papers
 from specsim.core.errors import InputError
-from specsim.maintain.papers.ledger import page, rows, with_figures
-from specsim.maintain.papers.published import papers
 from specsim.maintain.rewriting import rewrite
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(root: Path = ROOT) -> None:

@@ -1,7 +1,6 @@
 """Figures about trees, measured with the shipped pair: drafts of EAGLE-3 at positions of its target's own texts."""
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,11 +9,12 @@ from specsim.acceptance.measured_pair import read_prompts
 from specsim.acceptance.recording import record
 from specsim.core.config import SpecConfig
 from specsim.models.load import load
+from specsim.models.shipped import TINY
 from specsim.simulator.acceptance import accept_length
 from specsim.simulator.rank_by_depth import acceptance_of, best_static_tree
 from specsim.simulator.replay import Candidates
 
-PROMPTS = Path(__file__).resolve().parents[2] / "models" / "shipped" / "tiny" / "prompts.jsonl"
+PROMPTS = TINY / "prompts.jsonl"
 NUM_PROMPTS = 8
 POSITIONS = 12  # of each prompt's continuation
 TOPK, NUM_STEPS = 4, 4

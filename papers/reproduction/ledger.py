@@ -8,9 +8,9 @@ from statistics import fmean
 from types import ModuleType
 from typing import Any
 
+from papers.reproduction import arithmetic, pairs, rounds, rules, trees
+from papers.reproduction.published import Paper, Published
 from specsim.core.errors import InputError, require
-from specsim.maintain.papers import arithmetic, pairs, rounds, rules, trees
-from specsim.maintain.papers.published import Paper, Published
 from specsim.maintain.result_tables import markdown
 from specsim.simulator.reproduce import reproduction
 
@@ -27,7 +27,7 @@ MISSING = ("not reproduced", "source", "published", "reason")
 NOT = "not reproduced"
 SUMMARY = ("paper or change", "reproduced", "mean error", "largest error", "limits kept", "not reproduced")
 LEAST_DIGITS = 2  # of reproduced figures that are not whole
-FUNCTIONS = "../specsim/maintain/papers"
+FUNCTIONS = "../papers/reproduction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def function(by: str) -> Callable[..., float]:
     require(module in MODULES, "by", by, f"a function of {', '.join(MODULES)}, as module.function")
     found: Any = vars(MODULES[module]).get(name)
     if name.startswith("_") or getattr(found, "__module__", None) != MODULES[module].__name__:
-        raise InputError("by", by, f"a public function of specsim.maintain.papers.{module}")
+        raise InputError("by", by, f"a public function of papers.reproduction.{module}")
     return found
 
 

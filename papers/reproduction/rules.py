@@ -11,7 +11,7 @@ from specsim.correctness.exact.distribution import ExactDistribution, exact_dist
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.rule_distribution import rule_distribution
 
-K_SEQ = Path(__file__).resolve().parents[3] / "notebooks" / "examples" / "my_rule.py"
+K_SEQ = Path(__file__).resolve().parents[2] / "notebooks" / "examples" / "my_rule.py"
 
 
 def distance(verifier: str) -> float:

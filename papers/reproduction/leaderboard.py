@@ -1,6 +1,6 @@
 """Leaderboard of acceptance rules, written to papers/leaderboard.md: distance, acceptance against the optimum, cost.
 
-python -m specsim.maintain.leaderboard [FILE.py[:NAME] ...] writes the package's own rules, those of every file
+python -m papers.reproduction.leaderboard [FILE.py[:NAME] ...] writes the package's own rules, those of every file
 notebooks/examples/*_rule.py, and those of other modules that are named.
 """
 
@@ -43,7 +43,7 @@ path and one more token. Three figures describe a rule, all of them exact (fract
   take memory and bandwidth, V numbers for each node, and exist only where drafts are sampled.
 
 The cases are small on purpose, 2 to 4 tokens, so that everything can be enumerated. They are listed in
-[`cases.py`](../specsim/correctness/exact/cases.py). `python -m specsim.maintain.leaderboard` writes this page.
+[`cases.py`](../specsim/correctness/exact/cases.py). `python -m papers.reproduction.leaderboard` writes this page.
 """
 FOOT = """## Add your rule
 
@@ -52,8 +52,8 @@ FOOT = """## Add your rule
    explains the arguments, which operations a proof can follow, and the kinds of drafts.
 2. `specsim certify --module notebooks/examples/<NAME>_rule.py` proves that the rule is lossless, or shows the smallest
    case where it is not. A rule that is meant to change the distribution has `lossless=False`; its distance is reported.
-3. `python -m specsim.maintain.leaderboard` writes this page with the rules of all these files. To see a rule of a file
-   elsewhere, name it: `python -m specsim.maintain.leaderboard my_rule.py:rule`.
+3. `python -m papers.reproduction.leaderboard` writes this page with the rules of all these files, and with a rule of a
+   file elsewhere that you name: `python -m papers.reproduction.leaderboard my_rule.py:rule`.
 4. Open a pull request with the file and the page. Its tests certify the rule again, and compare the page with what is
    computed.
 

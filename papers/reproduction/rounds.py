@@ -16,7 +16,7 @@ from specsim.simulator.model import Model, model
 from specsim.simulator.server import simulate
 from specsim.simulator.workload import closed_loop
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 DRAFTS = (1, 3, 5)  # lengths of chains that a policy chooses among, besides plain decoding
 MOST_DRAFTS = 8
 PLAIN = SpecConfig.plain()

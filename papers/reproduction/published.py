@@ -20,7 +20,7 @@ from typing import Any
 from specsim.core.errors import InputError, require
 
 FILE = "published.toml"
-DECISIONS = "decisions"  # the folder that has no source
+WITHOUT_SOURCE = ("decisions", "reproduction")  # folders that are no papers
 FRACTION_DIGITS = 4
 ROLES = ("computed", "fitted", "held out")
 CHOSEN = "chosen on"  # role in tables that a rule was chosen on
@@ -80,8 +80,8 @@ class Paper:
 
 
 def papers(root: Path) -> list[Paper]:
-    """Read the figures of all folders in papers/ but decisions; InputError for one without its file or a wrong one."""
-    folders = sorted(path for path in (root / "papers").iterdir() if path.is_dir() and path.name != DECISIONS)
+    """Read the figures of all papers; InputError for one without its file or a wrong one."""
+    folders = sorted(path for path in (root / "papers").iterdir() if path.is_dir() and path.name not in WITHOUT_SOURCE)
     return [read(folder) for folder in folders]
 
 
