@@ -71,7 +71,7 @@ def document(output: str) -> Schema:
 
 @cache
 def comments(owner: type | ModuleType) -> dict[str, str]:
-    """Read the comment of each field or constant, above it or at its end, and the first line of each property.
+    """Read the comment of each field or constant, and the first line of each property.
 
     Where a class says that undefined figures are nan, each of its comments says so too.
     """

@@ -1,16 +1,19 @@
-"""Tables of the page on drafters: what each one keeps, the combinations that engines allow, and measured acceptance."""
+"""Tables of the page on drafters: protocol, combinations that engines allow, and acceptance of the shipped ones."""
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specsim.core import target
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import GRAPHS, EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.kinds import DEFAULT, KINDS, OWN, TESTED
+from specsim.core.kv_buffer import KV_DTYPES, KVDtype
 from specsim.core.pair import AnyDrafter, Pair
 from specsim.core.token_drafter import Proposal, TreeLimits
 from specsim.core.verifiers import DEFAULT_VERIFIER, VERIFIERS, Verifier
@@ -37,6 +40,8 @@ PROTOCOL_HEADINGS = (
     "host or device",
 )
 REFUSED_HEADINGS = ("drafters", "refused with")
+TARGET_HEADINGS = ("target", "drafter", "graph modes", "KV of target and drafter")
+REFUSED_TARGET_HEADINGS = ("target", "drafters", "refused with")
 ACCEPTANCE_HEADINGS = ("drafter", "temperature", "prompts", "accept length", "without loops", "accepted by position")
 STEPS = 3  # of the chains in the table of acceptance, and of all combinations
 
@@ -53,7 +58,7 @@ class YourDrafter:
 
 
 class Combination(NamedTuple):
-    """One drafter under one setting."""
+    """One drafter under one setting, on a target of one family."""
 
     drafter: str
     verifier: Verifier
@@ -61,6 +66,9 @@ class Combination(NamedTuple):
     graph: str
     num_steps: int = STEPS
     release: str = "finish"
+    family: str = target.FAMILIES[0]
+    kv_dtype: KVDtype = "model"
+    draft_kv_dtype: KVDtype = "model"
 
 
 WITHOUT_WEIGHTS: dict[str, AnyDrafter | None] = {
@@ -72,6 +80,10 @@ DRAFTERS = (*WITH_WEIGHTS, *WITHOUT_WEIGHTS)
 COMBINATIONS = tuple(
     Combination(drafter, verifier, topk, graph, 0 if drafter == "none" else STEPS)
     for drafter, topk, verifier, graph in product(DRAFTERS, TREES, VERIFIERS, GRAPHS)
+)
+TARGET_COMBINATIONS = tuple(
+    Combination(drafter, DEFAULT_VERIFIER, 1, graph, 0 if drafter == "none" else STEPS, "finish", family, *formats)
+    for family, drafter, graph, *formats in product(target.FAMILIES, DRAFTERS, GRAPHS, KV_DTYPES, KV_DTYPES)
 )
 # Refusals of other settings than those of the table: more steps than modules, pages that move, no drafter.
 OTHERS = (
@@ -85,19 +97,22 @@ OTHERS = (
 )
 
 
-def make_pairs() -> dict[str, Pair]:
-    """Make a tiny pair for every kind of drafter."""
-    pairs = {kind: synthetic_pair(kind) for kind in WITH_WEIGHTS}
-    return pairs | {kind: pairs[DEFAULT].with_drafter(drafter) for kind, drafter in WITHOUT_WEIGHTS.items()}
+@cache
+def make_pair(drafter: str, family: str = target.FAMILIES[0]) -> Pair:
+    """Make a tiny pair of a kind of drafter and a family of targets."""
+    if drafter in WITH_WEIGHTS:
+        return synthetic_pair(drafter, family)
+    return make_pair(DEFAULT, family).with_drafter(WITHOUT_WEIGHTS[drafter])
 
 
 def protocol(_: Path | None = None) -> str:
     """Make the table of what a round reads of every drafter, from engines of tiny pairs."""
     rows: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for kind, pair in make_pairs().items():
-        found = {_protocol_cells(pair, 0 if kind == "none" else STEPS, topk): name for topk, name in _widths(kind)}
-        for cells, name in found.items():
-            rows[cells].append(kind if len(found) == 1 else f"{kind}, {name}")
+    for kind in DRAFTERS:
+        num_steps = 0 if kind == "none" else STEPS
+        names = {_protocol_cells(make_pair(kind), num_steps, topk): name for topk, name in _widths(kind)}
+        for cells, name in names.items():
+            rows[cells].append(kind if len(names) == 1 else f"{kind}, {name}")
     table = markdown(PROTOCOL_HEADINGS, ((", ".join(kinds), *cells) for cells, kinds in rows.items()))
     return "\n".join(["", *table, ""]) + "\n"
 
@@ -109,17 +124,19 @@ def _widths(kind: str) -> Iterable[tuple[int, str]]:
 def _protocol_cells(pair: Pair, num_steps: int, topk: int) -> tuple[str, ...]:
     drafter = load_engine(pair, SpecConfig(topk, num_steps), EngineOptions("fast")).drafter
     layout = drafter.kv_layout
-    place = "host" if drafter.runs_on_host else "device"
+    device = "host" if drafter.runs_on_host else "device"
     numbers = (layout.num_layers if layout else 0, drafter.bonus_columns, drafter.lookahead, drafter.num_mask_rows)
-    return f"`{type(drafter.idle()).__name__}`", *map(str, numbers), place
+    return f"`{type(drafter.idle()).__name__}`", *map(str, numbers), device
 
 
-def refusal(combination: Combination, pair: Pair, impl: Any = "fast") -> InputError | None:
-    """Make an engine of the combination, and return the error where it is refused."""
-    _, verifier, topk, graph, num_steps, release = combination
+def refusal(combination: Combination, pair: Pair | None = None, impl: str = "fast") -> InputError | None:
+    """Make an engine of the combination, of a tiny pair unless given, and return the error where it is refused."""
+    drafter, verifier, topk, graph, num_steps, release, family, kv_dtype, draft_kv_dtype = combination
+    pair = pair or make_pair(drafter, family)
     try:
         config = SpecConfig(topk, num_steps, verifier=verifier, release=release)  # pyright: ignore[reportArgumentType]
-        load_engine(pair, config, EngineOptions(impl, graph=graph))  # pyright: ignore[reportArgumentType]
+        options = EngineOptions(impl, graph=graph, kv_dtype=kv_dtype, draft_kv_dtype=draft_kv_dtype)  # pyright: ignore[reportArgumentType]
+        load_engine(pair, config, options)
     except InputError as error:
         return error
     return None
@@ -127,25 +144,55 @@ def refusal(combination: Combination, pair: Pair, impl: Any = "fast") -> InputEr
 
 def combinations(_: Path | None = None) -> str:
     """Make two tables: what each drafter runs with, and the errors of all other combinations."""
-    pairs = make_pairs()
-    errors = {each: refusal(each, pairs[each.drafter]) for each in (*COMBINATIONS, *OTHERS)}
-    allowed = markdown(ALLOWED_HEADINGS, allowed_rows([each for each in COMBINATIONS if errors[each] is None]))
-    return "\n".join(["", *allowed, "", *markdown(REFUSED_HEADINGS, refused_rows(errors)), ""]) + "\n"
+    errors = {combination: refusal(combination) for combination in (*COMBINATIONS, *OTHERS)}
+    allowed = allowed_rows(combination for combination in COMBINATIONS if errors[combination] is None)
+    tables = (*markdown(ALLOWED_HEADINGS, allowed), "", *markdown(REFUSED_HEADINGS, refused_rows(errors)))
+    return "\n".join(["", *tables, ""]) + "\n"
+
+
+def targets(_: Path | None = None) -> str:
+    """Make two tables: what runs with each target, and the errors of all other combinations."""
+    errors = {combination: refusal(combination) for combination in TARGET_COMBINATIONS}
+    allowed = target_rows(combination for combination, error in errors.items() if error is None)
+    tables = (*markdown(TARGET_HEADINGS, allowed), "", *markdown(REFUSED_TARGET_HEADINGS, refused_targets(errors)))
+    return "\n".join(["", *tables, ""]) + "\n"
+
+
+def collapsed(rows: Iterable[Sequence[Any]], columns: Iterable[int]) -> list[tuple[tuple[Any, ...], ...]]:
+    """Merge rows that differ in one column only, for these columns in turn; a cell lists its values."""
+    merged = [tuple((value,) for value in row) for row in rows]
+    for column in columns:
+        values: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+        for row in merged:
+            values[(*row[:column], *row[column + 1 :])] += row[column]
+        merged = [(*others[:column], tuple(cell), *others[column:]) for others, cell in values.items()]
+    return merged
 
 
 def allowed_rows(allowed: Iterable[Combination]) -> Iterator[tuple[str, ...]]:
     """List drafters, chain or tree, verifiers and graph modes, together where they are the same."""
-    graphs: dict[tuple[str, int, str], list[str]] = defaultdict(list)
-    for each in allowed:
-        graphs[each.drafter, each.topk, each.verifier].append(each.graph)
-    verifiers: dict[tuple[str, int, tuple[str, ...]], list[str]] = defaultdict(list)
-    for (drafter, topk, verifier), modes in graphs.items():
-        verifiers[drafter, topk, tuple(modes)].append(verifier)
-    drafters: dict[tuple[int, tuple[str, ...], tuple[str, ...]], list[str]] = defaultdict(list)
-    for (drafter, topk, modes), names in verifiers.items():
-        drafters[topk, modes, tuple(names)].append(drafter)
-    for (topk, modes, names), kinds in drafters.items():
-        yield ", ".join(kinds), "no drafts" if kinds == ["none"] else TREES[topk], ", ".join(names), ", ".join(modes)
+    rows = [combination[:4] for combination in allowed]
+    for kinds, verifiers, (topk,), modes in collapsed(rows, (3, 1, 0)):
+        yield (
+            ", ".join(kinds),
+            "no drafts" if kinds == ("none",) else TREES[topk],
+            ", ".join(verifiers),
+            ", ".join(modes),
+        )
+
+
+def target_rows(allowed: Iterable[Combination]) -> Iterator[tuple[str, ...]]:
+    """List targets, drafters, graph modes and number formats, together where they are the same."""
+    rows = [
+        (family, drafter, graph, f"{kv_dtype} and {draft_kv_dtype}")
+        for drafter, _, _, graph, _, _, family, kv_dtype, draft_kv_dtype in allowed
+    ]
+    for families, kinds, modes, formats in collapsed(rows, (3, 2, 0, 1)):
+        yield _families(families), ", ".join(kinds), ", ".join(modes), "; ".join(formats)
+
+
+def _families(names: Iterable[str]) -> str:
+    return "all" if tuple(names) == target.FAMILIES else ", ".join(names)
 
 
 def refused_rows(errors: Mapping[Combination, InputError | None]) -> Iterator[tuple[str, str]]:
@@ -157,8 +204,20 @@ def refused_rows(errors: Mapping[Combination, InputError | None]) -> Iterator[tu
             kinds[error.name, error.allowed][combination.drafter] = None
             sentences.setdefault((error.name, error.allowed), str(error))
     drafting = DRAFTERS[:-1]
-    for key, found in kinds.items():
-        yield "all that draft" if tuple(found) == drafting else ", ".join(found), sentences[key]
+    for key, drafters in kinds.items():
+        yield "all that draft" if tuple(drafters) == drafting else ", ".join(drafters), sentences[key]
+
+
+def refused_targets(errors: Mapping[Combination, InputError | None]) -> Iterator[tuple[str, ...]]:
+    """List the errors, with the targets and drafters that meet each one."""
+    met: dict[str, list[Combination]] = defaultdict(list)
+    for combination, error in errors.items():
+        if error is not None:
+            met[str(error)].append(combination)
+    for sentence, refused in met.items():
+        families = dict.fromkeys(combination.family for combination in refused)
+        drafters = dict.fromkeys(combination.drafter for combination in refused)
+        yield _families(families), ", ".join(drafters), sentence
 
 
 def acceptance(_: Path | None = None, file: Path = TINY / "acceptance.json") -> str:

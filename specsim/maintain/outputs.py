@@ -11,11 +11,9 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-from specsim.maintain.rewriting import rewrite
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "notebooks" / "guide"
@@ -67,6 +65,16 @@ def with_outputs(page: str, print_of: Callable[[str, Path], str] = run) -> str:
             (folder / file[1]).write_text(file[2], encoding="utf-8")
         shown = BLOCK.sub(lambda mark: block(mark, print_of(mark[3] or mark[5], folder)), page)
         return WRITTEN.sub(lambda mark: written(mark, folder), shown)
+
+
+def rewrite(paths: Iterable[Path], change: Callable[[str], str]) -> None:
+    """Write what `change` makes of each file's text, and print the paths of those that it altered."""
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        changed = change(text)
+        if changed != text:
+            path.write_text(changed, encoding="utf-8")
+            print(path)
 
 
 def main(arguments: Sequence[str]) -> None:

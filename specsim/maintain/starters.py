@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import fill
 
 from specsim.course import exercise, starter
-from specsim.maintain.rewriting import rewrite
+from specsim.maintain.outputs import rewrite
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 BLOCK = re.compile(

@@ -9,12 +9,17 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from specsim.bench.row import OURS
 from specsim.core.errors import InputError
-from specsim.maintain import counts, drafter_tables, held_out_tables, kv_acceptance, target_tables
-from specsim.maintain.headline import figures
+from specsim.correctness.differential.cell import AXES
+from specsim.correctness.differential.drafter_grid import DRAFTER_AXES, KINDS
+from specsim.correctness.differential.grids import grid
+from specsim.correctness.faults.catalogue import FAULTS
+from specsim.maintain import drafter_tables, held_out_tables, kv_acceptance
 from specsim.maintain.result_tables import bench_page, grids, markdown, performance, proofs, stale
 from specsim.maintain.results import keep
 from specsim.simulator.efficiency import KEPT, FittedServer, to_json
@@ -22,16 +27,82 @@ from specsim.simulator.reproduce import reproduction
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 
 ROOT = Path(__file__).resolve().parents[2]
+ROUND = ("EAGLE-3 round", "(4, 3, 8)")  # name and tree of the benchmark row on the front page
+_num_varied = sum(len(values) > 1 for values in DRAFTER_AXES.values())
+CONTENTS = {
+    "quick": "a few settings, half a minute without a GPU",
+    "pairwise": f"every two values of {len(AXES)} options meet in some cell; verifiers and drafters; minutes",
+    "drafters": f"every two values of {_num_varied} options, for the drafters {', '.join(KINDS)}; minutes",
+    "full": "`pairwise`, and every combination of topk, steps, tree size, page size and batch, greedy and sampled; "
+    "minutes on a GPU, hours without",
+}
+CATALOGUE = """\
+The catalogue holds {} defects that speculative decoding has had, most of them from issues of SGLang and vLLM. Each is
+injected into a copy of the package, and a check has to find it. It answers: *would these tests notice a real bug?*
+"""
+
+
+def figures(folder: Path) -> str:
+    """List of three headline figures; a figure whose result is not kept is left out."""
+    return "".join(
+        line(json.loads(path.read_text(encoding="utf-8")))
+        for name, line in (
+            ("diff-full-float32-cuda", _differential),
+            ("certify-cuda", _certificates),
+            ("bench-round", _round),
+        )
+        if (path := folder / f"{name}.json").exists()
+    )
+
+
+def _differential(result: Mapping[str, Any]) -> str:
+    mismatches = f"{result['mismatches']:,} mismatches" if result["mismatches"] else "no mismatch"
+    return (
+        f"- **{result['decisions']:,} decisions, {mismatches}**: kernels against the reference in "
+        f"{result['num_cells']:,} settings. `specsim diff --grid full`\n"
+    )
+
+
+def _certificates(result: Mapping[str, Any]) -> str:
+    lossless = [row["total_variation_float"] for row in result["certificates"] if row["promise"] == "lossless"]
+    return (
+        f"- **{lossless.count(0)} of {len(lossless)} lossless cases exact**: the verifier's output distribution, in "
+        f"fractions, is the target's. `{result['command']}`\n"
+    )
+
+
+def _round(result: Mapping[str, Any]) -> str:
+    name, tree = ROUND
+    row = next(row for row in result["rows"] if row["name"] == name and row["setting"].get("tree") == tree)
+    milliseconds = row["timings"][OURS]["median_us"] / 1e3
+    gpu = result["runs"][0]["versions"]["gpu"]
+    return (
+        f"- **{milliseconds:.2f} ms a round, {row['time_over_bound']:.2f} × the roofline bound**: EAGLE-3 on "
+        f"{result['shape']} (bfloat16, one request, one {gpu}). `specsim bench --suite round`\n"
+    )
+
+
+def cells(_: Path | None = None) -> str:
+    """Make the table of the differential's grids."""
+    rows = [(f"`{name}`", f"{len(grid(name)):,}", contents) for name, contents in CONTENTS.items()]
+    return "\n".join(["", *markdown(("grid", "cells", "contents"), rows), ""]) + "\n"
+
+
+def catalogue(_: Path | None = None) -> str:
+    """Make the sentences that count the fault catalogue."""
+    return CATALOGUE.format(len(FAULTS))
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "figures": figures,
     "grids": grids,
     "proofs": proofs,
     "performance": performance,
-    "cells": counts.cells,
-    "catalogue": counts.catalogue,
+    "cells": cells,
+    "catalogue": catalogue,
     "protocol": drafter_tables.protocol,
     "combinations": drafter_tables.combinations,
-    "targets": target_tables.targets,
+    "targets": drafter_tables.targets,
     "kv-acceptance": kv_acceptance.table,
     "acceptance": drafter_tables.acceptance,
     "six-cells": held_out_tables.six_cells,

@@ -4,15 +4,28 @@ from itertools import product
 
 import pytest
 
+from specsim.core import target
 from specsim.core.engine_options import GRAPHS
 from specsim.core.kinds import OWN
-from specsim.core.verifiers import VERIFIERS
+from specsim.core.kv_buffer import KV_DTYPES
+from specsim.core.verifiers import DEFAULT_VERIFIER, VERIFIERS
 from specsim.correctness.differential.drafter_grid import KINDS as GRID_KINDS
 from specsim.correctness.differential.drafter_grid import is_possible
 from specsim.correctness.differential.grids import GRIDS
 from specsim.correctness.differential.pairs import make_pair
-from specsim.maintain import counts, drafter_tables, tables, target_tables
-from specsim.maintain.drafter_tables import COMBINATIONS, DRAFTERS, OTHERS, Combination, allowed_rows, refused_rows
+from specsim.maintain import drafter_tables, tables
+from specsim.maintain.drafter_tables import (
+    COMBINATIONS,
+    DRAFTERS,
+    OTHERS,
+    TARGET_COMBINATIONS,
+    Combination,
+    allowed_rows,
+    refusal,
+    refused_rows,
+    refused_targets,
+    target_rows,
+)
 from specsim.models.shipped import TINY
 
 GUIDE = tables.ROOT / "notebooks" / "guide"
@@ -21,16 +34,16 @@ GENERATED = {
         "protocol": drafter_tables.protocol,
         "acceptance": drafter_tables.acceptance,
         "combinations": drafter_tables.combinations,
-        "targets": target_tables.targets,
+        "targets": drafter_tables.targets,
     },
-    "differential.md": {"cells": counts.cells},
-    "fault-catalogue.md": {"catalogue": counts.catalogue},
+    "differential.md": {"cells": tables.cells},
+    "fault-catalogue.md": {"catalogue": tables.catalogue},
 }
 
 
 @pytest.fixture(scope="module")
-def pairs():
-    return drafter_tables.make_pairs()
+def target_errors():
+    return {combination: refusal(combination) for combination in TARGET_COMBINATIONS}
 
 
 @pytest.mark.parametrize(("page", "mark"), [(page, mark) for page, marks in GENERATED.items() for mark in marks])
@@ -43,28 +56,26 @@ def test_every_combination_is_tried_once():
     assert len(set(COMBINATIONS)) == len(COMBINATIONS) == len(DRAFTERS) * len(VERIFIERS) * 2 * len(GRAPHS)
 
 
-def test_other_settings_of_the_table_are_all_refused(pairs):
-    assert [each for each in OTHERS if drafter_tables.refusal(each, pairs[each.drafter]) is None] == []
+def test_other_settings_of_the_table_are_all_refused():
+    assert [each for each in OTHERS if refusal(each) is None] == []
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_both_implementations_allow_the_same(kind, pairs):
+def test_both_implementations_allow_the_same(kind):
     launched = [each for each in COMBINATIONS if each.drafter == kind and each.graph == "eager"]
-    errors = [
-        [str(drafter_tables.refusal(each, pairs[kind], impl)) for each in launched] for impl in ("fast", "reference")
-    ]
+    errors = [[str(refusal(each, impl=impl)) for each in launched] for impl in ("fast", "reference")]
     assert errors[0] == errors[1]
     assert "None" in errors[0]
 
 
 @pytest.mark.parametrize(("kind", "topk"), [*product(GRID_KINDS, (1, 4))])
-def test_the_grid_of_drafters_has_what_is_allowed(kind, topk, pairs):
+def test_the_grid_of_drafters_has_what_is_allowed(kind, topk):
     num_steps = 3
-    pair = pairs.get(kind) or make_pair(f"{kind}-llama")
+    pair = None if kind in DRAFTERS else make_pair(f"{kind}-llama")
     for verifier, graph, release in product(VERIFIERS, GRAPHS, ("finish", "round")):
         combination = Combination(kind, verifier, topk, graph, num_steps, release)
         possible = is_possible({"kind": kind, "verifier": verifier, "topk": topk, "graph": graph, "release": release})
-        assert possible == (drafter_tables.refusal(combination, pair) is None), combination
+        assert possible == (refusal(combination, pair) is None), combination
 
 
 def test_equal_combinations_share_a_row():
@@ -75,9 +86,9 @@ def test_equal_combinations_share_a_row():
     ]
 
 
-def test_errors_with_other_values_share_a_row(pairs):
+def test_errors_with_other_values_share_a_row():
     refused = [Combination("ngram", verifier, 1, "eager") for verifier in ("block", "gumbel")]
-    errors = {each: drafter_tables.refusal(each, pairs["ngram"]) for each in refused}
+    errors = {each: refusal(each) for each in refused}
     ((kinds, sentence),) = refused_rows(errors)
     assert kinds == "ngram"
     assert sentence == str(errors[refused[0]])
@@ -92,4 +103,43 @@ def test_the_table_of_acceptance_has_chains_of_three(tmp_path):
 
 
 def test_every_grid_is_described():
-    assert tuple(counts.CONTENTS) == GRIDS
+    assert tuple(tables.CONTENTS) == GRIDS
+
+
+def test_every_combination_of_a_target_is_tried_once(target_errors):
+    assert len(set(TARGET_COMBINATIONS)) == len(target.FAMILIES) * len(DRAFTERS) * len(GRAPHS) * len(KV_DTYPES) ** 2
+    assert tuple(target_errors) == TARGET_COMBINATIONS
+
+
+def test_every_family_and_drafter_is_allowed_or_refused_in_words(target_errors):
+    allowed = list(target_rows([each for each, error in target_errors.items() if error is None]))
+    refused = list(refused_targets(target_errors))
+    shown = {(family, drafter) for families, drafters, *_ in allowed for family in _families(families)
+             for drafter in drafters.split(", ")}  # fmt: skip
+    every = {(family, kind) for family in target.FAMILIES for kind in DRAFTERS}
+    assert every - shown == {("deepseek_v3", "frozen-kv")}
+    assert next(row for row in refused if row[0] == "deepseek_v3")[1] == "frozen-kv"
+
+
+def _families(names):
+    return target.FAMILIES if names == "all" else names.split(", ")
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
+def test_both_implementations_allow_the_same_targets(family, target_errors):
+    for each in TARGET_COMBINATIONS:
+        if each.family == family and each.graph == "eager":
+            error = refusal(each, impl="reference")
+            assert str(error) == str(target_errors[each])
+
+
+def test_equal_combinations_of_targets_share_a_row():
+    made = [
+        Combination(drafter, DEFAULT_VERIFIER, 1, graph, family=family)
+        for family in target.FAMILIES
+        for drafter in ("eagle", "mtp")
+        for graph in ("step", "round")
+    ]
+    assert list(target_rows(made)) == [("all", "eagle, mtp", "step, round", "model and model")]
+    (row,) = target_rows(made[:2])
+    assert row == ("llama", "eagle", "step, round", "model and model")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,7 @@ def test_docstrings_become_restructured_text(text, lines):
     ],
 )
 def test_fields_and_constants_show_their_comments(what, name, text):
+    import_module("specsim.explorer.document")
     lines = ["Documentation of a type."]
     describe(None, what, name, 16, None, lines)
     assert "\n".join(lines).strip() == text

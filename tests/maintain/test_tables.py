@@ -12,8 +12,8 @@ from specsim.core.errors import InputError
 from specsim.core.provenance import code_digests
 from specsim.correctness.differential import grid, run_grid
 from specsim.maintain import result_tables, results, tables
-from specsim.maintain.headline import figures
 from specsim.maintain.result_tables import SUMMARIES, bench_page, grids, performance, proofs, stale
+from specsim.maintain.tables import figures
 
 KEPT = tables.ROOT / "fast" / "measurements"
 VERSIONS = {"gpu": "NVIDIA H200", "torch": "2", "triton": "3", "code": code_digests()}

@@ -1,8 +1,8 @@
 """Pages of the API for sphinx.ext.autodoc: one of each folder, and one of each operation with both implementations."""
 
 import ast
-import importlib
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -95,15 +95,11 @@ def describe(app: object, what: str, name: str, value: Any, options: object, lin
 def _owner(name: str) -> type | ModuleType:
     """Find the class or module of a field or constant."""
     parts = name.split(".")
-    for count in range(len(parts) - 1, 0, -1):
-        try:
-            owner: Any = importlib.import_module(".".join(parts[:count]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[count:-1]:
-            owner = getattr(owner, part)
-        return owner
-    raise ValueError(f"{name} is in no module")
+    count = max(count for count in range(len(parts)) if ".".join(parts[:count]) in sys.modules)
+    owner: Any = sys.modules[".".join(parts[:count])]
+    for part in parts[count:-1]:
+        owner = getattr(owner, part)
+    return owner
 
 
 def restructured(text: str) -> list[str]:
