@@ -82,11 +82,11 @@ papers: $(INSTALLED) ## published figures and ours, in papers/ledger.md
 # All pages, every time: a page may link to a heading of another that has changed.
 docs: $(INSTALLED) ## the documentation, in build/docs/index.html
 	@mkdir -p build/docs-source
-	$(BIN)/sphinx-build -q -E -a -W --keep-going -c notebooks/guide -d build/docs-doctrees build/docs-source build/docs
+	$(BIN)/python -m sphinx -q -E -a -W --keep-going -c notebooks/guide -d build/docs-doctrees build/docs-source build/docs
 
 docs-links: $(INSTALLED) ## ask the network whether the documentation's links to other sites lead somewhere
 	@mkdir -p build/docs-source
-	$(BIN)/sphinx-build -q -b linkcheck -c notebooks/guide -d build/docs-doctrees build/docs-source build/docs-links
+	$(BIN)/python -m sphinx -q -b linkcheck -c notebooks/guide -d build/docs-doctrees build/docs-source build/docs-links
 
 dist: ## sdist and wheel in dist/, and the wheel used in an environment of its own
 	.ci/dist $(PYTHON)

@@ -9,11 +9,11 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import specsim
-from specsim.maintain.site.api import describe
-from specsim.maintain.site.exploration import write_exploration
-from specsim.maintain.site.links import SOURCE
-from specsim.maintain.site.sources import source_html, source_page
-from specsim.maintain.site.stage import stage, write_changed
+from notebooks.guide.pages.api import describe
+from notebooks.guide.pages.exploration import write_exploration
+from notebooks.guide.pages.links import SOURCE
+from notebooks.guide.pages.sources import source_html, source_page
+from notebooks.guide.pages.stage import stage, write_changed
 
 ROOT = Path(__file__).resolve().parents[2]
 URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})

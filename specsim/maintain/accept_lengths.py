@@ -25,8 +25,8 @@ def show(console: Console) -> None:
     rows = []
     for name, rule in RULES.items():
         for role in ROLES:
-            chosen = [each for each in published_series() if each.role == role]
-            rows.append((name, role, *_errors([m for each in chosen for m in misses(each, rule, LEAST_GIVEN)])))
+            chosen = [series for series in published_series() if series.role == role]
+            rows.append((name, role, *_errors([m for series in chosen for m in misses(series, rule, LEAST_GIVEN)])))
     print_table(console, ("rule", "series", "next: mean", "all: mean", "all: worst", "number"), rows)
     paragraph(
         console,
@@ -35,20 +35,20 @@ def show(console: Console) -> None:
     )
     heading(console, "the smoothed rule by series")
     rows = [
-        (each.name, each.source, each.role, *_errors(list(misses(each, least_given=LEAST_GIVEN))))
-        for each in published_series()
+        (series.name, series.source, series.role, *_errors(list(misses(series, least_given=LEAST_GIVEN))))
+        for series in published_series()
     ]
     print_table(console, ("series", "source", "role", "next: mean", "all: mean", "all: worst", "number"), rows)
     heading(console, f"half-width of the {CONFIDENCE:.0%} interval, by given lengths and steps ahead")
     ahead = (1, 2, 3, 4, 5)
-    rows = [(str(given), *(f"{margin(given, step):.1%}" for step in ahead)) for given in (1, 2, 3)]
+    rows = [(str(num_lengths), *(f"{margin(num_lengths, step):.1%}" for step in ahead)) for num_lengths in (1, 2, 3)]
     print_table(console, ("given", *map(str, ahead)), rows)
     paragraph(console, f"Intervals of the other series hold {coverage():.1%} of the lengths of a series left out.")
 
 
-def _errors(found: list[Miss]) -> tuple[str, ...]:
-    following = [abs(each.error) for each in found if each.ahead == 1]
-    everything = [abs(each.error) for each in found]
+def _errors(chain_misses: list[Miss]) -> tuple[str, ...]:
+    following = [abs(miss.error) for miss in chain_misses if miss.ahead == 1]
+    everything = [abs(miss.error) for miss in chain_misses]
     return (
         f"{np.mean(following):.2%}",
         f"{np.mean(everything):.2%}",

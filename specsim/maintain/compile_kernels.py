@@ -42,7 +42,7 @@ FILTERED = SamplingParams(
 
 
 @dataclass(frozen=True)
-class Run:
+class KernelRun:
     """Rounds of one pair that are compiled."""
 
     kind: str  # of the drafter
@@ -51,7 +51,7 @@ class Run:
     sampling: SamplingParams = PLAIN
     dtype: torch.dtype = torch.bfloat16
     options: tuple[tuple[str, Any], ...] = ()  # of the engine
-    given: tuple[tuple[str, Any], ...] = ()  # arguments of generate
+    arguments: tuple[tuple[str, Any], ...] = ()  # arguments of generate
     is_wide: bool = False  # wide enough for our own products, where narrow ones are a library's
     prompts: tuple[tuple[int, ...], ...] = ((3, 4, 5, 6, 7), (5, 6))
     is_linked: bool = False  # with ranks: they exchange parts through each other's memory
@@ -70,7 +70,7 @@ WIDE: dict[str, Any] = {
 RULE = AcceptanceRule("first", "best", lambda tree, *_: Accepted([0], tree.tokens[0]), lossless=False)
 
 
-def verified(drafts: Drafts, *runs: Run) -> Iterator[Run]:
+def verified(drafts: Drafts, *runs: KernelRun) -> Iterator[KernelRun]:
     """Give every verifier of such drafts, except the default one, the next of the runs."""
     kinds = (kind for kind in VERIFIER_KINDS if kind.drafts == drafts and kind.name != DEFAULT_VERIFIER)
     for kind, run in zip(kinds, cycle(runs), strict=False):
@@ -79,36 +79,36 @@ def verified(drafts: Drafts, *runs: Run) -> Iterator[Run]:
 
 _STATIC = SpecConfig(2, 3, 7, verifier=VERIFIER_OF["siblings"])
 RUNS = (
-    Run("eagle3", "llama", sampling=FILTERED, is_wide=True),
-    Run("eagle", "mistral", SpecConfig(2, 3, 6, page_size=4, draft_kv="ancestor", release="round"), FILTERED),
+    KernelRun("eagle3", "llama", sampling=FILTERED, is_wide=True),
+    KernelRun("eagle", "mistral", SpecConfig(2, 3, 6, page_size=4, draft_kv="ancestor", release="round"), FILTERED),
     *verified(
         "sampled",
-        Run("eagle3", "qwen3", SpecConfig(1, 3, 4), FILTERED, torch.float32),
-        Run("eagle3", "llama", SpecConfig(1, 3, 4), FILTERED, options=(("batch_invariant", True),), is_wide=True),
-        Run("eagle3", "llama", SpecConfig(1, 3, 4), FILTERED),
+        KernelRun("eagle3", "qwen3", SpecConfig(1, 3, 4), FILTERED, torch.float32),
+        KernelRun("eagle3", "llama", SpecConfig(1, 3, 4), FILTERED, options=(("batch_invariant", True),), is_wide=True),
+        KernelRun("eagle3", "llama", SpecConfig(1, 3, 4), FILTERED),
     ),
-    *verified("siblings", Run("eagle", "qwen2", SpecConfig(2, 3, 7), FILTERED)),
-    *verified("best", Run("eagle3", "llama", SpecConfig(2, 3, 6), FILTERED)),
-    Run("eagle3", "llama", SpecConfig(8, 5, 40, page_size=4), is_wide=True),  # attention in a pipeline
-    Run("eagle3", "gpt_oss", options=FP8),
-    Run("eagle3.1", "qwen3_moe", is_wide=True),
-    Run("eagle3", "gpt_oss", SpecConfig.plain(), prompts=ONE),
-    Run("mtp", "deepseek_v3", CHAIN),
-    Run("mtp", "llama"),
-    Run("frozen-kv", "gpt_oss", CHAIN),
-    Run("p-eagle", "llama"),
-    Run("p-eagle", "qwen3", _STATIC, FILTERED),
-    Run("dflash", "llama", is_wide=True),
-    Run("dflash", "gpt_oss", SpecConfig(1, 3, 4, verifier="block"), FILTERED, options=FP8),
-    Run("dspark", "qwen3"),
-    Run("dspark", "llama", _STATIC, FILTERED, torch.float32),
-    Run("eagle3", "llama", sampling=FILTERED, given=(("verifier", RULE),)),
-    Run("eagle3", "llama", CHAIN, given=(("drafter", NgramConfig()),)),
-    Run("eagle3", "llama", given=(("acceptance", SyntheticAcceptance((0.5, 0.5, 0.5))),)),
-    Run("eagle3", "llama", sampling=WARM, options=TWO_RANKS, is_wide=True),
-    Run("eagle", "qwen3_moe", options=TWO_RANKS, is_wide=True, is_linked=True),
-    Run("eagle3", "gpt_oss", SpecConfig.plain(), options=TWO_RANKS, prompts=ONE, is_linked=True),
-    Run("mtp", "deepseek_v3", CHAIN, options=TWO_RANKS, is_linked=True),
+    *verified("siblings", KernelRun("eagle", "qwen2", SpecConfig(2, 3, 7), FILTERED)),
+    *verified("best", KernelRun("eagle3", "llama", SpecConfig(2, 3, 6), FILTERED)),
+    KernelRun("eagle3", "llama", SpecConfig(8, 5, 40, page_size=4), is_wide=True),  # attention in a pipeline
+    KernelRun("eagle3", "gpt_oss", options=FP8),
+    KernelRun("eagle3.1", "qwen3_moe", is_wide=True),
+    KernelRun("eagle3", "gpt_oss", SpecConfig.plain(), prompts=ONE),
+    KernelRun("mtp", "deepseek_v3", CHAIN),
+    KernelRun("mtp", "llama"),
+    KernelRun("frozen-kv", "gpt_oss", CHAIN),
+    KernelRun("p-eagle", "llama"),
+    KernelRun("p-eagle", "qwen3", _STATIC, FILTERED),
+    KernelRun("dflash", "llama", is_wide=True),
+    KernelRun("dflash", "gpt_oss", SpecConfig(1, 3, 4, verifier="block"), FILTERED, options=FP8),
+    KernelRun("dspark", "qwen3"),
+    KernelRun("dspark", "llama", _STATIC, FILTERED, torch.float32),
+    KernelRun("eagle3", "llama", sampling=FILTERED, arguments=(("verifier", RULE),)),
+    KernelRun("eagle3", "llama", CHAIN, arguments=(("drafter", NgramConfig()),)),
+    KernelRun("eagle3", "llama", arguments=(("acceptance", SyntheticAcceptance((0.5, 0.5, 0.5))),)),
+    KernelRun("eagle3", "llama", sampling=WARM, options=TWO_RANKS, is_wide=True),
+    KernelRun("eagle", "qwen3_moe", options=TWO_RANKS, is_wide=True, is_linked=True),
+    KernelRun("eagle3", "gpt_oss", SpecConfig.plain(), options=TWO_RANKS, prompts=ONE, is_linked=True),
+    KernelRun("mtp", "deepseek_v3", CHAIN, options=TWO_RANKS, is_linked=True),
 )
 
 
@@ -151,8 +151,8 @@ class Zeroed(TorchDispatchMode):
     """Fills new tensors with zeros, in place of what kernels would write."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        return made.zero_() if func.overloadpacket.__name__.startswith(("empty", "new_empty")) else made
+        result = func(*args, **(kwargs or {}))
+        return result.zero_() if func.overloadpacket.__name__.startswith(("empty", "new_empty")) else result
 
 
 class NoGpu:
@@ -186,10 +186,10 @@ def compile_only(capability: int, done: Callable[[Compiled], None]) -> Iterator[
 
     def compiled(function: Any, grid: tuple[int, ...]) -> Callable[..., None]:
         def run(*args: object, **kwargs: object) -> None:
-            made = function.warmup(*args, grid=grid, **kwargs)
-            if made.hash not in seen:
-                seen.add(made.hash)
-                done(Compiled(function.__name__, *_resources(made.asm["cubin"]), made.metadata.shared))
+            program = function.warmup(*args, grid=grid, **kwargs)
+            if program.hash not in seen:
+                seen.add(program.hash)
+                done(Compiled(function.__name__, *_resources(program.asm["cubin"]), program.metadata.shared))
 
         return run
 
@@ -214,9 +214,9 @@ def _resources(program: bytes) -> tuple[int, int]:
         file.write(program)
         file.flush()
         text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return int(found[1]), int(found[2])
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert usage, text
+    return int(usage[1]), int(usage[2])
 
 
 def every_kernel() -> set[str]:
@@ -227,7 +227,7 @@ def every_kernel() -> set[str]:
     return {name for file in files for name in re.findall(r"^@kernel\n(?:@.*\n)*def (\w+)", file.read_text(), re.M)}
 
 
-def compile_run(run: Run) -> None:
+def compile_run(run: KernelRun) -> None:
     """Run rounds in which launches only compile."""
     from specsim.serving.generation import generate
 
@@ -238,7 +238,7 @@ def compile_run(run: Run) -> None:
     pair = synthetic_pair(run.kind, run.family, **changes)
     prompts = [list(prompt) for prompt in run.prompts]
     with alone_of(options.tensor_parallel, run.is_linked):
-        generate(pair, prompts, run.config, run.sampling, engine=options, **dict(run.given))
+        generate(pair, prompts, run.config, run.sampling, engine=options, **dict(run.arguments))
 
 
 def compile_persistent(name: str, requests: int, nodes: int, batch_invariant: bool) -> None:
@@ -253,7 +253,7 @@ def compile_persistent(name: str, requests: int, nodes: int, batch_invariant: bo
         return torch.empty(sizes, dtype=dtype, device="meta")
 
     model = shape(name).config
-    weights = Weights({each: new(*size, dtype=torch.bfloat16) for each, size in target_layout(model).items()})
+    weights = Weights({tensor: new(*size, dtype=torch.bfloat16) for tensor, size in target_layout(model).items()})
     rows = requests * nodes
     metadata = AttentionMetadata(
         positions=new(rows, dtype=torch.int64),
@@ -307,13 +307,15 @@ def alone_of(size: int, is_linked: bool) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def show(found: list[Compiled], console: Console) -> None:
+def show(compiled_kernels: list[Compiled], console: Console) -> None:
     """Print a line for each kernel: how often it was compiled, and the most that it needs."""
     rows = []
-    for name in sorted({each.name for each in found}):
-        own = [each for each in found if each.name == name]
-        most = [max(getattr(each, field) for each in own) for field in ("registers", "stack_bytes", "shared_bytes")]
-        rows.append((name, str(len(own)), *map(str, most)))
+    for name in sorted({kernel.name for kernel in compiled_kernels}):
+        variants = [kernel for kernel in compiled_kernels if kernel.name == name]
+        most = [
+            max(getattr(kernel, field) for kernel in variants) for field in ("registers", "stack_bytes", "shared_bytes")
+        ]
+        rows.append((name, str(len(variants)), *map(str, most)))
     print_table(console, ("kernel", "compiled", "registers", "stack bytes", "shared bytes"), rows)
 
 
@@ -323,23 +325,23 @@ def main() -> int:
     parser.add_argument("--capability", type=int, default=90, choices=SHARED_MEMORY)
     parser.add_argument("--run", type=int, action="append", choices=range(len(RUNS)), help="numbers of RUNS")
     parser.add_argument("--persistent", type=int, action="append", choices=range(len(PERSISTENT)), help="its numbers")
-    given = parser.parse_args()
-    is_whole = given.run is None and given.persistent is None
-    has_hopper = given.capability == 90
-    runs = range(len(RUNS)) if is_whole else given.run or ()
-    persistent = range(len(PERSISTENT)) if is_whole and has_hopper else given.persistent or ()
-    found: list[Compiled] = []
-    with compile_only(given.capability, found.append):
-        has_fp8 = given.capability >= 89
+    arguments = parser.parse_args()
+    is_whole = arguments.run is None and arguments.persistent is None
+    has_hopper = arguments.capability == 90
+    runs = range(len(RUNS)) if is_whole else arguments.run or ()
+    persistent = range(len(PERSISTENT)) if is_whole and has_hopper else arguments.persistent or ()
+    compiled_kernels: list[Compiled] = []
+    with compile_only(arguments.capability, compiled_kernels.append):
+        has_fp8 = arguments.capability >= 89
         for number in runs:
             if has_fp8 or RUNS[number].options != FP8:
                 compile_run(RUNS[number])
         for number in persistent:
             compile_persistent(*PERSISTENT[number])
     console = stdout_console()
-    show(found, console)
-    console.print(f"{len(found)} programs compiled for compute capability {given.capability}.")
-    missing = sorted(every_kernel() - APART - {each.name for each in found}) if is_whole else []
+    show(compiled_kernels, console)
+    console.print(f"{len(compiled_kernels)} programs compiled for compute capability {arguments.capability}.")
+    missing = sorted(every_kernel() - APART - {kernel.name for kernel in compiled_kernels}) if is_whole else []
     if missing:
         console.print(f"No run launched {', '.join(missing)}.")
     return 1 if missing else 0

@@ -34,7 +34,7 @@ POLL = 0.2  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GpuRun:
     """A command whose result is kept."""
 
     name: str  # of the file that it writes
@@ -65,7 +65,7 @@ class Machine:
         """Count the cores of the last GPU, on which proofs run."""
         return max(1, self.cores - OWN_CORES * (self.gpus - 1))
 
-    def place(self, run: Run, alive: Mapping[Run, tuple[int, ...]]) -> tuple[int, ...] | None:
+    def gpus_for(self, run: GpuRun, alive: Mapping[GpuRun, tuple[int, ...]]) -> tuple[int, ...] | None:
         """Choose GPUs for a command, given the GPUs of those that run; None: it has to wait."""
         last = self.gpus - 1
         if run.needs_ranks or any(other.needs_ranks for other in alive):
@@ -87,7 +87,7 @@ class Machine:
         return range(OWN_CORES * min(gpus), self.cores if self.gpus - 1 in gpus else OWN_CORES * (max(gpus) + 1))
 
 
-def runs_of(name: str, result: Result, cores: int, again: Callable[[Result], bool]) -> Iterator[Run]:
+def runs_of(name: str, result: Result, cores: int, again: Callable[[Result], bool]) -> Iterator[GpuRun]:
     """List the runs of a kept result for which `again` holds, and those of groups that it does not have."""
     if "suite" not in result:
         if again(result):
@@ -98,41 +98,41 @@ def runs_of(name: str, result: Result, cores: int, again: Callable[[Result], boo
         arguments = tuple(shlex.split(run["command"])[1:])
         seconds = run["seconds"] + START
         if "--only" in arguments or sorted(run["finished"]) == sorted(groups):
-            yield Run("-".join((name, *run["finished"])), arguments, 0, seconds)
+            yield GpuRun("-".join((name, *run["finished"])), arguments, 0, seconds)
         else:
             for group in run["finished"]:
                 share = run["seconds"] / len(groups) + START
-                yield Run(f"{name}-{group}", (*arguments, "--only", group), 0, share)
+                yield GpuRun(f"{name}-{group}", (*arguments, "--only", group), 0, share)
     for group in missing_groups(result):
-        yield Run(f"{name}-{group}", (*suite_command(result).split()[1:], "--only", group), 0, UNKNOWN)
+        yield GpuRun(f"{name}-{group}", (*suite_command(result).split()[1:], "--only", group), 0, UNKNOWN)
 
 
-def _proof(name: str, result: Result, cores: int) -> Run:
+def _proof(name: str, result: Result, cores: int) -> GpuRun:
     arguments = shlex.split(result["command"])[1:]
     if "--jobs" in arguments:
-        place = arguments.index("--jobs")
-        del arguments[place : place + 2]
+        index = arguments.index("--jobs")
+        del arguments[index : index + 2]
     jobs = cores if "full" in arguments else min(cores, JOBS.get(arguments[0], 1))
     seconds = result.get("seconds") or UNKNOWN
     if arguments[0] in JOBS:
         arguments += ["--jobs", str(jobs)]
         seconds = seconds / jobs if arguments[0] == "diff" else seconds  # of all processes of a grid together
-    return Run(name, tuple(arguments), jobs, seconds + START)
+    return GpuRun(name, tuple(arguments), jobs, seconds + START)
 
 
-def plan(folder: Path, cores: int, is_whole: bool = False) -> list[Run]:
+def plan(folder: Path, cores: int, is_whole: bool = False) -> list[GpuRun]:
     """List the runs of stale results, or of all: proofs, the longest first, then benchmarks, then full grids."""
 
     def again(result: Result) -> bool:
         return is_whole or bool(changed_modules(result))
 
-    made = [run for path in sorted(folder.glob("*.json")) for run in runs_of(path.stem, read(path), cores, again)]
-    proofs = sorted((run for run in made if run.jobs), key=lambda run: -run.seconds)
-    benchmarks = sorted((run for run in made if not run.jobs), key=lambda run: run.seconds)
+    runs = [run for path in sorted(folder.glob("*.json")) for run in runs_of(path.stem, read(path), cores, again)]
+    proofs = sorted((run for run in runs if run.jobs), key=lambda run: -run.seconds)
+    benchmarks = sorted((run for run in runs if not run.jobs), key=lambda run: run.seconds)
     return sorted([*proofs, *benchmarks], key=lambda run: "full" in run.arguments)
 
 
-def begin(run: Run, into: Path, gpus: Sequence[int], cores: Sequence[int]) -> subprocess.Popen[bytes]:
+def begin(run: GpuRun, into: Path, gpus: Sequence[int], cores: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start a command that writes its result and what it prints to `into`, in a process group of its own.
 
     gpus, cores: numbers of those that it may use, of this process's.
@@ -140,33 +140,33 @@ def begin(run: Run, into: Path, gpus: Sequence[int], cores: Sequence[int]) -> su
     command = [sys.executable, "-m", "specsim", *run.arguments, "--json", str(into / f"{run.name}.json")]
     names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(max(gpus) + 1)))).split(",")
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(names[gpu] for gpu in gpus)}
-    own = sorted(os.sched_getaffinity(0))
+    own_cores = sorted(os.sched_getaffinity(0))
     with (into / f"{run.name}.log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    os.sched_setaffinity(process.pid, {own[core] for core in cores})
+    os.sched_setaffinity(process.pid, {own_cores[core] for core in cores})
     return process
 
 
 def run_all(
-    runs: Sequence[Run],
+    runs: Sequence[GpuRun],
     into: Path,
     machine: Machine,
     seconds: float,
-    start: Callable[[Run, Path, Sequence[int], Sequence[int]], subprocess.Popen[bytes]] = begin,
-) -> Iterator[tuple[Run, str]]:
+    start: Callable[[GpuRun, Path, Sequence[int], Sequence[int]], subprocess.Popen[bytes]] = begin,
+) -> Iterator[tuple[GpuRun, str]]:
     """Run commands, and yield each with its outcome when it ends.
 
     A command that is expected to end after `seconds` is not begun, and one that has not ended by then is killed.
     """
     first = time.monotonic()
     waiting = list(runs)
-    alive: dict[Run, tuple[subprocess.Popen[bytes], float, tuple[int, ...]]] = {}
+    alive: dict[GpuRun, tuple[subprocess.Popen[bytes], float, tuple[int, ...]]] = {}
     while waiting or alive:
         for run in list(waiting):
             if time.monotonic() - first + run.seconds > seconds:
                 waiting.remove(run)
                 yield run, "not begun: too little time"
-            elif gpus := machine.place(run, {other: taken for other, (_, _, taken) in alive.items()}):
+            elif gpus := machine.gpus_for(run, {other: busy for other, (_, _, busy) in alive.items()}):
                 waiting.remove(run)
                 alive[run] = start(run, into, gpus, machine.cores_of(gpus)), time.monotonic(), gpus
         for run, (process, began, _) in list(alive.items()):
@@ -186,24 +186,26 @@ def main(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--into", type=Path, default=Path("build/gpu"), help="folder for results and logs")
     parser.add_argument("--only", default="", help="commands that contain this text")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing that would end later")
-    parser.add_argument("--whole", action="store_true", help="results whose code has not changed, too")
+    parser.add_argument("--whole", dest="is_whole", action="store_true", help="results whose code has not changed, too")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     machine = Machine(len(os.sched_getaffinity(0)), max(1, torch.cuda.device_count()))
-    runs = [run for run in plan(KEPT, machine.shared_cores, given.whole) if given.only in run.command]
-    if given.list or not runs:
+    runs = [run for run in plan(KEPT, machine.shared_cores, options.is_whole) if options.only in run.command]
+    if options.list or not runs:
         rows = [(run.command, str(run.jobs or "alone"), f"{run.seconds:.0f}") for run in runs]
         print_table(console, ("command", "processes", "seconds"), rows)
         return 0
     if not torch.cuda.is_available():
         print("specsim: no GPU that CUDA can use; --list prints the commands", file=sys.stderr)
         return 2
-    given.into.mkdir(parents=True, exist_ok=True)
+    options.into.mkdir(parents=True, exist_ok=True)
     failed = 0
-    for run, outcome in run_all(runs, given.into, machine, given.seconds):
+    for run, outcome in run_all(runs, options.into, machine, options.seconds):
         failed += not outcome.startswith("exit status 0 ")
         console.print(f"{outcome}: {run.command}", markup=False, highlight=False)
-    console.print(f"To keep them: python -m specsim.maintain.tables {given.into}/*.json", markup=False, highlight=False)
+    console.print(
+        f"To keep them: python -m specsim.maintain.tables {options.into}/*.json", markup=False, highlight=False
+    )
     return 1 if failed else 0
 
 

@@ -37,46 +37,46 @@ def published() -> PublishedReport:
     return report()
 
 
-def six_cells(kept: Path) -> str:
+def six_cells(folder: Path) -> str:
     """Write the errors after a calibration on six cells, and the rule."""
     text, *_ = sentences(published())
-    seen = [f"- {each.table}: {'; '.join(each.seen)}" for each in published().six]
+    seen = [f"- {table.table}: {'; '.join(table.seen)}" for table in published().six]
     return _page([text, "", *markdown(SIX, six_rows(published())), "", "Fitted cells:", "", *seen])
 
 
-def left_out(kept: Path) -> str:
+def left_out(folder: Path) -> str:
     """Write the errors of tables that were left out, and the share of figures within bands."""
     _, text, bands, *_ = sentences(published())
     return _page([text, "", *markdown(LEFT, left_rows(published())), "", bands])
 
 
-def measured_speedups(kept: Path) -> str:
+def measured_speedups(folder: Path) -> str:
     """Write the errors of speed-ups, and the share of them within their bands."""
     *_, text, _ = sentences(published())
     return _page([text, "", *markdown(SPEEDUPS, speedup_rows(published()))])
 
 
-def choices(kept: Path) -> str:
+def choices(folder: Path) -> str:
     """Write the choice of a setting by batch size, and its regret."""
     *_, text = sentences(published())
-    notes = [f"- {each.name}: {each.note}" for each in published().tables if each.note]
+    notes = [f"- {table.name}: {table.note}" for table in published().tables if table.note]
     return _page([text, "", *markdown(CHOICE, choice_rows(published())), "", *notes])
 
 
-def profiles(kept: Path) -> str:
+def profiles(folder: Path) -> str:
     """Write the parameters of every shipped profile with their intervals."""
     rows = []
     for name in names():
-        found = profile(name)
-        made_of = found.provenance
+        shipped = profile(name)
+        made_of = shipped.provenance
         values = []
-        for parameter in found.posterior.determined:
+        for parameter in shipped.posterior.determined:
             scale, unit = (1e6, " µs") if PRIORS[parameter].unit == "s" else (1.0, "")
-            low, high = (scale * each for each in found.posterior.interval(parameter))
+            low, high = (scale * end for end in shipped.posterior.interval(parameter))
             values.append(
-                f"{parameter} {scale * found.posterior.values[parameter]:.3g}{unit} ({low:.3g} to {high:.3g})"
+                f"{parameter} {scale * shipped.posterior.values[parameter]:.3g}{unit} ({low:.3g} to {high:.3g})"
             )
-        rows.append((name, made_of["hardware"], str(made_of["cells"]), str(found.structure), "; ".join(values)))
+        rows.append((name, made_of["hardware"], str(made_of["cells"]), str(shipped.structure), "; ".join(values)))
     return _page(markdown(("profile", "GPU", "cells", "structure", "determined parameters"), rows))
 
 
@@ -93,7 +93,7 @@ class _OneSecondRounds:
         return 1.0
 
 
-def identities(kept: Path) -> str:
+def identities(folder: Path) -> str:
     """Write queueing identities of the simulated timeline: M/D/1, Little's law, saturation."""
     return _page(markdown(("identity", "simulated", "formula", "difference"), _identities()))
 

@@ -44,8 +44,10 @@ def import_map(depth: int = 1, package: str = "specsim") -> ImportMap:
     graph = grimp.build_graph(package)
     arrows: dict[str, set[str]] = {}
     for module in sorted(graph.modules - {package, f"{package}.__main__"}):
-        own = arrows.setdefault(_box(module, depth), set())
-        own |= {_box(each, depth) for each in graph.find_modules_directly_imported_by(module) if each != package}
+        boxes_of_module = arrows.setdefault(_box(module, depth), set())
+        boxes_of_module |= {
+            _box(imported, depth) for imported in graph.find_modules_directly_imported_by(module) if imported != package
+        }
     return layered({box: frozenset(boxes - {box}) for box, boxes in arrows.items()})
 
 
@@ -61,7 +63,7 @@ def layered(arrows: Arrows) -> ImportMap:
         return ImportMap(arrows, {}, tuple(reversed(error.args[1])))
     levels: dict[str, int] = {}
     for box in order:
-        levels[box] = 1 + max((levels[each] for each in arrows.get(box, ())), default=0)
+        levels[box] = 1 + max((levels[imported] for imported in arrows.get(box, ())), default=0)
     return ImportMap(arrows, levels, ())
 
 

@@ -23,7 +23,7 @@ WORDS = ("eagle", "standalone", "suffix")  # drafters whose names are words, or 
 @cache
 def modules_of(name: str) -> tuple[str, ...]:
     """List the modules in which a verifier's record places its code."""
-    return tuple(dict.fromkeys(place.partition(":")[0] for place in KIND_OF[name].places))
+    return tuple(dict.fromkeys(code.partition(":")[0] for code in KIND_OF[name].places))
 
 
 def pattern(name: str, modules: Iterable[str]) -> re.Pattern[str]:
@@ -57,14 +57,14 @@ def drafter_pattern(name: str) -> re.Pattern[str]:
 
 def files_naming_drafter(name: str) -> list[str]:
     """List the files that have a drafter's name in their text."""
-    own = drafter_pattern(name)
-    return [path for path, text in _texts().items() if own.search(text)]
+    form = drafter_pattern(name)
+    return [path for path, text in _texts().items() if form.search(text)]
 
 
 def files_naming(name: str) -> list[str]:
     """List the files that have a verifier's name in their text, or hold its code."""
-    own = pattern(name, modules_of(name))
-    return [path for path, text in _texts().items() if module_of(path) in modules_of(name) or own.search(text)]
+    form = pattern(name, modules_of(name))
+    return [path for path, text in _texts().items() if module_of(path) in modules_of(name) or form.search(text)]
 
 
 def module_of(path: str) -> str:
@@ -82,8 +82,8 @@ def kind_map(names: Iterable[str] = VERIFIERS) -> Mapping[str, list[str]]:
 def _texts() -> Mapping[str, str]:
     paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     links = [ROOT / "specsim" / folder for folder in FOLDERS[1:]]
-    own = [path for path in paths if not any(link in path.parents for link in links)]
-    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in own}
+    files = [path for path in paths if not any(link in path.parents for link in links)]
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
 
 
 def main() -> int:
@@ -92,8 +92,10 @@ def main() -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="list the files")
     is_verbose = parser.parse_args().verbose
     drafters = {name: files_naming_drafter(name) for name in KINDS}
-    for heading, found in (("verifier", kind_map()), ("drafter", drafters)):
-        rows = [(name, str(len(files)), *([" ".join(files)] if is_verbose else [])) for name, files in found.items()]
+    for heading, files_by_name in (("verifier", kind_map()), ("drafter", drafters)):
+        rows = [
+            (name, str(len(files)), *([" ".join(files)] if is_verbose else [])) for name, files in files_by_name.items()
+        ]
         print_table(stdout_console(), (heading, "files", *(["names"] if is_verbose else [])), rows)
     return 0
 

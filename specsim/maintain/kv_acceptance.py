@@ -47,7 +47,7 @@ def row_of(config: SpecConfig, formats: tuple[KVDtype, KVDtype]) -> dict[str, An
         "accept_length": record.accept_length,
         "low": record.interval.low,
         "high": record.interval.high,
-        "counts": [[each.rounds, each.accepted_drafts] for each in record.counts],
+        "counts": [[request.rounds, request.accepted_drafts] for request in record.counts],
     }
 
 
@@ -56,8 +56,8 @@ def table(_: Path | None = None, file: Path = FILE) -> str:
     rows = json.loads(file.read_text(encoding="utf-8"))
     cells = []
     for formats in FORMATS:
-        own = [row for row in rows if (row["kv_dtype"], row["draft_kv_dtype"]) == formats]
-        figures = [(f"{row['accept_length']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}") for row in own]
+        format_rows = [row for row in rows if (row["kv_dtype"], row["draft_kv_dtype"]) == formats]
+        figures = [(f"{row['accept_length']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}") for row in format_rows]
         cells.append((*formats, *(cell for figure in figures for cell in figure)))
     prompts = f"{len(rows[0]['counts'])} held-out prompts, {NEW_TOKENS} new tokens each"
     return "\n".join(["", *markdown(HEADINGS, cells), "", f"Accept lengths at temperature 0 on {prompts}.", ""]) + "\n"

@@ -43,9 +43,9 @@ def block(mark: re.Match[str], printed: str) -> str:
     lines = printed.splitlines()
     start = int(first or 1) - 1
     end = int(last or len(lines))
-    shown = ["…"] * (start > 0) + lines[start:end] + ["…"] * (end < len(lines))
+    excerpt = ["…"] * (start > 0) + lines[start:end] + ["…"] * (end < len(lines))
     opening, _, _ = mark.group().partition("\n")
-    text = "\n".join([f"$ {command}", *shown])
+    text = "\n".join([f"$ {command}", *excerpt])
     return f"{opening}\n```console\n{text}\n```\n<!-- /output -->"
 
 
@@ -63,8 +63,8 @@ def with_outputs(page: str, print_of: Callable[[str, Path], str] = run) -> str:
         (folder / "tables").symlink_to(ROOT / "specsim" / "simulator" / "tables")
         for file in FILE.finditer(page):
             (folder / file[1]).write_text(file[2], encoding="utf-8")
-        shown = BLOCK.sub(lambda mark: block(mark, print_of(mark[3] or mark[5], folder)), page)
-        return WRITTEN.sub(lambda mark: written(mark, folder), shown)
+        replaced = BLOCK.sub(lambda mark: block(mark, print_of(mark[3] or mark[5], folder)), page)
+        return WRITTEN.sub(lambda mark: written(mark, folder), replaced)
 
 
 def rewrite(paths: Iterable[Path], change: Callable[[str], str]) -> None:

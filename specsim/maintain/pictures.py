@@ -100,7 +100,7 @@ def round_time(result: Mapping[str, Any]) -> Picture:
             End(bound[-1], requests[-1], f"{NAMES[tree_name]}, bound", color),
         ]
     for ticks, set_ticks in ((REQUEST_TICKS, axes.set_xticks), (MILLISECOND_TICKS, axes.set_yticks)):
-        set_ticks(ticks, [str(each) for each in ticks])
+        set_ticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     label_ends(axes, ends)
     return figure
@@ -118,13 +118,13 @@ def persistent_layer(nodes: int = 8, program: int = 0) -> Picture:
     awaited = dict(zip(names, schedule.dependencies(program), strict=True))
     title = f"One layer of program {program} of {schedule.programs}: Llama-3-8B, {nodes} nodes, {CONTEXT:,} tokens"
     figure, axes = new_chart(title, "stages of 32 KB in the order of the ring", "", 3.2)
-    for place, lane in enumerate(lanes):
-        own = [number for number, stage in enumerate(stages) if stage.product == lane]
-        color, _ = LINES[place % len(LINES)]
-        axes.broken_barh([(number, 0.9) for number in own], (place - 0.3, 0.6), color=color)
-        named = [awaited[each] for each in WAITS[lane]]
+    for row, lane in enumerate(lanes):
+        numbers = [number for number, stage in enumerate(stages) if stage.product == lane]
+        color, _ = LINES[row % len(LINES)]
+        axes.broken_barh([(number, 0.9) for number in numbers], (row - 0.3, 0.6), color=color)
+        named = [awaited[barrier] for barrier in WAITS[lane]]
         counts = " and ".join(f"{expected:,}" for _, expected in named)
-        label_point(axes, own[-1] + 1, place, f"awaits {counts} signals", color, (5, 0))
+        label_point(axes, numbers[-1] + 1, row, f"awaits {counts} signals", color, (5, 0))
     axes.set_yticks(range(len(lanes)), [lane.replace("_", "-") for lane in lanes])
     axes.set_xlim(0, len(stages) * 1.4)
     axes.invert_yaxis()
@@ -137,12 +137,12 @@ def house() -> Picture:
     layers = [layer.replace("|", ":").split(" : ") for layer in contract[0]["layers"]]
     figure, axes = new_sheet(10.0, 0.42 * len(layers) + 1.85)
     draw_text(axes, 0.1, 0.2, "The package: a folder imports from its own row and from those below", 9.5, weight="bold")
-    for place, folders in enumerate(layers):
+    for row, folders in enumerate(layers):
         width = 9.8 / len(folders)
         for column, folder in enumerate(folders):
             name = folder.strip()
             look = PREFIX if name in ("reference", "fast") else TREE
-            x, y = 0.1 + column * width, 0.4 + 0.42 * place
+            x, y = 0.1 + column * width, 0.4 + 0.42 * row
             draw_box(axes, x, y, width - 0.08, 0.34, look, f"folder:{name}")
             draw_text(axes, x + 0.1, y + 0.17, name, 8, weight="bold")
             draw_text(axes, x + 0.2 + len(name) * 8 * EM, y + 0.17, FOLDERS[name], 7, FAINT)

@@ -18,18 +18,18 @@ from specsim.simulator.calibration.structure import doubts, is_of_another_gpu
 MOST_DISCREPANCY = 0.20  # of a profile that ships
 
 
-def engines(found: Sequence[Measured]) -> dict[str, list[Measured]]:
+def engines(published: Sequence[Measured]) -> dict[str, list[Measured]]:
     """Sort tables by engine."""
     by_engine: dict[str, list[Measured]] = {}
-    for table in found:
+    for table in published:
         by_engine.setdefault(table.engine, []).append(table)
     return by_engine
 
 
-def shipped(name: str, found: Sequence[Measured], every: Sequence[Measured] = ()) -> Profile:
+def shipped(name: str, published: Sequence[Measured], every: Sequence[Measured] = ()) -> Profile:
     """Fit one engine to all cells of its tables; every: all tables, among them those of its shares of peaks."""
-    cells = [cell for each in found for cell in each.cells]
-    fitted = together_with_shares(found, every)
+    cells = [cell for table in published for cell in table.cells]
+    fitted = together_with_shares(published, every)
     errors = fitted.predict(cells) / measured(cells) - 1
     figures = [figure for cell in cells for figure in cell.figures]
     speeds = [error for error, figure in zip(errors, figures, strict=True) if figure != "ttft_s"]
@@ -37,18 +37,18 @@ def shipped(name: str, found: Sequence[Measured], every: Sequence[Measured] = ()
         name,
         fitted.posterior,
         fitted.structure,
-        _provenance(found, cells, doubts(fitted.posterior, np.array(speeds), {})),
+        _provenance(published, cells, doubts(fitted.posterior, np.array(speeds), {})),
     )
 
 
-def _provenance(found: Sequence[Measured], cells: Sequence[Any], doubted: Sequence[str]) -> Mapping[str, Any]:
-    notes = [each.note for each in found if each.note]
-    gpus = sorted({cost.hardware.name for each in found for cost in each.costs.values()})
+def _provenance(published: Sequence[Measured], cells: Sequence[Any], doubted: Sequence[str]) -> Mapping[str, Any]:
+    notes = [table.note for table in published if table.note]
+    gpus = sorted({cost.hardware.name for table in published for cost in table.costs.values()})
     return {
         "tool": "python -m specsim.maintain.profiles",
-        "tables": [each.name for each in found],
-        "shares_of": found[0].shares_of or None,
-        "model": ", ".join(sorted({cost.model.name for each in found for cost in each.costs.values()})),
+        "tables": [table.name for table in published],
+        "shares_of": published[0].shares_of or None,
+        "model": ", ".join(sorted({cost.model.name for table in published for cost in table.costs.values()})),
         "hardware": ", ".join(gpus),
         "cells": len(cells),
         "notes": notes,
@@ -60,11 +60,11 @@ def write(folder: Path = SHIPPED) -> None:
     """Write every profile."""
     folder.mkdir(exist_ok=True)
     every = tables()
-    for name, found in engines(every).items():
-        made = shipped(name, found, every)
-        if made.posterior.discrepancy > MOST_DISCREPANCY or is_of_another_gpu(made.posterior):
+    for name, published in engines(every).items():
+        profile = shipped(name, published, every)
+        if profile.posterior.discrepancy > MOST_DISCREPANCY or is_of_another_gpu(profile.posterior):
             continue  # no server explains its tables
-        value = made.to_json()
+        value = profile.to_json()
         (folder / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 

@@ -71,14 +71,14 @@ def prompts_of(setting: Mapping[str, Any]) -> str:
 
 def grids(folder: Path) -> str:
     """Make the table of the kept differential grids, with the machine and versions of their runs."""
-    results = _kept(folder, "diff-*.json")
+    results = _read_all(folder, "diff-*.json")
     results.sort(key=lambda result: (result["num_cells"], result["dtype"] != "float32"))
     return "\n".join([*markdown(GRID_HEADINGS, map(_grid_cells, results)), "", _measured_on(results)]) + "\n"
 
 
 def proofs(folder: Path) -> str:
     """Make the table of the other kept proofs, one row per command."""
-    results = {name: result for name in SUMMARIES for result in _kept(folder, f"{name}-cuda.json")}
+    results = {name: result for name in SUMMARIES for result in _read_all(folder, f"{name}-cuda.json")}
     rows = [(f"`{result['command']}`", SUMMARIES[name](result)) for name, result in results.items()]
     return "\n".join([*markdown(("on a GPU", "result"), rows), "", _measured_on(results.values())]) + "\n"
 
@@ -93,7 +93,7 @@ def bench_page(folder: Path) -> str:
     return PAGE_HEAD + _bench_tables(folder, only_targets=False)
 
 
-def _kept(folder: Path, pattern: str) -> list[dict[str, Any]]:
+def _read_all(folder: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(pattern)]
 
 
@@ -110,8 +110,10 @@ def _changed(run: Result) -> set[str]:
 
 def stale(folder: Path) -> dict[str, list[str]]:
     """List kept results whose code has changed, by file name, with the changed modules."""
-    found = {path.name: changed_modules(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("*.json"))}
-    return {name: modules for name, modules in found.items() if modules}
+    changed = {
+        path.name: changed_modules(json.loads(path.read_text("utf-8"))) for path in sorted(folder.glob("*.json"))
+    }
+    return {name: modules for name, modules in changed.items() if modules}
 
 
 def _measured_on(results: Iterable[Result]) -> str:
@@ -178,10 +180,10 @@ def _grid_cells(result: Result) -> list[Any]:
 
 
 def _sampling_test(result: Result) -> str:
-    rows = [each for each in result["tests"] if not each["is_control"]]
-    controls = [each["is_rejected"] for each in result["tests"] if each["is_control"]]
-    tokens = sum(each["tokens"] for each in rows)
-    rejected = sum(each["is_rejected"] for each in rows)
+    rows = [test for test in result["tests"] if not test["is_control"]]
+    controls = [test["is_rejected"] for test in result["tests"] if test["is_control"]]
+    tokens = sum(test["tokens"] for test in rows)
+    rejected = sum(test["is_rejected"] for test in rows)
     return (
         f"{len(rows)} tests of {tokens:,} tokens, {rejected} rejected; "
         f"{sum(controls)} of {len(controls)} controls (wrong on purpose, on the CPU) rejected"
@@ -190,8 +192,8 @@ def _sampling_test(result: Result) -> str:
 
 def _certificates(result: Result) -> str:
     distances = defaultdict(list)
-    for each in result["certificates"]:
-        distances[each["promise"]].append(each["total_variation_float"])
+    for certificate in result["certificates"]:
+        distances[certificate["promise"]].append(certificate["total_variation_float"])
     exact = distances["lossless"]
     wrong = distances["wrong"]
     return (
@@ -202,8 +204,8 @@ def _certificates(result: Result) -> str:
 
 def _conformance(result: Result) -> str:
     outcomes = result["outcomes"]
-    count = Counter(each["status"] for each in outcomes)
-    wrong = sum(not each["passed"] for each in outcomes)
+    count = Counter(outcome["status"] for outcome in outcomes)
+    wrong = sum(not outcome["passed"] for outcome in outcomes)
     return f"{len(outcomes)} cases: {count['equal']} equal, {count['refused']} refused, {wrong} wrong"
 
 
@@ -223,7 +225,7 @@ SUMMARIES: dict[str, Callable[[Result], str]] = {
 
 
 def _bench_tables(folder: Path, only_targets: bool) -> str:
-    results = _kept(folder, "bench-*.json")
+    results = _read_all(folder, "bench-*.json")
     results.sort(key=lambda result: (SUITE_ORDER.index(result["suite"]), result["shape"]))
     lines = []
     for result in results:
@@ -289,7 +291,7 @@ def _best_median_worst(ranked: Sequence[Result]) -> Iterator[list[str]]:
 
 def _bench_cells(row: Result, prefix: str = "") -> list[str]:
     timing = row["timings"].get(OURS)
-    baselines = {name: each["median_us"] for name, each in row["timings"].items() if not name.startswith(OURS)}
+    baselines = {name: baseline["median_us"] for name, baseline in row["timings"].items() if not name.startswith(OURS)}
     best = min(baselines, key=baselines.__getitem__, default=None)
     has_bound = row["time_over_bound"] is not None
     return [

@@ -35,18 +35,18 @@ def keep(paths: Sequence[Path], folder: Path) -> list[Path]:
     reference, and one that failed. A result of injected faults is kept whatever it detected: its table row counts the
     detected ones.
     """
-    kept: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     suites: dict[str, list[Result]] = defaultdict(list)
     for path in paths:
         result = read(path, "command", "date", "versions")
         if "suite" in result:
             suites[_suite_file(path)].append(result)
         else:
-            kept |= _proof(path, result)
-    kept |= {name: _joined(runs, folder / name) for name, runs in suites.items()}
-    for name, result in kept.items():
+            results |= _proof(path, result)
+    results |= {name: _joined(runs, folder / name) for name, runs in suites.items()}
+    for name, result in results.items():
         (folder / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return [folder / name for name in kept]
+    return [folder / name for name in results]
 
 
 def _refuse(path: Path, expected: str, faults: Mapping[str, bool]) -> None:
@@ -107,22 +107,26 @@ def _proof(path: Path, result: Result) -> dict[str, Result]:
     if command not in ("diff", *SUMMARIES) or "gpu" not in result["versions"]:
         *others, last = "diff", *SUMMARIES
         raise InputError("file", str(path), f"a result that specsim {', '.join(others)} or {last} wrote on a GPU")
-    rows = [each for name in ("tests", "certificates") for each in result.get(name, ()) if not each.get("is_control")]
+    rows = [
+        entry for name in ("tests", "certificates") for entry in result.get(name, ()) if not entry.get("is_control")
+    ]
     says_so = result.get("is_ok", command in ("diff", "conformance", "faults"))  # these three have no such field
-    passed = says_so and all(each["passed"] for each in result.get("outcomes", ()))
+    passed = says_so and all(entry["passed"] for entry in result.get("outcomes", ()))
     faults = {
-        "a run of the reference": "reference" in (result.get("impl"), *(each["impl"] for each in rows)),
+        "a run of the reference": "reference" in (result.get("impl"), *(entry["impl"] for entry in rows)),
         "a run that failed": not passed or bool(result.get("failures")),
         "a run without checks": not any(map(result.get, CHECKS)),
     }
     _refuse(path, "a proof of the fast implementation", faults)
     if command != "diff":
         return {
-            f"{command}-cuda.json": {name: each for name, each in result.items() if name not in ("schema", "programs")}
+            f"{command}-cuda.json": {
+                name: entry for name, entry in result.items() if name not in ("schema", "programs")
+            }
         }
     read(path, "grid", "dtype", "device", "cells", "num_cells", "incomplete_cells")
     part = f"{result['cells']} of {result['num_cells']} cells"
     _refuse(path, "a whole grid", {part: result["cells"] != result["num_cells"]})
-    kept = {name: each for name, each in result.items() if name not in ("schema", "results")}
-    kept["incomplete_cells"] = len(result["incomplete_cells"])
-    return {f"diff-{result['grid']}-{result['dtype']}-{result['device']}.json": kept}
+    grid = {name: entry for name, entry in result.items() if name not in ("schema", "results")}
+    grid["incomplete_cells"] = len(result["incomplete_cells"])
+    return {f"diff-{result['grid']}-{result['dtype']}-{result['device']}.json": grid}

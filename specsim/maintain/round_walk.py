@@ -29,7 +29,7 @@ NOT_READ = {"fast/runtime/interpreter.py", "fast/runtime/launch.py"}  # they run
 
 
 @dataclass(slots=True)
-class Walk:
+class StepCalls:
     """Calls of one step, by file of the package."""
 
     files: Counter[str] = field(default_factory=Counter)  # calls that entered a file
@@ -47,7 +47,7 @@ class Walk:
             if self._stack and _folder(self._stack[-1]) != _folder(file):
                 self.crossings[_folder(self._stack[-1]), _folder(file)] += 1
             self._stack.append(file)
-            if file.endswith("/attention.py") and any("/drafters/" in each for each in self._stack):
+            if file.endswith("/attention.py") and any("/drafters/" in caller for caller in self._stack):
                 self.deepest = max(self.deepest, len(self._stack))
         elif event == "return" and self._stack:
             self._stack.pop()
@@ -68,7 +68,7 @@ def _folder(file: str) -> str:
     return parts[1] if parts[0] == "specsim" else parts[0]
 
 
-def walk(impl: Impl) -> Walk:
+def walk(impl: Impl) -> StepCalls:
     """Trace the second round of a request."""
     pair = load()
     device = "cuda" if impl == "fast" and torch.cuda.is_available() else "cpu"
@@ -76,16 +76,16 @@ def walk(impl: Impl) -> Walk:
     scheduler = Scheduler(load_engine(pair, SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=4), options))
     for request in make_requests(pair, [PROMPT], SamplingParams(max_new_tokens=32, ignore_eos=True), None, 128):
         scheduler.submit(request)
-    found = Walk()
+    calls = StepCalls()
     with torch.inference_mode():
         for _ in range(3):
             scheduler.step()
-        sys.setprofile(found.watch)
+        sys.setprofile(calls.watch)
         try:
             scheduler.step()
         finally:
             sys.setprofile(None)
-    return found
+    return calls
 
 
 def main() -> int:
@@ -96,10 +96,10 @@ def main() -> int:
     console = stdout_console()
     rows = []
     for impl in get_args(Impl):
-        found = walk(impl)
-        rows.append((impl, str(len(found.files)), str(found.crossings.total()), str(found.deepest)))
+        calls = walk(impl)
+        rows.append((impl, str(len(calls.files)), str(calls.crossings.total()), str(calls.deepest)))
         if is_verbose:
-            print_table(console, (impl, "calls"), [(file, str(count)) for file, count in sorted(found.files.items())])
+            print_table(console, (impl, "calls"), [(file, str(count)) for file, count in sorted(calls.files.items())])
     print_table(
         console, ("implementation", "files entered", "calls into other folders", "depth at a drafter's attention"), rows
     )

@@ -125,7 +125,9 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 def ledger(result: Reproduction) -> str:
     """Write the targets of a reproduced table, every figure with its error, and the fitted parameters."""
-    targets = [f"{each.name}: {each.value}, {'' if each.is_reached else 'not '}reached." for each in result.targets]
+    targets = [
+        f"{target.name}: {target.value}, {'' if target.is_reached else 'not '}reached." for target in result.targets
+    ]
     lines = [*targets, "", *markdown(FIGURE_HEADINGS, [figure.cells() for figure in result.figures])]
     if result.parameters:
         lines += ["", *markdown(PARAMETER_HEADINGS, map(parameter_cells, result.parameters))]
@@ -137,11 +139,11 @@ def reproduced(name: str) -> Reproduction:
     return reproduction(name)()
 
 
-def with_tables(page: str, kept: Path, reproduce: Callable[[str], Reproduction] = reproduced) -> str:
+def with_tables(page: str, folder: Path, reproduce: Callable[[str], Reproduction] = reproduced) -> str:
     """Replace the text between all marks of a page by today's tables; `kept` is the folder of results."""
     for mark in MARK.findall(page):
         kind, _, name = mark.partition(" ")
-        table = ledger(reproduce(name)) if kind == "ledger" else TABLES[kind](kept)
+        table = ledger(reproduce(name)) if kind == "ledger" else TABLES[kind](folder)
         before, start, rest = page.partition(f"<!-- {mark} -->\n")
         _, end, after = rest.partition(f"<!-- /{mark} -->")
         page = before + start + table + end + after
@@ -152,10 +154,10 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> None:
     """Keep results and write all tables; bad input is one sentence and exit status 2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="*", type=Path, help="JSON files that commands wrote on a GPU")
-    given = parser.parse_args(arguments)
-    kept = root / "fast" / "measurements"
+    options = parser.parse_args(arguments)
+    folder = root / "fast" / "measurements"
     try:
-        for path in keep(given.results, kept):
+        for path in keep(options.results, folder):
             print(path)
     except InputError as error:
         print(f"specsim: {error}", file=sys.stderr)
@@ -167,13 +169,13 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> None:
         servers.extend(result.servers)
         return result
 
-    (kept / "README.md").write_text(bench_page(kept), encoding="utf-8")
+    (folder / "README.md").write_text(bench_page(folder), encoding="utf-8")
     for path in pages(root):
         page = path.read_text(encoding="utf-8")
-        path.write_text(with_tables(page, kept, reproduce), encoding="utf-8")
+        path.write_text(with_tables(page, folder, reproduce), encoding="utf-8")
     if servers:
         write_fitted(servers, root / KEPT.relative_to(ROOT))
-    for name, modules in stale(kept).items():
+    for name, modules in stale(folder).items():
         more = f" and {len(modules) - 1} more modules" if len(modules) > 1 else ""
         print(f"{name} is stale: {modules[0]}{more} changed since")
 

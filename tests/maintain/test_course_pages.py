@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from notebooks.guide.pages.course import Head, course_pages, notebook_head
 from specsim.course import exercise, names
-from specsim.maintain.site.course import Head, course_pages, notebook_head
 
 ROOT = Path(__file__).parents[2]
 SOURCE = """# %% [markdown]

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from notebooks.guide.pages.gallery import EXAMPLES, gallery_pages
 from specsim import plots
-from specsim.maintain.site.gallery import EXAMPLES, gallery_pages
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from specsim.core.provenance import code_digests
 from specsim.maintain import gpu_runs
-from specsim.maintain.gpu_runs import UNKNOWN, Machine, Run, main, plan, run_all
+from specsim.maintain.gpu_runs import UNKNOWN, GpuRun, Machine, main, plan, run_all
 
 OLD, NEW = ({"versions": {"code": code}} for code in ({"specsim.fast.gone": "1"}, code_digests()))
 
@@ -58,11 +58,11 @@ def test_stale_results_are_planned_in_their_order(kept):
     }
 
 
-def run_of(name: str, jobs: int, seconds: float = 0.0) -> Run:
-    return Run(name, (name,), jobs, seconds)
+def run_of(name: str, jobs: int, seconds: float = 0.0) -> GpuRun:
+    return GpuRun(name, (name,), jobs, seconds)
 
 
-def seen_beside(runs: list[Run], machine: Machine, into: Path) -> tuple[dict[str, set[str]], dict[str, tuple]]:
+def seen_beside(runs: list[GpuRun], machine: Machine, into: Path) -> tuple[dict[str, set[str]], dict[str, tuple]]:
     """Run commands that end when they are read a second time.
 
     Returns those that were running when each began, itself included, and each one's GPUs and cores.
@@ -83,7 +83,7 @@ def seen_beside(runs: list[Run], machine: Machine, into: Path) -> tuple[dict[str
             alive.discard(self.name)
             return 0
 
-    def start(run: Run, into: Path, gpus: Sequence[int], cores: range) -> Process:
+    def start(run: GpuRun, into: Path, gpus: Sequence[int], cores: range) -> Process:
         alive.add(run.name)
         seen[run.name] = set(alive)
         places[run.name] = (*gpus, cores)
@@ -106,7 +106,7 @@ def test_benchmarks_have_the_only_gpu_for_themselves(tmp_path):
 
 def test_benchmarks_run_beside_proofs_on_other_gpus(tmp_path):
     """One of several GPUs runs alone, and the last GPU's benchmark after the proofs."""
-    ranks = Run("ranks", ("bench", "--suite", "tensor-parallel"), 0, 0.0)
+    ranks = GpuRun("ranks", ("bench", "--suite", "tensor-parallel"), 0, 0.0)
     runs = [run_of("big", 9), run_of("small", 1), ranks, run_of("bench", 0), run_of("other", 0), run_of("third", 0)]
     seen, places = seen_beside(runs, Machine(18, 2), tmp_path)
     assert seen["bench"] == {"big", "small", "bench"}
@@ -133,7 +133,7 @@ def test_commands_without_time_are_not_begun_or_are_killed(tmp_path):
 
 
 def test_a_command_writes_its_result_and_its_log(tmp_path):
-    assert gpu_runs.begin(Run("plan", ("plan", "--nope"), 1, 0.0), tmp_path, (0,), (0,)).wait() == 2
+    assert gpu_runs.begin(GpuRun("plan", ("plan", "--nope"), 1, 0.0), tmp_path, (0,), (0,)).wait() == 2
     assert "--nope" in (tmp_path / "plan.log").read_text()
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from specsim.maintain.site.api import api_pages, describe, restructured
-from specsim.maintain.site.commands import command_pages
-from specsim.maintain.site.docstrings import cell, code_cell, markdown
-from specsim.maintain.site.links import Linker
-from specsim.maintain.site.schemas import schema_pages
-from specsim.maintain.site.sources import source_html
-from specsim.maintain.site.stage import page_paths, stage, write_changed
+from notebooks.guide.pages.api import api_pages, describe, restructured
+from notebooks.guide.pages.commands import command_pages
+from notebooks.guide.pages.docstrings import cell, code_cell, markdown
+from notebooks.guide.pages.links import Linker
+from notebooks.guide.pages.schemas import schema_pages
+from notebooks.guide.pages.sources import source_html
+from notebooks.guide.pages.stage import page_paths, stage, write_changed
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from notebooks.guide.pages.course import notebook_head
 from specsim import SpecConfig, generate
 from specsim.course import exercise, names
-from specsim.maintain.site.course import notebook_head
 
 jupytext = pytest.importorskip("jupytext")
 nbformat = pytest.importorskip("nbformat")

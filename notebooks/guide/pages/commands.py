@@ -6,8 +6,8 @@ from typing import Any
 
 from typer.main import get_command
 
+from notebooks.guide.pages.docstrings import cell, code_cell, markdown, table
 from specsim.cli.main import app
-from specsim.maintain.site.docstrings import cell, code_cell, markdown, table
 
 _VALUES = re.compile(r"^(?P<text>.*?)\s*\[(?P<values>[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]$", re.DOTALL)
 
@@ -73,11 +73,11 @@ def _row(names: str, text: str) -> tuple[str, ...]:
     words = [word for word in parts if word.startswith("-") or word == "/"]
     value = " ".join(word for word in parts if word not in words).strip("[]")
     limits: list[str] = []
-    while found := _VALUES.match(text):
-        text = found["text"]
-        limits += [found["values"].removeprefix("default: ")]
-    default_and_range = cell("; ".join(re.sub(r"^\((.*)\)$", r"\1", each) for each in limits))
+    while match := _VALUES.match(text):
+        text = match["text"]
+        limits += [match["values"].removeprefix("default: ")]
+    default_and_range = cell("; ".join(re.sub(r"^\((.*)\)$", r"\1", limit) for limit in limits))
     if not words:  # an argument
         return code_cell(value), cell(text), "", default_and_range
-    choices = ", ".join(_TYPES.get(each) or code_cell(each) for each in value.split("|"))
+    choices = ", ".join(_TYPES.get(limit) or code_cell(limit) for limit in value.split("|"))
     return code_cell(" ".join(words)), cell(text), choices, default_and_range

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from notebooks.guide.pages.links import SOURCE
 from specsim.cli.schema import comments
-from specsim.maintain.site.links import SOURCE
 
 ROOT = Path(__file__).resolve().parents[3]
 IMPLEMENTATIONS = ("reference", "fast")

@@ -15,7 +15,7 @@ def definitions(path: Path) -> Mapping[str, int]:
 def _lines(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, int]]:
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             yield prefix + node.name, first
         if isinstance(node, ast.ClassDef):
             yield from _lines(node.body, f"{prefix}{node.name}.")

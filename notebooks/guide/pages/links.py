@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specsim.maintain.site.symbols import definitions
+from notebooks.guide.pages.symbols import definitions
 
 SOURCE = "source:"  # scheme of links to source files, which conf.py turns into links to their pages
 # A fenced block, an indented line, code within a paragraph, or the target of a link or picture.
@@ -57,8 +57,8 @@ class Linker:
 
     def link(self, target: str, path: str) -> str:
         """Turn a link of a page into one of the site; ValueError if it leads nowhere."""
-        place, _, anchor = target.partition("#")
-        file = posixpath.normpath(posixpath.join(posixpath.dirname(path), place))
+        location, _, anchor = target.partition("#")
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(path), location))
         if file in self.pages:
             here = posixpath.dirname(self.pages[path])
             return posixpath.relpath(self.pages[file], here or ".") + (f"#{anchor}" if anchor else "")

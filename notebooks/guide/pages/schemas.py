@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from notebooks.guide.pages.docstrings import cell, code_cell, table
 from specsim.cli.schema import document
 from specsim.core.json_schema import VERSIONS
-from specsim.maintain.site.docstrings import cell, code_cell, table
 
 _HEADINGS = ("key", "type", "description")
 
@@ -32,8 +32,8 @@ def _page(schema: Mapping[str, Any]) -> str:
 def _rows(schema: Mapping[str, Any], key: str) -> Iterator[tuple[str, ...]]:
     """Give a row for each key of a value: a.b if nested, a[].b in arrays, a.* for any key."""
     required = schema.get("required", ())
-    for name, each in schema.get("properties", {}).items():
-        yield from _value(each, f"{key}.{name}".removeprefix("."), name in required)
+    for name, part in schema.get("properties", {}).items():
+        yield from _value(part, f"{key}.{name}".removeprefix("."), name in required)
     if isinstance(schema.get("additionalProperties"), dict):
         yield from _value(schema["additionalProperties"], f"{key}.*".removeprefix("."), True)
 

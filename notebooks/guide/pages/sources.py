@@ -8,7 +8,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
-from specsim.maintain.site.symbols import definitions
+from notebooks.guide.pages.symbols import definitions
 
 FOLDER = "source"
 
@@ -48,7 +48,7 @@ def source_html(root: Path, file: str, repository: str | None) -> str:
         lexer = get_lexer_for_filename(path.name, stripnl=False)
     except ClassNotFound:
         lexer = TextLexer(stripnl=False)
-    shown = highlight(path.read_text(encoding="utf-8"), lexer, HtmlFormatter(nowrap=True)).splitlines()
-    code = "\n".join(anchors.get(number, "") + line for number, line in enumerate(shown, start=1))
+    highlighted = highlight(path.read_text(encoding="utf-8"), lexer, HtmlFormatter(nowrap=True)).splitlines()
+    code = "\n".join(anchors.get(number, "") + line for number, line in enumerate(highlighted, start=1))
     link = "" if repository is None else f'· <a href="{escape(repository)}/blob/HEAD/{file}">in the repository</a>'
     return _PAGE.format(file=escape(file), top="../" * source_page(file).count("/"), link=link, code=code)

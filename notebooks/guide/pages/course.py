@@ -64,6 +64,6 @@ def _notes(stem: str, head: Head, source: str) -> list[str]:
     for name in (name for name in names() if name.startswith(stem[:2])):
         chosen = exercise(name)
         lines += [f"**Exercise {name}**, `{chosen.solution.__name__}`. {chosen.question.partition(chr(10))[0]}", ""]
-        lines += ["What goes wrong:", "", *(f"- {each.reason}" for each in chosen.mistakes), ""]
+        lines += ["What goes wrong:", "", *(f"- {mistake.reason}" for mistake in chosen.mistakes), ""]
         lines += [f"Why the solution is right: {chosen.explanation}", ""]
     return lines

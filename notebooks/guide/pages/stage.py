@@ -4,12 +4,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from specsim.maintain.site.api import api_pages
-from specsim.maintain.site.commands import command_pages
-from specsim.maintain.site.course import course_pages
-from specsim.maintain.site.gallery import gallery_pages
-from specsim.maintain.site.links import Linker
-from specsim.maintain.site.schemas import schema_pages
+from notebooks.guide.pages.api import api_pages
+from notebooks.guide.pages.commands import command_pages
+from notebooks.guide.pages.course import course_pages
+from notebooks.guide.pages.gallery import gallery_pages
+from notebooks.guide.pages.links import Linker
+from notebooks.guide.pages.schemas import schema_pages
 
 GUIDE = "notebooks/guide"
 PAGES = (
@@ -60,8 +60,8 @@ def stage(root: Path, source: Path) -> Iterator[tuple[str, str]]:
     for name, path in pictures.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, source / name)
-    kept = {source / name for name in (*texts, *pictures)}
-    for path in [path for path in source.rglob("*") if path.is_file() and path not in kept]:
+    current = {source / name for name in (*texts, *pictures)}
+    for path in [path for path in source.rglob("*") if path.is_file() and path not in current]:
         path.unlink()
 
 

@@ -1,1 +1,0 @@
-"""Sources of the documentation site: pages of the repository and generated pages, written for Sphinx."""
