@@ -26,8 +26,8 @@ class HeadKV(NamedTuple):
 class Query(NamedTuple):
     """Queries of a block of pairs, inside a kernel."""
 
-    plain: tl.tensor  # [BLOCK_M, BLOCK_D], the channels that meet a key's first D
-    turned: tl.tensor  # [BLOCK_M, BLOCK_T], the others, where a key has more
+    nope: tl.tensor  # [BLOCK_M, BLOCK_D], the channels that meet a key's first D
+    rope: tl.tensor  # [BLOCK_M, BLOCK_T], the others, where a key has more
 
 
 class Prefix(NamedTuple):
@@ -90,17 +90,17 @@ def _read(base_ptr, slot, loaded, stride_slot, query, D: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _tile(query, kv, slot, loaded, D: tl.constexpr, TURNED: tl.constexpr):
+def _tile(query, kv, slot, loaded, D: tl.constexpr, ROPE_DIM: tl.constexpr):
     """Read a tile of keys and values: (logits [BLOCK_M, BLOCK_C], values [BLOCK_C, BLOCK_D])."""
-    key = _read(kv.keys_ptr, slot, loaded, kv.stride_slot, query.plain, D)
-    if TURNED > 0:
-        turned = _read(kv.keys_ptr + D, slot, loaded, kv.stride_slot, query.turned, TURNED)
-        logits = tl.dot(query.plain, tl.trans(key), input_precision="ieee")
-        logits = tl.dot(query.turned, tl.trans(turned), logits, input_precision="ieee")
+    key = _read(kv.keys_ptr, slot, loaded, kv.stride_slot, query.nope, D)
+    if ROPE_DIM > 0:
+        rope_key = _read(kv.keys_ptr + D, slot, loaded, kv.stride_slot, query.rope, ROPE_DIM)
+        logits = tl.dot(query.nope, tl.trans(key), input_precision="ieee")
+        logits = tl.dot(query.rope, tl.trans(rope_key), logits, input_precision="ieee")
         value = key
     else:
-        value = _read(kv.values_ptr, slot, loaded, kv.stride_slot, query.plain, D)
-        logits = tl.dot(query.plain, tl.trans(key), input_precision="ieee")
+        value = _read(kv.values_ptr, slot, loaded, kv.stride_slot, query.nope, D)
+        logits = tl.dot(query.nope, tl.trans(key), input_precision="ieee")
     return logits, value
 
 
@@ -132,7 +132,7 @@ def _fold_seen_by_all(
     high_tile,
     scale,
     D: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -144,7 +144,7 @@ def _fold_seen_by_all(
     for tile in tl.range(low_tile, high_tile, num_stages=STAGES):
         column = (tile + 1) * BLOCK_C + offs_c
         next_slot = tl.load(table_ptr + 2 * column, mask=column < end, other=-1)  # a tile ahead, or keys would wait
-        logits, value = _tile(query, kv, slot, slot >= 0, D, TURNED)
+        logits, value = _tile(query, kv, slot, slot >= 0, D, ROPE_DIM)
         total, top, acc = _fold(total, top, acc, logits, value, scale)
         slot = next_slot
     return total, top, acc
@@ -164,7 +164,7 @@ def fold_prefix(
     scale,
     RAGGED: tl.constexpr,
     D: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -177,13 +177,13 @@ def fold_prefix(
     low_whole = tl.minimum(tl.maximum(low_tile, tl.cdiv(all_from, BLOCK_C)), high_tile)
     high_whole = tl.minimum(tl.maximum(low_whole, all_until // BLOCK_C), high_tile)
     total, top, acc = _fold_seen_by_all(
-        total, top, acc, query, kv, prefix.table_ptr, low_whole, high_whole, scale, D, TURNED, BLOCK_C, STAGES
+        total, top, acc, query, kv, prefix.table_ptr, low_whole, high_whole, scale, D, ROPE_DIM, BLOCK_C, STAGES
     )
     for edge in tl.range(low_tile, high_tile - (high_whole - low_whole), num_stages=1):
         tile = edge + tl.where(edge < low_whole, 0, high_whole - low_whole)
         column = tile * BLOCK_C + tl.arange(0, BLOCK_C)
         slot = tl.load(prefix.table_ptr + 2 * column, mask=(column >= prefix.start) & (column < prefix.end), other=-1)
-        logits, value = _tile(query, kv, slot, slot >= 0, D, TURNED)
+        logits, value = _tile(query, kv, slot, slot >= 0, D, ROPE_DIM)
         seen = (slot >= 0)[None, :]
         if RAGGED:
             seen = (column[None, :] >= prefix.first[:, None]) & (column[None, :] < prefix.seen[:, None])
@@ -194,7 +194,7 @@ def fold_prefix(
 
 @triton.jit
 @no_type_check
-def fold_extras(total, top, acc, query, kv, extras, rows, low, high, scale, D: tl.constexpr, TURNED: tl.constexpr):
+def fold_extras(total, top, acc, query, kv, extras, rows, low, high, scale, D: tl.constexpr, ROPE_DIM: tl.constexpr):
     """Add extra keys low..high, 32 at a time, reading only keys that some row sees."""
     num_words = (extras.most + WORD - 1) // WORD
     bit = tl.arange(0, WORD)
@@ -206,7 +206,7 @@ def fold_extras(total, top, acc, query, kv, extras, rows, low, high, scale, D: t
         visible = ((bits[:, None] >> bit[None, :]) & 1 != 0) & (slot >= 0)[None, :]  # [BLOCK_M, WORD]
         visible = visible & (rows.position[:, None] - extra_position[None, :] < rows.window)
         loaded = tl.max(visible.to(tl.int32), axis=0) > 0
-        logits, value = _tile(query, kv, slot, loaded, D, TURNED)
+        logits, value = _tile(query, kv, slot, loaded, D, ROPE_DIM)
         total, top, acc = _fold(total, top, acc, tl.where(visible, logits, float("-inf")), value, scale)
     return total, top, acc
 
@@ -217,7 +217,7 @@ class Scores(NamedTuple):
     window: int | None = None  # positions that a row sees, its own last; None: all
     sinks: torch.Tensor | None = None  # [A], a score more of each query head, whose share of the softmax is lost
     scale: float | None = None  # factor of q·k; None: 1 / √D
-    turned: int = 0  # last channels of keys, which values do not have; the others are the value (latent attention)
+    rope_dim: int = 0  # last channels of keys, which values do not have; the others are the value (latent attention)
 
 
 _PLAIN = Scores()
@@ -258,14 +258,14 @@ def _attention_kernel(
     pairs,
     GROUP: tl.constexpr,
     D: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
     SCALE: tl.constexpr,
     VALUE_SCALE: tl.constexpr,
     RAGGED: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    BLOCK_ROPE: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
     DOT: tl.constexpr,
@@ -273,8 +273,8 @@ def _attention_kernel(
 ):
     """Attend from a block of rows and query heads of one key head to a part of a request's keys.
 
-    Without a partition each request's keys are one part, and nothing is merged. With TURNED, a key is its value
-    followed by TURNED rotated channels.
+    Without a partition each request's keys are one part, and nothing is merged. With ROPE_DIM, a key is its value
+    followed by ROPE_DIM rotated channels.
     """
     await_input(PDL)
     head = tl.program_id(0)
@@ -305,17 +305,17 @@ def _attention_kernel(
     row, query_head = _pairs(block, heads, GROUP, BLOCK_M)  # [BLOCK_M]
     mask = row < (high - low).to(tl.int32)
     offs_d = tl.arange(0, BLOCK_D)
-    WIDTH: tl.constexpr = D + TURNED
+    WIDTH: tl.constexpr = D + ROPE_DIM
     address = query_head[:, None] * WIDTH + offs_d[None, :]
     query_ptr += (low * heads + head) * GROUP * WIDTH
     mask_q = mask[:, None] & (offs_d < D)[None, :]  # [BLOCK_M, BLOCK_D]
     query = tl.load(query_ptr + address, mask=mask_q, other=0.0).to(DOT)
-    turned = query
-    if TURNED > 0:
-        offs_t = tl.arange(0, BLOCK_T)
-        turned_ptrs = query_ptr + query_head[:, None] * WIDTH + D + offs_t[None, :]
-        turned = tl.load(turned_ptrs, mask=mask[:, None] & (offs_t < TURNED)[None, :], other=0.0).to(DOT)
-    query = Query(query, turned)
+    rope_query = query
+    if ROPE_DIM > 0:
+        offs_rope = tl.arange(0, BLOCK_ROPE)
+        rope_ptrs = query_ptr + query_head[:, None] * WIDTH + D + offs_rope[None, :]
+        rope_query = tl.load(rope_ptrs, mask=mask[:, None] & (offs_rope < ROPE_DIM)[None, :], other=0.0).to(DOT)
+    query = Query(query, rope_query)
     position = tl.load(metadata_ptrs.positions + low + row, mask=mask, other=0).to(tl.int32)
     prefix_len = tl.load(metadata_ptrs.prefix_lens + low + row, mask=mask, other=0)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -332,7 +332,7 @@ def _attention_kernel(
     low_prefix = tl.minimum(low_tile, last_tile)
     high_prefix = tl.minimum(high_tile, last_tile)
     total, top, acc = fold_prefix(
-        total, top, acc, query, kv, prefix, low_prefix, high_prefix, scale, RAGGED, D, TURNED, BLOCK_C, STAGES
+        total, top, acc, query, kv, prefix, low_prefix, high_prefix, scale, RAGGED, D, ROPE_DIM, BLOCK_C, STAGES
     )
     # Loaded again, so that no addresses stay in registers meanwhile.
     low_again = tl.load(metadata_ptrs.row_starts + request, volatile=True)
@@ -345,7 +345,7 @@ def _attention_kernel(
     rows = BlockRows(row, mask, position, window)
     low_extra = tl.maximum(low_tile - last_tile, 0) * BLOCK_C
     high_extra = tl.minimum((high_tile - last_tile) * BLOCK_C, num_extras)
-    total, top, acc = fold_extras(total, top, acc, query, kv, keys, rows, low_extra, high_extra, scale, D, TURNED)
+    total, top, acc = fold_extras(total, top, acc, query, kv, keys, rows, low_extra, high_extra, scale, D, ROPE_DIM)
     low_again += block * BLOCK_M // GROUP
     row, query_head = _pairs(block, heads, GROUP, BLOCK_M)
     mask = row < (high - low_again).to(tl.int32)
@@ -396,18 +396,18 @@ def attention(
     A request's keys are read in parallel parts, merged in order. splits: number of parts; None: enough to fill the
     device, so that the last bits depend on the lengths of the whole batch; with invariant they do not.
     """
-    window, sinks, scale, turned = _PLAIN if scores is None else scores
+    window, sinks, scale, rope_dim = _PLAIN if scores is None else scores
     require_contiguous(query_RAD=query_RAD, sinks=sinks)
     keys = kv.keys[layer]
-    heads, head_dim = keys.shape[1], keys.shape[2] - turned
+    heads, head_dim = keys.shape[1], keys.shape[2] - rope_dim
     out = query_RAD.new_empty(*query_RAD.shape[:2], head_dim) if out is None else out
     num_requests = len(metadata.num_extras)
-    is_plain = window is None and sinks is None and turned == 0
+    is_plain = window is None and sinks is None and rope_dim == 0
     plan = make_plan(query_RAD, keys, head_dim, metadata, splits, invariant, is_plain)
     parts = None if plan.partition is None else AttentionParts.empty(out, plan, num_requests)
     table = metadata.table
     kv_ptrs = PagedKV(
-        keys, keys if turned else kv.values[layer], table.view(torch.int32), metadata.table_rows, table.shape[1]
+        keys, keys if rope_dim else kv.values[layer], table.view(torch.int32), metadata.table_rows, table.shape[1]
     )
     scale = (head_dim**-0.5 if scale is None else scale) * kv.key_scale
     if plan.is_pipelined:
@@ -429,14 +429,14 @@ def attention(
             pairs=plan.pairs,
             GROUP=plan.group,
             D=head_dim,
-            TURNED=turned,
+            ROPE_DIM=rope_dim,
             SCALE=scale,
             VALUE_SCALE=kv.value_scale,
             RAGGED=metadata.is_causal or window is not None,
             BLOCK_B=plan.block_b,
             BLOCK_M=plan.tiling.block_m,
             BLOCK_D=plan.block_d,
-            BLOCK_T=max(16, next_power_of_2(turned)),
+            BLOCK_ROPE=max(16, next_power_of_2(rope_dim)),
             BLOCK_C=plan.tiling.block_c,
             STAGES=plan.tiling.stages,
             DOT=plan.dot,

@@ -8,9 +8,9 @@ from specsim.core.errors import InputError
 from specsim.core.rank_group import RankGroup
 from specsim.core.target import HeadAttention, ModelConfig
 from specsim.fast.attention import Scores, attention
-from specsim.fast.model.linear import linear, linear_gated, linear_onto, project_rotate_and_write
+from specsim.fast.model.linear import linear, linear_gated, linear_residual, project_rotate_and_write
 from specsim.fast.model.product_plan import streaming
-from specsim.fast.model.rank_sums import sum_onto
+from specsim.fast.model.rank_sums import sum_residual
 from specsim.fast.model.rotary import ForwardContext, HeadNorms, rotate_and_write
 from specsim.fast.model.rows import HiddenRows, Norm
 
@@ -87,13 +87,13 @@ class Weights:
         """Compute x Wᵀ (+ bias), [R, out]."""
         return linear(x, *self._named(name), self.batch_invariant)
 
-    def project_onto(
+    def project_residual(
         self, base: torch.Tensor, rows: HiddenRows, name: str, norm: Norm | None, out: torch.Tensor | None = None
     ) -> HiddenRows:
         """Compute base + x Wᵀ (+ bias), [R, out], and prepare the next norm."""
         if self.ranks is not None:
-            return sum_onto(self.ranks, base, self.project(rows, name), norm, out)
-        return linear_onto(base, rows, *self._named(name), self.batch_invariant, norm, out)
+            return sum_residual(self.ranks, base, self.project(rows, name), norm, out)
+        return linear_residual(base, rows, *self._named(name), self.batch_invariant, norm, out)
 
     def project_gated(self, rows: HiddenRows, name: str) -> torch.Tensor:
         """Compute silu(gate) · up, [R, out / 2], with a weight that stacks gate and up."""
@@ -146,7 +146,7 @@ def write_keys_and_values(
     rotate_and_write(kv_R, norms, config.rms_norm_eps, forward, layer, num_heads=0)
 
 
-def self_attention_onto(
+def self_attention_residual(
     base: torch.Tensor,
     rows: HiddenRows,
     weights: Weights,
@@ -160,10 +160,10 @@ def self_attention_onto(
     query_RAD = _queries(rows, weights, config, layer, forward)
     scores = Scores(heads.window, weights.get("sinks"))
     attended_RAD = attention(query_RAD, layer, forward.kv, forward.metadata, scores, invariant=weights.batch_invariant)
-    return weights.project_onto(base, HiddenRows(attended_RAD.flatten(1)), "o_proj", norm)
+    return weights.project_residual(base, HiddenRows(attended_RAD.flatten(1)), "o_proj", norm)
 
 
-def query_attention_onto(
+def query_attention_residual(
     base: torch.Tensor,
     rows: HiddenRows,
     weights: Weights,
@@ -185,10 +185,10 @@ def query_attention_onto(
     query_RAD = rotate_and_write(query_R, norms, eps, forward, source, heads.num_heads, writes_kv=False)
     scores = Scores(heads.window, weights.get("sinks"))
     attended_RAD = attention(query_RAD, source, forward.kv, forward.metadata, scores, invariant=weights.batch_invariant)
-    return weights.project_onto(base, HiddenRows(attended_RAD.flatten(1)), "o_proj", norm)
+    return weights.project_residual(base, HiddenRows(attended_RAD.flatten(1)), "o_proj", norm)
 
 
-def gated_mlp_onto(
+def gated_mlp_residual(
     rows: HiddenRows, weights: Weights, norm: Norm | None = None, out: torch.Tensor | None = None
 ) -> HiddenRows:
     """Compute x + down(silu(gate n) · up n), [R, H], and prepare the next norm.
@@ -196,4 +196,4 @@ def gated_mlp_onto(
     x are the rows, n the rows after their norm. out: the output's memory, which may be a slice of a wider tensor.
     """
     grown = HiddenRows(weights.project_gated(rows, "gate_up_proj"))
-    return weights.project_onto(rows.values, grown, "down_proj", norm, out)
+    return weights.project_residual(rows.values, grown, "down_proj", norm, out)

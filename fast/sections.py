@@ -108,7 +108,7 @@ def forward(models: RoundModels, frame: Frame) -> None:
     tokens = verify_input.draft_tokens.view(-1)
     output = models.target.forward(tokens, metadata, frame.pools.target, models.drafter.feature_layers)
     write_side(frame.pools, metadata.slots, output)
-    logits = models.target.own_logits if frame.reads_slices else models.target.logits
+    logits = models.target.rank_logits if frame.reads_slices else models.target.logits
     frame.target_output = TargetOutput(output.features, logits(output.hidden))
 
 

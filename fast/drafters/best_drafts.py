@@ -20,7 +20,7 @@ def best_drafts(
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Select the `count` best drafts of rows by a head: (logits, (scores, ids)).
 
-    head: a Head; with `vocabulary_ranks` it has `own_logits` too. Where ranks share the vocabulary, the logits are
+    head: a Head; with `vocabulary_ranks` it has `rank_logits` too. Where ranks share the vocabulary, the logits are
     those of this rank's slice, unless drafts are drawn from all.
     """
     ranks: RankGroup | None = getattr(head, "vocabulary_ranks", None)
@@ -28,5 +28,5 @@ def best_drafts(
     if ranks is None or config.is_sampled or not can_share(ranks, size, count):
         logits_RV = head.logits(hidden_RH)
         return logits_RV, draft_topk(logits_RV, count, head.d2t, slots_R, config.score, out)
-    logits_RC = head.own_logits(hidden_RH)
+    logits_RC = head.rank_logits(hidden_RH)
     return logits_RC, shared_topk(ranks, logits_RC, size, count, head.d2t, slots_R, config.score, out)

@@ -11,7 +11,7 @@ from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.layers import write_keys_and_values
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rows import HiddenRows, embed
-from specsim.fast.targets.decoder import decoder_layer_onto
+from specsim.fast.targets.decoder import decoder_layer
 
 
 class BlockHead(DecoderHead):
@@ -36,7 +36,7 @@ class BlockHead(DecoderHead):
     def write_context(self, features_RF: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer) -> None:
         """Write every layer's keys and values of the rows' columns; a row with slot -1 writes nothing."""
         projected_RH = self._weights.project(HiddenRows(features_RF), "fc")
-        context = HiddenRows(HiddenRows(projected_RH, self._norm("hidden_norm")).applied())
+        context = HiddenRows(HiddenRows(projected_RH, self._norm("hidden_norm")).normed())
         forward = self._forward(metadata, kv, self._embedding.dtype)
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}.self_attn")
@@ -50,8 +50,8 @@ class BlockHead(DecoderHead):
             is_last = layer == self._model.num_layers - 1
             following = self._norm("norm" if is_last else f"layers.{layer + 1}.input_layernorm")
             weights = self._weights.under(f"layers.{layer}")
-            rows, _ = decoder_layer_onto(rows, weights, self._model, layer, forward, following)
-        return rows.applied()
+            rows, _ = decoder_layer(rows, weights, self._model, layer, forward, following)
+        return rows.normed()
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute draft logits, [R, draft vocabulary], which do not depend on the drafts before."""
@@ -62,7 +62,9 @@ class BlockHead(DecoderHead):
         """Add W2 · W1[token before], given as target ids, where there is a Markov head (DSpark)."""
         if not self.block.markov_rank:
             return logits_RV
-        return self._weights.project_onto(logits_RV, self._embed_before(before_R), "markov_head.markov_w2", None).values
+        return self._weights.project_residual(
+            logits_RV, self._embed_before(before_R), "markov_head.markov_w2", None
+        ).values
 
     def confidence(self, hidden_RH: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
         """Predict the logit of each draft's acceptance, f32 [R], from what is known before it is drawn."""

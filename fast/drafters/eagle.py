@@ -13,7 +13,7 @@ from specsim.core.rank_group import RankGroup
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.layers import gated_mlp_onto, self_attention_onto
+from specsim.fast.layers import gated_mlp_residual, self_attention_residual
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rows import HiddenRows, Norm
 from specsim.fast.targets.decoder import DecoderTarget
@@ -46,7 +46,7 @@ class EagleHead(DecoderHead):
         hidden = HiddenRows(self._weights.project(joined, "fc"))  # the first layer has no norm before its attention
         for layer in range(self._model.num_layers):
             weights = self._weights.under(f"layers.{layer}")
-            hidden = self_attention_onto(
+            hidden = self_attention_residual(
                 hidden.values,
                 hidden,
                 weights.under("self_attn"),
@@ -56,12 +56,14 @@ class EagleHead(DecoderHead):
                 Norm(weights["post_attention_layernorm.weight"], eps),
             )
             following = self._weights.get(f"layers.{layer + 1}.input_layernorm.weight")
-            hidden = gated_mlp_onto(hidden, weights.under("mlp"), None if following is None else Norm(following, eps))
+            hidden = gated_mlp_residual(
+                hidden, weights.under("mlp"), None if following is None else Norm(following, eps)
+            )
         return hidden.values
 
-    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+    def rank_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute logits of the tokens of this rank's slice of the target's head."""
-        return self._target.own_logits(hidden_RH)
+        return self._target.rank_logits(hidden_RH)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._target.logits(hidden_RH)

@@ -16,7 +16,7 @@ from specsim.core.rank_group import RankGroup
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.layers import gated_mlp_onto, self_attention_onto
+from specsim.fast.layers import gated_mlp_residual, self_attention_residual
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import ForwardContext
 from specsim.fast.model.rows import HiddenRows, Norm, rms_norm
@@ -56,7 +56,7 @@ class Eagle3Head(DecoderHead):
         norm = self._norm("input_norm") if config.norm_before_fc else None
         if not config.fc_norm:
             return self._weights.project(HiddenRows(features_RF, norm), "fc")
-        features_RF = HiddenRows(features_RF, norm).applied()
+        features_RF = HiddenRows(features_RF, norm).normed()
         normed_RF = torch.empty_like(features_RF)
         parts = zip(*(rows.split(config.target_hidden_size, dim=1) for rows in (features_RF, normed_RF)), strict=True)
         for index, (feature_RH, out_RH) in enumerate(parts):
@@ -75,7 +75,7 @@ class Eagle3Head(DecoderHead):
         rms_norm(hidden_RH, weights["hidden_norm.weight"], eps, out=normed_RH)
         forward = self._forward(metadata, kv, hidden_RH.dtype)
         base_RH = normed_RH if self._config.norm_before_residual else hidden_RH
-        hidden = self_attention_onto(
+        hidden = self_attention_residual(
             base_RH,
             HiddenRows(both),
             weights.under("self_attn"),
@@ -84,7 +84,7 @@ class Eagle3Head(DecoderHead):
             forward,
             Norm(weights["post_attention_layernorm.weight"], eps),
         )
-        hidden_RH = self._further_layers(gated_mlp_onto(hidden, weights.under("mlp"), self._input_norm(1)), forward)
+        hidden_RH = self._further_layers(gated_mlp_residual(hidden, weights.under("mlp"), self._input_norm(1)), forward)
         return rms_norm(hidden_RH, *self._norm("norm")) if self._config.norm_output else hidden_RH
 
     def _input_norm(self, layer: int) -> Norm | None:
@@ -97,20 +97,20 @@ class Eagle3Head(DecoderHead):
             weights = self._weights.under(f"layers.{layer}")
             between = self._norm(f"layers.{layer}.post_attention_layernorm")
             inner = weights.under("self_attn")
-            rows = self_attention_onto(rows.values, rows, inner, self._model, layer, forward, between)
-            rows = gated_mlp_onto(rows, weights.under("mlp"), self._input_norm(layer + 1))
+            rows = self_attention_residual(rows.values, rows, inner, self._model, layer, forward, between)
+            rows = gated_mlp_residual(rows, weights.under("mlp"), self._input_norm(layer + 1))
         return rows.values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        logits_RV = self.own_logits(hidden_RH)
+        logits_RV = self.rank_logits(hidden_RH)
         ranks = self.vocabulary_ranks
         return logits_RV if ranks is None else join_slices(ranks, logits_RV, self.draft_vocab_size)
 
-    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+    def rank_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute logits of the tokens of this rank's slice, -inf beyond them, or of all where no ranks share them."""
         rows = HiddenRows(hidden_RH, None if self._config.norm_output else self._norm("norm"))
         if self._weights.get("lm_head.weight") is None:
-            return self._target.own_logits(rows.applied())
+            return self._target.rank_logits(rows.normed())
         logits_RC = self._weights.project(rows, "lm_head")
         ranks = self.vocabulary_ranks
         return logits_RC if ranks is None else without_padding(ranks, logits_RC, self.draft_vocab_size)

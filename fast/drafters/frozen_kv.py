@@ -15,7 +15,7 @@ from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, Last, ta
 from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes
-from specsim.fast.layers import gated_mlp_onto, query_attention_onto
+from specsim.fast.layers import gated_mlp_residual, query_attention_residual
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.prefix_metadata import prefix_metadata
 from specsim.fast.model.rows import HiddenRows, Norm
@@ -57,7 +57,7 @@ class FrozenKVHead(DecoderHead):
         hidden = HiddenRows(self._weights.project(joined, "pre_projection"), self._input_norm(0))
         for layer, source in enumerate(self._sources):
             weights = self._weights.under(f"layers.{layer}")
-            hidden = query_attention_onto(
+            hidden = query_attention_residual(
                 hidden.values,
                 hidden,
                 weights.under("self_attn"),
@@ -67,8 +67,8 @@ class FrozenKVHead(DecoderHead):
                 forward,
                 self._norm(f"layers.{layer}.post_attention_layernorm"),
             )
-            hidden = gated_mlp_onto(hidden, weights.under("mlp"), self._input_norm(layer + 1))
-        return hidden.applied()
+            hidden = gated_mlp_residual(hidden, weights.under("mlp"), self._input_norm(layer + 1))
+        return hidden.normed()
 
     def _input_norm(self, layer: int) -> Norm:
         """Return the first norm of a layer, or the final norm after the last layer."""

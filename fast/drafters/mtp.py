@@ -23,7 +23,7 @@ from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.model.metadata import AttentionMetadata, causal_metadata
 from specsim.fast.model.rows import HiddenRows, rms_norm
-from specsim.fast.targets.decoder import DecoderTarget, decoder_layer_onto
+from specsim.fast.targets.decoder import DecoderTarget, decoder_layer
 from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts
 
 
@@ -65,12 +65,12 @@ class MtpModule(DecoderHead):
         forward = self._forward(metadata, kv, hidden_RH.dtype)
         projected_RH = weights.project(HiddenRows(both), "eh_proj")
         rows = HiddenRows(projected_RH, self._norm("input_layernorm"))
-        rows, _ = decoder_layer_onto(rows, weights, self._model, self._index, forward, self._norm("norm"))
-        return rows.applied()
+        rows, _ = decoder_layer(rows, weights, self._model, self._index, forward, self._norm("norm"))
+        return rows.normed()
 
-    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+    def rank_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute logits of the tokens of this rank's slice of the target's head."""
-        return self._target.own_logits(hidden_RH)
+        return self._target.rank_logits(hidden_RH)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._target.logits(hidden_RH)

@@ -306,7 +306,7 @@ def _combine(
     return onto
 
 
-def experts_onto(
+def experts_residual(
     base: torch.Tensor | None,
     x: torch.Tensor,
     weights: ExpertWeights,

@@ -159,7 +159,7 @@ def _down_kernel(
         tl.store(out_ptrs.squares + tl.program_id(0), tl.sum(x * x))
 
 
-def routed_row_onto(
+def routed_row_residual(
     base: torch.Tensor | None,
     x: torch.Tensor,
     weights: ExpertWeights,

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch.nn.functional import linear as library_product
 
 from specsim.fast.model.product_plan import ManyRowsPlan, ProductTiling, streaming, tile_arguments
-from specsim.fast.model.rotary import ForwardContext, store_heads, turns_of
+from specsim.fast.model.rotary import ForwardContext, load_cos_sin, store_heads
 from specsim.fast.model.rows import HiddenRows, Norm, add, gated, silu_mul
 from specsim.fast.runtime.launch import (
     await_predecessor,
@@ -208,7 +208,7 @@ def linear(
     return out
 
 
-def linear_onto(
+def linear_residual(
     base: torch.Tensor,
     rows: HiddenRows,
     weight: torch.Tensor,
@@ -253,7 +253,7 @@ def _qkv_kernel(
     query_ptr,
     kv_ptrs,
     factor_ptrs,
-    turns_ptr,
+    cos_sin_ptr,
     slots_ptr,
     num_rows,
     eps,
@@ -285,7 +285,7 @@ def _qkv_kernel(
     await_predecessor(PDL)
     if PARTS > 0:
         squares = squares_of(factor_ptrs.squares, row, mask_m, PARTS)
-    turns = turns_of(turns_ptr, slots_ptr, row[:, None], offs[None, :], mask, HALF)
+    rotation = load_cos_sin(cos_sin_ptr, slots_ptr, row[:, None], offs[None, :], mask, HALF)
     first, second = streamed(
         factor_ptrs, row, mask_m, output, is_place, STRIDE_X, K, HALF, EVEN, BLOCK_K, STAGES, DOT
     )  # [BLOCK_M, BLOCK_N]
@@ -299,7 +299,9 @@ def _qkv_kernel(
         second += tl.load(factor_ptrs.bias + output + HALF).to(tl.float32)[None, :]
     first = nearest(first, DTYPE).to(tl.float32)
     second = nearest(second, DTYPE).to(tl.float32)
-    store_heads(query_ptr, kv_ptrs, turns, row[:, None], head, offs[None, :], first, second, mask, HEADS, KV_HEADS, D)
+    store_heads(
+        query_ptr, kv_ptrs, rotation, row[:, None], head, offs[None, :], first, second, mask, HEADS, KV_HEADS, D
+    )
 
 
 def project_rotate_and_write(
@@ -321,7 +323,7 @@ def project_rotate_and_write(
     if isinstance(tiling, ManyRowsPlan):
         from specsim.fast.model.many_rows_product import HeadOutputs, ProductEpilogue, multiply_many_rows
 
-        heads = HeadOutputs(query_RAD, kv, forward.turns, forward.metadata.slots)
+        heads = HeadOutputs(query_RAD, kv, forward.cos_sin, forward.metadata.slots)
         multiply_many_rows(tiling, factors.x, rows.squares, rows.eps, weight, ProductEpilogue(bias=bias, heads=heads))
         return query_RAD
     tiling = tiling._replace(block_n=tiling.block_n // 2)  # outputs of each half
@@ -329,7 +331,7 @@ def project_rotate_and_write(
         query_ptr=query_RAD,
         kv_ptrs=kv,
         factor_ptrs=factors,
-        turns_ptr=forward.turns,
+        cos_sin_ptr=forward.cos_sin,
         slots_ptr=forward.metadata.slots,
         num_rows=num_rows,
         eps=rows.eps,

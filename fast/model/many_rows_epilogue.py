@@ -224,9 +224,11 @@ def finish(acc, scale, finish_ptrs, tile, row, num_rows, S: gl.constexpr, R: gl.
             offs = offs % HALF
             slot_R = gl.load(heads.slots_ptr + row_R, mask=row_R < num_rows, other=-1)
             row = gl.where(mask_r, row, 0).to(gl.int64)
-            turns_ptr = heads.turns_ptr + 2 * row * HALF + offs
-            cos = gl.load(turns_ptr, mask=mask, other=0.0).to(gl.float32)
-            sin = gl.load(turns_ptr + HALF, mask=mask, other=0.0).to(gl.float32)
-            turns = Rotation(cos, sin, slot_R[None, :])
+            cos_sin_ptr = heads.cos_sin_ptr + 2 * row * HALF + offs
+            cos = gl.load(cos_sin_ptr, mask=mask, other=0.0).to(gl.float32)
+            sin = gl.load(cos_sin_ptr + HALF, mask=mask, other=0.0).to(gl.float32)
+            rotation = Rotation(cos, sin, slot_R[None, :])
             query_ptr = heads.query_ptr
-            store_heads(query_ptr, heads.kv_ptrs, turns, row, head, offs, first, second, mask, S.heads, S.kv_heads, D)
+            store_heads(
+                query_ptr, heads.kv_ptrs, rotation, row, head, offs, first, second, mask, S.heads, S.kv_heads, D
+            )

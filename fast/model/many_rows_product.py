@@ -181,12 +181,12 @@ class HeadOutputs(NamedTuple):
 
     query_ptr: torch.Tensor  # [R, A, D]
     kv_ptrs: KVTensors
-    turns_ptr: torch.Tensor  # [R, 2, D/2], rotations
+    cos_sin_ptr: torch.Tensor  # [R, 2, D/2], rotations
     slots_ptr: torch.Tensor  # i64 [R]
 
     def of(self, rows: slice) -> Self:
         """Return the heads of some rows."""
-        names = ("query_ptr", "turns_ptr", "slots_ptr")
+        names = ("query_ptr", "cos_sin_ptr", "slots_ptr")
         return self._replace(**{name: getattr(self, name)[rows] for name in names})
 
 

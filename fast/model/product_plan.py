@@ -141,4 +141,4 @@ def streaming(
     num_rows = len(rows.values)
     tiling = choose(num_rows, size, inner, weight.dtype, batch_invariant, is_gated) if num_rows else None
     is_ready = rows.norm is None or rows.weighted is not None
-    return tiling, rows if tiling and is_ready else HiddenRows(rows.applied())
+    return tiling, rows if tiling and is_ready else HiddenRows(rows.normed())

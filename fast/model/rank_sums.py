@@ -128,7 +128,7 @@ def _exchanged_sum_kernel(
     tl.store(peers_ptrs.epochs + program, epoch)
 
 
-def sum_onto(
+def sum_residual(
     ranks: RankGroup,
     base: torch.Tensor | None,
     part_RH: torch.Tensor,
@@ -241,7 +241,7 @@ def links(size: int) -> Links:
     through = LinkedRanks(ranks.rank, ranks.size, ranks.board, peers, MOST_BYTES)
     with torch.inference_mode():
         # Compile without waiting for the others, which may take seconds longer.
-        sum_onto(through.within(0), None, torch.zeros(1, WIDTH, dtype=torch.bfloat16, device=device))
+        sum_residual(through.within(0), None, torch.zeros(1, WIDTH, dtype=torch.bfloat16, device=device))
         torch.cuda.synchronize()
         # A rank that waits in vain has another sum then, and none uses that memory.
         return Links(peers, measured(ranks, through.within(_MOST_SPINS), device))
@@ -254,7 +254,7 @@ def measured(library: RankGroup, peers: RankGroup, device: torch.device) -> tupl
         generator = torch.Generator(device).manual_seed(library.rank)
         part = torch.randn(num_rows, WIDTH, generator=generator, device=device).to(torch.bfloat16)
         library.gather_objects(None)
-        sums = [sum_onto(ranks, None, part).values for ranks in (library, peers)]
+        sums = [sum_residual(ranks, None, part).values for ranks in (library, peers)]
         if not all(library.gather_objects(torch.equal(*sums))):
             times.append(LinkTime(part.nbytes, nan, nan, False))
             break
@@ -269,7 +269,7 @@ def _time(ranks: RankGroup, part: torch.Tensor) -> float:
 
     def work() -> None:
         for _ in range(_SUMS):
-            sum_onto(ranks, None, part)
+            sum_residual(ranks, None, part)
 
     graph = capture(work, part.device)
     times = []

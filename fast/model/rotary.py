@@ -38,8 +38,8 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
         return inverse * (1 - _yarn_ramp(rope) * (1 - 1 / factor))
     low = scaling["low_freq_factor"]
     high = scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
-    share = ((turns - low) / (high - low)).clamp(0, 1)
+    cycles = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
+    share = ((cycles - low) / (high - low)).clamp(0, 1)
     return share * inverse + (1 - share) * inverse / factor
 
 
@@ -109,7 +109,7 @@ class HeadNorms(NamedTuple):
 class ForwardContext:
     """One forward of a model, with everything that its attention layers share."""
 
-    turns: torch.Tensor  # [R, 2, D/2], as of `rotations`
+    cos_sin: torch.Tensor  # [R, 2, D/2], as of `rotations`
     metadata: AttentionMetadata
     kv: KVBuffer
 
@@ -128,7 +128,7 @@ class Rotation(NamedTuple):
 
 @triton.jit
 @no_type_check
-def _turned(x, cos, y, sin, DTYPE: tl.constexpr):
+def _rotated(x, cos, y, sin, DTYPE: tl.constexpr):
     """Compute x cos + y sin, each product and the sum rounded to DTYPE."""
     products = nearest(x * cos, DTYPE).to(tl.float32) + nearest(y * sin, DTYPE).to(tl.float32)
     return nearest(products, DTYPE)
@@ -136,10 +136,10 @@ def _turned(x, cos, y, sin, DTYPE: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def turns_of(turns_ptr, slots_ptr, row, offs, mask, HALF: tl.constexpr):
+def load_cos_sin(cos_sin_ptr, slots_ptr, row, offs, mask, HALF: tl.constexpr):
     """Load the rotations of rows at some dimensions of half a head."""
-    cos = tl.load(turns_ptr + 2 * row * HALF + offs, mask=mask, other=0.0).to(tl.float32)
-    sin = tl.load(turns_ptr + (2 * row + 1) * HALF + offs, mask=mask, other=0.0).to(tl.float32)
+    cos = tl.load(cos_sin_ptr + 2 * row * HALF + offs, mask=mask, other=0.0).to(tl.float32)
+    sin = tl.load(cos_sin_ptr + (2 * row + 1) * HALF + offs, mask=mask, other=0.0).to(tl.float32)
     return Rotation(cos, sin, tl.load(slots_ptr + row, mask=mask, other=-1))
 
 
@@ -148,7 +148,7 @@ def turns_of(turns_ptr, slots_ptr, row, offs, mask, HALF: tl.constexpr):
 def store_heads(
     query_ptr,
     kv_ptrs,
-    turns,
+    rotation,
     row,
     head,
     offs,
@@ -166,16 +166,16 @@ def store_heads(
     """
     DTYPE: tl.constexpr = query_ptr.dtype.element_ty
     HALF: tl.constexpr = D // 2
-    slot = turns.slot
+    slot = rotation.slot
     mask_kv = mask & (slot >= 0)
     address = kv_ptrs.values_ptr + (slot * KV_HEADS + head - HEADS - KV_HEADS) * D + offs
     is_value = mask_kv & (head >= HEADS + KV_HEADS)
     KV_DTYPE: tl.constexpr = kv_ptrs.keys_ptr.dtype.element_ty
     tl.store(address, stored(first, kv_ptrs.value_scale, KV_DTYPE), mask=is_value)
     tl.store(address + HALF, stored(second, kv_ptrs.value_scale, KV_DTYPE), mask=is_value)
-    turned = _turned(first, turns.cos, second, -turns.sin, DTYPE)
-    second = _turned(second, turns.cos, first, turns.sin, DTYPE)
-    first = turned
+    rotated = _rotated(first, rotation.cos, second, -rotation.sin, DTYPE)
+    second = _rotated(second, rotation.cos, first, rotation.sin, DTYPE)
+    first = rotated
     address = query_ptr + (row * HEADS + head) * D + offs
     is_query = mask & (head < HEADS)
     tl.store(address, first, mask=is_query)
@@ -193,7 +193,7 @@ def _rotate_kernel(
     kv_ptrs,
     qkv_ptr,
     norm_ptrs,
-    turns_ptr,
+    cos_sin_ptr,
     slots_ptr,
     num_rows,
     eps,
@@ -224,8 +224,8 @@ def _rotate_kernel(
         first = tl.where(is_value, first, normed)
         normed = normalised(second, scale, tl.load(norm_ptr + HALF, mask=mask, other=0.0), DTYPE).to(tl.float32)
         second = tl.where(is_value, second, normed)
-    turns = turns_of(turns_ptr, slots_ptr, row, offs, mask, HALF)
-    store_heads(query_ptr, kv_ptrs, turns, row, head, offs, first, second, mask, HEADS, KV_HEADS, D)
+    rotation = load_cos_sin(cos_sin_ptr, slots_ptr, row, offs, mask, HALF)
+    store_heads(query_ptr, kv_ptrs, rotation, row, head, offs, first, second, mask, HEADS, KV_HEADS, D)
 
 
 def rotate_and_write(
@@ -254,7 +254,7 @@ def rotate_and_write(
         kv_ptrs=kv,
         qkv_ptr=qkv_R,
         norm_ptrs=HeadNorms(qkv_R, qkv_R) if norms is None else norms,
-        turns_ptr=forward.turns,
+        cos_sin_ptr=forward.cos_sin,
         slots_ptr=forward.metadata.slots,
         num_rows=num_rows,
         eps=eps,

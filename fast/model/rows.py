@@ -59,7 +59,7 @@ class HiddenRows:
         """Weight of the norm, where the rows' writer prepares it."""
         return None if self.norm is None or self.weighted is None else self.norm.weight
 
-    def applied(self) -> torch.Tensor:
+    def normed(self) -> torch.Tensor:
         """Apply the norm now, [R, H]."""
         return self.values if self.norm is None else rms_norm(self.values, *self.norm)
 

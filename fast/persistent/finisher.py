@@ -131,8 +131,8 @@ def _finish_qkv(
             tile, o, n, mask = _tile(i, S)
             head, dim = tile // 8, tile % 8 * 8 + o
             slot_of_row = gl.load(meta.slots + n, n < S.rows, -1)
-            co = gl.load(meta.turns + n * 128 + dim, mask, 0.0).to(gl.float32)
-            si = gl.load(meta.turns + n * 128 + 64 + dim, mask, 0.0).to(gl.float32)
+            co = gl.load(meta.cos_sin + n * 128 + dim, mask, 0.0).to(gl.float32)
+            si = gl.load(meta.cos_sin + n * 128 + 64 + dim, mask, 0.0).to(gl.float32)
             if S.has_head_norms:
                 norm = (tables.query_norms if head < S.heads else tables.key_norms) + layer * D + dim
                 low_norm, high_norm = gl.load(norm).to(gl.float32), gl.load(norm + 64).to(gl.float32)

@@ -252,7 +252,7 @@ class PersistentForward:
     def __call__(
         self,
         ids_R: torch.Tensor,
-        turns: torch.Tensor,
+        cos_sin: torch.Tensor,
         metadata: AttentionMetadata,
         kv: KVBuffer,
         features: tuple[int, ...],
@@ -297,7 +297,7 @@ class PersistentForward:
             key_lens=metadata.key_lens,
             table=metadata.table,
             table_rows=metadata.table_rows,
-            turns=turns,
+            cos_sin=cos_sin,
             windows=self._windows,
         )
         forward[(schedule.programs,)](

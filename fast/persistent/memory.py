@@ -41,7 +41,7 @@ class Meta(NamedTuple):
     key_lens: Any
     table: Any
     table_rows: Any
-    turns: Any  # [R, 2, D/2]
+    cos_sin: Any  # [R, 2, D/2]
     windows: Any  # i32 [layers], used where there are any
 
 

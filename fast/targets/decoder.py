@@ -7,15 +7,15 @@ import torch
 from specsim.core.pool import KVBuffer
 from specsim.core.rank_group import RankGroup
 from specsim.core.target import Experts, ForwardOutput, LatentAttention, ModelConfig
-from specsim.fast.layers import Weights, gated_mlp_onto, self_attention_onto
+from specsim.fast.layers import Weights, gated_mlp_residual, self_attention_residual
 from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.rank_sums import sum_onto
+from specsim.fast.model.rank_sums import sum_residual
 from specsim.fast.model.rotary import ForwardContext, inverse_frequencies, rotations
 from specsim.fast.model.rows import HiddenRows, Norm, embed, rms_norm
 from specsim.fast.persistent.forward import PersistentForward
 from specsim.fast.runtime.peer_memory import join_slices, without_padding
-from specsim.fast.targets.experts import mixture_onto
-from specsim.fast.targets.latent_attention import latent_attention_onto
+from specsim.fast.targets.experts import mixture_residual
+from specsim.fast.targets.latent_attention import latent_attention_residual
 
 
 def on_device(tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -23,7 +23,7 @@ def on_device(tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: 
     return {name: tensor.to(device, torch.float32 if ".router." in name else dtype) for name, tensor in tensors.items()}
 
 
-def decoder_layer_onto(
+def decoder_layer(
     rows: HiddenRows,
     weights: Weights,
     config: ModelConfig,
@@ -41,12 +41,12 @@ def decoder_layer_onto(
     between = Norm(weights["post_attention_layernorm.weight"], config.rms_norm_eps)
     inner = weights.under("self_attn")
     if isinstance(layer_config.attention, LatentAttention):
-        rows = latent_attention_onto(rows.values, rows, inner, layer_config.attention, layer, forward, between)
+        rows = latent_attention_residual(rows.values, rows, inner, layer_config.attention, layer, forward, between)
     else:
-        rows = self_attention_onto(rows.values, rows, inner, config, layer, forward, between)
+        rows = self_attention_residual(rows.values, rows, inner, config, layer, forward, between)
     if isinstance(layer_config.mlp, Experts):
-        return mixture_onto(rows, weights.under("mlp"), layer_config.mlp, following, out)
-    return gated_mlp_onto(rows, weights.under("mlp"), following, out), None
+        return mixture_residual(rows, weights.under("mlp"), layer_config.mlp, following, out)
+    return gated_mlp_residual(rows, weights.under("mlp"), following, out), None
 
 
 class DecoderTarget:
@@ -98,19 +98,19 @@ class DecoderTarget:
         features_RF = self.embedding.new_empty(num_rows, len(feature_layers) * size)
         # The input of a layer is written directly to the features, where it is one.
         entering = {layer: features_RF[:, i * size : (i + 1) * size] for i, layer in enumerate(feature_layers)}
-        forward = ForwardContext(self._turns(metadata), metadata, kv)
+        forward = ForwardContext(self._cos_sin(metadata), metadata, kv)
         rows = self.embed(input_ids_R, self._input_norm(0), out=entering.get(0))
         routed = []
         for layer in range(self.config.num_layers):
             weights = self._weights.under(f"model.layers.{layer}")
             following, out = self._input_norm(layer + 1), entering.get(layer + 1)
-            rows, chosen_RK = decoder_layer_onto(rows, weights, self.config, layer, forward, following, out)
+            rows, chosen_RK = decoder_layer(rows, weights, self.config, layer, forward, following, out)
             routed += [] if chosen_RK is None else [chosen_RK]
-        normed_RH = rows.applied()
+        normed_RH = rows.normed()
         side = {"experts": torch.stack(routed, dim=1)} if routed else {}
         return ForwardOutput(normed_RH, features_RF if feature_layers else normed_RH, side)
 
-    def _turns(self, metadata: AttentionMetadata) -> torch.Tensor:
+    def _cos_sin(self, metadata: AttentionMetadata) -> torch.Tensor:
         return rotations(metadata.positions, self._inverse_D, self.embedding.dtype, self.config.rope.amplitude)
 
     def _forward_persistent(
@@ -121,7 +121,7 @@ class DecoderTarget:
         kv: KVBuffer,
         feature_layers: tuple[int, ...],
     ) -> ForwardOutput:
-        rows_RH, features_RF = persistent(input_ids_R, self._turns(metadata), metadata, kv, feature_layers)
+        rows_RH, features_RF = persistent(input_ids_R, self._cos_sin(metadata), metadata, kv, feature_layers)
         normed_RH = rms_norm(rows_RH, *self._input_norm(self.config.num_layers))
         return ForwardOutput(normed_RH, features_RF if feature_layers else normed_RH)
 
@@ -131,7 +131,7 @@ class DecoderTarget:
             return embed(ids_R, self.embedding, norm, out)
         first = self.ranks.part.tokens(self.config.vocab_size).start
         own_RH = embed(ids_R, self.embedding, first_token=first).values  # zeros for tokens of other ranks
-        return sum_onto(self.ranks, None, own_RH, norm, out)
+        return sum_residual(self.ranks, None, own_RH, norm, out)
 
     def normed_embedding(self, ids_R: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
         """Write embeddings under a norm, for drafters that have none of their own."""
@@ -147,10 +147,10 @@ class DecoderTarget:
         return Norm(self._weights[f"{name}.weight"], self.config.rms_norm_eps)
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        logits_RV = self.own_logits(hidden_RH)
+        logits_RV = self.rank_logits(hidden_RH)
         return logits_RV if self.ranks is None else join_slices(self.ranks, logits_RV, self.config.vocab_size)
 
-    def own_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+    def rank_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute logits of the tokens of this rank's slice, -inf beyond them, or of all without ranks."""
         logits_RC = self._weights.project(HiddenRows(hidden_RH), "lm_head")
         return logits_RC if self.ranks is None else without_padding(self.ranks, logits_RC, self.config.vocab_size)

@@ -34,7 +34,7 @@ _EPS = 1e-6  # of the norms of latent vectors, whatever the model's
 
 @triton.jit
 @no_type_check
-def _turn(from_ptr, to_ptr, cos, sin, pair, mask, scale, DTYPE: tl.constexpr):
+def _rotate_pairs(from_ptr, to_ptr, cos, sin, pair, mask, scale, DTYPE: tl.constexpr):
     """Rotate channels 2i and 2i + 1 of from_ptr by angle i, products and sums rounded to DTYPE.
 
     scale: of to_ptr's numbers, where they are fp8.
@@ -56,7 +56,7 @@ def _latent_kernel(
     projected_ptr,
     latent_ptr,
     norm_ptr,
-    turns_ptr,
+    cos_sin_ptr,
     slots_ptr,
     num_rows,
     eps,
@@ -80,8 +80,8 @@ def _latent_kernel(
     mask_r = row < num_rows
     pair = tl.arange(0, BLOCK_P)
     mask_p = mask_r[:, None] & (pair < PAIRS)[None, :]
-    cos = tl.load(turns_ptr + 2 * row[:, None] * PAIRS + pair[None, :], mask=mask_p, other=0.0).to(tl.float32)
-    sin = tl.load(turns_ptr + (2 * row[:, None] + 1) * PAIRS + pair[None, :], mask=mask_p, other=0.0).to(tl.float32)
+    cos = tl.load(cos_sin_ptr + 2 * row[:, None] * PAIRS + pair[None, :], mask=mask_p, other=0.0).to(tl.float32)
+    sin = tl.load(cos_sin_ptr + (2 * row[:, None] + 1) * PAIRS + pair[None, :], mask=mask_p, other=0.0).to(tl.float32)
     slot = tl.load(slots_ptr + row, mask=mask_r, other=-1)
     mask_slot = slot >= 0
     offs = tl.arange(0, BLOCK_L)
@@ -93,7 +93,7 @@ def _latent_kernel(
     normed = stored(normed.to(tl.float32), key_scale, keys_ptr.dtype.element_ty)
     tl.store(keys_ptr + slot[:, None] * WIDTH + offs[None, :], normed, mask=mask & mask_slot[:, None])
     source = latent_ptr + row[:, None] * STRIDE_L + RANK
-    _turn(
+    _rotate_pairs(
         source,
         keys_ptr + slot[:, None] * WIDTH + RANK,
         cos,
@@ -107,7 +107,7 @@ def _latent_kernel(
     source = projected_ptr + row[:, None, None] * STRIDES_P[0] + head * STRIDES_P[1]
     target = query_ptr + row[:, None, None] * STRIDES_Q[0] + head * STRIDES_Q[1]
     mask_q = mask_p[:, None, :] & (head < HEADS)
-    _turn(source, target, cos[:, None, :], sin[:, None, :], pair[None, None, :], mask_q, 1.0, DTYPE)
+    _rotate_pairs(source, target, cos[:, None, :], sin[:, None, :], pair[None, None, :], mask_q, 1.0, DTYPE)
 
 
 def write_latent(
@@ -116,21 +116,21 @@ def write_latent(
     projected_RAT: torch.Tensor,
     latent_R: torch.Tensor,
     norm: Norm,
-    turns: torch.Tensor,
+    cos_sin: torch.Tensor,
     slots_R: torch.Tensor,
 ) -> None:
     """Write rows' keys [normalised latent, rotated channels] to their slots, and rotate their query channels.
 
     kv: of a layer, with keys [slots, 1, rank + T]. latent_R: [R, rank + T], as projected. Rows may be slices of wider
-    tensors. turns: [R, 2, T/2]. Rotary pairs are (2i, 2i + 1). Rows of slot -1 write no key.
+    tensors. cos_sin: [R, 2, T/2]. Rotary pairs are (2i, 2i + 1). Rows of slot -1 write no key.
     """
-    require_contiguous(keys=kv.keys_ptr, turns=turns)
+    require_contiguous(keys=kv.keys_ptr, cos_sin=cos_sin)
     for rows in (query_RAT, projected_RAT, latent_R):
         if rows.stride(-1) != 1:
             raise ValueError(f"rows have strides {rows.stride()}; allowed: 1 along the last dimension")
-    num_rows, heads, turned = query_RAT.shape
-    rank = latent_R.shape[1] - turned
-    block_a, block_l, block_p = next_power_of_2(heads), next_power_of_2(rank), next_power_of_2(turned // 2)
+    num_rows, heads, rope_dim = query_RAT.shape
+    rank = latent_R.shape[1] - rope_dim
+    block_a, block_l, block_p = next_power_of_2(heads), next_power_of_2(rank), next_power_of_2(rope_dim // 2)
     block = block_of(num_rows, 1, max(block_l, block_a * block_p))
     _latent_kernel[(ceil_div(num_rows, block),)](
         query_ptr=query_RAT,
@@ -138,7 +138,7 @@ def write_latent(
         projected_ptr=projected_RAT,
         latent_ptr=latent_R,
         norm_ptr=norm.weight,
-        turns_ptr=turns,
+        cos_sin_ptr=cos_sin,
         slots_ptr=slots_R,
         num_rows=num_rows,
         eps=norm.eps,
@@ -148,7 +148,7 @@ def write_latent(
         STRIDE_L=latent_R.stride(0),
         HEADS=heads,
         RANK=rank,
-        PAIRS=turned // 2,
+        PAIRS=rope_dim // 2,
         BLOCK_R=block,
         BLOCK_A=block_a,
         BLOCK_L=block_l,
@@ -228,7 +228,7 @@ def head_product(x_RAK: torch.Tensor, weight_ANK: torch.Tensor, out_RAN: torch.T
     )
 
 
-def latent_attention_onto(
+def latent_attention_residual(
     base: torch.Tensor,
     rows: HiddenRows,
     weights: Weights,
@@ -263,15 +263,15 @@ def latent_attention_onto(
         projected_RAQ[..., attention_config.nope_dim :],
         latent_RL,
         Norm(weights["kv_a_layernorm.weight"], _EPS),
-        forward.turns,
+        forward.cos_sin,
         forward.metadata.slots,
     )
-    scores = Scores(scale=attention_config.scale, turned=attention_config.rope_dim)
+    scores = Scores(scale=attention_config.scale, rope_dim=attention_config.rope_dim)
     invariant = weights.batch_invariant
     read_RAL = attention(query_RAL, layer, forward.kv, forward.metadata, scores, invariant=invariant)
     out_RAV = read_RAL.new_empty(num_rows, attention_config.num_heads, attention_config.value_dim)
     head_product(read_RAL, value_weight, out_RAV)
-    return weights.project_onto(base, HiddenRows(out_RAV.flatten(1)), "o_proj", norm)
+    return weights.project_residual(base, HiddenRows(out_RAV.flatten(1)), "o_proj", norm)
 
 
 def _latent_projections(
@@ -279,7 +279,7 @@ def _latent_projections(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Project rows to queries [R, A, nope + rope] and latent vectors with the rotated channels, [R, rank + rope]."""
     if attention_config.query_rank is None:
-        ready = HiddenRows(rows.applied())
+        ready = HiddenRows(rows.normed())
         query_R = weights.project(ready, "q_proj")
         latent_RL = weights.project(ready, "kv_a_proj_with_mqa")
     else:

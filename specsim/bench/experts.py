@@ -56,17 +56,17 @@ def _row(
 ) -> Row:
     from specsim.fast.layers import Weights as FastWeights
     from specsim.fast.model.rows import HiddenRows, Norm
-    from specsim.fast.targets.experts import mixture_onto
+    from specsim.fast.targets.experts import mixture_residual
 
     x = torch.randn(rows, hidden_size, device="cuda", dtype=torch.bfloat16)
     norm = Norm(torch.ones(hidden_size, device="cuda", dtype=torch.bfloat16), 1e-5)
     weights = [FastWeights(layer) for layer in layers]
 
     def run(index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        out, chosen = mixture_onto(HiddenRows(x, norm), weights[index], experts)
+        out, chosen = mixture_residual(HiddenRows(x, norm), weights[index], experts)
         return out.values, chosen
 
-    normed = HiddenRows(x, norm).applied()
+    normed = HiddenRows(x, norm).normed()
     chosen = [run(index)[1].long() for index in range(len(layers))]
     touched = sum(len(indices.unique()) for indices in chosen) / len(layers)
     bound = experts_bound(rows, hidden_size, experts, touched)

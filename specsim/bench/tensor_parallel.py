@@ -83,7 +83,7 @@ def exchange_rows(size: int, quick: bool) -> Iterator[Row]:
 @torch.inference_mode()
 def exchange_row(ranks: RankGroup, groups: dict[str, RankGroup], rows: int, note: str) -> Row:
     """Compare the bits of each group's sum with a sum in the order of the ranks, and time it."""
-    from specsim.fast.model.rank_sums import sum_onto
+    from specsim.fast.model.rank_sums import sum_residual
 
     parts = [_part(rank, rows) for rank in range(ranks.size)]
     total = parts[0].float()
@@ -94,7 +94,7 @@ def exchange_row(ranks: RankGroup, groups: dict[str, RankGroup], rows: int, note
     checks = {}
     timings = {}
     for name, group in groups.items():
-        run = partial(sum_onto, group, None, part)
+        run = partial(sum_residual, group, None, part)
         check = equal("the sum in the order of the ranks, bit for bit", {"sum": run().values}, expected_sum)
         checks[name] = agreed(ranks, check)
         if checks[name].passed:

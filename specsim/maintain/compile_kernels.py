@@ -272,9 +272,9 @@ def compile_persistent(name: str, requests: int, nodes: int, batch_invariant: bo
         visible=new(rows, 1),
     )
     kv = KVBuffer(model.kv_layout, 1024, torch.bfloat16, "meta")
-    turns = new(rows, 2, 64, dtype=torch.bfloat16)
+    cos_sin = new(rows, 2, 64, dtype=torch.bfloat16)
     forward = PersistentForward(model, dict(weights.tensors), batch_invariant=batch_invariant)
-    forward(new(rows, dtype=torch.int64), turns, metadata, kv, (0, 1, 2) if nodes > 1 else ())
+    forward(new(rows, dtype=torch.int64), cos_sin, metadata, kv, (0, 1, 2) if nodes > 1 else ())
 
 
 @contextmanager

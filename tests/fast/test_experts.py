@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import silu
 
 from specsim.core.target import Experts
-from specsim.fast.model.experts import ExpertWeights, block_size, expert_blocks, experts_onto
+from specsim.fast.model.experts import ExpertWeights, block_size, expert_blocks, experts_residual
 from specsim.fast.model.routing import route
 from specsim.fast.model.rows import Norm
 
@@ -52,7 +52,7 @@ def test_rows_gain_their_experts_outputs(shape, activation, has_bias, dtype, dev
     blocks = expert_blocks(routes.experts, num_experts, block_size(num_rows * top_k, num_experts))
     moved = ExpertWeights(*(None if each is None else each.to(device) for each in weights))
     norm = Norm(torch.rand(hidden).to(dtype).to(device), 1e-5)
-    rows = experts_onto(base.to(device), x.to(device), moved, routes, blocks, activation, norm)
+    rows = experts_residual(base.to(device), x.to(device), moved, routes, blocks, activation, norm)
     expected = expected_rows(base, x, weights, routes, activation)
     largest = float(expected.abs().max()) if num_rows else 1.0
     assert torch.allclose(rows.values.cpu().double(), expected, atol=largest * 12 * torch.finfo(dtype).eps, rtol=0)
@@ -67,6 +67,6 @@ def test_a_row_depends_on_no_other(device):
 
     def outputs(rows: slice) -> torch.Tensor:
         routes = route(logits[rows].contiguous(), Experts(6, 2, 16))
-        return experts_onto(x[rows], x[rows], weights, routes, expert_blocks(routes.experts, 6, 16), "silu").values
+        return experts_residual(x[rows], x[rows], weights, routes, expert_blocks(routes.experts, 6, 16), "silu").values
 
     assert torch.equal(outputs(slice(0, 9))[4:5], outputs(slice(4, 5)))

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specsim.core.target import Experts
-from specsim.fast.model.experts import ExpertWeights, expert_blocks, experts_onto
-from specsim.fast.model.experts_of_row import routed_row_onto
+from specsim.fast.model.experts import ExpertWeights, expert_blocks, experts_residual
+from specsim.fast.model.experts_of_row import routed_row_residual
 from specsim.fast.model.routing import route
 from specsim.fast.model.rows import Norm
 
@@ -33,11 +33,11 @@ def test_a_row_gets_what_it_gets_among_others(experts, hidden, dtype, device):
     logits = (2 * torch.randn(1, count, device=device)).round()  # equal ones among them
     bias = 0.3 * torch.randn(count, device=device) if experts.routing == "grouped_sigmoid" else None
     norm = Norm(random(hidden), 1e-5)
-    rows, chosen = routed_row_onto(base, x, weights, experts, logits, bias, norm)
+    rows, chosen = routed_row_residual(base, x, weights, experts, logits, bias, norm)
     routes = route(logits, experts, bias)
     assert torch.equal(chosen, routes.experts)
     blocks = expert_blocks(routes.experts, count, 16)
-    expected = experts_onto(base, x, weights, routes, blocks, experts.activation, norm)
+    expected = experts_residual(base, x, weights, routes, blocks, experts.activation, norm)
     eps = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(rows.values, expected.values, rtol=eps, atol=eps)
     torch.testing.assert_close(rows.weighted, expected.weighted, rtol=2 * eps, atol=2 * eps)
@@ -49,7 +49,7 @@ def test_a_logit_that_is_no_number_is_chosen_last(device):
     weights = ExpertWeights(torch.randn(5, 16, 16, device=device), torch.randn(5, 16, 8, device=device))
     x = torch.randn(1, 16, device=device)
     logits = torch.tensor([[torch.nan, 0.0, -torch.inf, 5.0, 0.0]], device=device)
-    _, chosen = routed_row_onto(x, x, weights, experts, logits, None)
+    _, chosen = routed_row_residual(x, x, weights, experts, logits, None)
     assert chosen.tolist() == [[3, 1, 4, 0]]
 
 
@@ -57,7 +57,7 @@ def test_the_row_may_lie_in_a_wider_tensor(device):
     experts = CHOICES[0]
     weights = ExpertWeights(torch.randn(4, 16, 16, device=device), torch.randn(4, 16, 8, device=device))
     wide, x = torch.zeros(1, 48, device=device), torch.randn(1, 16, device=device)
-    rows, _ = routed_row_onto(
+    rows, _ = routed_row_residual(
         wide[:, :16], x, weights, experts, torch.randn(1, 4, device=device), None, out=wide[:, 16:32]
     )
     assert rows.values.data_ptr() == wide[:, 16:].data_ptr()

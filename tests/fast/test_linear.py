@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from specsim.fast.model.linear import linear, linear_gated, linear_onto
+from specsim.fast.model.linear import linear, linear_gated, linear_residual
 from specsim.fast.model.product_plan import ProductTiling
 from specsim.fast.model.rows import HiddenRows, Norm, rms_norm, silu_mul
 from specsim.fast.runtime.launch import INTERPRETED
@@ -75,7 +75,9 @@ def test_a_product_is_added_and_prepared_for_the_next_norm(
     bias, wide, given = torch.randn(size).to(dtype).to(device), wide.to(device), base.to(device)[:, 3:]
     norm = Norm(torch.randn(size).to(dtype).to(device), 1e-5)
     tiled(tiling)
-    out = linear_onto(given, HiddenRows(x.to(device)), weight.to(device), bias, norm=norm, out=wide[:, 2 : size + 2])
+    out = linear_residual(
+        given, HiddenRows(x.to(device)), weight.to(device), bias, norm=norm, out=wide[:, 2 : size + 2]
+    )
     product = linear(HiddenRows(x.to(device)), weight.to(device), bias)
     assert torch.equal(out.values, given + product)
     assert out.values.data_ptr() == wide[:, 2:].data_ptr()
@@ -86,9 +88,9 @@ def test_a_product_is_added_and_prepared_for_the_next_norm(
     else:
         assert torch.equal(out.weighted, out.values * norm.weight)
         assert_within(out.squares.sum(1), out.values.cpu().double().square().sum(1), 4 * size)
-    assert linear_onto(given, HiddenRows(x.to(device)), weight.to(device), bias).weighted is None
+    assert linear_residual(given, HiddenRows(x.to(device)), weight.to(device), bias).weighted is None
     tiled(None)
-    library = linear_onto(given, HiddenRows(x.to(device)), weight.to(device), bias, norm=norm)
+    library = linear_residual(given, HiddenRows(x.to(device)), weight.to(device), bias, norm=norm)
     assert library.norm is norm
     assert library.squares is None
     assert_within(library.values, out.values.cpu().double(), 4, 8.0)
@@ -156,7 +158,7 @@ def test_no_rows_and_rows_that_cannot_be_read(device):
         assert linear(none, weight, None, batch_invariant).shape == (0, 6)
         assert linear_gated(none, weight, None, batch_invariant).shape == (0, 3)
         base = torch.empty(0, 6, device=device)
-        assert linear_onto(base, none, weight, None, batch_invariant).values.shape == (0, 6)
+        assert linear_residual(base, none, weight, None, batch_invariant).values.shape == (0, 6)
     with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
         linear(HiddenRows(torch.ones(32, 4, device=device).T), weight, None, True)
     with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):

@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from specsim.core.pool import KVBuffer, KVLayout
 from specsim.fast import layers
 from specsim.fast.model import rotary
-from specsim.fast.model.linear import linear, linear_gated, linear_onto
+from specsim.fast.model.linear import linear, linear_gated, linear_residual
 from specsim.fast.model.product_plan import ManyRowsPlan, choose, plan_many_rows
 from specsim.fast.model.rows import HiddenRows, Norm
 from specsim.fast.runtime.launch import has_warp_roles
@@ -25,14 +25,15 @@ from specsim.maintain.compile_kernels import compile_only
 
 found = []
 with compile_only(90, found.append):
-    from specsim.fast.model.linear import linear, linear_gated, linear_onto
-    from specsim.fast.model.rows import Norm, Rows
+    from specsim.fast.model.linear import linear, linear_gated, linear_residual
+    from specsim.fast.model.rows import HiddenRows, Norm
 
     def zeros(*shape):
         return torch.zeros(*shape, dtype=torch.bfloat16)
 
     for rows in (17, 64):
-        own = linear_onto(zeros(rows, 4096), Rows(zeros(rows, 4096)), zeros(4096, 4096), norm=Norm(zeros(4096), 1e-5))
+        norm = Norm(zeros(4096), 1e-5)
+        own = linear_residual(zeros(rows, 4096), HiddenRows(zeros(rows, 4096)), zeros(4096, 4096), norm=norm)
         linear(own, zeros(4096, 4096), zeros(4096))
         linear_gated(own, zeros(4096, 4096))
         linear_gated(own, zeros(24576, 4096))
@@ -73,7 +74,7 @@ def test_a_wide_product_is_the_product(num_rows, size, inner):
     assert all(torch.equal(linear(HiddenRows(x), weight, bias), out) for _ in range(20))
     assert_within(out, x.double() @ weight.double().T + bias.double(), 1)
     norm = Norm(torch.randn(size, device="cuda").bfloat16(), 1e-5)
-    onto = linear_onto(base, HiddenRows(x), weight, bias, norm=norm)
+    onto = linear_residual(base, HiddenRows(x), weight, bias, norm=norm)
     assert torch.equal(onto.values, base + out)
     assert torch.equal(onto.weighted, onto.values * norm.weight)
     scale = (onto.values.double().square().mean(1, keepdim=True) + norm.eps).rsqrt()
@@ -89,7 +90,7 @@ def test_a_row_of_a_wide_product_is_the_same_solo_and_batched():
     norm = Norm(torch.randn(4096, device="cuda").bfloat16(), 1e-5)
 
     def results(x: torch.Tensor) -> list[torch.Tensor | None]:
-        onto = linear_onto(x, HiddenRows(x), weight, batch_invariant=True, norm=norm)
+        onto = linear_residual(x, HiddenRows(x), weight, batch_invariant=True, norm=norm)
         after = [multiply(onto, weight, batch_invariant=True) for multiply in (linear, linear_gated)]
         return [onto.values, onto.weighted, onto.squares, *after]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specsim.core.rank_group import PhaseBoard, RankGroup
-from specsim.fast.model.rank_sums import exchanged_sum, sum_onto
+from specsim.fast.model.rank_sums import exchanged_sum, sum_residual
 from specsim.fast.model.rows import HiddenRows, Norm
 from specsim.fast.runtime import peer_memory
 from specsim.fast.runtime.peer_memory import PROGRAMS, LinkedRanks, PeerMemory, meet
@@ -54,7 +54,7 @@ def _summed(memory, inputs, ranks):
     found = []
     for base, norm, *parts in inputs:
         part = parts[ranks.rank]
-        library = sum_onto(ranks, base, part, norm)
+        library = sum_residual(ranks, base, part, norm)
         ours = HiddenRows.to_write(torch.empty_like(part), norm, 1)
         time.sleep(0.02 * ranks.rank)
         exchanged_sum(peers, base, part, ours)

@@ -37,7 +37,9 @@ def _measured(ranks):
     peers = RankGroup(ranks.rank, ranks.size, PhaseBoard())
     module: Any = rank_links
     module.ROWS = (1, 4, 16, 64)
-    module.sum_onto = lambda way, base, part: HiddenRows(part + float(len(part) == 16 and way is peers and ranks.rank))
+    module.sum_residual = lambda way, base, part: HiddenRows(
+        part + float(len(part) == 16 and way is peers and ranks.rank)
+    )
     module._time = lambda way, part: 2.0 * len(part) + ranks.rank + (way is peers)
     return measured(ranks, peers, torch.device("cpu"))
 

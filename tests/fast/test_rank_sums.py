@@ -5,15 +5,15 @@ from functools import partial
 import pytest
 import torch
 
-from specsim.fast.model.rank_sums import sum_onto
+from specsim.fast.model.rank_sums import sum_residual
 from specsim.fast.model.rows import Norm, embed
 from specsim.fast.runtime.graph import Tape
 
 
 def _summed(parts, base, norm, ranks):
     out = torch.empty(len(parts[0]), 2 * parts[0].shape[1], dtype=parts[0].dtype)[:, : parts[0].shape[1]]
-    onto = sum_onto(ranks, base, parts[ranks.rank], Norm(norm, 1e-5), out)
-    return onto.values.clone(), onto.applied()
+    onto = sum_residual(ranks, base, parts[ranks.rank], Norm(norm, 1e-5), out)
+    return onto.values.clone(), onto.normed()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -32,7 +32,7 @@ def test_a_sum_is_taken_in_the_order_of_the_ranks(in_two_ranks, dtype, has_base,
 def _replayed(ranks):
     part = torch.zeros(2, 3)
     out = torch.empty(2, 3)
-    tape = Tape.of(lambda: sum_onto(ranks, None, part, None, out))
+    tape = Tape.of(lambda: sum_residual(ranks, None, part, None, out))
     part.fill_(1.0 + ranks.rank)
     tape.replay()
     return out

@@ -18,7 +18,7 @@ def test_rows_under_their_norm_and_logits(shape, has_bias, dtype, device):
     weight = torch.randn(num_experts, size, device=device)
     bias = torch.randn(num_experts, device=device) if has_bias else None
     x, logits = normed_and_logits(rows, weight, bias)
-    assert torch.equal(x, rows.applied())
+    assert torch.equal(x, rows.normed())
     expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
     torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5)
 

@@ -62,10 +62,10 @@ def test_embedded_rows_are_prepared_for_the_next_norm(size, dtype, device, progr
     else:
         assert torch.equal(rows.weighted.cpu(), table[ids] * weight)
         assert_within(rows.squares[:, 0], table[ids].double().square().sum(1), 2 * size)
-    assert_within(rows.applied(), rms_norm(table[ids].double(), weight.double(), 1e-5), 4, scale=1e-3)
-    assert torch.equal(rows.applied(), fast.rms_norm(table.to(device), *norm, ids_R=ids.to(device)))
+    assert_within(rows.normed(), rms_norm(table[ids].double(), weight.double(), 1e-5), 4, scale=1e-3)
+    assert torch.equal(rows.normed(), fast.rms_norm(table.to(device), *norm, ids_R=ids.to(device)))
     alone = fast.embed(ids.to(device), table.to(device))
-    assert alone.applied() is alone.values
+    assert alone.normed() is alone.values
     assert torch.equal(alone.values, rows.values)
 
 

@@ -295,12 +295,14 @@ def test_a_fast_layer_equals_the_references(family, batch_invariant, head_dim, d
     turns = rotary.rotations(metadata.positions, inverse.to(device), x.dtype)
     forward = rotary.ForwardContext(turns, metadata, pools[1].target)
     norm = Norm(torch.ones(32, device=device), 1e-5)
-    out = fast.self_attention_onto(base, HiddenRows(x.to(device)), weights.under("self_attn"), config, 1, forward, norm)
+    out = fast.self_attention_residual(
+        base, HiddenRows(x.to(device)), weights.under("self_attn"), config, 1, forward, norm
+    )
     expected = base.cpu().double() + attended
     assert out.norm is norm
     assert_within(out.values, expected, 64, float(expected.abs().max()))
     expected = attended + gated_mlp(rms_norm(attended, torch.ones(32), 1e-5), exact.under("mlp"))
-    grown = fast.gated_mlp_onto(HiddenRows(attended.float().to(device), norm), weights.under("mlp"), norm)
+    grown = fast.gated_mlp_residual(HiddenRows(attended.float().to(device), norm), weights.under("mlp"), norm)
     assert_within(grown.values, expected, 32, float(expected.abs().max()))
 
 

@@ -41,8 +41,8 @@ FAULTS = (
         edits=(
             Edit(
                 DRAFTER,
-                'forward, self._norm("norm"))\n        return rows.applied()',
-                'forward, self._norm("norm"))\n        self.before_norm = rows.values\n        return rows.applied()',
+                'forward, self._norm("norm"))\n        return rows.normed()',
+                'forward, self._norm("norm"))\n        self.before_norm = rows.values\n        return rows.normed()',
             ),
             Edit(DRAFTER, "hidden_RH if self._is_chained", "module.before_norm if self._is_chained"),
         ),
