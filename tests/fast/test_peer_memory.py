@@ -10,7 +10,7 @@ from specsim.core.rank_group import PhaseBoard, RankGroup
 from specsim.fast.model.rank_sums import exchanged_sum, sum_residual
 from specsim.fast.model.rows import HiddenRows, Norm
 from specsim.fast.runtime import peer_memory
-from specsim.fast.runtime.peer_memory import PROGRAMS, LinkedRanks, PeerMemory, meet
+from specsim.fast.runtime.peer_memory import PROGRAMS, LinkedRanks, PeerMemory, join_slices, meet, without_padding
 
 HALF = 4096  # bytes
 
@@ -118,3 +118,20 @@ def test_only_small_parts_on_gpus_are_linked(memory):
     assert not linked.links(torch.zeros(2))
     assert isinstance(linked, RankGroup)
     assert linked.within(7).peers.most_spins == 7
+
+
+def _joined(logits_RV, ranks):
+    size = logits_RV.shape[1]
+    tokens = ranks.part.tokens(size)
+    padding = ranks.part.chunk(size) - len(tokens)
+    own = torch.nn.functional.pad(logits_RV[:, tokens.start : tokens.stop], (0, padding))
+    joined = join_slices(ranks, own, size)
+    return joined, without_padding(ranks, own, size)[:, len(tokens) :]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 48, 600])
+def test_joined_slices_are_the_row(in_two_ranks, vocab_size):
+    logits = torch.randn(3, vocab_size)
+    for joined, padding in in_two_ranks(partial(_joined, logits)):
+        assert torch.equal(joined, logits)
+        assert (padding == float("-inf")).all()
