@@ -80,7 +80,7 @@ def walk(
     device = node_distributions.moments.device
     _, final_uniforms = uniforms or (None, None)
     verdict = out or _empty(batch, config, device)
-    rejected_B = torch.empty(batch.size, dtype=torch.int64, device=device)
+    rejected_B = torch.empty_like(batch.seq_lens)
     bonus_B = None
     if isinstance(acceptance, AcceptanceRule):
         bonus_B = rule.accept(batch, verify_input, node_distributions, uniforms, config, acceptance, verdict)

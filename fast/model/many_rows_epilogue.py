@@ -172,7 +172,7 @@ def scale_of(squares_ptr, row, num_rows, eps, K: gl.constexpr, PARTS: gl.constex
 @gluon.jit
 @no_type_check
 def finish(acc, scale, finish_ptrs, tile, row, num_rows, S: gl.constexpr, R: gl.constexpr, DTYPE: gl.constexpr):
-    """Take the steps after a product for a tile, [_N, R]: see specsim.fast.model.linear and qkv_projection."""
+    """Take the steps after a product for a tile, [_N, R]: see specsim.fast.model.linear."""
     N: gl.constexpr = S.size
     KIND: gl.constexpr = S.kind
     D: gl.constexpr = S.head_dim

@@ -73,6 +73,7 @@ class DecoderTarget:
         self._weights = Weights(on_device(tensors, device, dtype), batch_invariant=batch_invariant, ranks=ranks)
         self.embedding = self._weights["model.embed_tokens.weight"]
         self._inverse_D = inverse_frequencies(config.rope).to(device)
+        self._amplitude = config.rope.amplitude
         self.persistent: PersistentForward | None = None
 
     def make_persistent(self, where_it_fits: bool) -> None:
@@ -101,7 +102,7 @@ class DecoderTarget:
         forward = ForwardContext(self._cos_sin(metadata), metadata, kv)
         rows = self.embed(input_ids_R, self._input_norm(0), out=entering.get(0))
         routed = []
-        for layer in range(self.config.num_layers):
+        for layer in range(len(self.config.layers)):
             weights = self._weights.under(f"model.layers.{layer}")
             following, out = self._input_norm(layer + 1), entering.get(layer + 1)
             rows, chosen_RK = decoder_layer(rows, weights, self.config, layer, forward, following, out)
@@ -111,7 +112,7 @@ class DecoderTarget:
         return ForwardOutput(normed_RH, features_RF if feature_layers else normed_RH, side)
 
     def _cos_sin(self, metadata: AttentionMetadata) -> torch.Tensor:
-        return rotations(metadata.positions, self._inverse_D, self.embedding.dtype, self.config.rope.amplitude)
+        return rotations(metadata.positions, self._inverse_D, self.embedding.dtype, self._amplitude)
 
     def _forward_persistent(
         self,

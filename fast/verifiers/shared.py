@@ -160,7 +160,7 @@ def verify_shared(
     summaries = rows.summaries(batch, logits.changed)
     rows.fetch(*_wanted(verify_input, summaries[0]))
     results = summarised_distributions(batch, logits, summaries)
-    rejected_B = torch.empty(batch.size, dtype=torch.int64, device=own_RC.device)
+    rejected_B = torch.empty_like(batch.seq_lens)
     requests = Requests.of(batch)
     paths = PathTables.of(out)
     resolve(config.verifier_kind.fast)(
