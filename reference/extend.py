@@ -44,11 +44,11 @@ def draft_extend_input(
     the path's rows only. A row without a slot, or at or beyond max_len, writes nothing. Row j stands in column
     L + bonus_columns + j.
     """
-    width = verdict.accept_index.shape[1]
-    num_nodes = len(verdict.predict) // batch.size if batch.size else 0
+    size, width = verdict.accept_index.shape
+    num_nodes = len(verdict.predict) // size if size else 0
     steps = torch.arange(width)
     live = steps < verdict.num_accepted_tokens[:, None]
-    root = torch.arange(batch.size)[:, None] * num_nodes
+    root = torch.arange(size)[:, None] * num_nodes
     nodes = torch.where(live, verdict.accept_index.long(), root)
     ids = torch.where(live, verdict.predict[nodes].long(), 0)
     positions = batch.seq_lens[:, None] + bonus_columns + steps
@@ -63,7 +63,7 @@ def draft_extend_input(
         cache_locations=slots[is_row],
         num_accepted_drafts=verdict.num_accepted_drafts,
         num_accepted_tokens=verdict.num_accepted_tokens,
-        bonus_tokens=ids[torch.arange(batch.size), verdict.num_accepted_drafts.long()].int(),
+        bonus_tokens=ids[torch.arange(size), verdict.num_accepted_drafts.long()].int(),
         seq_lens=batch.seq_lens,
         req_pool_indices=batch.req_pool_indices,
     )

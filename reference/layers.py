@@ -43,8 +43,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def inverse_frequencies(rope: Rope) -> torch.Tensor:
     """Rotary frequencies θ^(-2i/D), f32 [D/2].
 
-    Rope type llama3 stretches long wavelengths (Llama 3.1), yarn those that turn less than beta_slow times in the
-    original context, and partly those that turn less than beta_fast times (arXiv 2309.00071).
+    Rope type llama3 stretches long wavelengths (Llama 3.1), yarn those that rotate less than beta_slow times in the
+    original context, and partly those that rotate less than beta_fast times (arXiv 2309.00071).
     """
     base = rope.theta ** (torch.arange(0, rope.size, 2).float() / rope.size)
     inverse = 1.0 / base
@@ -57,18 +57,18 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
         return share * inverse + (1 - share) * (1.0 / (factor * base))
     low = scaling["low_freq_factor"]
     high = scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
-    share = ((turns - low) / (high - low)).clamp(0, 1)
+    rotations = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
+    share = ((rotations - low) / (high - low)).clamp(0, 1)
     return share * inverse + (1 - share) * inverse / factor
 
 
 def _stretched_share(rope: Rope) -> torch.Tensor:
-    """Share of each wavelength's stretching in YaRN, f32 [D/2]: a ramp over the pairs between two numbers of turns."""
+    """Share of each wavelength's stretching in YaRN, f32 [D/2]: a ramp between two numbers of rotations."""
     scaling = rope.scaling
     context = scaling["original_max_position_embeddings"]
 
-    def pair(turns: float) -> float:
-        return rope.size * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+    def pair(rotations: float) -> float:
+        return rope.size * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low = pair(scaling["beta_fast"])
     high = pair(scaling["beta_slow"])

@@ -69,10 +69,10 @@ def _frequencies(rope: Any) -> torch.Tensor:
 
 
 def _yarn_ramp(rope: Any) -> torch.Tensor:
-    """Share of each pair's slowing: 0 from beta_fast turns in the original context on, 1 below beta_slow turns."""
+    """Share of each pair's slowing: 0 from beta_fast rotations in the original context, 1 below beta_slow ones."""
     scaling = rope.scaling
     context = scaling["original_max_position_embeddings"] / (2 * math.pi)
-    # Pairs, as real numbers, with these turns: context · theta^(-2 pair / D) = turns.
+    # Pairs, as real numbers, with these rotations: context · theta^(-2 pair / D) = rotations.
     ends = [math.log(context / scaling[name]) / math.log(rope.theta) for name in ("beta_fast", "beta_slow")]
     ends = [end * rope.size / 2 for end in ends]
     if scaling["truncate"]:

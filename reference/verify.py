@@ -113,12 +113,13 @@ def walk(
 
     logits: f64 [B, N, V] from node_logits. uniforms, acceptance: see `verify`.
     """
+    size = batch.size
     num_nodes = config.num_draft_tokens
     width = config.num_steps + 1
-    predict = torch.full((batch.size * num_nodes,), -1, dtype=torch.int32)
-    accept_index = torch.full((batch.size, width), -1, dtype=torch.int32)
-    logprobs = torch.zeros(batch.size, width)
-    num_accepted_drafts = torch.zeros(batch.size, dtype=torch.int32)
+    predict = torch.full((size * num_nodes,), -1, dtype=torch.int32)
+    accept_index = torch.full((size, width), -1, dtype=torch.int32)
+    logprobs = torch.zeros(size, width)
+    num_accepted_drafts = torch.zeros(size, dtype=torch.int32)
     for request, (tree, (path, bonus)) in enumerate(_walks(batch, verify_input, logits, uniforms, config, acceptance)):
         num_accepted_drafts[request] = len(path) - 1
         tokens = [*(tree.tokens[node] for node in path[1:]), bonus]

@@ -5,8 +5,8 @@ takes one node for each token, and every token is added in at most `depth` steps
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
 class TrieNode:
@@ -133,3 +133,40 @@ class CountedTrie:
         index = leaf.start - (len(self.text) - len(self._suffixes))
         if leaf.text is self.text and index >= 0:
             self._suffixes[index] = child
+
+
+class TextStructure(Protocol):
+    """A structure over a text."""
+
+    text: list[int]
+
+    def append(self, token: int) -> None:
+        """Add a token to the text."""
+        ...
+
+
+AnyStructure = TypeVar("AnyStructure", bound=TextStructure)
+
+
+class RequestTexts(Generic[AnyStructure]):
+    """One structure for each request."""
+
+    def __init__(self, make: Callable[[], AnyStructure]) -> None:
+        self._make = make
+        self._structures: dict[int, AnyStructure] = {}
+
+    def follow(self, request_id: int, tokens: Sequence[int]) -> AnyStructure:
+        """Extend the request's structure to these tokens.
+
+        It is made again if its text is no prefix of them, for instance because another run reuses the request id.
+        """
+        structure = self._structures.get(request_id)
+        if structure is None or list(tokens[: len(structure.text)]) != structure.text:
+            structure = self._structures[request_id] = self._make()
+        for token in tokens[len(structure.text) :]:
+            structure.append(token)
+        return structure
+
+    def drop(self, request_id: int) -> None:
+        """Forget a request, known or not."""
+        self._structures.pop(request_id, None)

@@ -10,10 +10,9 @@ from specsim.core.config import SpecConfig
 from specsim.core.drafter import Placement
 from specsim.core.target import Target
 from specsim.core.token_drafter import NgramConfig, Proposal, TreeLimits
-from specsim.fast.drafters.counted_trie import CountedTrie, Path
+from specsim.fast.drafters.counted_trie import CountedTrie, Path, RequestTexts
 from specsim.fast.drafters.host import HostDrafter
-from specsim.fast.drafters.lookup_chain import LookupChainDrafter
-from specsim.fast.drafters.request_texts import RequestTexts
+from specsim.fast.drafters.prompt_lookup import LookupChainDrafter
 from specsim.fast.drafters.steps import StepDrafter
 
 

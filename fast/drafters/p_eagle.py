@@ -6,7 +6,7 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Head, Placement, check_topk
-from specsim.core.p_eagle import Mask, PEagleConfig, PEagleInput
+from specsim.core.eagle import Mask, PEagleConfig, PEagleInput
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool

@@ -5,7 +5,7 @@ from typing import NamedTuple, no_type_check
 import torch
 import triton.language as tl
 
-from specsim.core.p_eagle import Mask
+from specsim.core.eagle import Mask
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
 from specsim.fast.model.metadata import known_token, slot_of

@@ -11,9 +11,8 @@ from specsim.core.config import SpecConfig
 from specsim.core.drafter import Placement
 from specsim.core.target import Target
 from specsim.core.token_drafter import Proposal, SuffixConfig, TreeLimits
-from specsim.fast.drafters.counted_trie import CountedTrie, Path
+from specsim.fast.drafters.counted_trie import CountedTrie, Path, RequestTexts
 from specsim.fast.drafters.host import HostDrafter
-from specsim.fast.drafters.request_texts import RequestTexts
 from specsim.fast.drafters.steps import StepDrafter
 
 

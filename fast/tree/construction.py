@@ -63,19 +63,19 @@ def _small_tree_kernel(
     scores = tl.load(candidate_ptrs.scores_ptr + candidates, mask=is_candidate, other=0.0)
     all_tokens = tl.load(candidate_ptrs.tokens_ptr + candidates, mask=is_candidate, other=0)
     num_blocks = num_candidates // k
-    own = first + node
+    entry = first + node
     block_parents = tl.load(
         candidate_ptrs.parent_list_ptr + request * num_blocks + index, mask=index < num_blocks, other=-1
     )
     bonus = tl.load(root_ptrs.bonus_tokens_ptr + request).to(tl.int64)
     length = tl.load(root_ptrs.seq_lens_ptr + request)
     is_live = node <= count
-    slot = tl.load(root_ptrs.cache_locations_ptr + own, mask=is_live, other=-1)
-    kept, place = selected(scores[None, :], is_candidate[None, :], count)
-    node_of = tl.reshape(tl.where(kept, 1 + place, 0), [BLOCK])
+    slot = tl.load(root_ptrs.cache_locations_ptr + entry, mask=is_live, other=-1)
+    is_selected, rank = selected(scores[None, :], is_candidate[None, :], count)
+    node_of = tl.reshape(tl.where(is_selected, 1 + rank, 0), [BLOCK])
     tl.store(tree_ptrs.draft_tokens_ptr + first + node_of, index.to(tl.int64), mask=node_of > 0)
     tl.debug_barrier()  # all are written before any is read, and read before tokens take their place
-    flat = tl.load(tree_ptrs.draft_tokens_ptr + own, mask=mask_draft, other=0).to(tl.int32)
+    flat = tl.load(tree_ptrs.draft_tokens_ptr + entry, mask=mask_draft, other=0).to(tl.int32)
     tl.debug_barrier()
     wanted = tl.gather(block_parents, flat // k, 0)
     is_known = (flat >= k) & (wanted >= 0) & (wanted < num_candidates)
@@ -84,7 +84,7 @@ def _small_tree_kernel(
     parent = tl.where(mask_draft, parent, tl.where(node == 0, -1, -2))  # -2: of no node, or dead
     tokens = tl.where(mask_draft, tl.gather(all_tokens, flat, 0), 0)
     node_scores = tl.where(mask_draft, tl.gather(scores, flat, 0), 0.0)
-    store_nodes(tree_ptrs, own, node, bonus, tokens, tl.maximum(parent, -1), node_scores, mask, LOG)
+    store_nodes(tree_ptrs, entry, node, bonus, tokens, tl.maximum(parent, -1), node_scores, mask, LOG)
     tl.store(tree_ptrs.proposed_depth_ptr + request, steps_of(root_ptrs, request, num_steps))
 
     row = node[:, None]
@@ -101,9 +101,9 @@ def _small_tree_kernel(
         ancestor = tl.maximum(tl.gather(parent, ancestor, 0), 0)
         sees = tl.where(column == ancestor[:, None], 1, sees)
     sees = (sees != 0) & is_live[:, None]
-    tl.store(tree_ptrs.mask_ptr + own[:, None] * num_nodes + column, sees, mask=mask[:, None] & mask[None, :])
+    tl.store(tree_ptrs.mask_ptr + entry[:, None] * num_nodes + column, sees, mask=mask[:, None] & mask[None, :])
     position = tl.where(is_live, length + depth, 0)
-    store_links(tree_ptrs, own, first_child, next_sibling, position, slot, num_nodes, max_len, mask)
+    store_links(tree_ptrs, entry, first_child, next_sibling, position, slot, num_nodes, max_len, mask)
 
 
 def _build_small_tree(tree: VerifyInput, candidates: Candidates, roots: Roots, config: SpecConfig) -> None:

@@ -21,15 +21,15 @@ _PREFIX = 256
 
 @triton.jit
 @no_type_check
-def store_links(tree_ptrs, own, first_child, next_sibling, position, slot, num_nodes, max_len, mask):
+def store_links(tree_ptrs, entry, first_child, next_sibling, position, slot, num_nodes, max_len, mask):
     """Store links, positions and slots of nodes, with -1 for a link to node num_nodes or beyond."""
     child = tl.where(first_child < num_nodes, first_child, -1)
     sibling = tl.where(next_sibling < num_nodes, next_sibling, -1)
-    tl.store(tree_ptrs.positions_ptr + own, position, mask=mask)
-    tl.store(tree_ptrs.retrieve_index_ptr + own, own, mask=mask)
-    tl.store(tree_ptrs.next_token_ptr + own, child.to(tl.int64), mask=mask)
-    tl.store(tree_ptrs.next_sibling_ptr + own, sibling.to(tl.int64), mask=mask)
-    tl.store(tree_ptrs.cache_locations_ptr + own, tl.where(position < max_len, slot, -1), mask=mask)
+    tl.store(tree_ptrs.positions_ptr + entry, position, mask=mask)
+    tl.store(tree_ptrs.retrieve_index_ptr + entry, entry, mask=mask)
+    tl.store(tree_ptrs.next_token_ptr + entry, child.to(tl.int64), mask=mask)
+    tl.store(tree_ptrs.next_sibling_ptr + entry, sibling.to(tl.int64), mask=mask)
+    tl.store(tree_ptrs.cache_locations_ptr + entry, tl.where(position < max_len, slot, -1), mask=mask)
 
 
 @kernel
@@ -49,15 +49,15 @@ def _links_kernel(
     node = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     first = request * num_nodes
     mask = node < num_nodes
-    own = first + node
-    parent = tl.load(tree_ptrs.parents_ptr + own, mask=mask, other=-1)
+    entry = first + node
+    parent = tl.load(tree_ptrs.parents_ptr + entry, mask=mask, other=-1)
     is_live = mask & ((node == 0) | (parent >= 0))
     first_child = tl.zeros_like(node) + num_nodes
     next_sibling = tl.zeros_like(node) + num_nodes
     for start in range(0, num_nodes, COLUMNS):
         other = start + tl.arange(0, COLUMNS)[None, :]
         mask_other = other < num_nodes
-        tl.store(tree_ptrs.mask_ptr + own * num_nodes + other, (other == node) & is_live, mask=mask & mask_other)
+        tl.store(tree_ptrs.mask_ptr + entry * num_nodes + other, (other == node) & is_live, mask=mask & mask_other)
         parent_of_other = tl.load(tree_ptrs.parents_ptr + first + other, mask=mask_other, other=-1)
         child = tl.where(parent_of_other == node, other, num_nodes)
         first_child = tl.minimum(first_child, tl.min(child, axis=1, keep_dims=True))
@@ -69,10 +69,10 @@ def _links_kernel(
     while tl.max(ancestor) > 0:  # ends: a parent's index is below its child's
         depth += (ancestor > 0).to(tl.int32)
         ancestor = tl.load(tree_ptrs.parents_ptr + first + ancestor, mask=ancestor > 0, other=0)
-        tl.store(tree_ptrs.mask_ptr + own * num_nodes + ancestor, True, mask=is_live)
+        tl.store(tree_ptrs.mask_ptr + entry * num_nodes + ancestor, True, mask=is_live)
     position = tl.where(is_live, tl.load(root_ptrs.seq_lens_ptr + request) + depth, 0)
-    slot = tl.load(root_ptrs.cache_locations_ptr + own, mask=is_live, other=-1)
-    store_links(tree_ptrs, own, first_child, next_sibling, position, slot, num_nodes, max_len, mask)
+    slot = tl.load(root_ptrs.cache_locations_ptr + entry, mask=is_live, other=-1)
+    store_links(tree_ptrs, entry, first_child, next_sibling, position, slot, num_nodes, max_len, mask)
 
 
 def write_links(tree: VerifyInput, roots: Roots, config: SpecConfig) -> None:

@@ -121,19 +121,19 @@ def _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMN
     for start in range(1, num_nodes, COLUMNS):
         other = start + tl.arange(0, COLUMNS)[None, :]
         other_flat = tl.load(chosen_ptr + other - 1, mask=other < num_nodes, other=-1)
-        found = tl.where((other_flat == wanted) & (other < node), other, 0)
-        parent = tl.maximum(parent, tl.max(found, axis=1, keep_dims=True))
+        matching = tl.where((other_flat == wanted) & (other < node), other, 0)
+        parent = tl.maximum(parent, tl.max(matching, axis=1, keep_dims=True))
     parent = tl.where(inside & (block > 0), parent, 0)
     return flat, parent, inside & ((block == 0) | (parent > 0))
 
 
 @triton.jit
 @no_type_check
-def store_nodes(tree_ptrs, own, node, bonus, tokens, parent, scores, mask, LOG: tl.constexpr):
+def store_nodes(tree_ptrs, entry, node, bonus, tokens, parent, scores, mask, LOG: tl.constexpr):
     """Store tokens, parents and scores of nodes, with the root's own values."""
-    tl.store(tree_ptrs.draft_tokens_ptr + own, tl.where(node == 0, bonus, tokens), mask=mask)
-    tl.store(tree_ptrs.parents_ptr + own, tl.where(node == 0, -1, parent).to(tl.int64), mask=mask)
-    tl.store(tree_ptrs.scores_ptr + own, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
+    tl.store(tree_ptrs.draft_tokens_ptr + entry, tl.where(node == 0, bonus, tokens), mask=mask)
+    tl.store(tree_ptrs.parents_ptr + entry, tl.where(node == 0, -1, parent).to(tl.int64), mask=mask)
+    tl.store(tree_ptrs.scores_ptr + entry, tl.where(node == 0, 0.0 if LOG else 1.0, scores), mask=mask)
 
 
 @kernel
@@ -160,7 +160,7 @@ def _nodes_kernel(
     chosen_ptr += request * (num_nodes - 1)
     parent_list_ptr = candidate_ptrs.parent_list_ptr + request * num_blocks
     flat, parent, _ = _parents(chosen_ptr, parent_list_ptr, node, num_nodes, num_blocks, k, COLUMNS)
-    own = request * num_nodes + node
+    entry = request * num_nodes + node
     mask = node < num_nodes
     is_draft = mask & (node > 0) & (flat < alive_candidates(root_ptrs, request, num_steps, k))
     candidate = request * num_candidates + flat
@@ -168,7 +168,7 @@ def _nodes_kernel(
     scores = tl.load(candidate_ptrs.scores_ptr + candidate, mask=is_draft, other=0.0)
     parent = tl.where(is_draft, parent, -1)
     bonus = tl.load(root_ptrs.bonus_tokens_ptr + request).to(tl.int64)
-    store_nodes(tree_ptrs, own, node, bonus, tokens, parent, scores, mask, LOG)
+    store_nodes(tree_ptrs, entry, node, bonus, tokens, parent, scores, mask, LOG)
     steps = steps_of(root_ptrs, request, num_steps)
     tl.store(tree_ptrs.proposed_depth_ptr + request, steps, mask=tl.program_id(1) == 0)
 
@@ -217,8 +217,8 @@ def _malformed_kernel(
             other_flat = tl.load(chosen_ptr + other - 1, mask=other < num_nodes, other=0)
             same = (other_flat == flat) & (other < node) & (node < num_nodes)
             twice = tl.maximum(twice, tl.max(tl.max(same.to(tl.int32), axis=1), axis=0))
-    found = tl.where(twice > 0, 1, tl.where(first < num_nodes, 1 + first, 0))
-    tl.store(out_ptr + request, found.to(tl.int32))
+    verdict = tl.where(twice > 0, 1, tl.where(first < num_nodes, 1 + first, 0))
+    tl.store(out_ptr + request, verdict.to(tl.int32))
 
 
 def malformed(candidates: Candidates, top_scores_index: torch.Tensor, config: SpecConfig) -> torch.Tensor:
@@ -248,11 +248,11 @@ def check(candidates: Candidates, top_scores_index: torch.Tensor, config: SpecCo
 
     The check waits for the device, so it cannot run in a graph.
     """
-    for request, found in enumerate(malformed(candidates, top_scores_index, config).tolist()):
-        if found:
+    for request, verdict in enumerate(malformed(candidates, top_scores_index, config).tolist()):
+        if verdict:
             chosen = top_scores_index[request].tolist()
             parent_list = candidates.parent_list[request].tolist()
-            raise MalformedTree(f"request {request}{_fault(chosen, parent_list, config.topk, found - 1)}")
+            raise MalformedTree(f"request {request}{_fault(chosen, parent_list, config.topk, verdict - 1)}")
 
 
 def _fault(chosen: list[int], parent_list: list[int], k: int, node: int) -> str:
@@ -299,14 +299,14 @@ def _explicit_nodes_kernel(
     request = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     node = tl.arange(0, NODES)
-    own = request * num_nodes + node
+    entry = request * num_nodes + node
     mask = node < num_nodes
     num_alive = tl.minimum(tl.load(candidate_ptrs.num_alive_ptr + request), num_candidates)
     is_alive = index < num_alive
     candidates = request * num_candidates + index
     scores = tl.load(candidate_ptrs.scores_ptr + candidates, mask=is_alive, other=0.0)
-    given = tl.load(candidate_ptrs.parents_ptr + candidates, mask=is_alive, other=-1).to(tl.int32)
-    parents = tl.where((given >= 0) & (given < index), given, -1)
+    stored_parents = tl.load(candidate_ptrs.parents_ptr + candidates, mask=is_alive, other=-1).to(tl.int32)
+    parents = tl.where((stored_parents >= 0) & (stored_parents < index), stored_parents, -1)
     all_tokens = tl.load(candidate_ptrs.tokens_ptr + candidates, mask=is_alive, other=0)
     path_scores = scores
     ancestor = parents
@@ -319,20 +319,20 @@ def _explicit_nodes_kernel(
         ancestor = tl.where(is_node, tl.gather(parents, tl.maximum(ancestor, 0), 0), -1)
     is_alive = is_alive & (depth <= steps_of(root_ptrs, request, num_steps))
     count = tl.minimum(tl.sum(is_alive.to(tl.int32), axis=0), num_nodes - 1)
-    kept, place = selected(path_scores[None, :], is_alive[None, :], count)
-    node_of = tl.reshape(tl.where(kept, 1 + place, 0), [BLOCK])
+    is_selected, rank = selected(path_scores[None, :], is_alive[None, :], count)
+    node_of = tl.reshape(tl.where(is_selected, 1 + rank, 0), [BLOCK])
     tl.store(tree_ptrs.proposed_depth_ptr + request, tl.max(tl.where(node_of > 0, depth, 0), axis=0))
     tl.store(tree_ptrs.draft_tokens_ptr + request * num_nodes + node_of, index.to(tl.int64), mask=node_of > 0)
     tl.debug_barrier()  # all are written before any is read, and read before tokens take their place
     is_draft = (node > 0) & (node <= count)
-    flat = tl.load(tree_ptrs.draft_tokens_ptr + own, mask=is_draft, other=0).to(tl.int32)
+    flat = tl.load(tree_ptrs.draft_tokens_ptr + entry, mask=is_draft, other=0).to(tl.int32)
     tl.debug_barrier()
     wanted = tl.gather(parents, flat, 0)
     parent = tl.where(wanted >= 0, tl.gather(node_of, tl.maximum(wanted, 0), 0), 0)
     tokens = tl.where(is_draft, tl.gather(all_tokens, flat, 0), 0)
     node_scores = tl.where(is_draft, tl.gather(scores, flat, 0), 0.0)
     bonus = tl.load(root_ptrs.bonus_tokens_ptr + request).to(tl.int64)
-    store_nodes(tree_ptrs, own, node, bonus, tokens, tl.where(is_draft, parent, -1), node_scores, mask, LOG)
+    store_nodes(tree_ptrs, entry, node, bonus, tokens, tl.where(is_draft, parent, -1), node_scores, mask, LOG)
 
 
 def write_explicit_nodes(tree: VerifyInput, candidates: ExplicitCandidates, roots: Roots, config: SpecConfig) -> None:

@@ -44,8 +44,8 @@ def selected(scores, mask, count):
     counted = tl.cumsum((above.to(tl.int64) << 32) | equal.to(tl.int64), axis=1)  # of both at once
     missing = count - tl.sum(above.to(tl.int32), axis=1, keep_dims=True)
     equals = (counted & 0xFFFFFFFF).to(tl.int32)
-    kept = above | (equal & (equals <= missing))
-    return kept, (counted >> 32).to(tl.int32) + tl.minimum(equals, missing) - kept.to(tl.int32)
+    is_selected = above | (equal & (equals <= missing))
+    return is_selected, (counted >> 32).to(tl.int32) + tl.minimum(equals, missing) - is_selected.to(tl.int32)
 
 
 @kernel
@@ -68,8 +68,8 @@ def _select_kernel(
     scores = tl.load(scores_ptr + rows * num_candidates + index, mask=mask, other=0.0)
     if num_alive_ptr is not None:
         scores = tl.where(index < tl.load(num_alive_ptr + rows, mask=rows < num_rows, other=0), scores, -float("inf"))
-    kept, place = selected(scores, mask, count)
-    tl.store(out_ptr + rows * count + place, index, mask=kept)
+    is_selected, order = selected(scores, mask, count)
+    tl.store(out_ptr + rows * count + order, index, mask=is_selected)
 
 
 def select(

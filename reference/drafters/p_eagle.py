@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter, Head, Placement
-from specsim.core.p_eagle import Mask, PEagleConfig, PEagleInput
+from specsim.core.eagle import Mask, PEagleConfig, PEagleInput
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool

@@ -1,9 +1,14 @@
-"""Shapes of EAGLE heads: EAGLE-1/2, and EAGLE-3 with the norms of EAGLE-3.1."""
+"""Shapes of EAGLE heads: EAGLE-1/2, EAGLE-3 with the norms of EAGLE-3.1, and P-EAGLE with its state and its mask."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, Self
 
-from specsim.core.drafter import DrafterConfig
+import torch
+
+from specsim.core.drafter import DrafterConfig, Placement
+from specsim.core.errors import require
+from specsim.core.mtp import MtpInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +30,36 @@ class Eagle3Config(DrafterConfig):
     norm_before_fc: bool = False  # the concatenated features are normed, as one vector, before fc
     fc_norm: bool = False  # every feature is normed by itself before they are concatenated for fc
     norm_output: bool = False  # the hidden state is handed on after the final norm, not before it
+
+
+@dataclass(frozen=True, slots=True)
+class PEagleConfig(Eagle3Config):
+    """P-EAGLE (arXiv 2602.01469): an EAGLE-3 head of one or more layers that drafts every depth in one forward."""
+
+    kind: ClassVar[str] = "p-eagle"
+    mask_token_id: int = 0  # token read where none is known yet; `mask_hidden` replaces target features there
+
+    def __post_init__(self) -> None:
+        of_model = f"0 to {self.model.vocab_size - 1}, a token of the vocabulary"
+        require(0 <= self.mask_token_id < self.model.vocab_size, "mask_token_id", self.mask_token_id, of_model)
+
+
+class Mask(NamedTuple):
+    """Input of every mask row."""
+
+    token_id: int
+    features: torch.Tensor  # [F], learned, in place of the target's
+
+    @classmethod
+    def of(cls, config: PEagleConfig, tensors: Mapping[str, torch.Tensor], on: Placement) -> Self:
+        """Take the mask of a checkpoint."""
+        return cls(config.mask_token_id, tensors["mask_hidden"].to(on.device, on.dtype).contiguous())
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PEagleInput(MtpInput):
+    """All drafts of the next round, which one forward made in draft-extend or prefill.
+
+    Drafts of a depth depend on the committed tokens alone, not on the drafts above them. `hidden` is the head's state
+    before its final norm, of the root's row at depth 1 and of mask rows at the depths below.
+    """

@@ -103,12 +103,12 @@ def target_error(engine: Engine, request_id: int, round_number: int, token_ids: 
 
     round_number: from 1; 0 is the prefill.
     """
-    part = first_place(engine, token_ids)
+    part = first_nonfinite_part(engine, token_ids)
     return NotFinite("target", dtype_name(engine.dtype), request_id, round_number, part)
 
 
 @torch.inference_mode()
-def first_place(engine: Engine, token_ids: list[int]) -> str | None:
+def first_nonfinite_part(engine: Engine, token_ids: list[int]) -> str | None:
     """Find the first part of a target whose output for a text is not finite.
 
     The text runs in a pool of its own. None: every output is finite, or ranks share the target, so that one alone can

@@ -9,7 +9,7 @@ import torch
 
 from specsim import SamplingParams, SpecConfig, generate, trace
 from specsim.acceptance.measured_pair import measure_pair
-from specsim.core.engine import first_place
+from specsim.core.engine import first_nonfinite_part
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import NotFinite
 from specsim.core.pair import Pair
@@ -118,7 +118,7 @@ def test_nan_inside_a_path_ends_the_run(setting):
     ],
 )
 @pytest.mark.parametrize("new_tokens", [1, 4])
-def test_the_first_place_is_named(impl, name, place, part, new_tokens):
+def test_the_first_nonfinite_part_is_named(impl, name, place, part, new_tokens):
     pair = poisoned(synthetic_pair("eagle3"), name, place)
     with pytest.raises(NotFinite) as found:
         generate(pair, [PROMPT], None, replace(FEW, max_new_tokens=new_tokens), engine=EngineOptions(impl))
@@ -129,8 +129,8 @@ def test_the_first_place_is_named(impl, name, place, part, new_tokens):
 def test_a_place_in_a_long_text_is_located_by_chunks():
     pair = poisoned(synthetic_pair("eagle3", max_position_embeddings=1024), EMBEDDING, (8,))
     engine = load_engine(pair, SpecConfig.plain())
-    assert first_place(engine, [1] * 700) is None
-    assert first_place(engine, [1] * 699 + [8]) == "the embedding"
+    assert first_nonfinite_part(engine, [1] * 700) is None
+    assert first_nonfinite_part(engine, [1] * 699 + [8]) == "the embedding"
 
 
 def test_an_overflow_of_float16_names_other_formats():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specsim.fast.drafters.request_texts import RequestTexts
+from specsim.fast.drafters.counted_trie import RequestTexts
 
 
 class Recorded:

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from specsim.core.eagle import Eagle3Config
+from specsim.core.eagle import Eagle3Config, PEagleConfig
 from specsim.core.errors import InputError
 from specsim.core.frozen_kv import FrozenKVConfig
 from specsim.core.mtp import MtpConfig
-from specsim.core.p_eagle import PEagleConfig
 from specsim.core.standalone import StandaloneConfig
 from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.checkpoint.layout import target_layout

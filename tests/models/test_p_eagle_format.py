@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from specsim.core.eagle import PEagleConfig
 from specsim.core.errors import InputError
-from specsim.core.p_eagle import PEagleConfig
 from specsim.models.checkpoint import load_drafter
 from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.tiny_config import tiny_config

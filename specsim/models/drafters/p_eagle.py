@@ -6,7 +6,7 @@ Tensors: those of an EAGLE-3 head, mask_hidden [features · target H], and layer
 from collections.abc import Collection
 from typing import Any
 
-from specsim.core.p_eagle import PEagleConfig
+from specsim.core.eagle import PEagleConfig
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter

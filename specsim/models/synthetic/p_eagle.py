@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from specsim.core.p_eagle import PEagleConfig
+from specsim.core.eagle import PEagleConfig
 from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import drafter_layout

@@ -33,14 +33,14 @@ FAULTS = (
         edits=(
             Edit(
                 "specsim.fast.tree.selection",
-                "    kept = above | (equal & (equals <= missing))\n",
+                "    is_selected = above | (equal & (equals <= missing))\n",
                 "    skipped = tl.sum(equal.to(tl.int32), axis=1, keep_dims=True) - missing\n"
-                "    kept = above | (equal & (equals > skipped))\n",
+                "    is_selected = above | (equal & (equals > skipped))\n",
             ),
             Edit(
                 "specsim.fast.tree.selection",
-                "tl.minimum(equals, missing) - kept.to(tl.int32)",
-                "tl.maximum(equals - skipped, 0) - kept.to(tl.int32)",
+                "tl.minimum(equals, missing) - is_selected.to(tl.int32)",
+                "tl.maximum(equals - skipped, 0) - is_selected.to(tl.int32)",
             ),
         ),
         trial=Trial("trees", dict(pools="tied", impl="fast", count=12)),
