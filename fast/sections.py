@@ -19,9 +19,8 @@ from specsim.core.rule import AcceptanceRule
 from specsim.fast import kv, tree
 from specsim.fast import verify as verification
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.extend import draft_extend_input
 from specsim.fast.frame import Frame, Recording, RoundShape, TargetOutput
-from specsim.fast.kv import move_side, write_side
+from specsim.fast.kv import draft_extend_input, move_side, write_side
 from specsim.fast.model.metadata import tree_metadata
 from specsim.fast.runtime.graph import capture
 from specsim.fast.runtime.launch import next_power_of_2

@@ -32,7 +32,7 @@ from specsim.reference import kv, tree, verify
 from specsim.reference.attention import prefill_metadata, tree_metadata
 from specsim.reference.drafters import make_drafter
 from specsim.reference.drafters.none import NoDrafter
-from specsim.reference.extend import draft_extend_input
+from specsim.reference.kv import draft_extend_input
 from specsim.reference.targets import FAMILIES
 
 

@@ -7,7 +7,7 @@ import torch
 from specsim.core.block import BlockDrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
-from specsim.fast.drafters.head import DecoderHead
+from specsim.fast.drafters.autoregressive import DecoderHead
 from specsim.fast.layers import write_keys_and_values
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rows import HiddenRows, embed

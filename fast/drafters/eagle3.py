@@ -13,8 +13,7 @@ from specsim.core.eagle import Eagle3Config
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
 from specsim.core.rank_group import RankGroup
-from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
-from specsim.fast.drafters.head import DecoderHead
+from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.layers import gated_mlp_residual, self_attention_residual
 from specsim.fast.model.metadata import AttentionMetadata

@@ -11,8 +11,7 @@ from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import Target
-from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, Last, take_last
-from specsim.fast.drafters.head import DecoderHead
+from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead, Last, take_last
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes
 from specsim.fast.layers import gated_mlp_residual, query_attention_residual

@@ -13,9 +13,8 @@ from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
-from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
+from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
 from specsim.fast.drafters.best_drafts import best_drafts
-from specsim.fast.drafters.head import DecoderHead
 from specsim.fast.drafters.mtp_drafts import ids_of, last_hidden
 from specsim.fast.drafters.mtp_rows import NewFeatures, Spans, SpanShape, gather_rows, spans_of
 from specsim.fast.drafters.product import DraftShape, ProductDrafter

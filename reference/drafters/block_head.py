@@ -12,7 +12,7 @@ from specsim.core.block import BlockDrafterConfig
 from specsim.core.pool import KVBuffer
 from specsim.core.target import HeadAttention, Target
 from specsim.reference.attention import AttentionMetadata
-from specsim.reference.drafters.head import DecoderHead
+from specsim.reference.drafters.autoregressive import DecoderHead
 from specsim.reference.layers import rms_norm, rotate
 from specsim.reference.targets.decoder import decoder_layer
 

@@ -9,8 +9,7 @@ from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata
-from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
-from specsim.reference.drafters.head import DecoderHead
+from specsim.reference.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
 from specsim.reference.layers import gated_mlp, rms_norm, self_attention
 
 

@@ -17,8 +17,7 @@ from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, Pr
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import HeadAttention, Target
 from specsim.reference.attention import AttentionMetadata, Keys
-from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
-from specsim.reference.drafters.head import DecoderHead
+from specsim.reference.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
 from specsim.reference.drafting import Lanes
 from specsim.reference.layers import gated_mlp, query_attention, rms_norm
 

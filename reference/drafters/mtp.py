@@ -20,8 +20,7 @@ from specsim.core.phases import Batch
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata, causal_metadata
-from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
-from specsim.reference.drafters.head import DecoderHead
+from specsim.reference.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
 from specsim.reference.drafters.product import ProductDrafter
 from specsim.reference.drafting import Parents, RowDrafts, draft
 from specsim.reference.kv import draft_kv

@@ -140,7 +140,7 @@ def _once(check: Callable[[Any], Check]) -> Callable[[Any], Check]:
 def _pieces(case: Round) -> Iterator[Piece]:
     """Yield the operations in the order of a round; each is checked before the next one runs."""
     from specsim.fast import kv, tree
-    from specsim.fast.extend import draft_extend_input
+    from specsim.fast.kv import draft_extend_input
     from specsim.fast.verify import verify
 
     batch = case.batch
@@ -203,7 +203,7 @@ def _check_commit(case: Round, before: Any) -> Check:
 
 
 def _check_extend(case: Round, rows: DraftExtendInput) -> Check:
-    from specsim.reference.extend import draft_extend_input
+    from specsim.reference.kv import draft_extend_input
 
     on_cpu = case.batch.to("cpu"), case.verdict.to("cpu"), case.features.cpu(), case.pools.req_to_token.cpu()
     expected = draft_extend_input(*on_cpu, CONFIG.length_limit, CONFIG.extend)

@@ -10,9 +10,9 @@ from specsim.core.pool import KVBuffer
 from specsim.correctness.differential import check
 from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.pairs import make_pair
-from specsim.fast import kv
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter
 from specsim.fast.drafting.lanes import lane_metadata
+from specsim.fast.kv import slots
 
 pytestmark = pytest.mark.usefixtures("budgets_once")
 DEEP = replace(cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3)), id="two draft layers")
@@ -161,7 +161,7 @@ class Relaunched:
 def test_a_wrong_copy_of_tails_is_named(monkeypatch, graph, mode, changes):
     cell = replace(FLAT, graph=graph, mode=mode)
     assert first_divergence(cell, "fast") is None
-    monkeypatch.setattr(kv, "_tails_kernel", Relaunched(kv._tails_kernel, **changes))
+    monkeypatch.setattr(slots, "_tails_kernel", Relaunched(slots._tails_kernel, **changes))
     first = first_divergence(cell, "fast")
     assert first is not None
     assert (first.round, first.phase, first.field, first.request) == (1, "draft", "draft keys", 0)

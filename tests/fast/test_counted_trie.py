@@ -63,8 +63,8 @@ def test_trie_knows_suffixes_and_last_occurrences(vocab_size):
 def test_trie_of_a_text_without_repetitions_is_small(monkeypatch):
     """A path that occurs once takes one node."""
     made = []
-    node = counted_trie.Node
-    monkeypatch.setattr(counted_trie, "Node", lambda *args: made.append(args) or node(*args))
+    node = counted_trie.TrieNode
+    monkeypatch.setattr(counted_trie, "TrieNode", lambda *args: made.append(args) or node(*args))
     trie = CountedTrie(24)
     for token in range(200):
         trie.append(token)

@@ -93,12 +93,13 @@ def test_a_sample_has_its_size_and_every_module(count):
 
 def test_modules_have_their_tests_and_thousands_of_mutants():
     found = modules_with_tests()
-    assert {"specsim.fast.kv", "specsim.fast.drafters.eagle", "specsim.core.pool"} <= set(found)
+    assert {"specsim.fast.kv.slots", "specsim.fast.drafters.eagle", "specsim.core.pool"} <= set(found)
     assert [path.name for path in found["specsim.fast.drafters.eagle"]] == ["test_drafters.py"]
-    modules = ("specsim.fast.kv", "specsim.fast.tree.construction")
+    modules = ("specsim.fast.kv.slots", "specsim.fast.tree.construction")
     kernels = [mutant for module in modules for mutant in mutants(module, read(module))]
     assert sum(each.is_kernel for each in kernels) > 300
-    for each in sample({"specsim.fast.kv": mutants("specsim.fast.kv", read("specsim.fast.kv"))}, 40, 0):
+    module = "specsim.fast.kv.slots"
+    for each in sample({module: mutants(module, read(module))}, 40, 0):
         assert ast.parse(each.apply(read(each.module)))
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
-from specsim.fast import extend as fast
+from specsim.fast.kv import extend as fast
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference.attention import causal_metadata
 from specsim.reference.engine import Engine
-from specsim.reference.extend import draft_extend_input, shift_left
+from specsim.reference.kv import draft_extend_input, shift_left
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -12,7 +12,7 @@ from specsim.core.columns import lane_columns, reserve_lanes, tail_columns
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.fast import kv as fast
+from specsim.fast.kv import slots as fast
 from specsim.reference.kv import commit, duplicate_tails, record_tokens, tree_locations
 
 LENGTHS = range(1, 36)

@@ -13,9 +13,9 @@ from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.phases import Batch, PrefillInput
 from specsim.correctness.differential import Cell
 from specsim.correctness.differential.oracle import compare_with_oracle
-from specsim.fast.extend import draft_rows as fast_draft_rows
+from specsim.fast.kv import draft_rows as fast_draft_rows
 from specsim.models.synthetic_pair import bridged_pair, synthetic_pair
-from specsim.reference.extend import draft_rows
+from specsim.reference.kv import draft_rows
 from specsim.serving.generation import generate, load_engine
 from specsim.serving.requests import make_requests
 from specsim.serving.scheduler import Scheduler

@@ -178,7 +178,7 @@ def rotate_input_ids_triton(
     input_ids: Tensor, extend_start_loc: Tensor, extend_seq_lens: Tensor, topk_index: Tensor
 ) -> None:
     """Shift adjacent chunks; their starts and the last end give their places."""
-    from specsim.fast.extend import shift_left
+    from specsim.fast.kv import shift_left
 
     ends = torch.cat([extend_start_loc, (extend_start_loc + extend_seq_lens)[-1:]])
     starts = ends if len(extend_start_loc) else torch.zeros(1, dtype=torch.int64, device=input_ids.device)
@@ -187,7 +187,7 @@ def rotate_input_ids_triton(
 
 def fill_bonus_tokens(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
     """Fill the bonus tokens of a chain whose predictions and path are the tokens of a row."""
-    from specsim.fast.extend import draft_extend_input
+    from specsim.fast.kv import draft_extend_input
 
     batch_size = len(accept_lens)
     device = accept_lens.device

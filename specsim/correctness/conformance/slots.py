@@ -136,7 +136,7 @@ _LANES = (
 
 def shift_call(lens: list[int], next_tokens: list[int]) -> Call:
     """Make chunks of these lengths; the token after a chunk is sampled or, before the last, known."""
-    from specsim.reference.extend import shift_left
+    from specsim.reference.kv import shift_left
 
     input_ids = torch.arange(100, 100 + sum(lens))
     starts = torch.nn.functional.pad(integers(lens).cumsum(0), (1, 0))
@@ -159,7 +159,7 @@ def bonus_call(paths: list[int], width: int, num_nodes: int) -> Call:
 
     paths: number of accepted nodes per request, with the root. width: of a row.
     """
-    from specsim.reference.extend import draft_extend_input
+    from specsim.reference.kv import draft_extend_input
 
     batch = len(paths)
     accept_lens = integers(paths, torch.int32)

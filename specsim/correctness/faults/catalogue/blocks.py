@@ -36,7 +36,7 @@ FAULTS = (
         fields=KV,
         edits=(
             Edit(
-                "specsim.fast.drafters.head",
+                "specsim.fast.drafters.autoregressive",
                 "self.feature_layers = config.feature_layers",
                 "self.feature_layers = tuple(max(0, layer - 1) for layer in config.feature_layers)",
             ),

@@ -2,7 +2,7 @@
 
 from specsim.correctness.faults.fault import Edit, Fault, Trial
 
-KV = "specsim.fast.kv"
+KV = "specsim.fast.kv.slots"
 LANES = "specsim.fast.drafting.lanes"
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, max_new_tokens=4)
 

@@ -3,7 +3,7 @@
 from specsim.correctness.faults.fault import Edit, Fault, Trial
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=2, rounds=2)
-EXTEND = "specsim.fast.extend"
+EXTEND = "specsim.fast.kv.extend"
 FINISH = "specsim.fast.acceptance"
 DISTRIBUTION = "specsim.fast.vocabulary.distribution"
 _FINAL_DRAW = (
