@@ -67,8 +67,8 @@ def code_links(text: str) -> list[str]:
 
 
 def folders() -> set[str]:
-    """Folders of sources; decisions have none."""
-    return {path.name for path in PAPERS.iterdir() if path.is_dir()} - {"decisions"}
+    """Folders of sources; decisions and the code of reproductions have none."""
+    return {path.name for path in PAPERS.iterdir() if path.is_dir()} - {"decisions", "reproduction"}
 
 
 def pages() -> list[Path]:
