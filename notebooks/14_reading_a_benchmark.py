@@ -397,4 +397,4 @@ specsim.course.scores()
 #
 # On the command line, `specsim lint-report results.json --output-tokens 128 --num-drafts 3` reads the files and the
 # printed text of the benchmark clients of vLLM and SGLang. The identities are in
-# `specsim/simulator/lint.py` and `specsim/simulator/lint.py`.
+# `specsim/simulator/lint.py`.
