@@ -104,7 +104,7 @@ def predict_from(record: AcceptanceRecord) -> RecordPrediction:
     depth = max(DEPTH, record.num_steps or 0)
     configs = [SpecConfig(1, steps, steps + 1) for steps in range(1, depth + 1)]
     width = len(shares.shares[0])
-    configs += [config for config in SETTINGS if 1 < config.topk <= width and config.num_steps <= shares.known]
+    configs += [config for config in SETTINGS if 1 < config.topk <= width and config.num_steps <= shares.num_measured]
     if measured is not None and measured not in configs:
         configs.append(measured)
     lengths = [_expected(record, config, measured) for config in configs if config.num_steps <= len(shares.shares)]

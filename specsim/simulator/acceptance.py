@@ -167,8 +167,8 @@ class Mixture:
     def kinds(self, request_ids: np.ndarray) -> np.ndarray:
         """Choose the part that each request follows, int64 [B]."""
         ends = np.cumsum(self.weights) / np.sum(self.weights)
-        found = np.searchsorted(ends, named_uniforms(keys(self.seed, Stream.PART, request_ids), 0), side="right")
-        return np.minimum(found, len(self.parts) - 1)
+        part_indices = np.searchsorted(ends, named_uniforms(keys(self.seed, Stream.PART, request_ids), 0), side="right")
+        return np.minimum(part_indices, len(self.parts) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +189,14 @@ class Recorded:
     def __post_init__(self) -> None:
         require_int("num_steps", self.num_steps, 0)
         require_choice("by", self.by, ("round", "position"))
-        counts = [np.asarray(each, dtype=np.int64) for each in self.counts]
+        counts = [np.asarray(request, dtype=np.int64) for request in self.counts]
         if not counts or min(map(len, counts)) == 0:
             raise InputError("counts", f"{len(counts)} requests", "at least one, each of at least one entry")
         flat = np.concatenate(counts)
         if flat.min() < 0 or flat.max() > self.num_steps:
             worst = int(flat.min() if flat.min() < 0 else flat.max())
             raise InputError("counts", worst, f"accepted drafts, 0 to num_steps, {self.num_steps}")
-        lengths = np.array([len(each) for each in counts])
+        lengths = np.array([len(request) for request in counts])
         for name, value in (("_flat", flat), ("_lengths", lengths), ("_starts", np.cumsum(lengths) - lengths)):
             object.__setattr__(self, name, value)
 
@@ -207,7 +207,11 @@ class Recorded:
 
     def rates(self, num_steps: int | None = None) -> np.ndarray:
         """Compute unconditional rates over the rounds of one pass through every recorded request."""
-        played = self._flat if self.by == "round" else np.concatenate([walk(each, num_steps) for each in self.counts])
+        played = (
+            self._flat
+            if self.by == "round"
+            else np.concatenate([walk(by_position, num_steps) for by_position in self.counts])
+        )
         return np.array([(played >= step).mean() for step in range(1, self.num_steps + 1)])[:num_steps]
 
 
@@ -217,12 +221,12 @@ def walk(by_position: np.ndarray, num_steps: int | None = None) -> np.ndarray:
     num_steps: of a shorter chain, which accepts at most that many.
     """
     limited = np.asarray(by_position) if num_steps is None else np.minimum(by_position, num_steps)
-    places = []
-    place = 0
-    while place < len(limited):
-        places.append(place)
-        place += int(limited[place]) + 1
-    return limited[places]
+    positions = []
+    position = 0
+    while position < len(limited):
+        positions.append(position)
+        position += int(limited[position]) + 1
+    return limited[positions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +295,7 @@ def mean_rounds(option: Option, tokens: int) -> float:
     rates = option.rates
     exactly = -np.diff([1.0, *rates, 0.0])  # share of rounds that accept 0, 1, ... drafts
     rounds = np.zeros(tokens + 1)
-    for known in range(1, tokens + 1):
-        before = np.maximum(known - 1 - np.arange(len(exactly)), 0)
-        rounds[known] = 1 + exactly @ rounds[before]
+    for length in range(1, tokens + 1):
+        before = np.maximum(length - 1 - np.arange(len(exactly)), 0)
+        rounds[length] = 1 + exactly @ rounds[before]
     return float(rounds[tokens])

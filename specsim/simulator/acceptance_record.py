@@ -13,7 +13,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_int, require_type
 from specsim.core.files import without_nan
 from specsim.core.limits import MOST_COUNT, MOST_STEPS, MOST_WIDTH
-from specsim.simulator.bounds import number, probability, whole
+from specsim.simulator.bounds import integer, number, probability
 from specsim.simulator.rank_by_depth import Shares
 
 _INTEGERS = (  # fields of a record with their least and most
@@ -47,7 +47,7 @@ class Counts:
         require_int("rounds", self.rounds, 0, MOST_COUNT)
         require_int("accepted_drafts", self.accepted_drafts, 0, MOST_COUNT)
         for name in ("by_position", "reached"):
-            values = tuple(whole(name, each, 0) for each in getattr(self, name))
+            values = tuple(integer(name, count, 0) for count in getattr(self, name))
             object.__setattr__(self, name, values)
             if any(later > earlier for earlier, later in pairwise((self.rounds, *values))):
                 raise InputError(name, values, f"counts of rounds, at most {self.rounds}, none above the one before")
@@ -73,7 +73,7 @@ class Counts:
     def of_histogram(cls, histogram: Sequence[int], num_steps: int | None = None) -> Self:
         """Count rounds from the number of those that accepted exactly 0, 1, 2, ... drafts."""
         for count in histogram:
-            whole("histogram", count, 0)
+            integer("histogram", count, 0)
         least = _tails(histogram)
         missing = max(0, (num_steps or 0) - len(least))
         return cls(sum(histogram), sum(least), least + (0,) * missing)
@@ -81,14 +81,17 @@ class Counts:
     @classmethod
     def pooled(cls, parts: Sequence["Counts"]) -> "Counts":
         """Add the counts of several requests; positions are kept if every request with rounds has them."""
-        used = [each for each in parts if each.rounds]
-        depth = max((len(each.by_position) for each in used), default=0)
-        has_positions = depth and all(each.by_position for each in used)
-        by_position = _sums([each.by_position for each in used], depth) if has_positions else ()
-        is_adaptive = has_positions and any(each.reached for each in used)
-        reached = _sums([each.reached or each.default_reached for each in used], depth) if is_adaptive else ()
+        used = [counts for counts in parts if counts.rounds]
+        depth = max((len(counts.by_position) for counts in used), default=0)
+        has_positions = depth and all(counts.by_position for counts in used)
+        by_position = _sums([counts.by_position for counts in used], depth) if has_positions else ()
+        is_adaptive = has_positions and any(counts.reached for counts in used)
+        reached = _sums([counts.reached or counts.default_reached for counts in used], depth) if is_adaptive else ()
         return cls(
-            sum(each.rounds for each in parts), sum(each.accepted_drafts for each in parts), by_position, reached
+            sum(counts.rounds for counts in parts),
+            sum(counts.accepted_drafts for counts in parts),
+            by_position,
+            reached,
         )
 
     @property
@@ -149,10 +152,10 @@ class AcceptanceRecord:
         total = Counts.pooled(counts)
         require(total.rounds, "acceptance", source, "a file with at least one round of drafts (it has none)")
         rates = tuple(count / total.rounds for count in total.by_position)
-        known = {"rates": rates, "num_steps": len(rates) or None}
+        derived = {"rates": rates, "num_steps": len(rates) or None}
         length = 1 + total.accepted_drafts / total.rounds
-        kept = tuple(each for each in counts if each.rounds)
-        return cls(source, tool, convention, length, counts=kept, **known | others)
+        nonempty = tuple(request for request in counts if request.rounds)
+        return cls(source, tool, convention, length, counts=nonempty, **derived | others)
 
     @property
     def rounds(self) -> int | None:
@@ -183,9 +186,9 @@ class AcceptanceRecord:
         total = self.total
         if total is None or not total.by_position:
             before = (1.0, *self.rates[:-1])
-            return tuple(_ratio(rate, left) for rate, left in zip(self.rates, before, strict=False))
+            return tuple(_ratio(rate, reaching) for rate, reaching in zip(self.rates, before, strict=False))
         reached = total.reached or total.default_reached
-        return tuple(_ratio(count, left) for count, left in zip(total.by_position, reached, strict=True))
+        return tuple(_ratio(count, reaching) for count, reaching in zip(total.by_position, reached, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write; figures that follow from others are included."""
@@ -193,13 +196,13 @@ class AcceptanceRecord:
         reached = total.reached or total.default_reached
         rows = [
             {
-                "position": place + 1,
+                "position": index + 1,
                 "unconditional": rate,
                 "conditional": conditional,
-                "accepted": total.by_position[place] if total.by_position else None,
-                "reached": reached[place] if reached else None,
+                "accepted": total.by_position[index] if total.by_position else None,
+                "reached": reached[index] if reached else None,
             }
-            for place, (rate, conditional) in enumerate(zip(self.rates, self.conditional, strict=True))
+            for index, (rate, conditional) in enumerate(zip(self.rates, self.conditional, strict=True))
         ]
         interval = self.interval
         value = {
@@ -218,7 +221,9 @@ class AcceptanceRecord:
             "interval": interval and {name: getattr(interval, name) for name in Interval.__dataclass_fields__},
             "positions": rows,
             "is_by_request": self.is_by_request,
-            "counts": [{name: getattr(each, name) for name in Counts.__dataclass_fields__} for each in self.counts],
+            "counts": [
+                {name: getattr(request, name) for name in Counts.__dataclass_fields__} for request in self.counts
+            ],
             "shares": self.shares,
         }
         return without_nan(value)
@@ -230,7 +235,7 @@ class AcceptanceRecord:
         caption = f"{escape(named)}: {self.accept_length:.2f} tokens a round{band}"
         rows = enumerate(zip(self.rates, self.conditional, strict=True), start=1)
         cells = "".join(
-            f"<tr><td>{place}</td><td>{rate:.3f}</td><td>{after:.3f}</td></tr>" for place, (rate, after) in rows
+            f"<tr><td>{position}</td><td>{rate:.3f}</td><td>{after:.3f}</td></tr>" for position, (rate, after) in rows
         )
         heads = "<tr><th>draft</th><th>unconditional</th><th>conditional</th></tr>"
         return f"<table><caption>{caption}</caption>{heads if cells else ''}{cells}</table>"
@@ -252,10 +257,10 @@ def _at_least(values: Sequence[int], most: int) -> tuple[int, ...]:
 def _sums(rows: Sequence[tuple[int, ...]], length: int) -> tuple[int, ...]:
     totals = [0] * length
     for row in rows:
-        for place, value in enumerate(row):
-            totals[place] += value
+        for index, value in enumerate(row):
+            totals[index] += value
     return tuple(totals)
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else float("nan")
+def _ratio(part: float, total: float) -> float:
+    return part / total if total else float("nan")

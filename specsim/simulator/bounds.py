@@ -45,7 +45,7 @@ def share(name: str, value: object) -> float:
     raise InputError(name, value, "a number above 0 and at most 1")
 
 
-def whole(name: str, value: object, least: int = 1) -> int:
+def integer(name: str, value: object, least: int = 1) -> int:
     """Check an integer of at least `least`."""
     return require_int(name, value, least)
 

@@ -59,10 +59,10 @@ def limits_reached(config: SpecConfig, tried: Sequence[SpecConfig]) -> dict[str,
     """
     if config.is_plain:
         return {}
-    same = [each for each in tried if (each.topk == 1) == (config.topk == 1)]
+    same = [setting for setting in tried if (setting.topk == 1) == (config.topk == 1)]
     names = ("num_steps",) if config.topk == 1 else ("topk", "num_steps", "num_draft_tokens")
     values = {name: getattr(config, name) for name in names}
-    return {name: value for name, value in values.items() if value == max(getattr(each, name) for each in same)}
+    return {name: value for name, value in values.items() if value == max(getattr(setting, name) for setting in same)}
 
 
 _SGLANG_SIZES = {"num_steps": "num-steps", "topk": "eagle-topk", "num_draft_tokens": "num-draft-tokens"}

@@ -84,7 +84,7 @@ class Cell:
             if getattr(self, name) is not None:
                 require_choice(name, getattr(self, name), choices)
         for name in self.kept:
-            require_choice("kept", name, [each.name for each in fields(Efficiency)])
+            require_choice("kept", name, [parameter.name for parameter in fields(Efficiency)])
         object.__setattr__(self, "shares", checked_shares(self.shares))
 
     @property
@@ -130,10 +130,11 @@ class Cell:
             target = replace(target, kv_bytes=KV_BYTES[self.kv_cache_dtype])
         head = drafter(self.drafter, target, self.draft_vocab)
         same = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")
-        settings: dict[str, Any] = {name: getattr(self, name) for name in (*same, "efficiency", "kept")}
+        settings: dict[str, Any] = {name: getattr(self, name) for name in (*same, "efficiency")}
+        settings["default_parameters"] = self.kept
         settings["schedule"] = self._schedule(option)
-        made = Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
-        scenario = made if self.profile is None else with_profile(made, profile(self.profile))
+        uncalibrated = Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
+        scenario = uncalibrated if self.profile is None else with_profile(uncalibrated, profile(self.profile))
         if self.adaptive is not None and not option.config.is_plain:
             policy = named_policy(
                 policy_value(self.adaptive, self.adaptive_per_request), option.config, scenario.cost(option)
@@ -167,15 +168,15 @@ class Cell:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Cell":
         """Read the cell of a value that to_json made."""
-        made: dict[str, Any] = {
+        parsed: dict[str, Any] = {
             name: tuple(value[name]) if isinstance(value[name], list) else value[name]
             for name in ("prompt_tokens", "output_tokens")
         }
-        made["efficiency"] = Efficiency(**value["efficiency"])
-        made["kept"] = tuple(value.get("kept", ()))
+        parsed["efficiency"] = Efficiency(**value["efficiency"])
+        parsed["kept"] = tuple(value.get("kept", ()))
         for name, default in (("prefix_cache", True), ("adaptive_per_request", False)):
-            made[name] = bool(value.get(name, default))  # SQLite has 1 for true
-        return cls(**value | made)
+            parsed[name] = bool(value.get(name, default))  # SQLite has 1 for true
+        return cls(**value | parsed)
 
     def with_values(self, **values: Any) -> "Cell":
         """Replace some fields; InputError for an unknown one."""
@@ -185,10 +186,10 @@ class Cell:
 
 
 _KINDS: dict[str, Any] = {
-    each.name: get_args(each.type) or (each.type,)
-    for each in fields(Cell)
+    column.name: get_args(column.type) or (column.type,)
+    for column in fields(Cell)
     # These are checked by checked_shares, workloads and Efficiency itself.
-    if each.name not in ("shares", "prompt_tokens", "output_tokens", "efficiency", "kept")
+    if column.name not in ("shares", "prompt_tokens", "output_tokens", "efficiency", "kept")
 }
 
 

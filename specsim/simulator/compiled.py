@@ -47,7 +47,7 @@ def compiled_copy(modules: Sequence[ModuleType], digest: str) -> ModuleType:
     """
     from numba import njit
 
-    made: dict[tuple[str, str], Any] = {}
+    compiled_functions: dict[tuple[str, str], Any] = {}
     copies = [_copy(module) for module in modules]
     for copy in copies:
         for name, value in list(vars(copy).items()):
@@ -55,8 +55,8 @@ def compiled_copy(modules: Sequence[ModuleType], digest: str) -> ModuleType:
                 continue
             if value.__module__ == copy.__name__:
                 value.__qualname__ += f"_{digest}"
-                made[copy.__name__, name] = _compile(njit, value)
-            setattr(copy, name, made.get((value.__module__, value.__name__), value))
+                compiled_functions[copy.__name__, name] = _compile(njit, value)
+            setattr(copy, name, compiled_functions.get((value.__module__, value.__name__), value))
     return copies[-1]
 
 

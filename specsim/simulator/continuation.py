@@ -10,7 +10,7 @@ import numpy as np
 
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance_record import Interval
-from specsim.simulator.bounds import number, whole
+from specsim.simulator.bounds import integer, number
 
 SHRINKAGE = 0.3  # weight of a slope of 0 in the smoothed rule
 _LEAST = 1e-3  # conditional rates are kept this far from 0 and 1 in logits
@@ -30,12 +30,12 @@ def rates_of_lengths(lengths: Mapping[int, float]) -> tuple[float, ...]:
 
     rates: list[float] = []
     length = 1.0
-    for steps, given in sorted(lengths.items()):
-        whole("accept_lengths", steps)
+    for steps, accept_length in sorted(lengths.items()):
+        integer("accept_lengths", steps)
         missing = steps - len(rates)
-        number("accept_lengths", given, 1, steps + 1)
-        rates += _equal_conditional(rates[-1] if rates else 1.0, max(given - length, _SMALLEST_GAIN), missing)
-        length = given
+        number("accept_lengths", accept_length, 1, steps + 1)
+        rates += _equal_conditional(rates[-1] if rates else 1.0, max(accept_length - length, _SMALLEST_GAIN), missing)
+        length = accept_length
     return _never_rising(np.clip(rates, 0, 1))
 
 
@@ -73,10 +73,10 @@ def continued(rates: Sequence[float], num_steps: int, rule: Rule | None = None) 
         return tuple(rates[:num_steps])
     values = np.asarray(rates, dtype=float)
     reach = np.concatenate(([1.0], values[:-1]))
-    known = reach > 0
-    conditional = values[known] / reach[known]
+    reached = reach > 0
+    conditional = values[reached] / reach[reached]
     further = np.arange(len(values) + 1, num_steps + 1)
-    expected = np.clip((rule or smoothed)(conditional, reach[known], further), 0, 1)
+    expected = np.clip((rule or smoothed)(conditional, reach[reached], further), 0, 1)
     return (*values.tolist(), *(values[-1] * np.cumprod(expected)).tolist())
 
 
@@ -154,7 +154,7 @@ class Miss:
     """A continued accept length and the published one."""
 
     series: str
-    given: int  # lengths that were given
+    num_lengths: int  # lengths that were given
     ahead: int  # steps beyond the last of them
     continued: float
     published: float
@@ -168,35 +168,39 @@ class Miss:
 @cache
 def published_series() -> tuple[Series, ...]:
     """Read the published accept lengths; sources and roles are columns of the table."""
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    lengths_by_series: dict[tuple[str, str, str], dict[int, float]] = {}
     with TABLE.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            lengths = found.setdefault((row["source"], row["series"], row["role"]), {})
+            lengths = lengths_by_series.setdefault((row["source"], row["series"], row["role"]), {})
             lengths[int(row["num_steps"])] = float(row["accept_length"])
-    return tuple(Series(*key, lengths=lengths) for key, lengths in found.items())
+    return tuple(Series(*key, lengths=lengths) for key, lengths in lengths_by_series.items())
 
 
 def misses(series: Series, rule: Rule = smoothed, least_given: int = 1) -> Iterator[Miss]:
     """Leave out the last lengths of a series, one, two, ... of them, and continue the others."""
     steps = sorted(series.lengths)
-    for given in range(least_given, len(steps)):
-        rates = rates_of_lengths({step: series.lengths[step] for step in steps[:given]})
-        start = series.lengths[steps[given - 1]]
-        for step in steps[given:]:
+    for num_lengths in range(least_given, len(steps)):
+        rates = rates_of_lengths({step: series.lengths[step] for step in steps[:num_lengths]})
+        start = series.lengths[steps[num_lengths - 1]]
+        for step in steps[num_lengths:]:
             length = start + sum(continued(rates, step, rule)[len(rates) :])
-            yield Miss(str(series), given, step - steps[given - 1], length, series.lengths[step])
+            yield Miss(str(series), num_lengths, step - steps[num_lengths - 1], length, series.lengths[step])
 
 
 @cache
-def margin(given: int, ahead: int, without: str = "") -> float:
+def margin(num_lengths: int, ahead: int, without: str = "") -> float:
     """Compute the relative error that 90 % of the published lengths stay within, as many steps ahead or fewer.
 
-    given: lengths that are known. without: name of a series that is left out, to test the intervals.
+    num_lengths: lengths that are known. without: name of a series that is left out, to test the intervals.
     """
-    kept = [each for each in _all_misses() if each.series != without and min(each.given, MOST_GIVEN) == _class(given)]
-    furthest = max(each.ahead for each in kept)
+    alike = [
+        miss
+        for miss in _all_misses()
+        if miss.series != without and min(miss.num_lengths, MOST_GIVEN) == _class(num_lengths)
+    ]
+    furthest = max(miss.ahead for miss in alike)
     by_horizon = [
-        np.quantile([abs(each.error) for each in kept if each.ahead == horizon], CONFIDENCE)
+        np.quantile([abs(miss.error) for miss in alike if miss.ahead == horizon], CONFIDENCE)
         for horizon in range(1, min(ahead, furthest) + 1)
     ]
     return float(max(by_horizon, default=0.0))
@@ -207,10 +211,10 @@ def length_interval(rates: tuple[float, ...], num_steps: int) -> Interval:
 
     More steps accept at least what fewer do, and at most that and one draft more, in as many rounds as the last one.
     """
-    known = 1 + sum(rates)
-    lengths = known + np.cumsum([0.0, *continued(rates, num_steps)[len(rates) :]])
+    measured_length = 1 + sum(rates)
+    lengths = measured_length + np.cumsum([0.0, *continued(rates, num_steps)[len(rates) :]])
     margins = np.array([margin(len(rates), ahead) for ahead in range(len(lengths))])
-    most = known + (len(lengths) - 1) * rates[-1]
+    most = measured_length + (len(lengths) - 1) * rates[-1]
     low = float(np.max(lengths * (1 - margins)))
     return Interval(low, min(most, float(lengths[-1] * (1 + margins[-1]))), CONFIDENCE, "errors on published series")
 
@@ -220,7 +224,7 @@ def coverage() -> float:
     inside = []
     for series in published_series():
         for miss in misses(series, least_given=2):
-            share = margin(miss.given, miss.ahead, str(series))
+            share = margin(miss.num_lengths, miss.ahead, str(series))
             inside.append(abs(miss.error) <= share)
     return float(np.mean(inside))
 
@@ -230,5 +234,5 @@ def _all_misses() -> tuple[Miss, ...]:
     return tuple(miss for series in published_series() for miss in misses(series))
 
 
-def _class(given: int) -> int:
-    return min(given, MOST_GIVEN)
+def _class(num_lengths: int) -> int:
+    return min(num_lengths, MOST_GIVEN)

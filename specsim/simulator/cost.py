@@ -8,7 +8,7 @@ import numpy as np
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require_choices
-from specsim.simulator.bounds import lengths, share, whole
+from specsim.simulator.bounds import integer, lengths, share
 from specsim.simulator.drafter import Drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.forward import Forward, padded
@@ -85,7 +85,7 @@ class CostModel:
     _parts: dict[tuple, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        whole("tensor_parallel", self.tensor_parallel)
+        integer("tensor_parallel", self.tensor_parallel)
         require_choices(self)
         if self.buckets is not None:
             sizes = tuple(self.buckets)
@@ -112,7 +112,7 @@ class CostModel:
 
     def parts(self, size: int, config: SpecConfig) -> RoundParts:
         """Compute the phases of a round of `size` requests, before their committed lengths are known."""
-        return self._known((size, config), lambda: self._round_parts(size, config))
+        return self._cached((size, config), lambda: self._round_parts(size, config))
 
     def exchanges(self, size: int, config: SpecConfig) -> float:
         """Compute the seconds of a round of `size` requests that its forwards spend on exchanges between GPUs.
@@ -124,10 +124,10 @@ class CostModel:
         if config.is_plain or self.drafter is None:
             return seconds
         drafting = self._forward(self.drafter.model)
-        own = self.drafter.rows(config)
-        seconds += self.drafter.forwards(config.num_steps) * drafting.exchanges(rows * own.draft)
+        row_counts = self.drafter.rows(config)
+        seconds += self.drafter.forwards(config.num_steps) * drafting.exchanges(rows * row_counts.draft)
         if self.drafter.is_feature and not self.drafter.is_block:
-            seconds += drafting.exchanges(rows * own.extend)
+            seconds += drafting.exchanges(rows * row_counts.extend)
         return seconds
 
     def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
@@ -149,15 +149,15 @@ class CostModel:
         if not len(new):
             return self.round(contexts, config)
         nodes = config.num_draft_tokens
-        device = self._taken_along(self.model, new, behind, contexts, nodes, nodes) + self.efficiency.filters
+        device = self._mixed_forward(self.model, new, behind, contexts, nodes, nodes) + self.efficiency.filters
         if self.drafter:
-            own = self.drafter.rows(config)
+            row_counts = self.drafter.rows(config)
             none = config.is_plain or not self.drafter.is_feature
-            rows, head_rows = (0, 0) if none else (own.extend, own.extend_head)
+            rows, head_rows = (0, 0) if none else (row_counts.extend, row_counts.extend_head)
             if self.drafter.is_block:
                 device += self._context(float(new.sum()) + size * rows, graph=False).at(contexts, 0.0)
             else:
-                device += self._taken_along(self.drafter.model, new, behind, contexts, rows, head_rows)
+                device += self._mixed_forward(self.drafter.model, new, behind, contexts, rows, head_rows)
         if size and self.drafter and not config.is_plain:
             device += self.phases(contexts, config).draft
         return device + self._exposed(size + len(new), device, config if size else _PLAIN)
@@ -187,7 +187,7 @@ class CostModel:
         host = self.host(config) + size * self.efficiency.host_request
         return exposed_seconds(host, device, self.schedule == "overlap")
 
-    def _taken_along(
+    def _mixed_forward(
         self, model: Model, new: np.ndarray, behind: np.ndarray, contexts: np.ndarray, rows: int, head_rows: int
     ) -> float:
         """Compute one forward of chunks and of `rows` rows of each running request."""
@@ -197,16 +197,16 @@ class CostModel:
         all_rows = size * rows + float(new.sum())
         all_head_rows = size * head_rows + len(new)
         products = lambda: forward.products(all_rows, all_head_rows, entry=True)  # noqa: E731
-        device = self._known((is_target, all_rows, all_head_rows), products)
-        device += self._known(
+        device = self._cached((is_target, all_rows, all_head_rows), products)
+        device += self._cached(
             (is_target, new.tobytes(), behind.tobytes()), lambda: forward.chunk_attention(new, behind)
         )
         if size and rows:
-            part = self._known((is_target, rows), lambda: Part(0.0, _slopes(forward, rows, rows / 2)))
+            part = self._cached((is_target, rows), lambda: Part(0.0, _slopes(forward, rows, rows / 2)))
             device += part.at(contexts, float(contexts.sum()))
         return max(device, forward.launching)
 
-    def _known(self, key: tuple, make: Callable[[], Any]) -> Any:
+    def _cached(self, key: tuple, make: Callable[[], Any]) -> Any:
         """Return a cached result: a simulated server needs the same one again and again."""
         if key not in self._parts:
             if len(self._parts) >= MOST_PARTS:
@@ -227,16 +227,24 @@ class CostModel:
         has_graph = graph and self.draft_graph
         drafting = self._forward(self.drafter.model, has_graph)
         forwards = self.drafter.forwards(config.num_steps)
-        own = self.drafter.rows(config)
-        draft = self._part(drafting, rows, own.draft, own.draft_head, own.beyond, forwards) if forwards else none
-        between = sum(drafting.step(self.drafter.step_weights, rows * each) for each in self.drafter.parents(config))
+        row_counts = self.drafter.rows(config)
+        draft = (
+            self._part(drafting, rows, row_counts.draft, row_counts.draft_head, row_counts.beyond, forwards)
+            if forwards
+            else none
+        )
+        between = sum(
+            drafting.step(self.drafter.step_weights, rows * num_parents) for num_parents in self.drafter.parents(config)
+        )
         between += self.drafter.steps(config.num_steps) * self.efficiency.draft_step
         draft = replace(draft, seconds=draft.seconds + between)
         if not self.drafter.is_feature:
             return RoundParts(draft, verify, none)
         if self.drafter.is_block:
-            return RoundParts(draft, verify, self._context(rows * own.extend, has_graph))
-        extend = self._part(drafting, rows, own.extend, own.extend_head, (own.extend - 1) / 2, entry=True)
+            return RoundParts(draft, verify, self._context(rows * row_counts.extend, has_graph))
+        extend = self._part(
+            drafting, rows, row_counts.extend, row_counts.extend_head, (row_counts.extend - 1) / 2, entry=True
+        )
         return RoundParts(draft, verify, extend)
 
     def _context(self, rows: float, graph: bool) -> Part:

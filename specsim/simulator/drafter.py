@@ -7,7 +7,7 @@ from typing import NamedTuple
 from specsim.core.config import SpecConfig
 from specsim.core.errors import require_choice
 from specsim.core.kinds import SERVED, resolve
-from specsim.simulator.bounds import whole
+from specsim.simulator.bounds import integer
 from specsim.simulator.layers import Layers
 from specsim.simulator.model import Model
 from specsim.simulator.quantization import HALF
@@ -97,7 +97,7 @@ def drafter(
 
 def _dense(target: Model, intermediate_size: int | None) -> tuple[Model, Layers]:
     """Make a head without layers, and a dense layer of it, in 16 bits whatever the target is."""
-    width = target.intermediate_size if intermediate_size is None else whole("intermediate_size", intermediate_size)
+    width = target.intermediate_size if intermediate_size is None else integer("intermediate_size", intermediate_size)
     last = target.layers[-1]
     feed_forward = {"dense_weights": 3 * target.hidden_size * width, "parts": gcd(last.parts, width)}
     none = {"window": None, "experts": 0, "experts_per_token": 0, "expert_weights": 0}
@@ -116,7 +116,7 @@ def eagle_head(target: Model, _: int | None, intermediate_size: int | None) -> D
 def eagle3_head(target: Model, draft_vocab_size: int | None, intermediate_size: int | None) -> Drafter:
     """Make fc over three features [H, 3H] in draft-extend, attention over token and feature, a head over its drafts."""
     head, layer = _dense(target, intermediate_size)
-    vocab = whole("draft_vocab_size", target.vocab_size if draft_vocab_size is None else draft_vocab_size)
+    vocab = integer("draft_vocab_size", target.vocab_size if draft_vocab_size is None else draft_vocab_size)
     first = replace(layer, attention_weights=layer.attention_weights + layer.input_weights)
     weights = {"entry_weights": 3 * target.hidden_size**2, "head_weights": vocab * target.hidden_size}
     return Drafter(replace(head, layers=(first,), eager_kernels=EAGLE3_KERNELS, vocab_size=vocab, **weights))

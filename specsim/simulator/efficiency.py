@@ -62,7 +62,7 @@ class Efficiency:
             number(name, getattr(self, name))
 
     @property
-    def given(self) -> dict[str, float]:
+    def overrides(self) -> dict[str, float]:
         """Fields with other values than the defaults."""
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}
@@ -108,12 +108,12 @@ def fitted_servers() -> tuple[FittedServer, ...]:
 def to_json(servers: Iterable[FittedServer]) -> list[dict[str, Any]]:
     """Make a value that json can write, with four digits: a fit on another machine differs in later ones."""
     return [
-        asdict(each)
+        asdict(server)
         | {
-            part: {name: float(f"{value:.4g}") for name, value in getattr(each, part).items()}
+            part: {name: float(f"{value:.4g}") for name, value in getattr(server, part).items()}
             for part in ("found", "taken")
         }
-        for each in servers
+        for server in servers
     ]
 
 

@@ -31,7 +31,7 @@ def sglang_file(ranges: Sequence[Range], drafter: str, draft: str) -> dict[str, 
     A key is the lowest batch size of its range.
     """
     _check_ranges(ranges, drafter)
-    value = {str(each.low): {"candidate_steps": [each.config.num_steps]} for each in ranges}
+    value = {str(entry.low): {"candidate_steps": [entry.config.num_steps]} for entry in ranges}
     return check("sglang", value)
 
 
@@ -41,7 +41,7 @@ def vllm_file(ranges: Sequence[Range], drafter: str, draft: str) -> dict[str, An
     value: dict[str, Any] = {"method": drafter, "num_speculative_tokens": most}
     if not KINDS[drafter].in_target:
         value["model"] = draft
-    entries = [[each.low, each.high, each.config.num_steps] for each in ranges]
+    entries = [[entry.low, entry.high, entry.config.num_steps] for entry in ranges]
     return check("vllm", value | {"num_speculative_tokens_per_batch_size": entries})
 
 
@@ -55,7 +55,7 @@ def tensorrt_llm_file(ranges: Sequence[Range], drafter: str, draft: str) -> dict
     most = ranges[0].config.num_steps
     allowed = "a schedule that drafts at batch size 1: TensorRT-LLM takes the most drafts there"
     require(most, "tensorrt_llm_file", "plain decoding at batch size 1", allowed)
-    schedule = {each.high: min(each.config.num_steps, most) for each in ranges}
+    schedule = {entry.high: min(entry.config.num_steps, most) for entry in ranges}
     while not schedule[last := max(schedule)]:
         del schedule[last]
     settings: dict[str, Any] = {"decoding_type": _DECODING_TYPES[drafter], "max_draft_len": most}
@@ -74,9 +74,9 @@ def _check_ranges(ranges: Sequence[Range], drafter: str) -> int:
     """Check the drafter, that ranges are of chains and that one of them drafts; returns the most drafts."""
     allowed = f"{', '.join(_DECODING_TYPES)}: engines document schedules by batch size for no other drafter"
     require(drafter in _DECODING_TYPES, "drafter", drafter, allowed)
-    for each in ranges:
-        require(each.config.topk == 1, "topk", each.config.topk, "1: engines' schedules are of chains")
-    most = max(each.config.num_steps for each in ranges)
+    for entry in ranges:
+        require(entry.config.topk == 1, "topk", entry.config.topk, "1: engines' schedules are of chains")
+    most = max(entry.config.num_steps for entry in ranges)
     allowed = "a load where drafts pay at some batch size: plain decoding is best at all of them, leave drafting off"
     require(most, "num_steps", 0, allowed)
     return most
@@ -149,37 +149,39 @@ def _yaml(value: Mapping[Any, Any], indent: str) -> list[str]:
 DIGITS = 4  # of the seconds, which no cost model knows better
 
 
-def goodput_file(found: Plan) -> dict[str, Any]:
+def goodput_file(plan: Plan) -> dict[str, Any]:
     """Make the goodput policy of a plan's server, for requests in the middle of their mean output.
 
     Its settings are the best tree, or a chain where that or plain decoding is best, with several numbers of steps.
     """
-    config = deepest(found)
+    config = deepest(plan)
     settings = Settings.of_steps(config, default_steps(config.num_steps))
-    option = found.cell.option(config)
-    scenario = found.cell.serving(option)
+    option = plan.cell.option(config)
+    scenario = plan.cell.serving(option)
     steady = SteadyBatch.of(scenario)
     context = steady.prompt_tokens + steady.output_tokens // 2
     most = steady.most_requests(option)
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
     cost = scenario.cost(option)  # with the drafter, whatever the setting
     seconds = {
-        str(each.num_steps): [float(f"{cost.round(np.full(size, context), each):.{DIGITS}g}") for size in sizes]
-        for each in settings
+        str(setting.num_steps): [float(f"{cost.round(np.full(size, context), setting):.{DIGITS}g}") for size in sizes]
+        for setting in settings
     }
-    trees = [{name: getattr(each, name) for name in TREE} for each in settings]
+    trees = [{name: getattr(setting, name) for name in TREE} for setting in settings]
     value = {"policy": "goodput", "settings": trees, "batch_sizes": sizes, "seconds": seconds}
     named_policy(value, config)  # which checks it
     return value
 
 
-def deepest(found: Plan) -> SpecConfig:
+def deepest(plan: Plan) -> SpecConfig:
     """Choose the setting of most steps as wide and as large as the best one; chains have any size."""
-    drafting = [each.config for each in found.candidates if not each.config.is_plain]
-    chains = [each for each in drafting if each.topk == 1]
-    best = found.best.config
+    drafting = [config.config for config in plan.candidates if not config.config.is_plain]
+    chains = [config for config in drafting if config.topk == 1]
+    best = plan.best.config
     if best.topk == 1 and chains:
-        return max(chains, key=lambda each: each.num_steps)
-    same = [each for each in drafting if (each.topk, each.num_draft_tokens) == (best.topk, best.num_draft_tokens)]
+        return max(chains, key=lambda config: config.num_steps)
+    same = [
+        config for config in drafting if (config.topk, config.num_draft_tokens) == (best.topk, best.num_draft_tokens)
+    ]
     require(same, "num_steps", 0, "a plan with settings that draft")
-    return max(same, key=lambda each: each.num_steps)
+    return max(same, key=lambda config: config.num_steps)

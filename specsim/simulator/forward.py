@@ -84,8 +84,10 @@ class Forward:
         """
         seconds: dict[int | None, float] = {}
         for group in self.model.layers:
-            each = self._seconds(self._kv_bytes(group), rows * group.pair_flops / self.parallel, self._rate(HALF))
-            seconds[group.window] = seconds.get(group.window, 0.0) + group.count * each
+            layer_seconds = self._seconds(
+                self._kv_bytes(group), rows * group.pair_flops / self.parallel, self._rate(HALF)
+            )
+            seconds[group.window] = seconds.get(group.window, 0.0) + group.count * layer_seconds
         return seconds
 
     def chunk_attention(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
@@ -118,8 +120,10 @@ class Forward:
 
     def _rate(self, format_: WeightFormat) -> float:
         """Look up the peak operations/s of products with weights of this format."""
-        own = format_.dtype
-        return self.hardware.flops(own if own is not None and own in self.hardware.peak_flops else self.dtype)
+        weight_dtype = format_.dtype
+        return self.hardware.flops(
+            weight_dtype if weight_dtype is not None and weight_dtype in self.hardware.peak_flops else self.dtype
+        )
 
     def _seconds(self, nbytes: float, flops: float, rate: float) -> float:
         """Compute the seconds of reading and computing; the shorter is partly hidden behind the longer."""

@@ -51,26 +51,26 @@ def hardware(name: str) -> Hardware:
     A name that ends in .csv or .json is a file of one GPU, or after `#` the name of one of its GPUs (read_hardware).
     InputError for any other name; an ambiguous beginning lists its GPUs.
     """
-    known = _known()
+    gpus = _shipped()
     if not isinstance(name, str):
         raise InputError("hardware", name, ", ".join(names()))
     path, _, chosen = name.partition("#")
     if path.lower().endswith(FILES):
         return _chosen(read_hardware(path), chosen, name)
     words = name.lower().split("-")
-    found = [known[name.lower()]] if name.lower() in known else _beginning_with(words)
-    if len(found) != 1:
-        raise InputError("hardware", name, " or ".join(gpu.name for gpu in found) or ", ".join(names()))
-    return found[0]
+    matches = [gpus[name.lower()]] if name.lower() in gpus else _beginning_with(words)
+    if len(matches) != 1:
+        raise InputError("hardware", name, " or ".join(gpu.name for gpu in matches) or ", ".join(names()))
+    return matches[0]
 
 
 def _beginning_with(words: list[str]) -> list[Hardware]:
-    return [gpu for name, gpu in _known().items() if name.split("-")[: len(words)] == words]
+    return [gpu for name, gpu in _shipped().items() if name.split("-")[: len(words)] == words]
 
 
 def names() -> tuple[str, ...]:
     """List the GPUs in hardware.csv."""
-    return tuple(gpu.name for gpu in _known().values())
+    return tuple(gpu.name for gpu in _shipped().values())
 
 
 def read_hardware(path: Path | str) -> dict[str, Hardware]:
@@ -81,17 +81,17 @@ def read_hardware(path: Path | str) -> dict[str, Hardware]:
     """
     path = Path(path)
     text = read_text(path, "hardware", "a UTF-8 file that can be read")
-    found = _table(text, str(path)) if path.suffix.lower() == ".csv" else _objects(text, str(path))
-    require(found, "hardware", str(path), "a file of at least one GPU")
+    descriptions = _table(text, str(path)) if path.suffix.lower() == ".csv" else _objects(text, str(path))
+    require(descriptions, "hardware", str(path), "a file of at least one GPU")
     gpus = {}
-    for name, (place, figures) in found.items():
-        rates = {each.removeprefix(_FLOPS) for each in figures if each.startswith(_FLOPS)}
-        missing = [each for each in _FIGURES if each not in figures]
-        require(not missing, "hardware", place, f"a GPU with {', '.join(missing)}")
+    for name, (location, figures) in descriptions.items():
+        rates = {figure.removeprefix(_FLOPS) for figure in figures if figure.startswith(_FLOPS)}
+        missing = [figure for figure in _FIGURES if figure not in figures]
+        require(not missing, "hardware", location, f"a GPU with {', '.join(missing)}")
         unknown = sorted(set(figures) - {*_FIGURES, *(_FLOPS + dtype for dtype in DTYPES)})
         allowed = f"a GPU of {', '.join(_FIGURES)} and rates of {', '.join(DTYPES)}, not {', '.join(unknown)}"
-        require(not unknown, "hardware", place, allowed)
-        require(rates & {"bfloat16", "float16"}, "hardware", place, "a GPU with a rate for bfloat16 or float16")
+        require(not unknown, "hardware", location, allowed)
+        require(rates & {"bfloat16", "float16"}, "hardware", location, "a GPU with a rate for bfloat16 or float16")
         gpus[name] = _hardware(name, figures)
     return gpus
 
@@ -99,15 +99,15 @@ def read_hardware(path: Path | str) -> dict[str, Hardware]:
 def _chosen(gpus: Mapping[str, Hardware], name: str, source: str) -> Hardware:
     if not name and len(gpus) == 1:
         return next(iter(gpus.values()))
-    allowed = " or ".join(f"{source.partition('#')[0]}#{each}" for each in gpus)
+    allowed = " or ".join(f"{source.partition('#')[0]}#{gpu}" for gpu in gpus)
     require(name in gpus, "hardware", source, allowed)
     return gpus[name]
 
 
-_Found = dict[str, tuple[str, dict[str, float]]]  # place and figures by name of the GPU
+_Descriptions = dict[str, tuple[str, dict[str, float]]]  # place and figures by name of the GPU
 
 
-def _table(text: str, path: str) -> _Found:
+def _table(text: str, path: str) -> _Descriptions:
     table = read_table(text, "hardware", path)
     lacking = {"name", "figure", "value"} - set(table.columns)
     require(
@@ -116,38 +116,41 @@ def _table(text: str, path: str) -> _Found:
         path,
         f"a CSV with columns name, figure and value, not without {min(lacking, default='')}",
     )
-    found: _Found = {}
+    descriptions: _Descriptions = {}
     for row in table.rows:
-        figures = found.setdefault(row.fields["name"], (row.location, {}))[1]
+        figures = descriptions.setdefault(row.fields["name"], (row.location, {}))[1]
         figure = row.fields["figure"]
         require(figure not in figures, "hardware", row.location, f"one {figure} for each GPU")
         figures[figure] = row.number("value", LEAST)
-    return found
+    return descriptions
 
 
-def _objects(text: str, path: str) -> _Found:
+def _objects(text: str, path: str) -> _Descriptions:
     value = parse_json(text, "hardware", path, "a GPU as a JSON object, or a list of them")
-    found: _Found = {}
+    descriptions: _Descriptions = {}
     for index, gpu in enumerate(value if isinstance(value, list) else [value], start=1):
-        place = f"{path}, GPU {index}"
+        location = f"{path}, GPU {index}"
         if not isinstance(gpu, Mapping) or not isinstance(gpu.get("name"), str):
-            raise InputError("hardware", place, "a JSON object with a name")
+            raise InputError("hardware", location, "a JSON object with a name")
         rates = gpu.get("peak_flops")
         require(
             isinstance(rates, Mapping) and rates,
             "hardware",
-            place,
+            location,
             "an object with operations/s by dtype in peak_flops",
         )
         figures = {_FLOPS + dtype: rate for dtype, rate in dict(rates or {}).items()}
-        figures |= {each: gpu[each] for each in gpu if each not in ("name", "peak_flops", "source")}
-        require(gpu["name"] not in found, "hardware", place, f"one GPU of the name {gpu['name']}")
-        found[gpu["name"]] = (place, {each: read_number(value, each, place, LEAST) for each, value in figures.items()})
-    return found
+        figures |= {figure: gpu[figure] for figure in gpu if figure not in ("name", "peak_flops", "source")}
+        require(gpu["name"] not in descriptions, "hardware", location, f"one GPU of the name {gpu['name']}")
+        descriptions[gpu["name"]] = (
+            location,
+            {figure: read_number(value, figure, location, LEAST) for figure, value in figures.items()},
+        )
+    return descriptions
 
 
 @cache
-def _known() -> dict[str, Hardware]:
+def _shipped() -> dict[str, Hardware]:
     figures: dict[str, dict[str, float]] = {}
     with _TABLE.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -156,5 +159,7 @@ def _known() -> dict[str, Hardware]:
 
 
 def _hardware(name: str, figures: Mapping[str, float]) -> Hardware:
-    rates = {each.removeprefix(_FLOPS): value for each, value in figures.items() if each.startswith(_FLOPS)}
-    return Hardware(name, rates, **{each: value for each, value in figures.items() if not each.startswith(_FLOPS)})
+    rates = {figure.removeprefix(_FLOPS): value for figure, value in figures.items() if figure.startswith(_FLOPS)}
+    return Hardware(
+        name, rates, **{figure: value for figure, value in figures.items() if not figure.startswith(_FLOPS)}
+    )

@@ -198,7 +198,7 @@ def _requests(work: Workload, drawn: DrawnRounds) -> np.ndarray:
         len(work),
         coming=0.0 if work.arrivals_s is None else work.arrivals_s,
         outputs=work.output_tokens,
-        left=work.output_tokens,
+        remaining=work.output_tokens,
         length=work.prompt_tokens,
         cached=work.cached_columns,
         first_round=drawn.starts[:-1],

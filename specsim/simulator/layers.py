@@ -8,7 +8,7 @@ from typing import Any
 
 from specsim.core.errors import InputError, require_choice
 from specsim.core.limits import MOST_EXPERTS, MOST_HEADS
-from specsim.simulator.bounds import flag, model_size, whole
+from specsim.simulator.bounds import flag, integer, model_size
 
 FULL = "full_attention"
 WINDOWED = ("sliding_attention", "chunked_attention")
@@ -198,7 +198,7 @@ def _windows(config: Mapping[str, Any], family: Family) -> list[int | None]:
             raise InputError("layer_types", kind, " or ".join((FULL, *WINDOWED)))
     if not window:
         return [None] * len(kinds)
-    whole(field, window)
+    integer(field, window)
     return [None if kind == FULL else window for kind in kinds]
 
 
@@ -214,9 +214,9 @@ def _kinds(config: Mapping[str, Any], family: Family) -> list[Any]:
         return [WINDOWED[1] if has_rope else FULL for has_rope in flags]
     every = config.get("sliding_window_pattern") or config.get("no_rope_layer_interval") or family.full_every
     if every:
-        whole("sliding_window_pattern", every)
+        integer("sliding_window_pattern", every)
         return [WINDOWED[0] if (index + 1) % every else FULL for index in indices]
-    first = whole("max_window_layers", config.get("max_window_layers", 0), 0)
+    first = integer("max_window_layers", config.get("max_window_layers", 0), 0)
     return [WINDOWED[0] if index >= first else FULL for index in indices]
 
 
@@ -232,10 +232,10 @@ def _sparse_layers(config: Mapping[str, Any], family: Family) -> list[bool]:
     if (chosen := _list(config, "moe_layers")) is not None:
         return [index in chosen for index in indices]
     dense = _list(config, "mlp_only_layers") or ()
-    first = whole("first_k_dense_replace", config.get("first_k_dense_replace") or 0, 0)
-    period = whole("moe_layer_freq", config.get("moe_layer_freq", 1))
+    first = integer("first_k_dense_replace", config.get("first_k_dense_replace") or 0, 0)
+    period = integer("moe_layer_freq", config.get("moe_layer_freq", 1))
     field = "interleave_moe_layer_step" if "interleave_moe_layer_step" in config else "decoder_sparse_step"
-    step = whole(field, config.get(field, 1))
+    step = integer(field, config.get(field, 1))
     is_sparse = lambda index: index >= first and index % period == 0 and (index + 1) % step == 0  # noqa: E731
     return [is_sparse(index) and index not in dense for index in indices]
 
@@ -274,7 +274,7 @@ def _experts(config: Mapping[str, Any], family: Family) -> dict[str, int]:
         count = 1 if family.shares_one else config.get("n_shared_experts") or 0
         shared = width * model_size("n_shared_experts", count, 0, MOST_EXPERTS)
     return {
-        "dense_weights": hidden * experts + family.products * hidden * whole(_SHARED, shared, 0),
+        "dense_weights": hidden * experts + family.products * hidden * integer(_SHARED, shared, 0),
         "experts": experts,
         "experts_per_token": chosen,
         "expert_weights": family.products * hidden * width,

@@ -24,10 +24,10 @@ class Stated:
 NOTHING_STATED = Stated()
 
 
-def identity(left: str, value: Rounded, right: str, other: Rounded) -> tuple[Verdict, str]:
+def identity(name: str, value: Rounded, other_name: str, other: Rounded) -> tuple[Verdict, str]:
     """Compare two figures that have to be equal."""
     is_equal = value.equals(other, EXACT)
-    return ("holds" if is_equal else "cannot be true"), f"{left} {value.value:g}, {right} {other.value:g}"
+    return ("holds" if is_equal else "cannot be true"), f"{name} {value.value:g}, {other_name} {other.value:g}"
 
 
 ONE = Rounded.of(1)
@@ -60,16 +60,16 @@ def check_rate(report: Report, stated: Stated) -> Verdicts:
     if drafts is None:
         yield identity("accept length", length, "1 + K · 0 =", ONE)
         return
-    whole = drafts.integers(3 * EXACT)
-    if whole.stop <= max(whole.start, 1):
+    counts = drafts.integers(3 * EXACT)
+    if counts.stop <= max(counts.start, 1):
         bonus = (PERCENT * length / rate).integers(3 * EXACT)
         hint = f"; {bonus[0]} drafts do without the bonus token" if bonus else ""
         both = f"accept length {length.value:g} at {rate.value:g} %"
         yield "cannot be true", f"{both}: no number of drafts gives both{hint}"
         return
-    nearest = min(max(round(drafts.value), whole.start, 1), whole.stop - 1)
+    nearest = min(max(round(drafts.value), counts.start, 1), counts.stop - 1)
     yield "holds", f"{length.value:g} = 1 + {nearest} · {rate.value / 100:.4f}"
-    if stated.num_drafts is not None and stated.num_drafts not in whole:
+    if stated.num_drafts is not None and stated.num_drafts not in counts:
         yield "cannot be true", f"{stated.num_drafts} drafts a round as stated: the figures are those of {nearest}"
 
 
@@ -209,16 +209,16 @@ def check_latency(report: Report, stated: Stated) -> Verdicts:
         yield "cannot be true", "E2E latency below TTFT"
     elif by_rate is not None and by_time is not None:
         if by_rate.equals(by_time, EXACT):
-            found = f"{by_rate.value:.2f} by throughput, {by_time.value:.2f} by time"
-            yield "holds", f"every request put out {by_rate.value:.0f} tokens: {found}"
+            figures = f"{by_rate.value:.2f} by throughput, {by_time.value:.2f} by time"
+            yield "holds", f"every request put out {by_rate.value:.0f} tokens: {figures}"
         elif every is not None and not every.equals(by_time, LOOSE):
             yield "cannot be true", f"{every.value:.0f} output tokens as stated: {by_time.value:.1f} by mean times"
         else:
-            found = f"{by_rate.value:.1f} tokens on average, {by_time.value:.1f} by mean times"
-            yield "follows", f"outputs differ in length: {found}"
+            figures = f"{by_rate.value:.1f} tokens on average, {by_time.value:.1f} by mean times"
+            yield "follows", f"outputs differ in length: {figures}"
     if stated.output_tokens and by_rate is not None and not by_rate.equals(Rounded.of(stated.output_tokens), EXACT):
-        found = f"a request put out {by_rate.value:.1f}"
-        yield "cannot be true", f"{stated.output_tokens} output tokens as stated: {found}"
+        figures = f"a request put out {by_rate.value:.1f}"
+        yield "cannot be true", f"{stated.output_tokens} output tokens as stated: {figures}"
 
 
 def check_in_flight(report: Report, stated: Stated) -> Verdicts:
@@ -233,8 +233,8 @@ def check_in_flight(report: Report, stated: Stated) -> Verdicts:
     if most is None:
         yield "follows", f"{under_way.value:.1f} requests under way on average"
     elif under_way.low > most * (1 + LOOSE):
-        found = f"{under_way.value:.2f} requests under way on average"
-        yield "cannot be true", f"{found}, at a concurrency of {most}"
+        average = f"{under_way.value:.2f} requests under way on average"
+        yield "cannot be true", f"{average}, at a concurrency of {most}"
     else:
         yield "holds", f"{under_way.value:.2f} of {most} requests under way on average"
 
@@ -252,8 +252,8 @@ def check_totals(report: Report, _: Stated) -> Verdicts:
     total = report.figure(_TOTAL)
     output = report.figure(_OUTPUT)
     if total is not None and output is not None and total.high < output.low * (1 - EXACT):
-        found = f"total throughput {total.value:g}"
-        yield "cannot be true", f"{found} below output throughput {output.value:g}"
+        described = f"total throughput {total.value:g}"
+        yield "cannot be true", f"{described} below output throughput {output.value:g}"
 
 
 def check_order(report: Report, _: Stated) -> Verdicts:
@@ -275,8 +275,8 @@ def check_delivery(report: Report, _: Stated) -> Verdicts:
         return
     fixed = by_rate is not None and by_time is not None and by_rate.equals(by_time, EXACT)
     if fixed and itl.high < tpot.low * (1 - EXACT):
-        found = f"ITL {itl.value:g} ms below TPOT {tpot.value:g} ms"
-        yield "cannot be true", f"{found}: deliveries hold at least one token each"
+        latencies = f"ITL {itl.value:g} ms below TPOT {tpot.value:g} ms"
+        yield "cannot be true", f"{latencies}: deliveries hold at least one token each"
     else:
         yield "follows", f"{itl.value / tpot.value:.2f} tokens come together"
 
@@ -291,13 +291,13 @@ def check_details(report: Report, _: Stated) -> Verdicts:
         "prompt tokens": (report.input_tokens, details.input_tokens),
         "output tokens": (report.output_tokens, details.output_tokens),
     }
-    for what, (stated, found) in totals.items():
-        if stated is not None and found is not None and stated != found:
-            yield "cannot be true", f"{stated:,} {what} in all, those listed are {found:,}"
-    for name, found in details.statistics().items():
+    for what, (stated, listed) in totals.items():
+        if stated is not None and listed is not None and stated != listed:
+            yield "cannot be true", f"{stated:,} {what} in all, those listed are {listed:,}"
+    for name, value in details.statistics().items():
         printed = report.figure(name)
         if printed is not None:
-            yield identity(name, printed, "of the requests listed", Rounded.of(found))
+            yield identity(name, printed, "of the requests listed", Rounded.of(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +347,8 @@ DERIVED: dict[str, Callable[[Report], Rounded | None]] = {
 
 def derived(report: Report) -> dict[str, float | None]:
     """Derive further figures: tokens of a prompt, of an output by rates and by times, drafts, requests."""
-    found = {name: derive(report) for name, derive in DERIVED.items()}
-    return {name: None if figure is None else figure.value for name, figure in found.items()}
+    figures = {name: derive(report) for name, derive in DERIVED.items()}
+    return {name: None if figure is None else figure.value for name, figure in figures.items()}
 
 
 def report_of(record: AcceptanceRecord) -> Report:

@@ -72,34 +72,38 @@ class RequestDetails:
 
     def statistics(self) -> dict[str, float]:
         """Compute means, medians and 99th percentiles by the names of measurement.METRICS."""
-        found = {}
+        figures = {}
         for what, values in self.latencies.items():
-            found[f"Mean {what} (ms)"] = float(values.mean())
-            found[f"Median {what} (ms)"] = float(np.median(values))
-            found[f"P99 {what} (ms)"] = float(np.percentile(values, 99))
-        return found
+            figures[f"Mean {what} (ms)"] = float(values.mean())
+            figures[f"Median {what} (ms)"] = float(np.median(values))
+            figures[f"P99 {what} (ms)"] = float(np.percentile(values, 99))
+        return figures
 
 
-def read_details(result: Mapping[str, Any], place: str) -> RequestDetails | None:
+def read_details(result: Mapping[str, Any], location: str) -> RequestDetails | None:
     """Read the details in a result; None without them, InputError for lists of other values."""
-    lists = {name: _list(result, name, place) for name in ("ttfts", "itls", "latencies", "input_lens", "output_lens")}
+    lists = {
+        name: _list(result, name, location) for name in ("ttfts", "itls", "latencies", "input_lens", "output_lens")
+    }
     counts = {len(values) for values in lists.values() if values is not None}
     if not counts:
         return None
     if len(counts) > 1:
-        raise InputError("file", place, "lists of as many entries, one a request: ttfts, itls, output_lens, ...")
-    kept = _succeeded(result, lists["output_lens"], counts.pop())
-    if not kept:
+        raise InputError("file", location, "lists of as many entries, one a request: ttfts, itls, output_lens, ...")
+    succeeded = _succeeded(result, lists["output_lens"], counts.pop())
+    if not succeeded:
         return None
-    chosen = {name: None if values is None else [values[each] for each in kept] for name, values in lists.items()}
-    gaps = None if chosen["itls"] is None else [gap for gaps in chosen["itls"] for gap in _gaps(gaps, place)]
+    chosen = {
+        name: None if values is None else [values[index] for index in succeeded] for name, values in lists.items()
+    }
+    gaps = None if chosen["itls"] is None else [gap for gaps in chosen["itls"] for gap in _gaps(gaps, location)]
     seconds = {"TTFT": chosen["ttfts"], "ITL": gaps, "E2E Latency": chosen["latencies"]}
     return RequestDetails(
-        len(kept),
-        _total(chosen["input_lens"], "input_lens", place),
-        _total(chosen["output_lens"], "output_lens", place),
+        len(succeeded),
+        _total(chosen["input_lens"], "input_lens", location),
+        _total(chosen["output_lens"], "output_lens", location),
         {
-            what: MILLISECONDS * np.array(_numbers(values, what, place), dtype=np.float64)
+            what: MILLISECONDS * np.array(_numbers(values, what, location), dtype=np.float64)
             for what, values in seconds.items()
             if values
         },
@@ -110,29 +114,29 @@ def _succeeded(result: Mapping[str, Any], lengths: list | None, count: int) -> l
     """List the requests that count: those without an error, or without that list those with output."""
     errors = result.get("errors")
     if isinstance(errors, list) and len(errors) == count:
-        return [each for each in range(count) if not errors[each]]
-    return [each for each in range(count) if lengths is None or lengths[each]]
+        return [index for index in range(count) if not errors[index]]
+    return [index for index in range(count) if lengths is None or lengths[index]]
 
 
-def _list(result: Mapping[str, Any], name: str, place: str) -> list | None:
+def _list(result: Mapping[str, Any], name: str, location: str) -> list | None:
     values = result.get(name) or None
     if values is not None and not isinstance(values, list):
-        raise InputError(name, values, f"a list with an entry a request (in {place})")
+        raise InputError(name, values, f"a list with an entry a request (in {location})")
     return values
 
 
-def _gaps(gaps: Any, place: str) -> list:
+def _gaps(gaps: Any, location: str) -> list:
     if not isinstance(gaps, list):
-        raise InputError("itls", gaps, f"lists of numbers (in {place})")
+        raise InputError("itls", gaps, f"lists of numbers (in {location})")
     return gaps
 
 
-def _numbers(values: list, name: str, place: str) -> list:
-    return [read_number(value, name, place) for value in values]
+def _numbers(values: list, name: str, location: str) -> list:
+    return [read_number(value, name, location) for value in values]
 
 
-def _total(values: list | None, name: str, place: str) -> int | None:
-    return None if values is None else sum(read_integer(value, name, place) for value in values)
+def _total(values: list | None, name: str, location: str) -> int | None:
+    return None if values is None else sum(read_integer(value, name, location) for value in values)
 
 
 LATENCIES = ("TTFT", "TPOT", "ITL", "E2E Latency")
@@ -201,36 +205,40 @@ def read_results(path: Path) -> list[Report]:
     return [_report(value, str(path), run) for run, value in enumerate(values, start=1)]
 
 
-def _report(value: Any, place: str, run: int) -> Report:
-    """Read one result, SGLang's if it spells out a mean E2E latency; errors name `place`."""
-    require(isinstance(value, Mapping), "file", place, "a JSON object for each run")
+def _report(value: Any, location: str, run: int) -> Report:
+    """Read one result, SGLang's if it spells out a mean E2E latency; errors name `location`."""
+    require(isinstance(value, Mapping), "file", location, "a JSON object for each run")
     tool = "sglang" if "mean_e2e_latency_ms" in value else "vllm"
     names = {"sglang": _SGLANG, "vllm": _VLLM}[tool]
-    duration = _number(value, "duration", place)
-    input_tokens = _integer(value, "total_input_tokens", place)
-    output_tokens = _integer(value, "total_output_tokens", place)
-    figures = {ours: _number(value, theirs, place) for ours, theirs in names.items() if value.get(theirs) is not None}
+    duration = _number(value, "duration", location)
+    input_tokens = _integer(value, "total_input_tokens", location)
+    output_tokens = _integer(value, "total_output_tokens", location)
+    figures = {
+        ours: _number(value, theirs, location) for ours, theirs in names.items() if value.get(theirs) is not None
+    }
     for name in THROUGHPUTS[:2]:
-        require(name in figures, "file", place, f"a result of vLLM's or SGLang's benchmark (it has no {names[name]})")
+        require(
+            name in figures, "file", location, f"a result of vLLM's or SGLang's benchmark (it has no {names[name]})"
+        )
     if tool == "sglang" and "Total Token Throughput (tok/s)" not in figures and duration:
         figures["Total Token Throughput (tok/s)"] = (input_tokens + output_tokens) / duration
     rates = value.get(_RATES) or ()
-    require(isinstance(rates, (list, tuple)), _RATES, type(rates), f"a list of numbers from 0 to 1 (in {place})")
+    require(isinstance(rates, (list, tuple)), _RATES, type(rates), f"a list of numbers from 0 to 1 (in {location})")
     return Report(
         f"{tool}, run {run}",
         figures,
-        concurrency=None if _is_unlimited(value, "max_concurrency") else _integer(value, "max_concurrency", place),
+        concurrency=None if _is_unlimited(value, "max_concurrency") else _integer(value, "max_concurrency", location),
         duration=duration,
-        completed=_integer(value, "completed", place),
+        completed=_integer(value, "completed", location),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        rates_by_position=tuple(read_number(rate, _RATES, place, 0, 1) for rate in rates),
-        rate=None if _is_unlimited(value, "request_rate") else _number(value, "request_rate", place),
-        num_rounds=_count(value, "spec_decode_num_drafts", place),
-        num_drafts=_count(value, "spec_decode_draft_tokens", place),
-        num_accepted_drafts=_count(value, "spec_decode_accepted_tokens", place),
-        mean_in_flight=None if value.get("concurrency") is None else _number(value, "concurrency", place),
-        details=read_details(value, place),
+        rates_by_position=tuple(read_number(rate, _RATES, location, 0, 1) for rate in rates),
+        rate=None if _is_unlimited(value, "request_rate") else _number(value, "request_rate", location),
+        num_rounds=_count(value, "spec_decode_num_drafts", location),
+        num_drafts=_count(value, "spec_decode_draft_tokens", location),
+        num_accepted_drafts=_count(value, "spec_decode_accepted_tokens", location),
+        mean_in_flight=None if value.get("concurrency") is None else _number(value, "concurrency", location),
+        details=read_details(value, location),
     )
 
 
@@ -239,19 +247,19 @@ def _is_unlimited(value: Mapping, name: str) -> bool:
     return value.get(name) in (None, "inf", "trace", math.inf)
 
 
-def _count(value: Mapping, name: str, place: str) -> int | None:
-    return None if value.get(name) is None else _integer(value, name, place)
+def _count(value: Mapping, name: str, location: str) -> int | None:
+    return None if value.get(name) is None else _integer(value, name, location)
 
 
-def _integer(value: Mapping, name: str, place: str) -> int:
-    _require_field(value, name, place)
-    return read_integer(value[name], name, place)
+def _integer(value: Mapping, name: str, location: str) -> int:
+    _require_field(value, name, location)
+    return read_integer(value[name], name, location)
 
 
-def _number(value: Mapping, name: str, place: str) -> float:
-    _require_field(value, name, place)
-    return read_number(value[name], name, place)
+def _number(value: Mapping, name: str, location: str) -> float:
+    _require_field(value, name, location)
+    return read_number(value[name], name, location)
 
 
-def _require_field(value: Mapping, name: str, place: str) -> None:
-    require(name in value, "file", place, f"a result of vLLM's or SGLang's benchmark (it has no {name})")
+def _require_field(value: Mapping, name: str, location: str) -> None:
+    require(name in value, "file", location, f"a result of vLLM's or SGLang's benchmark (it has no {name})")

@@ -12,7 +12,7 @@ import numpy as np
 from specsim.core.errors import InputError, require
 from specsim.core.files import read_json
 from specsim.core.limits import MOST_LAYERS, MOST_WIDTH
-from specsim.simulator.bounds import flag, model_size, number, positive, whole
+from specsim.simulator.bounds import flag, integer, model_size, number, positive
 from specsim.simulator.layers import Layers, family_of, layers_of
 from specsim.simulator.quantization import HALF, WeightFormat, quantization_of
 
@@ -48,9 +48,9 @@ class Model:
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "vocab_size", "head_weights", "intermediate_size"):
-            whole(name, getattr(self, name))
+            integer(name, getattr(self, name))
         for name in ("embedding_weights", "entry_weights", "eager_kernels"):
-            whole(name, getattr(self, name), least=0)
+            integer(name, getattr(self, name), least=0)
         positive("kv_bytes", self.kv_bytes)
         number("skew", self.skew)
 

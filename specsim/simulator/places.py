@@ -24,20 +24,20 @@ def admit(state: State) -> None:
     places = state.places
     while count_waiting(server) > 0 and server.num_running + server.num_prefilling < len(places):
         number = server.num_admitted
-        found = -1
-        for place in range(server.num_preempted):  # they arrived before those that never had a place
-            if places[place].preempted < number:
-                number = places[place].preempted
-                found = place
+        preempted_at = -1
+        for index in range(server.num_preempted):  # they arrived before those that never had a place
+            if places[index].preempted < number:
+                number = places[index].preempted
+                preempted_at = index
         request = state.requests[number]
         pages = pages_of(request.length, state.page_counts)
         if server.pages + pages > state.settings[0].num_pages:
             return
-        if found < 0:
+        if preempted_at < 0:
             server.num_admitted += 1
         else:
             server.num_preempted -= 1
-            places[found].preempted = places[server.num_preempted].preempted
+            places[preempted_at].preempted = places[server.num_preempted].preempted
         server.pages += pages
         request.filled = 0 if request.preemptions > 0 else request.cached
         places[server.num_prefilling].prefilling = number
@@ -51,20 +51,20 @@ def preempt(state: State) -> None:
     sign = state.settings[0].victim_sign
     victim = -1
     most = 0
-    for place in range(server.num_running + server.num_prefilling):
-        is_running = place < server.num_running
-        number = places[place].running if is_running else places[place - server.num_running].prefilling
+    for index in range(server.num_running + server.num_prefilling):
+        is_running = index < server.num_running
+        number = places[index].running if is_running else places[index - server.num_running].prefilling
         request = state.requests[number]
         columns = sign * (request.length if is_running else request.filled)
         if victim < 0 or columns > most or (columns == most and number > victim):
             victim = number
             most = columns
-    kept = 0
-    for place in range(server.num_running):
-        if places[place].running != victim:
-            places[kept].running = places[place].running
-            kept += 1
-    server.num_running = kept
+    size = 0
+    for index in range(server.num_running):
+        if places[index].running != victim:
+            places[size].running = places[index].running
+            size += 1
+    server.num_running = size
     drop_prefilling(state, victim)
     request = state.requests[victim]
     request.preemptions += 1
@@ -75,43 +75,43 @@ def preempt(state: State) -> None:
 
 def drop_prefilling(state: State, number: int) -> None:
     """Remove a request from those in prefill, if it is there."""
-    kept = 0
-    for place in range(state.server[0].num_prefilling):
-        if state.places[place].prefilling != number:
-            state.places[kept].prefilling = state.places[place].prefilling
-            kept += 1
-    state.server[0].num_prefilling = kept
+    size = 0
+    for index in range(state.server[0].num_prefilling):
+        if state.places[index].prefilling != number:
+            state.places[size].prefilling = state.places[index].prefilling
+            size += 1
+    state.server[0].num_prefilling = size
 
 
 def drop_ended(state: State) -> None:
     """Remove requests that have all of their tokens, whether running or waiting after a preemption."""
     server = state.server[0]
     places = state.places
-    kept = 0
-    for place in range(server.num_running):
-        if state.requests[places[place].running].left > 0:
-            places[kept].running = places[place].running
-            kept += 1
-    server.num_running = kept
-    kept = 0
-    for place in range(server.num_preempted):
-        if state.requests[places[place].preempted].left > 0:
-            places[kept].preempted = places[place].preempted
-            kept += 1
-    server.num_preempted = kept
+    size = 0
+    for index in range(server.num_running):
+        if state.requests[places[index].running].remaining > 0:
+            places[size].running = places[index].running
+            size += 1
+    server.num_running = size
+    size = 0
+    for index in range(server.num_preempted):
+        if state.requests[places[index].preempted].remaining > 0:
+            places[size].preempted = places[index].preempted
+            size += 1
+    server.num_preempted = size
 
 
 def choose_chunks(state: State) -> None:
     """Choose chunks of prompts for a step, at most `most_tokens` tokens, earlier requests first."""
     server = state.server[0]
-    left = state.settings[0].most_tokens
+    budget = state.settings[0].most_tokens
     server.num_chunks = 0
-    for place in range(server.num_prefilling):
-        number = state.places[place].prefilling
+    for index in range(server.num_prefilling):
+        number = state.places[index].prefilling
         request = state.requests[number]
-        end = min(request.length, request.filled + left)
+        end = min(request.length, request.filled + budget)
         if end > request.filled:
-            left -= end - request.filled
+            budget -= end - request.filled
             chunk = state.places[server.num_chunks]
             chunk.chunk_request = number
             chunk.chunk_start = request.filled
@@ -135,13 +135,13 @@ def read(state: State, half: int) -> None:
 def read_firsts(state: State, at: int) -> None:
     """Read first tokens."""
     flight = state.flights[at]
-    for place in range(flight.size):
-        request = state.requests[state.passengers[at * len(state.places) + place].request]
-        request.left -= 1
+    for index in range(flight.size):
+        request = state.requests[state.passengers[at * len(state.places) + index].request]
+        request.remaining -= 1
         request.firsts = flight.seconds
         request.lasts = flight.seconds
         request.first_steps = flight.step
-        if request.left == 0:
+        if request.remaining == 0:
             end(state, request, flight)
     flight.size = 0
 
@@ -151,21 +151,21 @@ def read_round(state: State, at: int) -> None:
     server = state.server[0]
     flight = state.flights[at]
     row = flight.option * (state.settings[0].most_steps + 1)
-    for place in range(flight.size):
-        passenger = state.passengers[at * len(state.places) + place]
+    for index in range(flight.size):
+        passenger = state.passengers[at * len(state.places) + index]
         request = state.requests[passenger.request]
-        if request.left == 0:  # it ended while this round ran
+        if request.remaining == 0:  # it ended while this round ran
             continue
-        kept = min(passenger.accepted + 1, request.left)
-        request.left -= kept
-        request.length += kept
+        num_tokens = min(passenger.accepted + 1, request.remaining)
+        request.remaining -= num_tokens
+        request.length += num_tokens
         state.gaps[server.num_gaps] = flight.seconds - request.lasts
         server.num_gaps += 1
         request.lasts = flight.seconds
         request.rounds += 1
         request.drafts += passenger.accepted
         state.histogram[row + passenger.accepted] += 1
-        if request.left == 0:
+        if request.remaining == 0:
             end(state, request, flight)
     flight.size = 0
 

@@ -135,15 +135,15 @@ class Plan:
     @property
     def best_chain(self) -> Candidate | None:
         """The cheapest of the best candidates that every engine supports; None if all are trees."""
-        chains = [each for each in self.candidates if each.config.topk == 1]
-        least = 1 + min((each.regret for each in chains), default=0.0)
-        equal = [each for each in chains if each.is_equal or (1 + each.regret) / least - 1 <= EQUAL]
-        return min(equal, key=lambda each: cheapness(each.config), default=None)
+        chains = [candidate for candidate in self.candidates if candidate.config.topk == 1]
+        least = 1 + min((candidate.regret for candidate in chains), default=0.0)
+        equal = [candidate for candidate in chains if candidate.is_equal or (1 + candidate.regret) / least - 1 <= EQUAL]
+        return min(equal, key=lambda candidate: cheapness(candidate.config), default=None)
 
     @property
     def plain(self) -> Candidate | None:
         """Plain decoding; None if it was not tried."""
-        return next((each for each in self.candidates if each.config.is_plain), None)
+        return next((candidate for candidate in self.candidates if candidate.config.is_plain), None)
 
     def over_plain(self, row: Candidate) -> float:
         """Compute a candidate's speed-up over plain decoding, by the objective; infinite over a goodput of 0.
@@ -160,9 +160,9 @@ class Plan:
     def band(self, row: Candidate) -> tuple[float, float]:
         """Compute the ends of the 90 % band of `over_plain`, as wide as that of decoding as many requests."""
         requests = min(self.cell.concurrency if self.cell.rate is None else USUAL_REQUESTS, self.cell.max_running)
-        found = speedup_range(self.cell.serving(self.cell.option(row.config)), requests)
+        band = speedup_range(self.cell.serving(self.cell.option(row.config)), requests)
         value = self.over_plain(row)
-        return value * found.lowest / found.value, value * found.highest / found.value
+        return value * band.lowest / band.value, value * band.highest / band.value
 
     def _over_plain(self, row: Candidate) -> dict[str, Any]:
         value = self.over_plain(row) if self.plain else math.nan
@@ -171,7 +171,7 @@ class Plan:
     @property
     def limits(self) -> dict[str, int]:
         """Fields of the best setting that no candidate exceeds, so that more of them might be better."""
-        return limits_reached(self.best.config, [each.config for each in self.candidates])
+        return limits_reached(self.best.config, [candidate.config for candidate in self.candidates])
 
     @property
     def crossover(self) -> int | None:
@@ -186,10 +186,10 @@ class Plan:
             "cell": self.cell.to_json(),
             "objective": self.objective,
             "replicates": self.replicates,
-            "candidates": [asdict(each) | self._over_plain(each) for each in self.candidates],
-            "by_batch": [asdict(each) | {"speedup": each.speedup, "span": each.span} for each in self.by_batch],
-            "chains": [asdict(each) for each in self.chains],
-            "schedule": [asdict(each) for each in self.schedule],
+            "candidates": [asdict(candidate) | self._over_plain(candidate) for candidate in self.candidates],
+            "by_batch": [asdict(choice) | {"speedup": choice.speedup, "span": choice.span} for choice in self.by_batch],
+            "chains": [asdict(entry) for entry in self.chains],
+            "schedule": [asdict(entry) for entry in self.schedule],
             "slo": self.slo.bounds if self.slo else None,
             "crossover": self.crossover,
             "limits": self.limits,
@@ -268,10 +268,10 @@ def _by_batch(cell: Cell, options: Sequence[Option], rows: Sequence[Candidate]) 
     plain = Option.plain(cell.page_size)
     batches = {option: SteadyBatch.of(cell.serving(option)) for option in (plain, *options)}
     most = batches[plain].most_requests(plain)
-    own = None if cell.has_times else min(cell.concurrency, len(cell.workload), most)
+    load_size = None if cell.has_times else min(cell.concurrency, len(cell.workload), most)
     plain_row = next((row for row in rows if row.config.is_plain), None)
-    for size in sorted({*(2**power for power in range(most.bit_length())), most, own or most}):
-        if size == own and plain_row:
+    for size in sorted({*(2**power for power in range(most.bit_length())), most, load_size or most}):
+        if size == load_size and plain_row:
             option = next(option for option in options if option.config == rows[0].config)
             speed = rows[0].metrics[THROUGHPUT]
             plain_speed = plain_row.metrics[THROUGHPUT]
@@ -282,16 +282,18 @@ def _by_batch(cell: Cell, options: Sequence[Option], rows: Sequence[Candidate]) 
             speed = speeds[option]
             plain_speed = batches[plain].tokens_per_s(plain, size)
         band = _band(batches[option].scenario, batches[plain].scenario, size)
-        yield BatchChoice(size, option.config, speed, plain_speed, band, size == own and plain_row is not None)
+        yield BatchChoice(size, option.config, speed, plain_speed, band, size == load_size and plain_row is not None)
 
 
 def _band(drafts: Scenario, plain: Scenario, requests: int) -> tuple[float, float]:
     """Compute the ends of the band of a steady batch's speed-up over plain decoding."""
 
     def speedup(server: Scenario) -> float:
-        own = replace(plain, model=server.model, efficiency=server.efficiency, front=server.front)
-        speed, plain_speed = (SteadyBatch.of(each).tokens_per_s(each.option, requests) for each in (server, own))
+        plain_server = replace(plain, model=server.model, efficiency=server.efficiency, front=server.front)
+        speed, plain_speed = (
+            SteadyBatch.of(scenario).tokens_per_s(scenario.option, requests) for scenario in (server, plain_server)
+        )
         return speed / plain_speed
 
-    found = range_of(speedup, drafts)
-    return found.lowest, found.highest
+    band = range_of(speedup, drafts)
+    return band.lowest, band.highest

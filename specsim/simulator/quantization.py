@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from specsim.core.errors import InputError, require, require_choice
-from specsim.simulator.bounds import flag, model_size, positive, whole
+from specsim.simulator.bounds import flag, integer, model_size, positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def quantization_of(settings: Any, num_layers: int, has_experts: bool) -> Quanti
 
 def _weight_only(method: str, settings: Mapping[str, Any]) -> WeightFormat:
     """Make the format of integers with a scale and a zero point for each group; products run in 16 bits."""
-    bits = whole("bits", settings.get("bits", settings.get("w_bit")))
+    bits = integer("bits", settings.get("bits", settings.get("w_bit")))
     require(bits in (2, 3, 4, 8), "bits", bits, f"2, 3, 4 or 8 in a quantization_config of {method}")
     size = settings.get("group_size", settings.get("q_group_size", 128))
     return grouped(method, bits, _group_size(size), 16 + bits)
@@ -131,10 +131,10 @@ def _matches(name: str, pattern: str) -> bool:
     if pattern.startswith("re:"):
         _check_repeats(pattern)
         try:
-            return any(re.match(pattern[3:], each) for each in names)
+            return any(re.match(pattern[3:], module) for module in names)
         except re.error as error:
             raise InputError("quantization_config", pattern, f"an expression that can be read ({error})") from error
-    return any(fnmatchcase(each, pattern) or each.startswith(pattern + ".") for each in names)
+    return any(fnmatchcase(module, pattern) or module.startswith(pattern + ".") for module in names)
 
 
 def _check_repeats(pattern: str) -> None:
@@ -174,7 +174,7 @@ def _targets(group: Any) -> list[str]:
 
 def _patterns(settings: Any, name: str) -> list[str]:
     values = settings.get(name) if isinstance(settings, Mapping) else None
-    if values is not None and not (isinstance(values, list) and all(isinstance(each, str) for each in values)):
+    if values is not None and not (isinstance(values, list) and all(isinstance(value, str) for value in values)):
         raise InputError(name, values, "a list of texts")
     return values or []
 
@@ -183,7 +183,7 @@ def _group_size(size: Any) -> int | None:
     """Read the number of weights that share a scale; None for a whole row."""
     if size == -1:
         return None
-    return whole("group_size", size)
+    return integer("group_size", size)
 
 
 def _kv_bytes(settings: Mapping[str, Any]) -> float:

@@ -86,18 +86,18 @@ def best_tree(shares: Sequence[Sequence[float]], config: SpecConfig) -> Tree:
             children = enumerate(row[: config.topk])
             candidates += [_Candidate(score * share, parent, rank, depth) for rank, share in children]
         lanes = _best(range(start, len(candidates)), candidates)[: config.topk]
-    kept = sorted(_best(range(len(candidates)), candidates)[: config.num_draft_tokens - 1])
-    node_of = {-1: 0} | {place: node for node, place in enumerate(kept, start=1)}
-    nodes = [candidates[place] for place in kept]
+    chosen = sorted(_best(range(len(candidates)), candidates)[: config.num_draft_tokens - 1])
+    node_of = {-1: 0} | {index: node for node, index in enumerate(chosen, start=1)}
+    nodes = [candidates[index] for index in chosen]
     return Tree(
-        tuple(node_of[each.parent] for each in nodes),
-        tuple(each.rank for each in nodes),
-        tuple(each.depth for each in nodes),
+        tuple(node_of[node.parent] for node in nodes),
+        tuple(node.rank for node in nodes),
+        tuple(node.depth for node in nodes),
     )
 
 
-def _best(places: Iterable[int], candidates: Sequence[_Candidate]) -> list[int]:
-    return sorted(places, key=lambda place: -candidates[place].score)
+def _best(indices: Iterable[int], candidates: Sequence[_Candidate]) -> list[int]:
+    return sorted(indices, key=lambda index: -candidates[index].score)
 
 
 def _check(shares: Sequence[Sequence[float]], config: SpecConfig) -> None:

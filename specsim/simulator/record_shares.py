@@ -65,15 +65,15 @@ DEFAULT = _PUBLISHED["eagle3", "llama-3.1-8b"]
 
 def published_acceptance(drafter: str, model: str) -> PublishedAcceptance:
     """Look up the figures of this pair, else those of the first pair with this drafter, else DEFAULT."""
-    same_drafter = (each for (kind, _), each in _PUBLISHED.items() if kind == drafter)
+    same_drafter = (published for (kind, _), published in _PUBLISHED.items() if kind == drafter)
     return _PUBLISHED.get((drafter, model)) or next(same_drafter, DEFAULT)
 
 
 def ranks(best: float) -> tuple[float, ...]:
     """Split a probability into the shares of the best draft and those after it."""
     missed = [1 - among for among in _AMONG_BEST]
-    left = [after / missed[0] * (1 - best) for after in missed]
-    return (best, *(before - after for before, after in pairwise(left)))
+    remaining = [after / missed[0] * (1 - best) for after in missed]
+    return (best, *(before - after for before, after in pairwise(remaining)))
 
 
 LEAST_RATE = 0.01  # rates below it end the continuation: what follows changes no accept length
@@ -85,7 +85,7 @@ class RecordShares:
 
     shares: Shares  # by depth and rank
     assumed: tuple[str, ...]  # what the record does not say, a clause for each
-    known: int  # depths that were measured
+    num_measured: int  # depths that were measured
 
 
 def record_shares(record: AcceptanceRecord, depth: int = DEPTH) -> RecordShares:
@@ -132,28 +132,36 @@ def further(rates: Sequence[float], depth: int) -> str:
 
 def setting_acceptance(record: AcceptanceRecord, config: SpecConfig) -> PerPosition:
     """Give the acceptance of a setting: as measured if it is the record's own, else from its probabilities."""
-    if _is_own(record, config):
+    if _is_measured(record, config):
         return PerPosition(record.rates)
-    found = record_shares(record, config.num_steps)
+    derived = record_shares(record, config.num_steps)
     allowed = "1: the record says nothing of second-best drafts"
-    require(len(found.shares[0]) >= config.topk, "topk", config.topk, allowed)
-    return rank_by_depth(found.shares[: config.num_steps], config)
+    require(len(derived.shares[0]) >= config.topk, "topk", config.topk, allowed)
+    return rank_by_depth(derived.shares[: config.num_steps], config)
 
 
 def setting_source(record: AcceptanceRecord, config: SpecConfig) -> str:
     """Say how the acceptance of a setting follows from a record, in a sentence."""
     length = accept_length(setting_acceptance(record, config))
     band = predicted_interval(record, config)
-    given = "as measured" if _is_own(record, config) else f"from {record.accept_length:.2f} at {record.num_steps} steps"
-    shown = "" if band is None else f" ({band.low:.2f} to {band.high:.2f}, {band.confidence:.0%} by {band.method})"
-    return f"Accept length {length:.2f}{shown}, {given}: {record.source} ({record.tool})."
+    origin = (
+        "as measured"
+        if _is_measured(record, config)
+        else f"from {record.accept_length:.2f} at {record.num_steps} steps"
+    )
+    interval = "" if band is None else f" ({band.low:.2f} to {band.high:.2f}, {band.confidence:.0%} by {band.method})"
+    return f"Accept length {length:.2f}{interval}, {origin}: {record.source} ({record.tool})."
 
 
-def _is_own(record: AcceptanceRecord, config: SpecConfig) -> bool:
+def _is_measured(record: AcceptanceRecord, config: SpecConfig) -> bool:
     """Check whether a setting is the one that was measured, by position."""
-    own = record.config
+    measured_config = record.config
     same = ("topk", "num_steps", "num_draft_tokens")
-    return bool(record.rates) and own is not None and all(getattr(own, name) == getattr(config, name) for name in same)
+    return (
+        bool(record.rates)
+        and measured_config is not None
+        and all(getattr(measured_config, name) == getattr(config, name) for name in same)
+    )
 
 
 def predicted_interval(record: AcceptanceRecord, config: SpecConfig) -> Interval | None:
@@ -165,8 +173,8 @@ def predicted_interval(record: AcceptanceRecord, config: SpecConfig) -> Interval
 
 def _proposed(conditional: Sequence[float]) -> tuple[float, ...]:
     """Compute the rates of rounds that propose every draft from conditional ones, up to the first without any."""
-    known = list(takewhile(lambda rate: rate == rate, conditional))
-    return tuple(accumulate(known, mul))
+    defined = list(takewhile(lambda rate: rate == rate, conditional))
+    return tuple(accumulate(defined, mul))
 
 
 def _of_tree(record: AcceptanceRecord, depth: int) -> RecordShares:

@@ -54,8 +54,8 @@ def run_replicates(
     costs = np.array([[cost(run) for run in metrics] for metrics in runs])
     best = costs[costs.mean(axis=1).argmin()]
     return [
-        Replicated(option, _means(metrics), float(own.mean() / best.mean() - 1), _spread(own, best))
-        for option, metrics, own in zip(options, runs, costs, strict=True)
+        Replicated(option, _means(metrics), float(option_costs.mean() / best.mean() - 1), _spread(option_costs, best))
+        for option, metrics, option_costs in zip(options, runs, costs, strict=True)
     ]
 
 

@@ -33,9 +33,9 @@ def is_printed(text: str) -> bool:
     return any(map(_is_header, text.split("\n")))
 
 
-def read_printed(text: str, place: str) -> list[Report]:
+def read_printed(text: str, location: str) -> list[Report]:
     """Read the reports in a text, in order; InputError for a report without figures, or with another value as one."""
-    return [_report(printed, place, run) for run, printed in enumerate(_blocks(text), start=1)]
+    return [_report(printed, location, run) for run, printed in enumerate(_blocks(text), start=1)]
 
 
 def _blocks(text: str) -> Iterator[dict[str, str]]:
@@ -57,41 +57,41 @@ def _is_header(line: str) -> bool:
     return line[:1] == line[-1:] == "=" and line.strip("=") == _HEADER
 
 
-def _report(printed: dict[str, str], place: str, run: int) -> Report:
-    figures = {ours: _number(printed, theirs, place) for theirs, ours in _FIGURES.items() if theirs in printed}
+def _report(printed: dict[str, str], location: str, run: int) -> Report:
+    figures = {ours: _number(printed, theirs, location) for theirs, ours in _FIGURES.items() if theirs in printed}
     if not figures:
-        raise InputError("file", place, f"a result of vLLM's or SGLang's benchmark (run {run} has no figures)")
+        raise InputError("file", location, f"a result of vLLM's or SGLang's benchmark (run {run} has no figures)")
     positions = [name for name in printed if _POSITION.fullmatch(name)]
     return Report(
         f"{'sglang' if 'backend' in printed else 'vllm'}, run {run}",
         {name: value for name, value in figures.items() if value is not None},
-        concurrency=_count(printed, place, *_LIMITS),
-        duration=_number(printed, "benchmark duration (s)", place),
-        completed=_count(printed, place, "successful requests"),
-        input_tokens=_count(printed, place, "total input tokens"),
-        output_tokens=_count(printed, place, "total generated tokens"),
-        rates_by_position=tuple((_number(printed, name, place) or 0.0) / 100 for name in positions),
-        rate=next((rate for name in _RATES if (rate := _number(printed, name, place)) is not None), None),
-        num_rounds=_count(printed, place, "drafts"),
-        num_drafts=_count(printed, place, "draft tokens"),
-        num_accepted_drafts=_count(printed, place, "accepted tokens"),
-        mean_in_flight=_number(printed, "concurrency", place),
+        concurrency=_count(printed, location, *_LIMITS),
+        duration=_number(printed, "benchmark duration (s)", location),
+        completed=_count(printed, location, "successful requests"),
+        input_tokens=_count(printed, location, "total input tokens"),
+        output_tokens=_count(printed, location, "total generated tokens"),
+        rates_by_position=tuple((_number(printed, name, location) or 0.0) / 100 for name in positions),
+        rate=next((rate for name in _RATES if (rate := _number(printed, name, location)) is not None), None),
+        num_rounds=_count(printed, location, "drafts"),
+        num_drafts=_count(printed, location, "draft tokens"),
+        num_accepted_drafts=_count(printed, location, "accepted tokens"),
+        mean_in_flight=_number(printed, "concurrency", location),
         rounding=HALF_UNIT,
     )
 
 
-def _count(printed: dict[str, str], place: str, *names: str) -> int | None:
+def _count(printed: dict[str, str], location: str, *names: str) -> int | None:
     """Read the count of the first of these lines that exists."""
     for name in names:
         if (text := _text(printed, name)) is not None:
-            return read_integer(parse_number(text), name, place)
+            return read_integer(parse_number(text), name, location)
     return None
 
 
-def _number(printed: dict[str, str], name: str, place: str) -> float | None:
+def _number(printed: dict[str, str], name: str, location: str) -> float | None:
     """Read the number of a line; None without the line, or where it names no limit."""
     text = _text(printed, name)
-    return None if text is None else read_number(parse_number(text), name, place)
+    return None if text is None else read_number(parse_number(text), name, location)
 
 
 def _text(printed: dict[str, str], name: str) -> str | None:

@@ -82,7 +82,7 @@ def in_order(file: RequestFile, active: int = ACTIVE) -> Order:
     before it, which has ended by then if no more requests are in flight. Requests without other turns stay in order.
     """
     waiting = iter(file.conversations)
-    under_way = [(iter(each), -1) for each in islice(waiting, active)]
+    under_way = [(iter(conversation), -1) for conversation in islice(waiting, active)]
     turns: list[Turn] = []
     before: list[int] = []
     while under_way:
@@ -110,10 +110,10 @@ def _cached(order: Order, first: int, last: int, page_size: int, slots: int | No
     total = np.concatenate(([0], np.cumsum(sizes)))
     since = total[first:last] - total[order.before[first:last] + 1]
     chosen = order.turns[first:last]
-    known = np.array([min(turn.known_tokens, turn.prompt_tokens) - 1 for turn in chosen])
+    cached = np.array([min(turn.known_tokens, turn.prompt_tokens) - 1 for turn in chosen])
     if slots is not None:
-        known = np.minimum(known, slots - since)
-    return np.maximum(known, 0) // page_size * page_size
+        cached = np.minimum(cached, slots - since)
+    return np.maximum(cached, 0) // page_size * page_size
 
 
 def _window(size: int, choice: Replay) -> tuple[int, int]:

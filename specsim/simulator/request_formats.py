@@ -30,48 +30,48 @@ def read_conversations(value: Any, path: str, tokens: Count) -> tuple[tuple[tupl
     Returns turns by conversation, no times, and the number of answers left out, since they or their prompts are empty.
     The tokens of a chat template are not counted.
     """
-    found = []
+    conversations = []
     skipped = 0
     for number, conversation in enumerate(value, start=1):
-        place = f"{path}, conversation {number}"
-        turns, empty = _turns(_messages(conversation, place), place, tokens)
+        location = f"{path}, conversation {number}"
+        turns, empty = _turns(_messages(conversation, location), location, tokens)
         skipped += empty
         if turns:
-            found.append(tuple(turns))
-    require(found, "workload", path, "conversations with at least one answer of gpt or assistant")
-    return tuple(found), None, skipped
+            conversations.append(tuple(turns))
+    require(conversations, "workload", path, "conversations with at least one answer of gpt or assistant")
+    return tuple(conversations), None, skipped
 
 
-def _turns(messages: list, place: str, tokens: Count) -> tuple[list[Turn], int]:
+def _turns(messages: list, location: str, tokens: Count) -> tuple[list[Turn], int]:
     turns: list[Turn] = []
-    before = known = empty = 0
+    before = known_tokens = empty = 0
     for number, message in enumerate(messages, start=1):
-        where = f"{place}, message {number}"
+        where = f"{location}, message {number}"
         speaker, text = _field(message, _SPEAKER, where), _field(message, _TEXT, where)
         size = tokens(text)
         if speaker.lower() in _ASSISTANTS:
             if before and size:
-                turns.append(Turn(before, size, known))
-                known = before + size
+                turns.append(Turn(before, size, known_tokens))
+                known_tokens = before + size
             else:
                 empty += 1
         before += size
     return turns, empty
 
 
-def _messages(conversation: Any, place: str) -> list:
+def _messages(conversation: Any, location: str) -> list:
     named = [conversation.get(name) for name in _MESSAGES] if isinstance(conversation, Mapping) else [conversation]
-    messages = next((each for each in named if isinstance(each, list)), None)
+    messages = next((entry for entry in named if isinstance(entry, list)), None)
     if messages is None:
-        raise InputError("workload", place, "an object with a list of messages under conversations or messages")
+        raise InputError("workload", location, "an object with a list of messages under conversations or messages")
     return messages
 
 
-def _field(message: Any, names: tuple[str, str], place: str) -> str:
+def _field(message: Any, names: tuple[str, str], location: str) -> str:
     values = [message.get(name) for name in names] if isinstance(message, Mapping) else []
-    text = next((each for each in values if isinstance(each, str)), None)
+    text = next((value for value in values if isinstance(value, str)), None)
     if text is None:
-        raise InputError("workload", place, f"a message with a text under {' or '.join(names)}")
+        raise InputError("workload", location, f"a message with a text under {' or '.join(names)}")
     return text
 
 
@@ -81,44 +81,44 @@ def read_prompts(text: str, path: str, tokens: Count) -> tuple[tuple[tuple[Turn,
     Their arrival is a step, not a time: it is not used. `continues` makes a turn of a conversation.
     """
     conversations: dict[Any, list[Turn]] = {}  # by the id of the last turn
-    found: list[list[Turn]] = []
+    ordered: list[list[Turn]] = []
     for index, line in enumerate(text.split("\n")):
         if not line.strip():
             continue
-        place = f"{path}, line {index + 1}"
-        value = parse_json(line, "workload", place, "a line that is a JSON object")
+        location = f"{path}, line {index + 1}"
+        value = parse_json(line, "workload", location, "a line that is a JSON object")
         if not isinstance(value, Mapping):
-            raise InputError("workload", place, "a line that is a JSON object")
-        output = _output(value, place)
+            raise InputError("workload", location, "a line that is a JSON object")
+        output = _output(value, location)
         continued = value.get("continues")
         request_id = value.get("id", index)
         for name, key in (("id", request_id), ("continues", continued)):
-            require(key is None or isinstance(key, (str, int)), "workload", place, f"a line whose {name} is a text")
+            require(key is None or isinstance(key, (str, int)), "workload", location, f"a line whose {name} is a text")
         turns = [] if continued is None else conversations.pop(continued, None)
         if turns is None:
-            raise InputError("workload", place, f"a line that continues the id of an earlier one, not {continued!r}")
-        known = turns[-1].prompt_tokens + turns[-1].output_tokens if turns else 0
+            raise InputError("workload", location, f"a line that continues the id of an earlier one, not {continued!r}")
+        known_tokens = turns[-1].prompt_tokens + turns[-1].output_tokens if turns else 0
         if not turns:
-            found.append(turns)
-        turns.append(Turn(known + _prompt(value, place, tokens), output, known))
+            ordered.append(turns)
+        turns.append(Turn(known_tokens + _prompt(value, location, tokens), output, known_tokens))
         conversations[request_id] = turns
-    return tuple(map(tuple, found)), None, 0
+    return tuple(map(tuple, ordered)), None, 0
 
 
-def _output(value: Mapping[str, Any], place: str) -> int:
+def _output(value: Mapping[str, Any], location: str) -> int:
     try:
         return count("max_new_tokens", value.get("max_new_tokens", SamplingParams().max_new_tokens))
     except InputError as error:
-        raise InputError("workload", place, f"a max_new_tokens that is {error.allowed}") from error
+        raise InputError("workload", location, f"a max_new_tokens that is {error.allowed}") from error
 
 
-def _prompt(value: Mapping[str, Any], place: str, tokens: Count) -> int:
+def _prompt(value: Mapping[str, Any], location: str, tokens: Count) -> int:
     """Count the tokens of a prompt."""
     ids = value.get("prompt_ids")
     size = len(ids) if isinstance(ids, list) else 0
     if isinstance(value.get("prompt"), str):
         size = tokens(value["prompt"])
-    require(size, "workload", place, "a request with a prompt or prompt_ids, not empty")
+    require(size, "workload", location, "a request with a prompt or prompt_ids, not empty")
     return size
 
 
@@ -185,7 +185,7 @@ def _lines(text: str, path: str, tokens: Count) -> RequestFile:
     work = parse_workload(text, path)
     turns = zip(work.prompt_tokens.tolist(), work.output_tokens.tolist(), strict=True)
     times = np.zeros(len(work)) if work.arrivals_s is None else work.arrivals_s
-    return RequestFile("specsim lengths", tuple((Turn(*each),) for each in turns), times - times[0])
+    return RequestFile("specsim lengths", tuple((Turn(*lengths),) for lengths in turns), times - times[0])
 
 
 def _table(text: str, path: str) -> RequestFile:
@@ -199,19 +199,19 @@ def _table(text: str, path: str) -> RequestFile:
 def _requests(
     name: str, table: Table, path: str, fields: tuple[str, str, str], seconds: Callable[[TableRow, str], float]
 ) -> RequestFile:
-    found = []
+    requests = []
     skipped = 0
     for row in table.rows:
         time = seconds(row, fields[0])
         prompt, output = (row.integer(field, 0, MOST_TOKENS) for field in fields[1:])
         if prompt and output:
-            found.append((time, prompt, output))
+            requests.append((time, prompt, output))
         else:
             skipped += 1
-    require(found, "workload", path, "a file of at least one request with prompt and output")
-    found.sort(key=lambda each: each[0])
-    times = np.array([time for time, _, _ in found])
-    return RequestFile(name, tuple((Turn(*lengths),) for _, *lengths in found), times - times[0], skipped)
+    require(requests, "workload", path, "a file of at least one request with prompt and output")
+    requests.sort(key=lambda request: request[0])
+    times = np.array([time for time, _, _ in requests])
+    return RequestFile(name, tuple((Turn(*lengths),) for _, *lengths in requests), times - times[0], skipped)
 
 
 def _moment(row: TableRow, column: str) -> float:

@@ -43,10 +43,10 @@ class Quantiles:
         count = int(self._counts.sum())
         if not count:
             return math.nan
-        place = share * (count - 1)
-        below = self._value(math.floor(place))
-        above = self._value(math.ceil(place))
-        return below + (above - below) * (place - math.floor(place))
+        rank = share * (count - 1)
+        below = self._value(math.floor(rank))
+        above = self._value(math.ceil(rank))
+        return below + (above - below) * (rank - math.floor(rank))
 
     def _value(self, rank: int) -> float:
         bin_ = int(np.searchsorted(np.cumsum(self._counts), rank, side="right"))
@@ -112,22 +112,26 @@ class Run:
     @property
     def accept_length(self) -> float:
         """Mean tokens of a round with drafts, bonus included; 1 without such rounds."""
-        rounds = sum(each.rounds for each in self._drafting)
-        return 1 + sum(each.accepted for each in self._drafting) / rounds if rounds else 1.0
+        rounds = sum(totals.rounds for totals in self._drafting)
+        return 1 + sum(totals.accepted for totals in self._drafting) / rounds if rounds else 1.0
 
     @property
     def accept_rate(self) -> float:
         """Accepted over proposed drafts; nan without proposed drafts."""
-        proposed = sum(each.proposed for each in self._drafting)
-        return sum(each.accepted for each in self._drafting) / proposed if proposed else float("nan")
+        proposed = sum(totals.proposed for totals in self._drafting)
+        return sum(totals.accepted for totals in self._drafting) / proposed if proposed else float("nan")
 
     @property
     def _drafting(self) -> list["_Drafting"]:
         """Totals of every option with drafts."""
         return [
-            _Drafting(int(each.sum()), int(each @ np.arange(len(each))), int(each.sum()) * (len(each) - 1))
-            for each in self.accepted_drafts
-            if len(each) > 1
+            _Drafting(
+                int(histogram.sum()),
+                int(histogram @ np.arange(len(histogram))),
+                int(histogram.sum()) * (len(histogram) - 1),
+            )
+            for histogram in self.accepted_drafts
+            if len(histogram) > 1
         ]
 
     def metrics(self) -> dict[str, float]:
@@ -147,10 +151,10 @@ class Run:
             "Spec Decode Accept Rate (%)": 100 * self.accept_rate,
         }
         for what, seconds in (("TTFT", self.ttft), ("TPOT", self.tpot), ("E2E Latency", self.e2e)):
-            known = seconds[np.isfinite(seconds)] * MILLISECONDS
-            values[f"Mean {what} (ms)"] = float(known.mean()) if len(known) else float("nan")
+            finite = seconds[np.isfinite(seconds)] * MILLISECONDS
+            values[f"Mean {what} (ms)"] = float(finite.mean()) if len(finite) else float("nan")
             for name, share in QUANTILES.items():
-                values[f"{name} {what} (ms)"] = float(np.quantile(known, share)) if len(known) else float("nan")
+                values[f"{name} {what} (ms)"] = float(np.quantile(finite, share)) if len(finite) else float("nan")
         return {name: values[name] for name in METRICS}
 
 

@@ -34,7 +34,7 @@ def switched(option: Option, policy: NamedPolicy) -> list[Option]:
     allowed = "a policy of chains: the acceptance of one tree does not give that of another"
     require(all(config.topk == 1 for config in policy.settings), "adaptive", policy.name, allowed)
     page = option.config.page_size
-    return [Option.plain(page) if each.is_plain else Option(each, option.acceptance) for each in policy.settings]
+    return [Option.plain(page) if config.is_plain else Option(config, option.acceptance) for config in policy.settings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ class Scenario:
     chunk_tokens: int | None = 8192  # most prompt tokens of a step, None for no limit
     memory_share: float = 0.9  # share of the GPUs' memory for weights and KV
     efficiency: Efficiency = field(default_factory=Efficiency)
-    kept: tuple[str, ...] = ()  # parameters of efficiency that keep their defaults whatever the profile says
+    default_parameters: tuple[
+        str, ...
+    ] = ()  # parameters of efficiency that keep their defaults whatever the profile says
     seed: int = 0
     plain_schedule: Literal["sync", "overlap"] | None = None  # schedule of plain decoding, None for `schedule`
     front: FrontEnd | None = None  # of the profile; None: the workload's
@@ -166,8 +168,8 @@ def speedup_range(scenario: Scenario, requests: int) -> SpeedupRange:
 def range_of(speedup: Callable[[Scenario], float], scenario: Scenario) -> SpeedupRange:
     """Compute any speed-up of a scenario, and its band."""
     posterior = used_profile(scenario).posterior.with_priors()
-    moved = _mover(scenario)
-    half = float(half_width(lambda place: np.log(speedup(moved(place))), posterior)[0])
+    scenario_at = _at_parameters(scenario)
+    half = float(half_width(lambda logs: np.log(speedup(scenario_at(logs))), posterior)[0])
     return _band(speedup(scenario), half, calibration(scenario))
 
 
@@ -180,16 +182,16 @@ def ratio_ranges(scenario: Scenario, plain: Run, drafts: Run) -> dict[str, Speed
     values = _ratios(plain.metrics(), drafts.metrics())
     shorter = replace(scenario, workload=_first(scenario.workload, MOST_REQUESTS))
     posterior = used_profile(scenario).posterior.with_priors()
-    moved = _mover(shorter)
+    scenario_at = _at_parameters(shorter)
     here = values if len(scenario.workload) <= MOST_REQUESTS else _served_ratios(shorter)
-    ends = [_served_ratios(moved(posterior.logs + side)) for side in _extremes(shorter, posterior)]
-    found = {}
+    ends = [_served_ratios(scenario_at(posterior.logs + side)) for side in _extremes(shorter, posterior)]
+    ranges = {}
     for name, value in values.items():
-        known = [each[name] for each in ends if each.get(name)]
-        far = max((abs(float(np.log(each / here[name]))) for each in known if here.get(name)), default=0.0)
+        outer = [ratios[name] for ratios in ends if ratios.get(name)]
+        far = max((abs(float(np.log(ratio / here[name]))) for ratio in outer if here.get(name)), default=0.0)
         half = float(np.hypot(far, SIDE * posterior.discrepancy))
-        found[name] = _band(value, half, calibration(scenario))
-    return found
+        ranges[name] = _band(value, half, calibration(scenario))
+    return ranges
 
 
 def used_profile(scenario: Scenario) -> Profile:
@@ -197,14 +199,14 @@ def used_profile(scenario: Scenario) -> Profile:
     return scenario.profile or profile(default_name(scenario.model)).on(scenario.hardware.name)
 
 
-def with_profile(scenario: Scenario, found: Profile) -> Scenario:
+def with_profile(scenario: Scenario, profile: Profile) -> Scenario:
     """Replace a scenario's parameters and front end by a profile's, except those that the user gave."""
-    found = found.on(scenario.hardware.name)
-    moved = with_parameters(scenario, found.server)
-    plain_schedule = moved.plain_schedule or found.structure.plain_schedule
+    profile = profile.on(scenario.hardware.name)
+    calibrated = with_parameters(scenario, profile.server)
+    plain_schedule = calibrated.plain_schedule or profile.structure.plain_schedule
     work = scenario.workload
-    front = None if work.intake or work.latency else found.front
-    return replace(moved, profile=found, plain_schedule=plain_schedule, front=front)
+    front = None if work.intake or work.latency else profile.front
+    return replace(calibrated, profile=profile, plain_schedule=plain_schedule, front=front)
 
 
 def with_parameters(scenario: Scenario, server: FittedServer) -> Scenario:
@@ -214,14 +216,16 @@ def with_parameters(scenario: Scenario, server: FittedServer) -> Scenario:
     include these times.
     """
     model = scenario.model
-    own = scenario.efficiency.given | {name: getattr(scenario.efficiency, name) for name in scenario.kept}
+    overrides = scenario.efficiency.overrides | {
+        name: getattr(scenario.efficiency, name) for name in scenario.default_parameters
+    }
     if server.skew is not None and model.skew == SKEW:
         model = replace(model, skew=server.skew)
     plain = scenario.plain_schedule
     return replace(
         scenario,
         model=model,
-        efficiency=replace(server.efficiency, **own),
+        efficiency=replace(server.efficiency, **overrides),
         schedule="sync" if "sync" in (scenario.schedule, server.schedule) else "overlap",
         plain_schedule=plain and ("sync" if "sync" in (plain, server.schedule) else "overlap"),
         graphs=min(scenario.graphs, server.graphs, key=("none", "target", "all").index),
@@ -230,47 +234,47 @@ def with_parameters(scenario: Scenario, server: FittedServer) -> Scenario:
 
 def calibration(scenario: Scenario) -> str:
     """Name the origin of a scenario's parameters, to be printed with its speed-ups."""
-    given = _given(scenario)
-    values = ", ".join(f"{name} {value:g}" for name, value in given.items())
+    overrides = _overrides(scenario)
+    values = ", ".join(f"{name} {value:g}" for name, value in overrides.items())
     if scenario.profile is not None:
-        also = f" and {values} as given" if given else ""
+        also = f" and {values} as given" if overrides else ""
         return f"simulated with profile {scenario.profile.name}{also}"
-    return f"simulated with {values} as given, uncalibrated otherwise" if given else "uncalibrated, simulated"
+    return f"simulated with {values} as given, uncalibrated otherwise" if overrides else "uncalibrated, simulated"
 
 
-def _given(scenario: Scenario) -> dict[str, float]:
+def _overrides(scenario: Scenario) -> dict[str, float]:
     """Select the parameters that are not the profile's, or without a profile not the defaults."""
     if scenario.profile is None:
-        return scenario.efficiency.given
-    own = scenario.profile.server.efficiency
+        return scenario.efficiency.overrides
+    profile_efficiency = scenario.profile.server.efficiency
     values = {field.name: getattr(scenario.efficiency, field.name) for field in fields(Efficiency)}
-    return {name: value for name, value in values.items() if value != getattr(own, name)}
+    return {name: value for name, value in values.items() if value != getattr(profile_efficiency, name)}
 
 
-def _mover(scenario: Scenario) -> Callable[[np.ndarray], Scenario]:
+def _at_parameters(scenario: Scenario) -> Callable[[np.ndarray], Scenario]:
     """Make a function that gives the scenario other values of the profile's parameters: logarithms [P]."""
-    found = used_profile(scenario)
-    posterior = found.posterior.with_priors()
-    own = scenario if scenario.profile is not None else with_profile(scenario, found)
-    given = _given(own)
+    profile = used_profile(scenario)
+    posterior = profile.posterior.with_priors()
+    calibrated = scenario if scenario.profile is not None else with_profile(scenario, profile)
+    overrides = _overrides(calibrated)
 
-    def moved(place: np.ndarray) -> Scenario:
-        there = replace(found, posterior=replace(posterior, logs=place))
-        server = there.server
-        skew = own.model.skew if server.skew is None else server.skew
-        model = replace(own.model, skew=skew)
-        front = own.front and there.front
-        return replace(own, model=model, efficiency=replace(server.efficiency, **given), front=front)
+    def scenario_at(logs: np.ndarray) -> Scenario:
+        shifted = replace(profile, posterior=replace(posterior, logs=logs))
+        server = shifted.server
+        skew = calibrated.model.skew if server.skew is None else server.skew
+        model = replace(calibrated.model, skew=skew)
+        front = calibrated.front and shifted.front
+        return replace(calibrated, model=model, efficiency=replace(server.efficiency, **overrides), front=front)
 
-    return moved
+    return scenario_at
 
 
 def _extremes(scenario: Scenario, posterior: Posterior) -> tuple[np.ndarray, np.ndarray]:
     """Find the parameters' likeliest distances at both ends of the band of the speed-up, as logarithms."""
     requests = min(scenario.workload.concurrency or USUAL_REQUESTS, scenario.max_running)
-    moved = _mover(scenario)
+    scenario_at = _at_parameters(scenario)
     logs = posterior.logs
-    slopes = gradient(lambda place: np.log(moved(place).speedup(requests)), logs, high=logs)[0]
+    slopes = gradient(lambda point: np.log(scenario_at(point).speedup(requests)), logs, high=logs)[0]
     variance = float(slopes @ posterior.covariance @ slopes)
     direction = SIDE * posterior.covariance @ slopes / np.sqrt(variance) if variance > 0 else np.zeros(len(slopes))
     return direction, -direction

@@ -30,7 +30,7 @@ class SteadyBatch:
     def of(cls, scenario: Scenario) -> "SteadyBatch":
         """Make the steady batch of a scenario's mean lengths."""
         work = scenario.workload
-        means = [round(each.mean()) for each in (work.prompt_tokens, work.output_tokens, work.cached_columns)]
+        means = [round(lengths.mean()) for lengths in (work.prompt_tokens, work.output_tokens, work.cached_columns)]
         return cls(scenario, *means)
 
     def most_requests(self, option: Option) -> int:
@@ -119,12 +119,12 @@ def schedule(cell: Cell, options: Sequence[Option]) -> tuple[Range, ...]:
     speeds = np.array([[batches[option].tokens_per_s(option, size) for option in options] for size in sizes])
     losses = np.log(speeds.max(axis=1, keepdims=True) / speeds)
     losses[losses <= np.log1p(EQUAL)] = 0.0
-    found: list[Range] = []
+    ranges: list[Range] = []
     for before, size, choice, speed in zip((0, *sizes), sizes, _least_loss(losses), speeds, strict=False):
         speedup = float(speed[choice]) / batches[plain].tokens_per_s(plain, size)
         high = size if size < sizes[-1] else cell.max_running
-        found.append(Range(before + 1, high, options[choice].config, speedup))
-    return _joined(found)
+        ranges.append(Range(before + 1, high, options[choice].config, speedup))
+    return _joined(ranges)
 
 
 def _least_loss(losses: np.ndarray) -> list[int]:
@@ -151,9 +151,9 @@ def _sizes(most: int) -> list[int]:
 def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
     """Join neighbours of one setting."""
     joined: list[Range] = []
-    for each in ranges:
-        if joined and joined[-1].config == each.config:
-            joined[-1] = Range(joined[-1].low, each.high, each.config, each.speedup)
+    for entry in ranges:
+        if joined and joined[-1].config == entry.config:
+            joined[-1] = Range(joined[-1].low, entry.high, entry.config, entry.speedup)
         else:
-            joined.append(each)
+            joined.append(entry)
     return tuple(joined)

@@ -83,7 +83,7 @@ class Server:
         """Answer with option, seconds and accepted drafts of a round, with chunks of prompts in mode `mixed`."""
         simulation = self._simulation
         requests = column(self._state.places, "running", self._server.num_running)
-        contexts = self._taken("ahead", requests)
+        contexts = self._request_column("ahead", requests)
         choice = self._chosen(requests) if len(contexts) else Choice(-1)
         option = choice.setting
         config = self._configs[max(option, 0)]
@@ -105,11 +105,11 @@ class Server:
         It knows all rounds, under an overlap schedule those up to the one before the last step.
         """
         policy = self._simulation.policy
-        known = int(self._server.num_steps) - self._is_lagging
-        while self._unread and self._unread[0].step < known:
+        num_read = int(self._server.num_steps) - self._is_lagging
+        while self._unread and self._unread[0].step < num_read:
             read = self._unread.pop(0)
             observe(policy, read.requests, read.choice, read.accepted, read.seconds)
-        return choose(policy, requests, self._taken("length", requests))
+        return choose(policy, requests, self._request_column("length", requests))
 
     def _chunks(self) -> _Chunks:
         size = self._server.num_chunks
@@ -133,7 +133,7 @@ class Server:
         acceptance = self._simulation.options[choice.setting].acceptance
         positions = contexts - self._simulation.workload.prompt_tokens[requests]
         uniforms = named_uniforms(self._keys[requests], positions)
-        rounds = Rounds(requests, self._taken("launched", requests), positions, uniforms)
+        rounds = Rounds(requests, self._request_column("launched", requests), positions, uniforms)
         return np.minimum(acceptance.accepted(rounds), num_steps if choice.steps is None else choice.steps)
 
     def _board(self, accepted: np.ndarray) -> None:
@@ -143,10 +143,10 @@ class Server:
         if isinstance(passengers, np.ndarray):
             passengers["accepted"][first : first + len(accepted)] = accepted
             return
-        for place, drafts in enumerate(accepted.tolist(), start=first):
-            passengers[place].accepted = drafts
+        for index, drafts in enumerate(accepted.tolist(), start=first):
+            passengers[index].accepted = drafts
 
-    def _taken(self, name: str, requests: np.ndarray) -> np.ndarray:
+    def _request_column(self, name: str, requests: np.ndarray) -> np.ndarray:
         """Read a column of some requests, int64."""
         table = self._state.requests
         if isinstance(table, np.ndarray):

@@ -51,11 +51,11 @@ class Comparison:
             "config": asdict(scenario.option.config),
             "efficiency": asdict(scenario.efficiency),
             "calibration": calibration(scenario),
-            "simulation_took": {name: asdict(each) for name, each in self.took.items()},
+            "simulation_took": {name: asdict(time) for name, time in self.took.items()},
             "runs": {name: run.metrics() | {"seconds": run.duration} for name, run in self.runs.items()},
             "ratios": {
-                name: {"value": each.value, "lowest": each.lowest, "highest": each.highest}
-                for name, each in self.ratios.items()
+                name: {"value": ratio.value, "lowest": ratio.lowest, "highest": ratio.highest}
+                for name, ratio in self.ratios.items()
             },
             "profile": scenario.profile and scenario.profile.name,
             "adaptive": scenario.policy and {"policy": scenario.policy.to_json(), "rounds_by_setting": self.by_setting},
@@ -108,7 +108,7 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print()
         paragraph(console, f"Rounds under policy {scenario.policy.name}: {rounds}.")
     took = ", ".join(
-        f"{each.seconds:.1f} s, {each.core_seconds:.1f} s of a core ({name})" for name, each in comparison.took.items()
+        f"{time.seconds:.1f} s, {time.core_seconds:.1f} s of a core ({name})" for name, time in comparison.took.items()
     )
     console.print()
     paragraph(console, f"simulated {len(scenario.workload):,} requests in {took}")
@@ -119,14 +119,14 @@ _PHASES = ("draft", "verify", "extend", "host")
 
 def _bands(scenario: Scenario) -> str:
     """Say what the bands hold."""
-    found = used_profile(scenario)
+    profile = used_profile(scenario)
     served = (
         f" (of ratios, over the first {MOST_REQUESTS:,} requests)" if len(scenario.workload) > MOST_REQUESTS else ""
     )
     whose = "" if scenario.profile else ", the default for this model,"
     return (
-        f"bands hold {CONFIDENCE:.0%}, by the uncertainty of profile {found.name}{whose} and "
-        f"{found.posterior.discrepancy:.0%} of the model{served}."
+        f"bands hold {CONFIDENCE:.0%}, by the uncertainty of profile {profile.name}{whose} and "
+        f"{profile.posterior.discrepancy:.0%} of the model{served}."
     )
 
 
@@ -149,7 +149,7 @@ def _metrics(comparison: Comparison) -> list[tuple[str, ...]]:
     rows = []
     metrics = [run.metrics() for run in comparison.runs.values()]
     for name in metrics[0]:
-        cells = ["-" if math.isnan(each[name]) else f"{each[name]:,.2f}" for each in metrics]
+        cells = ["-" if math.isnan(run_metrics[name]) else f"{run_metrics[name]:,.2f}" for run_metrics in metrics]
         if comparison.ratios:
             ratio = comparison.ratios.get(name)
             cells += [f"{ratio.value:.2f}", ratio.span] if ratio else ["-", "-"]
@@ -164,13 +164,13 @@ def show_table(result: Reproduction, console: Console) -> None:
     paragraph(console, result.method)
     heading(console, "side by side")
     headings = ("setting", "", "published", "simulated", "error", "")
-    print_table(console, headings, [each.cells() for each in result.figures])
+    print_table(console, headings, [figure.cells() for figure in result.figures])
     if result.parameters:
         heading(console, "parameters and their intervals")
         headings = ("parameter", "value", "from", "to", "unit")
-        print_table(console, headings, [parameter_cells(each) for each in result.parameters])
+        print_table(console, headings, [parameter_cells(parameter) for parameter in result.parameters])
     heading(console, "targets")
-    rows = [(each.name, each.value, "reached" if each.is_reached else "not reached") for each in result.targets]
+    rows = [(target.name, target.value, "reached" if target.is_reached else "not reached") for target in result.targets]
     print_table(console, (), rows)
     for note in result.notes:
         console.print()

@@ -40,16 +40,16 @@ class Slo:
         return asdict(self)
 
     def __str__(self) -> str:
-        given = {name: bound for name, bound in self.bounds.items() if bound < math.inf}
-        return ", ".join(f"{name.upper()} ≤ {1e3 * bound:g} ms" for name, bound in given.items())
+        finite = {name: bound for name, bound in self.bounds.items() if bound < math.inf}
+        return ", ".join(f"{name.upper()} ≤ {1e3 * bound:g} ms" for name, bound in finite.items())
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
         """Read bounds with units, such as ttft=200ms,tpot=20ms,e2e=5s."""
         allowed = "NAME=TIME with ttft, tpot or e2e, and ms or s, such as ttft=200ms,tpot=20ms"
         bounds: dict[str, float] = {}
-        for each in text.split(","):
-            name, _, time = each.strip().partition("=")
+        for part in text.split(","):
+            name, _, time = part.strip().partition("=")
             name = "e2e" if name == "e2el" else name
             unit = "ms" if time.endswith("ms") else "s"
             try:

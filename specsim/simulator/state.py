@@ -69,7 +69,7 @@ class Request:
 
     coming: float  # seconds, from when the client may send it
     outputs: int  # tokens
-    left: int  # tokens still to come, known to the host
+    remaining: int  # tokens still to come, known to the host
     length: int  # committed columns, filled or to be filled again, known to the host
     ahead: int  # committed columns on the device
     launched: int  # rounds

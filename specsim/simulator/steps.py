@@ -21,8 +21,8 @@ def look_up_round(state: State) -> bool:
     if settings.tabled < 0 or batch.verify < 0 or (settings.mode == MIXED and server.num_chunks > 0):
         return False
     total = 0
-    for place in range(size):
-        total += state.requests[state.places[place].running].ahead
+    for index in range(size):
+        total += state.requests[state.places[index].running].ahead
     draft = batch.draft
     verify = batch.verify
     extend = batch.extend
@@ -47,8 +47,8 @@ def columns(state: State, window: float, beyond: float, total: int) -> float:
     if window == inf:
         return total + beyond * size
     seen = 0.0
-    for place in range(size):
-        seen += min(state.requests[state.places[place].running].ahead + beyond, window)
+    for index in range(size):
+        seen += min(state.requests[state.places[index].running].ahead + beyond, window)
     return seen
 
 
@@ -120,10 +120,10 @@ def plan(state: State) -> None:
     server.option = -1
     arrive(state)
     server.pages = 0
-    for place in range(server.num_running):
-        server.pages += pages_of(state.requests[state.places[place].running].length, state.page_counts)
-    for place in range(server.num_prefilling):
-        server.pages += pages_of(state.requests[state.places[place].prefilling].length, state.page_counts)
+    for index in range(server.num_running):
+        server.pages += pages_of(state.requests[state.places[index].running].length, state.page_counts)
+    for index in range(server.num_prefilling):
+        server.pages += pages_of(state.requests[state.places[index].prefilling].length, state.page_counts)
     if server.pages > settings.num_pages:
         while server.pages > settings.num_pages:
             preempt(state)
@@ -177,17 +177,17 @@ def join(state: State) -> None:
     server = state.server[0]
     at = 2 * server.half + 1
     size = 0
-    for place in range(server.num_chunks):
-        number = state.places[place].chunk_request
+    for index in range(server.num_chunks):
+        number = state.places[index].chunk_request
         request = state.requests[number]
-        request.filled = state.places[place].chunk_end
+        request.filled = state.places[index].chunk_end
         if request.filled < request.length:
             continue
         drop_prefilling(state, number)
         state.places[server.num_running].running = number
         server.num_running += 1
         request.ahead = request.length
-        if request.left == request.outputs:
+        if request.remaining == request.outputs:
             state.passengers[at * len(state.places) + size].request = number
             size += 1
     send(state.flights[at], size, server)
@@ -208,10 +208,10 @@ def run_round(state: State) -> None:
     server.running = server.num_running
     draws = state.settings[0].draws
     first = 2 * server.half * len(state.places)
-    for place in range(server.num_running):
-        number = state.places[place].running
+    for index in range(server.num_running):
+        number = state.places[index].running
         request = state.requests[number]
-        passenger = state.passengers[first + place]
+        passenger = state.passengers[first + index]
         passenger.request = number
         if draws != ANSWERED:
             at = request.first_round + request.launched
@@ -249,8 +249,8 @@ def write_log(state: State) -> None:
     entry.chunks = server.num_chunks
     entry.waiting = server.waiting
     entry.prompt_tokens = 0
-    for place in range(server.num_chunks):
-        entry.prompt_tokens += state.places[place].chunk_end - state.places[place].chunk_start
+    for index in range(server.num_chunks):
+        entry.prompt_tokens += state.places[index].chunk_end - state.places[index].chunk_start
     entry.option = server.option
     entry.pages = server.pages
     server.num_logged += 1

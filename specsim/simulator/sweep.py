@@ -114,7 +114,7 @@ class Results:
             self._file.execute(f'create table if not exists cells ("key" text primary key, {names})')
             if version == VERSION:
                 self._add_later_fields()
-            found = self._columns()
+            columns = self._columns()
         except sqlite3.OperationalError as error:
             raise InputError("out", str(path), f"a file that can be opened and written ({error})") from error
         except sqlite3.DatabaseError as error:
@@ -122,7 +122,7 @@ class Results:
         allowed = f"a new file, or one of an earlier sweep of version {VERSION}, not {version}"
         require(version == VERSION, "out", str(path), allowed)
         allowed = "a new file, or one of an earlier sweep (its columns are others)"
-        require(found == set(COLUMNS), "out", str(path), allowed)
+        require(columns == set(COLUMNS), "out", str(path), allowed)
 
     def _columns(self) -> set[str]:
         return {row[1] for row in self._file.execute("pragma table_info(cells)")}
@@ -161,8 +161,8 @@ class Results:
     def rows(self, wanted: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """Read all rows, or those of some keys in their order."""
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in self._file.execute(f"select {_NAMES} from cells")]
-        found = {row["key"]: row for row in rows}
-        return rows if wanted is None else [found[each] for each in wanted]
+        rows_by_key = {row["key"]: row for row in rows}
+        return rows if wanted is None else [rows_by_key[wanted_key] for wanted_key in wanted]
 
     def close(self) -> None:
         self._file.close()
@@ -184,10 +184,10 @@ def sweep(
     done: called for every cell in the file, cells of earlier sweeps first.
     """
     named = {key(cell): cell for cell in wanted}
-    known = results.keys()
-    missing = [cell for name, cell in named.items() if name not in known]
-    kept = len(named) - len(missing)
-    for _ in range(kept):
+    finished = results.keys()
+    missing = [cell for name, cell in named.items() if name not in finished]
+    num_kept = len(named) - len(missing)
+    for _ in range(num_kept):
         done()
     futures = {executor.submit(run_cell, cell.to_json()): cell for cell in missing}
     try:
@@ -197,7 +197,7 @@ def sweep(
     finally:
         for future in futures:
             future.cancel()
-    return Counts(len(missing), kept)
+    return Counts(len(missing), num_kept)
 
 
 def _plain(value: Any) -> Any:
@@ -242,8 +242,11 @@ def rank_by_load(rows: Iterable[Row]) -> list[list[dict[str, Any]]]:
 
 def _means(rows: Sequence[Row]) -> dict[str, Any]:
     """Make the row of a setting, with the means of its metrics over seeds."""
-    known = {name: [row[name] for row in rows if row[name] is not None] for name in METRICS}
-    return {**rows[0], **{name: float(np.mean(values)) if values else None for name, values in known.items()}}
+    values_by_metric = {name: [row[name] for row in rows if row[name] is not None] for name in METRICS}
+    return {
+        **rows[0],
+        **{name: float(np.mean(values)) if values else None for name, values in values_by_metric.items()},
+    }
 
 
 def _ranking(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -203,19 +203,21 @@ class _Row(NamedTuple):
     output_tokens: int
 
 
-def _row(line: str, place: str) -> _Row:
+def _row(line: str, location: str) -> _Row:
     allowed = f"a line that is a JSON object of {', '.join(_Row._fields)}"
-    values = parse_json(line, "workload", place, allowed)
-    require(isinstance(values, Mapping) and set(values) == set(_Row._fields), "workload", place, allowed)
+    values = parse_json(line, "workload", location, allowed)
+    require(isinstance(values, Mapping) and set(values) == set(_Row._fields), "workload", location, allowed)
     row = _Row(**values)
     if not is_number(row.arrival_s) or row.arrival_s < 0:
-        raise InputError("workload", place, f"a line whose arrival_s is a number of at least 0, not {row.arrival_s!r}")
+        raise InputError(
+            "workload", location, f"a line whose arrival_s is a number of at least 0, not {row.arrival_s!r}"
+        )
     for name in ("prompt_tokens", "output_tokens"):
         try:
             count(name, values[name])
         except InputError as error:
             allowed = f"a line whose {name} is {error.allowed}, not {error.value!r}"
-            raise InputError("workload", place, allowed) from error
+            raise InputError("workload", location, allowed) from error
     return row
 
 

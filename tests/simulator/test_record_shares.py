@@ -26,7 +26,7 @@ def test_a_chain_continues_behind_its_rates():
     assert [share for (share,) in found.shares] == pytest.approx(
         [after / before for before, after in zip((1, *rates), rates, strict=False)]
     )
-    assert found.known == 3
+    assert found.num_measured == 3
     assert "accept length 3.2" in found.assumed[-1]
 
 

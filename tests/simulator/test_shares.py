@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specsim.simulator.calibration.observation import PRIORS
-from specsim.simulator.calibration.posterior import HOST, SHARES, fit, moved
+from specsim.simulator.calibration.posterior import HOST, SHARES, fit, on_another_gpu
 from specsim.simulator.calibration.published import tables, with_shares
 
 TABLES = {table.name: table for table in tables()}
@@ -36,7 +36,7 @@ def test_given_shares_hold_a_fit_as_firmly_as_they_are_known(known_server, grid)
 
 def test_half_of_a_distance_goes_to_another_machine(known_server, grid):
     found = fit({"": known_server().cost}, grid)
-    there = moved(found)
+    there = on_another_gpu(found)
     for name in found.names:
         prior = PRIORS[name]
         kept = np.sqrt(prior.value * found.values[name]) if name in (*SHARES, *HOST) else found.values[name]

@@ -39,21 +39,23 @@ class Context:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
 
-    def config(self, place: str) -> SpecConfig:
+    def config(self, location: str) -> SpecConfig:
         """Make the setting of speculation; InputError names the file that needs it."""
         if self.num_steps is None:
-            raise InputError("num_steps", "not given", f"a number, since {place} does not contain it; 0 without drafts")
+            raise InputError(
+                "num_steps", "not given", f"a number, since {location} does not contain it; 0 without drafts"
+            )
         require_int("num_steps", self.num_steps, 0)
         if not self.num_steps:
             return SpecConfig.plain()
         nodes = self.num_steps + 1 if self.num_draft_tokens is None else self.num_draft_tokens
         return SpecConfig(self.topk, self.num_steps, nodes)
 
-    def number(self, name: str, place: str) -> int:
+    def number(self, name: str, location: str) -> int:
         """Give one of the loads; InputError names the file that needs it."""
         value = getattr(self, name)
         if value is None:
-            raise InputError(name, "not given", f"a number, since {place} does not contain it")
+            raise InputError(name, "not given", f"a number, since {location} does not contain it")
         return value
 
     def with_setting(self, num_steps: int | None, topk: int | None = None, nodes: int | None = None) -> "Context":
@@ -103,50 +105,50 @@ _INTEGERS = {  # columns of integers with their least and most
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")  # thousands with commas between them
 
 
-def read_csv(text: str, place: str, context: Context) -> list[Observation]:
-    """Read the rows of a table; InputError names `place` and the row."""
-    table = read_table(text, "file", place, lambda name: _ALIASES.get(name.strip().lower(), name.strip().lower()))
+def read_csv(text: str, location: str, context: Context) -> list[Observation]:
+    """Read the rows of a table; InputError names `location` and the row."""
+    table = read_table(text, "file", location, lambda name: _ALIASES.get(name.strip().lower(), name.strip().lower()))
     allowed = f"a CSV file with columns of {', '.join(COLUMNS)}"
     for names, missing in ((LOADS, "batch or concurrency is"), (SPEEDS, "tokens_per_s and tpot_ms are")):
-        require(any(name in table.columns for name in names), "file", place, f"{allowed} ({missing} missing)")
-    found = [_row(row, context) for row in table.rows]
-    require(found, "file", place, "at least one row of figures")
-    return found
+        require(any(name in table.columns for name in names), "file", location, f"{allowed} ({missing} missing)")
+    cells = [_row(row, context) for row in table.rows]
+    require(cells, "file", location, "at least one row of figures")
+    return cells
 
 
 def _row(row: TableRow, context: Context) -> Observation:
-    place = row.location
+    location = row.location
     used = {name: text for name, text in row.fields.items() if name in COLUMNS and text.strip()}
-    row = TableRow(place, {name: _decimal(name, text) for name, text in used.items()})
+    row = TableRow(location, {name: _decimal(name, text) for name, text in used.items()})
     integers = {name: row.integer(name, *limits) for name, limits in _INTEGERS.items() if name in row.fields}
     number = {name: row.number(name) for name in row.fields if name not in _INTEGERS}
     steps = integers.get("num_steps")
-    setting = context.with_setting(steps, integers.get("topk"), integers.get("num_draft_tokens")).config(place)
+    setting = context.with_setting(steps, integers.get("topk"), integers.get("num_draft_tokens")).config(location)
     is_batch = "batch" in integers
     size = integers.get("batch", integers.get("concurrency"))
     if size is None:
-        raise InputError("batch", "empty", f"a number, or a number of concurrency (in {place})")
+        raise InputError("batch", "empty", f"a number, or a number of concurrency (in {location})")
     length = 1.0 if setting.is_plain else number.get("accept_length")
     return Observation(
         f"{named(setting)}, {'batch' if is_batch else 'clients'} {size}",
         setting,
         size,
         length,
-        integers.get("prompt_tokens") or context.number("prompt_tokens", place),
-        integers.get("output_tokens") or context.number("output_tokens", place),
-        _figures(number, size, is_batch, place),
+        integers.get("prompt_tokens") or context.number("prompt_tokens", location),
+        integers.get("output_tokens") or context.number("output_tokens", location),
+        _figures(number, size, is_batch, location),
     )
 
 
-def _figures(number: Mapping[str, float], size: int, is_batch: bool, place: str) -> dict[str, float]:
+def _figures(number: Mapping[str, float], size: int, is_batch: bool, location: str) -> dict[str, float]:
     speed = number.get("tokens_per_s")
     tpot = number.get("tpot_ms")
     if speed is None and tpot is None:
-        raise InputError("tokens_per_s", "empty", f"a number, or a number of tpot_ms (in {place})")
+        raise InputError("tokens_per_s", "empty", f"a number, or a number of tpot_ms (in {location})")
     if is_batch:
         return {"decode_tokens_per_s": speed if speed is not None else size * 1e3 / (tpot or 1.0)}
-    found = {"tokens_per_s": speed, "tpot_s": tpot and tpot * 1e-3, "ttft_s": number.get("ttft_ms", 0) * 1e-3}
-    return {name: value for name, value in found.items() if value}
+    figures = {"tokens_per_s": speed, "tpot_s": tpot and tpot * 1e-3, "ttft_s": number.get("ttft_ms", 0) * 1e-3}
+    return {name: value for name, value in figures.items() if value}
 
 
 def named(setting: SpecConfig) -> str:
@@ -191,28 +193,28 @@ class Source:
 def read(path: Path, context: Context) -> tuple[Source, list[Observation]]:
     """Read the measured cells of a file; InputError for what it lacks and the context does not give."""
     text = read_text(path, "file", _ALLOWED)
-    place = str(path)
+    location = str(path)
     if text.lstrip()[:1] not in ("{", "["):
         tool = "CSV"
-        found = read_csv(text, place, context)
+        cells = read_csv(text, location, context)
     else:
-        values = _flat(parse_json_lines(text, "file", place, _ALLOWED))
-        require(values and all(isinstance(value, Mapping) for value in values), "file", place, _ALLOWED)
-        tool = _tool(values[0], place)
+        values = _flat(parse_json_lines(text, "file", location, _ALLOWED))
+        require(values and all(isinstance(value, Mapping) for value in values), "file", location, _ALLOWED)
+        tool = _tool(values[0], location)
         if tool in _READERS:
-            found = [_READERS[tool](value, f"{place}, run {run}", context) for run, value in enumerate(values, 1)]
+            cells = [_READERS[tool](value, f"{location}, run {run}", context) for run, value in enumerate(values, 1)]
         else:
             reports = read_results(path)
-            found = [_served(*pair, place, context) for pair in zip(reports, values, strict=True)]
+            cells = [_served(*pair, location, context) for pair in zip(reports, values, strict=True)]
     digest = sha256(path.read_bytes()).hexdigest()
-    return Source(path.name, tool, digest, len(found)), found
+    return Source(path.name, tool, digest, len(cells)), cells
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:
     return list(values[0]) if len(values) == 1 and isinstance(values[0], list) else list(values)
 
 
-def _tool(value: Mapping[str, Any], place: str) -> str:
+def _tool(value: Mapping[str, Any], location: str) -> str:
     """Name the tool that wrote a result, by the fields that only it writes."""
     if "batch_size" in value and "output_len" in value and "latency" in value:
         return "sglang bench_one_batch_server"
@@ -224,18 +226,18 @@ def _tool(value: Mapping[str, Any], place: str) -> str:
         return "sglang bench_serving"
     if "request_throughput" in value and "output_throughput" in value:
         return "vllm bench serve"
-    raise InputError("file", place, _ALLOWED)
+    raise InputError("file", location, _ALLOWED)
 
 
-def _served(report: Report, value: Mapping[str, Any], place: str, context: Context) -> Observation:
+def _served(report: Report, value: Mapping[str, Any], location: str, context: Context) -> Observation:
     """Make the cell of a run of requests, of either engine."""
     completed = report.completed or 0
-    require(completed, "completed", completed, f"at least one request (in {place})")
+    require(completed, "completed", completed, f"at least one request (in {location})")
     length = report.figures.get("Spec Decode Accept Length") or 1.0
-    config = _setting(report, value, length, context, place)
+    config = _setting(report, value, length, context, location)
     size = report.concurrency or context.batch or round(report.mean_in_flight or 0)
     if not size:
-        allowed = f"a number, since {place} has no max_concurrency: cells need a number of requests in flight"
+        allowed = f"a number, since {location} has no max_concurrency: cells need a number of requests in flight"
         raise InputError("batch", "not given", allowed)
     figures = {
         "tokens_per_s": report.figures["Output Throughput (tok/s)"],
@@ -249,74 +251,74 @@ def _served(report: Report, value: Mapping[str, Any], place: str, context: Conte
         1.0 if config.is_plain else min(length, config.num_steps + 1.0),
         max(1, round((report.input_tokens or 0) / completed)),
         max(1, round((report.output_tokens or 0) / completed)),
-        {name: each for name, each in figures.items() if each},
+        {name: figure for name, figure in figures.items() if figure},
     )
 
 
-def _setting(report: Report, value: Mapping[str, Any], length: float, context: Context, place: str) -> Any:
+def _setting(report: Report, value: Mapping[str, Any], length: float, context: Context, location: str) -> Any:
     """Find the setting: counters of vLLM, the server's arguments in SGLang's file, or the context."""
     if report.num_rounds and report.num_drafts:
-        return context.with_setting(round(report.num_drafts / report.num_rounds)).config(place)
+        return context.with_setting(round(report.num_drafts / report.num_rounds)).config(location)
     info = value.get("server_info")
     info = info if isinstance(info, Mapping) else {}
-    steps, topk, nodes = (_optional(info, name, place, most) for name, most in _ARGUMENTS.items())
+    steps, topk, nodes = (_optional(info, name, location, most) for name, most in _ARGUMENTS.items())
     if steps:
-        return context.with_setting(steps, topk, nodes).config(place)
+        return context.with_setting(steps, topk, nodes).config(location)
     if length <= _PLAIN:
-        return context.with_setting(0).config(place)
-    return context.config(place)
+        return context.with_setting(0).config(location)
+    return context.config(location)
 
 
-def _optional(value: Mapping[str, Any], name: str, place: str, most: int) -> int | None:
-    return None if value.get(name) is None else read_integer(value[name], name, place, 0, most)
+def _optional(value: Mapping[str, Any], name: str, location: str, most: int) -> int | None:
+    return None if value.get(name) is None else read_integer(value[name], name, location, 0, most)
 
 
-def _optional_number(value: Mapping[str, Any], name: str, place: str) -> float:
+def _optional_number(value: Mapping[str, Any], name: str, location: str) -> float:
     """Read a figure for which some versions write -1, or nothing, where there is none."""
-    return -1.0 if value.get(name) is None else read_number(value[name], name, place, -1.0)
+    return -1.0 if value.get(name) is None else read_number(value[name], name, location, -1.0)
 
 
-def _one_batch(value: Mapping[str, Any], place: str, context: Context) -> Observation:
+def _one_batch(value: Mapping[str, Any], location: str, context: Context) -> Observation:
     """Make the cell of a batch that starts together; with a last_ttft its throughput is that of decoding."""
-    size = read_integer(value["batch_size"], "batch_size", place, 1, MOST_RUNNING)
+    size = read_integer(value["batch_size"], "batch_size", location, 1, MOST_RUNNING)
     prompt, output = (
-        read_integer(value.get(name), name, place, 1, MOST_TOKENS) for name in ("input_len", "output_len")
+        read_integer(value.get(name), name, location, 1, MOST_TOKENS) for name in ("input_len", "output_len")
     )
-    length = _optional_number(value, "acc_length", place)
+    length = _optional_number(value, "acc_length", location)
     is_plain = length <= _PLAIN
-    config = (context.with_setting(0) if is_plain else context).config(place)
-    latency = read_positive(value["latency"], "latency", place)
-    ttft = _optional_number(value, "last_ttft", place)
+    config = (context.with_setting(0) if is_plain else context).config(location)
+    latency = read_positive(value["latency"], "latency", location)
+    ttft = _optional_number(value, "last_ttft", location)
     if 0 < ttft < latency:
         figures = {"decode_tokens_per_s": size * (output - 1) / (latency - ttft)}
     else:
         figures = {"tokens_per_s": size * output / latency}
-    own = 1.0 if is_plain else min(length, config.num_steps + 1.0)
-    return Observation(f"{named(config)}, batch {size}", config, size, own, prompt, output, figures)
+    accept_length = 1.0 if is_plain else min(length, config.num_steps + 1.0)
+    return Observation(f"{named(config)}, batch {size}", config, size, accept_length, prompt, output, figures)
 
 
-def _latency(value: Mapping[str, Any], place: str, context: Context) -> Observation:
+def _latency(value: Mapping[str, Any], location: str, context: Context) -> Observation:
     """Make the cell of `vllm bench latency`, whose file has neither batch nor lengths nor acceptance."""
-    size, prompt, output = (context.number(name, place) for name in ("batch", "prompt_tokens", "output_tokens"))
-    return _whole(
+    size, prompt, output = (context.number(name, location) for name in ("batch", "prompt_tokens", "output_tokens"))
+    return _end_to_end(
         context,
-        place,
+        location,
         size,
         (prompt, output),
-        size * output / read_positive(value["avg_latency"], "avg_latency", place),
+        size * output / read_positive(value["avg_latency"], "avg_latency", location),
     )
 
 
-def _throughput(value: Mapping[str, Any], place: str, context: Context) -> Observation:
+def _throughput(value: Mapping[str, Any], location: str, context: Context) -> Observation:
     """Make the cell of `vllm bench throughput`, whose file has the sum of prompt and output tokens only."""
-    size, prompt, output = (context.number(name, place) for name in ("batch", "prompt_tokens", "output_tokens"))
-    speed = read_positive(value["requests_per_second"], "requests_per_second", place) * output
-    requests = read_integer(value.get("num_requests"), "num_requests", place, 1)
-    return _whole(context, place, min(size, requests), (prompt, output), speed)
+    size, prompt, output = (context.number(name, location) for name in ("batch", "prompt_tokens", "output_tokens"))
+    speed = read_positive(value["requests_per_second"], "requests_per_second", location) * output
+    requests = read_integer(value.get("num_requests"), "num_requests", location, 1)
+    return _end_to_end(context, location, min(size, requests), (prompt, output), speed)
 
 
-def _whole(context: Context, place: str, size: int, lengths: tuple[int, int], speed: float) -> Observation:
-    config = context.config(place)
+def _end_to_end(context: Context, location: str, size: int, lengths: tuple[int, int], speed: float) -> Observation:
+    config = context.config(location)
     length = 1.0 if config.is_plain else None
     return Observation(f"{named(config)}, batch {size}", config, size, length, *lengths, {"tokens_per_s": speed})
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specsim.simulator.calibration.observation import Acceptance, Costs, Observation
-from specsim.simulator.calibration.posterior import half_width, half_widths, measured, moved, predict
+from specsim.simulator.calibration.posterior import half_width, half_widths, measured, on_another_gpu, predict
 from specsim.simulator.calibration.published import Measured, shared_priors, tables_of_shares, together
 from specsim.simulator.calibration.structure import Calibrated, calibrate, doubts
 from specsim.simulator.cost import CostModel
@@ -35,18 +35,18 @@ class Speedups:
         return np.abs(np.log(self.predicted / self.measured)) <= self.widths
 
 
-def speedups(found: Calibrated, cells: Sequence[Observation], seen: Sequence[Observation]) -> Speedups:
+def speedups(calibrated: Calibrated, cells: Sequence[Observation], seen: Sequence[Observation]) -> Speedups:
     """Predict the speed-ups that a table gives, except those of two seen cells.
 
     Bands are those of every simulated speed-up (speedup_range): parameters in common move both sides.
     """
-    known = {id(cell) for cell in seen}
-    rows = [_ratio(found, *pair) for pair in _pairs(cells) if not all(id(cell) in known for cell in pair)]
-    given = [cell for cell in cells if "speedup" in cell.figures and id(cell) not in known]
-    if given:
-        widths = half_widths(found.costs, given, found.posterior)
-        labels = [cell.label for cell in given]
-        rows += zip(labels, measured(given), found.predict(given), widths, strict=True)
+    seen_ids = {id(cell) for cell in seen}
+    rows = [_ratio(calibrated, *pair) for pair in _pairs(cells) if not all(id(cell) in seen_ids for cell in pair)]
+    speedup_cells = [cell for cell in cells if "speedup" in cell.figures and id(cell) not in seen_ids]
+    if speedup_cells:
+        widths = half_widths(calibrated.costs, speedup_cells, calibrated.posterior)
+        labels = [cell.label for cell in speedup_cells]
+        rows += zip(labels, measured(speedup_cells), calibrated.predict(speedup_cells), widths, strict=True)
     labels, *columns = zip(*rows, strict=True) if rows else ((), (), (), ())
     return Speedups(tuple(labels), *(np.array(column) for column in columns))
 
@@ -69,23 +69,23 @@ def _figure(cell: Observation) -> str:
     return next((name for name in (*RATES, *TIMES) if name in cell.figures), "")
 
 
-def _ratio(found: Calibrated, reference: Observation, cell: Observation) -> tuple[str, float, float, float]:
+def _ratio(calibrated: Calibrated, reference: Observation, cell: Observation) -> tuple[str, float, float, float]:
     """Compute label, measured and predicted speed-up, and the half-width of its band."""
     name = _figure(cell)
-    pair = [replace(each, figures={name: each.figures[name]}) for each in (reference, cell)]
+    pair = [replace(side, figures={name: side.figures[name]}) for side in (reference, cell)]
     sign = -1 if name in TIMES else 1
 
-    def logs(place: np.ndarray) -> np.ndarray:
-        values = dict(zip(found.posterior.names, np.exp(place), strict=True))
-        before, after = np.log(predict(found.costs, pair, values))
+    def logs(parameter_logs: np.ndarray) -> np.ndarray:
+        values = dict(zip(calibrated.posterior.names, np.exp(parameter_logs), strict=True))
+        before, after = np.log(predict(calibrated.costs, pair, values))
         return np.array([sign * (after - before)])
 
     before, after = measured(pair)
-    width = float(half_width(logs, found.posterior)[0])
+    width = float(half_width(logs, calibrated.posterior)[0])
     return (
         f"{cell.label} over {reference.label}",
         float((after / before) ** sign),
-        float(np.exp(logs(found.posterior.logs)[0])),
+        float(np.exp(logs(calibrated.posterior.logs)[0])),
         width,
     )
 
@@ -145,41 +145,46 @@ def calibrate_six(table: Measured) -> Calibrated:
     return calibrate(table.costs, [table.cells[at] for at in table.seen], table.structures)
 
 
-def six_cells(table: Measured, found: Calibrated | None = None) -> HeldOut:
-    """Calibrate on the cells that the rule selects, and predict the others. found: calibrate_six, where it is known."""
+def six_cells(table: Measured, calibrated: Calibrated | None = None) -> HeldOut:
+    """Calibrate on the cells that the rule selects, and predict the others.
+
+    calibrated: calibrate_six, where it is known.
+    """
     seen = [table.cells[at] for at in table.seen]
     rest = [cell for at, cell in enumerate(table.cells) if at not in table.seen]
-    return _held_out(table, found or calibrate_six(table), seen, rest)
+    return _held_out(table, calibrated or calibrate_six(table), seen, rest)
 
 
-def _held_out(table: Measured, found: Calibrated, seen: Sequence[Observation], rest: Sequence[Observation]) -> HeldOut:
+def _held_out(
+    table: Measured, calibrated: Calibrated, seen: Sequence[Observation], rest: Sequence[Observation]
+) -> HeldOut:
     counted = speeds(rest)
-    formula = closed_formula({**table.costs, **found.costs}, found.posterior.values, speeds(seen), counted)
+    formula = closed_formula({**table.costs, **calibrated.costs}, calibrated.posterior.values, speeds(seen), counted)
     return HeldOut(
         table.name,
         table.published_cells,
         tuple(cell.label for cell in seen),
         tuple(f"{cell.label}, {name}" for cell in counted for name in cell.figures),
         measured(counted),
-        found.predict(counted),
-        half_widths(found.costs, counted, found.posterior),
-        is_doubted(found, seen),
+        calibrated.predict(counted),
+        half_widths(calibrated.costs, counted, calibrated.posterior),
+        is_doubted(calibrated, seen),
         predict(table.structures[0].costs(table.costs), counted, {}),
         formula,
-        speedups(found, table.cells, seen),
+        speedups(calibrated, table.cells, seen),
     )
 
 
-def is_doubted(found: Calibrated, seen: Sequence[Observation]) -> bool:
+def is_doubted(calibrated: Calibrated, seen: Sequence[Observation]) -> bool:
     """Whether a calibration doubts the cells it was fitted to."""
-    own = speeds(seen)
-    return bool(doubts(found.posterior, found.predict(own) / measured(own) - 1, {}))
+    speed_cells = speeds(seen)
+    return bool(doubts(calibrated.posterior, calibrated.predict(speed_cells) / measured(speed_cells) - 1, {}))
 
 
 def speeds(cells: Sequence[Observation]) -> list[Observation]:
     """Keep the figures of speed of each cell."""
-    kept = [{name: value for name, value in cell.figures.items() if name in SPEEDS} for cell in cells]
-    return [replace(cell, figures=figures) for cell, figures in zip(cells, kept, strict=True)]
+    figures_by_cell = [{name: value for name, value in cell.figures.items() if name in SPEEDS} for cell in cells]
+    return [replace(cell, figures=figures) for cell, figures in zip(cells, figures_by_cell, strict=True)]
 
 
 def cost_ratio(cost: CostModel) -> float:
@@ -211,17 +216,19 @@ def closed_formula(
     for cell in seen:
         for name, value in cell.figures.items():
             logs.setdefault(name, []).append(np.log(value / raw(cell, name)))
-    scales = {name: float(np.exp(np.mean(each))) for name, each in logs.items()} | {"speedup": 1.0}
+    scales = {name: float(np.exp(np.mean(ratios))) for name, ratios in logs.items()} | {"speedup": 1.0}
     return np.array([scales[name] * raw(cell, name) for cell in rest for name in cell.figures])
 
 
-def _moved(found: Calibrated, table: Measured) -> Calibrated:
+def _transferred(calibrated: Calibrated, table: Measured) -> Calibrated:
     """Move a calibration to the servers of another table, and to their GPU."""
-    known = {cost.hardware.name for cost in found.costs.values()}
-    posterior = found.posterior.with_priors()
-    if not known.intersection(cost.hardware.name for cost in table.costs.values()):
-        posterior = moved(posterior)
-    return replace(found, costs={**found.structure.costs(table.costs), **found.costs}, posterior=posterior)
+    gpus = {cost.hardware.name for cost in calibrated.costs.values()}
+    posterior = calibrated.posterior.with_priors()
+    if not gpus.intersection(cost.hardware.name for cost in table.costs.values()):
+        posterior = on_another_gpu(posterior)
+    return replace(
+        calibrated, costs={**calibrated.structure.costs(table.costs), **calibrated.costs}, posterior=posterior
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,18 +243,18 @@ class LeftOut:
 
 def leave_one_table_out(tables: Sequence[Measured]) -> list[LeftOut]:
     """Predict every table from the others of its engine; engines with a single table are left out."""
-    found = []
+    results = []
     priors = {}  # by the tables that they come from, as the tables of an engine share them
     for table in tables:
-        others = [each for each in tables if each.engine == table.engine and each is not table]
+        others = [other for other in tables if other.engine == table.engine and other is not table]
         if not others:
             continue
-        given = tables_of_shares(others, [each for each in tables if each is not table])
-        source = tuple(each.name for each in given)
+        share_tables = tables_of_shares(others, [other for other in tables if other is not table])
+        source = tuple(other.name for other in share_tables)
         if source not in priors:
-            priors[source] = shared_priors(given)
-        fitted = _moved(together(others, priors[source]), table)
-        result = _held_out(table, fitted, [cell for each in others for cell in each.cells], table.cells)
-        shares = [each for each in tables if each.engine == table.shares_of]
-        found.append(LeftOut(table.name, table.engine, tuple(each.name for each in (*others, *shares)), result))
-    return found
+            priors[source] = shared_priors(share_tables)
+        fitted = _transferred(together(others, priors[source]), table)
+        result = _held_out(table, fitted, [cell for other in others for cell in other.cells], table.cells)
+        shares = [other for other in tables if other.engine == table.shares_of]
+        results.append(LeftOut(table.name, table.engine, tuple(other.name for other in (*others, *shares)), result))
+    return results

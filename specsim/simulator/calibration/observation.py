@@ -84,12 +84,12 @@ class Observation:
         rounds = self.rounds or (self.output_tokens - 1) / length
         contexts = np.full(self.batch, self.context)
         round_s = cost.round(contexts, self.config)
-        found = {"round_s": round_s, "decode_tokens_per_s": self.batch * length / round_s}
+        predicted = {"round_s": round_s, "decode_tokens_per_s": self.batch * length / round_s}
         if "speedup" in self.figures:
-            found["speedup"] = length * plain(cost).round(contexts, SpecConfig.plain()) / round_s
+            predicted["speedup"] = length * plain(cost).round(contexts, SpecConfig.plain()) / round_s
         if not self.is_round_only:
-            found |= self._served(cost, front, round_s, rounds)
-        return {name: found[name] for name in self.figures}
+            predicted |= self._served(cost, front, round_s, rounds)
+        return {name: predicted[name] for name in self.figures}
 
     def _served(self, cost: CostModel, front: FrontEnd, round_s: float, rounds: float) -> dict[str, float]:
         """Compute the latencies of a request and the throughput, prompts of other requests included.
@@ -124,7 +124,7 @@ def batches(observations: list[Observation]) -> list[int]:
     """List the different batch sizes, ascending."""
     if not observations:
         raise InputError("observations", 0, "at least one")
-    return sorted({each.batch for each in observations})
+    return sorted({observation.batch for observation in observations})
 
 
 Costs = Mapping[str, CostModel]  # servers of a table, by the model that an observation names
@@ -178,13 +178,13 @@ class Parameters:
     def of(cls, values: Mapping[str, float]) -> "Parameters":
         """Sort values by name; a missing one is its prior, except that no front end was measured."""
         full = {name: prior.value for name, prior in PRIORS.items()} | dict(values)
-        own = {name: float(value) for name, value in full.items() if name not in _OTHERS}
+        efficiencies = {name: float(value) for name, value in full.items() if name not in _OTHERS}
         front = FrontEnd(float(values.get("intake", 0.0)), float(values.get("latency", 0.0)))
         rate = values.get("accept_rate", PRIORS["accept_rate"].value)
         decay = values.get("accept_decay", PRIORS["accept_decay"].value)
         skew = values.get("skew")
         acceptance = Acceptance(float(rate), float(decay))
-        return cls(Efficiency(**own), front, acceptance, None if skew is None else float(skew))
+        return cls(Efficiency(**efficiencies), front, acceptance, None if skew is None else float(skew))
 
     def cost(self, cost: CostModel, filters: bool) -> CostModel:
         """Make the cost model with these parameters; filters: whether requests use top-k or top-p."""
@@ -196,25 +196,27 @@ class Parameters:
 def candidates(costs: Costs, observations: Iterable[Observation]) -> tuple[str, ...]:
     """Name the parameters that these measurements can depend on, by what the servers and settings contain."""
     seen = list(observations)
-    used = [costs[each.source] for each in seen]
-    drafts = any(not each.config.is_plain for each in seen)
-    measured = {name for each in seen for name in each.figures}
+    used = [costs[observation.source] for observation in seen]
+    drafts = any(not observation.config.is_plain for observation in seen)
+    measured = {name for observation in seen for name in observation.figures}
     formats = {cost.model.expert_format for cost in used if any(group.experts for group in cost.model.layers)}
     is_launched = any(cost.buckets == () or (drafts and not cost.draft_graph) for cost in used)
-    is_launched |= not all(each.is_round_only for each in seen)  # steps with prompts have no graph
+    is_launched |= not all(observation.is_round_only for observation in seen)  # steps with prompts have no graph
     applies = {
         "experts": bool(formats - {MXFP4}),
         "mxfp4_experts": MXFP4 in formats,
         "skew": bool(formats),
         "launch": is_launched,
         "host_drafts": drafts,
-        "draft_step": any(each.config.num_steps and cost.drafter for each, cost in zip(seen, used, strict=True)),
+        "draft_step": any(
+            observation.config.num_steps and cost.drafter for observation, cost in zip(seen, used, strict=True)
+        ),
         "collective": any(cost.tensor_parallel > 1 for cost in used),
-        "filters": any(each.filters for each in seen),
+        "filters": any(observation.filters for observation in seen),
         "intake": bool({"tokens_per_s", "ttft_s"} & measured),
         "latency": bool({"tokens_per_s", "ttft_s"} & measured),
-        "accept_rate": any(each.accept_length is None for each in seen),
-        "accept_decay": any(each.accept_length is None for each in seen),
+        "accept_rate": any(observation.accept_length is None for observation in seen),
+        "accept_decay": any(observation.accept_length is None for observation in seen),
     }
     return tuple(name for name in PRIORS if applies.get(name, True))
 

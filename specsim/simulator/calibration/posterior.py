@@ -68,19 +68,19 @@ class Posterior:
         missing = tuple(name for name in PRIORS if name not in (*self.names, *_UNUSED))
         logs = np.log([PRIORS[name].value for name in missing])
         added = np.diag([PRIORS[name].spread ** 2 for name in missing])
-        known = self.covariance
-        between = np.zeros((len(known), len(added)))
-        covariance = np.block([[known, between], [between.T, added]])
+        fitted = self.covariance
+        between = np.zeros((len(fitted), len(added)))
+        covariance = np.block([[fitted, between], [between.T, added]])
         return Posterior((*self.names, *missing), np.concatenate([self.logs, logs]), covariance, self.discrepancy)
 
     @property
     def determined(self) -> tuple[str, ...]:
         """Parameters whose uncertainty the figures at least halve, and that are not at a bound of the fit."""
-        found = self.deviations
+        deviations = self.deviations
         return tuple(
             name
             for name in self.names
-            if found[name] <= DETERMINED * PRIORS[name].spread and name not in self.at_bounds
+            if deviations[name] <= DETERMINED * PRIORS[name].spread and name not in self.at_bounds
         )
 
     @property
@@ -105,54 +105,64 @@ def _is_usual(name: str, log: float) -> bool:
     return log > -_EDGE and name in ("overlap", "experts", "mxfp4_experts", "accept_decay")
 
 
-Made = dict[tuple[Hashable, ...], CostModel]  # cost models with what they have computed, by server and parameters
+CostModels = dict[tuple[Hashable, ...], CostModel]  # cost models with what they have computed, by server and parameters
 
 
 def predict(
-    costs: Costs, observations: Sequence[Observation], values: Mapping[str, float], made: Made | None = None
+    costs: Costs, observations: Sequence[Observation], values: Mapping[str, float], models: CostModels | None = None
 ) -> np.ndarray:
     """Compute all figures of all observations, in order, with these parameters.
 
-    made: cost models of earlier calls with the same costs, which are used again where their parameters are equal.
+    models: cost models of earlier calls with the same costs, which are used again where their parameters are equal.
     """
     parameters = Parameters.of(values)
-    made = {} if made is None else made
+    models = {} if models is None else models
     figures: list[float] = []
-    for each in observations:
-        key = (each.source, each.filters, each.config.is_plain, parameters.efficiency, parameters.skew)
-        if key not in made:
-            own = costs.get(plain_name(each.source)) if each.config.is_plain else None
-            cost = parameters.cost(own or costs[each.source], each.filters)
-            made[key] = replace(cost, drafter=None) if each.config.is_plain else cost
-        figures += each.predict(made[key], parameters.front, parameters.acceptance).values()
+    for observation in observations:
+        key = (
+            observation.source,
+            observation.filters,
+            observation.config.is_plain,
+            parameters.efficiency,
+            parameters.skew,
+        )
+        if key not in models:
+            plain_cost = costs.get(plain_name(observation.source)) if observation.config.is_plain else None
+            cost = parameters.cost(plain_cost or costs[observation.source], observation.filters)
+            models[key] = replace(cost, drafter=None) if observation.config.is_plain else cost
+        figures += observation.predict(models[key], parameters.front, parameters.acceptance).values()
     return np.array(figures)
 
 
 def measured(observations: Sequence[Observation]) -> np.ndarray:
     """List all measured figures, in the order of `predict`."""
-    return np.array([value for each in observations for value in each.figures.values()])
+    return np.array([value for observation in observations for value in observation.figures.values()])
 
 
 def noises(observations: Sequence[Observation]) -> np.ndarray:
     """List the assumed relative errors of the figures."""
-    return np.array([NOISES.get(name, NOISE) for each in observations for name in each.figures])
+    return np.array([NOISES.get(name, NOISE) for observation in observations for name in observation.figures])
 
 
 def predict_logs(
-    costs: Costs, observations: Sequence[Observation], names: Sequence[str], place: np.ndarray, made: Made | None = None
+    costs: Costs,
+    observations: Sequence[Observation],
+    names: Sequence[str],
+    logs: np.ndarray,
+    models: CostModels | None = None,
 ) -> np.ndarray:
-    """Compute the logarithms of all figures from those of the parameters of these names; made: see `predict`."""
-    return np.log(predict(costs, observations, dict(zip(names, np.exp(place), strict=True)), made))
+    """Compute the logarithms of all figures from those of the parameters of these names; models: see `predict`."""
+    return np.log(predict(costs, observations, dict(zip(names, np.exp(logs), strict=True)), models))
 
 
-def gradient(function: Callable[[np.ndarray], np.ndarray], place: np.ndarray, high: np.ndarray) -> np.ndarray:
+def gradient(function: Callable[[np.ndarray], np.ndarray], point: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Differentiate a function of logarithms of parameters, [F, P].
 
     Differences have steps that cross the kinks of a maximum, and go down where they would pass the bound `high`.
     """
-    here = np.atleast_1d(function(place))
-    steps = np.where(place + STEP <= high, STEP, -STEP)
-    return np.stack([(np.atleast_1d(function(place + step)) - here) / step.sum() for step in np.diag(steps)], axis=1)
+    here = np.atleast_1d(function(point))
+    steps = np.where(point + STEP <= high, STEP, -STEP)
+    return np.stack([(np.atleast_1d(function(point + step)) - here) / step.sum() for step in np.diag(steps)], axis=1)
 
 
 def fit(
@@ -171,16 +181,16 @@ def fit(
     low = np.maximum(np.log([PRIORS[name].least for name in names]), prior - _FARTHEST * spread)
     high = np.minimum(np.log([PRIORS[name].most for name in names]), prior + _FARTHEST * spread)
 
-    def residuals(place: np.ndarray, made: Made | None = None) -> np.ndarray:
-        found = predict_logs(costs, observations, names, place, made)
-        return np.concatenate([(found - logs) / noise, (place - prior) / spread])
+    def residuals(point: np.ndarray, models: CostModels | None = None) -> np.ndarray:
+        predicted = predict_logs(costs, observations, names, point, models)
+        return np.concatenate([(predicted - logs) / noise, (point - prior) / spread])
 
     from scipy.optimize import least_squares  # slow to load
 
-    jac: Any = lambda place: gradient(partial(residuals, made={}), place, high)  # noqa: E731 - scipy's stubs lack its type
-    inside = [np.clip(prior + _moved(names, start), low + 1e-3, high - 1e-3) for start in STARTS]
-    tried = [least_squares(residuals, each, jac, (low, high), ftol=1e-5, xtol=1e-5) for each in inside]
-    best = min(tried, key=lambda found: found.cost)
+    jac: Any = lambda point: gradient(partial(residuals, models={}), point, high)  # noqa: E731 - scipy's stubs lack its type
+    inside = [np.clip(prior + _offsets(names, start), low + 1e-3, high - 1e-3) for start in STARTS]
+    tried = [least_squares(residuals, start, jac, (low, high), ftol=1e-5, xtol=1e-5) for start in inside]
+    best = min(tried, key=lambda result: result.cost)
     precision = best.jac.T @ best.jac
     covariance = np.linalg.inv(precision)
     return Posterior(names, best.x, covariance, _discrepancy(best.jac, best.fun, covariance, noise))
@@ -198,7 +208,7 @@ def _discrepancy(jacobian: np.ndarray, residuals: np.ndarray, covariance: np.nda
     return float(NOISE * max(1.0, np.sqrt(np.mean(used**2)))) if len(used) else NOISE
 
 
-def _moved(names: Sequence[str], start: Mapping[str, float]) -> np.ndarray:
+def _offsets(names: Sequence[str], start: Mapping[str, float]) -> np.ndarray:
     return np.array([start.get(name, 0.0) for name in names])
 
 
@@ -208,22 +218,22 @@ HOST = ("launch", "host", "host_request", "host_drafts", "draft_step")  # second
 MOVED = (*SHARES, *HOST)
 
 
-def moved(posterior: Posterior) -> Posterior:
+def on_another_gpu(posterior: Posterior) -> Posterior:
     """Move parameters: shares of peaks and times of the host are half the engine's, and half the machine's.
 
     So each of them keeps half of its distance from its prior, and half of the prior's variance is added.
     """
     priors = np.log([PRIORS[name].value for name in posterior.names])
     spreads = np.array([PRIORS[name].spread for name in posterior.names])
-    kept = np.where([name in MOVED for name in posterior.names], KEPT, 1.0)
-    logs = priors + kept * (posterior.logs - priors)
-    covariance = posterior.covariance * np.outer(kept, kept) + np.diag((1 - kept) * spreads**2)
+    factors = np.where([name in MOVED for name in posterior.names], KEPT, 1.0)
+    logs = priors + factors * (posterior.logs - priors)
+    covariance = posterior.covariance * np.outer(factors, factors) + np.diag((1 - factors) * spreads**2)
     return replace(posterior, logs=logs, covariance=covariance)
 
 
 def half_widths(costs: Costs, observations: Sequence[Observation], posterior: Posterior) -> np.ndarray:
     """Compute the half-width of the band of every figure, on a logarithmic scale."""
-    return half_width(partial(predict_logs, costs, observations, posterior.names, made={}), posterior)
+    return half_width(partial(predict_logs, costs, observations, posterior.names, models={}), posterior)
 
 
 def half_width(logs: Callable[[np.ndarray], np.ndarray], posterior: Posterior) -> np.ndarray:
@@ -250,11 +260,11 @@ def most_informative(
     require(choices <= _MOST_CHOICES, "count", count, f"at most {_MOST_CHOICES:,} choices; these are {choices:,}")
 
     values, most = (np.log([getattr(PRIORS[name], bound) for name in names]) for bound in ("value", "most"))
-    by_figure = gradient(partial(predict_logs, costs, observations, names, made={}), values, most)
-    ends = np.cumsum([len(each.figures) for each in observations])
+    by_figure = gradient(partial(predict_logs, costs, observations, names, models={}), values, most)
+    ends = np.cumsum([len(observation.figures) for observation in observations])
     noise = noises(observations)
     scaled = np.split(by_figure / noise[:, None], ends[:-1])
-    information = np.stack([own.T @ own for own in scaled])  # [O, P, P]
+    information = np.stack([rows.T @ rows for rows in scaled])  # [O, P, P]
     before = np.diag([PRIORS[name].spread ** -2 for name in names])
     compared = by_figure[noise == NOISE]
 
@@ -263,4 +273,4 @@ def most_informative(
         return float(np.einsum("fp,pq,fq->f", compared, covariance, compared).max())
 
     best = min(combinations(range(len(observations)), count), key=largest_variance)
-    return tuple(observations[place] for place in best)
+    return tuple(observations[index] for index in best)

@@ -14,7 +14,7 @@ from specsim.core.json_schema import schema_name
 from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
 from specsim.simulator.bounds import is_number, number, probability
 from specsim.simulator.calibration.observation import PRIORS, Observation
-from specsim.simulator.calibration.posterior import CONFIDENCE, SIDE, STEP, Posterior, moved
+from specsim.simulator.calibration.posterior import CONFIDENCE, SIDE, STEP, Posterior, on_another_gpu
 from specsim.simulator.calibration.structure import Structure
 from specsim.simulator.continuation import rates_of_lengths
 from specsim.simulator.efficiency import FittedServer, FrontEnd
@@ -85,7 +85,7 @@ def chain_acceptance(
         if cell.accept_length is not None:
             lengths.setdefault(cell.config.num_steps, []).append(cell.accept_length)
     if lengths:
-        rates = rates_of_lengths({steps: float(np.mean(each)) for steps, each in lengths.items()})
+        rates = rates_of_lengths({steps: float(np.mean(values)) for steps, values in lengths.items()})
         length = 1 + sum(rates)
         return ChainAcceptance(model, drafter, rates, length, length, is_fitted=False)
     if not chains:
@@ -138,24 +138,24 @@ class Profile:
     @property
     def front(self) -> FrontEnd:
         """The front end, as far as the cells depended on one."""
-        known = self.posterior.values
-        return FrontEnd(**{name: known[name] for name in ("intake", "latency") if name in known})
+        values = self.posterior.values
+        return FrontEnd(**{name: values[name] for name in ("intake", "latency") if name in values})
 
     def at(self, logs: np.ndarray) -> FittedServer:
         """Describe the server with other values of its parameters."""
         priors = {name: prior.value for name, prior in PRIORS.items() if name not in _OTHERS}
         pairs = zip(self.posterior.names, np.exp(logs).tolist(), strict=True)
         values = {name: float(np.clip(value, PRIORS[name].least, PRIORS[name].most)) for name, value in pairs}
-        found = {name: value for name, value in values.items() if name not in _OTHERS}
-        taken = {name: value for name, value in priors.items() if name not in found} | {"filters": 0.0}
-        found.pop("filters", None)
+        fitted = {name: value for name, value in values.items() if name not in _OTHERS}
+        assumed = {name: value for name, value in priors.items() if name not in fitted} | {"filters": 0.0}
+        fitted.pop("filters", None)
         structure = self.structure
-        return FittedServer(self.name, "", found, taken, structure.schedule, structure.graphs, values.get("skew"))
+        return FittedServer(self.name, "", fitted, assumed, structure.schedule, structure.graphs, values.get("skew"))
 
     def on(self, gpu: str) -> "Profile":
         """Move the profile to this GPU, if it is another one (another_gpu.moved)."""
         is_same = gpu in str(self.provenance.get("hardware", "")).split(", ")
-        return self if is_same else replace(self, posterior=moved(self.posterior))
+        return self if is_same else replace(self, posterior=on_another_gpu(self.posterior))
 
     def to_json(self) -> dict[str, Any]:
         """Make a value that json can write, and `of` can read."""
@@ -185,9 +185,9 @@ class Profile:
         }
 
     @classmethod
-    def of(cls, value: Any, place: str) -> "Profile":
-        """Read a value that `to_json` made; InputError names `place`."""
-        require(isinstance(value, Mapping) and value.get("schema") == SCHEMA, "profile", place, _ALLOWED)
+    def of(cls, value: Any, location: str) -> "Profile":
+        """Read a value that `to_json` made; InputError names `location`."""
+        require(isinstance(value, Mapping) and value.get("schema") == SCHEMA, "profile", location, _ALLOWED)
         try:
             parameters = value["parameters"]
             names = tuple(parameters)
@@ -195,17 +195,17 @@ class Profile:
                 require_choice("parameters", name, list(PRIORS))
             figures = [parameters[name]["value"] for name in names]
             covariance = np.array(value["covariance"], dtype=float)
-            sound = all(is_number(each) and each > 0 for each in (*figures, value["discrepancy"]))
+            sound = all(is_number(figure) and figure > 0 for figure in (*figures, value["discrepancy"]))
             sound = sound and covariance.shape == (len(names), len(names)) and bool(np.isfinite(covariance).all())
             structure = Structure(value["schedule"], value["graphs"], value["plain_schedule"])
-            require(sound, "profile", place, "a profile of positive figures, with a covariance of as many rows")
+            require(sound, "profile", location, "a profile of positive figures, with a covariance of as many rows")
             posterior = Posterior(names, np.log(figures), covariance, float(value["discrepancy"]))
             acceptance = ChainAcceptance.of(value.get("acceptance"))
             return cls(str(value["name"]), posterior, structure, dict(value["provenance"]), acceptance)
         except InputError as error:
-            raise error.within(place) from error
+            raise error.within(location) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError("profile", place, f"{_ALLOWED} ({error})") from error
+            raise InputError("profile", location, f"{_ALLOWED} ({error})") from error
 
 
 def _rounded(value: float) -> float:

@@ -45,12 +45,12 @@ class Measured:
         The batch sizes are the smallest, the largest, and the one nearest to their geometric mean. Of equal settings
         the first listed ones count. Missing cells are spread evenly over the list of the others.
         """
-        sizes = sorted({each.batch for each in self.cells})
+        sizes = sorted({cell.batch for cell in self.cells})
         middle = np.sqrt(sizes[0] * sizes[-1])
         near = min(sizes, key=lambda size: abs(np.log(size / middle)))
         chosen: list[int] = []
         for size in dict.fromkeys((sizes[0], near, sizes[-1])):
-            at = [index for index, each in enumerate(self.cells) if each.batch == size]
+            at = [index for index, cell in enumerate(self.cells) if cell.batch == size]
             nodes = {index: self.cells[index].config.num_draft_tokens for index in at}
             fewest = min(at, key=lambda index: nodes[index])
             most = max((index for index in at if index != fewest), key=lambda index: nodes[index], default=fewest)
@@ -78,7 +78,7 @@ def _vllm_41162(name: str) -> Measured:
                 "tpot_s": run["Mean TPOT (ms)"] * 1e-3,
                 "ttft_s": run["Mean TTFT (ms)"] * 1e-3,
             }
-            made = Observation(
+            observation = Observation(
                 f"{cell.label}, {side}",
                 served.CONFIG,
                 cell.clients,
@@ -89,7 +89,7 @@ def _vllm_41162(name: str) -> Measured:
                 filters=pair.filters and cell.temperature > 0,
                 source=name,
             )
-            cells.append(made)
+            cells.append(observation)
     kind = "dense" if name.endswith("8B") else "experts"
     shares_of = "vllm-2026-dense" if kind == "experts" else ""
     return Measured(f"vllm_41162, {name}", f"vllm-2026-{kind}", {name: cost}, cells, shares_of=shares_of)
@@ -137,15 +137,15 @@ def _spec_bench(gpu: str) -> Measured:
     costs = {}
     cells = []
     for row in rows("spec_bench"):
-        found = spec_bench.round_of(row)
-        if row["gpu"] != gpu or found is None:
+        setting = spec_bench.round_of(row)
+        if row["gpu"] != gpu or setting is None:
             continue
-        config, head = found
+        config, head = setting
         source = f"{row['model']}, {row['method']}"
         target = model(f"vicuna-{row['model'].removeprefix('Vicuna-').lower()}-v1.3")
-        own = Drafter(model("vicuna-68m"), is_feature=False) if head == "vicuna-68m" else None
-        own = drafter(head, target) if head == "eagle" else own
-        costs[source] = CostModel(hardware(spec_bench.GPUS[gpu]), target, own, dtype="float16")
+        drafting_model = Drafter(model("vicuna-68m"), is_feature=False) if head == "vicuna-68m" else None
+        drafting_model = drafter(head, target) if head == "eagle" else drafting_model
+        costs[source] = CostModel(hardware(spec_bench.GPUS[gpu]), target, drafting_model, dtype="float16")
         length = float(row["mean_accepted_tokens"])
         context = int(spec_bench.CONTEXT[0])
         figures = {"speedup": float(row["speedup"])}
@@ -194,40 +194,40 @@ def _angelslim_163() -> Measured:
 
 def tables() -> list[Measured]:
     """Read every table of the package that has measured times of servers."""
-    found = [_vllm_41162(name) for name in served.PAIRS]
-    found += [_vllm_20780(method) for method in vllm_20780.METHODS]
-    found += [_fast_rounds(), *(_spec_bench(gpu) for gpu in spec_bench.GPUS)]
-    found += [_sglang_22246(), _angelslim_163()]
+    parts = [_vllm_41162(name) for name in served.PAIRS]
+    parts += [_vllm_20780(method) for method in vllm_20780.METHODS]
+    parts += [_fast_rounds(), *(_spec_bench(gpu) for gpu in spec_bench.GPUS)]
+    parts += [_sglang_22246(), _angelslim_163()]
     total = Counter()
-    for each in found:
-        total[each.name.partition(",")[0]] += len(each.cells)
-    return [replace(each, others=total[each.name.partition(",")[0]] - len(each.cells)) for each in found]
+    for part in parts:
+        total[part.name.partition(",")[0]] += len(part.cells)
+    return [replace(part, others=total[part.name.partition(",")[0]] - len(part.cells)) for part in parts]
 
 
-def together_with_shares(found: Sequence[Measured], every: Sequence[Measured]) -> Calibrated:
+def together_with_shares(engine_tables: Sequence[Measured], every: Sequence[Measured]) -> Calibrated:
     """Fit an engine's tables together, with shares of peaks from those of `every` that it names."""
-    return together(found, shared_priors(tables_of_shares(found, every)))
+    return together(engine_tables, shared_priors(tables_of_shares(engine_tables, every)))
 
 
-def tables_of_shares(found: Sequence[Measured], every: Sequence[Measured]) -> tuple[Measured, ...]:
+def tables_of_shares(engine_tables: Sequence[Measured], every: Sequence[Measured]) -> tuple[Measured, ...]:
     """Find the tables of `every` from which an engine's tables take shares of peaks."""
-    return tuple(each for each in every if each.engine == found[0].shares_of)
+    return tuple(table for table in every if table.engine == engine_tables[0].shares_of)
 
 
-def shared_priors(given: Sequence[Measured]) -> Mapping[str, Prior]:
+def shared_priors(share_tables: Sequence[Measured]) -> Mapping[str, Prior]:
     """Fit tables together, and take their shares of peaks as priors; PRIORS without tables."""
-    return with_shares(together(given, PRIORS).posterior) if given else PRIORS
+    return with_shares(together(share_tables, PRIORS).posterior) if share_tables else PRIORS
 
 
 def with_shares(posterior: Posterior) -> dict[str, Prior]:
     """Take shares as another fit has found them, with their uncertainty there, as priors."""
     values, deviations = posterior.values, posterior.deviations
-    own = {name: replace(PRIORS[name], value=values[name], spread=deviations[name]) for name in SHARES}
-    return {**PRIORS, **own}
+    shares = {name: replace(PRIORS[name], value=values[name], spread=deviations[name]) for name in SHARES}
+    return {**PRIORS, **shares}
 
 
 def together(tables: Sequence[Measured], priors: Mapping[str, Prior]) -> Calibrated:
     """Fit tables together, all with the structures of the first."""
-    costs = {source: cost for each in tables for source, cost in each.costs.items()}
-    cells = [cell for each in tables for cell in each.cells]
+    costs = {source: cost for table in tables for source, cost in table.costs.items()}
+    cells = [cell for table in tables for cell in table.cells]
     return calibrate(costs, cells, tables[0].structures, priors)

@@ -47,24 +47,24 @@ class Regret:
     is_doubted: bool  # whether the calibration itself doubts its cells
 
 
-def regrets(table: Measured, found: Calibrated | None = None) -> list[Regret]:
+def regrets(table: Measured, calibrated: Calibrated | None = None) -> list[Regret]:
     """Choose at every batch size, with a calibration on the table's six cells; batches of one setting are left out.
 
-    found: calibrate_six, where it is known.
+    calibrated: calibrate_six, where it is known.
     """
     seen = [table.cells[at] for at in table.seen]
-    found = found or calibrate_six(table)
-    made = []
+    calibrated = calibrated or calibrate_six(table)
+    by_batch = []
     for size in sorted({cell.batch for cell in table.cells}):
         cells = speeds([cell for cell in table.cells if cell.batch == size])
         if len({cell.config for cell in cells}) < 2 or any(len(cell.figures) != 1 for cell in cells):
             continue
-        simulated = found.predict(cells)
-        formula = closed_formula(found.costs, found.posterior.values, speeds(seen), cells)
+        simulated = calibrated.predict(cells)
+        formula = closed_formula(calibrated.costs, calibrated.posterior.values, speeds(seen), cells)
         always = next((cell for cell in cells if cell.config.num_steps == ALWAYS and cell.config.topk == 1), None)
         chosen = cells[int(np.argmax(simulated))]
         loss = _loss(cells)
-        made.append(
+        by_batch.append(
             Regret(
                 table.name,
                 size,
@@ -74,10 +74,10 @@ def regrets(table: Measured, found: Calibrated | None = None) -> list[Regret]:
                 loss(chosen),
                 None if always is None else loss(always),
                 loss(cells[int(np.argmax(formula))]),
-                is_doubted(found, seen),
+                is_doubted(calibrated, seen),
             )
         )
-    return made
+    return by_batch
 
 
 def _loss(cells: Sequence[Observation]) -> Callable[[Observation], float]:
@@ -108,18 +108,18 @@ class PublishedReport:
 
     tables: Sequence[Measured]
     six: Sequence[HeldOut]
-    left: Sequence[LeftOut]
+    left_out: Sequence[LeftOut]
     choices: Sequence[Regret]
 
     @property
     def bands(self) -> tuple[float, float]:
         """Share of all held-out figures within their bands, and the median half-width as a factor less 1."""
-        return _coverage([*self.six, *(each.result for each in self.left)])
+        return _coverage([*self.six, *(table.result for table in self.left_out)])
 
     @property
     def speedup_bands(self) -> tuple[float, float]:
         """Share of all measured speed-ups within their bands, and the median half-width as a factor less 1."""
-        return _coverage([each.speedups for each in (*self.six, *(each.result for each in self.left))])
+        return _coverage([table.speedups for table in (*self.six, *(table.result for table in self.left_out))])
 
     @property
     def mean_regrets(self) -> dict[str, tuple[float, float]]:
@@ -127,12 +127,12 @@ class PublishedReport:
 
         Tables whose calibration doubts its cells do not count.
         """
-        counted = [each for each in self.choices if not each.is_doubted]
-        always = [each.always for each in counted if each.always is not None]
+        counted = [choice for choice in self.choices if not choice.is_doubted]
+        always = [choice.always for choice in counted if choice.always is not None]
         named = {
-            "simulated": [each.simulated for each in counted],
+            "simulated": [choice.simulated for choice in counted],
             "always 3 steps": always,
-            "closed formula": [each.formula for each in counted],
+            "closed formula": [choice.formula for choice in counted],
         }
         return {name: (float(np.mean(values)), float(np.max(values))) for name, values in named.items() if values}
 
@@ -141,86 +141,86 @@ class PublishedReport:
         covered, width = self.bands
         inside, wide = self.speedup_bands
         return {
-            "six_cells": [_json(each) for each in self.six],
+            "six_cells": [_json(table) for table in self.six],
             "left_out_tables": [
-                _json(each.result) | {"engine": each.engine, "others": list(each.others)} for each in self.left
+                _json(table.result) | {"engine": table.engine, "others": list(table.others)} for table in self.left_out
             ],
             "bands": {"confidence": CONFIDENCE, "coverage": covered, "median_half_width": width},
             "speedup_bands": {"confidence": CONFIDENCE, "coverage": inside, "median_half_width": wide},
-            "choices": [asdict(each) for each in self.choices],
+            "choices": [asdict(choice) for choice in self.choices],
             "regrets": {name: {"mean": mean, "worst": worst} for name, (mean, worst) in self.mean_regrets.items()},
         }
 
 
-def report(found: Sequence[Measured] | None = None) -> PublishedReport:
+def report(published: Sequence[Measured] | None = None) -> PublishedReport:
     """Calibrate, hold out and choose on all tables of the package, or on these."""
-    found = tables() if found is None else found
-    calibrated = [(table, calibrate_six(table)) for table in found]
-    six = [each for each in (six_cells(*pair) for pair in calibrated) if len(each.measured)]
-    choices = [each for table, own in calibrated if has_choice(table) for each in regrets(table, own)]
-    return PublishedReport(found, six, leave_one_table_out(found), choices)
+    published = tables() if published is None else published
+    calibrated = [(table, calibrate_six(table)) for table in published]
+    six = [held_out for held_out in (six_cells(*pair) for pair in calibrated) if len(held_out.measured)]
+    choices = [regret for table, fit in calibrated if has_choice(table) for regret in regrets(table, fit)]
+    return PublishedReport(published, six, leave_one_table_out(published), choices)
 
 
-def six_rows(found: PublishedReport) -> list[tuple[str, ...]]:
+def six_rows(published: PublishedReport) -> list[tuple[str, ...]]:
     """Make the rows of SIX."""
-    return [(each.table, str(len(each.measured)), *_errors(each, each.is_within_target)) for each in found.six]
+    return [(table.table, str(len(table.measured)), *_errors(table, table.is_within_target)) for table in published.six]
 
 
-def left_rows(found: PublishedReport) -> list[tuple[str, ...]]:
+def left_rows(published: PublishedReport) -> list[tuple[str, ...]]:
     """Make the rows of LEFT."""
     rows = []
-    for each in found.left:
-        errors = each.result.errors
+    for table in published.left_out:
+        errors = table.result.errors
         reached = bool(errors.mean() <= TABLE_MEAN and errors.max() <= TABLE_MOST)
-        rows.append((each.table, "; ".join(each.others), *_errors(each.result, reached)))
+        rows.append((table.table, "; ".join(table.others), *_errors(table.result, reached)))
     return rows
 
 
-def speedup_rows(found: PublishedReport) -> list[tuple[str, ...]]:
+def speedup_rows(published: PublishedReport) -> list[tuple[str, ...]]:
     """Make the rows of SPEEDUPS."""
-    every = [(each, f"{CELLS} cells") for each in found.six]
-    every += [(each.result, "; ".join(each.others)) for each in found.left]
+    every = [(table, f"{CELLS} cells") for table in published.six]
+    every += [(table.result, "; ".join(table.others)) for table in published.left_out]
     return [
         (
-            each.table,
+            table.table,
             source,
-            str(len(each.speedups.measured)),
-            f"{each.speedups.errors.mean():.1%}",
-            f"{each.speedups.errors.max():.1%}",
-            f"{each.speedups.covered.mean():.0%}",
-            f"{np.expm1(np.median(each.speedups.widths)):.0%}",
+            str(len(table.speedups.measured)),
+            f"{table.speedups.errors.mean():.1%}",
+            f"{table.speedups.errors.max():.1%}",
+            f"{table.speedups.covered.mean():.0%}",
+            f"{np.expm1(np.median(table.speedups.widths)):.0%}",
         )
-        for each, source in every
-        if len(each.speedups.measured)
+        for table, source in every
+        if len(table.speedups.measured)
     ]
 
 
-def choice_rows(found: PublishedReport) -> list[tuple[str, ...]]:
+def choice_rows(published: PublishedReport) -> list[tuple[str, ...]]:
     """Make the rows of CHOICE."""
     return [
         (
-            each.table,
-            str(each.batch),
-            str(each.settings),
-            each.best,
-            each.chosen,
-            f"{each.simulated:.1%}",
-            "-" if each.always is None else f"{each.always:.1%}",
-            f"{each.formula:.1%}",
+            choice.table,
+            str(choice.batch),
+            str(choice.settings),
+            choice.best,
+            choice.chosen,
+            f"{choice.simulated:.1%}",
+            "-" if choice.always is None else f"{choice.always:.1%}",
+            f"{choice.formula:.1%}",
         )
-        for each in found.choices
+        for choice in published.choices
     ]
 
 
-def sentences(found: PublishedReport) -> list[str]:
+def sentences(published: PublishedReport) -> list[str]:
     """Say the rules and the figures over all tables."""
-    covered, width = found.bands
-    inside, wide = found.speedup_bands
-    every = [each.simulated for each in found.choices]
+    covered, width = published.bands
+    inside, wide = published.speedup_bands
+    every = [choice.simulated for choice in published.choices]
     all_regrets = f"{np.mean(every):.1%} and {np.max(every):.1%}" if every else "the same"
-    doubted = ", ".join(dict.fromkeys(each.table for each in found.choices if each.is_doubted)) or "no table"
+    doubted = ", ".join(dict.fromkeys(choice.table for choice in published.choices if choice.is_doubted)) or "no table"
     regret = "; ".join(
-        f"{name} {mean:.1%} on average, {worst:.1%} at worst" for name, (mean, worst) in found.mean_regrets.items()
+        f"{name} {mean:.1%} on average, {worst:.1%} at worst" for name, (mean, worst) in published.mean_regrets.items()
     )
     return [
         f"Calibrated on {CELLS} cells, selected by their settings alone: fewest and most draft tokens at the smallest, "
@@ -242,34 +242,34 @@ def sentences(found: PublishedReport) -> list[str]:
     ]
 
 
-def show(found: PublishedReport, console: Console) -> None:
+def show(published: PublishedReport, console: Console) -> None:
     """Print all tables of errors, and the cells that were fitted."""
-    six, left, bands, ratios, choice = sentences(found)
+    six, left_out, bands, ratios, choice = sentences(published)
     heading(console, f"calibrated on {CELLS} cells")
-    print_table(console, SIX, six_rows(found))
+    print_table(console, SIX, six_rows(published))
     paragraph(console, six)
     heading(console, "fitted cells")
-    for each in found.six:
-        paragraph(console, f"{each.table}: {'; '.join(each.seen)}")
+    for table in published.six:
+        paragraph(console, f"{table.table}: {'; '.join(table.seen)}")
     heading(console, "a table left out")
-    print_table(console, LEFT, left_rows(found))
-    for text in (left, bands):
+    print_table(console, LEFT, left_rows(published))
+    for text in (left_out, bands):
         paragraph(console, text)
     heading(console, "speed-ups")
-    print_table(console, SPEEDUPS, speedup_rows(found))
+    print_table(console, SPEEDUPS, speedup_rows(published))
     paragraph(console, ratios)
     heading(console, "choice by batch size")
-    print_table(console, CHOICE, choice_rows(found))
+    print_table(console, CHOICE, choice_rows(published))
     paragraph(console, choice)
-    for each in found.tables:
-        if each.note:
-            paragraph(console, f"{each.name}: {each.note}")
+    for table in published.tables:
+        if table.note:
+            paragraph(console, f"{table.name}: {table.note}")
 
 
 def _coverage(every: Sequence[HeldOut] | Sequence[Speedups]) -> tuple[float, float]:
     """Compute the share of figures within bands, and the median half-width as a factor less 1."""
-    covered = np.concatenate([each.covered for each in every])
-    widths = np.concatenate([each.widths for each in every])
+    covered = np.concatenate([table.covered for table in every])
+    widths = np.concatenate([table.widths for table in every])
     return float(covered.mean()), float(np.expm1(np.median(widths)))
 
 

@@ -53,12 +53,12 @@ class ServerFit:
         """Make a value that json can write."""
         return {
             "profile": self.profile.to_json(),
-            "cells": [asdict(each) | {"error": each.error} for each in self.cells],
+            "cells": [asdict(cell) | {"error": cell.error} for cell in self.cells],
             "left_out": [{"batch": size, "worst_error": error} for size, error in self.left_out.items()],
             "left_out_mean_error": self.left_out_mean,
             "structures": [
-                {"schedule": each.schedule, "graphs": each.graphs, "objective": value}
-                for each, value in self.tried.items()
+                {"schedule": structure.schedule, "graphs": structure.graphs, "objective": value}
+                for structure, value in self.tried.items()
             ],
             "doubts": list(self.doubts),
         }
@@ -70,9 +70,9 @@ def read_files(paths: Sequence[Path], context: Context) -> tuple[list[Source], l
     sources = []
     cells: list[Observation] = []
     for path in paths:
-        source, found = read(path, context)
+        source, observations = read(path, context)
         sources.append(source)
-        cells += found
+        cells += observations
     return sources, cells
 
 
@@ -80,27 +80,27 @@ def fit_server(
     cost: CostModel, cells: Sequence[Observation], sources: Sequence[Source], name: str, drafter: str = DEFAULT
 ) -> ServerFit:
     """Calibrate a server; `name` is the profile's, `drafter` the drafter's architecture."""
-    found = calibrate({"": cost}, cells)
+    calibrated = calibrate({"": cost}, cells)
     figures = [(cell.label, name) for cell in cells for name in cell.figures]
-    pairs = zip(figures, measured(cells).tolist(), found.predict(cells).tolist(), strict=True)
+    pairs = zip(figures, measured(cells).tolist(), calibrated.predict(cells).tolist(), strict=True)
     fitted = tuple(FittedCell(*figure, value, predicted) for figure, value, predicted in pairs)
-    outside = left_out(found.costs, cells)
-    speeds = np.array([each.error for each in fitted if each.quantity != "ttft_s"] or [0.0])
+    outside = left_out(calibrated.costs, cells)
+    speeds = np.array([cell.error for cell in fitted if cell.quantity != "ttft_s"] or [0.0])
     worst = {size: float(np.abs(errors).max()) for size, errors in outside.items()}
     every = np.concatenate(list(outside.values())) if outside else None
-    acceptance = chain_acceptance(cost.model.name, drafter, cells, found.posterior)
-    made_of = provenance(cost, sources, len(cells), found)
+    acceptance = chain_acceptance(cost.model.name, drafter, cells, calibrated.posterior)
+    made_of = provenance(cost, sources, len(cells), calibrated)
     return ServerFit(
-        Profile(name, found.posterior, found.structure, made_of, acceptance),
+        Profile(name, calibrated.posterior, calibrated.structure, made_of, acceptance),
         fitted,
         worst,
         None if every is None else float(np.abs(every).mean()),
-        found.tried,
-        tuple(doubts(found.posterior, speeds, outside)),
+        calibrated.tried,
+        tuple(doubts(calibrated.posterior, speeds, outside)),
     )
 
 
-def provenance(cost: CostModel, sources: Sequence[Source], cells: int, found: Calibrated) -> dict[str, Any]:
+def provenance(cost: CostModel, sources: Sequence[Source], cells: int, calibrated: Calibrated) -> dict[str, Any]:
     """Record what a profile was made of."""
     return {
         "tool": f"specsim calibrate {__version__}",
@@ -108,9 +108,9 @@ def provenance(cost: CostModel, sources: Sequence[Source], cells: int, found: Ca
         "model": cost.model.name,
         "hardware": cost.hardware.name,
         "tensor_parallel": cost.tensor_parallel,
-        "files": [asdict(each) for each in sources],
+        "files": [asdict(source) for source in sources],
         "cells": cells,
-        "determined": list(found.posterior.determined),
+        "determined": list(calibrated.posterior.determined),
     }
 
 
@@ -121,14 +121,14 @@ def show(fit: ServerFit, console: Console) -> None:
     """Print the doubts first, then cells, parameters, and errors of batches that were left out."""
     made_of = fit.profile.provenance
     gpus = f"{made_of['tensor_parallel']} × {made_of['hardware']}"
-    files = ", ".join(f"{each['path']} ({each['tool']}, {each['cells']} cells)" for each in made_of["files"])
+    files = ", ".join(f"{file['path']} ({file['tool']}, {file['cells']} cells)" for file in made_of["files"])
     paragraph(console, f"{made_of['model']} on {gpus}, from {files}")
     if fit.doubts:
         heading(console, "doubts")
         for doubt in fit.doubts:
             paragraph(console, doubt)
     heading(console, "cells")
-    print_table(console, ("cell", "figure", "measured", "fitted", "error"), [_cell(each) for each in fit.cells])
+    print_table(console, ("cell", "figure", "measured", "fitted", "error"), [_cell(cell) for cell in fit.cells])
     heading(console, "parameters")
     print_table(console, ("parameter", "value", "from", "to", "unit", ""), _parameters(fit))
     console.print()
@@ -136,8 +136,8 @@ def show(fit: ServerFit, console: Console) -> None:
     values = fit.profile.posterior.values
     if "accept_rate" in values:
         rates = np.cumprod(values["accept_rate"] * values["accept_decay"] ** np.arange(_STEPS))
-        shown = ",".join(f"{rate:.2f}" for rate in rates)
-        paragraph(console, f"Accept lengths that were not measured are fitted, as of --accept-rates {shown}.")
+        printed_rates = ",".join(f"{rate:.2f}" for rate in rates)
+        paragraph(console, f"Accept lengths that were not measured are fitted, as of --accept-rates {printed_rates}.")
     if fit.left_out:
         heading(console, "each batch size predicted from the others")
         print_table(
@@ -159,7 +159,7 @@ def _parameters(fit: ServerFit) -> list[tuple[str, ...]]:
     rows = []
     for name, value in posterior.values.items():
         scale, unit = (1e6, "µs") if PRIORS[name].unit == "s" else (1.0, PRIORS[name].unit)
-        values = (f"{scale * each:.3g}" for each in (value, *posterior.interval(name)))
+        values = (f"{scale * number:.3g}" for number in (value, *posterior.interval(name)))
         state = "at a bound" if name in posterior.at_bounds else "not determined"
         rows.append((name, *values, unit, "determined" if name in posterior.determined else state))
     return rows
@@ -169,10 +169,12 @@ def _explained(fit: ServerFit) -> str:
     """Say how the parameters were chosen."""
     posterior = fit.profile.posterior
     unknown = [name for name in posterior.names if name not in posterior.determined]
-    kept = f" These cells do not determine {', '.join(unknown)}: they stay near assumed values." if unknown else ""
+    undetermined = (
+        f" These cells do not determine {', '.join(unknown)}: they stay near assumed values." if unknown else ""
+    )
     return (
         "Every parameter that the cells can depend on is fitted, and held near an assumed value as far as the cells do "
         f"not contradict it; from, to: {CONFIDENCE:.0%} interval. Determined: the cells leave at most "
-        f"{DETERMINED:.0%} of the assumed uncertainty.{kept} Structure: {fit.profile.structure}; another one is taken "
-        f"only if the cells are {MARGIN:.0f} times as likely under it."
+        f"{DETERMINED:.0%} of the assumed uncertainty.{undetermined} Structure: {fit.profile.structure}; another "
+        f"one is taken only if the cells are {MARGIN:.0f} times as likely under it."
     )

@@ -27,10 +27,10 @@ class Structure:
 
     def costs(self, costs: Costs) -> dict[str, CostModel]:
         """Make the cost models of servers with this structure, those of plain decoding under names of their own."""
-        own = {name: self.cost(cost) for name, cost in costs.items()}
+        models = {name: self.cost(cost) for name, cost in costs.items()}
         if self.plain_schedule is None:
-            return own
-        return own | {plain_name(name): replace(cost, schedule=self.plain_schedule) for name, cost in own.items()}
+            return models
+        return models | {plain_name(name): replace(cost, schedule=self.plain_schedule) for name, cost in models.items()}
 
     def cost(self, cost: CostModel) -> CostModel:
         """Make the cost model of a server with this structure."""
@@ -77,14 +77,14 @@ def calibrate(
     priors: Mapping[str, Prior] = PRIORS,
 ) -> Calibrated:
     """Fit every structure; take the first one for which figures are at most MARGIN times as likely under another."""
-    made = []
+    fits = []
     for structure in structures:
-        own = structure.costs(costs)
-        posterior = fit(own, observations, priors=priors)
-        made.append((objective(own, observations, posterior, priors), structure, own, posterior))
-    least = min(each[0] for each in made)
-    _, structure, own, posterior = next(each for each in made if each[0] <= least + np.log(MARGIN))
-    return Calibrated(own, structure, posterior, {each[1]: each[0] for each in made})
+        models = structure.costs(costs)
+        posterior = fit(models, observations, priors=priors)
+        fits.append((objective(models, observations, posterior, priors), structure, models, posterior))
+    least = min(candidate[0] for candidate in fits)
+    _, structure, models, posterior = next(candidate for candidate in fits if candidate[0] <= least + np.log(MARGIN))
+    return Calibrated(models, structure, posterior, {candidate[1]: candidate[0] for candidate in fits})
 
 
 def merged(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
@@ -100,21 +100,21 @@ def objective(
     costs: Costs, observations: Sequence[Observation], posterior: Posterior, priors: Mapping[str, Prior] = PRIORS
 ) -> float:
     """Compute half the sum of squares that a fit minimises: residuals over noises, and distances from the priors."""
-    found = np.log(predict(costs, observations, posterior.values) / measured(observations)) / noises(observations)
+    residuals = np.log(predict(costs, observations, posterior.values) / measured(observations)) / noises(observations)
     used = [priors[name] for name in posterior.names]
-    moved = (posterior.logs - np.log([each.value for each in used])) / np.array([each.spread for each in used])
-    return float(found @ found + moved @ moved) / 2
+    distances = (posterior.logs - np.log([prior.value for prior in used])) / np.array([prior.spread for prior in used])
+    return float(residuals @ residuals + distances @ distances) / 2
 
 
 def left_out(costs: Costs, observations: Sequence[Observation]) -> dict[int, np.ndarray]:
     """Compute the errors of every batch size under a fit to the others; none if only one."""
-    sizes = sorted({each.batch for each in observations})
+    sizes = sorted({observation.batch for observation in observations})
     errors = {}
     for size in sizes if len(sizes) > 1 else ():
-        seen = [each for each in observations if each.batch != size]
-        rest = [each for each in observations if each.batch == size]
-        found = predict(costs, rest, fit(costs, seen).values)
-        errors[size] = found / measured(rest) - 1
+        seen = [observation for observation in observations if observation.batch != size]
+        rest = [observation for observation in observations if observation.batch == size]
+        predicted = predict(costs, rest, fit(costs, seen).values)
+        errors[size] = predicted / measured(rest) - 1
     return errors
 
 
@@ -128,27 +128,31 @@ _SHARES = {
 
 def doubts(posterior: Posterior, errors: np.ndarray, left_out: Mapping[int, np.ndarray]) -> list[str]:
     """List doubts in sentences; errors: of the fitted figures, relative."""
-    found = []
+    sentences = []
     for name, log in zip(posterior.names, posterior.logs, strict=True):
         prior = PRIORS[name]
         is_far = _is_far(name, log)
         value = f"{np.exp(log):.0%}" if name in _SHARES else f"{np.exp(log):.3g} {prior.unit}"
         if name in posterior.at_bounds:
-            found.append(f"{name} is at a bound of the fit, {value}{_why(name)}.")
+            sentences.append(f"{name} is at a bound of the fit, {value}{_why(name)}.")
         elif is_far and name in _SHARES:
-            found.append(f"The fit takes {value} {_SHARES[name]}.")
+            sentences.append(f"The fit takes {value} {_SHARES[name]}.")
         elif is_far:
-            found.append(f"{name} is {value}, far from servers known so far ({prior.value:.3g}): check the settings.")
+            sentences.append(
+                f"{name} is {value}, far from servers known so far ({prior.value:.3g}): check the settings."
+            )
     worst = float(np.abs(errors).max())
     if worst > LARGE:
-        found.append(
+        sentences.append(
             f"A fitted cell is {worst:.0%} off: no server explains all cells. Batches may not be full, or settings, "
             "lengths or accept lengths may not be those of the runs."
         )
-    outside = max((float(np.abs(each).max()) for each in left_out.values()), default=0.0)
+    outside = max((float(np.abs(batch_errors).max()) for batch_errors in left_out.values()), default=0.0)
     if outside > 3 * LARGE:
-        found.append(f"A batch that is left out is {outside:.0%} off: do not extrapolate far beyond the measured ones.")
-    return found
+        sentences.append(
+            f"A batch that is left out is {outside:.0%} off: do not extrapolate far beyond the measured ones."
+        )
+    return sentences
 
 
 def is_of_another_gpu(posterior: Posterior) -> bool:

@@ -87,7 +87,7 @@ class Calibration:
 
     @property
     def values(self) -> dict[str, float]:
-        return {each.name: each.value for each in self.parameters}
+        return {parameter.name: parameter.value for parameter in self.parameters}
 
     def errors(self, held_out: bool) -> np.ndarray:
         """Absolute relative errors of the fitted cells, or of the held-out ones."""
@@ -111,20 +111,20 @@ class Free(NamedTuple):
 
 def calibrate(cost: CostModel, measurements: Sequence[Timed], free: Sequence[str]) -> tuple[CostModel, Calibration]:
     """Fit the fields `free` of a cost model's Efficiency to the measurements that are not held out."""
-    known = [field.name for field in fields(Efficiency)]
+    names = [field.name for field in fields(Efficiency)]
     for name in free:
-        require_choice("free", name, known)
+        require_choice("free", name, names)
 
     def model(values: Mapping[str, float]) -> CostModel:
         return replace(cost, efficiency=replace(cost.efficiency, **values))
 
     def predict(values: Mapping[str, float]) -> list[float]:
         fitted = model(values)
-        return [each.predict(fitted) for each in measurements]
+        return [timed.predict(fitted) for timed in measurements]
 
     calibration = fit(
         predict,
-        {each.label: Observed(each.seconds, each.held_out) for each in measurements},
+        {timed.label: Observed(timed.seconds, timed.held_out) for timed in measurements},
         {name: _free(name, getattr(cost.efficiency, name)) for name in free},
     )
     return model(calibration.values), calibration
@@ -145,13 +145,13 @@ def fit(
     logarithm of a parameter; a simulated server answers in jumps and needs a large one. starts: factors of the given
     start, all tried. tolerance: of the optimum, relative. InputError where there are fewer cells than parameters.
     """
-    figures = np.log([each.value for each in measured.values()])
-    seen = np.array([not each.held_out for each in measured.values()])
+    figures = np.log([observed.value for observed in measured.values()])
+    seen = np.array([not observed.held_out for observed in measured.values()])
     if seen.sum() < len(free):
         raise InputError("free", ", ".join(free), f"at most {seen.sum()} parameters, one for each fitted cell")
-    low = np.log(np.array([each.low for each in free.values()]))
-    high = np.log(np.array([each.high for each in free.values()]))
-    start = np.log(np.array([np.clip(*each) for each in free.values()]))
+    low = np.log(np.array([parameter.low for parameter in free.values()]))
+    high = np.log(np.array([parameter.high for parameter in free.values()]))
+    start = np.log(np.array([np.clip(*parameter) for parameter in free.values()]))
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         values = dict(zip(free, np.exp(logs), strict=True))
@@ -159,7 +159,7 @@ def fit(
 
     limits = {"bounds": (low, high), "diff_step": step, "ftol": tolerance, "xtol": tolerance}
     tried = [np.clip(start + np.log(factor), low + 1e-6, high - 1e-6) for factor in starts]
-    best = min((least_squares(residuals, each, **limits) for each in tried), key=lambda found: found.cost)
+    best = min((least_squares(residuals, logs, **limits) for logs in tried), key=lambda result: result.cost)
     values = np.exp(best.x)
     parameters = tuple(
         Fitted(
@@ -169,8 +169,8 @@ def fit(
     )
     predicted = predict(dict(zip(free, values, strict=True)))
     cells = tuple(
-        Cell(label, each.value, float(value), each.held_out)
-        for (label, each), value in zip(measured.items(), predicted, strict=True)
+        Cell(label, observed.value, float(value), observed.held_out)
+        for (label, observed), value in zip(measured.items(), predicted, strict=True)
     )
     return Calibration(parameters, cells)
 
@@ -257,8 +257,8 @@ class Reproduction:
             "source": self.source,
             "method": self.method,
             "figures": [asdict(figure) | {"error": figure.error} for figure in self.figures],
-            "parameters": [asdict(each) for each in self.parameters],
-            "targets": [asdict(each) for each in self.targets],
+            "parameters": [asdict(parameter) for parameter in self.parameters],
+            "targets": [asdict(target) for target in self.targets],
             "notes": list(self.notes),
         }
 

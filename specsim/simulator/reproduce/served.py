@@ -78,11 +78,11 @@ class Served:
 
 def read() -> list[Served]:
     """Read the cells of the table, sorted."""
-    found: dict[tuple[str, float, int], dict[str, dict[str, float]]] = {}
+    runs_by_cell: dict[tuple[str, float, int], dict[str, dict[str, float]]] = {}
     for row in rows("vllm_41162"):
-        runs = found.setdefault((row["model"], float(row["temperature"]), int(row["concurrency"])), {})
+        runs = runs_by_cell.setdefault((row["model"], float(row["temperature"]), int(row["concurrency"])), {})
         runs.setdefault(row["side"], {})[row["metric"]] = float(row["value"])
-    return [Served(*key, runs) for key, runs in sorted(found.items())]
+    return [Served(*key, runs) for key, runs in sorted(runs_by_cell.items())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +104,13 @@ class Bench:
         """Compute the figures of a server with these efficiencies, and this intake and latency of its front end."""
         pair = PAIRS[self.cell.model]
         target = replace(model(pair.model), skew=SKEW)
-        given = {name: value for name, value in values.items() if name not in ("intake", "latency")}
+        efficiencies = {name: value for name, value in values.items() if name not in ("intake", "latency")}
         filters *= pair.filters and self.cell.temperature > 0
         cost = CostModel(
             hardware(GPU),
             target,
             drafter(pair.drafter, target, pair.draft_vocab),
-            Efficiency(filters=filters, **TAKEN, **given),
+            Efficiency(filters=filters, **TAKEN, **efficiencies),
         )
         workload = replace(self.workload, intake=values["intake"], latency=values["latency"])
         return simulate(cost, self.option, workload).metrics()
@@ -148,7 +148,7 @@ def _acceptance(length: float, outputs: np.ndarray) -> Acceptance:
     is_early = outputs < TOKENS
     if not is_early.any():
         return iid
-    return Callback(lambda each: np.where(is_early[each.request_ids], 0, iid.accepted(each)), CONFIG.num_steps)
+    return Callback(lambda rounds: np.where(is_early[rounds.request_ids], 0, iid.accepted(rounds)), CONFIG.num_steps)
 
 
 def _played(acceptance: Acceptance, outputs: np.ndarray) -> float:

@@ -93,12 +93,12 @@ def _running(none: float, running: int) -> Fitted:
 
 def _figures(labels: list[str], published: list[float], simulated: list[float]) -> tuple[Figure, ...]:
     rates = [
-        Figure(label, "requests/s", known, found, "computed" if at else "fitted")
-        for at, (label, known, found) in enumerate(zip(labels, published, simulated, strict=True))
+        Figure(label, "requests/s", measured, predicted, "computed" if at else "fitted")
+        for at, (label, measured, predicted) in enumerate(zip(labels, published, simulated, strict=True))
     ]
     ratios = [
-        Figure(label, "over none", known / published[0], found / simulated[0])
-        for label, known, found in zip(labels[1:], published[1:], simulated[1:], strict=True)
+        Figure(label, "over none", measured / published[0], predicted / simulated[0])
+        for label, measured, predicted in zip(labels[1:], published[1:], simulated[1:], strict=True)
     ]
     return (*rates, *ratios)
 
@@ -106,8 +106,8 @@ def _figures(labels: list[str], published: list[float], simulated: list[float]) 
 def _targets(published: list[float], simulated: list[float], two: Fitted) -> tuple[Target, ...]:
     order = np.argsort(published).tolist() == np.argsort(simulated).tolist()
     worst = max(
-        abs(found / simulated[0] / (known / published[0]) - 1)
-        for known, found in zip(published, simulated, strict=True)
+        abs(predicted / simulated[0] / (measured / published[0]) - 1)
+        for measured, predicted in zip(published, simulated, strict=True)
     )
     return (
         Target("order of the four rows", "right" if order else "wrong", order),

@@ -57,7 +57,7 @@ def reproduce() -> Reproduction:
     table = [row for row in rows("spec_bench") if row["method"] in (DRAFTED, *NODES)]
     trees = [row for row in rows("spec_bench") if row["method"] in TREES]
     calibration = _fit(table, FREE)
-    without = _fit(table, {name: each for name, each in FREE.items() if name != "overlap"})
+    without = _fit(table, {name: parameter for name, parameter in FREE.items() if name != "overlap"})
     seven = [row for row in table if row["model"] == "Vicuna-7B" and row["method"] != "PLD"]
     held_out = calibration.errors(held_out=True)
     reversal = _reversal(seven, calibration.values)
@@ -81,8 +81,8 @@ def reproduce() -> Reproduction:
 
 def _server(gpu: str, values: Values) -> FittedServer:
     """Describe one GPU with its host, without the work that the table's methods add to a round."""
-    found = {"overlap": values["overlap"], "launch": values[f"launch, {gpu}'s host"]}
-    return FittedServer("spec_bench", gpu, found, TAKEN, "sync", "none")
+    fitted = {"overlap": values["overlap"], "launch": values[f"launch, {gpu}'s host"]}
+    return FittedServer("spec_bench", gpu, fitted, TAKEN, "sync", "none")
 
 
 def _fit(table: Sequence[Row], free: Mapping[str, Free]) -> Calibration:
@@ -97,8 +97,8 @@ def speedup(row: Row, values: Values) -> float:
     target = _model(f"vicuna-{row['model'].removeprefix('Vicuna-').lower()}-v1.3")
     plain = CostModel(hardware(GPUS[row["gpu"]]), target, None, efficiency, 1, "sync", (), dtype="float16")
     work = WORK.get(row["method"], (row["method"],))
-    own = sum(values.get(f"{name}'s own work", 0.0) for name in work) * launch
-    cost = replace(plain, efficiency=replace(efficiency, host=own))
+    method_work = sum(values.get(f"{name}'s own work", 0.0) for name in work) * launch
+    cost = replace(plain, efficiency=replace(efficiency, host=method_work))
     length = float(row["mean_accepted_tokens"])
     if row["method"] == DRAFTED:
         round_ = _drafted(replace(cost, drafter=Drafter(_model("vicuna-68m"), is_feature=False)), length)
@@ -217,23 +217,23 @@ class _Reversal(NamedTuple):
 
 
 def _reversal(seven: Sequence[Row], values: Values) -> _Reversal:
-    found = {(row["gpu"], row["method"]): speedup(row, values) for row in seven}
-    text = ", ".join(f"{gpu} {found[gpu, LOOKED_UP]:.2f} and {found[gpu, DRAFTED]:.2f}" for gpu in GPUS)
-    wins = {gpu: found[gpu, LOOKED_UP] > found[gpu, DRAFTED] for gpu in GPUS}
+    speedups = {(row["gpu"], row["method"]): speedup(row, values) for row in seven}
+    text = ", ".join(f"{gpu} {speedups[gpu, LOOKED_UP]:.2f} and {speedups[gpu, DRAFTED]:.2f}" for gpu in GPUS)
+    wins = {gpu: speedups[gpu, LOOKED_UP] > speedups[gpu, DRAFTED] for gpu in GPUS}
     return _Reversal(f"Token Recycling and SpS: {text}", wins == {"A100": True, "RTX3090": False})
 
 
 def _story(calibration: Calibration) -> str:
     launches = {gpu: calibration.values[f"launch, {gpu}'s host"] for gpu in GPUS}
-    own = calibration.values["SpS's own work"]
+    method_launches = calibration.values["SpS's own work"]
     kernels = CostModel(hardware(GPUS["A100"]), _model("vicuna-7b-v1.3"), buckets=()).launches
     hosts = {gpu: kernels * launch * 1e3 for gpu, launch in launches.items()}
-    ours, theirs = (own * launch * 1e3 for launch in launches.values())
+    ours, theirs = (method_launches * launch * 1e3 for launch in launches.values())
     return (
         f"A plain step of 7B takes the A100's host {hosts['A100']:.0f} ms of launching, more than its device needs for "
-        f"81 rows: verifying Token Recycling's tree is free there, and SpS pays {own:.0f} launches of its own a round, "
-        f"{ours:.1f} ms. The host of the RTX 3090 takes {hosts['RTX3090']:.0f} ms, less than the device needs to "
-        f"read the weights, so SpS's own work weighs {theirs:.1f} ms of a longer step; and with a quarter of the "
+        f"81 rows: verifying Token Recycling's tree is free there, and SpS pays {method_launches:.0f} launches of its "
+        f"own a round, {ours:.1f} ms. The host of the RTX 3090 takes {hosts['RTX3090']:.0f} ms, less than the device "
+        f"needs to read the weights, so SpS's own work weighs {theirs:.1f} ms of a longer step; and with a quarter of the "
         "arithmetic 81 rows take as long as the reading, only partly hidden."
     )
 

@@ -54,7 +54,7 @@ def recover(num_drafts: Sequence[int], accept_lengths: Sequence[float], tpot: Se
     Least squares of relative errors. InputError for fewer than two different num_drafts, a non-positive time, and an
     accept length outside 1 to num_drafts + 1.
     """
-    drafts, lengths, times = (np.asarray(each, float) for each in (num_drafts, accept_lengths, tpot))
+    drafts, lengths, times = (np.asarray(values, float) for values in (num_drafts, accept_lengths, tpot))
     require(len(set(drafts)) >= 2, "num_drafts", list(num_drafts), "at least two different numbers")
     for count, length, seconds in zip(drafts, lengths, times, strict=True):
         positive("tpot", float(seconds))
@@ -64,7 +64,7 @@ def recover(num_drafts: Sequence[int], accept_lengths: Sequence[float], tpot: Se
     scaled = np.stack([1 / rounds, drafts / rounds], axis=1)
     solution, *_ = np.linalg.lstsq(scaled, np.ones(len(rounds)), rcond=None)
     residuals = scaled @ solution - 1
-    fixed, draft = (Interval(*each) for each in zip(solution, *_interval(scaled, residuals, solution), strict=True))
+    fixed, draft = (Interval(*values) for values in zip(solution, *_interval(scaled, residuals, solution), strict=True))
     return Recovered(fixed, draft, float(np.abs(residuals).max()))
 
 
@@ -112,7 +112,7 @@ def reproduce() -> Reproduction:
         (target,),
         (*notes, _DRAFTS),
         tuple(
-            FittedServer("vllm_20780", method, _found(method, calibration.values), TAKEN, "sync", "target")
+            FittedServer("vllm_20780", method, _efficiencies(method, calibration.values), TAKEN, "sync", "target")
             for method in METHODS
         ),
     )
@@ -129,15 +129,15 @@ def _costs() -> dict[str, CostModel]:
 def _predict(row: Mapping[str, str], costs: Mapping[str, CostModel], values: Mapping[str, float]) -> float:
     """Predict the seconds per token."""
     drafts = int(row["num_drafts"])
-    efficiency = Efficiency(**TAKEN, **_found(row["method"], values))
+    efficiency = Efficiency(**TAKEN, **_efficiencies(row["method"], values))
     config = SpecConfig(1, drafts, drafts + 1) if drafts else SpecConfig.plain()
     return replace(costs[row["method"]], efficiency=efficiency).round(CONTEXT, config) / float(row["accept_length"])
 
 
-def _found(method: str, values: Mapping[str, float]) -> dict[str, float]:
+def _efficiencies(method: str, values: Mapping[str, float]) -> dict[str, float]:
     """Select the fitted fields of Efficiency; rows without drafts wait for no host."""
-    own = {name: values.get(f"{name}, {method}", 0.0) for name in ("launch", "host")}
-    return {"bandwidth": values["bandwidth"], **own}
+    host_times = {name: values.get(f"{name}, {method}", 0.0) for name in ("launch", "host")}
+    return {"bandwidth": values["bandwidth"], **host_times}
 
 
 def _label(row: Mapping[str, str]) -> str:
@@ -149,14 +149,14 @@ def _tpot(row: Mapping[str, str]) -> float:
 
 
 def _recovered(method: str, table: Sequence[Mapping[str, str]]) -> str:
-    found = recover(
+    recovered = recover(
         [int(row["num_drafts"]) for row in table],
         [float(row["accept_length"]) for row in table],
         [_tpot(row) for row in table],
     )
     return (
-        f"The inverse problem, {method}, from all of its rows and no hardware: {_ms(found.fixed)} a round and "
-        f"{_ms(found.draft)} for each draft, within {found.worst:.1%} of every row."
+        f"The inverse problem, {method}, from all of its rows and no hardware: {_ms(recovered.fixed)} a round and "
+        f"{_ms(recovered.draft)} for each draft, within {recovered.worst:.1%} of every row."
     )
 
 

@@ -54,12 +54,12 @@ def reproduce() -> Reproduction:
     notes = []
     for name in PAIRS:
         benches = [Bench.of(cell) for cell in cells if cell.model == name]
-        values[name], found = _fit(benches, _given(name, values))
-        parameters += [replace(each, name=f"{each.name}, {name}") for each in found]
+        values[name], fitted = _fit(benches, _earlier_values(name, values))
+        parameters += [replace(parameter, name=f"{parameter.name}, {name}") for parameter in fitted]
         figures += [figure for bench in benches for figure in side_by_side(bench, values[name])]
         if PAIRS[name].filters:
             notes.append(_without_filters(name, benches, values[name]))
-    targets = tuple(each for name in PAIRS for each in _targets(name, figures))
+    targets = tuple(target for name in PAIRS for target in _targets(name, figures))
     held_out = sum(figure.role == "held out" for figure in figures)
     method = _METHOD.format(parameters=len(parameters), fitted=len(figures) - held_out, held_out=held_out)
     notes = (_CHOICES, *notes, _repeats(cells), _misfit(cells, figures))
@@ -84,7 +84,7 @@ def side_by_side(bench: Bench, values: Mapping[str, float]) -> list[Figure]:
     ]
 
 
-def _given(name: str, values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _earlier_values(name: str, values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Select the parameters that a fit takes from earlier fits."""
     if name in DENSE:
         return {}
@@ -97,19 +97,19 @@ def experts_field(name: str) -> str:
 
 
 def _server(name: str, values: Mapping[str, float]) -> FittedServer:
-    found = {field: value for field, value in values.items() if field not in ("intake", "latency")}
+    fitted = {field: value for field, value in values.items() if field not in ("intake", "latency")}
     if name in DENSE:
-        return FittedServer("vllm_41162", name, found, TAKEN)
-    compute = found.pop("compute")
-    return FittedServer("vllm_41162", name, found, TAKEN | {"compute": compute}, skew=SKEW)
+        return FittedServer("vllm_41162", name, fitted, TAKEN)
+    compute = fitted.pop("compute")
+    return FittedServer("vllm_41162", name, fitted, TAKEN | {"compute": compute}, skew=SKEW)
 
 
-def _fit(benches: Sequence[Bench], given: Mapping[str, float]) -> tuple[dict[str, float], tuple[Fitted, ...]]:
+def _fit(benches: Sequence[Bench], earlier: Mapping[str, float]) -> tuple[dict[str, float], tuple[Fitted, ...]]:
     """Fit one model's parameters; returns all values, and the fitted ones."""
     seen = [bench for bench in benches if is_fitted(bench.cell)]
 
     def predict(values: Mapping[str, float]) -> list[float]:
-        return [figure.simulated for bench in seen for figure in side_by_side(bench, {**values, **given})]
+        return [figure.simulated for bench in seen for figure in side_by_side(bench, {**values, **earlier})]
 
     measured = {
         f"{bench.cell.label}, {side}, {name}": Observed(run[name])
@@ -117,17 +117,17 @@ def _fit(benches: Sequence[Bench], given: Mapping[str, float]) -> tuple[dict[str
         for side, run in bench.cell.runs.items()
         for name in QUANTITIES
     }
-    free = {name: each for name, each in FREE.items() if name not in given}
-    if given:
+    free = {name: parameter for name, parameter in FREE.items() if name not in earlier}
+    if earlier:
         free[experts_field(benches[0].cell.model)] = FREE_OF_EXPERTS
-    found: Calibration = fit(predict, measured, free, step=_STEP, starts=(1.0,), tolerance=_TOLERANCE)
-    return {**found.values, **given}, found.parameters
+    calibration: Calibration = fit(predict, measured, free, step=_STEP, starts=(1.0,), tolerance=_TOLERANCE)
+    return {**calibration.values, **earlier}, calibration.parameters
 
 
 def _targets(name: str, figures: Sequence[Figure]) -> list[Target]:
-    held_out = [each for each in figures if each.role == "held out" and each.setting.startswith(name)]
-    speeds = np.array([abs(each.error) for each in held_out if each.quantity in SPEEDS.values()])
-    waits = np.array([abs(each.error) for each in held_out if each.quantity not in SPEEDS.values()])
+    held_out = [figure for figure in figures if figure.role == "held out" and figure.setting.startswith(name)]
+    speeds = np.array([abs(figure.error) for figure in held_out if figure.quantity in SPEEDS.values()])
+    waits = np.array([abs(figure.error) for figure in held_out if figure.quantity not in SPEEDS.values()])
     return [
         Target(
             f"{name}: throughput, TPOT, ITL held out",
@@ -157,11 +157,11 @@ def _without_filters(name: str, benches: Sequence[Bench], values: Mapping[str, f
 def _repeats(cells: Sequence[Served]) -> str:
     """Describe the difference between the two runs of a cell: the precision of a single run."""
     pairs = [cell.runs for cell in cells if len(cell.runs) == 2]
-    apart = {
+    differences = {
         name: np.array([abs(runs["after"][name] / runs["before"][name] - 1) for runs in pairs]) for name in QUANTITIES
     }
-    speeds = np.concatenate([apart[name] for name in SPEEDS])
-    waits = apart["Mean TTFT (ms)"]
+    speeds = np.concatenate([differences[name] for name in SPEEDS])
+    waits = differences["Mean TTFT (ms)"]
     return (
         f"The two runs of a cell, before and after the change, are themselves {speeds.mean():.1%} apart on average in "
         f"throughput, TPOT and ITL ({speeds.max():.1%} at worst), and {waits.mean():.1%} in TTFT ({waits.max():.1%})."
@@ -171,12 +171,12 @@ def _repeats(cells: Sequence[Served]) -> str:
 def _misfit(cells: Sequence[Served], figures: Sequence[Figure]) -> str:
     """Describe the common part of the held-out errors."""
     rounds = [
-        each.error
-        for each in figures
-        if each.setting.startswith(DENSE) and " 16 clients" in each.setting and each.quantity.startswith("ITL")
+        figure.error
+        for figure in figures
+        if figure.setting.startswith(DENSE) and " 16 clients" in figure.setting and figure.quantity.startswith("ITL")
     ]
     slow = [run["P99 TTFT (ms)"] for cell in cells if not is_fitted(cell) for run in cell.runs.values()]
-    held_up = [each for each in slow if each > HELD_UP_MS]
+    held_up = [wait for wait in slow if wait > HELD_UP_MS]
     return (
         f"Remaining errors: with 16 clients the ITL of dense models is {min(rounds):+.0%} to {max(rounds):+.0%} off, "
         "as if more of their reading and computing were hidden at 64 rows; and TTFT is too low in the "
