@@ -12,7 +12,7 @@ from specsim.models.load import load
 from specsim.models.shipped import TINY
 from specsim.simulator.acceptance import accept_length
 from specsim.simulator.rank_by_depth import acceptance_of, best_static_tree
-from specsim.simulator.replay import Candidates
+from specsim.simulator.replay import RecordedCandidates
 
 PROMPTS = TINY / "prompts.jsonl"
 NUM_PROMPTS = 8
@@ -54,7 +54,7 @@ def _config(nodes: int) -> SpecConfig:
 
 
 @cache
-def _recorded() -> Candidates:
+def _recorded() -> RecordedCandidates:
     """Record all candidates of a few held-out prompts."""
     prompts = [prompt for prompt in read_prompts(PROMPTS)[:NUM_PROMPTS] if isinstance(prompt, str)]
     return record(load("tiny"), prompts, _config(TOPK**2), POSITIONS, torch.float32)

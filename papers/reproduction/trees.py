@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from specsim.simulator.acceptance import accept_length, iid_of_length
-from specsim.simulator.rank_by_depth import Tree, acceptance_of, best_static_tree
+from specsim.simulator.rank_by_depth import RankedTree, acceptance_of, best_static_tree
 from specsim.simulator.record_shares import DEFAULT, ranks
 
 FAR = 60  # levels that stand for infinitely many
@@ -74,12 +74,12 @@ def tree_of_a_chain(length: float, num_drafts: int, nodes: int, depth: int) -> f
     return accept_length(acceptance_of(best_static_tree(shares, nodes), shares))
 
 
-def _tokens(tree: Tree) -> float:
+def _tokens(tree: RankedTree) -> float:
     return accept_length(acceptance_of(tree, [VECTOR] * max(tree.depths)))
 
 
-def _sequences(count: int, depth: int) -> Tree:
+def _sequences(count: int, depth: int) -> RankedTree:
     """Make a tree of sequences that part at the root; the first is that of the best drafts."""
     parents = [0 if not level else count * (level - 1) + lane + 1 for level in range(depth) for lane in range(count)]
     ranks = [lane if not level else 0 for level in range(depth) for lane in range(count)]
-    return Tree(tuple(parents), tuple(ranks), tuple(level + 1 for level in range(depth) for _ in range(count)))
+    return RankedTree(tuple(parents), tuple(ranks), tuple(level + 1 for level in range(depth) for _ in range(count)))

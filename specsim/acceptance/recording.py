@@ -21,7 +21,7 @@ from specsim.core.state import Batch
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.serving.generation import load_engine, run_together
 from specsim.serving.requests import make_requests
-from specsim.simulator.replay import Candidates
+from specsim.simulator.replay import RecordedCandidates
 
 
 class CandidateRecorder:
@@ -48,7 +48,7 @@ def record(
     config: SpecConfig,
     positions: int,
     dtype: torch.dtype = torch.float64,
-) -> Candidates:
+) -> RecordedCandidates:
     """Record the candidates at `positions` positions of each prompt's greedy continuation, on the reference.
 
     Position 0 follows the first new token. End tokens are ignored. InputError for a prompt that leaves no room.
@@ -67,7 +67,7 @@ def record(
     with torch.inference_mode():
         run_together(recorder, requests)
     rounds = recorder.rounds[:positions]
-    return Candidates(
+    return RecordedCandidates(
         tokens=_by_request([candidates.tokens for candidates in rounds]),
         scores=_by_request([candidates.scores for candidates in rounds]),
         parent_list=_by_request([candidates.parent_list for candidates in rounds]),

@@ -9,7 +9,7 @@ from specsim.bench.closed_loop import Figures
 from specsim.bench.request_lengths import Lengths
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.simulator.acceptance import Option, PerPosition
-from specsim.simulator.calibration.observation import Acceptance, Observation
+from specsim.simulator.calibration.observation import AssumedAcceptance, Observation
 from specsim.simulator.calibration.posterior import Posterior, fit, predict
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
@@ -50,7 +50,7 @@ class ServedLoad(Observation):
             rates=rates[: config.num_steps],
         )
 
-    def predict(self, cost: CostModel, front: FrontEnd, acceptance: Acceptance) -> dict[str, float]:
+    def predict(self, cost: CostModel, front: FrontEnd, acceptance: AssumedAcceptance) -> dict[str, float]:
         """Simulate the load."""
         assert self.lengths is not None
         option = Option(self.config, PerPosition(self.rates, "minimum-variance"))

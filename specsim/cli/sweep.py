@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specsim.simulator.cell import Cell
-    from specsim.simulator.sweep import Counts
+    from specsim.simulator.sweep import SweepCounts
 
 SHOWN = 10
 _FIGURES = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)")
@@ -164,7 +164,9 @@ def _base(arguments: dict[str, Any], varied: dict[str, list[Any]], traffic: Traf
     return base
 
 
-def show(rows: list[dict], varied: list[str], counts: "Counts", out: Path, acceptance: str, console: "Console") -> None:
+def show(
+    rows: list[dict], varied: list[str], counts: "SweepCounts", out: Path, acceptance: str, console: "Console"
+) -> None:
     """Print the best setting of every load, or the best of a single load, and the errors of impossible cells."""
     from specsim.core.display import heading, paragraph
     from specsim.simulator.sweep import rank_by_load

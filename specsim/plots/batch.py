@@ -3,18 +3,18 @@
 from specsim.core.errors import require, require_type
 from specsim.plots.chart import SIZE, new_chart
 from specsim.plots.sheet import ACCEPTED, FONT, SPARE, Picture
-from specsim.simulator.results import Run
+from specsim.simulator.results import SimulatedRun
 
 MOST = 200
 
 
-def batch(run: Run, first: int = 0, last: int | None = None) -> Picture:
+def batch(run: SimulatedRun, first: int = 0, last: int | None = None) -> Picture:
     """Draw a bar per request in seconds: from sending to its first token, and to its last.
 
     Requests first to last by number (None: the end); InputError for none of them, or more than 200. A cross marks a
     preempted request.
     """
-    require_type("run", run, Run, "a Run, as specsim.simulator.server.simulate gives one")
+    require_type("run", run, SimulatedRun, "a SimulatedRun, as specsim.simulator.server.simulate gives one")
     numbers = range(len(run.arrivals))[first : None if last is None else last + 1]
     require(1 <= len(numbers) <= MOST, "requests", len(numbers), f"1 to {MOST} of them")
     height = 1.2 + 0.12 * max(len(numbers), 8)

@@ -16,13 +16,13 @@ from numpy.typing import ArrayLike
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
 from specsim.simulator.bounds import number, probability
-from specsim.simulator.uniforms import Stream, keys, named_uniforms
+from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
 
 SCHEDULES = ("independent", "minimum-variance")
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class DraftedRounds:
     """Rounds to be verified, one per request."""
 
     request_ids: np.ndarray  # int64 [B]
@@ -31,7 +31,7 @@ class Rounds:
     uniforms: np.ndarray  # f64 [B] in [0, 1), named by request and position
 
 
-class Acceptance(Protocol):
+class DraftAcceptance(Protocol):
     """Number of accepted drafts, round by round."""
 
     @property
@@ -39,13 +39,13 @@ class Acceptance(Protocol):
         """Largest number of drafts that a round may accept."""
         ...
 
-    def accepted(self, rounds: Rounds) -> np.ndarray:
+    def accepted(self, rounds: DraftedRounds) -> np.ndarray:
         """Draw the accepted drafts of every round, int64 [B] in [0, num_steps]."""
         ...
 
 
 @runtime_checkable
-class Distribution(Acceptance, Protocol):
+class Distribution(DraftAcceptance, Protocol):
     """Acceptance with a closed form."""
 
     def rates(self, num_steps: int | None = None) -> np.ndarray:
@@ -90,14 +90,14 @@ class PerPosition:
     def rates(self, num_steps: int | None = None) -> np.ndarray:
         return np.array(self.by_position[:num_steps])
 
-    def accepted(self, rounds: Rounds) -> np.ndarray:
+    def accepted(self, rounds: DraftedRounds) -> np.ndarray:
         if self.schedule == "minimum-variance":
             return self._counts(rounds, rounds.indices + 1) - self._counts(rounds, rounds.indices)
         return self.num_steps - self._ascending.searchsorted(rounds.uniforms, side="right")
 
-    def _counts(self, rounds: Rounds, num_rounds: np.ndarray) -> np.ndarray:
+    def _counts(self, rounds: DraftedRounds, num_rounds: np.ndarray) -> np.ndarray:
         """Count drafts accepted in the first `num_rounds` rounds of each request: one rounding per position."""
-        names = keys(self.seed, Stream.PHASE, rounds.request_ids)
+        names = keys(self.seed, UniformStream.PHASE, rounds.request_ids)
         total = np.zeros(len(num_rounds), dtype=np.int64)
         reached = num_rounds
         before = 1.0
@@ -161,18 +161,20 @@ class Mixture:
         share = np.array(self.weights) / [accept_length(part, num_steps) for part in self.parts]
         return share @ np.stack([part.rates(num_steps) for part in self.parts]) / share.sum()
 
-    def accepted(self, rounds: Rounds) -> np.ndarray:
+    def accepted(self, rounds: DraftedRounds) -> np.ndarray:
         return np.choose(self.kinds(rounds.request_ids), [part.accepted(rounds) for part in self.parts])
 
     def kinds(self, request_ids: np.ndarray) -> np.ndarray:
         """Choose the part that each request follows, int64 [B]."""
         ends = np.cumsum(self.weights) / np.sum(self.weights)
-        part_indices = np.searchsorted(ends, named_uniforms(keys(self.seed, Stream.PART, request_ids), 0), side="right")
+        part_indices = np.searchsorted(
+            ends, named_uniforms(keys(self.seed, UniformStream.PART, request_ids), 0), side="right"
+        )
         return np.minimum(part_indices, len(self.parts) - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedAcceptance:
     """Recorded acceptance of real requests, played back; requests and their ends wrap around.
 
     By `position` an entry is the number of drafts that a round from there accepted, so settings of fewer steps see the
@@ -200,7 +202,7 @@ class Recorded:
         for name, value in (("_flat", flat), ("_lengths", lengths), ("_starts", np.cumsum(lengths) - lengths)):
             object.__setattr__(self, name, value)
 
-    def accepted(self, rounds: Rounds) -> np.ndarray:
+    def accepted(self, rounds: DraftedRounds) -> np.ndarray:
         requests = rounds.request_ids % len(self._lengths)
         places = rounds.indices if self.by == "round" else rounds.positions
         return self._flat[self._starts[requests] + places % self._lengths[requests]]
@@ -233,10 +235,10 @@ def walk(by_position: np.ndarray, num_steps: int | None = None) -> np.ndarray:
 class Callback:
     """Acceptance computed by a function of the rounds, such as a verifier."""
 
-    function: Callable[[Rounds], ArrayLike]  # integers [B]
+    function: Callable[[DraftedRounds], ArrayLike]  # integers [B]
     num_steps: int
 
-    def accepted(self, rounds: Rounds) -> np.ndarray:
+    def accepted(self, rounds: DraftedRounds) -> np.ndarray:
         counts = np.asarray(self.function(rounds))
         fits = counts.shape == rounds.request_ids.shape and counts.dtype.kind in "iu"
         if not fits or (counts.size and not 0 <= counts.min() <= counts.max() <= self.num_steps):
@@ -265,7 +267,7 @@ class Option:
     """A setting of speculation and the acceptance of its drafts."""
 
     config: SpecConfig
-    acceptance: Acceptance
+    acceptance: DraftAcceptance
 
     def __post_init__(self) -> None:
         allowed = f"acceptance of at least num_steps drafts, {self.config.num_steps}"

@@ -21,9 +21,9 @@ from specsim.simulator.rank_by_depth import Shares, checked_shares, rank_by_dept
 from specsim.simulator.record_shares import DEFAULT
 from specsim.simulator.request_file import Replay, replay
 from specsim.simulator.request_formats import CHARACTERS, read_requests
-from specsim.simulator.results import Run
+from specsim.simulator.results import SimulatedRun
 from specsim.simulator.scenario import Scenario, with_profile
-from specsim.simulator.workload import DAY, Arrivals, Length, Workload, closed_loop, open_loop
+from specsim.simulator.workload import DAY, Arrivals, Length, SimulatedWorkload, closed_loop, open_loop
 
 SCHEDULES = ("sync", "overlap")
 _CHOICES = {
@@ -97,7 +97,7 @@ class Cell:
         return SpecConfig(self.topk, self.num_steps, self.num_steps + 1 if nodes is None else nodes, self.page_size)
 
     @property
-    def workload(self) -> Workload:
+    def workload(self) -> SimulatedWorkload:
         count("requests", self.requests)
         arrivals = Arrivals(self.burstiness, self.swing, self.period)
         if self.trace is not None:
@@ -107,7 +107,7 @@ class Cell:
         lengths = (self.prompt_tokens, self.output_tokens)
         return open_loop(self.requests, self.rate, *lengths, self.seed, arrivals)
 
-    def _replayed(self, trace: str, arrivals: Arrivals, slots: int | None) -> Workload:
+    def _replayed(self, trace: str, arrivals: Arrivals, slots: int | None) -> SimulatedWorkload:
         """Make the workload of a file of requests for a server with this number of KV slots."""
         page = self.page_size if self.prefix_cache else None
         choice = Replay(self.requests, self.rate, self.concurrency, arrivals, page, slots, self.seed)
@@ -158,7 +158,7 @@ class Cell:
             require(getattr(config, name) <= most, name, getattr(config, name), allowed)
         return Option(config, rank_by_depth(self.shares, config))
 
-    def run(self) -> Run:
+    def run(self) -> SimulatedRun:
         scenario = self.scenario
         return scenario.run(scenario.option)
 

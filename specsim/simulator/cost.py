@@ -34,7 +34,7 @@ class Phases:
         return self.draft + self.verify + self.extend + self.host
 
 
-class Slope(NamedTuple):
+class ColumnSlope(NamedTuple):
     """Seconds that layers of one window add per column they read."""
 
     window: int | None
@@ -43,11 +43,11 @@ class Slope(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RoundPart:
     """A phase of a round at one batch size; slopes are the same at every size."""
 
     seconds: float = 0.0  # without reading columns
-    slopes: tuple[Slope, ...] = ()
+    slopes: tuple[ColumnSlope, ...] = ()
     launching: float = 0.0  # least seconds of the phase
 
     def at(self, contexts: np.ndarray, total: float) -> float:
@@ -61,9 +61,9 @@ class Part:
 class RoundParts(NamedTuple):
     """The phases of a round at one batch size."""
 
-    draft: Part
-    verify: Part
-    extend: Part
+    draft: RoundPart
+    verify: RoundPart
+    extend: RoundPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class CostModel:
             (is_target, new.tobytes(), behind.tobytes()), lambda: forward.chunk_attention(new, behind)
         )
         if size and rows:
-            part = self._cached((is_target, rows), lambda: Part(0.0, _slopes(forward, rows, rows / 2)))
+            part = self._cached((is_target, rows), lambda: RoundPart(0.0, _slopes(forward, rows, rows / 2)))
             device += part.at(contexts, float(contexts.sum()))
         return max(device, forward.launching)
 
@@ -221,7 +221,7 @@ class CostModel:
         rows, graph = padded(size, self.buckets)
         nodes = config.num_draft_tokens
         verify = self._part(self._forward(self.model, graph), rows, nodes, nodes, nodes / 2)
-        none = Part()
+        none = RoundPart()
         if config.is_plain or self.drafter is None:
             return RoundParts(none, verify, none)
         has_graph = graph and self.draft_graph
@@ -247,20 +247,20 @@ class CostModel:
         )
         return RoundParts(draft, verify, extend)
 
-    def _context(self, rows: float, graph: bool) -> Part:
+    def _context(self, rows: float, graph: bool) -> RoundPart:
         """Compute the writing of a block drafter's context."""
         assert self.drafter is not None
         forward = self._forward(self.drafter.model, graph)
         launching = 0.0 if graph else forward.context_kernels * self.efficiency.launch
-        return Part(forward.context(rows), (), launching)
+        return RoundPart(forward.context(rows), (), launching)
 
     def _part(
         self, forward: Forward, size: int, rows: int, head_rows: int, beyond: float, times: int = 1, entry: bool = False
-    ) -> Part:
+    ) -> RoundPart:
         """Compute `times` forwards of a batch: `rows` of each request, `head_rows` of them with logits."""
         seconds = times * forward.products(size * rows, size * head_rows, entry)
-        return Part(seconds, _slopes(forward, rows, beyond, times), times * forward.launching)
+        return RoundPart(seconds, _slopes(forward, rows, beyond, times), times * forward.launching)
 
 
-def _slopes(forward: Forward, rows: int, beyond: float, times: int = 1) -> tuple[Slope, ...]:
-    return tuple(Slope(window, beyond, times * slope) for window, slope in forward.column_seconds(rows).items())
+def _slopes(forward: Forward, rows: int, beyond: float, times: int = 1) -> tuple[ColumnSlope, ...]:
+    return tuple(ColumnSlope(window, beyond, times * slope) for window, slope in forward.column_seconds(rows).items())

@@ -22,7 +22,7 @@ BLOCK_LAYERS = 5  # z-lab's heads for Qwen3, which read as many of the target's 
 MARKOV_RANK = 256  # DeepSpec's heads for Qwen3
 
 
-class Rows(NamedTuple):
+class DrafterRows(NamedTuple):
     """Rows of each request in the forwards of a round's drafts."""
 
     draft: int  # of every forward of the draft phase
@@ -62,16 +62,16 @@ class Drafter:
         """Number of drafting steps that the server's own work follows."""
         return min(num_steps, 1) if self.is_parallel or self.is_block else num_steps
 
-    def rows(self, config: SpecConfig) -> Rows:
+    def rows(self, config: SpecConfig) -> DrafterRows:
         """Count the rows of each request in the forwards of a round."""
         steps = config.num_steps
         if self.first_slot is not None:
             block = steps + self.first_slot
-            return Rows(block, steps, block, steps + 1, 0)
+            return DrafterRows(block, steps, block, steps + 1, 0)
         if self.is_parallel:
-            return Rows(0, 0, 0, 2 * steps, steps)
+            return DrafterRows(0, 0, 0, 2 * steps, steps)
         lanes = config.topk
-        return Rows(lanes, lanes, lanes * self.forwards(steps) / 2, steps + 1, 1)
+        return DrafterRows(lanes, lanes, lanes * self.forwards(steps) / 2, steps + 1, 1)
 
     def parents(self, config: SpecConfig) -> list[int]:
         """Count the nodes of each depth whose children's logits wait for the node, without step_weights none."""

@@ -18,7 +18,7 @@ from specsim.core.kinds import KINDS, SERVED
 from specsim.core.policies.fields import TREE
 from specsim.core.policies.named import default_steps, named_policy
 from specsim.core.settings import Settings
-from specsim.simulator.plan import Plan
+from specsim.simulator.plan import SettingPlan
 from specsim.simulator.schedule import Range, SteadyBatch
 
 _SCHEMAS = Path(__file__).parent / "engine_schemas"
@@ -149,7 +149,7 @@ def _yaml(value: Mapping[Any, Any], indent: str) -> list[str]:
 DIGITS = 4  # of the seconds, which no cost model knows better
 
 
-def goodput_file(plan: Plan) -> dict[str, Any]:
+def goodput_file(plan: SettingPlan) -> dict[str, Any]:
     """Make the goodput policy of a plan's server, for requests in the middle of their mean output.
 
     Its settings are the best tree, or a chain where that or plain decoding is best, with several numbers of steps.
@@ -173,7 +173,7 @@ def goodput_file(plan: Plan) -> dict[str, Any]:
     return value
 
 
-def deepest(plan: Plan) -> SpecConfig:
+def deepest(plan: SettingPlan) -> SpecConfig:
     """Choose the setting of most steps as wide and as large as the best one; chains have any size."""
     drafting = [config.config for config in plan.candidates if not config.config.is_plain]
     chains = [config for config in drafting if config.topk == 1]

@@ -10,23 +10,23 @@ from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.policies.per_request import AnyPolicy
 from specsim.core.policies.policy import Always
 from specsim.simulator import steps
-from specsim.simulator.acceptance import Cost, Distribution, Option, Rounds
+from specsim.simulator.acceptance import Cost, Distribution, DraftedRounds, Option
 from specsim.simulator.cost import CostModel
 from specsim.simulator.state import (
-    Batch,
-    Flight,
     LogEntry,
-    Passenger,
-    Place,
-    Progress,
-    Request,
-    Settings,
-    Slope,
-    State,
+    PendingRequest,
+    PendingResults,
+    RequestLists,
+    ServerProgress,
+    ServerSettings,
+    SimulatedRequest,
+    SimulationState,
+    TabledBatch,
+    TabledSlope,
     table_of,
 )
-from specsim.simulator.uniforms import Stream, keys, named_uniforms
-from specsim.simulator.workload import Workload
+from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
+from specsim.simulator.workload import SimulatedWorkload
 
 
 def round_columns(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:
@@ -73,7 +73,7 @@ def is_drawn_before(option: Option) -> bool:
     return isinstance(option.acceptance, Distribution) and option.config.num_steps <= MOST_STEPS
 
 
-def draw_rounds(option: Option, keys: np.ndarray, workload: Workload) -> DrawnRounds:
+def draw_rounds(option: Option, keys: np.ndarray, workload: SimulatedWorkload) -> DrawnRounds:
     """Draw at least one round of every request with this setting, and all up to its end."""
     blocks = [
         _draw(option, keys, np.arange(start, min(start + REQUESTS, len(keys))), workload.output_tokens)
@@ -99,7 +99,7 @@ def _draw(option: Option, keys: np.ndarray, requests: np.ndarray, output_tokens:
     while len(going):
         ids = first + going
         places = positions[going]
-        rounds = Rounds(ids, np.full(len(ids), index), places, named_uniforms(keys[ids], places))
+        rounds = DraftedRounds(ids, np.full(len(ids), index), places, named_uniforms(keys[ids], places))
         accepted = np.minimum(option.acceptance.accepted(rounds), steps)
         drawn.append(accepted.astype(np.uint8))
         owners.append(going.astype(np.uint16))
@@ -124,7 +124,7 @@ class Simulation:
 
     cost: Cost
     options: tuple[Option, ...]
-    workload: Workload
+    workload: SimulatedWorkload
     serving: ServingConfig
     prefill: Prefill
     policy: AnyPolicy
@@ -139,7 +139,7 @@ class Simulation:
     @property
     def keys(self) -> np.ndarray:
         """Names of the requests' uniforms, uint64 [R]."""
-        return keys(self.seed, Stream.ROUND, np.arange(len(self.workload)))
+        return keys(self.seed, UniformStream.ROUND, np.arange(len(self.workload)))
 
     @property
     def most_steps(self) -> int:
@@ -168,21 +168,21 @@ class Simulation:
         return self.fixed if is_known else None
 
 
-def initial_state(simulation: Simulation) -> State:
+def initial_state(simulation: Simulation) -> SimulationState:
     """Make the state before the first step, all arrays."""
     work = simulation.workload
     places = simulation.places
     drawn = DrawnRounds(np.zeros(len(work) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint8))
     if simulation.draws == steps.DRAWN:
         drawn = draw_rounds(simulation.options[simulation.fixed or 0], simulation.keys, work)
-    return State(
+    return SimulationState(
         settings=_settings(simulation),
-        server=table_of(Progress, 1),
+        server=table_of(ServerProgress, 1),
         requests=_requests(work, drawn),
-        places=table_of(Place, places),
-        flights=table_of(Flight, 4),
-        passengers=table_of(Passenger, 4 * places),
-        batches=table_of(Batch, places + 1),
+        places=table_of(RequestLists, places),
+        pending=table_of(PendingResults, 4),
+        pending_requests=table_of(PendingRequest, 4 * places),
+        batches=table_of(TabledBatch, places + 1),
         slopes=_slopes(simulation),
         log=table_of(LogEntry, BUFFER if simulation.log else 1),
         page_counts=_page_counts(simulation),
@@ -192,9 +192,9 @@ def initial_state(simulation: Simulation) -> State:
     )
 
 
-def _requests(work: Workload, drawn: DrawnRounds) -> np.ndarray:
+def _requests(work: SimulatedWorkload, drawn: DrawnRounds) -> np.ndarray:
     return table_of(
-        Request,
+        SimulatedRequest,
         len(work),
         coming=0.0 if work.arrivals_s is None else work.arrivals_s,
         outputs=work.output_tokens,
@@ -230,7 +230,7 @@ def _settings(simulation: Simulation) -> np.ndarray:
         settings["host"] = cost.host(fixed)
         settings["host_request"] = cost.efficiency.host_request
         settings["hides_host"] = cost.schedule == "overlap"
-    return table_of(Settings, 1, **settings)
+    return table_of(ServerSettings, 1, **settings)
 
 
 def _page_counts(simulation: Simulation) -> np.ndarray:
@@ -242,11 +242,11 @@ def _page_counts(simulation: Simulation) -> np.ndarray:
 def _slopes(simulation: Simulation) -> np.ndarray:
     cost = simulation.cost
     if simulation.tabled is None or not isinstance(cost, CostModel):
-        return table_of(Slope, 0)
+        return table_of(TabledSlope, 0)
     parts = cost.parts(1, simulation.options[simulation.tabled].config)
     slopes = [(phase, slope) for phase, part in enumerate(parts) for slope in part.slopes]
     return table_of(
-        Slope,
+        TabledSlope,
         len(slopes),
         phase=[phase for phase, _ in slopes],
         seconds=[slope.seconds for _, slope in slopes],

@@ -5,10 +5,10 @@ It is compiled with specsim.simulator.steps.
 
 from typing import Any
 
-from specsim.simulator.state import MIXED, Flight, Progress, Request, State
+from specsim.simulator.state import MIXED, PendingResults, ServerProgress, SimulatedRequest, SimulationState
 
 
-def count_waiting(server: Progress) -> int:
+def count_waiting(server: ServerProgress) -> int:
     """Count the requests without a place."""
     return server.num_preempted + server.num_arrived - server.num_admitted
 
@@ -18,7 +18,7 @@ def pages_of(length: int, page_counts: Any) -> int:
     return length // len(page_counts) + page_counts[length % len(page_counts)]
 
 
-def admit(state: State) -> None:
+def admit(state: SimulationState) -> None:
     """Admit waiting requests in order, up to the first that does not fit."""
     server = state.server[0]
     places = state.places
@@ -44,7 +44,7 @@ def admit(state: State) -> None:
         server.num_prefilling += 1
 
 
-def preempt(state: State) -> None:
+def preempt(state: SimulationState) -> None:
     """Preempt a victim: it waits, and computes the KV of its known tokens again."""
     server = state.server[0]
     places = state.places
@@ -73,7 +73,7 @@ def preempt(state: State) -> None:
     server.num_preempted += 1
 
 
-def drop_prefilling(state: State, number: int) -> None:
+def drop_prefilling(state: SimulationState, number: int) -> None:
     """Remove a request from those in prefill, if it is there."""
     size = 0
     for index in range(state.server[0].num_prefilling):
@@ -83,7 +83,7 @@ def drop_prefilling(state: State, number: int) -> None:
     state.server[0].num_prefilling = size
 
 
-def drop_ended(state: State) -> None:
+def drop_ended(state: SimulationState) -> None:
     """Remove requests that have all of their tokens, whether running or waiting after a preemption."""
     server = state.server[0]
     places = state.places
@@ -101,7 +101,7 @@ def drop_ended(state: State) -> None:
     server.num_preempted = size
 
 
-def choose_chunks(state: State) -> None:
+def choose_chunks(state: SimulationState) -> None:
     """Choose chunks of prompts for a step, at most `most_tokens` tokens, earlier requests first."""
     server = state.server[0]
     budget = state.settings[0].most_tokens
@@ -119,7 +119,7 @@ def choose_chunks(state: State) -> None:
             server.num_chunks += 1
 
 
-def read(state: State, half: int) -> None:
+def read(state: SimulationState, half: int) -> None:
     """Read a step's tokens on the host, in the order of its forwards, and remove ended requests."""
     before = state.server[0].num_ended
     if state.settings[0].mode == MIXED:
@@ -132,46 +132,46 @@ def read(state: State, half: int) -> None:
         drop_ended(state)
 
 
-def read_firsts(state: State, at: int) -> None:
+def read_firsts(state: SimulationState, at: int) -> None:
     """Read first tokens."""
-    flight = state.flights[at]
-    for index in range(flight.size):
-        request = state.requests[state.passengers[at * len(state.places) + index].request]
+    results = state.pending[at]
+    for index in range(results.size):
+        request = state.requests[state.pending_requests[at * len(state.places) + index].request]
         request.remaining -= 1
-        request.firsts = flight.seconds
-        request.lasts = flight.seconds
-        request.first_steps = flight.step
+        request.firsts = results.seconds
+        request.lasts = results.seconds
+        request.first_steps = results.step
         if request.remaining == 0:
-            end(state, request, flight)
-    flight.size = 0
+            end(state, request, results)
+    results.size = 0
 
 
-def read_round(state: State, at: int) -> None:
+def read_round(state: SimulationState, at: int) -> None:
     """Read the tokens of a round, and drop those beyond a request's end."""
     server = state.server[0]
-    flight = state.flights[at]
-    row = flight.option * (state.settings[0].most_steps + 1)
-    for index in range(flight.size):
-        passenger = state.passengers[at * len(state.places) + index]
-        request = state.requests[passenger.request]
+    results = state.pending[at]
+    row = results.option * (state.settings[0].most_steps + 1)
+    for index in range(results.size):
+        pending_request = state.pending_requests[at * len(state.places) + index]
+        request = state.requests[pending_request.request]
         if request.remaining == 0:  # it ended while this round ran
             continue
-        num_tokens = min(passenger.accepted + 1, request.remaining)
+        num_tokens = min(pending_request.accepted + 1, request.remaining)
         request.remaining -= num_tokens
         request.length += num_tokens
-        state.gaps[server.num_gaps] = flight.seconds - request.lasts
+        state.gaps[server.num_gaps] = results.seconds - request.lasts
         server.num_gaps += 1
-        request.lasts = flight.seconds
+        request.lasts = results.seconds
         request.rounds += 1
-        request.drafts += passenger.accepted
-        state.histogram[row + passenger.accepted] += 1
+        request.drafts += pending_request.accepted
+        state.histogram[row + pending_request.accepted] += 1
         if request.remaining == 0:
-            end(state, request, flight)
-    flight.size = 0
+            end(state, request, results)
+    results.size = 0
 
 
-def end(state: State, request: Request, flight: Flight) -> None:
+def end(state: SimulationState, request: SimulatedRequest, results: PendingResults) -> None:
     """Note the end of a request."""
-    request.last_steps = flight.step
-    state.requests[state.server[0].num_ended].ends = flight.seconds
+    request.last_steps = results.step
+    state.requests[state.server[0].num_ended].ends = results.seconds
     state.server[0].num_ended += 1

@@ -16,12 +16,12 @@ from specsim.simulator.acceptance import Cost, Option
 from specsim.simulator.candidates import candidates, limits_reached, sglang_flags, vllm_flags
 from specsim.simulator.cell import Cell
 from specsim.simulator.replicates import EQUAL, REPLICATES, Metrics, Replicated, cheapness, run_replicates
-from specsim.simulator.results import Run
+from specsim.simulator.results import SimulatedRun
 from specsim.simulator.scenario import USUAL_REQUESTS, Scenario, range_of, speedup_range
 from specsim.simulator.schedule import Range, SteadyBatch, schedule
 from specsim.simulator.server import Prefill, simulate
 from specsim.simulator.slo import GOODPUT, Slo
-from specsim.simulator.workload import Workload
+from specsim.simulator.workload import SimulatedWorkload
 
 
 def policies(cost: Cost, options: Sequence[Option], limit: int) -> dict[str, Policy]:
@@ -46,13 +46,13 @@ def policies(cost: Cost, options: Sequence[Option], limit: int) -> dict[str, Pol
 def compare_policies(
     cost: Cost,
     options: Sequence[Option],
-    workload: Workload,
+    workload: SimulatedWorkload,
     serving: ServingConfig | None = None,
     *,
     limit: int = 32,
     prefill: Prefill = "mixed",
     seed: int = 0,
-) -> dict[str, Run]:
+) -> dict[str, SimulatedRun]:
     """Run every policy on the same trace."""
     return {
         name: simulate(cost, options, workload, serving, prefill=prefill, policy=policy, seed=seed)
@@ -115,7 +115,7 @@ class BatchChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SettingPlan:
     """Candidate settings of a server under a load."""
 
     cell: Cell
@@ -205,7 +205,7 @@ def plan(
     replicates: int = REPLICATES,
     done: Callable[[], object] = lambda: None,
     slo: Slo | None = None,
-) -> Plan:
+) -> SettingPlan:
     """Simulate the cell under every setting, several times, each time on the same requests and uniforms.
 
     objective: unless given goodput with an slo, else throughput, or latency where requests arrive at a rate, which
@@ -218,12 +218,12 @@ def plan(
     configs = candidates(cell) if configs is None else configs
     require(configs, "configs", configs, "at least one setting")
     options = [cell.option(config) for config in configs]
-    measure = slo.metrics if slo else Run.metrics
+    measure = slo.metrics if slo else SimulatedRun.metrics
     runs = run_replicates(cell, options, require_int("replicates", replicates), _cost(objective), done, measure)
     rows = tuple(sorted(map(Candidate.of, runs), key=_rank))
     chains = schedule(cell, [option for option in options if option.config.topk == 1])
     by_batch = tuple(_by_batch(cell, options, rows))
-    return Plan(cell, objective, replicates, rows, by_batch, chains, schedule(cell, options), slo)
+    return SettingPlan(cell, objective, replicates, rows, by_batch, chains, schedule(cell, options), slo)
 
 
 def _cost(objective: str) -> Callable[[Metrics], float]:

@@ -34,7 +34,7 @@ def chain_shares(rates: Sequence[float]) -> Shares:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class RankedTree:
     """Nodes of a tree below its root, by node number."""
 
     parents: tuple[int, ...]  # node numbers, 0 the root
@@ -62,7 +62,7 @@ def rank_by_depth(shares: Sequence[Sequence[float]], config: SpecConfig) -> PerP
     return PerPosition(tuple(rates_by_depth(best_tree(shares, config), shares, config.num_steps).tolist()))
 
 
-def rates_by_depth(tree: Tree, shares: Sequence[Sequence[float]], num_steps: int) -> np.ndarray:
+def rates_by_depth(tree: RankedTree, shares: Sequence[Sequence[float]], num_steps: int) -> np.ndarray:
     """Compute the share of rounds that accept at least 1, 2, ... drafts of a tree, f64 [num_steps]."""
     rates = np.zeros(num_steps)
     reach = [1.0]
@@ -72,7 +72,7 @@ def rates_by_depth(tree: Tree, shares: Sequence[Sequence[float]], num_steps: int
     return np.minimum.accumulate(np.minimum(rates, 1.0))
 
 
-def best_tree(shares: Sequence[Sequence[float]], config: SpecConfig) -> Tree:
+def best_tree(shares: Sequence[Sequence[float]], config: SpecConfig) -> RankedTree:
     """Build EAGLE-2's tree (arXiv 2406.16858) with the product of the shares along a path as a node's score.
 
     topk lanes are expanded at every step, then the best num_draft_tokens - 1 candidates kept; ties go to the earlier.
@@ -89,7 +89,7 @@ def best_tree(shares: Sequence[Sequence[float]], config: SpecConfig) -> Tree:
     chosen = sorted(_best(range(len(candidates)), candidates)[: config.num_draft_tokens - 1])
     node_of = {-1: 0} | {index: node for node, index in enumerate(chosen, start=1)}
     nodes = [candidates[index] for index in chosen]
-    return Tree(
+    return RankedTree(
         tuple(node_of[node.parent] for node in nodes),
         tuple(node.rank for node in nodes),
         tuple(node.depth for node in nodes),
@@ -120,7 +120,7 @@ class _Table(NamedTuple):
         return self.tokens.max(axis=1)
 
 
-def best_static_tree(shares: Sequence[Sequence[float]], num_draft_tokens: int) -> Tree:
+def best_static_tree(shares: Sequence[Sequence[float]], num_draft_tokens: int) -> RankedTree:
     """Find the tree of `num_draft_tokens` nodes, root included, that accepts most drafts on average.
 
     Child r of a node at depth d is accepted with probability shares[d][r], given that the node is: Sequoia's positional
@@ -138,7 +138,7 @@ def best_static_tree(shares: Sequence[Sequence[float]], num_draft_tokens: int) -
     return _built(tables[::-1], num_draft_tokens)
 
 
-def acceptance_of(tree: Tree, shares: Sequence[Sequence[float]]) -> PerPosition:
+def acceptance_of(tree: RankedTree, shares: Sequence[Sequence[float]]) -> PerPosition:
     """Compute the acceptance of a tree by position: sums of the products of shares along its paths."""
     return PerPosition(tuple(rates_by_depth(tree, shares, max(tree.depths, default=0)).tolist()))
 
@@ -184,7 +184,7 @@ def _level(row: np.ndarray, below: np.ndarray) -> _Table:
     return _Table(tokens, last)
 
 
-def _built(tables: Sequence[_Table], size: int) -> Tree:
+def _built(tables: Sequence[_Table], size: int) -> RankedTree:
     """Read the tree from the tables, parents before children."""
     parents: list[int] = []
     ranks: list[int] = []
@@ -202,4 +202,4 @@ def _built(tables: Sequence[_Table], size: int) -> Tree:
             ranks.append(rank)
             depths.append(depth + 1)
             waiting.append((len(parents), depth + 1, below))
-    return Tree(tuple(parents), tuple(ranks), tuple(depths))
+    return RankedTree(tuple(parents), tuple(ranks), tuple(depths))

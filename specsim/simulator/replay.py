@@ -11,11 +11,11 @@ import numpy as np
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require
-from specsim.simulator.acceptance import Recorded
+from specsim.simulator.acceptance import RecordedAcceptance
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class RecordedCandidates:
     """All candidates drafted from R positions, request after request.
 
     By level: K children of the root, then K children for each of K lanes.
@@ -51,10 +51,10 @@ class Candidates:
         nodes = self._select(config, self._expand(config))
         return np.max(np.where(nodes & self._on_path(), self._depths(), 0), axis=1)
 
-    def acceptance(self, config: SpecConfig) -> Recorded:
+    def acceptance(self, config: SpecConfig) -> RecordedAcceptance:
         """Compute the setting's acceptance by request and position."""
         ends = np.cumsum(self._lengths)[:-1]
-        return Recorded(tuple(np.split(self.accepted(config), ends)), config.num_steps, by="position")
+        return RecordedAcceptance(tuple(np.split(self.accepted(config), ends)), config.num_steps, by="position")
 
     def shares(self) -> np.ndarray:
         """Compute how often the target's path continues with the r-th best child, by depth, f64 [S, K].

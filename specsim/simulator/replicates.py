@@ -8,7 +8,7 @@ import numpy as np
 from specsim.core.config import SpecConfig
 from specsim.simulator.acceptance import Option
 from specsim.simulator.cell import Cell
-from specsim.simulator.results import Run
+from specsim.simulator.results import SimulatedRun
 
 REPLICATES = 8
 EQUAL = 0.01  # smallest significant regret: no cost model is exact to 1 %
@@ -39,7 +39,7 @@ def run_replicates(
     count: int,
     cost: Callable[[Metrics], float],
     done: Callable[[], object] = lambda: None,
-    measure: Callable[[Run], dict[str, float]] = Run.metrics,
+    measure: Callable[[SimulatedRun], dict[str, float]] = SimulatedRun.metrics,
 ) -> list[Replicated]:
     """Run every option `count` times; run i has the same arrivals, lengths and uniforms for all options.
 

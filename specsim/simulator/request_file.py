@@ -9,8 +9,8 @@ import numpy as np
 
 from specsim.core.errors import InputError, require
 from specsim.simulator.bounds import count, positive
-from specsim.simulator.uniforms import Stream, keys, named_uniforms
-from specsim.simulator.workload import Arrivals, Workload
+from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
+from specsim.simulator.workload import Arrivals, SimulatedWorkload
 
 ACTIVE = 64  # conversations under way at once, where a file gives no times; at least twice the clients
 _WINDOW = 3  # index of the uniform that places a window; lengths and times have 0 to 2
@@ -51,7 +51,7 @@ class Replay:
     seed: int = 0
 
 
-def replay(file: RequestFile, choice: Replay) -> Workload:
+def replay(file: RequestFile, choice: Replay) -> SimulatedWorkload:
     """Make a workload of a file's requests."""
     order = in_order(file, max(ACTIVE, 2 * (choice.concurrency or 0)))
     first, last = _window(len(order.turns), choice)
@@ -64,7 +64,7 @@ def replay(file: RequestFile, choice: Replay) -> Workload:
     if times is None and choice.concurrency is None:
         raise InputError("concurrency", None, "clients or a rate for a file without times of arrival")
     clients = choice.concurrency if times is None else None
-    return Workload(prompts, outputs, times, clients, cached_tokens=cached)
+    return SimulatedWorkload(prompts, outputs, times, clients, cached_tokens=cached)
 
 
 class Order(NamedTuple):
@@ -118,7 +118,7 @@ def _cached(order: Order, first: int, last: int, page_size: int, slots: int | No
 
 def _window(size: int, choice: Replay) -> tuple[int, int]:
     most = min(count("requests", choice.requests), size)
-    uniform = named_uniforms(keys(choice.seed, Stream.LENGTH, np.arange(1)), _WINDOW)[0]
+    uniform = named_uniforms(keys(choice.seed, UniformStream.LENGTH, np.arange(1)), _WINDOW)[0]
     first = int(uniform * (size - most + 1))
     return first, first + most
 
@@ -133,5 +133,5 @@ def _times(file: RequestFile, choice: Replay, first: int, last: int) -> np.ndarr
         return times * ((len(times) - 1) / times[-1] / positive("rate", choice.rate)) if len(times) > 1 else times
     if choice.rate is None:
         return None
-    uniforms = named_uniforms(keys(choice.seed, Stream.LENGTH, np.arange(last - first)), _TIMES)
+    uniforms = named_uniforms(keys(choice.seed, UniformStream.LENGTH, np.arange(last - first)), _TIMES)
     return choice.arrivals.swung(choice.arrivals.at_unit_rate(uniforms) / positive("rate", choice.rate))

@@ -57,7 +57,7 @@ QUANTILES = {"Median": 0.5, "P99": 0.99}
 MILLISECONDS = 1e3
 
 
-class Step(NamedTuple):
+class LoggedStep(NamedTuple):
     """One step of a simulated server."""
 
     start: float  # seconds
@@ -71,7 +71,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class SimulatedRun:
     """A served workload, arrays by request number."""
 
     arrivals: np.ndarray  # f64 [R], seconds
@@ -88,7 +88,7 @@ class Run:
     accepted_drafts: tuple[np.ndarray, ...]  # for each option int64 [num_steps + 1], rounds by accepted drafts
     num_steps: int
     most_pages: int  # needed at once
-    log: Sequence[Step]  # empty unless kept
+    log: Sequence[LoggedStep]  # empty unless kept
 
     @property
     def duration(self) -> float:

@@ -18,9 +18,9 @@ from specsim.simulator.efficiency import Efficiency, FittedServer, FrontEnd, Gra
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.initial_state import Prefill
 from specsim.simulator.model import SKEW, Model
-from specsim.simulator.results import Run
+from specsim.simulator.results import SimulatedRun
 from specsim.simulator.server import check, simulate
-from specsim.simulator.workload import Workload
+from specsim.simulator.workload import SimulatedWorkload
 
 if TYPE_CHECKING:
     from specsim.simulator.calibration.profile import Profile
@@ -45,7 +45,7 @@ class Scenario:
     hardware: Hardware
     drafter: Drafter | None
     option: Option
-    workload: Workload
+    workload: SimulatedWorkload
     tensor_parallel: int = 1  # one of model.splits
     schedule: Literal["sync", "overlap"] = "overlap"
     graphs: Graphs = "all"  # forwards in graphs: all, only the target's, or none
@@ -90,7 +90,7 @@ class Scenario:
     def _schedule(self, option: Option) -> Literal["sync", "overlap"]:
         return self.plain_schedule or self.schedule if option.config.is_plain else self.schedule
 
-    def run(self, option: Option) -> Run:
+    def run(self, option: Option) -> SimulatedRun:
         """Serve the workload with this option."""
         serving = self.serving(option)
         cost = self.cost(option)
@@ -101,7 +101,7 @@ class Scenario:
         return simulate(cost, options, self.arriving, serving, prefill=self.prefill, policy=policy, seed=self.seed)
 
     @property
-    def arriving(self) -> Workload:
+    def arriving(self) -> SimulatedWorkload:
         """The workload, behind the front end."""
         if self.front is None:
             return self.workload
@@ -173,7 +173,7 @@ def range_of(speedup: Callable[[Scenario], float], scenario: Scenario) -> Speedu
     return _band(speedup(scenario), half, calibration(scenario))
 
 
-def ratio_ranges(scenario: Scenario, plain: Run, drafts: Run) -> dict[str, SpeedupRange]:
+def ratio_ranges(scenario: Scenario, plain: SimulatedRun, drafts: SimulatedRun) -> dict[str, SpeedupRange]:
     """Ratio of two runs of the workload in each metric that both have, drafts over plain decoding.
 
     For the band the first MOST_REQUESTS requests are served again at both ends of the direction in which the
@@ -294,7 +294,7 @@ def _ratios(plain: Mapping[str, float], drafts: Mapping[str, float]) -> dict[str
     return {name: drafts[name] / value for name, value in plain.items() if value > 0 and drafts[name] >= 0}
 
 
-def _first(workload: Workload, count: int) -> Workload:
+def _first(workload: SimulatedWorkload, count: int) -> SimulatedWorkload:
     cut: Callable = lambda values: None if values is None else values[:count]  # noqa: E731
     names = ("prompt_tokens", "output_tokens", "arrivals_s", "cached_tokens")
     return replace(workload, **{name: cut(getattr(workload, name)) for name in names})

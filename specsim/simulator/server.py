@@ -18,14 +18,14 @@ from specsim.core.errors import InputError, require, require_choice
 from specsim.core.policies.per_request import AnyPolicy, Choice, choose, observe
 from specsim.core.policies.policy import Always
 from specsim.simulator import steps
-from specsim.simulator.acceptance import Cost, Option, Rounds
+from specsim.simulator.acceptance import Cost, DraftedRounds, Option
 from specsim.simulator.compiled import loop
 from specsim.simulator.cost import CostModel
 from specsim.simulator.initial_state import PREFILLS, Prefill, Simulation, initial_state, round_pages
-from specsim.simulator.results import Quantiles, Run, Step
-from specsim.simulator.state import FirstRow, Request, column, with_objects
+from specsim.simulator.results import LoggedStep, Quantiles, SimulatedRun
+from specsim.simulator.state import FirstRow, SimulatedRequest, column, with_objects
 from specsim.simulator.uniforms import named_uniforms
-from specsim.simulator.workload import Workload
+from specsim.simulator.workload import SimulatedWorkload
 
 
 class _Unread(NamedTuple):
@@ -60,13 +60,13 @@ class Server:
         self._unread: list[_Unread] = []
         self._is_lagging = simulation.serving.schedule == "overlap"
         self._gaps = Quantiles()
-        self._log: list[Step] = []
+        self._log: list[LoggedStep] = []
         self._loop = steps_loop or loop(int(simulation.workload.output_tokens.sum()))
         state = initial_state(simulation)
         self._state = with_objects(state) if self._loop is steps else state
         self._server: Any = self._state.server[0] if self._loop is steps else FirstRow(state.server)
 
-    def serve(self) -> Run:
+    def serve(self) -> SimulatedRun:
         """Run until every request has ended."""
         advance = self._loop.advance
         answers = {steps.FULL: self._flush, steps.PREFILL: self._prefill, steps.ROUND: self._round}
@@ -97,7 +97,7 @@ class Server:
         if len(contexts) and self._is_answered:
             accepted = self._accepted(choice, requests, contexts)
             self._unread.append(_Unread(int(self._server.num_steps), requests, choice, accepted, seconds))
-            self._board(accepted)
+            self._write_accepted(accepted)
 
     def _chosen(self, requests: np.ndarray) -> Choice:
         """Let the policy choose from what the host knows.
@@ -133,18 +133,18 @@ class Server:
         acceptance = self._simulation.options[choice.setting].acceptance
         positions = contexts - self._simulation.workload.prompt_tokens[requests]
         uniforms = named_uniforms(self._keys[requests], positions)
-        rounds = Rounds(requests, self._request_column("launched", requests), positions, uniforms)
+        rounds = DraftedRounds(requests, self._request_column("launched", requests), positions, uniforms)
         return np.minimum(acceptance.accepted(rounds), num_steps if choice.steps is None else choice.steps)
 
-    def _board(self, accepted: np.ndarray) -> None:
+    def _write_accepted(self, accepted: np.ndarray) -> None:
         """Write the accepted drafts where the round will find them."""
-        passengers = self._state.passengers
+        pending_requests = self._state.pending_requests
         first = 2 * self._server.half * self._simulation.places
-        if isinstance(passengers, np.ndarray):
-            passengers["accepted"][first : first + len(accepted)] = accepted
+        if isinstance(pending_requests, np.ndarray):
+            pending_requests["accepted"][first : first + len(accepted)] = accepted
             return
         for index, drafts in enumerate(accepted.tolist(), start=first):
-            passengers[index].accepted = drafts
+            pending_requests[index].accepted = drafts
 
     def _request_column(self, name: str, requests: np.ndarray) -> np.ndarray:
         """Read a column of some requests, int64."""
@@ -158,15 +158,15 @@ class Server:
         state = self._state
         self._gaps.add(np.asarray(state.gaps[: self._server.num_gaps]))
         self._server.num_gaps = 0
-        entries = [column(state.log, name, self._server.num_logged).tolist() for name in Step._fields]
-        self._log += map(Step, *entries)
+        entries = [column(state.log, name, self._server.num_logged).tolist() for name in LoggedStep._fields]
+        self._log += map(LoggedStep, *entries)
         self._server.num_logged = 0
 
-    def _run(self) -> Run:
+    def _run(self) -> SimulatedRun:
         state = self._state
-        names = {field.name for field in fields(Run)} & {field.name for field in fields(Request)}
+        names = {field.name for field in fields(SimulatedRun)} & {field.name for field in fields(SimulatedRequest)}
         histogram = np.asarray(state.histogram).reshape(len(self._configs), -1)
-        return Run(
+        return SimulatedRun(
             **{name: column(state.requests, name) for name in names},
             prompt_tokens=self._simulation.workload.prompt_tokens,
             output_tokens=self._simulation.workload.output_tokens,
@@ -183,14 +183,14 @@ class Server:
 def simulate(
     cost: Cost,
     options: Option | Sequence[Option],
-    workload: Workload,
+    workload: SimulatedWorkload,
     serving: ServingConfig | None = None,
     *,
     prefill: Prefill = "mixed",
     policy: AnyPolicy | None = None,
     seed: int = 0,
     log: bool = False,
-) -> Run:
+) -> SimulatedRun:
     """Serve a workload; the same arguments give the same run, bit for bit.
 
     prefill: prompts are processed in the round's own forward (`mixed`, as in vLLM), in a separate forward of the same
@@ -205,7 +205,9 @@ def simulate(
     return Server(Simulation(cost, options, workload, serving, prefill, policy or Always(), seed, log)).serve()
 
 
-def check(cost: Cost, options: Sequence[Option], workload: Workload, serving: ServingConfig, prefill: str) -> None:
+def check(
+    cost: Cost, options: Sequence[Option], workload: SimulatedWorkload, serving: ServingConfig, prefill: str
+) -> None:
     """Raise InputError for a workload or a setting that simulate cannot serve."""
     require_choice("prefill", prefill, PREFILLS)
     if not options or len({option.config.page_size for option in options}) != 1:

@@ -10,7 +10,7 @@ from rich.console import Console
 from specsim.core.display import heading, paragraph, print_table, setting, short_setting
 from specsim.simulator.calibration.posterior import CONFIDENCE
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
-from specsim.simulator.results import Run
+from specsim.simulator.results import SimulatedRun
 from specsim.simulator.scenario import (
     MOST_REQUESTS,
     Scenario,
@@ -37,7 +37,7 @@ class Comparison:
     """One workload served without drafts and, if there is a drafter, with them."""
 
     scenario: Scenario
-    runs: dict[str, Run]
+    runs: dict[str, SimulatedRun]
     took: dict[str, Took]  # by run; measured, so it varies
     ratios: dict[str, SpeedupRange]  # by metric, drafts over no drafts; empty without drafts
 

@@ -13,7 +13,7 @@ from specsim.simulator.bounds import positive
 from specsim.simulator.bounds import share as check_share
 from specsim.simulator.cell import Cell
 from specsim.simulator.replicates import seeds
-from specsim.simulator.results import Run
+from specsim.simulator.results import SimulatedRun
 
 GOODPUT = "Request Goodput (req/s)"  # as vLLM's benchmark names it
 ATTAINMENT = "SLO Attainment (%)"
@@ -62,7 +62,7 @@ class Slo:
             bounds[name] = seconds
         return cls(**bounds)
 
-    def within(self, run: Run) -> np.ndarray:
+    def within(self, run: SimulatedRun) -> np.ndarray:
         """Find the requests within all bounds: bool [R]."""
         is_within = np.ones(len(run.arrivals), dtype=bool)
         for name, bound in self.bounds.items():
@@ -70,7 +70,7 @@ class Slo:
                 is_within &= ~(getattr(run, name) > bound)
         return is_within
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: SimulatedRun) -> dict[str, float]:
         """Compute the metrics of a run, with requests per second within all bounds and their share."""
         good = self.within(run)
         return {

@@ -14,7 +14,7 @@ NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 @dataclass(slots=True)
-class Settings:
+class ServerSettings:
     """Settings of a run, which never change."""
 
     mode: int  # of prefill: MIXED, BESIDE or FIRST
@@ -36,7 +36,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Progress:
+class ServerProgress:
     """Numbers of the running server. `num_` counts the entries in use of a field of Place, Gap or Step."""
 
     phase: int = 0  # steps.BEGIN, PREFILLED or ROUNDED
@@ -56,7 +56,7 @@ class Progress:
     num_steps: int = 0
     num_gaps: int = 0
     num_logged: int = 0
-    half: int = 0  # of the flights, to which this step adds
+    half: int = 0  # of the pending results, to which this step adds
     pages: int = 0  # needed by the requests with a place
     most_pages: int = 0
     running: int = 0  # requests in the round of this step
@@ -64,8 +64,8 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Request:
-    """A request by number, which is the order of arrival; the names of Run where they agree."""
+class SimulatedRequest:
+    """A request by number, which is the order of arrival; the names of SimulatedRun where they agree."""
 
     coming: float  # seconds, from when the client may send it
     outputs: int  # tokens
@@ -89,7 +89,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Place:
+class RequestLists:
     """Entries of lists of requests, each as long as the server has places."""
 
     running: int = 0  # in their order in the batch
@@ -101,7 +101,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Flight:
+class PendingResults:
     """A round or first tokens on the way to the host: two for each of two steps."""
 
     size: int = 0
@@ -111,15 +111,15 @@ class Flight:
 
 
 @dataclass(slots=True)
-class Passenger:
-    """A request in a flight: as many for each flight as the server has places."""
+class PendingRequest:
+    """A request of pending results: as many for each of these as the server has places."""
 
     request: int = 0
     accepted: int = 0  # drafts
 
 
 @dataclass(slots=True)
-class Batch:
+class TabledBatch:
     """Seconds of a round's phases at one batch size, and their least; base below 0: not known."""
 
     draft: float = -1.0
@@ -131,7 +131,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Slope:
+class TabledSlope:
     """Seconds per column that layers of one window add to a phase."""
 
     phase: int  # 0 draft, 1 verify, 2 extend
@@ -142,7 +142,7 @@ class Slope:
 
 @dataclass(slots=True)
 class LogEntry:
-    """A results.Step in the log, which is emptied when it is full."""
+    """A results.LoggedStep in the log, which is emptied when it is full."""
 
     start: float = 0.0
     seconds: float = 0.0
@@ -154,15 +154,15 @@ class LogEntry:
     pages: int = 0
 
 
-class State(NamedTuple):
+class SimulationState(NamedTuple):
     """A running simulation of R requests on P places, with S slopes."""
 
     settings: Any  # Settings [1]
     server: Any  # Progress [1]
     requests: Any  # Request [R]
     places: Any  # Place [P]
-    flights: Any  # Flight [4]: round and first tokens of one step, and of another
-    passengers: Any  # Passenger [4 P]
+    pending: Any  # Flight [4]: round and first tokens of one step, and of another
+    pending_requests: Any  # Passenger [4 P]
     batches: Any  # Batch [P + 1]
     slopes: Any  # Slope [S]
     log: Any  # LogEntry
@@ -173,14 +173,14 @@ class State(NamedTuple):
 
 
 TABLES: dict[str, Any] = {
-    "settings": Settings,
-    "server": Progress,
-    "requests": Request,
-    "places": Place,
-    "flights": Flight,
-    "passengers": Passenger,
-    "batches": Batch,
-    "slopes": Slope,
+    "settings": ServerSettings,
+    "server": ServerProgress,
+    "requests": SimulatedRequest,
+    "places": RequestLists,
+    "pending": PendingResults,
+    "pending_requests": PendingRequest,
+    "batches": TabledBatch,
+    "slopes": TabledSlope,
     "log": LogEntry,
 }
 
@@ -216,12 +216,12 @@ class FirstRow:
         self._columns[name][0] = value
 
 
-def with_objects(state: State) -> State:
+def with_objects(state: SimulationState) -> SimulationState:
     """Replace arrays by lists, which the interpreter reads faster."""
     values = {name: value.tolist() for name, value in state._asdict().items() if name != "drawn"}
     for name, kind in TABLES.items():
         values[name] = [kind(*row) for row in values[name]]
-    return State(drawn=state.drawn.tobytes(), **values)
+    return SimulationState(drawn=state.drawn.tobytes(), **values)
 
 
 def column(table: np.ndarray | Sequence[Any], name: str, stop: int | None = None) -> np.ndarray:

@@ -9,10 +9,10 @@ from math import inf
 from typing import Any
 
 from specsim.simulator.places import admit, choose_chunks, count_waiting, drop_prefilling, pages_of, preempt, read
-from specsim.simulator.state import FIRST, MIXED, Batch, Flight, Progress, State
+from specsim.simulator.state import FIRST, MIXED, PendingResults, ServerProgress, SimulationState, TabledBatch
 
 
-def look_up_round(state: State) -> bool:
+def look_up_round(state: SimulationState) -> bool:
     """Compute the seconds of a round without prompts, if the tables hold its batch size."""
     server = state.server[0]
     settings = state.settings[0]
@@ -41,7 +41,7 @@ def look_up_round(state: State) -> bool:
     return True
 
 
-def columns(state: State, window: float, beyond: float, total: int) -> float:
+def columns(state: SimulationState, window: float, beyond: float, total: int) -> float:
     """Count the columns that running requests of `total` columns, and `beyond` more of each, read in a window."""
     size = state.server[0].num_running
     if window == inf:
@@ -52,7 +52,7 @@ def columns(state: State, window: float, beyond: float, total: int) -> float:
     return seen
 
 
-def round_seconds(batch: Batch, draft: float, verify: float, extend: float, filters: float) -> float:
+def round_seconds(batch: TabledBatch, draft: float, verify: float, extend: float, filters: float) -> float:
     """Add the phases of a round, none shorter than its least."""
     verify = max(verify, batch.verify_least) + filters
     return max(draft, batch.draft_least) + verify + max(extend, batch.extend_least)
@@ -68,7 +68,7 @@ BEGIN, PREFILLED, ROUNDED = range(3)  # phases of a step: to be planned, or afte
 PLAIN, DRAWN, ANSWERED = range(3)  # sources of accepted drafts
 
 
-def advance(state: State) -> int:
+def advance(state: SimulationState) -> int:
     """Run steps until PREFILL or ROUND needs an answer, a buffer is FULL, or every request has ended."""
     server = state.server[0]
     while True:
@@ -94,12 +94,12 @@ def advance(state: State) -> int:
             server.phase = BEGIN
 
 
-def has_prefill(state: State) -> bool:
+def has_prefill(state: SimulationState) -> bool:
     """Check whether prompts of this step have a forward of their own."""
     return state.server[0].num_chunks > 0 and state.settings[0].mode != MIXED
 
 
-def has_round(state: State) -> bool:
+def has_round(state: SimulationState) -> bool:
     """Check whether a forward of running requests, or of prompts that may share one, is part of this step."""
     server = state.server[0]
     mode = state.settings[0].mode
@@ -108,11 +108,11 @@ def has_round(state: State) -> bool:
     return server.num_running > 0 and not (mode == FIRST and server.num_chunks > 0)
 
 
-def plan(state: State) -> None:
+def plan(state: SimulationState) -> None:
     """Take in arrivals, preempt or admit requests, and choose chunks of prompts."""
     server = state.server[0]
     settings = state.settings[0]
-    if server.num_running + server.num_prefilling + count_waiting(server) + count_unread(state.flights) == 0:
+    if server.num_running + server.num_prefilling + count_waiting(server) + count_unread(state.pending) == 0:
         there = max(next_sent(state), server.idle) + settings.intake + settings.latency
         server.now = max(server.now, there)
         server.planned = server.now
@@ -134,12 +134,12 @@ def plan(state: State) -> None:
     server.waiting = count_waiting(server)
 
 
-def count_unread(flights: Any) -> int:
+def count_unread(pending: Any) -> int:
     """Count the results that the host has not read."""
-    return flights[0].size + flights[1].size + flights[2].size + flights[3].size
+    return pending[0].size + pending[1].size + pending[2].size + pending[3].size
 
 
-def next_sent(state: State) -> float:
+def next_sent(state: SimulationState) -> float:
     """Compute the time of the next request if none ends before; infinity without one, or without a place for it."""
     server = state.server[0]
     number = server.num_arrived
@@ -149,7 +149,7 @@ def next_sent(state: State) -> float:
     return max(state.requests[number].coming, state.requests[before].ends if before >= 0 else 0.0)
 
 
-def arrive(state: State) -> None:
+def arrive(state: SimulationState) -> None:
     """Take in requests that reached the scheduler until the time of the plan."""
     server = state.server[0]
     settings = state.settings[0]
@@ -163,7 +163,7 @@ def arrive(state: State) -> None:
         server.num_arrived += 1
 
 
-def prefill(state: State) -> None:
+def prefill(state: SimulationState) -> None:
     """Run the prompts' own forward, whose results the host reads before the round where it does not lag."""
     server = state.server[0]
     server.now += server.seconds
@@ -172,7 +172,7 @@ def prefill(state: State) -> None:
         read(state, server.half)
 
 
-def join(state: State) -> None:
+def join(state: SimulationState) -> None:
     """Produce the first token of every complete prompt; its request runs from the next round on."""
     server = state.server[0]
     at = 2 * server.half + 1
@@ -188,20 +188,20 @@ def join(state: State) -> None:
         server.num_running += 1
         request.ahead = request.length
         if request.remaining == request.outputs:
-            state.passengers[at * len(state.places) + size].request = number
+            state.pending_requests[at * len(state.places) + size].request = number
             size += 1
-    send(state.flights[at], size, server)
+    send(state.pending[at], size, server)
 
 
-def send(flight: Flight, size: int, server: Progress) -> None:
+def send(results: PendingResults, size: int, server: ServerProgress) -> None:
     """Note the results of a forward that has just ended on the device."""
-    flight.size = size
-    flight.seconds = server.now
-    flight.step = server.num_steps
-    flight.option = server.option
+    results.size = size
+    results.seconds = server.now
+    results.step = server.num_steps
+    results.option = server.option
 
 
-def run_round(state: State) -> None:
+def run_round(state: SimulationState) -> None:
     """Run the round of the running requests, with chunks of prompts where they share its forward."""
     server = state.server[0]
     server.now += server.seconds
@@ -211,20 +211,20 @@ def run_round(state: State) -> None:
     for index in range(server.num_running):
         number = state.places[index].running
         request = state.requests[number]
-        passenger = state.passengers[first + index]
-        passenger.request = number
+        pending_request = state.pending_requests[first + index]
+        pending_request.request = number
         if draws != ANSWERED:
             at = request.first_round + request.launched
             # Beyond its last round a request has ended, which the host does not know yet.
-            passenger.accepted = int(state.drawn[at]) if draws == DRAWN and at < request.last_round else 0
-        request.ahead += passenger.accepted + 1
+            pending_request.accepted = int(state.drawn[at]) if draws == DRAWN and at < request.last_round else 0
+        request.ahead += pending_request.accepted + 1
         request.launched += 1
-    send(state.flights[2 * server.half], server.num_running, server)
+    send(state.pending[2 * server.half], server.num_running, server)
     if state.settings[0].mode == MIXED and server.num_chunks > 0:
         join(state)
 
 
-def finish(state: State) -> None:
+def finish(state: SimulationState) -> None:
     """Read the results that are due, and note the step."""
     server = state.server[0]
     is_lagging = state.settings[0].is_lagging
@@ -239,7 +239,7 @@ def finish(state: State) -> None:
             write_log(state)
 
 
-def write_log(state: State) -> None:
+def write_log(state: SimulationState) -> None:
     """Keep the numbers of this step."""
     server = state.server[0]
     entry = state.log[server.num_logged]

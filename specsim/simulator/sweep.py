@@ -169,7 +169,7 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class SweepCounts:
     """Numbers of cells of a sweep."""
 
     simulated: int
@@ -178,7 +178,7 @@ class Counts:
 
 def sweep(
     wanted: Sequence[Cell], results: Results, executor: Executor, done: Callable[[], object] = lambda: None
-) -> Counts:
+) -> SweepCounts:
     """Run the cells that the file lacks, equal ones once, and write each when it is done.
 
     done: called for every cell in the file, cells of earlier sweeps first.
@@ -197,7 +197,7 @@ def sweep(
     finally:
         for future in futures:
             future.cancel()
-    return Counts(len(missing), num_kept)
+    return SweepCounts(len(missing), num_kept)
 
 
 def _plain(value: Any) -> Any:

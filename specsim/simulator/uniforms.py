@@ -14,7 +14,7 @@ _UNIT = 2.0**-53
 _LOST_BITS = np.uint64(11)
 
 
-class Stream(IntEnum):
+class UniformStream(IntEnum):
     """Purpose of a uniform. Two streams share no name."""
 
     ROUND = 0
@@ -30,7 +30,7 @@ def mix(words: np.ndarray) -> np.ndarray:
     return words ^ (words >> np.uint64(31))
 
 
-def keys(seed: int, stream: Stream, request_ids: np.ndarray) -> np.ndarray:
+def keys(seed: int, stream: UniformStream, request_ids: np.ndarray) -> np.ndarray:
     """Make names of requests' uniforms of one stream, uint64; keep them where a request draws many."""
     require_int("seed", seed, 0, _WORD)
     start = mix(np.array([(seed + (stream + 1) * _STEP) & _WORD], dtype=np.uint64))

@@ -9,7 +9,7 @@ import numpy as np
 from specsim.core.errors import InputError, require
 from specsim.core.files import parse_json
 from specsim.simulator.bounds import LARGEST_COUNT, count, is_number, number, positive
-from specsim.simulator.uniforms import Stream, keys, named_uniforms
+from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
 
 Length = int | tuple[int, int] | str  # one for all; bounds of a uniform integer; lognormal:MEAN:CV
 LOGNORMAL = "lognormal"
@@ -93,7 +93,7 @@ LATEST = 1e9  # seconds, 32 years: beyond it a double cannot represent single mi
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SimulatedWorkload:
     """Requests by number, in the order of their arrival.
 
     Without arrivals_s it is a closed loop: the next request arrives as soon as fewer than `concurrency` are in flight.
@@ -149,16 +149,18 @@ class Workload:
 
 def closed_loop(
     num_requests: int, concurrency: int, prompt_tokens: Length, output_tokens: Length, seed: int = 0
-) -> Workload:
+) -> SimulatedWorkload:
     """Make `concurrency` clients; each sends its next request when its last one has ended.
 
     Lengths: one for all, or (least, most), the bounds of a uniform integer for each request.
     """
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
-    return Workload(*lengths, concurrency=count("concurrency", concurrency))
+    return SimulatedWorkload(*lengths, concurrency=count("concurrency", concurrency))
 
 
-def poisson(num_requests: int, rate: float, prompt_tokens: Length, output_tokens: Length, seed: int = 0) -> Workload:
+def poisson(
+    num_requests: int, rate: float, prompt_tokens: Length, output_tokens: Length, seed: int = 0
+) -> SimulatedWorkload:
     """Make requests that arrive at random, `rate` a second on average."""
     return open_loop(num_requests, rate, prompt_tokens, output_tokens, seed)
 
@@ -170,7 +172,7 @@ def open_loop(
     output_tokens: Length,
     seed: int = 0,
     arrivals: Arrivals | None = None,
-) -> Workload:
+) -> SimulatedWorkload:
     """Make requests that arrive at `rate` a second on average, by default at random (Poisson)."""
     arrivals = arrivals or Arrivals()
     lengths = _drawn(num_requests, prompt_tokens, output_tokens, seed)
@@ -179,10 +181,10 @@ def open_loop(
     if rate < times[-1] / LATEST:
         least = f"a number of at least {times[-1] / LATEST:.2g}"
         raise InputError("rate", rate, f"{least}, so that {num_requests} requests come within {LATEST:g} seconds")
-    return Workload(*lengths, arrivals_s=arrivals.swung(times / rate))
+    return SimulatedWorkload(*lengths, arrivals_s=arrivals.swung(times / rate))
 
 
-def parse_workload(text: str, path: str) -> Workload:
+def parse_workload(text: str, path: str) -> SimulatedWorkload:
     """Read lines of JSON: per request the fields arrival_s, prompt_tokens and output_tokens."""
     rows = []
     for at, line in enumerate(text.split("\n"), start=1):
@@ -192,7 +194,7 @@ def parse_workload(text: str, path: str) -> Workload:
     rows.sort(key=lambda row: row.arrival_s)
     prompts = np.array([row.prompt_tokens for row in rows])
     outputs = np.array([row.output_tokens for row in rows])
-    return Workload(prompts, outputs, np.array([row.arrival_s for row in rows]))
+    return SimulatedWorkload(prompts, outputs, np.array([row.arrival_s for row in rows]))
 
 
 class _Row(NamedTuple):
@@ -228,7 +230,7 @@ def _drawn(num_requests: int, prompt: Length, output: Length, seed: int) -> tupl
 
 
 def _uniforms(count: int, index: int, seed: int) -> np.ndarray:
-    return named_uniforms(keys(seed, Stream.LENGTH, np.arange(count)), index)
+    return named_uniforms(keys(seed, UniformStream.LENGTH, np.arange(count)), index)
 
 
 def _lengths(name: str, values: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from specsim import SpecConfig
 from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.simulator import CostModel, drafter, hardware, model
-from specsim.simulator.calibration.observation import Acceptance, Observation, Parameters
+from specsim.simulator.calibration.observation import AssumedAcceptance, Observation, Parameters
 from specsim.simulator.efficiency import FrontEnd
 from specsim.simulator.measurement import LATENCIES, Report
 
@@ -192,7 +192,7 @@ class KnownServer:
         label = f"{steps} steps, batch {batch}"
         made = Observation(label, config, batch, ACCEPT_LENGTHS[steps], 512, 256, {quantity: 1.0})
         own = Parameters.of(self.true).cost(self.cost if steps else replace(self.cost, drafter=None), False)
-        figure = made.predict(own, FrontEnd(), Acceptance())[quantity]
+        figure = made.predict(own, FrontEnd(), AssumedAcceptance())[quantity]
         return replace(made, figures={quantity: figure * float(np.exp(noise * rng.standard_normal()))})
 
 

@@ -10,11 +10,11 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance import (
     Callback,
+    DraftedRounds,
     Mixture,
     Option,
     PerPosition,
-    Recorded,
-    Rounds,
+    RecordedAcceptance,
     accept_length,
     iid,
     iid_of_length,
@@ -22,34 +22,34 @@ from specsim.simulator.acceptance import (
     walk,
 )
 from specsim.simulator.rank_by_depth import best_tree, rank_by_depth
-from specsim.simulator.uniforms import Stream, keys, named_uniforms
+from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
 
 ROUNDS = 40_000
 
 
-def rounds(num_requests: int, per_request: int, seed: int = 0) -> Rounds:
+def rounds(num_requests: int, per_request: int, seed: int = 0) -> DraftedRounds:
     """Rounds 0, 1, ... of every request, each at a position of its own."""
     ids = np.repeat(np.arange(num_requests), per_request)
     indices = np.tile(np.arange(per_request), num_requests)
-    return Rounds(ids, indices, 3 * indices, named_uniforms(keys(seed, Stream.ROUND, ids), 3 * indices))
+    return DraftedRounds(ids, indices, 3 * indices, named_uniforms(keys(seed, UniformStream.ROUND, ids), 3 * indices))
 
 
-def measured(distribution, drawn: Rounds) -> np.ndarray:
+def measured(distribution, drawn: DraftedRounds) -> np.ndarray:
     counts = distribution.accepted(drawn)
     return np.array([(counts >= step).mean() for step in range(1, distribution.num_steps + 1)])
 
 
 def test_uniforms_are_uniform_and_named():
-    drawn = named_uniforms(keys(1, Stream.ROUND, np.arange(200))[:, None], np.arange(200))
+    drawn = named_uniforms(keys(1, UniformStream.ROUND, np.arange(200))[:, None], np.arange(200))
     assert drawn.min() >= 0
     assert drawn.max() < 1
     counts, _ = np.histogram(drawn, 100, (0, 1))
     # Chi-square of 99 degrees of freedom: beyond 171 with probability 1e-5, below 51 with 1e-5.
     assert 51 < ((counts - 400) ** 2 / 400).sum() < 171
     assert abs(np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1]) < 5 / 200**0.5
-    assert (drawn[7, 3:5] == named_uniforms(keys(1, Stream.ROUND, np.array([7])), np.array([3, 4]))).all()
-    assert not (drawn == named_uniforms(keys(1, Stream.PHASE, np.arange(200))[:, None], np.arange(200))).any()
-    assert not (drawn == named_uniforms(keys(2, Stream.ROUND, np.arange(200))[:, None], np.arange(200))).any()
+    assert (drawn[7, 3:5] == named_uniforms(keys(1, UniformStream.ROUND, np.array([7])), np.array([3, 4]))).all()
+    assert not (drawn == named_uniforms(keys(1, UniformStream.PHASE, np.arange(200))[:, None], np.arange(200))).any()
+    assert not (drawn == named_uniforms(keys(2, UniformStream.ROUND, np.arange(200))[:, None], np.arange(200))).any()
 
 
 def test_iid_has_the_textbook_mean():
@@ -97,8 +97,8 @@ def test_mixture_keeps_a_request_in_its_kind_and_weighs_rounds():
 
 
 def test_recorded_rounds_are_played_back():
-    distribution = Recorded((np.array([0, 2, 1]), np.array([3])), 3)
-    drawn = Rounds(np.array([0, 0, 1, 2, 3]), np.array([1, 4, 9, 2, 0]), np.zeros(5, int), np.zeros(5))
+    distribution = RecordedAcceptance((np.array([0, 2, 1]), np.array([3])), 3)
+    drawn = DraftedRounds(np.array([0, 0, 1, 2, 3]), np.array([1, 4, 9, 2, 0]), np.zeros(5, int), np.zeros(5))
     assert distribution.accepted(drawn).tolist() == [2, 2, 3, 1, 3]
     assert distribution.rates() == pytest.approx([3 / 4, 2 / 4, 1 / 4])
 
@@ -107,9 +107,9 @@ def test_recorded_positions_are_walked():
     by_position = np.array([2, 9, 9, 0, 1, 9, 0])
     assert walk(by_position).tolist() == [2, 0, 1, 0]
     assert walk(by_position, 1).tolist() == [1, 1, 1, 0]
-    distribution = Recorded((by_position,), 9, by="position")
+    distribution = RecordedAcceptance((by_position,), 9, by="position")
     assert accept_length(distribution) == pytest.approx(1 + 3 / 4)
-    drawn = Rounds(np.zeros(3, int), np.zeros(3, int), np.array([0, 3, 11]), np.zeros(3))
+    drawn = DraftedRounds(np.zeros(3, int), np.zeros(3, int), np.array([0, 3, 11]), np.zeros(3))
     assert distribution.accepted(drawn).tolist() == [2, 0, 1]
 
 
@@ -117,7 +117,10 @@ def test_a_shorter_chain_has_the_rates_of_its_own_rounds():
     assert PerPosition((0.8, 0.5, 0.3)).rates(2).tolist() == [0.8, 0.5]
     # Of equally many tokens the first kind makes 2 rounds where the second makes 1.
     assert Mixture((iid(0.0, 3), iid(1.0, 3)), (1.0, 1.0)).rates(1) == pytest.approx([1 / 3])
-    by_round, by_position = Recorded((np.array([0, 2, 1]),), 2), Recorded((np.array([2, 2, 2, 0]),), 2, by="position")
+    by_round, by_position = (
+        RecordedAcceptance((np.array([0, 2, 1]),), 2),
+        RecordedAcceptance((np.array([2, 2, 2, 0]),), 2, by="position"),
+    )
     assert by_round.rates(1) == pytest.approx([2 / 3])
     assert by_position.rates(1) == pytest.approx([1])  # from positions 0 and 2, where two drafts lead to 3
     for distribution in (by_round, by_position):
@@ -182,8 +185,8 @@ def test_few_lanes_cost_acceptance_and_more_nodes_never_do():
         (lambda: iid(0.5, -1), "num_steps", -1),
         (lambda: iid_of_length(4.5, 3), "accept_length", 4.5),
         (lambda: Mixture((iid(0.5, 2),), (-1,)), "weights", -1),
-        (lambda: Recorded((np.array([0, 4]),), 3), "counts", 4),
-        (lambda: Recorded((np.array([], int),), 3), "counts", "1 requests"),
+        (lambda: RecordedAcceptance((np.array([0, 4]),), 3), "counts", 4),
+        (lambda: RecordedAcceptance((np.array([], int),), 3), "counts", "1 requests"),
         (lambda: rank_by_depth(((0.7, 0.6),), SpecConfig(2, 1, 2)), "shares", (0.7, 0.6)),
         (lambda: rank_by_depth(((0.7,),), SpecConfig(2, 1, 2)), "shares", ((0.7,),)),
     ],

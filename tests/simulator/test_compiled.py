@@ -17,14 +17,14 @@ from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.core.policies.policy import Always
 from specsim.simulator import CostModel, compiled, drafter, hardware, model, places, steps
-from specsim.simulator.acceptance import Callback, Mixture, Option, Recorded, iid, steady
+from specsim.simulator.acceptance import Callback, Mixture, Option, RecordedAcceptance, iid, steady
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.initial_state import PREFILLS, Simulation, initial_state, round_pages
 from specsim.simulator.plan import policies
-from specsim.simulator.results import Run
+from specsim.simulator.results import SimulatedRun
 from specsim.simulator.server import Server
 from specsim.simulator.state import with_objects
-from specsim.simulator.workload import Workload, closed_loop, poisson
+from specsim.simulator.workload import SimulatedWorkload, closed_loop, poisson
 
 HOST = Efficiency(host=3e-4, host_request=2e-6, host_drafts=1e-4, filters=1e-5)
 FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -36,14 +36,14 @@ def switched(value: str):
         yield
 
 
-def served(simulation: Simulation, is_compiled: bool) -> Run:
+def served(simulation: Simulation, is_compiled: bool) -> SimulatedRun:
     loop = compiled.compiled_steps() if is_compiled else steps
     assert loop is not None
     return Server(simulation, loop).serve()
 
 
-def assert_equal(run: Run, other: Run) -> None:
-    for field in fields(Run):
+def assert_equal(run: SimulatedRun, other: SimulatedRun) -> None:
+    for field in fields(SimulatedRun):
         mine, its = getattr(run, field.name), getattr(other, field.name)
         if field.name == "gaps":
             assert (mine._counts == its._counts).all()
@@ -104,8 +104,8 @@ def options(draw, release: str) -> Option:
                 iid(0.5, num_steps + 1),
                 steady(1 + num_steps / 2, num_steps),
                 Mixture((iid(0.9, num_steps), iid(0.2, num_steps)), (1.0, 2.0)),
-                Recorded(recorded, num_steps),
-                Recorded(recorded, num_steps, "position"),
+                RecordedAcceptance(recorded, num_steps),
+                RecordedAcceptance(recorded, num_steps, "position"),
                 Callback(lambda rounds: (rounds.request_ids + rounds.positions) % (num_steps + 1), num_steps),
             ]
         )
@@ -114,7 +114,7 @@ def options(draw, release: str) -> Option:
 
 
 @st.composite
-def workloads(draw) -> Workload:
+def workloads(draw) -> SimulatedWorkload:
     count = draw(st.integers(1, 40))
     lengths = draw(st.sampled_from([((1, 40), (1, 30)), ((30, 300), (1, 3)), (20, (1, 60))]))
     seed = draw(st.integers(0, 9))

@@ -8,7 +8,7 @@ from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.core.policies.goodput import Goodput
 from specsim.simulator import CostModel, drafter, hardware, model
-from specsim.simulator.acceptance import Callback, Option, PerPosition, Recorded, iid
+from specsim.simulator.acceptance import Callback, Option, PerPosition, RecordedAcceptance, iid
 from specsim.simulator.plan import compare_policies
 from specsim.simulator.server import simulate
 from specsim.simulator.workload import closed_loop
@@ -58,7 +58,7 @@ def test_goodput_knows_when_drafts_do_not_pay():
 def test_choosing_pays_where_acceptance_changes():
     """On texts with a predictable beginning, goodput is better than every constant setting."""
     counts = np.concatenate([np.full(240, 5), np.zeros(240, int)])
-    options = [chain(steps, Recorded((counts,), 5, by="position")) for steps in (0, 1, 3, 5)]
+    options = [chain(steps, RecordedAcceptance((counts,), 5, by="position")) for steps in (0, 1, 3, 5)]
     serving = ServingConfig("overlap", 4, 10**5)
     runs = compare_policies(COST, options, closed_loop(4, 4, 50, 480), serving, limit=4)
     static = [runs.pop(name).duration for name in ("no drafts", "1 draft", "3 drafts", "5 drafts")]

@@ -11,7 +11,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.policies.named import named_policy
 from specsim.correctness.differential.pairs import make_pair
 from specsim.serving.generation import load_adaptive_engine
-from specsim.simulator.workload import Workload, closed_loop
+from specsim.simulator.workload import SimulatedWorkload, closed_loop
 
 SECONDS = {"0": [1.0, 1.2, 3.0], "1": [1.1, 1.5, 4.5], "3": [1.2, 2.4, 9.0]}
 RULE = {"update_interval": 2, "warmup_batches": 3, "ema_alpha": 0.4}
@@ -45,7 +45,7 @@ def test_decisions_on_a_recorded_run_are_equal(name, topk, serving):
     policy = named_policy(given, SpecConfig(topk, 3, page_size=4, max_len=64))
     engine = load_adaptive_engine(make_pair("eagle-noisy"), policy.settings, EngineOptions(dtype=torch.float64))
     lengths = closed_loop(20, 1, (3, 30), (1, 20))
-    work = Workload(lengths.prompt_tokens, lengths.output_tokens, np.arange(20) * 2.5)
+    work = SimulatedWorkload(lengths.prompt_tokens, lengths.output_tokens, np.arange(20) * 2.5)
     served = serve(engine, work, SERVING[serving], policy.make())
     run = simulated(engine, work, SERVING[serving], served, policy.make())
     assert difference(served, run) == ""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.simulator.calibration.observation import PRIORS, Acceptance, candidates
+from specsim.simulator.calibration.observation import PRIORS, AssumedAcceptance, candidates
 from specsim.simulator.calibration.posterior import DETERMINED, fit, half_widths, measured, predict
 
 
@@ -53,7 +53,7 @@ def test_unknown_accept_lengths_are_fitted_too(calibrated_cost, grid):
     unknown = []
     for cell in grid:
         steps = cell.config.num_steps
-        ratio = Acceptance(rate, decay).length(steps) / cell.accept_length
+        ratio = AssumedAcceptance(rate, decay).length(steps) / cell.accept_length
         figures = {name: value * ratio for name, value in cell.figures.items()}
         unknown.append(replace(cell, accept_length=None if steps else 1.0, figures=figures))
     found = fit({"": calibrated_cost}, unknown)

@@ -6,7 +6,7 @@ import pytest
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance import walk
-from specsim.simulator.replay import Candidates
+from specsim.simulator.replay import RecordedCandidates
 
 # One position, topk 2, two steps: root children 5 (0.6) and 7 (0.3); 5's children 1 (0.5), 2 (0.1); 7's 3, 4.
 SCORES = np.array([[0.6, 0.3, 0.5, 0.1, 0.29, 0.01]], dtype=np.float32)
@@ -14,8 +14,8 @@ TOKENS = np.array([[5, 7, 1, 2, 3, 4]])
 PARENTS = np.array([[-1, 0, 1]])
 
 
-def recorded(following: tuple[int, int]) -> Candidates:
-    return Candidates(TOKENS, SCORES, PARENTS, (np.array([9, *following]),), 2, 2)
+def recorded(following: tuple[int, int]) -> RecordedCandidates:
+    return RecordedCandidates(TOKENS, SCORES, PARENTS, (np.array([9, *following]),), 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_lane_that_was_not_recorded_ends_there():
     tokens = np.array([[5, 7, 1, 2, 3, 4, 6, 8, 10, 11]])
     parents = np.array([[-1, 0, 1, 3, 4]])
     for following, accepted in (((5, 1, 6), 2), ((5, 2, 6), 3), ((7, 3, 10), 1)):
-        trace = Candidates(tokens, scores, parents, (np.array([9, *following]),), 2, 3)
+        trace = RecordedCandidates(tokens, scores, parents, (np.array([9, *following]),), 2, 3)
         assert trace.accepted(SpecConfig(2, 3, 6)).tolist() == [accepted]
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("topk", 3)):
         trace.accepted(SpecConfig(3, 2, 4))
@@ -53,11 +53,11 @@ def test_a_lane_that_was_not_recorded_ends_there():
 
 def test_rows_must_fit():
     with pytest.raises(InputError, check=lambda error: error.name == "tokens"):
-        Candidates(TOKENS, SCORES, PARENTS, (np.array([9, 1]),), 2, 2)
+        RecordedCandidates(TOKENS, SCORES, PARENTS, (np.array([9, 1]),), 2, 2)
 
 
 def test_acceptance_is_split_by_request():
-    two = Candidates(
+    two = RecordedCandidates(
         np.repeat(TOKENS, 3, 0),
         np.repeat(SCORES, 3, 0),
         np.repeat(PARENTS, 3, 0),

@@ -9,7 +9,7 @@ from specsim import SpecConfig
 from specsim.simulator import CostModel, drafter, hardware, model
 from specsim.simulator.acceptance import Option, iid
 from specsim.simulator.server import simulate
-from specsim.simulator.workload import Workload
+from specsim.simulator.workload import SimulatedWorkload
 
 LLAMA = model("llama-3-8b")
 COST = CostModel(hardware("H100-SXM"), LLAMA, drafter("eagle3", LLAMA, 32000))
@@ -32,7 +32,7 @@ class PerRequest:
 
 def test_itl_counts_every_delivery_of_outputs_of_several_lengths():
     """Both get a first token after 1 s. A round of two takes 3 s, and four more rounds take 2 s each."""
-    run = simulate(PerRequest(), Option.plain(), Workload(np.array([5, 5]), np.array([2, 6]), concurrency=2))
+    run = simulate(PerRequest(), Option.plain(), SimulatedWorkload(np.array([5, 5]), np.array([2, 6]), concurrency=2))
     assert (run.lasts - run.arrivals).tolist() == [4.0, 12.0]
     metrics = run.metrics()
     assert metrics["Mean ITL (ms)"] == pytest.approx(1e3 * (3 + 3 + 4 * 2) / 6)
@@ -44,7 +44,7 @@ def test_itl_counts_every_delivery_of_outputs_of_several_lengths():
 def test_itl_counts_deliveries_not_tokens():
     """A round that accepts all of its 3 drafts delivers 4 tokens at once."""
     option = Option(SpecConfig(1, 3, 4), iid(1.0, 3))
-    run = simulate(PerRequest(), option, Workload(np.array([5, 5]), np.array([5, 9]), concurrency=2))
+    run = simulate(PerRequest(), option, SimulatedWorkload(np.array([5, 5]), np.array([5, 9]), concurrency=2))
     assert run.metrics()["Mean ITL (ms)"] == pytest.approx(1e3 * (3 + 3 + 2) / 3)
     assert run.accept_length == 4
 
@@ -54,7 +54,9 @@ def test_itl_counts_deliveries_not_tokens():
 @pytest.mark.parametrize("concurrency", [None, 2])
 def test_a_timeline_that_begins_later_has_the_same_figures(prefill, schedule, concurrency):
     cost = replace(COST, schedule=schedule)
-    work = Workload(np.full(6, 300), np.arange(20, 80, 10), np.array([0.0, 0.0, 0.01, 0.02, 0.3, 2.0]), concurrency)
+    work = SimulatedWorkload(
+        np.full(6, 300), np.arange(20, 80, 10), np.array([0.0, 0.0, 0.01, 0.02, 0.3, 2.0]), concurrency
+    )
     later = replace(work, arrivals_s=work.arrivals_s + 64.0, intake=1e-3, latency=1e-3)
     now, then = (
         simulate(cost, CHAIN, each, prefill=prefill, log=True)

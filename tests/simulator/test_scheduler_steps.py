@@ -17,7 +17,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.correctness.differential.pairs import make_pair
 from specsim.serving.generation import load_engine
 from specsim.simulator.initial_state import round_pages
-from specsim.simulator.workload import Workload
+from specsim.simulator.workload import SimulatedWorkload
 
 TREE = SpecConfig(2, 3, 6, page_size=4, max_len=64)
 CHAIN = SpecConfig(1, 2, 3, page_size=1, max_len=64)
@@ -30,7 +30,7 @@ def engine(config: SpecConfig) -> Engine:
 
 
 @st.composite
-def cases(draw) -> tuple[SpecConfig, Workload, ServingConfig]:
+def cases(draw) -> tuple[SpecConfig, SimulatedWorkload, ServingConfig]:
     config = draw(st.sampled_from([TREE, CHAIN, RELEASED]))
     count = draw(st.integers(1, 7))
     several = lambda least, most: np.array(draw(st.lists(st.integers(least, most), min_size=count, max_size=count)))  # noqa: E731
@@ -46,7 +46,7 @@ def cases(draw) -> tuple[SpecConfig, Workload, ServingConfig]:
         draw(st.sampled_from([None, 5, 11, 40])),
         preemption=draw(st.sampled_from(["latest", "shortest", "longest"])),
     )
-    return config, Workload(prompts, outputs, arrivals), serving
+    return config, SimulatedWorkload(prompts, outputs, arrivals), serving
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -72,7 +72,7 @@ LENGTHS = [(0, 9, 12), (0, 21, 9), (0, 4, 20), (2, 13, 7), (3, 6, 15), (3, 30, 8
 )
 def test_preemptions_are_the_schedulers(config, serving):
     arrivals, prompts, outputs = (np.array(column) for column in zip(*LENGTHS, strict=True))
-    work = Workload(prompts, outputs, arrivals * 1.5)
+    work = SimulatedWorkload(prompts, outputs, arrivals * 1.5)
     served = serve(engine(config), work, serving)
     run = simulated(engine(config), work, serving, served)
     assert difference(served, run) == ""
@@ -89,7 +89,7 @@ def test_preemptions_are_the_schedulers(config, serving):
     ],
 )
 def test_a_difference_is_named(name, change):
-    work = Workload(np.array([9, 4]), np.array([6, 5]), np.zeros(2))
+    work = SimulatedWorkload(np.array([9, 4]), np.array([6, 5]), np.zeros(2))
     serving = ServingConfig("sync", 4, 1000)
     served = serve(engine(CHAIN), work, serving)
     run = simulated(engine(CHAIN), work, serving, served)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from specsim.simulator import model
-from specsim.simulator.calibration.structure import STRUCTURES, Structure, calibrate, left_out, merged
+from specsim.simulator.calibration.structure import STRUCTURES, ServerStructure, calibrate, left_out, merged
 
 
 @pytest.mark.parametrize(
     ("true", "values"),
     [
-        (Structure(), {}),
-        (Structure("sync", plain_schedule="overlap"), {"host": 4e-3}),
-        (Structure("sync", "target"), {"launch": 1.5e-4}),
+        (ServerStructure(), {}),
+        (ServerStructure("sync", plain_schedule="overlap"), {"host": 4e-3}),
+        (ServerStructure("sync", "target"), {"launch": 1.5e-4}),
     ],
 )
 def test_the_structure_that_made_the_cells_is_found(calibrated_cost, known_server, true, values):

@@ -15,7 +15,7 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
-from specsim.simulator.sweep import COLUMNS, FIELDS, Counts, Results, cells, key, run_cell, sweep
+from specsim.simulator.sweep import COLUMNS, FIELDS, Results, SweepCounts, cells, key, run_cell, sweep
 
 
 def rows_of(path) -> dict[str, tuple]:
@@ -56,7 +56,7 @@ def test_killed_and_resumed(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         counts = sweep(cells(base, {"requests": [60, 61, 62, 63, 64]}), results, executor)
     results.close()
-    assert counts == Counts(simulated=2, kept=3)
+    assert counts == SweepCounts(simulated=2, kept=3)
     after = rows_of(path)
     assert len(after) == 5
     assert {name: after[name] for name in before} == before

@@ -15,7 +15,7 @@ from specsim.simulator.acceptance import Mixture, Option, PerPosition, iid, stea
 from specsim.simulator.initial_state import round_columns
 from specsim.simulator.results import Quantiles
 from specsim.simulator.server import simulate
-from specsim.simulator.workload import Workload, closed_loop, poisson
+from specsim.simulator.workload import SimulatedWorkload, closed_loop, poisson
 
 LLAMA = model("llama-3-8b")
 COST = CostModel(hardware("H100-SXM"), LLAMA, drafter("eagle3", LLAMA, 32000), schedule="sync")
@@ -50,9 +50,11 @@ def test_columns_are_the_servers(config):
     assert round_columns(lengths, config).tolist() == [columns_of_one(int(length), config) for length in lengths]
 
 
-def arriving(seconds, prompt: int, output: int) -> Workload:
+def arriving(seconds, prompt: int, output: int) -> SimulatedWorkload:
     """Requests of equal lengths that arrive at these seconds."""
-    return Workload(np.full(len(seconds), prompt), np.full(len(seconds), output), np.array(seconds, dtype=float))
+    return SimulatedWorkload(
+        np.full(len(seconds), prompt), np.full(len(seconds), output), np.array(seconds, dtype=float)
+    )
 
 
 def everything(prefill: str, schedule: str, seed: int = 0):
@@ -204,7 +206,7 @@ def test_equal_seeds_give_equal_tables(prefill):
 
 def test_a_client_sends_no_more_than_it_may():
     load = poisson(300, 500.0, 20, 40)
-    limited = Workload(load.prompt_tokens, load.output_tokens, load.arrivals_s, concurrency=5)
+    limited = SimulatedWorkload(load.prompt_tokens, load.output_tokens, load.arrivals_s, concurrency=5)
     run = simulate(COST, OPTION, limited)
     ends = np.sort(run.lasts)
     under_way = np.arange(1, 301) - np.searchsorted(ends, np.sort(run.arrivals), side="right")
@@ -304,7 +306,7 @@ def test_an_option_needs_acceptance_of_all_its_steps():
 def test_cached_columns_are_not_prefilled(prefill):
     """A second per prompt token: TTFT is what the cache lacks. A preempted request computes all of its columns."""
     prompts, outputs, cached = np.array([40, 40, 40]), np.array([3, 3, 3]), np.array([0, 32, 39])
-    work = Workload(prompts, outputs, np.array([0.0, 1000.0, 2000.0]), cached_tokens=cached)
+    work = SimulatedWorkload(prompts, outputs, np.array([0.0, 1000.0, 2000.0]), cached_tokens=cached)
     serving = ServingConfig("sync", 4, 10_000)
     run = simulate(Linear(base=0.0, token=1.0), Option.plain(), work, serving, prefill=prefill, log=True)
     assert run.ttft.tolist() == [40.0, 8.0, 1.0]
@@ -312,7 +314,7 @@ def test_cached_columns_are_not_prefilled(prefill):
 
 
 def test_a_preempted_request_computes_its_cached_columns_again():
-    work = Workload(np.array([10, 10]), np.array([30, 30]), np.zeros(2), cached_tokens=np.array([0, 8]))
+    work = SimulatedWorkload(np.array([10, 10]), np.array([30, 30]), np.zeros(2), cached_tokens=np.array([0, 8]))
     slots = 2 * (10 + 30)
     full = simulate(Linear(), Option.plain(1), work, ServingConfig("sync", 2, slots), prefill="beside", log=True)
     assert (full.preemptions.sum(), sum(step.prompt_tokens for step in full.log)) == (0, 12)
@@ -325,4 +327,4 @@ def test_a_preempted_request_computes_its_cached_columns_again():
 @pytest.mark.parametrize("cached", [[1], [-1, 0], [10, 0], [0.5, 0.5]])
 def test_cached_columns_leave_a_token_to_prefill(cached):
     with pytest.raises(InputError, check=lambda error: error.name == "cached_tokens"):
-        Workload(np.array([10, 10]), np.array([5, 5]), np.zeros(2), cached_tokens=np.array(cached))
+        SimulatedWorkload(np.array([10, 10]), np.array([5, 5]), np.zeros(2), cached_tokens=np.array(cached))

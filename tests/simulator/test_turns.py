@@ -13,9 +13,9 @@ from specsim.correctness.differential.pairs import make_pair
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.scheduler import Scheduler
-from specsim.simulator.acceptance import Option, Recorded
+from specsim.simulator.acceptance import Option, RecordedAcceptance
 from specsim.simulator.server import simulate
-from specsim.simulator.workload import Workload
+from specsim.simulator.workload import SimulatedWorkload
 
 TREE = SpecConfig(2, 3, 6, page_size=4, max_len=64)
 
@@ -57,10 +57,10 @@ def test_steps_of_turns_are_those_of_the_prefix_cache(schedule, config):
     assert (reused > 0).tolist() == [False, False, True, False, True]
     late = schedule == "overlap"
     option = Option(
-        config, Recorded(tuple(np.array(each.accepted) - 1 for each in requests.values()), config.num_steps)
+        config, RecordedAcceptance(tuple(np.array(each.accepted) - 1 for each in requests.values()), config.num_steps)
     )
     lengths = np.array([len(prompt) for prompt in prompts])
-    work = Workload(lengths, outputs, np.maximum(arrivals - late, 0.0), cached_tokens=reused)
+    work = SimulatedWorkload(lengths, outputs, np.maximum(arrivals - late, 0.0), cached_tokens=reused)
     run = simulate(Ticks(), option, work, replace(serving, prefix_cache=False), prefill="beside", log=True)
     for number, request in requests.items():
         first, last = request.emissions[0][0] - late, request.emissions[-1][0] - late

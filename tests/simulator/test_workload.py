@@ -8,7 +8,7 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.simulator.measurement import METRICS, read_results
-from specsim.simulator.workload import Workload, closed_loop, parse_workload, poisson
+from specsim.simulator.workload import SimulatedWorkload, closed_loop, parse_workload, poisson
 
 LATENCY = {f"{how}_{what}_ms": 1.5 for how in ("mean", "median", "p99") for what in ("ttft", "tpot", "itl")}
 COUNTS = {"duration": 2.0, "completed": 4, "total_input_tokens": 40, "total_output_tokens": 512}
@@ -77,11 +77,11 @@ def test_a_bad_file_of_requests_is_refused(tmp_path, line, field):
         (lambda: poisson(4, 0, 1, 1), "rate", 0),
         (lambda: poisson(4, float("inf"), 1, 1), "rate", float("inf")),
         (lambda: poisson(4, 10**400, 1, 1), "rate", 10**400),
-        (lambda: Workload(np.array([1]), np.array([1])), "concurrency", None),
-        (lambda: Workload(np.array([1, 1]), np.array([1, 1]), np.array([1.0, 0.5])), "arrivals_s", [1, 0.5]),
-        (lambda: Workload(np.array([1]), np.array([1]), np.array([-1.0])), "arrivals_s", [-1]),
-        (lambda: Workload(np.array([1]), np.array([1]), np.array([1e300])), "arrivals_s", [1e300]),
-        (lambda: Workload(np.array([1.5]), np.array([1]), np.array([0.0])), "prompt_tokens", [1.5]),
+        (lambda: SimulatedWorkload(np.array([1]), np.array([1])), "concurrency", None),
+        (lambda: SimulatedWorkload(np.array([1, 1]), np.array([1, 1]), np.array([1.0, 0.5])), "arrivals_s", [1, 0.5]),
+        (lambda: SimulatedWorkload(np.array([1]), np.array([1]), np.array([-1.0])), "arrivals_s", [-1]),
+        (lambda: SimulatedWorkload(np.array([1]), np.array([1]), np.array([1e300])), "arrivals_s", [1e300]),
+        (lambda: SimulatedWorkload(np.array([1.5]), np.array([1]), np.array([0.0])), "prompt_tokens", [1.5]),
         (lambda: replace(closed_loop(5, 5, 10, 1), intake=-1), "intake", -1),
         (lambda: replace(closed_loop(5, 5, 10, 1), intake=float("inf")), "intake", float("inf")),
         (lambda: replace(closed_loop(5, 5, 10, 1), latency=10**400), "latency", 10**400),

@@ -181,7 +181,7 @@ _PLAIN = 1.0 + 1e-9  # accept lengths up to it are those of decoding without dra
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class BenchmarkSource:
     """A file that was read."""
 
     path: str  # name of the file
@@ -190,7 +190,7 @@ class Source:
     cells: int  # cells read from it
 
 
-def read(path: Path, context: Context) -> tuple[Source, list[Observation]]:
+def read(path: Path, context: Context) -> tuple[BenchmarkSource, list[Observation]]:
     """Read the measured cells of a file; InputError for what it lacks and the context does not give."""
     text = read_text(path, "file", _ALLOWED)
     location = str(path)
@@ -207,7 +207,7 @@ def read(path: Path, context: Context) -> tuple[Source, list[Observation]]:
             reports = read_results(path)
             cells = [_served(*pair, location, context) for pair in zip(reports, values, strict=True)]
     digest = sha256(path.read_bytes()).hexdigest()
-    return Source(path.name, tool, digest, len(cells)), cells
+    return BenchmarkSource(path.name, tool, digest, len(cells)), cells
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from specsim.simulator.calibration.observation import Acceptance, Costs, Observation
+from specsim.simulator.calibration.observation import AssumedAcceptance, Costs, Observation
 from specsim.simulator.calibration.posterior import half_width, half_widths, measured, on_another_gpu, predict
-from specsim.simulator.calibration.published import Measured, shared_priors, tables_of_shares, together
+from specsim.simulator.calibration.published import PublishedTable, shared_priors, tables_of_shares, together
 from specsim.simulator.calibration.structure import Calibrated, calibrate, doubts
 from specsim.simulator.cost import CostModel
 
@@ -140,12 +140,12 @@ class HeldOut:
         return bool(self.errors.mean() <= MEAN_ERROR and self.errors.max() <= MOST_ERROR)
 
 
-def calibrate_six(table: Measured) -> Calibrated:
+def calibrate_six(table: PublishedTable) -> Calibrated:
     """Calibrate on the cells that the rule selects."""
     return calibrate(table.costs, [table.cells[at] for at in table.seen], table.structures)
 
 
-def six_cells(table: Measured, calibrated: Calibrated | None = None) -> HeldOut:
+def six_cells(table: PublishedTable, calibrated: Calibrated | None = None) -> HeldOut:
     """Calibrate on the cells that the rule selects, and predict the others.
 
     calibrated: calibrate_six, where it is known.
@@ -156,7 +156,7 @@ def six_cells(table: Measured, calibrated: Calibrated | None = None) -> HeldOut:
 
 
 def _held_out(
-    table: Measured, calibrated: Calibrated, seen: Sequence[Observation], rest: Sequence[Observation]
+    table: PublishedTable, calibrated: Calibrated, seen: Sequence[Observation], rest: Sequence[Observation]
 ) -> HeldOut:
     counted = speeds(rest)
     formula = closed_formula({**table.costs, **calibrated.costs}, calibrated.posterior.values, speeds(seen), counted)
@@ -206,7 +206,7 @@ def closed_formula(
     def raw(cell: Observation, name: str) -> float:
         steps = cell.config.num_steps
         ratio = cost_ratio(costs[cell.source]) if steps else 0.0
-        acceptance = Acceptance(values.get("accept_rate", 0.7), values.get("accept_decay", 1.0))
+        acceptance = AssumedAcceptance(values.get("accept_rate", 0.7), values.get("accept_decay", 1.0))
         round_ = 1 + steps * ratio
         gain = (cell.accept_length or acceptance.length(steps)) / round_
         speed = {"tpot_s": 1 / gain, "round_s": round_, "speedup": gain}
@@ -220,7 +220,7 @@ def closed_formula(
     return np.array([scales[name] * raw(cell, name) for cell in rest for name in cell.figures])
 
 
-def _transferred(calibrated: Calibrated, table: Measured) -> Calibrated:
+def _transferred(calibrated: Calibrated, table: PublishedTable) -> Calibrated:
     """Move a calibration to the servers of another table, and to their GPU."""
     gpus = {cost.hardware.name for cost in calibrated.costs.values()}
     posterior = calibrated.posterior.with_priors()
@@ -241,7 +241,7 @@ class LeftOut:
     result: HeldOut
 
 
-def leave_one_table_out(tables: Sequence[Measured]) -> list[LeftOut]:
+def leave_one_table_out(tables: Sequence[PublishedTable]) -> list[LeftOut]:
     """Predict every table from the others of its engine; engines with a single table are left out."""
     results = []
     priors = {}  # by the tables that they come from, as the tables of an engine share them

@@ -21,7 +21,7 @@ MOST_ROUNDS = 4096  # outputs beyond are taken as long ones, whose last round do
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class AssumedAcceptance:
     """Acceptance of chains whose accept lengths were not measured."""
 
     rate: float = 0.7  # of the first draft
@@ -78,7 +78,7 @@ class Observation:
         """Whether the figures follow from a round alone, without prompts."""
         return not {"tokens_per_s", "tpot_s", "ttft_s", "itl_s"}.intersection(self.figures)
 
-    def predict(self, cost: CostModel, front: FrontEnd, acceptance: "Acceptance") -> dict[str, float]:
+    def predict(self, cost: CostModel, front: FrontEnd, acceptance: "AssumedAcceptance") -> dict[str, float]:
         """Compute the same figures of a server that always holds `batch` requests of equal lengths."""
         length = self.accept_length or acceptance.length(self.config.num_steps)
         rounds = self.rounds or (self.output_tokens - 1) / length
@@ -171,7 +171,7 @@ class Parameters:
 
     efficiency: Efficiency
     front: FrontEnd
-    acceptance: Acceptance
+    acceptance: AssumedAcceptance
     skew: float | None  # None: the model's
 
     @classmethod
@@ -183,7 +183,7 @@ class Parameters:
         rate = values.get("accept_rate", PRIORS["accept_rate"].value)
         decay = values.get("accept_decay", PRIORS["accept_decay"].value)
         skew = values.get("skew")
-        acceptance = Acceptance(float(rate), float(decay))
+        acceptance = AssumedAcceptance(float(rate), float(decay))
         return cls(Efficiency(**efficiencies), front, acceptance, None if skew is None else float(skew))
 
     def cost(self, cost: CostModel, filters: bool) -> CostModel:

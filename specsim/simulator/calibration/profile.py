@@ -15,7 +15,7 @@ from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
 from specsim.simulator.bounds import is_number, number, probability
 from specsim.simulator.calibration.observation import PRIORS, Observation
 from specsim.simulator.calibration.posterior import CONFIDENCE, SIDE, STEP, Posterior, on_another_gpu
-from specsim.simulator.calibration.structure import Structure
+from specsim.simulator.calibration.structure import ServerStructure
 from specsim.simulator.continuation import rates_of_lengths
 from specsim.simulator.efficiency import FittedServer, FrontEnd
 from specsim.simulator.model import Model
@@ -126,7 +126,7 @@ class Profile:
 
     name: str
     posterior: Posterior
-    structure: Structure
+    structure: ServerStructure
     provenance: Mapping[str, Any]  # tool, version, date, files with their hashes, model, hardware, cells
     acceptance: ChainAcceptance | None = None  # of the cells' chains
 
@@ -197,7 +197,7 @@ class Profile:
             covariance = np.array(value["covariance"], dtype=float)
             sound = all(is_number(figure) and figure > 0 for figure in (*figures, value["discrepancy"]))
             sound = sound and covariance.shape == (len(names), len(names)) and bool(np.isfinite(covariance).all())
-            structure = Structure(value["schedule"], value["graphs"], value["plain_schedule"])
+            structure = ServerStructure(value["schedule"], value["graphs"], value["plain_schedule"])
             require(sound, "profile", location, "a profile of positive figures, with a covariance of as many rows")
             posterior = Posterior(names, np.log(figures), covariance, float(value["discrepancy"]))
             acceptance = ChainAcceptance.of(value.get("acceptance"))

@@ -10,7 +10,7 @@ import numpy as np
 from specsim.core.config import SpecConfig
 from specsim.simulator.calibration.observation import PRIORS, Observation, Prior
 from specsim.simulator.calibration.posterior import SHARES, Posterior
-from specsim.simulator.calibration.structure import STRUCTURES, Calibrated, Structure, calibrate
+from specsim.simulator.calibration.structure import STRUCTURES, Calibrated, ServerStructure, calibrate
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import Drafter, drafter
 from specsim.simulator.hardware import hardware
@@ -22,14 +22,14 @@ CELLS = 6  # that a calibration sees
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class PublishedTable:
     """A published table, or the part of one that a single server gave."""
 
     name: str
     engine: str  # name of the profile that includes it
     costs: Mapping[str, CostModel]
     cells: Sequence[Observation]
-    structures: Sequence[Structure] = STRUCTURES  # that the server may have
+    structures: Sequence[ServerStructure] = STRUCTURES  # that the server may have
     shares_of: str = ""  # engine whose tables, on the same GPU, give the shares of its peaks (calibration.shares)
     note: str = ""  # what the table does not say, and is assumed
     others: int = 0  # cells of the same table that other servers gave
@@ -66,7 +66,7 @@ def chain(num_steps: int) -> SpecConfig:
     return SpecConfig(1, num_steps, num_steps + 1) if num_steps else SpecConfig.plain()
 
 
-def _vllm_41162(name: str) -> Measured:
+def _vllm_41162(name: str) -> PublishedTable:
     pair = served.PAIRS[name]
     target = model(pair.model)
     cost = CostModel(hardware(served.GPU), target, drafter(pair.drafter, target, pair.draft_vocab))
@@ -92,10 +92,10 @@ def _vllm_41162(name: str) -> Measured:
             cells.append(observation)
     kind = "dense" if name.endswith("8B") else "experts"
     shares_of = "vllm-2026-dense" if kind == "experts" else ""
-    return Measured(f"vllm_41162, {name}", f"vllm-2026-{kind}", {name: cost}, cells, shares_of=shares_of)
+    return PublishedTable(f"vllm_41162, {name}", f"vllm-2026-{kind}", {name: cost}, cells, shares_of=shares_of)
 
 
-def _vllm_20780(method: str) -> Measured:
+def _vllm_20780(method: str) -> PublishedTable:
     target = model("llama-3.1-8b")
     head = {"eagle1": drafter("eagle", target), "eagle3": drafter("eagle3", target, vllm_20780.DRAFT_VOCAB)}[method]
     cost = CostModel(hardware("H100-SXM"), target, head)
@@ -114,10 +114,10 @@ def _vllm_20780(method: str) -> Measured:
         for row in rows("vllm_20780")
         if row["method"] in (method, "none")
     ]
-    return Measured(f"vllm_20780, {method}", "vllm-2025-dense", {method: cost}, cells)
+    return PublishedTable(f"vllm_20780, {method}", "vllm-2025-dense", {method: cost}, cells)
 
 
-def _fast_rounds() -> Measured:
+def _fast_rounds() -> PublishedTable:
     value = json.loads(fast_rounds.kept_file().read_bytes())
     cells = []
     for row in value["rows"]:
@@ -129,10 +129,10 @@ def _fast_rounds() -> Measured:
                 Observation(f"{tree}, {requests} requests, L {length}", config, requests, 1.0, length, 1, seconds)
             )
     cost = fast_rounds.cost_of(value)
-    return Measured("fast_rounds", "specsim-fast", {"": cost}, cells, (Structure(),))
+    return PublishedTable("fast_rounds", "specsim-fast", {"": cost}, cells, (ServerStructure(),))
 
 
-def _spec_bench(gpu: str) -> Measured:
+def _spec_bench(gpu: str) -> PublishedTable:
     """Select the methods whose round is a setting: drafts of a model, of EAGLE's head, or looked up."""
     costs = {}
     cells = []
@@ -150,10 +150,10 @@ def _spec_bench(gpu: str) -> Measured:
         context = int(spec_bench.CONTEXT[0])
         figures = {"speedup": float(row["speedup"])}
         cells.append(Observation(f"{source}, {gpu}", config, 1, length, context, 1, figures, source=source))
-    return Measured(f"spec_bench, {gpu}", "transformers-dense", costs, cells, (Structure("sync", "none"),))
+    return PublishedTable(f"spec_bench, {gpu}", "transformers-dense", costs, cells, (ServerStructure("sync", "none"),))
 
 
-def _sglang_22246() -> Measured:
+def _sglang_22246() -> PublishedTable:
     target = model("qwen3-235b-a22b")
     cost = CostModel(hardware("H20"), target, drafter("eagle3", target, 32000), tensor_parallel=8)
     cells = [
@@ -172,10 +172,10 @@ def _sglang_22246() -> Measured:
         "Neither GPUs nor accept lengths are stated: eight H20 are assumed (on H100 the fit takes 7 % of the "
         "arithmetic), and two parameters of acceptance are fitted with the others. Contexts of 1500 tokens are assumed."
     )
-    return Measured("sglang_22246", "sglang-2026-experts", {"": cost}, cells, note=note)
+    return PublishedTable("sglang_22246", "sglang-2026-experts", {"": cost}, cells, note=note)
 
 
-def _angelslim_163() -> Measured:
+def _angelslim_163() -> PublishedTable:
     target = model("qwen3-30b-a3b")
     cost = CostModel(hardware("H100-SXM"), target, drafter("eagle3", target, 32000), tensor_parallel=4)
     cells = []
@@ -189,10 +189,10 @@ def _angelslim_163() -> Measured:
     note = (
         "Contexts of 600 tokens are assumed. The number of prompts is not stated: batches of 32 and 64 may not be full."
     )
-    return Measured("angelslim_163", "sglang-2025-experts", {"": cost}, cells, note=note)
+    return PublishedTable("angelslim_163", "sglang-2025-experts", {"": cost}, cells, note=note)
 
 
-def tables() -> list[Measured]:
+def tables() -> list[PublishedTable]:
     """Read every table of the package that has measured times of servers."""
     parts = [_vllm_41162(name) for name in served.PAIRS]
     parts += [_vllm_20780(method) for method in vllm_20780.METHODS]
@@ -204,17 +204,19 @@ def tables() -> list[Measured]:
     return [replace(part, others=total[part.name.partition(",")[0]] - len(part.cells)) for part in parts]
 
 
-def together_with_shares(engine_tables: Sequence[Measured], every: Sequence[Measured]) -> Calibrated:
+def together_with_shares(engine_tables: Sequence[PublishedTable], every: Sequence[PublishedTable]) -> Calibrated:
     """Fit an engine's tables together, with shares of peaks from those of `every` that it names."""
     return together(engine_tables, shared_priors(tables_of_shares(engine_tables, every)))
 
 
-def tables_of_shares(engine_tables: Sequence[Measured], every: Sequence[Measured]) -> tuple[Measured, ...]:
+def tables_of_shares(
+    engine_tables: Sequence[PublishedTable], every: Sequence[PublishedTable]
+) -> tuple[PublishedTable, ...]:
     """Find the tables of `every` from which an engine's tables take shares of peaks."""
     return tuple(table for table in every if table.engine == engine_tables[0].shares_of)
 
 
-def shared_priors(share_tables: Sequence[Measured]) -> Mapping[str, Prior]:
+def shared_priors(share_tables: Sequence[PublishedTable]) -> Mapping[str, Prior]:
     """Fit tables together, and take their shares of peaks as priors; PRIORS without tables."""
     return with_shares(together(share_tables, PRIORS).posterior) if share_tables else PRIORS
 
@@ -226,7 +228,7 @@ def with_shares(posterior: Posterior) -> dict[str, Prior]:
     return {**PRIORS, **shares}
 
 
-def together(tables: Sequence[Measured], priors: Mapping[str, Prior]) -> Calibrated:
+def together(tables: Sequence[PublishedTable], priors: Mapping[str, Prior]) -> Calibrated:
     """Fit tables together, all with the structures of the first."""
     costs = {source: cost for table in tables for source, cost in table.costs.items()}
     cells = [cell for table in tables for cell in table.cells]

@@ -24,7 +24,7 @@ from specsim.simulator.calibration.held_out import (
 )
 from specsim.simulator.calibration.observation import Observation
 from specsim.simulator.calibration.posterior import CONFIDENCE, measured
-from specsim.simulator.calibration.published import CELLS, Measured, tables
+from specsim.simulator.calibration.published import CELLS, PublishedTable, tables
 from specsim.simulator.calibration.structure import Calibrated
 
 ALWAYS = 3  # steps
@@ -47,7 +47,7 @@ class Regret:
     is_doubted: bool  # whether the calibration itself doubts its cells
 
 
-def regrets(table: Measured, calibrated: Calibrated | None = None) -> list[Regret]:
+def regrets(table: PublishedTable, calibrated: Calibrated | None = None) -> list[Regret]:
     """Choose at every batch size, with a calibration on the table's six cells; batches of one setting are left out.
 
     calibrated: calibrate_six, where it is known.
@@ -86,7 +86,7 @@ def _loss(cells: Sequence[Observation]) -> Callable[[Observation], float]:
     return lambda cell: best / float(measured([cell])[0]) - 1
 
 
-def has_choice(table: Measured) -> bool:
+def has_choice(table: PublishedTable) -> bool:
     """Whether a table has throughputs of several settings at a batch size."""
     return all("decode_tokens_per_s" in cell.figures for cell in table.cells)
 
@@ -106,7 +106,7 @@ CHOICE = ("table", "batch", "settings", "best measured", "chosen", "regret", "al
 class PublishedReport:
     """Errors on cells that no fit has seen."""
 
-    tables: Sequence[Measured]
+    tables: Sequence[PublishedTable]
     six: Sequence[HeldOut]
     left_out: Sequence[LeftOut]
     choices: Sequence[Regret]
@@ -152,7 +152,7 @@ class PublishedReport:
         }
 
 
-def report(published: Sequence[Measured] | None = None) -> PublishedReport:
+def report(published: Sequence[PublishedTable] | None = None) -> PublishedReport:
     """Calibrate, hold out and choose on all tables of the package, or on these."""
     published = tables() if published is None else published
     calibrated = [(table, calibrate_six(table)) for table in published]

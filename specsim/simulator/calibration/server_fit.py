@@ -13,11 +13,11 @@ from specsim import __version__
 from specsim.core.display import figure, heading, paragraph, print_table
 from specsim.core.errors import require
 from specsim.core.kinds import DEFAULT
-from specsim.simulator.calibration.benchmark_file import Context, Source, read
+from specsim.simulator.calibration.benchmark_file import BenchmarkSource, Context, read
 from specsim.simulator.calibration.observation import PRIORS, Observation
 from specsim.simulator.calibration.posterior import CONFIDENCE, DETERMINED, measured
 from specsim.simulator.calibration.profile import Profile, chain_acceptance
-from specsim.simulator.calibration.structure import MARGIN, Calibrated, Structure, calibrate, doubts, left_out
+from specsim.simulator.calibration.structure import MARGIN, Calibrated, ServerStructure, calibrate, doubts, left_out
 from specsim.simulator.cost import CostModel
 
 UNITS = {"tokens_per_s": "tok/s", "decode_tokens_per_s": "tok/s, decoding", "tpot_s": "TPOT, ms", "ttft_s": "TTFT, ms"}
@@ -46,7 +46,7 @@ class ServerFit:
     cells: tuple[FittedCell, ...]
     left_out: Mapping[int, float]  # worst error of a batch size under a fit to the others
     left_out_mean: float | None  # mean error over all of these figures
-    tried: Mapping[Structure, float]
+    tried: Mapping[ServerStructure, float]
     doubts: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class ServerFit:
         }
 
 
-def read_files(paths: Sequence[Path], context: Context) -> tuple[list[Source], list[Observation]]:
+def read_files(paths: Sequence[Path], context: Context) -> tuple[list[BenchmarkSource], list[Observation]]:
     """Read the cells of all files."""
     require(paths, "file", "none", "at least one file of a benchmark")
     sources = []
@@ -77,7 +77,7 @@ def read_files(paths: Sequence[Path], context: Context) -> tuple[list[Source], l
 
 
 def fit_server(
-    cost: CostModel, cells: Sequence[Observation], sources: Sequence[Source], name: str, drafter: str = DEFAULT
+    cost: CostModel, cells: Sequence[Observation], sources: Sequence[BenchmarkSource], name: str, drafter: str = DEFAULT
 ) -> ServerFit:
     """Calibrate a server; `name` is the profile's, `drafter` the drafter's architecture."""
     calibrated = calibrate({"": cost}, cells)
@@ -100,7 +100,9 @@ def fit_server(
     )
 
 
-def provenance(cost: CostModel, sources: Sequence[Source], cells: int, calibrated: Calibrated) -> dict[str, Any]:
+def provenance(
+    cost: CostModel, sources: Sequence[BenchmarkSource], cells: int, calibrated: Calibrated
+) -> dict[str, Any]:
     """Record what a profile was made of."""
     return {
         "tool": f"specsim calibrate {__version__}",

@@ -15,7 +15,7 @@ from specsim.simulator.layers import Layers
 
 
 @dataclass(frozen=True, slots=True)
-class Structure:
+class ServerStructure:
     """Parts of a server that are no numbers."""
 
     schedule: Literal["sync", "overlap"] = "overlap"  # part of the host: sync or overlap
@@ -47,12 +47,12 @@ class Structure:
 
 MARGIN = 20.0
 STRUCTURES = (
-    Structure(),
-    Structure("sync"),
-    Structure("sync", plain_schedule="overlap"),  # engines that do not overlap speculation
-    Structure("sync", "target"),
-    Structure("sync", "target", "overlap"),
-    Structure("sync", "none"),
+    ServerStructure(),
+    ServerStructure("sync"),
+    ServerStructure("sync", plain_schedule="overlap"),  # engines that do not overlap speculation
+    ServerStructure("sync", "target"),
+    ServerStructure("sync", "target", "overlap"),
+    ServerStructure("sync", "none"),
 )
 
 
@@ -61,9 +61,9 @@ class Calibrated:
     """The posterior of the structure that explains the figures best."""
 
     costs: Mapping[str, CostModel]  # with the structure
-    structure: Structure
+    structure: ServerStructure
     posterior: Posterior
-    tried: Mapping[Structure, float]  # structures with the objective of their fits; lower is better
+    tried: Mapping[ServerStructure, float]  # structures with the objective of their fits; lower is better
 
     def predict(self, observations: Sequence[Observation]) -> np.ndarray:
         """Compute all figures of all observations, in order."""
@@ -73,7 +73,7 @@ class Calibrated:
 def calibrate(
     costs: Costs,
     observations: Sequence[Observation],
-    structures: Sequence[Structure] = STRUCTURES,
+    structures: Sequence[ServerStructure] = STRUCTURES,
     priors: Mapping[str, Prior] = PRIORS,
 ) -> Calibrated:
     """Fit every structure; take the first one for which figures are at most MARGIN times as likely under another."""

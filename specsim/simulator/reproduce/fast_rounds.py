@@ -14,7 +14,7 @@ from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency, FittedServer
 from specsim.simulator.hardware import Hardware, hardware, names
 from specsim.simulator.model import model
-from specsim.simulator.reproduce.reproduction import Reproduction, Target, Timed, calibrate, figures_of
+from specsim.simulator.reproduce.reproduction import AccuracyTarget, Reproduction, Timed, calibrate, figures_of
 
 KEPT = Path("fast") / "measurements" / "bench-scale.json"
 FREE = ("bandwidth", "compute", "overlap", "gap")
@@ -34,7 +34,7 @@ def reproduce() -> Reproduction:
     cost = cost_of(value)
     _, calibration = calibrate(cost, [_timed(row) for row in rows], FREE)
     errors = calibration.errors(held_out=True)
-    target = Target(
+    target = AccuracyTarget(
         "held-out round times",
         f"{errors.mean():.1%} off on average, target {MOST_ERROR:.0%}; {errors.max():.1%} at worst",
         bool(errors.mean() <= MOST_ERROR),

@@ -1,6 +1,6 @@
 """The tables of Leviathan et al., arXiv 2211.17192: closed forms, nothing is fitted."""
 
-from specsim.simulator.reproduce.reproduction import Figure, Reproduction, Target, rows
+from specsim.simulator.reproduce.reproduction import AccuracyTarget, Figure, Reproduction, rows
 from specsim.simulator.theory import operations, speedup
 
 SOURCE = "https://arxiv.org/abs/2211.17192"
@@ -19,7 +19,7 @@ def table1() -> Reproduction:
             Figure(setting, "speed-up", float(row["speedup"]), speedup(alpha, gamma, 0)),
         ]
     same = sum(figure.is_as_printed for figure in figures)
-    target = Target("exact as printed", f"{same} of {len(figures)} to two decimals", same == len(figures))
+    target = AccuracyTarget("exact as printed", f"{same} of {len(figures)} to two decimals", same == len(figures))
     method = "Closed forms with drafts that cost nothing, in operations and in time. No parameter, no held-out cell."
     return Reproduction("leviathan_table1", SOURCE, method, tuple(figures), targets=(target,))
 
@@ -35,7 +35,7 @@ def table4() -> Reproduction:
         measured.append(Figure(setting, "measured", float(row["speedup_measured"]), simulated, digits=1))
     same = sum(figure.is_as_printed for figure in expected)
     reached = f"{same} of {len(expected)} to one decimal, target {LEAST_AS_PRINTED}"
-    target = Target("expected as printed", reached, same >= LEAST_AS_PRINTED)
+    target = AccuracyTarget("expected as printed", reached, same >= LEAST_AS_PRINTED)
     errors = [abs(figure.error) for figure in measured]
     notes = (
         "α and c are printed in two digits, which is what the other expected figures differ by.",

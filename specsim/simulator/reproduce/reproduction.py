@@ -51,7 +51,7 @@ class Fitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ReproducedCell:
     """A measured figure and the model's."""
 
     label: str
@@ -83,7 +83,7 @@ class Calibration:
     """Fitted parameters, and every cell, fitted or held out."""
 
     parameters: tuple[Fitted, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[ReproducedCell, ...]
 
     @property
     def values(self) -> dict[str, float]:
@@ -169,7 +169,7 @@ def fit(
     )
     predicted = predict(dict(zip(free, values, strict=True)))
     cells = tuple(
-        Cell(label, observed.value, float(value), observed.held_out)
+        ReproducedCell(label, observed.value, float(value), observed.held_out)
         for (label, observed), value in zip(measured.items(), predicted, strict=True)
     )
     return Calibration(parameters, cells)
@@ -225,7 +225,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AccuracyTarget:
     """A required accuracy of a reproduction."""
 
     name: str  # the accuracy, in words
@@ -242,7 +242,7 @@ class Reproduction:
     method: str  # includes everything that was fixed before any fit
     figures: tuple[Figure, ...]
     parameters: tuple[Fitted, ...] = ()  # fitted parameters
-    targets: tuple[Target, ...] = ()  # accuracies to reach
+    targets: tuple[AccuracyTarget, ...] = ()  # accuracies to reach
     notes: tuple[str, ...] = ()  # conclusions
     servers: tuple[FittedServer, ...] = ()  # with fitted parameters
 
@@ -285,7 +285,7 @@ def parameter_cells(fitted: Fitted) -> tuple[str, ...]:
     return (fitted.name, *values, unit)
 
 
-def at_most(name: str, errors: Iterable[float], limit: float) -> Target:
+def at_most(name: str, errors: Iterable[float], limit: float) -> AccuracyTarget:
     """Make the target that no error exceeds a limit."""
     worst = max(errors)
-    return Target(name, f"{worst:.2%} at worst, target {limit:.1%}", bool(worst <= limit))
+    return AccuracyTarget(name, f"{worst:.2%} at worst, target {limit:.1%}", bool(worst <= limit))

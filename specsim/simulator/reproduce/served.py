@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specsim.core.config import SpecConfig
-from specsim.simulator.acceptance import Acceptance, Callback, Option, Rounds, iid_of_length
+from specsim.simulator.acceptance import Callback, DraftAcceptance, DraftedRounds, Option, iid_of_length
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency
@@ -14,8 +14,8 @@ from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
 from specsim.simulator.reproduce.reproduction import rows
 from specsim.simulator.server import simulate
-from specsim.simulator.uniforms import Stream, keys, named_uniforms
-from specsim.simulator.workload import Workload
+from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
+from specsim.simulator.workload import SimulatedWorkload
 
 REQUESTS = 10  # a client; vllm#38496 has the command of its author's benchmarks
 TOKENS = 128  # of an output
@@ -30,7 +30,7 @@ _HALVINGS = 14
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ServedPair:
     """A target and its drafter."""
 
     model: str
@@ -40,15 +40,15 @@ class Pair:
 
 
 PAIRS = {
-    "Llama3 8B": Pair("llama-3-8b", "eagle", filters=True),
-    "Qwen3 8B": Pair("qwen3-8b", "eagle3", 32000, filters=True),
-    "GLM 4.7 Flash": Pair("glm-4.7-flash", "mtp"),
-    "GPT-OSS 20B": Pair("gpt-oss-20b", "eagle3", 32000),
+    "Llama3 8B": ServedPair("llama-3-8b", "eagle", filters=True),
+    "Qwen3 8B": ServedPair("qwen3-8b", "eagle3", 32000, filters=True),
+    "GLM 4.7 Flash": ServedPair("glm-4.7-flash", "mtp"),
+    "GPT-OSS 20B": ServedPair("gpt-oss-20b", "eagle3", 32000),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedCell:
     """One model at one temperature and number of clients."""
 
     model: str
@@ -76,29 +76,29 @@ class Served:
         return self.mean("Output Throughput (tok/s)") / self.mean("Request Throughput (req/s)")
 
 
-def read() -> list[Served]:
+def read() -> list[ServedCell]:
     """Read the cells of the table, sorted."""
     runs_by_cell: dict[tuple[str, float, int], dict[str, dict[str, float]]] = {}
     for row in rows("vllm_41162"):
         runs = runs_by_cell.setdefault((row["model"], float(row["temperature"]), int(row["concurrency"])), {})
         runs.setdefault(row["side"], {})[row["metric"]] = float(row["value"])
-    return [Served(*key, runs) for key, runs in sorted(runs_by_cell.items())]
+    return [ServedCell(*key, runs) for key, runs in sorted(runs_by_cell.items())]
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Requests of a cell's clients, and the acceptance of their drafts."""
 
-    cell: Served
-    workload: Workload
+    cell: ServedCell
+    workload: SimulatedWorkload
     option: Option
 
     @classmethod
-    def of(cls, cell: Served) -> "Bench":
+    def of(cls, cell: ServedCell) -> "Bench":
         outputs = _outputs(REQUESTS * cell.clients, cell.output_tokens)
         prompts = np.full(len(outputs), round(cell.prompt_tokens))
         acceptance = _matched(cell.mean("Spec Decode Accept Length"), outputs)
-        return cls(cell, Workload(prompts, outputs, concurrency=cell.clients), Option(CONFIG, acceptance))
+        return cls(cell, SimulatedWorkload(prompts, outputs, concurrency=cell.clients), Option(CONFIG, acceptance))
 
     def metrics(self, values: Mapping[str, float], filters: float = FILTERS) -> dict[str, float]:
         """Compute the figures of a server with these efficiencies, and this intake and latency of its front end."""
@@ -126,7 +126,7 @@ def _outputs(requests: int, mean: float) -> np.ndarray:
     return outputs
 
 
-def _matched(length: float, outputs: np.ndarray) -> Acceptance:
+def _matched(length: float, outputs: np.ndarray) -> DraftAcceptance:
     """Find the acceptance under which the rounds of all requests together have this accept length.
 
     Requests have their own uniforms. All drafts are accepted with the same probability, but none of an output that ends
@@ -143,7 +143,7 @@ def _matched(length: float, outputs: np.ndarray) -> Acceptance:
     return _acceptance(low, outputs)
 
 
-def _acceptance(length: float, outputs: np.ndarray) -> Acceptance:
+def _acceptance(length: float, outputs: np.ndarray) -> DraftAcceptance:
     iid = iid_of_length(length, CONFIG.num_steps)
     is_early = outputs < TOKENS
     if not is_early.any():
@@ -151,16 +151,16 @@ def _acceptance(length: float, outputs: np.ndarray) -> Acceptance:
     return Callback(lambda rounds: np.where(is_early[rounds.request_ids], 0, iid.accepted(rounds)), CONFIG.num_steps)
 
 
-def _played(acceptance: Acceptance, outputs: np.ndarray) -> float:
+def _played(acceptance: DraftAcceptance, outputs: np.ndarray) -> float:
     """Compute the accept length that a simulated server counts, seed 0."""
     requests = np.arange(len(outputs))
-    names = keys(0, Stream.ROUND, requests)
+    names = keys(0, UniformStream.ROUND, requests)
     put_out = np.ones(len(outputs), dtype=np.int64)
     rounds = np.zeros(len(outputs), dtype=np.int64)
     drafts = 0
     while len(running := requests[put_out < outputs]):
         places = put_out[running] - 1
-        drawn = Rounds(running, rounds[running], places, named_uniforms(names[running], places))
+        drawn = DraftedRounds(running, rounds[running], places, named_uniforms(names[running], places))
         accepted = acceptance.accepted(drawn)
         put_out[running] += accepted + 1
         rounds[running] += 1

@@ -12,7 +12,7 @@ from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
-from specsim.simulator.reproduce.reproduction import Figure, Fitted, Reproduction, Target, rows
+from specsim.simulator.reproduce.reproduction import AccuracyTarget, Figure, Fitted, Reproduction, rows
 
 SOURCE = "https://github.com/sgl-project/sglang/pull/6995"
 TOKENS = 870  # of prompts and of outputs: uniform from 0.7 · 1024 to 1024
@@ -103,16 +103,16 @@ def _figures(labels: list[str], published: list[float], simulated: list[float]) 
     return (*rates, *ratios)
 
 
-def _targets(published: list[float], simulated: list[float], two: Fitted) -> tuple[Target, ...]:
+def _targets(published: list[float], simulated: list[float], two: Fitted) -> tuple[AccuracyTarget, ...]:
     order = np.argsort(published).tolist() == np.argsort(simulated).tolist()
     worst = max(
         abs(predicted / simulated[0] / (measured / published[0]) - 1)
         for measured, predicted in zip(published, simulated, strict=True)
     )
     return (
-        Target("order of the four rows", "right" if order else "wrong", order),
-        Target("ratios to none", f"{worst:.1%} off at worst, target {MOST_ERROR:.0%}", worst <= MOST_ERROR),
-        Target(
+        AccuracyTarget("order of the four rows", "right" if order else "wrong", order),
+        AccuracyTarget("ratios to none", f"{worst:.1%} off at worst, target {MOST_ERROR:.0%}", worst <= MOST_ERROR),
+        AccuracyTarget(
             "one accept length for both rows of two tokens", f"{two.low:.3f} to {two.high:.3f}", two.low <= two.high
         ),
     )

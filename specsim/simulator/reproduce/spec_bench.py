@@ -15,12 +15,12 @@ from specsim.simulator.efficiency import Efficiency, FittedServer
 from specsim.simulator.hardware import hardware
 from specsim.simulator.model import model
 from specsim.simulator.reproduce.reproduction import (
+    AccuracyTarget,
     Calibration,
     Figure,
     Free,
     Observed,
     Reproduction,
-    Target,
     figures_of,
     fit,
     rows,
@@ -67,7 +67,7 @@ def reproduce() -> Reproduction:
         _METHOD.format(drafts=_mean_drafts(2.28)),
         (*figures_of(calibration, "speed-up"), *(_placed(row, calibration.values) for row in trees)),
         calibration.parameters,
-        (Target("the reversal on Vicuna-7B", reversal.text, reversal.is_there),),
+        (AccuracyTarget("the reversal on Vicuna-7B", reversal.text, reversal.is_there),),
         (
             f"Held out, 13B and PLD: {held_out.mean():.1%} off on average, {held_out.max():.1%} at worst.",
             _trees(trees, calibration.values),
@@ -233,8 +233,8 @@ def _story(calibration: Calibration) -> str:
         f"A plain step of 7B takes the A100's host {hosts['A100']:.0f} ms of launching, more than its device needs for "
         f"81 rows: verifying Token Recycling's tree is free there, and SpS pays {method_launches:.0f} launches of its "
         f"own a round, {ours:.1f} ms. The host of the RTX 3090 takes {hosts['RTX3090']:.0f} ms, less than the device "
-        f"needs to read the weights, so SpS's own work weighs {theirs:.1f} ms of a longer step; and with a quarter of the "
-        "arithmetic 81 rows take as long as the reading, only partly hidden."
+        f"needs to read the weights, so SpS's own work weighs {theirs:.1f} ms of a longer step; and with a quarter of "
+        "the arithmetic 81 rows take as long as the reading, only partly hidden."
     )
 
 

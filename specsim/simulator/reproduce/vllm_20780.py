@@ -27,7 +27,7 @@ from specsim.simulator.reproduce.reproduction import (
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class RecoveredValue:
     """A value with its 95 % interval."""
 
     value: float
@@ -39,8 +39,8 @@ class Interval:
 class Recovered:
     """Seconds of a round, recovered from published figures."""
 
-    fixed: Interval  # verification, the first draft and the host
-    draft: Interval  # each further draft, with its share of verification: num_drafts cannot separate the two
+    fixed: RecoveredValue  # verification, the first draft and the host
+    draft: RecoveredValue  # each further draft, with its share of verification: num_drafts cannot separate the two
     worst: float  # largest relative difference between a published time per token and the recovered one
 
     def speedup(self, num_drafts: int, accept_length: float, plain: float) -> float:
@@ -64,7 +64,9 @@ def recover(num_drafts: Sequence[int], accept_lengths: Sequence[float], tpot: Se
     scaled = np.stack([1 / rounds, drafts / rounds], axis=1)
     solution, *_ = np.linalg.lstsq(scaled, np.ones(len(rounds)), rcond=None)
     residuals = scaled @ solution - 1
-    fixed, draft = (Interval(*values) for values in zip(solution, *_interval(scaled, residuals, solution), strict=True))
+    fixed, draft = (
+        RecoveredValue(*values) for values in zip(solution, *_interval(scaled, residuals, solution), strict=True)
+    )
     return Recovered(fixed, draft, float(np.abs(residuals).max()))
 
 
@@ -160,7 +162,7 @@ def _recovered(method: str, table: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def _ms(interval: Interval) -> str:
+def _ms(interval: RecoveredValue) -> str:
     return f"{interval.value * 1e3:.2f} ms ({interval.low * 1e3:.2f} to {interval.high * 1e3:.2f})"
 
 

@@ -9,16 +9,16 @@ from specsim.simulator.efficiency import FittedServer
 from specsim.simulator.model import model
 from specsim.simulator.quantization import MXFP4
 from specsim.simulator.reproduce.reproduction import (
+    AccuracyTarget,
     Calibration,
     Figure,
     Fitted,
     Free,
     Observed,
     Reproduction,
-    Target,
     fit,
 )
-from specsim.simulator.reproduce.served import PAIRS, SKEW, TAKEN, Bench, Served, read
+from specsim.simulator.reproduce.served import PAIRS, SKEW, TAKEN, Bench, ServedCell, read
 
 SOURCE = "https://github.com/vllm-project/vllm/pull/41162"
 FITTED_CLIENTS = (1, 64)  # at temperature 0
@@ -67,7 +67,7 @@ def reproduce() -> Reproduction:
     return Reproduction("vllm_41162", SOURCE, method, tuple(figures), tuple(parameters), targets, notes, servers)
 
 
-def is_fitted(cell: Served) -> bool:
+def is_fitted(cell: ServedCell) -> bool:
     """Whether the fit uses a cell; all others are held out."""
     return cell.temperature == 0 and cell.clients in FITTED_CLIENTS
 
@@ -124,18 +124,18 @@ def _fit(benches: Sequence[Bench], earlier: Mapping[str, float]) -> tuple[dict[s
     return {**calibration.values, **earlier}, calibration.parameters
 
 
-def _targets(name: str, figures: Sequence[Figure]) -> list[Target]:
+def _targets(name: str, figures: Sequence[Figure]) -> list[AccuracyTarget]:
     held_out = [figure for figure in figures if figure.role == "held out" and figure.setting.startswith(name)]
     speeds = np.array([abs(figure.error) for figure in held_out if figure.quantity in SPEEDS.values()])
     waits = np.array([abs(figure.error) for figure in held_out if figure.quantity not in SPEEDS.values()])
     return [
-        Target(
+        AccuracyTarget(
             f"{name}: throughput, TPOT, ITL held out",
             f"{speeds.mean():.1%} off on average, target {MEAN_ERROR:.0%}; {speeds.max():.1%} at worst, target "
             f"{MOST_ERROR:.0%}",
             bool(speeds.mean() <= MEAN_ERROR and speeds.max() <= MOST_ERROR),
         ),
-        Target(
+        AccuracyTarget(
             f"{name}: TTFT held out",
             f"{waits.mean():.1%} off on average, target {MEAN_TTFT_ERROR:.0%}; {waits.max():.1%} at worst",
             bool(waits.mean() <= MEAN_TTFT_ERROR),
@@ -154,7 +154,7 @@ def _without_filters(name: str, benches: Sequence[Bench], values: Mapping[str, f
     return f"{name} at T = 1 without the filters: throughput, TPOT and ITL {np.mean(errors):.1%} off on average."
 
 
-def _repeats(cells: Sequence[Served]) -> str:
+def _repeats(cells: Sequence[ServedCell]) -> str:
     """Describe the difference between the two runs of a cell: the precision of a single run."""
     pairs = [cell.runs for cell in cells if len(cell.runs) == 2]
     differences = {
@@ -168,7 +168,7 @@ def _repeats(cells: Sequence[Served]) -> str:
     )
 
 
-def _misfit(cells: Sequence[Served], figures: Sequence[Figure]) -> str:
+def _misfit(cells: Sequence[ServedCell], figures: Sequence[Figure]) -> str:
     """Describe the common part of the held-out errors."""
     rounds = [
         figure.error
