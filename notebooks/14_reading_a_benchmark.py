@@ -24,7 +24,7 @@ from dataclasses import replace
 
 import specsim
 from specsim import plots
-from specsim.plots.roofline import IDEAL
+from specsim.plots.servers import IDEAL
 from specsim.simulator import hardware, model
 from specsim.simulator.cell import Cell
 from specsim.simulator.forward import Forward

@@ -208,7 +208,7 @@ def _diff(arguments: dict[str, Any]) -> None:
 def _write_mismatch(path: Path, result: "GridResult", cells: "Sequence[Cell]") -> None:
     """Write the first mismatch as a page; nothing where there is none."""
     from specsim.core.display import paragraph, stdout_console
-    from specsim.explorer.html import write_page
+    from specsim.explorer.explore import write_page
     from specsim.explorer.mismatch import mismatch_document
 
     first = result.first_divergence

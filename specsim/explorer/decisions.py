@@ -10,7 +10,7 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.kinds import resolve
 from specsim.core.rule import Tree
-from specsim.explorer.recorder import Recorded
+from specsim.explorer.recorder import RecordedStates
 from specsim.explorer.tables import target_probs
 
 
@@ -23,7 +23,7 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class VerifierInput:
     """Numbers that the verifier of one request reads."""
 
     tree: Tree
@@ -38,7 +38,9 @@ class Walk:
     decisions: list[Decision] = field(default_factory=list)
 
     @classmethod
-    def of(cls, states: Recorded, config: SpecConfig, row: int, probs_NV: torch.Tensor, other: str = "") -> "Walk":
+    def of(
+        cls, states: RecordedStates, config: SpecConfig, row: int, probs_NV: torch.Tensor, other: str = ""
+    ) -> "VerifierInput":
         """Read a request's numbers from a recorded round, and draw its uniforms again."""
         from specsim.reference.tree import trees
         from specsim.reference.verify import round_draws
@@ -73,16 +75,16 @@ class Walk:
         return float(self.draft_probs_MV[self.tree.parents[node], self.tree.tokens[node]])
 
 
-def decide(walk: Walk) -> list[Decision]:
+def decide(walk: VerifierInput) -> list[Decision]:
     """List the decisions of the setting's verifier; none where a rule or a schedule decides in its place."""
     if walk.other:
         return []
     return list(greedy(walk) if walk.is_greedy else resolve(walk.config.verifier_kind.decisions)(walk))
 
 
-def decisions(states: Recorded, config: SpecConfig, row: int, other: str = "") -> list[Decision]:
+def decisions(states: RecordedStates, config: SpecConfig, row: int, other: str = "") -> list[Decision]:
     """List the decisions on one request of a recorded round."""
-    return decide(Walk.of(states, config, row, target_probs(states, config, row), other))
+    return decide(VerifierInput.of(states, config, row, target_probs(states, config, row), other))
 
 
 def few(value: float) -> str:
@@ -90,7 +92,7 @@ def few(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _down(walk: Walk, try_child: Callable[[int], Decision]) -> Iterator[Decision]:
+def _down(walk: VerifierInput, try_child: Callable[[int], Decision]) -> Iterator[Decision]:
     """Try the children of each node in sibling order, from the root down the accepted path."""
     path = [0]
     while True:
@@ -104,7 +106,7 @@ def _down(walk: Walk, try_child: Callable[[int], Decision]) -> Iterator[Decision
             return
 
 
-def greedy(walk: Walk) -> Iterator[Decision]:
+def greedy(walk: VerifierInput) -> Iterator[Decision]:
     """Compare each draft with the target's most likely token."""
     from specsim.reference.sampling import argmax
 
@@ -118,7 +120,7 @@ def greedy(walk: Walk) -> Iterator[Decision]:
     return _down(walk, try_child)
 
 
-def gumbel(walk: Walk) -> Iterator[Decision]:
+def gumbel(walk: VerifierInput) -> Iterator[Decision]:
     """Compare each draft with the token that the target draws with the drafter's noise."""
     from specsim.reference.sampling import argmax
 
@@ -134,7 +136,7 @@ def gumbel(walk: Walk) -> Iterator[Decision]:
     return _down(walk, try_child)
 
 
-def target_only(walk: Walk) -> Iterator[Decision]:
+def target_only(walk: VerifierInput) -> Iterator[Decision]:
     """Compare a node's uniform with the target's probability of its children so far."""
     single = walk.config.threshold_single
     total = max(walk.config.threshold_acc, 1e-9)
@@ -153,25 +155,25 @@ def target_only(walk: Walk) -> Iterator[Decision]:
     return _down(walk, try_child)
 
 
-def multi_round(walk: Walk) -> Iterator[Decision]:
+def multi_round(walk: VerifierInput) -> Iterator[Decision]:
     """Compare u · q with p, which is the residual distribution after a rejection."""
     from specsim.reference.acceptance import residual
 
     assert walk.draft_probs_MV is not None
     draft_probs_MV = walk.draft_probs_MV
-    left = dict(enumerate(walk.probs_NV))  # by parent, p after the rejections so far
+    remaining_probs = dict(enumerate(walk.probs_NV))  # by parent, p after the rejections so far
     rejected: set[int] = set()
 
     def try_child(child: int) -> Decision:
         parent = walk.tree.parents[child]
-        p = float(left[parent][walk.tree.tokens[child]])
+        p = float(remaining_probs[parent][walk.tree.tokens[child]])
         u = walk.uniforms[child]
         passes = u * walk.q(child) < p
         is_residual = parent in rejected
         if not passes:
             rejected.add(parent)
-            rest_V = residual(left[parent], draft_probs_MV[parent])
-            left[parent] = rest_V / rest_V.sum()
+            rest_V = residual(remaining_probs[parent], draft_probs_MV[parent])
+            remaining_probs[parent] = rest_V / rest_V.sum()
         text = _ratio(u, walk.q(child), p, passes)
         return Decision(child, passes, f"{text}, the residual probability" if is_residual else text)
 
@@ -182,7 +184,7 @@ def _ratio(u: float, q: float, p: float, passes: bool) -> str:
     return f"u · q = {few(u)} · {few(q)} = {few(u * q)} {'<' if passes else '≥'} p = {few(p)}"
 
 
-def rejection(walk: Walk) -> Iterator[Decision]:
+def rejection(walk: VerifierInput) -> Iterator[Decision]:
     """Compare u · q with p at each draft of the chain, up to the first rejection."""
     for node in walk.tree.chain():
         u = walk.uniforms[node - 1]
@@ -192,7 +194,7 @@ def rejection(walk: Walk) -> Iterator[Decision]:
             return
 
 
-def block(walk: Walk) -> Iterator[Decision]:
+def block(walk: VerifierInput) -> Iterator[Decision]:
     """Look at every prefix of the chain; the longest one that passes is accepted."""
     assert walk.draft_probs_MV is not None
     last = len(walk.tree.chain())
@@ -213,7 +215,7 @@ def block(walk: Walk) -> Iterator[Decision]:
         yield Decision(node, passes, text)
 
 
-def typical(walk: Walk) -> Iterator[Decision]:
+def typical(walk: VerifierInput) -> Iterator[Decision]:
     """Look at every child of a node that passes; the deepest that passes is accepted."""
     config = walk.config
     passed = {0}
@@ -228,7 +230,7 @@ def typical(walk: Walk) -> Iterator[Decision]:
         yield Decision(node, passes, f"p = {few(walk.p(node))} {'>' if passes else '≤'} threshold {few(threshold)}")
 
 
-def bonus_origin(walk: Walk, path: list[int]) -> str:
+def bonus_origin(walk: VerifierInput, path: list[int]) -> str:
     """Describe the origin of the token after the accepted path, to follow the words `the bonus token`."""
     after = f"the target's distribution after node {path[-1]}"
     u = f" with u = {few(walk.final_uniform)}"

@@ -11,7 +11,7 @@ from specsim.core.files import without_nan
 from specsim.core.json_schema import schema_name
 from specsim.explorer.phases import request_round
 from specsim.explorer.round import Round
-from specsim.explorer.rounds import Rounds, Source
+from specsim.explorer.rounds import Rounds, RoundsSource
 
 if TYPE_CHECKING:
     from specsim.plots.sheet import Decode
@@ -30,13 +30,13 @@ def document(rounds: Rounds) -> dict[str, Any]:
     is_greedy = all(output.temperature == 0 for output in generation.outputs)
     verifier = other or ("greedy at temperature 0" if is_greedy else generation.config.verifier)
     head = head_of(rounds.source, generation.config, verifier, requests, rounds.decode)
-    places = {request: place for place, request in enumerate(rounds.request_ids)}
-    made = (_round(each, places, other) for each in rounds)
-    return finished(head, made, rounds.decode)
+    row_of = {request: row for row, request in enumerate(rounds.request_ids)}
+    drawn_rounds = (_round(recorded_round, row_of, other) for recorded_round in rounds)
+    return finished(head, drawn_rounds, rounds.decode)
 
 
 def head_of(
-    source: Source,
+    source: RoundsSource,
     config: SpecConfig,
     verifier: str,
     requests: Iterable[tuple[int, Sequence[int], Sequence[int], float, str]],
@@ -58,8 +58,8 @@ def head_of(
         }
         for request, prompt, output, temperature, reason in requests
     ]
-    made = {"config": asdict(config), "verifier": verifier, "requests": described, "mismatch": None}
-    return {"schema": schema_name("exploration"), **asdict(source), **made}
+    run = {"config": asdict(config), "verifier": verifier, "requests": described, "mismatch": None}
+    return {"schema": schema_name("exploration"), **asdict(source), **run}
 
 
 def deciding(rounds: Rounds) -> str:
@@ -70,17 +70,21 @@ def deciding(rounds: Rounds) -> str:
 
 def finished(head: dict[str, Any], rounds: Iterable[dict[str, Any]], decode: "Decode") -> dict[str, Any]:
     """Add the rounds that fit, and the text of every token that they name."""
-    kept: list[dict[str, Any]] = []
-    tokens = {str(token): decode([token]) for each in head.get("other", ()) for token in set(_tokens(each))}
+    written: list[dict[str, Any]] = []
+    tokens = {
+        str(token): decode([token])
+        for recorded_round in head.get("other", ())
+        for token in set(_tokens(recorded_round))
+    }
     size = len(encoded(head)) + len(encoded(tokens))
-    for each in rounds:
-        texts = {str(token): decode([token]) for token in set(_tokens(each)) if str(token) not in tokens}
-        size += len(encoded(each)) + len(encoded(texts))
-        if kept and size > MOST_BYTES:
+    for recorded_round in rounds:
+        texts = {str(token): decode([token]) for token in set(_tokens(recorded_round)) if str(token) not in tokens}
+        size += len(encoded(recorded_round)) + len(encoded(texts))
+        if written and size > MOST_BYTES:
             break
-        kept.append(each)
+        written.append(recorded_round)
         tokens |= texts
-    return without_nan(head | {"tokens": tokens, "rounds": kept})
+    return without_nan(head | {"tokens": tokens, "rounds": written})
 
 
 def encoded(value: Any) -> bytes:
@@ -90,20 +94,20 @@ def encoded(value: Any) -> bytes:
     )
 
 
-def _round(each: Round, places: dict[int, int], other: str) -> dict[str, Any]:
-    rows = enumerate(each.request_ids)
-    made = [{"request": places[request]} | request_round(each, row, other) for row, request in rows]
-    return {"index": each.index, "requests": made}
+def _round(recorded_round: Round, row_of: dict[int, int], other: str) -> dict[str, Any]:
+    rows = enumerate(recorded_round.request_ids)
+    requests = [{"request": row_of[request]} | request_round(recorded_round, row, other) for row, request in rows]
+    return {"index": recorded_round.index, "requests": requests}
 
 
 def _tokens(recorded: dict[str, Any]) -> Iterator[int]:
     """Yield the tokens that a round names, some of them several times."""
-    for each in recorded["requests"]:
-        yield from each["candidates"]["tokens"]
-        yield from each["nodes"]["tokens"]
-        yield from each["extend"]["tokens"]
-        yield each["bonus"]
-        for rows in each["after"]:
+    for request in recorded["requests"]:
+        yield from request["candidates"]["tokens"]
+        yield from request["nodes"]["tokens"]
+        yield from request["extend"]["tokens"]
+        yield request["bonus"]
+        for rows in request["after"]:
             yield from (row[0] for row in rows)
-        for level in each["extend"]["next"]:
+        for level in request["extend"]["next"]:
             yield from level["tokens"]

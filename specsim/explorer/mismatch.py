@@ -20,9 +20,9 @@ from specsim.correctness.differential.pairs import make_pair, rounded
 from specsim.correctness.differential.result import Divergence
 from specsim.explorer.document import finished, head_of
 from specsim.explorer.phases import request_round
-from specsim.explorer.recorder import Recorded, tables
+from specsim.explorer.recorder import RecordedStates, tables
 from specsim.explorer.round import Round
-from specsim.explorer.rounds import Source, decoder
+from specsim.explorer.rounds import RoundsSource, decoder
 
 MOST_LETTERS = 300  # of a value
 _OF_NODES = frozenset(
@@ -51,9 +51,9 @@ class Noted(Implementation):
     notes: Notes | None = field(default=None)
 
     @classmethod
-    def of(cls, each: Implementation) -> "Noted":
+    def of(cls, side: Implementation) -> "Noted":
         """Make the same implementation with notes."""
-        return cls(each.engine, each.pools, each.dtype, each.device, each.pads, each.state)
+        return cls(side.engine, side.pools, side.dtype, side.device, side.pads, side.state)
 
     def advance(self, phase: str, batch: Batch) -> Any:
         """Run a phase, or a whole round, and note its states."""
@@ -63,18 +63,18 @@ class Noted(Implementation):
         notes = self.notes
         if notes is None:
             return output
-        made = output if phase == "round" else None
+        output_of_round = output if phase == "round" else None
         if phase in ("draft", "round"):
-            notes.verify_input = (made.verify_input if made else output).to("cpu")
+            notes.verify_input = (output_of_round.verify_input if output_of_round else output).to("cpu")
             notes.drafted_pools = tables(self.pools)
         if phase in ("verify", "round"):
-            notes.verify_output = (made.verify_output if made else output).to("cpu")
+            notes.verify_output = (output_of_round.verify_output if output_of_round else output).to("cpu")
             notes.committed_pools = tables(self.pools)
         if phase in ("draft_extend", "round"):
-            notes.next_draft_input = (made.draft_input if made else output).to("cpu")
+            notes.next_draft_input = (output_of_round.draft_input if output_of_round else output).to("cpu")
         return output
 
-    def complete(self) -> Recorded:
+    def complete(self) -> RecordedStates:
         """Run the phases that are missing of the noted round; raises what the implementation raises."""
         if self.notes is None:
             raise InputError("round", "none", "a round after the prefill")
@@ -86,7 +86,7 @@ class Noted(Implementation):
         trees = present("verify_input", notes.verify_input)
         drafted = present("drafted_pools", notes.drafted_pools)
         allowed = allowed_trees(notes.batch, trees, drafted, self.engine.grammars)
-        return Recorded(
+        return RecordedStates(
             notes.batch,
             notes.draft_input,
             trees,
@@ -125,14 +125,14 @@ def mismatch_document(
     name = impl if impl != "reference" else "reference under test"
     rounds = [_drawn(reference, "reference", lockstep, notes)]
     other = [_drawn(fast, name, lockstep, notes)]
-    place = divergence.request
-    if place is not None and reference.notes is not None:  # of the batch, which finished requests have left
-        place = _ids(cell).index(int(reference.notes.batch.request_ids[place]))
+    row = divergence.request
+    if row is not None and reference.notes is not None:  # of the batch, which finished requests have left
+        row = _ids(cell).index(int(reference.notes.batch.request_ids[row]))
     head = _head(cell, pair, reference, impl, lockstep) | {
-        "mismatch": _mismatch(divergence, name, place, " ".join(notes)),
-        "other": [each for each in other if each],
+        "mismatch": _mismatch(divergence, name, row, " ".join(notes)),
+        "other": [recorded_round for recorded_round in other if recorded_round],
     }
-    return finished(head, [each for each in rounds if each], decoder(pair))
+    return finished(head, [recorded_round for recorded_round in rounds if recorded_round], decoder(pair))
 
 
 def _ids(cell: Cell) -> tuple[int, ...]:
@@ -146,17 +146,17 @@ def _drawn(side: Noted, name: str, lockstep: Lockstep, notes: list[str]) -> dict
         return None
     try:
         pair = lockstep.pair
-        each = Round(lockstep.round, side.engine.config, pair.drafts, decoder(pair), side.complete())
+        recorded_round = Round(lockstep.round, side.engine.config, pair.drafts, decoder(pair), side.complete())
         other = str(lockstep.cell.rule or "")
-        places = {request: place for place, request in enumerate(_ids(lockstep.cell))}
-        own = [
-            {"request": places[request]} | request_round(each, row, other)
-            for row, request in enumerate(each.request_ids)
+        row_of = {request: row for row, request in enumerate(_ids(lockstep.cell))}
+        requests = [
+            {"request": row_of[request]} | request_round(recorded_round, row, other)
+            for row, request in enumerate(recorded_round.request_ids)
         ]
     except Exception as error:  # states of a wrong implementation may be of any kind
         notes.append(f"The round of {name} is not drawn ({type(error).__name__}: {error}).")
         return None
-    return {"index": each.index, "requests": own}
+    return {"index": recorded_round.index, "requests": requests}
 
 
 def _head(cell: Cell, pair: Pair, reference: Noted, impl: str, lockstep: Lockstep) -> dict[str, Any]:
@@ -166,42 +166,44 @@ def _head(cell: Cell, pair: Pair, reference: Noted, impl: str, lockstep: Lockste
         batch = reference.notes.batch
         token_ids = reference.notes.drafted_pools.token_ids
         output = reference.notes.verify_output
-        made = [[]] * batch.size if output is None else output.verdict.accepted_tokens()
-        for request, (row, length), own in zip(batch.request_ids.tolist(), batch.rows_and_lens, made, strict=True):
-            rows[request] = token_ids[row, : length + 1].tolist() + own
+        accepted = [[]] * batch.size if output is None else output.verdict.accepted_tokens()
+        for request, (row, length), accepted_tokens in zip(
+            batch.request_ids.tolist(), batch.rows_and_lens, accepted, strict=True
+        ):
+            rows[request] = token_ids[row, : length + 1].tolist() + accepted_tokens
     requests = []
     for request, prompt, params in zip(_ids(cell), cell.prompts, cell.sampling, strict=True):
         requests.append((request, prompt, rows.get(request, [])[len(prompt) :], params.temperature, ""))
-    source = Source(cell.pair, pair.kind, impl, lockstep.round)
+    source = RoundsSource(cell.pair, pair.kind, impl, lockstep.round)
     verifier = str(cell.rule or reference.engine.config.verifier)
     return head_of(source, reference.engine.config, verifier, requests, decode)
 
 
-def _mismatch(found: Divergence, impl: str, place: int | None, note: str) -> dict[str, Any]:
-    is_node = found.field in _OF_NODES
+def _mismatch(divergence: Divergence, impl: str, request: int | None, note: str) -> dict[str, Any]:
+    is_node = divergence.field in _OF_NODES
     return {
-        "cell": found.cell,
-        "round": found.round,
-        "phase": found.phase,
-        "step": _step(found),
-        "request": place,
-        "entry": found.node,
-        "node": found.node if is_node else None,
-        "field": found.field,
-        "reference": str(found.reference)[:MOST_LETTERS],
-        "other": str(found.fast)[:MOST_LETTERS],
+        "cell": divergence.cell,
+        "round": divergence.round,
+        "phase": divergence.phase,
+        "step": _step(divergence),
+        "request": request,
+        "entry": divergence.node,
+        "node": divergence.node if is_node else None,
+        "field": divergence.field,
+        "reference": str(divergence.reference)[:MOST_LETTERS],
+        "other": str(divergence.fast)[:MOST_LETTERS],
         "impl": impl,
         "note": note,
     }
 
 
-def _step(found: Divergence) -> str:
+def _step(divergence: Divergence) -> str:
     """Choose the step of the page that shows a field."""
-    name = found.field
+    name = divergence.field
     if name == "mask":
         return "mask"
     if any(
         part in name for part in ("keys", "values", "stray", "req_to_token", "token_ids", "page", "cache_locations")
     ):
         return "commit"
-    return {"draft": "select", "verify": "verify", "draft_extend": "extend"}.get(found.phase, "verify")
+    return {"draft": "select", "verify": "verify", "draft_extend": "extend"}.get(divergence.phase, "verify")

@@ -8,33 +8,33 @@ from specsim.core.columns import lane_columns, tail_columns
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates
 from specsim.core.pool import KVPool
-from specsim.explorer.decisions import Walk, bonus_origin, decide
-from specsim.explorer.recorder import Recorded
+from specsim.explorer.decisions import VerifierInput, bonus_origin, decide
+from specsim.explorer.recorder import RecordedStates
 from specsim.explorer.round import Round
 from specsim.explorer.tables import accepted_path, candidate_columns, lane_candidates, node_columns, target_probs
 
 MOST_LIKELY = 4  # of the target's tokens after a node
 
 
-def request_round(each: Round, row: int, other: str = "") -> dict[str, Any]:
+def request_round(recorded_round: Round, row: int, other: str = "") -> dict[str, Any]:
     """Make the value of one request of a recorded round.
 
     other: names a rule or a schedule that decided in place of the setting's verifier.
     """
-    states = each.states
-    config = each.config
+    states = recorded_round.states
+    config = recorded_round.config
     is_greedy = float(states.batch.sampling.temperature[row]) == 0
     other = "" if is_greedy and other.startswith("rule ") else other  # a rule decides above temperature 0
     probs_NV = target_probs(states, config, row)
-    candidates = candidate_columns(states, config, each.decode, row)
-    nodes = node_columns(states, config, each.decode, row)
+    candidates = candidate_columns(states, config, recorded_round.decode, row)
+    nodes = node_columns(states, config, recorded_round.decode, row)
     has_probs = isinstance(states.verify_input.candidates, Candidates)
-    walk = Walk.of(states, config, row, probs_NV, other)
+    walk = VerifierInput.of(states, config, row, probs_NV, other)
     path = accepted_path(states, row)
     num_nodes = len(nodes["node"])
     return {
         "length": int(states.batch.seq_lens[row]),
-        "draft_kind": _draft_kind(each),
+        "draft_kind": _draft_kind(recorded_round),
         "candidates": _candidates(candidates, config, has_probs),
         "lanes": lane_candidates(states, config, row),
         "nodes": _nodes(nodes, states, row, has_probs),
@@ -46,19 +46,19 @@ def request_round(each: Round, row: int, other: str = "") -> dict[str, Any]:
         "path": path,
         "bonus": int(states.verify_output.verdict.predict[row * walk_size(states) + path[-1]]),
         "bonus_origin": bonus_origin(walk, path),
-        "kv": _kv(each, row, path),
+        "kv": _kv(recorded_round, row, path),
         "extend": _extend(states, row),
     }
 
 
-def _draft_kind(each: Round) -> str:
+def _draft_kind(recorded_round: Round) -> str:
     """Name the way in which drafts were made, none without drafts."""
-    candidates = each.states.verify_input.candidates
+    candidates = recorded_round.states.verify_input.candidates
     has_none = candidates is None or (isinstance(candidates, Candidates) and candidates.tokens.shape[1] == 0)
-    return "none" if has_none else each.draft_kind
+    return "none" if has_none else recorded_round.draft_kind
 
 
-def walk_size(states: Recorded) -> int:
+def walk_size(states: RecordedStates) -> int:
     """Number of nodes of a tree, dead ones included."""
     return states.verify_input.draft_tokens.shape[1]
 
@@ -71,8 +71,8 @@ def few(value: float | None) -> float | None:
 def _path_probs(scores: list[float], parents: list[int], root: float, config: SpecConfig) -> list[float | None]:
     """Compute the drafter's probability of each token after its parent from scores of paths."""
     above = torch.tensor([root if parent < 0 else scores[parent] for parent in parents], dtype=torch.float64)
-    own = torch.tensor(scores, dtype=torch.float64)
-    probs = own / above if config.score == "prob" else (own - above).exp()
+    node_scores = torch.tensor(scores, dtype=torch.float64)
+    probs = node_scores / above if config.score == "prob" else (node_scores - above).exp()
     return [few(value) for value in probs.tolist()]
 
 
@@ -88,7 +88,7 @@ def _candidates(columns: dict[str, list[Any]], config: SpecConfig, has_probs: bo
     }
 
 
-def _nodes(columns: dict[str, list[Any]], states: Recorded, row: int, has_probs: bool) -> dict[str, list[Any]]:
+def _nodes(columns: dict[str, list[Any]], states: RecordedStates, row: int, has_probs: bool) -> dict[str, list[Any]]:
     locations = states.verify_input.cache_locations.view_as(states.verify_input.draft_tokens)
     return {
         "parents": columns["parent"],
@@ -103,7 +103,11 @@ def _nodes(columns: dict[str, list[Any]], states: Recorded, row: int, has_probs:
 
 
 def _after(
-    candidates: dict[str, list[Any]], nodes: dict[str, list[Any]], walk: Walk, config: SpecConfig, has_probs: bool
+    candidates: dict[str, list[Any]],
+    nodes: dict[str, list[Any]],
+    walk: VerifierInput,
+    config: SpecConfig,
+    has_probs: bool,
 ) -> list[list[list[Any]]]:
     """List tokens after each node, likeliest first: [token, target's probability, drafter's or null, child or -1].
 
@@ -112,37 +116,37 @@ def _after(
     root = 1.0 if config.score == "prob" else 0.0
     probs = _path_probs(candidates["score"], candidates["parent"], root, config)
     proposed: dict[int, dict[int, float | None]] = {}  # by node, the drafter's probability of tokens after it
-    node_of = {-1: 0} | {place: node for place, node in enumerate(candidates["node"]) if node is not None}
-    for place, parent in enumerate(candidates["parent"]):
+    node_of = {-1: 0} | {index: node for index, node in enumerate(candidates["node"]) if node is not None}
+    for index, parent in enumerate(candidates["parent"]):
         if parent in node_of and has_probs:
-            proposed.setdefault(node_of[parent], {}).setdefault(candidates["token_id"][place], probs[place])
-    made = []
+            proposed.setdefault(node_of[parent], {}).setdefault(candidates["token_id"][index], probs[index])
+    rows_after = []
     for node in nodes["node"]:
         children = [child for child in nodes["node"] if nodes["parent"][child] == node]  # siblings may be equal
         named = {nodes["token_id"][child] for child in children}
         likely = walk.probs_NV[node].topk(min(MOST_LIKELY, walk.probs_NV.shape[-1])).indices.tolist()
-        own = proposed.get(node, {})
-        others = [token for token in own if token not in named][:MOST_LIKELY]
+        proposed_tokens = proposed.get(node, {})
+        others = [token for token in proposed_tokens if token not in named][:MOST_LIKELY]
         unnamed = [(token, -1) for token in dict.fromkeys([*likely, *others]) if token not in named]
         rows = []
         for token, child in [*((nodes["token_id"][child], child) for child in children), *unnamed]:
-            drafted = own.get(token)
+            drafted = proposed_tokens.get(token)
             if walk.draft_probs_MV is not None and node < len(walk.draft_probs_MV):
                 drafted = few(float(walk.draft_probs_MV[node, token]))
             rows.append([token, few(float(walk.probs_NV[node, token])), drafted, child])
-        made.append(sorted(rows, key=lambda each: -(each[1] or 0)))
-    return made
+        rows_after.append(sorted(rows, key=lambda recorded_round: -(recorded_round[1] or 0)))
+    return rows_after
 
 
-def _kv(each: Round, row: int, path: list[int]) -> dict[str, Any]:
+def _kv(recorded_round: Round, row: int, path: list[int]) -> dict[str, Any]:
     """Describe the pages from the one with the first new column on, and the slots that the commit moves."""
-    states = each.states
-    config = each.config
+    states = recorded_round.states
+    config = recorded_round.config
     length = int(states.batch.seq_lens[row])
     table_row = int(states.batch.req_pool_indices[row])
     first = length // config.page_size
     begin = length + states.bonus_columns
-    is_laned = each.draft_kind == "lanes" and states.drafted_pools.draft is not None
+    is_laned = recorded_round.draft_kind == "lanes" and states.drafted_pools.draft is not None
     num_forwards = max(0, min(config.num_steps - 1, config.length_limit - begin))
     locations = states.verify_input.cache_locations.view_as(states.verify_input.draft_tokens)[row].tolist()
     after = states.committed_pools.req_to_token[table_row].tolist()
@@ -161,7 +165,7 @@ def _pages(pools: KVPool, row: int, first: int) -> list[int]:
     return (slots[slots >= 0] // pools.page_size).tolist()
 
 
-def _extend(states: Recorded, row: int) -> dict[str, Any]:
+def _extend(states: RecordedStates, row: int) -> dict[str, Any]:
     """Describe the rows of draft-extend, and the drafts that it leaves to the next round."""
     rows = states.verify_output.draft_extend_input
     low, high = rows.row_starts[row : row + 2].tolist()

@@ -26,7 +26,7 @@ from specsim.core.pool import KVPool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recorded:
+class RecordedStates:
     """The states of one round, all on the CPU."""
 
     batch: Batch  # before the round
@@ -53,7 +53,7 @@ class Recorder:
         self.acceptance = engine.acceptance
         self.rule = engine.rule
         self.grammars = engine.grammars
-        self.rounds: list[Recorded] = []
+        self.rounds: list[RecordedStates] = []
         self.num_rounds = 0  # those that are not kept included
 
     def __getattr__(self, name: str) -> Any:
@@ -97,7 +97,7 @@ class Recorder:
         verify_output = self.verify(batch, verify_input, pools)
         committed_pools = tables(pools)
         next_draft_input = self.draft_extend(batch, verify_output.draft_extend_input, pools)
-        recorded = Recorded(
+        recorded = RecordedStates(
             batch.to("cpu"),
             draft_input.to("cpu"),
             verify_input.to("cpu"),
@@ -118,7 +118,7 @@ class Recorder:
 
 def tables(pools: KVPool) -> KVPool:
     """Copy the tables of pools to the CPU; the copy shares the KV buffers, which later rounds write over."""
-    kept = copy(pools)
-    kept.req_to_token = pools.req_to_token.to("cpu", copy=True)
-    kept.token_ids = pools.token_ids.to("cpu", copy=True)
-    return kept
+    copied = copy(pools)
+    copied.req_to_token = pools.req_to_token.to("cpu", copy=True)
+    copied.token_ids = pools.token_ids.to("cpu", copy=True)
+    return copied

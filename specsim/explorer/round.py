@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require_choice
 from specsim.core.phases import Batch, DraftInput, Verdict, VerifyInput, VerifyOutput
-from specsim.explorer.recorder import Recorded
+from specsim.explorer.recorder import RecordedStates
 from specsim.explorer.tables import candidate_columns, node_columns
 from specsim.serving.trace import data_frame
 
@@ -26,7 +26,7 @@ class Round:
     config: SpecConfig
     draft_kind: str  # way in which the drafter makes drafts, as Pair.drafts
     decode: "Decode"  # token ids to text
-    states: Recorded
+    states: RecordedStates
 
     @property
     def batch(self) -> Batch:

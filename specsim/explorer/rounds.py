@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RoundsSource:
     """Names of what made recorded rounds."""
 
     pair: str  # name of the pair
@@ -45,7 +45,7 @@ class Rounds(Sequence[Round]):
     request_ids: tuple[int, ...]  # of generation.outputs
     decode: "Decode"
     rounds: tuple[Round, ...]
-    source: Source
+    source: RoundsSource
 
     @overload
     def __getitem__(self, index: int) -> Round: ...
@@ -68,7 +68,7 @@ class Rounds(Sequence[Round]):
         """List the rounds that a request took part in."""
         if request not in self.request_ids:
             raise InputError("request", request, f"one of {', '.join(map(str, self.request_ids))}")
-        return [each for each in self.rounds if request in each.request_ids]
+        return [recorded_round for recorded_round in self.rounds if request in recorded_round.request_ids]
 
     def tree(self, round: int = 0, request: int | None = None) -> "Picture":
         """Draw the token tree of a round; request: an id, needed where the round has several."""
@@ -77,26 +77,26 @@ class Rounds(Sequence[Round]):
     def to_pandas(self) -> "pandas.DataFrame":
         """Make one table of all nodes: Round.verify, with the round and the request before its columns."""
         columns: dict[str, list[Any]] = {}
-        for each in self.rounds:
-            for request in each.request_ids:
-                table = each.verify(request)
-                named = {"round": [each.index] * len(table), "request": [request] * len(table)}
+        for recorded_round in self.rounds:
+            for request in recorded_round.request_ids:
+                table = recorded_round.verify(request)
+                named = {"round": [recorded_round.index] * len(table), "request": [request] * len(table)}
                 for name, values in (named | {name: list(table[name]) for name in table}).items():
                     columns.setdefault(name, []).extend(values)
         return node_table(columns)
 
     def __repr__(self) -> str:
-        made = f"{len(self.rounds)} rounds of {len(self.request_ids)} requests"
-        return f"Rounds({made}, accept length {figure(self.acceptance.accept_length)}; rounds[0].tree() draws a round)"
+        size = f"{len(self.rounds)} rounds of {len(self.request_ids)} requests"
+        return f"Rounds({size}, accept length {figure(self.acceptance.accept_length)}; rounds[0].tree() draws a round)"
 
     def _repr_html_(self) -> str:
         style = "text-align:left;white-space:pre-wrap;font-family:monospace"
         texts = [coloured(output, self.decode) for output in self.generation.outputs]
-        shown = "".join(
+        parts = "".join(
             f"<tr><th style='text-align:left;vertical-align:top'>{request}</th><td style='{style}'>{text}</td></tr>"
             for request, text in zip(self.request_ids, texts, strict=True)
         )
-        return f"<table><caption>{escape(repr(self))}<br>{LEGEND}</caption>{shown}</table>"
+        return f"<table><caption>{escape(repr(self))}<br>{LEGEND}</caption>{parts}</table>"
 
 
 def trace(
@@ -154,7 +154,7 @@ def recorded_rounds(pair: Pair, generation: Generation, request_ids: Iterable[in
     rounds = [
         Round(index, generation.config, pair.drafts, decode, states) for index, states in enumerate(recorder.rounds)
     ]
-    source = Source(pair.name, pair.kind, recorder.options.impl, recorder.num_rounds)
+    source = RoundsSource(pair.name, pair.kind, recorder.options.impl, recorder.num_rounds)
     return Rounds(generation, tuple(request_ids), decode, tuple(rounds), source)
 
 

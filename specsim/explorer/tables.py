@@ -8,13 +8,13 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates, ExplicitCandidates
 from specsim.core.uniforms import round_uniforms
-from specsim.explorer.recorder import Recorded
+from specsim.explorer.recorder import RecordedStates
 
 if TYPE_CHECKING:
     from specsim.plots.sheet import Decode
 
 
-def candidate_columns(states: Recorded, config: SpecConfig, decode: "Decode", row: int) -> dict[str, list[Any]]:
+def candidate_columns(states: RecordedStates, config: SpecConfig, decode: "Decode", row: int) -> dict[str, list[Any]]:
     """Make the columns of Round.drafts."""
     candidates = states.verify_input.candidates
     if candidates is None:
@@ -42,8 +42,8 @@ def _chosen(candidates: Candidates | ExplicitCandidates, config: SpecConfig, row
     count = config.num_draft_tokens - 1
     if isinstance(candidates, ExplicitCandidates):
         alive = int(candidates.num_alive[row])
-        own = candidates.parents[row, :alive].tolist()
-        return own, select_explicit(own, candidates.scores[row, :alive].tolist(), count, config.num_steps)
+        parents = candidates.parents[row, :alive].tolist()
+        return parents, select_explicit(parents, candidates.scores[row, :alive].tolist(), count, config.num_steps)
     topk = config.topk
     siblings = 1 if config.is_sampled else topk
     blocks = candidates.parent_list[row].tolist()
@@ -52,7 +52,7 @@ def _chosen(candidates: Candidates | ExplicitCandidates, config: SpecConfig, row
     return parents, select(candidates.scores, count)[row].tolist()
 
 
-def lane_candidates(states: Recorded, config: SpecConfig, row: int) -> list[list[int]]:
+def lane_candidates(states: RecordedStates, config: SpecConfig, row: int) -> list[list[int]]:
     """List the candidates whose lanes the drafter ran, best lane first, for each step; none without lanes."""
     candidates = states.verify_input.candidates
     if not isinstance(candidates, Candidates):
@@ -61,13 +61,13 @@ def lane_candidates(states: Recorded, config: SpecConfig, row: int) -> list[list
     return [blocks[first : first + config.topk] for first in range(0, len(blocks), config.topk)]
 
 
-def live_parents(states: Recorded, row: int) -> list[int]:
+def live_parents(states: RecordedStates, row: int) -> list[int]:
     """List the parents of a request's root and drafts, without the dead nodes at the tree's end."""
     root, *parents = states.verify_input.parents[row].tolist()
     return [root, *(parent for parent in parents if parent >= 0)]
 
 
-def accepted_path(states: Recorded, row: int) -> list[int]:
+def accepted_path(states: RecordedStates, row: int) -> list[int]:
     """List the accepted nodes of a request, root first."""
     verdict = states.verify_output.verdict
     num_nodes = states.verify_input.draft_tokens.shape[1]
@@ -75,7 +75,7 @@ def accepted_path(states: Recorded, row: int) -> list[int]:
     return [node - row * num_nodes for node in verdict.accept_index[row, :count].tolist()]
 
 
-def node_columns(states: Recorded, config: SpecConfig, decode: "Decode", row: int) -> dict[str, list[Any]]:
+def node_columns(states: RecordedStates, config: SpecConfig, decode: "Decode", row: int) -> dict[str, list[Any]]:
     """Make the columns of Round.verify."""
     from specsim.reference.sampling import argmax
     from specsim.reference.tree import depths_of
@@ -105,31 +105,31 @@ def node_columns(states: Recorded, config: SpecConfig, decode: "Decode", row: in
     }
 
 
-def target_probs(states: Recorded, config: SpecConfig, row: int) -> torch.Tensor:
+def target_probs(states: RecordedStates, config: SpecConfig, row: int) -> torch.Tensor:
     """Compute the target's distribution after each node, f64 [N, V]."""
     from specsim.reference.sampling import target_prob
     from specsim.reference.verify import node_logits
 
-    own = slice(row, row + 1)
+    this_row = slice(row, row + 1)
     batch = states.batch.filter(torch.tensor([row]))
     trees = states.verify_input
     tree = replace(
         trees,
-        draft_tokens=trees.draft_tokens[own],
-        parents=trees.parents[own],
-        retrieve_next_token=trees.retrieve_next_token[own],
-        retrieve_next_sibling=trees.retrieve_next_sibling[own],
+        draft_tokens=trees.draft_tokens[this_row],
+        parents=trees.parents[this_row],
+        retrieve_next_token=trees.retrieve_next_token[this_row],
+        retrieve_next_sibling=trees.retrieve_next_sibling[this_row],
     )
     num_nodes = trees.draft_tokens.shape[1]
     logits_NV = states.verify_output.target_logits[row * num_nodes : (row + 1) * num_nodes]
-    allowed = states.allowed if states.allowed is None else states.allowed[own]
+    allowed = states.allowed if states.allowed is None else states.allowed[this_row]
     (adjusted_NV,) = node_logits(batch, tree, logits_NV, config, states.committed_pools, allowed)
     if float(batch.sampling.temperature) == 0:
         return torch.softmax(adjusted_NV, dim=-1)
     return torch.stack([target_prob(adjusted_V, batch.sampling, 0) for adjusted_V in adjusted_NV])
 
 
-def node_uniforms(states: Recorded, config: SpecConfig, row: int, depths: list[int]) -> list[float | None]:
+def node_uniforms(states: RecordedStates, config: SpecConfig, row: int, depths: list[int]) -> list[float | None]:
     """Draw the uniform of each node below the root again, None where the verifier draws none."""
     batch = states.batch
     draws = config.verifier_kind.draws

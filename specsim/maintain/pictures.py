@@ -18,8 +18,22 @@ from specsim.explorer.rounds import trace
 from specsim.models.load import load
 from specsim.models.shipped import load_prompts
 from specsim.plots import acceptance
-from specsim.plots.chart import LINES, End, label_ends, label_point, new_chart
-from specsim.plots.sheet import ACCEPTED, EM, FAINT, PREFIX, TREE, Picture, draw_box, draw_text, new_sheet
+from specsim.plots.sheet import (
+    ACCEPTED,
+    EM,
+    FAINT,
+    LINES,
+    PREFIX,
+    TREE,
+    End,
+    Picture,
+    draw_box,
+    draw_text,
+    label_ends,
+    label_point,
+    new_chart,
+    new_sheet,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "notebooks" / "guide" / "images"

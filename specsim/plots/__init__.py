@@ -1,17 +1,13 @@
 """Pictures of rounds and of servers, by matplotlib."""
 
-from specsim.plots.acceptance_rates import acceptance_rates
-from specsim.plots.batch import batch
+from specsim.plots.acceptance_rates import acceptance, acceptance_rates, positions
 from specsim.plots.distributions import distributions, rejection
 from specsim.plots.divergence import divergence
 from specsim.plots.keys_seen import keys_seen
 from specsim.plots.kv import Slot, kv_move, kv_pages, slots
 from specsim.plots.losses import losses
-from specsim.plots.pareto import pareto
-from specsim.plots.positions import acceptance, positions
-from specsim.plots.roofline import roofline
+from specsim.plots.servers import batch, pareto, roofline, speedup
 from specsim.plots.serving import timeline
-from specsim.plots.speedup import speedup
 from specsim.plots.states import states
 from specsim.plots.token_tree import mask, tree
 

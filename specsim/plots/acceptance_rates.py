@@ -1,4 +1,4 @@
-"""Acceptance of records by position and by depth, with intervals."""
+"""Acceptance by position and by depth: of records with intervals, assumed distributions, and rounds that were run."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,8 +6,21 @@ import numpy as np
 
 from specsim.acceptance.interval import CONFIDENCE, rate_intervals
 from specsim.core.errors import require, require_type
-from specsim.plots.chart import LINES, SIZE, WIDTH
-from specsim.plots.sheet import FONT, INK, Axes, FigureCanvasAgg, Picture
+from specsim.core.metrics import Acceptance
+from specsim.plots.sheet import (
+    CHART_WIDTH,
+    FONT,
+    INK,
+    LINES,
+    SIZE,
+    Axes,
+    End,
+    FigureCanvasAgg,
+    Picture,
+    label_ends,
+    new_chart,
+)
+from specsim.simulator.acceptance import Distribution, accept_length
 from specsim.simulator.acceptance_record import AcceptanceRecord
 
 HEIGHT = 3.8
@@ -24,21 +37,21 @@ def acceptance_rates(records: Mapping[str, AcceptanceRecord]) -> Picture:
     no record, for more than five, and for one without rates.
     """
     require_type("records", records, Mapping, "acceptance records by their names")
-    for name, each in records.items():
-        require_type(name, each, AcceptanceRecord, "an acceptance record")
-        require(each.rates, name, each.source, "a record with rates by position")
+    for name, record in records.items():
+        require_type(name, record, AcceptanceRecord, "an acceptance record")
+        require(record.rates, name, record.source, "a record with rates by position")
     require(1 <= len(records) <= len(LINES), "records", len(records), f"1 to {len(LINES)}")
-    figure = Picture(figsize=(WIDTH, HEIGHT), facecolor="white")
+    figure = Picture(figsize=(CHART_WIDTH, HEIGHT), facecolor="white")
     FigureCanvasAgg(figure)
-    most = max(len(each.rates) for each in records.values())
-    for place, (title, labels) in enumerate(_PANELS.items()):
-        axes = figure.add_axes((0.09 + 0.5 * place, 0.15, 0.39, 0.6))
+    most = max(len(record.rates) for record in records.values())
+    for panel, (title, labels) in enumerate(_PANELS.items()):
+        axes = figure.add_axes((0.09 + 0.5 * panel, 0.15, 0.39, 0.6))
         _style(axes, title, labels, most)
         for shift, ((name, record), (color, dash)) in enumerate(zip(records.items(), LINES, strict=False)):
-            rates = record.conditional if place else record.rates
+            rates = record.conditional if panel else record.rates
             offset = 0.05 * (shift - (len(records) - 1) / 2)
-            _line(axes, np.arange(1, len(rates) + 1) + offset, rates, _bars(record, bool(place)), color, dash)
-            axes.lines[-1].set_gid(f"{'conditional' if place else 'unconditional'}:{name}")
+            _line(axes, np.arange(1, len(rates) + 1) + offset, rates, _bars(record, bool(panel)), color, dash)
+            axes.lines[-1].set_gid(f"{'conditional' if panel else 'unconditional'}:{name}")
     _names(figure, records)
     figure.description = _alternative_text(records)
     return figure
@@ -57,17 +70,21 @@ def _style(axes: Axes, title: str, labels: tuple[str, str], most: int) -> None:
 
 
 def _line(
-    axes: Axes, places: np.ndarray, rates: Sequence[float], bars: np.ndarray | None, color: str, dash: object
+    axes: Axes, positions: np.ndarray, rates: Sequence[float], bars: np.ndarray | None, color: str, dash: object
 ) -> None:
-    axes.plot(places, rates, color=color, linestyle=dash, marker="o", markersize=3.5)  # pyright: ignore[reportArgumentType]
+    axes.plot(positions, rates, color=color, linestyle=dash, marker="o", markersize=3.5)  # pyright: ignore[reportArgumentType]
     if bars is not None:
-        axes.vlines(places, bars[0], bars[1], color=color, linewidth=1.2)
+        axes.vlines(positions, bars[0], bars[1], color=color, linewidth=1.2)
 
 
 def _bars(record: AcceptanceRecord, is_conditional: bool) -> np.ndarray | None:
     """Give the ends of the intervals, f64 [2, S]; None without counts."""
-    found = rate_intervals(record, is_conditional)
-    return None if found is None else np.array([[each.low for each in found], [each.high for each in found]])
+    intervals = rate_intervals(record, is_conditional)
+    return (
+        None
+        if intervals is None
+        else np.array([[interval.low for interval in intervals], [interval.high for interval in intervals]])
+    )
 
 
 def _names(figure: Picture, records: Mapping[str, AcceptanceRecord]) -> None:
@@ -90,5 +107,59 @@ def _alternative_text(records: Mapping[str, AcceptanceRecord]) -> str:
             f"{name} accepts {record.accept_length:.2f} tokens a round; the share of rounds that accept draft 1, 2, "
             f"... is {rates}; of those that reach it, {conditional}."
         )
-    bars = f" Bars are {CONFIDENCE:.0%} intervals." if any(each.counts for each in records.values()) else ""
+    bars = f" Bars are {CONFIDENCE:.0%} intervals." if any(record.counts for record in records.values()) else ""
     return f"Two charts of acceptance by draft. {' '.join(parts)}{bars}"
+
+
+def positions(distributions: Mapping[str, Distribution]) -> Picture:
+    """Draw the share of rounds that accept at least 1, 2, ... drafts, a line per distribution.
+
+    Its name stands with its accept length. InputError for no distribution, or for more than five.
+    """
+    require_type("distributions", distributions, Mapping, "distributions of acceptance by their names")
+    for name, distribution in distributions.items():
+        require(
+            hasattr(distribution, "rates"),
+            "distributions",
+            name,
+            "names of distributions of specsim.simulator.acceptance",
+        )
+    require(1 <= len(distributions) <= len(LINES), "distributions", len(distributions), f"1 to {len(LINES)}")
+    return _lines(
+        {
+            name: (accept_length(distribution), distribution.rates().tolist())
+            for name, distribution in distributions.items()
+        }
+    )
+
+
+def acceptance(results: Mapping[str, Acceptance]) -> Picture:
+    """Draw the share of rounds that accepted at least 1, 2, ... drafts, a line per result with its accept length.
+
+    results: Generation.acceptance by a name. InputError for no result, more than five, or one without a round.
+    """
+    require_type("results", results, Mapping, "values of Generation.acceptance by their names")
+    for name, result in results.items():
+        require_type(name, result, Acceptance, "a Generation's acceptance")
+        require(result.rounds, name, result.rounds, "a result of at least one round")
+    require(1 <= len(results) <= len(LINES), "results", len(results), f"1 to {len(LINES)}")
+    return _lines({name: (result.accept_length, list(result.accepted_by_position)) for name, result in results.items()})
+
+
+def _lines(results: Mapping[str, tuple[float, list[float]]]) -> Picture:
+    """Draw a line per name, through its share of rounds at each position; the value begins with the accept length."""
+    names = {name: f"{name}: {length:.2f}" for name, (length, _) in results.items()}
+    title = "accepted by position, and tokens a round"
+    figure, axes = new_chart(title, "draft", "share of the rounds", names=names.values())
+    most = max(1, *(len(rates) for _, rates in results.values()))
+    ends = []
+    for (name, (_, shares)), (color, dash) in zip(results.items(), LINES, strict=False):
+        rates = [1.0, *shares]
+        look = {"color": color, "linestyle": dash, "marker": "o", "markersize": 3.5}
+        axes.plot(range(len(rates)), rates, gid=f"distribution:{name}", **look)
+        ends.append(End(rates[-1], len(rates) - 1, names[name], color))
+    axes.set_xticks(range(most + 1))
+    axes.set_xlim(0, most)
+    axes.set_ylim(0, 1.02)
+    label_ends(axes, ends)
+    return figure

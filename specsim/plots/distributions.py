@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from specsim.core.errors import require, require_type
-from specsim.plots.chart import LINES, SIZE, new_chart
-from specsim.plots.sheet import FONT, INK, Axes, Patch, Picture, Rectangle, shown
+from specsim.plots.sheet import FONT, INK, LINES, SIZE, Axes, Patch, Picture, Rectangle, new_chart, visible_token
 
 HATCHES = ("", "///", "...", "\\\\\\", "xx")
 FACES = ("#CBE3F3", "#FBE0B0", "#BFE5D8", "#F3D9E7", "#E4E4E4")  # of tokens, tints of the hues of LINES
@@ -27,17 +26,17 @@ def distributions(probs: Mapping[str, Sequence[float]], tokens: Sequence[str], k
     values = {name: _checked(name, row, tokens) for name, row in probs.items()}
     figure, axes = new_chart(f"probability of each {kind}", kind, "probability", height=3.2)
     width = 0.8 / len(values)
-    for place, (name, row) in enumerate(values.items()):
-        left = np.arange(len(tokens)) - 0.4 + width * place
-        color, hatch = LINES[place][0], HATCHES[place]
-        bars = axes.bar(left, row, width * 0.92, align="edge", facecolor=FACES[place], edgecolor=color, hatch=hatch,
+    for index, (name, row) in enumerate(values.items()):
+        x_left = np.arange(len(tokens)) - 0.4 + width * index
+        color, hatch = LINES[index][0], HATCHES[index]
+        bars = axes.bar(x_left, row, width * 0.92, align="edge", facecolor=FACES[index], edgecolor=color, hatch=hatch,
                         label=name, linewidth=1.2)  # fmt: skip
         for bar, token, prob in zip(bars, tokens, row, strict=True):
             bar.set_gid(f"bar:{name}:{token}")
             if prob and len(values) * len(tokens) <= 20:
                 axes.annotate(f"{prob:.3g}", (bar.get_x() + bar.get_width() / 2, prob), (0, 2), ha="center",
                               textcoords="offset points", color=INK, family=FONT, fontsize=SIZE - 1)  # fmt: skip
-    axes.set_xticks(range(len(tokens)), [shown(token) for token in tokens])
+    axes.set_xticks(range(len(tokens)), [visible_token(token) for token in tokens])
     axes.set_ylim(0, 1.12 * max(max(row) for row in values.values()) or 1)
     axes.legend(frameon=False, prop={"family": FONT, "size": SIZE})
     figure.description = f"Probability of each {kind}. " + " ".join(
@@ -60,7 +59,7 @@ def rejection(target_prob: Sequence[float], draft_prob: Sequence[float], tokens:
         require(abs(sum(row) - 1) < _SUM, name, sum(row), "probabilities whose sum is 1")
     require(len(tokens) <= len(FACES), "tokens", len(tokens), f"at most {len(FACES)}")
     weights = [max(p - q, 0.0) for p, q in zip(target, draft, strict=True)]
-    left = sum(weights)
+    rejected = sum(weights)
     figure, axes = new_chart("draft and uniform, and the token that they give", "draft", "uniform", height=4.6)
     axes.set_position((0.11, 0.12, 0.58, 0.80))
     x = 0.0
@@ -69,19 +68,22 @@ def rejection(target_prob: Sequence[float], draft_prob: Sequence[float], tokens:
         _area(axes, (x, 0.0, q, height), tokens, token, is_kept=True)
         at = x
         for other, weight in enumerate(weights):
-            share = q * weight / left if left else 0.0
+            share = q * weight / rejected if rejected else 0.0
             _area(axes, (at, height, share, 1 - height), tokens, other, is_kept=False)
             at += share
         x += q
     edges = np.cumsum([0.0, *draft])
     drawn = [at for at, q in enumerate(draft) if q > 0]
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    axes.set_xticks([(edges[at] + edges[at + 1]) / 2 for at in drawn], [shown(tokens[at]) for at in drawn])
+    axes.set_xticks([(edges[at] + edges[at + 1]) / 2 for at in drawn], [visible_token(tokens[at]) for at in drawn])
     _legend(axes, target, tokens)
-    kept = sum(map(min, target, draft))
-    figure.description = f"Unit square of draft and uniform. The draft is kept on {kept:.4g} of the area. " + " ".join(
-        f"{token}: drafted {q:.3g}, kept {min(p, q):.3g}, area in all {p:.3g}."
-        for token, p, q in zip(tokens, target, draft, strict=True)
+    acceptance = sum(map(min, target, draft))
+    figure.description = (
+        f"Unit square of draft and uniform. The draft is kept on {acceptance:.4g} of the area. "
+        + " ".join(
+            f"{token}: drafted {q:.3g}, kept {min(p, q):.3g}, area in all {p:.3g}."
+            for token, p, q in zip(tokens, target, draft, strict=True)
+        )
     )
     return figure
 
@@ -105,14 +107,14 @@ def _area(axes: Axes, box: tuple[float, float, float, float], tokens: Sequence[s
     axes.add_patch(Rectangle((x, y), width, height, facecolor=FACES[token], edgecolor=LINES[token][0], linewidth=1.2,
                              hatch=hatch, gid=f"{kind}:{tokens[token]}:{x:.4f}"))  # fmt: skip
     if min(width, height) > _LEAST_SIDE:
-        axes.text(x + width / 2, y + height / 2, f"{shown(tokens[token])}\n{width * height:.3g}", ha="center",
+        axes.text(x + width / 2, y + height / 2, f"{visible_token(tokens[token])}\n{width * height:.3g}", ha="center",
                   va="center", family=FONT, fontsize=SIZE, color=INK, parse_math=False,
                   bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.5})  # fmt: skip
 
 
 def _legend(axes: Axes, target: Sequence[float], tokens: Sequence[str]) -> None:
     handles = [
-        Patch(facecolor=FACES[at], edgecolor=LINES[at][0], label=f"{shown(token)}: {prob:.3g} in all")
+        Patch(facecolor=FACES[at], edgecolor=LINES[at][0], label=f"{visible_token(token)}: {prob:.3g} in all")
         for at, (token, prob) in enumerate(zip(tokens, target, strict=True))
     ]
     handles.append(Patch(facecolor="white", edgecolor=INK, label="draft is kept"))

@@ -50,8 +50,8 @@ def keys_seen(panels: Mapping[str, Sequence[Collection[int]]], length: int) -> P
         draw_text(axes, 1.2 + cell * (position + 0.5), 0.55, str(position), 6.5, FAINT, ha="center")
     draw_text(axes, 0.2, 0.55, "position", 7, FAINT)
     looks = set()
-    for place, (name, steps) in enumerate(panels.items()):
-        top = 0.85 + panel_height * place
+    for panel, (name, steps) in enumerate(panels.items()):
+        top = 0.85 + panel_height * panel
         draw_text(axes, 0.2, top, name, 8, weight="bold")
         for step, seen in enumerate(steps):
             y = top + 0.15 + _LINE * step
@@ -68,7 +68,7 @@ def _line(
 ) -> set[Look]:
     """Draw one step; keys: seen, and seen in the first panel. ends: prefix, own position, number of positions."""
     seen, expected = keys
-    length, own, end = ends
+    length, self_position, end = ends
     looks = set()
     for position in range(end):
         if position in seen and position not in expected:
@@ -76,7 +76,7 @@ def _line(
         elif position in expected and position not in seen:
             look = MISSING
         elif position in seen:
-            look = OWN_KEY if position == own else PREFIX_KEY if position < length else DRAFT_KEY
+            look = OWN_KEY if position == self_position else PREFIX_KEY if position < length else DRAFT_KEY
         else:
             look = UNSEEN
         looks.add(look)

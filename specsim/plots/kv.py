@@ -25,7 +25,7 @@ from specsim.plots.sheet import (
     draw_legend,
     draw_text,
     new_sheet,
-    shown,
+    visible_token,
 )
 from specsim.plots.token_tree import check_round, path_of
 
@@ -60,12 +60,12 @@ def slots(
     require_type("config", config, SpecConfig, "the SpecConfig of the engine")
     if verify_input is not None:
         check_round(verify_input, verdict, 0)
-    found = [Slot("free")] * pools.target.keys.shape[1]
+    pool_slots = [Slot("free")] * pools.target.keys.shape[1]
     table = pools.req_to_token.tolist()
     for row, columns in enumerate(table):
         for column, slot in enumerate(columns):
             if slot >= 0:
-                found[slot] = Slot("spare", row, column)
+                pool_slots[slot] = Slot("spare", row, column)
     for request, (row, length) in enumerate(batch.rows_and_lens):
         kinds = dict.fromkeys(range(length), ("committed", ""))
         if verify_input is None:
@@ -74,8 +74,8 @@ def slots(
             kinds |= _nodes(verify_input, verdict, request, length, committed)
         for column, (kind, label) in kinds.items():
             if table[row][column] >= 0:
-                found[table[row][column]] = Slot(kind, row, column, label)
-    return found
+                pool_slots[table[row][column]] = Slot(kind, row, column, label)
+    return pool_slots
 
 
 def _lanes(length: int, config: SpecConfig) -> dict[int, tuple[str, str]]:
@@ -114,12 +114,14 @@ def kv_pages(
     The owner stands above, the logical column in the cell, and below it the node or the lane that the slot serves. The
     arguments are those of `slots`.
     """
-    found = slots(pools, batch, config, verify_input, verdict, committed, bonus_columns)
+    pool_slots = slots(pools, batch, config, verify_input, verdict, committed, bonus_columns)
     page = pools.page_size
     per_line = min(page, 32) if page > 16 else 32 // page * page
-    lines = [list(range(start, min(start + per_line, len(found)))) for start in range(0, len(found), per_line)]
+    lines = [
+        list(range(start, min(start + per_line, len(pool_slots)))) for start in range(0, len(pool_slots), per_line)
+    ]
     names = dict(zip(batch.req_pool_indices.tolist(), batch.request_ids.tolist(), strict=True))
-    pieces = list(_elided(lines, found, names))
+    pieces = list(_elided(lines, pool_slots, names))
     heights = [0.28 if isinstance(piece, str) else 0.62 for piece in pieces]
     figure, axes = new_sheet(WIDTH, 0.95 + sum(heights) + 0.42)
     title = "the draft lanes" if verify_input is None else "the tree, before the commit"
@@ -135,18 +137,18 @@ def kv_pages(
             draw_text(axes, 0.7, y + 0.1, piece, 7, FAINT)
         else:
             draw_text(axes, 0.2, y + 0.35, str(piece[0]), 7, FAINT)
-            _pages_line(axes, {slot: found[slot] for slot in piece}, y, names, page)
+            _pages_line(axes, {slot: pool_slots[slot] for slot in piece}, y, names, page)
         y += height
-    present = {slot.kind for slot in found}
+    present = {slot.kind for slot in pool_slots}
     draw_legend(axes, y + 0.2, [look for kind, look in KINDS.items() if kind in present])
-    figure.description = _in_words(f"KV slots in pages of {page}: {title}", found, names)
+    figure.description = _in_words(f"KV slots in pages of {page}: {title}", pool_slots, names)
     return figure
 
 
-def _in_words(title: str, found: list[Slot], names: dict[int, int]) -> str:
+def _in_words(title: str, pool_slots: list[Slot], names: dict[int, int]) -> str:
     """Count the slots of each owner by what they hold."""
     counts: dict[str, dict[str, int]] = {}
-    for slot in found:
+    for slot in pool_slots:
         owner = "nobody" if slot.row < 0 else _owner(slot.row, names)
         kinds = counts.setdefault(owner, {})
         meaning = KINDS[slot.kind].meaning
@@ -162,11 +164,11 @@ def _owner(row: int, names: dict[int, int]) -> str:
     return f"request {names[row]}" if row in names else f"row {row}"
 
 
-def _elided(lines: list[list[int]], found: list[Slot], names: dict[int, int]) -> Iterator[list[int] | str]:
+def _elided(lines: list[list[int]], pool_slots: list[Slot], names: dict[int, int]) -> Iterator[list[int] | str]:
     """Yield the lines; runs of unused slots, and three or more lines of one prefix, become a sentence."""
 
     def same(line: list[int]) -> object:
-        kinds = {(found[slot].kind, found[slot].row) for slot in line}
+        kinds = {(pool_slots[slot].kind, pool_slots[slot].row) for slot in line}
         quiet = len(kinds) == 1 and next(iter(kinds))[0] in ("free", "committed", "spare")
         return next(iter(kinds)) if quiet else line[0]
 
@@ -211,13 +213,13 @@ def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request
     locations = verify_input.cache_locations.view(-1, num_nodes)[request].tolist()
     path = path_of(verdict, request, num_nodes)
     cell = min(0.6, max(0.27, 8.2 / num_nodes))
-    left = 1.35
-    texts = [shown(decode([token])) for token in tokens]
+    x_left = 1.35
+    texts = [visible_token(decode([token])) for token in tokens]
     longest = max(map(len, texts)) * 7.5 * EM
     is_upright = longest > cell - 0.06
     above = 0.62 + (longest if is_upright else 0.1)
     below = above + 1.15
-    width = max(left + num_nodes * cell + 0.3, 6.4)
+    width = max(x_left + num_nodes * cell + 0.3, 6.4)
     figure, axes = new_sheet(width, below + 1.15)
     title = f"request {request}: the accepted path moves to columns {length}…{length + len(path) - 1}"
     draw_text(axes, 0.2, 0.22, title, 9.5, weight="bold")
@@ -225,19 +227,19 @@ def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request
         draw_text(axes, 0.2, y, name, 7, FAINT)
     draw_text(axes, 0.2, below + 0.66, "slot", 7, FAINT)
     for node, (text, slot) in enumerate(zip(texts, locations, strict=True)):
-        x = left + node * cell
-        middle = left + (node + 0.5) * cell
+        x = x_left + node * cell
+        middle = x_left + (node + 0.5) * cell
         draw_cell(axes, x, above, cell, 0.4, ACCEPTED if node in path else TREE, f"before:{node}")
         draw_text(axes, middle, above + 0.2, str(node), 8, ha="center", weight="bold" if node in path else "normal")
         draw_text(axes, middle, above - 0.06, text, 7.5, ha="center", va="bottom", rotation=90 if is_upright else 0)
-        moved = path[node : node + 1]
-        draw_cell(axes, x, below, cell, 0.4, ACCEPTED if moved else SPARE, f"after:{node}")
-        draw_text(axes, middle, below + 0.2, "".join(map(str, moved)), 8, ha="center", weight="bold")
+        accepted_depth = path[node : node + 1]
+        draw_cell(axes, x, below, cell, 0.4, ACCEPTED if accepted_depth else SPARE, f"after:{node}")
+        draw_text(axes, middle, below + 0.2, "".join(map(str, accepted_depth)), 8, ha="center", weight="bold")
         draw_text(axes, middle, below + 0.5, str(length + node), 6, FAINT, ha="center")
         draw_text(axes, middle, below + 0.66, str(slot), 6, FAINT, ha="center")
     for depth, node in enumerate(path):
-        start = (left + (node + 0.5) * cell, above + 0.42)
-        end = (left + (depth + 0.5) * cell, below - 0.02)
+        start = (x_left + (node + 0.5) * cell, above + 0.42)
+        end = (x_left + (depth + 0.5) * cell, below - 0.02)
         arrow = {"arrowstyle": "-|>", "color": ACCEPTED.edge, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", end, start, arrowprops=arrow, gid=f"move:{node}-{depth}")
     draw_legend(axes, below + 0.95, [ACCEPTED, TREE, SPARE], room=width)

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from specsim.core.errors import require, require_type
-from specsim.plots.chart import LINES, End, label_ends, new_chart
-from specsim.plots.sheet import Picture
+from specsim.plots.sheet import LINES, End, Picture, label_ends, new_chart
 
 _STEPS_A_MEAN = 10  # steps that the moving mean covers
 

@@ -40,45 +40,45 @@ def timeline(trace: Trace, first: int = 0, last: int | None = None) -> Picture:
     records = [record for record in trace.records if record.step >= first and (last is None or record.step <= last)]
     lives = _lives(trace.records)
     steps = [record.step for record in records]
-    shown = {name: life for name, life in lives.items() if any(step in life.states for step in steps)}
-    if not shown:
+    drawn = {name: life for name, life in lives.items() if any(step in life.states for step in steps)}
+    if not drawn:
         figure, axes = new_sheet(6.4, 0.6)
         draw_text(axes, 0.2, 0.3, "no request in these steps", 9)
         return figure
-    left = 1.0
+    x_left = 1.0
     top = 0.72
     height = 0.24
-    cell = min(0.4, max(0.2, (WIDTH - left - 1.0) / len(steps)))
-    width = max(left + cell * len(steps) + 1.0, 6.4)
-    bottom = top + height * len(shown)
+    cell = min(0.4, max(0.2, (WIDTH - x_left - 1.0) / len(steps)))
+    width = max(x_left + cell * len(steps) + 1.0, 6.4)
+    bottom = top + height * len(drawn)
     figure, axes = new_sheet(width, bottom + 0.75)
-    _head(axes, Trace(records), steps, left, cell)
-    for row, (name, life) in enumerate(shown.items()):
+    _head(axes, Trace(records), steps, x_left, cell)
+    for row, (name, life) in enumerate(drawn.items()):
         y = top + row * height
-        draw_text(axes, left - 0.1, y + height / 2, f"request {name}", 7, ha="right")
-        for place, step in enumerate(steps):
+        draw_text(axes, x_left - 0.1, y + height / 2, f"request {name}", 7, ha="right")
+        for index, step in enumerate(steps):
             if state := life.states.get(step):
                 draw_cell(
-                    axes, left + place * cell, y + 0.02, cell, height - 0.04, LOOKS[state], f"{state}:{name}:{step}"
+                    axes, x_left + index * cell, y + 0.02, cell, height - 0.04, LOOKS[state], f"{state}:{name}:{step}"
                 )
             if tokens := life.tokens.get(step):
-                draw_text(axes, left + (place + 0.5) * cell, y + height / 2, str(tokens), 6.5, ha="center")
+                draw_text(axes, x_left + (index + 0.5) * cell, y + height / 2, str(tokens), 6.5, ha="center")
         if life.end and life.end.step in steps:
-            x = left + (steps.index(life.end.step) + 1) * cell + 0.06
+            x = x_left + (steps.index(life.end.step) + 1) * cell + 0.06
             draw_text(axes, x, y + height / 2, life.end.reason, 6.5, FAINT)
-    used = [look for state, look in LOOKS.items() if any(state in life.states.values() for life in shown.values())]
+    used = [look for state, look in LOOKS.items() if any(state in life.states.values() for life in drawn.values())]
     draw_legend(axes, bottom + 0.25, used, room=width)
     return figure
 
 
-def _head(axes: Axes, trace: Trace, steps: list[int], left: float, cell: float) -> None:
+def _head(axes: Axes, trace: Trace, steps: list[int], x_left: float, cell: float) -> None:
     counts = trace.counts()
     title = f"{counts['steps']} steps, {counts['num_kept']} tokens read from {counts['results']} rounds"
     draw_text(axes, 0.2, 0.22, f"{title}, {counts['num_prefilled']} prompt tokens prefilled", 9.5, weight="bold")
     every = max(1, round(5 * 6.5 * EM / cell + 0.5))
-    for place, step in enumerate(steps):
-        if place % every == 0:
-            draw_text(axes, left + (place + 0.5) * cell, 0.58, str(step), 6.5, FAINT, ha="center")
+    for index, step in enumerate(steps):
+        if index % every == 0:
+            draw_text(axes, x_left + (index + 0.5) * cell, 0.58, str(step), 6.5, FAINT, ha="center")
 
 
 class _End(NamedTuple):
@@ -102,7 +102,7 @@ def _lives(records: list[StepRecord]) -> dict[int, _Life]:
     waiting: set[int] = set()
     placed: set[int] = set()
     for record in records:
-        away = {each.request_id for each in record.preempted}
+        away = {request.request_id for request in record.preempted}
         waiting = (waiting | set(record.arrived) | away) - set(record.admitted)
         placed |= set(record.admitted)
         prefilled = {chunk.request_id for chunk in record.prefilled}

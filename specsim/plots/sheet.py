@@ -1,13 +1,13 @@
-"""Parts of pictures: a sheet in inches, boxes and cells with a look, text, a legend.
+"""Parts of pictures: a sheet in inches, boxes and cells with a look, text, a legend; and axes of charts in one style.
 
 Every artist that stands for something carries it in its gid (`node:3`, `edge:0-3`, `slot:17:tree`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -130,20 +130,20 @@ def _dress(shape: Patch, look: Look, gid: str) -> Patch:
     return shape
 
 
-def draw_legend(axes: Axes, y: float, looks: Sequence[Look], left: float = 0.2, room: float = WIDTH) -> None:
+def draw_legend(axes: Axes, y: float, looks: Sequence[Look], x_left: float = 0.2, room: float = WIDTH) -> None:
     """Draw swatches with their meanings, in as many lines as the room needs."""
-    x = left
+    x = x_left
     for look in looks:
         length = 0.32 + len(look.meaning) * 7 * EM
-        if x > left and x + length > room:
-            x = left
+        if x > x_left and x + length > room:
+            x = x_left
             y += 0.22
         draw_cell(axes, x, y - 0.06, 0.2, 0.12, look, "legend")
         draw_text(axes, x + 0.27, y, look.meaning, 7, FAINT)
         x += length + 0.2
 
 
-def shown(text: str, most: int = 14) -> str:
+def visible_token(text: str, most: int = 14) -> str:
     """Format a token for a picture: visible blanks, at most `most` characters, only those of the font."""
     font = get_font(findfont(FontProperties(family=FONT)))
     pieces = []
@@ -155,5 +155,51 @@ def shown(text: str, most: int = 14) -> str:
             pieces.append(character * count)
         else:
             pieces.append(ascii(character)[1:-1] * count)
-    whole = "".join(pieces)
-    return whole if len(whole) <= most else whole[: most - 1] + "…"
+    joined = "".join(pieces)
+    return joined if len(joined) <= most else joined[: most - 1] + "…"
+
+
+SIZE = 8
+CHART_WIDTH = 7.2
+# Hues of Okabe and Ito, each with its own dashes.
+LINES = (("#0072B2", "-"), ("#A35F00", "--"), ("#00664B", "-."), ("#A2487D", ":"), ("#1A1A1A", (0, (6, 1, 1, 1))))
+
+
+class End(NamedTuple):
+    """The last point of a line, with the line's name."""
+
+    y: float
+    x: float
+    name: str
+    color: str
+
+
+def new_chart(title: str, x: str, y: str = "", height: float = 4.0, names: Iterable[str] = ()) -> tuple[Picture, Axes]:
+    """Make a figure with labelled axes, and room on the right for the names of lines."""
+    figure = Picture(figsize=(CHART_WIDTH, height), facecolor="white")
+    FigureCanvasAgg(figure)
+    longest = max(map(len, names), default=0)
+    right = longest * SIZE * EM / CHART_WIDTH if longest else 0.04
+    axes = figure.add_axes((0.11, 0.56 / height, 0.85 - right, 1 - 0.96 / height))
+    axes.set_title(title, family=FONT, fontsize=9.5, weight="bold", loc="left", parse_math=False)
+    axes.set_xlabel(x, family=FONT, fontsize=SIZE, color=INK)
+    axes.set_ylabel(y, family=FONT, fontsize=SIZE, color=INK)
+    axes.tick_params(labelsize=SIZE, labelfontfamily=FONT)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def label_point(axes: Axes, x: float, y: float, text: str, color: str, offset: tuple[float, float]) -> None:
+    """Write a text next to a point; a dollar sign starts no formula."""
+    axes.annotate(text, (x, y), offset, textcoords="offset points", va="center", annotation_clip=False,
+                  color=color, family=FONT, fontsize=SIZE, parse_math=False)  # fmt: skip
+
+
+def label_ends(axes: Axes, ends: Iterable[End]) -> None:
+    """Write the name of every line at its end, without overlap and below the axes' top."""
+    pitch = 0.055 * axes.get_ylim()[1]
+    low = -pitch / 2
+    for end in sorted(ends):
+        low = max(end.y, low + pitch)
+        label_point(axes, end.x, low, end.name, end.color, (7, 0))

@@ -44,14 +44,14 @@ def states(
     draw_text(axes, 0.2, 0.22, "names that several states of a round have", 9.5, weight="bold")
     width = (WIDTH - _NAME - 0.2) / len(columns)
     num_nodes = verify_input.draft_tokens.numel()
-    for place, (state, made_by) in enumerate(zip(columns, MADE_BY, strict=True)):
-        left = _NAME + place * width
-        draw_text(axes, left + width / 2, 0.58, made_by, 7, FAINT, ha="center")
-        draw_text(axes, left + width / 2, 0.8, type(state).__name__, 8, ha="center", weight="bold")
+    for index, (state, made_by) in enumerate(zip(columns, MADE_BY, strict=True)):
+        x_left = _NAME + index * width
+        draw_text(axes, x_left + width / 2, 0.58, made_by, 7, FAINT, ha="center")
+        draw_text(axes, x_left + width / 2, 0.8, type(state).__name__, 8, ha="center", weight="bold")
         for line, name in enumerate(names):
             tensor = state.tensors.get(name)
             look = FREE if tensor is None else _look(state, name, tensor, num_nodes)
-            _cell(axes, (left, 1.0 + _LINE * line, width - 0.08), look, tensor, f"state:{place}:{name}")
+            _cell(axes, (x_left, 1.0 + _LINE * line, width - 0.08), look, tensor, f"state:{index}:{name}")
     for line, name in enumerate(names):
         draw_text(axes, 0.2, 1.0 + _LINE * (line + 0.45), name, 8)
     draw_legend(axes, 1.2 + _LINE * len(names), [REQUEST, NODE, ROW])
@@ -72,8 +72,8 @@ def _look(state: State, name: str, tensor: torch.Tensor, num_nodes: int) -> Look
     return NODE if is_by_node else REQUEST
 
 
-def _cell(axes: Axes, place: tuple[float, float, float], look: Look, tensor: torch.Tensor | None, gid: str) -> None:
-    x, y, width = place
+def _cell(axes: Axes, box: tuple[float, float, float], look: Look, tensor: torch.Tensor | None, gid: str) -> None:
+    x, y, width = box
     draw_cell(axes, x, y, width, _LINE - 0.06, look, gid)
     if tensor is not None:
         draw_text(axes, x + width / 2, y + (_LINE - 0.06) / 2, str(list(tensor.shape)), 8, ha="center")

@@ -23,7 +23,7 @@ from specsim.plots.sheet import (
     draw_legend,
     draw_text,
     new_sheet,
-    shown,
+    visible_token,
 )
 
 
@@ -89,7 +89,7 @@ def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, req
         path.append(num_nodes)
     depths = depths_of(parents)
     rows = _places(parents)
-    texts = [shown(decode([token]), 14 if max(depths) <= 6 else 9) for token in tokens]
+    texts = [visible_token(decode([token]), 14 if max(depths) <= 6 else 9) for token in tokens]
     lefts, rights = _levels(depths, texts)
     top = 1.0
     pitch = 0.34
@@ -133,7 +133,7 @@ def _levels(depths: list[int], texts: list[str]) -> tuple[list[float], list[floa
     lefts = []
     rights = []
     for depth in range(max(depths) + 1):
-        length = max(len(text) for text, own in zip(texts, depths, strict=True) if own == depth)
+        length = max(len(text) for text, depth in zip(texts, depths, strict=True) if depth == depth)
         lefts.append(rights[-1] + 0.34 if rights else 0.2)
         rights.append(lefts[-1] + max(length * 9 * EM + 0.88, 0.95))
     return lefts, rights
@@ -158,11 +158,11 @@ def _tree_head(
 
 
 def _edge(axes: Axes, start: tuple[float, float], end: tuple[float, float], look: Look, gid: str) -> None:
-    left, above = start
+    x_left, above = start
     right, below = end
     style = (0, (2.5, 1.5)) if look.dashed else "solid"
     line = {"color": look.edge, "linewidth": look.width, "linestyle": style, "zorder": 0.5 + look.width / 10}
-    axes.plot((left, right - 0.2, right - 0.2, right), (above, above, below, below), gid=gid, **line)
+    axes.plot((x_left, right - 0.2, right - 0.2, right), (above, above, below, below), gid=gid, **line)
 
 
 def mask(verify_input: VerifyInput, request: int = 0, decode: Decode | None = None) -> Picture:
@@ -174,27 +174,27 @@ def mask(verify_input: VerifyInput, request: int = 0, decode: Decode | None = No
     positions = verify_input.positions.view(-1, num_nodes)[request].tolist()
     length = positions[0]
     cell = min(0.32, max(0.17, 7.0 / num_nodes))
-    texts = [shown(decode([token])) for token in tokens] if decode else [""] * num_nodes
+    texts = [visible_token(decode([token])) for token in tokens] if decode else [""] * num_nodes
     label = max(map(len, texts)) * 8 * EM
-    left = 0.55 + label
+    x_left = 0.55 + label
     top = 0.95
     prefix = 1.25
-    first = left + prefix + 0.1
+    first = x_left + prefix + 0.1
     side = num_nodes * cell
     width = max(first + side + 0.8, 6.4)
     figure, axes = new_sheet(width, top + side + 0.5)
     draw_text(axes, 0.2, 0.22, f"request {request}: what each of {num_nodes} rows sees", 9.5, weight="bold")
     nodes = f"the nodes in columns {length}…{length + num_nodes - 1}"
     draw_text(axes, 0.2, 0.46, f"down: nodes; across: the prefix as one, then {nodes}", 7, FAINT)
-    draw_text(axes, left + prefix / 2, top - 0.12, f"columns 0…{length - 1}", 6.5, FAINT, ha="center")
+    draw_text(axes, x_left + prefix / 2, top - 0.12, f"columns 0…{length - 1}", 6.5, FAINT, ha="center")
     draw_text(axes, first + side + 0.06, top - 0.12, "position", 6.5, FAINT)
     for row, (sees, text) in enumerate(zip(mask_NN, texts, strict=True)):
         y = top + row * cell
         draw_text(axes, 0.2, y + cell / 2, text, 8)
-        draw_text(axes, left - 0.06, y + cell / 2, str(row), 6.5, FAINT, ha="right")
+        draw_text(axes, x_left - 0.06, y + cell / 2, str(row), 6.5, FAINT, ha="right")
         draw_text(axes, first + row * cell + cell / 2, top - 0.12, str(row), 6.5, FAINT, ha="center")
         draw_text(axes, first + side + 0.1, y + cell / 2, str(positions[row]), 6.5, FAINT)
-        draw_cell(axes, left, y, prefix, cell, PREFIX, f"prefix:{row}")
+        draw_cell(axes, x_left, y, prefix, cell, PREFIX, f"prefix:{row}")
         for column, visible in enumerate(sees):
             look = FREE if not visible else ITSELF if row == column else ANCESTOR
             gid = f"{'sees' if visible else 'hidden'}:{row}-{column}"

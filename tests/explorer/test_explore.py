@@ -4,7 +4,7 @@ import pytest
 
 import specsim
 from specsim import InputError
-from specsim.explorer.html import PROGRAM, STYLE
+from specsim.explorer.explore import PROGRAM, STYLE
 
 from .kinds import recorded
 
@@ -34,7 +34,7 @@ def test_a_notebook_without_anywidget_shows_the_picture(exploration, monkeypatch
 
 def test_the_widget_runs_the_program_of_the_page(exploration):
     pytest.importorskip("anywidget")
-    from specsim.explorer.widget import make_widget
+    from specsim.explorer.explore import make_widget
 
     widget = make_widget(exploration.document)
     assert widget.exploration == exploration.document

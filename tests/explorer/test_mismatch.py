@@ -11,7 +11,7 @@ from specsim.core.config import SpecConfig
 from specsim.correctness.differential import check
 from specsim.correctness.differential.cell import one_cell
 from specsim.explorer.document import encoded
-from specsim.explorer.html import write_page
+from specsim.explorer.explore import write_page
 from specsim.explorer.mismatch import mismatch_document
 
 CONFIG = SpecConfig(topk=3, num_steps=2, num_draft_tokens=6, page_size=4)

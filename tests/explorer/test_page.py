@@ -6,7 +6,7 @@ import pytest
 
 import specsim
 from specsim import SamplingParams, SpecConfig
-from specsim.explorer.html import page_html
+from specsim.explorer.explore import page_html
 
 from .kinds import KINDS, recorded
 
@@ -396,7 +396,7 @@ def test_only_the_program_of_the_page_may_run(open_page, exploration):
 
 def test_a_module_draws_in_any_element(browser, exploration):
     """A notebook imports the module and calls render with a model, and the returned function ends it."""
-    from specsim.explorer.html import PROGRAM, STYLE
+    from specsim.explorer.explore import PROGRAM, STYLE
 
     context = browser.new_context()
     page = context.new_page()

@@ -190,10 +190,10 @@ def test_tree_shows_every_token_score_position_and_the_bonus(played):
     deepest = max(int(played.tree.positions[: played.config.num_draft_tokens].max()) - length, drafts + 1)
     most = 14 if deepest <= 6 else 9
     for token, score in zip(played.tree.draft_tokens[0].tolist(), played.tree.scores[0].tolist(), strict=True):
-        assert sheet.shown(decode([token]), most) in [*said, ""]
+        assert sheet.visible_token(decode([token]), most) in [*said, ""]
         assert f"{score:.3f}" in said
     bonus = played.output.accepted_tokens()[0][-1]
-    assert sheet.shown(decode([bonus]), most) in [*said, ""]
+    assert sheet.visible_token(decode([bonus]), most) in [*said, ""]
     columns = [f"position {length + depth}" for depth in range(deepest + 1)]
     assert [text for text in said if text.startswith("position")] == columns
     assert any(f"num_accepted_drafts {drafts}, num_accepted_tokens {drafts + 1}" in text for text in said)
@@ -386,7 +386,7 @@ def test_tokens_of_the_commit_are_upright_if_they_do_not_fit(played):
     ],
 )
 def test_a_token_is_shown_in_signs_that_the_font_has(text, expected):
-    assert sheet.shown(text) == expected
+    assert sheet.visible_token(text) == expected
 
 
 def test_kinds_differ_in_more_than_colour():

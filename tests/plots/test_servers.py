@@ -12,7 +12,7 @@ from specsim import SpecConfig, plots
 from specsim.core import metrics
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
-from specsim.plots.pareto import each, everyone, front
+from specsim.plots.servers import front, request_speed, server_speed
 from specsim.simulator.acceptance import Option, PerPosition, accept_length, iid
 from specsim.simulator.cell import Cell
 from specsim.simulator.server import simulate
@@ -50,12 +50,16 @@ def test_pareto_draws_every_cell_and_rings_the_front(rows):
     lines = artists(figure, "setting:")
     assert set(lines) == {"setting:no drafts", "setting:chain of 2"}
     drawn = {tuple(point) for line in lines.values() for point in np.transpose(line.get_data()).tolist()}
-    assert drawn == {(each(row), everyone(row)) for row in good}
+    assert drawn == {(request_speed(row), server_speed(row)) for row in good}
     ringed = {gid.split(":")[1] for gid in artists(figure, "front:")}
     beaten = {
         row["key"]
         for row in good
-        if any(each(other) >= each(row) and everyone(other) >= everyone(row) for other in good if other is not row)
+        if any(
+            request_speed(other) >= request_speed(row) and server_speed(other) >= server_speed(row)
+            for other in good
+            if other is not row
+        )
     }
     assert ringed == {row["key"] for row in good} - beaten == {row["key"] for row in front(good)}
     assert sorted(text.get_text() for text in figure.axes[0].texts) == sorted(str(row["concurrency"]) for row in good)
