@@ -24,23 +24,23 @@ from specsim.correctness.faults.fault import Fault, FaultFinding
 from specsim.correctness.invariance.solo import SoloComparison
 from specsim.correctness.soak.session import Soak
 from specsim.correctness.statistics.report import SamplingTest, SamplingTests
-from specsim.explorer.rounds import Source
+from specsim.explorer.rounds import RoundsSource
 from specsim.serving.adaptation import Switching
 from specsim.serving.outputs import Output
 from specsim.serving.requests import Request
 from specsim.serving.serve import Audit
 from specsim.serving.trace import Trace
 from specsim.simulator.acceptance_record import AcceptanceRecord
-from specsim.simulator.calibration.benchmark_file import Source as BenchmarkFile
+from specsim.simulator.calibration.benchmark_file import BenchmarkSource
 from specsim.simulator.calibration.profile import ChainAcceptance
 from specsim.simulator.calibration.published_report import Regret
 from specsim.simulator.calibration.server_fit import FittedCell
-from specsim.simulator.calibration.structure import Structure
+from specsim.simulator.calibration.structure import ServerStructure
 from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.lint import Finding as Verdict
 from specsim.simulator.measurement import METRICS
-from specsim.simulator.plan import BatchChoice, Candidate, Plan
+from specsim.simulator.plan import BatchChoice, Candidate, SettingPlan
 from specsim.simulator.reproduce.reproduction import Figure, Reproduction
 from specsim.simulator.scenario import SpeedupRange
 from specsim.simulator.show import Took
@@ -187,7 +187,7 @@ class FitProvenance(TypedDict):
     model: str  # name of the model
     hardware: str  # name of the GPU
     tensor_parallel: NotRequired[int]  # number of GPUs that share the model
-    files: NotRequired[list[BenchmarkFile]]  # files of the cells
+    files: NotRequired[list[BenchmarkSource]]  # files of the cells
     cells: int  # number of cells
     determined: NotRequired[list[str]]  # names of the determined parameters
     tables: NotRequired[list[str]]  # published tables of a shipped profile
@@ -230,11 +230,11 @@ class StructureObjective(TypedDict):
 class CalibrateJson(TypedDict):
     """Output of specsim calibrate --json."""
 
-    profile: Annotated[ProfileKeys, Structure, NamedFormat]
+    profile: Annotated[ProfileKeys, ServerStructure, NamedFormat]
     cells: list[Annotated[FittedCell, "+error"]]  # fitted figures
     left_out: list[BatchError]  # errors of each batch size under a fit to the others
     left_out_mean_error: float | None  # mean of these errors; null with a single batch size
-    structures: list[Annotated[Structure, "schedule graphs", StructureObjective]]  # structures that were tried
+    structures: list[Annotated[ServerStructure, "schedule graphs", StructureObjective]]  # structures that were tried
     doubts: list[str]  # reasons to doubt the calibration
 
 
@@ -785,14 +785,16 @@ FORMATS: dict[str, Any] = {
         ],
     ],
     "explain": ExplainJson,
-    "exploration": Annotated[ExplorationKeys, Source],
+    "exploration": Annotated[ExplorationKeys, RoundsSource],
     "faults": Annotated[FaultsKeys, Annotated[CatalogueResult, "command device date seconds"]],
     "generate": GenerateJson,
     "lint-report": LintReportJson,
-    "plan": Annotated[PlanKeys, Annotated[Plan, "cell objective replicates chains schedule slo crossover limits"]],
+    "plan": Annotated[
+        PlanKeys, Annotated[SettingPlan, "cell objective replicates chains schedule slo crossover limits"]
+    ],
     "predict": Annotated[LengthPredictions, "+mean_error", "-rows", PredictKeys],
     "predict-record": PredictRecordJson,
-    "profile": Annotated[ProfileKeys, Structure],
+    "profile": Annotated[ProfileKeys, ServerStructure],
     "run": Annotated[RunKeys, ServedJson],
     "run-compare": RunCompareJson,
     "sampling-test": Annotated[
