@@ -173,7 +173,7 @@ def show(
 
     errors = [row["error"] for row in rows if row["error"] is not None]
     impossible = f", {len(errors):,} impossible" if errors else ""
-    heading(console, f"{len(rows):,} cells: {counts.simulated:,} simulated, {counts.kept:,} kept{impossible}")
+    heading(console, f"{len(rows):,} cells: {counts.simulated:,} simulated, {counts.stored:,} kept{impossible}")
     rankings = rank_by_load(rows)
     if len(rankings) == 1:
         best_settings = rankings[0][:SHOWN]

@@ -173,7 +173,7 @@ class SweepCounts:
     """Numbers of cells of a sweep."""
 
     simulated: int
-    kept: int  # found in the file
+    stored: int  # found in the file
 
 
 def sweep(

@@ -40,7 +40,7 @@ def run(wanted, path):
 def test_every_cell_is_there_with_what_it_is(tmp_path):
     wanted = cells(BASE, VARY)
     counts, submitted, rows = run(wanted, tmp_path / "out.sqlite")
-    assert counts == SweepCounts(simulated=24, kept=0)
+    assert counts == SweepCounts(simulated=24, stored=0)
     assert submitted == 24
     for cell, row in zip(wanted, rows, strict=True):
         assert (row["num_steps"], row["concurrency"], row["seed"]) == (cell.num_steps, cell.concurrency, cell.seed)
@@ -56,7 +56,7 @@ def test_nothing_is_run_twice(tmp_path):
     path = tmp_path / "out.sqlite"
     run(cells(BASE, VARY | {"seed": [0]}), path)
     counts, submitted, _ = run(cells(BASE, VARY | {"seed": [0, 1]}), path)
-    assert counts == SweepCounts(simulated=8, kept=8)
+    assert counts == SweepCounts(simulated=8, stored=8)
     assert submitted == 8
 
 
@@ -109,7 +109,7 @@ def test_a_tree_of_no_nodes_is_not_the_whole_chain(tmp_path):
 def test_a_seed_beyond_sqlites_integers_is_kept(tmp_path):
     wanted = cells(BASE, {"seed": [2**63 - 1, 2**63]})
     counts, _, rows = run(wanted, tmp_path / "out.sqlite")
-    assert counts == SweepCounts(simulated=2, kept=0)
+    assert counts == SweepCounts(simulated=2, stored=0)
     assert [row["seed"] for row in rows] == [2**63 - 1, str(2**63)]
 
 
@@ -140,7 +140,7 @@ def test_a_file_of_another_version_is_refused(tmp_path):
 
 def test_equal_cells_are_simulated_once(tmp_path):
     counts, submitted, rows = run([BASE, replace(BASE, rate=None), BASE], tmp_path / "out.sqlite")
-    assert counts == SweepCounts(simulated=1, kept=0)
+    assert counts == SweepCounts(simulated=1, stored=0)
     assert submitted == 1
     assert len(rows) == 3
 

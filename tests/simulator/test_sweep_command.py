@@ -56,7 +56,7 @@ def test_killed_and_resumed(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         counts = sweep(cells(base, {"requests": [60, 61, 62, 63, 64]}), results, executor)
     results.close()
-    assert counts == SweepCounts(simulated=2, kept=3)
+    assert counts == SweepCounts(simulated=2, stored=3)
     after = rows_of(path)
     assert len(after) == 5
     assert {name: after[name] for name in before} == before
