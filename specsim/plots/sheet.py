@@ -1,4 +1,4 @@
-"""Parts of pictures: a sheet in inches, boxes and cells with a look, text, a legend; and axes of charts in one style.
+"""Parts of pictures: a sheet in inches, boxes and cells with a look, text, a legend, axes of charts.
 
 Every artist that stands for something carries it in its gid (`node:3`, `edge:0-3`, `slot:17:tree`).
 """
