@@ -13,7 +13,7 @@ from specsim.simulator import steps
 from specsim.simulator.acceptance import Cost, Distribution, DraftedRounds, Option
 from specsim.simulator.cost import CostModel
 from specsim.simulator.state import (
-    LogEntry,
+    LoggedStep,
     PendingRequest,
     PendingResults,
     RequestLists,
@@ -184,7 +184,7 @@ def initial_state(simulation: Simulation) -> SimulationState:
         pending_requests=table_of(PendingRequest, 4 * places),
         batches=table_of(TabledBatch, places + 1),
         slopes=_slopes(simulation),
-        log=table_of(LogEntry, BUFFER if simulation.log else 1),
+        log=table_of(LoggedStep, BUFFER if simulation.log else 1),
         page_counts=_page_counts(simulation),
         drawn=drawn.accepted,
         histogram=np.zeros(len(simulation.options) * (simulation.most_steps + 1), dtype=np.int64),

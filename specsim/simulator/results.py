@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specsim.simulator.measurement import METRICS
+from specsim.simulator.state import LoggedStep
 
 PER_DOUBLING = 512
 _LEAST = 2.0**-40
@@ -55,19 +56,6 @@ class Quantiles:
 
 QUANTILES = {"Median": 0.5, "P99": 0.99}
 MILLISECONDS = 1e3
-
-
-class LoggedStep(NamedTuple):
-    """One step of a simulated server."""
-
-    start: float  # seconds
-    seconds: float
-    running: int  # requests in its round
-    chunks: int  # number of chunks of prompts
-    waiting: int  # requests without a place
-    prompt_tokens: int  # in the chunks
-    option: int  # of its round, -1 without one
-    pages: int  # needed by the requests with a place
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,8 +22,8 @@ from specsim.simulator.acceptance import Cost, DraftedRounds, Option
 from specsim.simulator.compiled import loop
 from specsim.simulator.cost import CostModel
 from specsim.simulator.initial_state import PREFILLS, Prefill, Simulation, initial_state, round_pages
-from specsim.simulator.results import LoggedStep, Quantiles, SimulatedRun
-from specsim.simulator.state import FirstRow, SimulatedRequest, column, with_objects
+from specsim.simulator.results import Quantiles, SimulatedRun
+from specsim.simulator.state import FirstRow, LoggedStep, SimulatedRequest, column, with_objects
 from specsim.simulator.uniforms import named_uniforms
 from specsim.simulator.workload import SimulatedWorkload
 
@@ -158,7 +158,9 @@ class Server:
         state = self._state
         self._gaps.add(np.asarray(state.gaps[: self._server.num_gaps]))
         self._server.num_gaps = 0
-        entries = [column(state.log, name, self._server.num_logged).tolist() for name in LoggedStep._fields]
+        entries = [
+            column(state.log, name, self._server.num_logged).tolist() for name in LoggedStep.__dataclass_fields__
+        ]
         self._log += map(LoggedStep, *entries)
         self._server.num_logged = 0
 

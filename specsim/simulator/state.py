@@ -141,17 +141,17 @@ class TabledSlope:
 
 
 @dataclass(slots=True)
-class LogEntry:
-    """A results.LoggedStep in the log, which is emptied when it is full."""
+class LoggedStep:
+    """One step of a simulated server. The log of these is emptied when it is full."""
 
-    start: float = 0.0
+    start: float = 0.0  # seconds
     seconds: float = 0.0
-    running: int = 0
-    chunks: int = 0
-    waiting: int = 0
-    prompt_tokens: int = 0
-    option: int = 0
-    pages: int = 0
+    running: int = 0  # requests in its round
+    chunks: int = 0  # number of chunks of prompts
+    waiting: int = 0  # requests without a place
+    prompt_tokens: int = 0  # in the chunks
+    option: int = 0  # of its round, -1 without one
+    pages: int = 0  # needed by the requests with a place
 
 
 class SimulationState(NamedTuple):
@@ -165,7 +165,7 @@ class SimulationState(NamedTuple):
     pending_requests: Any  # Passenger [4 P]
     batches: Any  # Batch [P + 1]
     slopes: Any  # Slope [S]
-    log: Any  # LogEntry
+    log: Any  # LoggedStep
     page_counts: Any  # int64 [page_size], pages by tokens in a request's last page, whole pages left out
     drawn: Any  # uint8, accepted drafts round by round
     histogram: Any  # int64 [options · (most_steps + 1)], rounds by accepted drafts
@@ -181,7 +181,7 @@ TABLES: dict[str, Any] = {
     "pending_requests": PendingRequest,
     "batches": TabledBatch,
     "slopes": TabledSlope,
-    "log": LogEntry,
+    "log": LoggedStep,
 }
 
 
