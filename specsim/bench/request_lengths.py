@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from specsim.core.errors import require
-from specsim.simulator.uniforms import Stream, keys, named_uniforms
-from specsim.simulator.workload import Workload, draw
+from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
+from specsim.simulator.workload import SimulatedWorkload, draw
 
 FILE = Path(__file__).parent / "sharegpt_like.csv"
 COUNT = 512
@@ -39,9 +39,9 @@ class Lengths:
         require(0 < count <= len(self), "count", count, f"1 to {len(self)} requests")
         return Lengths(self.prompt_tokens[:count], self.output_tokens[:count])
 
-    def closed_loop(self, concurrency: int) -> Workload:
+    def closed_loop(self, concurrency: int) -> SimulatedWorkload:
         """Make the simulator's workload of clients that send the next request when one ends."""
-        return Workload(self.prompt_tokens, self.output_tokens, concurrency=concurrency)
+        return SimulatedWorkload(self.prompt_tokens, self.output_tokens, concurrency=concurrency)
 
 
 def drawn() -> Lengths:
@@ -49,7 +49,7 @@ def drawn() -> Lengths:
     texts = {"prompt_tokens": PROMPTS, "output_tokens": OUTPUTS}
     lengths = {}
     for index, (name, text) in enumerate(texts.items()):
-        uniforms = named_uniforms(keys(SEED, Stream.LENGTH, np.arange(COUNT)), index)
+        uniforms = named_uniforms(keys(SEED, UniformStream.LENGTH, np.arange(COUNT)), index)
         lengths[name] = np.clip(draw(name, text, uniforms), 4, LONGEST[name])
     return Lengths(**lengths)
 

@@ -18,12 +18,12 @@ from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
 from specsim.serving.trace import StepRecord
 from specsim.simulator import CostModel, hardware, model, steps
-from specsim.simulator.acceptance import Option, Recorded
+from specsim.simulator.acceptance import Option, RecordedAcceptance
 from specsim.simulator.compiled import loop
 from specsim.simulator.initial_state import Simulation
-from specsim.simulator.results import Run
+from specsim.simulator.results import SimulatedRun
 from specsim.simulator.server import Server, simulate
-from specsim.simulator.workload import Workload, closed_loop, poisson
+from specsim.simulator.workload import SimulatedWorkload, closed_loop, poisson
 
 MODEL = "llama-3-8b"
 GPU = "H100-SXM"
@@ -61,7 +61,7 @@ def loop_rows(is_quick: bool) -> Iterator[Row]:
         )
 
 
-def _simulation(workload: Workload) -> Simulation:
+def _simulation(workload: SimulatedWorkload) -> Simulation:
     serving = ServingConfig("overlap", 256, 2**31 - 1, 8192)
     cost = CostModel(hardware(GPU), model(MODEL))
     return Simulation(cost, (Option.plain(),), workload, serving, "mixed", Always(), seed=0, log=False)
@@ -75,14 +75,14 @@ def _seconds(simulation: Simulation) -> float:
     return time.process_time() - before
 
 
-def _notes(simulation: Simulation, run: Run, times: Timing) -> tuple[str, ...]:
+def _notes(simulation: Simulation, run: SimulatedRun, times: Timing) -> tuple[str, ...]:
     tokens = int(simulation.workload.output_tokens.sum())
     kind = "interpreted, as SPECSIM_COMPILED is 0 or numba is missing" if loop(tokens) is steps else "compiled"
     mean = run.rounds.sum() / run.num_steps
     return (f"{run.num_steps:,} steps of {mean:.1f} requests, {times.median_us / run.num_steps:.2f} us a step, {kind}",)
 
 
-def _equal(interpreted: Run, compiled: Run) -> Check:
+def _equal(interpreted: SimulatedRun, compiled: SimulatedRun) -> Check:
     """Compare all results of requests, and all figures, of the two loops."""
     names = ("arrivals", "firsts", "lasts", "first_steps", "last_steps", "rounds", "drafts", "preemptions")
     wrong = [name for name in names if getattr(interpreted, name).tobytes() != getattr(compiled, name).tobytes()]
@@ -104,7 +104,7 @@ def scheduler_rows() -> Iterator[Row]:
     engine = load_engine(make_pair(PAIR), config, EngineOptions("reference", torch.float64))
     for schedule, serving in SCHEDULER.items():
         lengths = closed_loop(24, 1, (3, 30), (1, 20))
-        work = Workload(lengths.prompt_tokens, lengths.output_tokens, np.arange(24) * 1.5)
+        work = SimulatedWorkload(lengths.prompt_tokens, lengths.output_tokens, np.arange(24) * 1.5)
         served = serve(engine, work, serving)
         run = simulated(engine, work, serving, served)
         check = Check("every step, preemption and end of the scheduler", 0, 0, difference(served, run))
@@ -157,7 +157,9 @@ class Served:
     requests: dict[int, Ended] = field(default_factory=dict)
 
 
-def serve(engine: Engine, workload: Workload, serving: ServingConfig, policy: AnyPolicy | None = None) -> Served:
+def serve(
+    engine: Engine, workload: SimulatedWorkload, serving: ServingConfig, policy: AnyPolicy | None = None
+) -> Served:
     """Serve a workload with arrival times by the scheduler; a step takes the made-up time of what it launches.
 
     policy: of an engine with several settings.
@@ -194,7 +196,7 @@ def serve(engine: Engine, workload: Workload, serving: ServingConfig, policy: An
     return served
 
 
-def _requests(engine: Engine, workload: Workload) -> Iterator[Request]:
+def _requests(engine: Engine, workload: SimulatedWorkload) -> Iterator[Request]:
     config = engine.target.config
     for number, (prompt, new) in enumerate(zip(workload.prompt_tokens, workload.output_tokens, strict=True)):
         ids = [(7 * position + 3 * number) % min(47, config.vocab_size) for position in range(int(prompt))]
@@ -222,8 +224,8 @@ def _ended(request: Request, serving: ServingConfig, ordinals: dict[int, int]) -
 
 
 def simulated(
-    engine: Engine, workload: Workload, serving: ServingConfig, served: Served, policy: AnyPolicy | None = None
-) -> Run:
+    engine: Engine, workload: SimulatedWorkload, serving: ServingConfig, served: Served, policy: AnyPolicy | None = None
+) -> SimulatedRun:
     """Simulate the same workload; every round accepts what the scheduler's did.
 
     policy: as for serve, but a fresh one.
@@ -231,11 +233,11 @@ def simulated(
     configs = settings_of(engine)
     most = max(config.num_steps for config in configs)
     counts = tuple(np.array([*served.drafts.get(number, ()), 0]) for number in sorted(served.requests))
-    options = [Option(config, Recorded(counts, most)) for config in configs]
+    options = [Option(config, RecordedAcceptance(counts, most)) for config in configs]
     return simulate(TIMES, options, workload, serving, prefill="beside", policy=policy, log=True)
 
 
-def difference(served: Served, run: Run) -> str:
+def difference(served: Served, run: SimulatedRun) -> str:
     """Name the first difference between the scheduler and the simulator; empty without one."""
     requests = [served.requests[number] for number in sorted(served.requests)]
     pairs = {

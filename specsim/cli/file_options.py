@@ -102,8 +102,7 @@ MOST_ROUNDS = 64  # of a file
 def write_rounds(path: Path, rounds: "Rounds") -> None:
     """Write recorded rounds as a page, completely or not at all."""
     from specsim.explorer.document import document
-    from specsim.explorer.explore import TITLE
-    from specsim.explorer.html import write_page
+    from specsim.explorer.explore import TITLE, write_page
 
     write_page(path, document(rounds), TITLE)
 

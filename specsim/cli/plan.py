@@ -22,7 +22,7 @@ from specsim.core.errors import require_int
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specsim.simulator.plan import Candidate, Plan
+    from specsim.simulator.plan import Candidate, SettingPlan
 
 SHOWN = 12
 
@@ -111,7 +111,7 @@ def plan(
         files.write(contents)
 
 
-def show(best_plan: "Plan", draft: str, acceptance: str, console: "Console") -> None:
+def show(best_plan: "SettingPlan", draft: str, acceptance: str, console: "Console") -> None:
     """Print the candidates, the choice by batch size, and flags; acceptance: a sentence on what was assumed of it."""
     from specsim.core.display import heading, paragraph, short_setting
     from specsim.simulator.candidates import sglang_flags, vllm_flags
@@ -136,7 +136,7 @@ def show(best_plan: "Plan", draft: str, acceptance: str, console: "Console") -> 
         console.print(vllm_flags(load, best_plan.best_chain.config, draft), soft_wrap=True)
 
 
-def show_candidates(best_plan: "Plan", console: "Console") -> None:
+def show_candidates(best_plan: "SettingPlan", console: "Console") -> None:
     """Print the best candidates with their regret, and with objectives their goodput."""
     from specsim.core.display import figure, paragraph, print_table, short_setting
     from specsim.simulator.slo import ATTAINMENT, GOODPUT
@@ -163,7 +163,7 @@ def show_candidates(best_plan: "Plan", console: "Console") -> None:
         paragraph(console, f"and {len(best_plan.candidates) - SHOWN} more, none of them better.")
 
 
-def _over_plain(best_plan: "Plan", row: "Candidate") -> tuple[str, str]:
+def _over_plain(best_plan: "SettingPlan", row: "Candidate") -> tuple[str, str]:
     """Make the cells of a speed-up and its band."""
     if best_plan.plain is None or row.config.is_plain:
         return ("1.00 ×" if best_plan.plain else "-", "-")
@@ -174,7 +174,7 @@ def _over_plain(best_plan: "Plan", row: "Candidate") -> tuple[str, str]:
     return f"{speedup:.2f} ×", f"{low:.2f} to {high:.2f}"
 
 
-def _method(best_plan: "Plan") -> str:
+def _method(best_plan: "SettingPlan") -> str:
     """Say what the figures of the candidates are."""
     from specsim.simulator.replicates import CHANCE, CONFIDENCE, EQUAL
     from specsim.simulator.scenario import calibration
@@ -198,7 +198,7 @@ def _method(best_plan: "Plan") -> str:
     )
 
 
-def show_limits(best_plan: "Plan", console: "Console") -> None:
+def show_limits(best_plan: "SettingPlan", console: "Console") -> None:
     """Say which settings were not tried though the best one may be among them."""
     from specsim.core.display import paragraph
     from specsim.simulator.candidates import why_no_trees
@@ -223,7 +223,7 @@ def show_limits(best_plan: "Plan", console: "Console") -> None:
     console.print(" ".join(command), soft_wrap=True)
 
 
-def show_batches(best_plan: "Plan", console: "Console") -> None:
+def show_batches(best_plan: "SettingPlan", console: "Console") -> None:
     """Print the best setting for servers that always hold equally many requests."""
     from specsim.core.display import figure, paragraph, print_table, short_setting
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from specsim.core.config import SpecConfig
     from specsim.simulator.cell import Cell
-    from specsim.simulator.plan import Plan
+    from specsim.simulator.plan import SettingPlan
     from specsim.simulator.slo import RateGoal
 
 
@@ -75,11 +75,11 @@ class EngineFileGroup:
         if self.goodput_file is not None and self.goodput_file.suffix != ".json":
             raise InputError("goodput_file", str(self.goodput_file), "a name that ends in .json")
 
-    def usage(self, plan: "Plan", draft: str) -> list[str]:
+    def usage(self, plan: "SettingPlan", draft: str) -> list[str]:
         """List the options that give the files to the engines."""
         return [_usage(name, path, plan, draft) for name, path in self._paths().items()]
 
-    def contents(self, plan: "Plan", draft: str) -> dict[str, bytes]:
+    def contents(self, plan: "SettingPlan", draft: str) -> dict[str, bytes]:
         """Make the content of each file, by its option; InputError where a plan has none."""
         from specsim.simulator.engine_files import text
 
@@ -96,7 +96,7 @@ class EngineFileGroup:
         return {name: path for name, path in paths.items() if path is not None}
 
 
-def _value(name: str, plan: "Plan", draft: str) -> dict[str, Any]:
+def _value(name: str, plan: "SettingPlan", draft: str) -> dict[str, Any]:
     """Make the value of a file."""
     from specsim.simulator.engine_files import FILES, goodput_file
 
@@ -105,7 +105,7 @@ def _value(name: str, plan: "Plan", draft: str) -> dict[str, Any]:
     return FILES[name.removesuffix("_file")](plan.chains, plan.cell.drafter, draft)
 
 
-def _usage(name: str, path: Path, plan: "Plan", draft: str) -> str:
+def _usage(name: str, path: Path, plan: "SettingPlan", draft: str) -> str:
     """Write the options by which an engine reads its file."""
     from specsim.simulator.candidates import sglang_flags
 
@@ -123,7 +123,7 @@ def _usage(name: str, path: Path, plan: "Plan", draft: str) -> str:
     return f"TensorRT-LLM: trtllm-serve --config {path}{note}"
 
 
-def _tree_options(plan: "Plan") -> str:
+def _tree_options(plan: "SettingPlan") -> str:
     """Write the options of the goodput policy's setting of most steps."""
     from specsim.simulator.engine_files import deepest
 
@@ -132,7 +132,7 @@ def _tree_options(plan: "Plan") -> str:
     return f"--topk {config.topk} --num-steps {config.num_steps}{size}"
 
 
-def show_chains(plan: "Plan", console: "Console") -> None:
+def show_chains(plan: "SettingPlan", console: "Console") -> None:
     """Print the schedule of chains by batch size."""
     from specsim.core.display import paragraph, short_setting
 
@@ -195,7 +195,7 @@ def plain_values(rates: dict[str, Any]) -> dict[str, Any]:
     return rates | {"best": rates["best"] and asdict(rates["best"])}
 
 
-def show_slo(plan: "Plan", rates: Mapping[str, Any] | None, console: "Console") -> None:
+def show_slo(plan: "SettingPlan", rates: Mapping[str, Any] | None, console: "Console") -> None:
     """Print the goodput of the best setting and the highest rate within the objectives."""
     from specsim.core.display import heading, paragraph, short_setting
     from specsim.simulator.slo import ATTAINMENT, GOODPUT
