@@ -12,21 +12,21 @@ import numpy as np
 
 from specsim.simulator.calibration.posterior import measured
 from specsim.simulator.calibration.profile import SHIPPED, Profile
-from specsim.simulator.calibration.published import Measured, tables, together_with_shares
+from specsim.simulator.calibration.published import PublishedTable, tables, together_with_shares
 from specsim.simulator.calibration.structure import doubts, is_of_another_gpu
 
 MOST_DISCREPANCY = 0.20  # of a profile that ships
 
 
-def engines(published: Sequence[Measured]) -> dict[str, list[Measured]]:
+def engines(published: Sequence[PublishedTable]) -> dict[str, list[PublishedTable]]:
     """Sort tables by engine."""
-    by_engine: dict[str, list[Measured]] = {}
+    by_engine: dict[str, list[PublishedTable]] = {}
     for table in published:
         by_engine.setdefault(table.engine, []).append(table)
     return by_engine
 
 
-def shipped(name: str, published: Sequence[Measured], every: Sequence[Measured] = ()) -> Profile:
+def shipped(name: str, published: Sequence[PublishedTable], every: Sequence[PublishedTable] = ()) -> Profile:
     """Fit one engine to all cells of its tables; every: all tables, among them those of its shares of peaks."""
     cells = [cell for table in published for cell in table.cells]
     fitted = together_with_shares(published, every)
@@ -41,7 +41,7 @@ def shipped(name: str, published: Sequence[Measured], every: Sequence[Measured] 
     )
 
 
-def _provenance(published: Sequence[Measured], cells: Sequence[Any], doubted: Sequence[str]) -> Mapping[str, Any]:
+def _provenance(published: Sequence[PublishedTable], cells: Sequence[Any], doubted: Sequence[str]) -> Mapping[str, Any]:
     notes = [table.note for table in published if table.note]
     gpus = sorted({cost.hardware.name for table in published for cost in table.costs.values()})
     return {
