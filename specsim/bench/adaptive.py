@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from specsim.bench.clock import timing
-from specsim.bench.load import Load, LoadServer, Phase, Served, check_results
-from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of
+from specsim.bench.load import Load, LoadRun, LoadServer, Phase, check_results
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of
 from specsim.bench.scene import stacked
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -50,7 +50,7 @@ MEASURED_TOKENS = 24
 CHECKED_TOKENS = 24  # of the fixed settings
 
 
-def shipped_rows(quick: bool, device: str = "cuda") -> Iterator[Row]:
+def shipped_rows(quick: bool, device: str = "cuda") -> Iterator[BenchRow]:
     """Compare greedy tokens of policies with those of plain decoding, for the shipped pair in float32; no times."""
     texts = [prompt["text"] for prompt in load_prompts()][: 1 if quick else 4]
     run = partial(_generate, load(), texts, EngineOptions("fast", torch.float32, device, bucket=len(texts)))
@@ -63,7 +63,7 @@ def shipped_rows(quick: bool, device: str = "cuda") -> Iterator[Row]:
         check = Check("tokens of plain decoding", float(len(wrong)), 0, f"requests {wrong}" if wrong else "")
         setting = {"policy": name, "requests": len(texts), "dtype": "float32"}
         notes = (f"{generation.switching.switches} switches, accept length {generation.metrics['accept_length']:.2f}",)
-        yield Row("shipped pair, adaptive", setting, {OURS: check}, notes=notes)
+        yield BenchRow("shipped pair, adaptive", setting, {OURS: check}, notes=notes)
 
 
 def _generate(pair: Pair, texts: Sequence[str], options: EngineOptions, policy: Any) -> Any:
@@ -75,7 +75,7 @@ def _generate(pair: Pair, texts: Sequence[str], options: EngineOptions, policy: 
     return generate(pair, texts, config, params, engine=options, adaptive=policy)
 
 
-def load_rows(shape: str, quick: bool) -> Iterator[Row]:
+def load_rows(shape: str, quick: bool) -> Iterator[BenchRow]:
     """Time constant loads and a changing one, under policies and fixed settings, after their equality checks."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     options = EngineOptions("fast", torch.bfloat16, "cuda", "round")
@@ -113,12 +113,12 @@ class AdaptiveBench:
             server, _policies(seconds, sizes), check, (_capture_note(captured, sizes), *_cost_notes(seconds, sizes))
         )
 
-    def row(self, name: str, load: Load, limit: float) -> Row:
+    def row(self, name: str, load: Load, limit: float) -> BenchRow:
         """Check and time a load under all policies and fixed settings, in turns."""
         makers: dict[str, Callable[[], Any]] = {name: policy.make for name, policy in self.policies.items()}
         makers |= {f"steps {steps}": partial(Always, number) for number, steps in enumerate(STEPS)}
         checks = dict.fromkeys(makers, self.fixed_check)
-        first: dict[str, Served] = {}
+        first: dict[str, LoadRun] = {}
         for policy in self.policies:
             first[policy] = self.server.run(load, makers[policy]())
             scripted = self.server.run(load, Scripted(first[policy].choices))
@@ -130,10 +130,10 @@ class AdaptiveBench:
             "acceptance of a draft": " → ".join(f"{phase.rates[0]:g}" for phase in load),
         }
         notes = (*self.notes, *(_choices_note(policy, served) for policy, served in first.items()))
-        return Row(name, setting, checks, times, targets=_targets(times, limit), notes=notes)
+        return BenchRow(name, setting, checks, times, targets=_targets(times, limit), notes=notes)
 
     def _time_load(
-        self, load: Load, makers: Mapping[str, Callable[[], Any]], first: Mapping[str, Served]
+        self, load: Load, makers: Mapping[str, Callable[[], Any]], first: Mapping[str, LoadRun]
     ) -> dict[str, Timing]:
         """Time a load SAMPLES times under each policy, one after the other; first: runs that count as a sample."""
         samples_by_name = {name: [first[name].us_per_token(load)] if name in first else [] for name in makers}
@@ -195,12 +195,12 @@ def _with(steps: int) -> SpecConfig:
     return Settings.of_steps(CHAIN, (steps,))[0]
 
 
-def _targets(times: Mapping[str, Timing], limit: float) -> tuple[Target, ...]:
+def _targets(times: Mapping[str, Timing], limit: float) -> tuple[PerformanceTarget, ...]:
     """Set the target of the policy with measured costs against the best fixed setting."""
     fixed = [fixed_time.median_us for name, fixed_time in times.items() if not name.startswith(OURS)]
     if OURS not in times or len(fixed) < len(STEPS):
         return ()
-    return (Target("time / best fixed setting", times[OURS].median_us / min(fixed), limit),)
+    return (PerformanceTarget("time / best fixed setting", times[OURS].median_us / min(fixed), limit),)
 
 
 def _capture_note(seconds: float, sizes: Sequence[int]) -> str:
@@ -216,6 +216,6 @@ def _cost_notes(seconds: Mapping[int, Sequence[float]], sizes: Sequence[int]) ->
         )
 
 
-def _choices_note(policy: str, served: Served) -> str:
+def _choices_note(policy: str, served: LoadRun) -> str:
     counts = ", ".join(f"{served.choices.count(number)} of {steps}" for number, steps in enumerate(STEPS))
     return f"{policy}: rounds by steps {counts}; {served.switches} switches"

@@ -10,9 +10,9 @@ import torch
 
 from specsim.bench.clock import walled
 from specsim.bench.contest import Contender, contest
-from specsim.bench.dense import Rows, target_forward
+from specsim.bench.dense import DenseRows, target_forward
 from specsim.bench.roofline import Peaks, forward_bound
-from specsim.bench.row import OURS, Check, Row
+from specsim.bench.row import OURS, BenchRow, Check
 from specsim.bench.scene import EAGLE3, PLAIN
 from specsim.bench.tree_attention import attention_row
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
@@ -42,14 +42,14 @@ TINY_TOKENS = 128
 SAMPLES = 3
 
 
-def shipped_rows(peaks: Peaks) -> Iterator[Row]:
+def shipped_rows(peaks: Peaks) -> Iterator[BenchRow]:
     """Time the shipped pair in float32, where tokens have to be equal."""
     pair = load()
     prompt = pair.tokenizer.encode(load_prompts()[0]["text"])
     yield _row("shipped pair", pair, prompt, TINY_TOKENS, torch.float32, peaks)
 
 
-def attention_rows(peaks: Peaks) -> Iterator[Row]:
+def attention_rows(peaks: Peaks) -> Iterator[BenchRow]:
     """Time some settings of tree attention, SDPA and flex_attention; the suite kernels has all of them."""
     for requests, nodes in ATTENTION:
         yield attention_row(requests, nodes, 16, peaks)
@@ -65,7 +65,7 @@ def modes_of(theirs: "TransformersModel") -> dict[str, dict[str, Any]]:
     }
 
 
-def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, peaks: Peaks) -> Row:
+def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, peaks: Peaks) -> BenchRow:
     """Time one request, prefill included, on the wall clock, in microseconds per token."""
     ours = {config: Ours(pair, config, prompt, count, dtype) for config in (EAGLE3, PLAIN)}
     expected = ours[PLAIN]()
@@ -205,7 +205,7 @@ def likeliest(pair: Pair, prompt: Sequence[int]) -> Callable[[list[int]], Check]
     def check(tokens: list[int]) -> Check:
         device = pair.target.tensors["lm_head.weight"].device
         ids = torch.tensor([*prompt, *tokens[:-1]], device=device)
-        rows = Rows.causal(len(ids), device)
+        rows = DenseRows.causal(len(ids), device)
         exact, rounded = (
             target_forward(pair, ids, rows, dtype, len(tokens))[0].double() for dtype in (torch.float32, torch.bfloat16)
         )

@@ -11,9 +11,9 @@ import torch
 
 from specsim.bench.contest import Contender, contest
 from specsim.bench.random_trees import agree_with
-from specsim.bench.roofline import Part, Peaks, RooflineBound
+from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes
 from specsim.bench.round_checks import check_verdict, tensors_of
-from specsim.bench.row import OURS, Check, Row, Target, all_of, equal
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, all_of, equal
 from specsim.bench.scene import tree_of
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, Verdict, VerifyInput
@@ -29,7 +29,7 @@ MOST_US = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundInputs:
     """A round just after its target forward."""
 
     batch: Batch
@@ -44,7 +44,7 @@ class Round:
     verdict: Verdict  # of the fast implementation's walk
 
 
-def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> Round:
+def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> RoundInputs:
     """Make REQUESTS requests of SEQ_LEN tokens with KV of the model's shape.
 
     The target agrees with many drafts. Verification has a vocabulary of only VOCAB_SIZE tokens, so that the walk
@@ -77,13 +77,13 @@ def make_round(model: ModelConfig, num_features: int, device: str = "cuda") -> R
     verify_input = expected.to(device)
     features = torch.randn(num_rows, num_features, device=device, dtype=torch.bfloat16)
     verdict = verify(batch, verify_input, logits, CONFIG, pools)
-    return Round(
+    return RoundInputs(
         batch, pools, candidates.to(device), bonus_tokens.to(device), locations.to(device), expected, verify_input,
         logits, features, verdict,
     )  # fmt: skip
 
 
-def bookkeeping_rows(model: ModelConfig, num_features: int, peaks: Peaks) -> Iterator[Row]:
+def bookkeeping_rows(model: ModelConfig, num_features: int, peaks: Peaks) -> Iterator[BenchRow]:
     """Time each operation, then all of them in sequence."""
     case = make_round(model, num_features)
     accepted = float(case.verdict.num_accepted_drafts.float().mean())
@@ -103,8 +103,8 @@ def bookkeeping_rows(model: ModelConfig, num_features: int, peaks: Peaks) -> Ite
         for run in runs:
             run(index)
 
-    def set_targets(times: Mapping[str, float], *_: RooflineBound | Peaks) -> list[Target]:
-        return [Target("total time, us", times[OURS], MOST_US)]
+    def set_targets(times: Mapping[str, float], *_: RooflineBound | Peaks) -> list[PerformanceTarget]:
+        return [PerformanceTarget("total time, us", times[OURS], MOST_US)]
 
     def check(_: None) -> Check:
         return all_of("each of these operations, as above", *(checked(None) for checked in checks))
@@ -137,7 +137,7 @@ def _once(check: Callable[[Any], Check]) -> Callable[[Any], Check]:
     return cached_check
 
 
-def _pieces(case: Round) -> Iterator[Piece]:
+def _pieces(case: RoundInputs) -> Iterator[Piece]:
     """Yield the operations in the order of a round; each is checked before the next one runs."""
     from specsim.fast import kv, tree
     from specsim.fast.kv import draft_extend_input
@@ -181,7 +181,7 @@ def _copy(kv: KVBuffer) -> KVBuffer:
     return copy
 
 
-def _check_commit(case: Round, before: Any) -> Check:
+def _check_commit(case: RoundInputs, before: Any) -> Check:
     """Compare all slots of all layers with the reference's commit, and the recorded tokens."""
     from specsim.reference.kv import commit
 
@@ -202,7 +202,7 @@ def _check_commit(case: Round, before: Any) -> Check:
     return Check("KV of every slot bit for bit, and the tokens", float(differing), 0, wrong)
 
 
-def _check_extend(case: Round, rows: DraftExtendInput) -> Check:
+def _check_extend(case: RoundInputs, rows: DraftExtendInput) -> Check:
     from specsim.reference.kv import draft_extend_input
 
     on_cpu = case.batch.to("cpu"), case.verdict.to("cpu"), case.features.cpu(), case.pools.req_to_token.cpu()
@@ -210,27 +210,27 @@ def _check_extend(case: Round, rows: DraftExtendInput) -> Check:
     return equal("the reference's rows", tensors_of(rows), tensors_of(expected))
 
 
-def _commit_bound(case: Round) -> RooflineBound:
+def _commit_bound(case: RoundInputs) -> RooflineBound:
     """Bound a commit: keys and values of the drafts that have to move, read and written."""
     path = case.verdict.accept_index.cpu()
     nodes = torch.where(path >= 0, path % CONFIG.num_draft_tokens, -1)
     num_moved = int(((nodes >= 0) & (nodes != torch.arange(path.shape[1]))).sum())
     numbers = case.pools.target.keys[:, 0].numel() * 2 * num_moved
     return RooflineBound(
-        (Part("KV of accepted drafts, read", numbers), Part("KV of accepted drafts, written", numbers))
+        (TensorBytes("KV of accepted drafts, read", numbers), TensorBytes("KV of accepted drafts, written", numbers))
     )
 
 
-def _extend_bound(case: Round) -> RooflineBound:
+def _extend_bound(case: RoundInputs) -> RooflineBound:
     size = 2 * REQUESTS * (CONFIG.num_steps + 1) * case.features.shape[1]
-    return RooflineBound((Part("features, read", size), Part("features, written", size)))
+    return RooflineBound((TensorBytes("features, read", size), TensorBytes("features, written", size)))
 
 
 TREES = (SpecConfig(4, 3, 8), SpecConfig(4, 3, 16), SpecConfig(8, 3, 32), SpecConfig(8, 6, 64))
 TREE_REQUESTS = (1, 32)
 
 
-def tree_rows(peaks: Peaks, device: str = "cuda") -> Iterator[Row]:
+def tree_rows(peaks: Peaks, device: str = "cuda") -> Iterator[BenchRow]:
     """Time each size of tree at each number of requests."""
     for config, requests in product(TREES, TREE_REQUESTS):
         yield _tree_row(config, requests, peaks, device)
@@ -259,7 +259,7 @@ def same_tree(expected: VerifyInput, verify_input: VerifyInput) -> Check:
     return equal("the reference's tree", tensors_of(verify_input), names)
 
 
-def _tree_row(config: SpecConfig, requests: int, peaks: Peaks, device: str) -> Row:
+def _tree_row(config: SpecConfig, requests: int, peaks: Peaks, device: str) -> BenchRow:
     from specsim.fast import tree
     from specsim.reference import tree as reference
 

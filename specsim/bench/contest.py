@@ -6,7 +6,7 @@ from typing import Any
 
 from specsim.bench.clock import launched
 from specsim.bench.roofline import Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing
 
 SAMPLES = 20
 
@@ -21,13 +21,13 @@ class Contender:
     time: Callable[[], Timing] | None = None  # None: in a graph over all inputs in turn
 
 
-Targets = Callable[[Mapping[str, float], RooflineBound, Peaks], Sequence[Target]]
+Targets = Callable[[Mapping[str, float], RooflineBound, Peaks], Sequence[PerformanceTarget]]
 
 
 def roofline_target(limit: float, note: str = "") -> Targets:
     """Set a target for our time over the roofline bound."""
     name = f"time / roofline bound{note}"
-    return lambda times, bound, peaks: [Target(name, times[OURS] / bound.us(peaks), limit)]
+    return lambda times, bound, peaks: [PerformanceTarget(name, times[OURS] / bound.us(peaks), limit)]
 
 
 def contest(
@@ -39,7 +39,7 @@ def contest(
     copies: int = 1,
     set_targets: Targets | None = None,
     notes: Sequence[str] = (),
-) -> Row:
+) -> BenchRow:
     """Check all contenders, and time those that pass.
 
     A baseline that cannot run here becomes a note; ours has to run.
@@ -63,4 +63,4 @@ def contest(
             )
     medians = {who: timing.median_us for who, timing in timings.items()}
     targets = tuple(set_targets(medians, bound, peaks)) if set_targets and OURS in medians else ()
-    return Row(name, setting, checks, timings, bound, bound.us(peaks), targets, tuple(notes))
+    return BenchRow(name, setting, checks, timings, bound, bound.us(peaks), targets, tuple(notes))

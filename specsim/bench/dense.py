@@ -39,20 +39,20 @@ class Cast(Mapping[str, torch.Tensor]):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DenseRows:
     """Rows of one request."""
 
     positions: torch.Tensor  # i64 [R]
     seen: torch.Tensor  # bool [R, C + R], visible columns of the prefix and rows, for each row
 
     @classmethod
-    def causal(cls, count: int, device: torch.device | str) -> "Rows":
+    def causal(cls, count: int, device: torch.device | str) -> "DenseRows":
         """Make the rows of a text from its beginning."""
         seen = torch.ones(count, count, dtype=torch.bool, device=device).tril()
         return cls(torch.arange(count, device=device), seen)
 
     @classmethod
-    def tree(cls, prefix_len: int, positions: torch.Tensor, mask: torch.Tensor, with_prompt: bool) -> "Rows":
+    def tree(cls, prefix_len: int, positions: torch.Tensor, mask: torch.Tensor, with_prompt: bool) -> "DenseRows":
         """Make the rows of nodes after a prefix, which is either rows itself or given KV."""
         nodes = len(mask)
         behind = torch.cat([torch.ones(nodes, prefix_len, dtype=torch.bool, device=mask.device), mask], dim=1)
@@ -64,7 +64,7 @@ class Rows:
 
 
 def target_forward(
-    pair: Pair, ids: torch.Tensor, rows: Rows, dtype: torch.dtype, last: int, prefix: Prefix | None = None,
+    pair: Pair, ids: torch.Tensor, rows: DenseRows, dtype: torch.dtype, last: int, prefix: Prefix | None = None,
     feature_layers: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Compute (logits [last, V] of the last rows, features [R, F], the feature layers' inputs) in dtype."""
@@ -110,7 +110,7 @@ def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype:
     normed = rms_norm(hidden, layer["hidden_norm.weight"], eps)
     residual = normed if config.norm_before_residual else hidden
     both = torch.cat([embedded, normed], dim=-1)
-    rows = Rows.causal(len(ids), ids.device)
+    rows = DenseRows.causal(len(ids), ids.device)
     return _layer(residual, both, layer, model, rows, model.window(0), None)[-1]
 
 
@@ -129,7 +129,7 @@ def _layer(
     normed: torch.Tensor,
     weights: "Weights",
     model: ModelConfig,
-    rows: Rows,
+    rows: DenseRows,
     window: int | None,
     past: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
@@ -145,7 +145,7 @@ def _attention(
     normed: torch.Tensor,
     weights: "Weights",
     model: ModelConfig,
-    rows: Rows,
+    rows: DenseRows,
     window: int | None,
     past: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
@@ -171,7 +171,7 @@ def _attention(
     return weights.project(attended, "o_proj")
 
 
-def _in_window(rows: Rows, window: int | None, columns: int) -> torch.Tensor:
+def _in_window(rows: DenseRows, window: int | None, columns: int) -> torch.Tensor:
     """Restrict the visible columns to the last `window` positions."""
     if window is None:
         return rows.seen

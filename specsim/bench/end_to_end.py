@@ -20,7 +20,7 @@ from specsim.bench.baselines import (
 from specsim.bench.clock import walled
 from specsim.bench.contest import Contender, Targets, contest
 from specsim.bench.roofline import Peaks, RooflineBound, forward_bound
-from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of
 from specsim.bench.scene import PLAIN, stacked
 from specsim.core.config import SpecConfig
 from specsim.core.pair import Pair
@@ -37,7 +37,7 @@ SYNTHETIC = (
 )
 
 
-def shaped_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
+def shaped_rows(shape: str, peaks: Peaks) -> Iterator[BenchRow]:
     """Time a model of real shape in bf16: plain decoding, and EAGLE-3 at a synthetic accept length of 3.0."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     (prompt,) = random_prompts(1, PROMPT, pair.target.config.vocab_size)
@@ -46,7 +46,7 @@ def shaped_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
     torch.cuda.empty_cache()
 
 
-def end_to_end_rows(name: str, pair: Pair, prompt: Sequence[int], count: int, peaks: Peaks) -> Iterator[Row]:
+def end_to_end_rows(name: str, pair: Pair, prompt: Sequence[int], count: int, peaks: Peaks) -> Iterator[BenchRow]:
     """Time one request in bf16 on the wall clock, prefill included, in microseconds per token.
 
     The first row waits for no compilation of transformers; the others repeat its times, as all are of one run.
@@ -82,7 +82,7 @@ def end_to_end_rows(name: str, pair: Pair, prompt: Sequence[int], count: int, pe
     yield contest(title, setting, contenders, bound, peaks, set_targets=_gain(LEAST_EAGLE3), notes=[SYNTHETIC])
 
 
-def _again(row: Row) -> list[Contender]:
+def _again(row: BenchRow) -> list[Contender]:
     """Make contenders of a row with its checks and times."""
     return [
         Contender(who, lambda _: None, lambda _, who=who: row.checks[who], lambda who=who: row.timings[who])
@@ -120,10 +120,10 @@ def _compared(
 def _gain(least: float) -> Targets:
     """Set the target of our time over that of the best baseline."""
 
-    def targets(times: Mapping[str, float], bound: RooflineBound, peaks: Peaks) -> list[Target]:
+    def targets(times: Mapping[str, float], bound: RooflineBound, peaks: Peaks) -> list[PerformanceTarget]:
         theirs = [us for who, us in times.items() if who.startswith("transformers")]
         name = f"time / best of transformers ({least:g} times as fast)"
-        return [Target(name, times[OURS] / min(theirs), 1 / least)] if theirs else []
+        return [PerformanceTarget(name, times[OURS] / min(theirs), 1 / least)] if theirs else []
 
     return targets
 

@@ -7,8 +7,8 @@ from torch.nn.functional import linear, silu
 
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest, roofline_target
-from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row, all_of, equal, within
+from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes
+from specsim.bench.row import OURS, BenchRow, Check, all_of, equal, within
 from specsim.core.target import Experts
 from specsim.models.shapes import shape
 
@@ -20,7 +20,7 @@ _COPIES = 4  # layers of random weights; together they exceed the L2 cache many 
 Weights = Mapping[str, torch.Tensor]
 
 
-def expert_rows(peaks: Peaks) -> Iterator[Row]:
+def expert_rows(peaks: Peaks) -> Iterator[BenchRow]:
     """Time the expert layers of published models, each after a check against the chosen experts in float64."""
     for name in MODELS:
         config = shape(name).config
@@ -53,7 +53,7 @@ def _normal(*size: int) -> torch.Tensor:
 
 def _row(
     name: str, hidden_size: int, experts: Experts, layers: list[dict[str, torch.Tensor]], rows: int, peaks: Peaks
-) -> Row:
+) -> BenchRow:
     from specsim.fast.layers import Weights as FastWeights
     from specsim.fast.model.rows import HiddenRows, Norm
     from specsim.fast.targets.experts import mixture_residual
@@ -80,9 +80,9 @@ def experts_bound(rows: int, hidden_size: int, experts: Experts, touched: float)
     """Bound a layer by its rows, its router and the chosen experts, each read once in bf16."""
     one = 3 * experts.size * hidden_size
     parts = (
-        Part("router", 2 * experts.num_experts * hidden_size),
-        Part("chosen experts", round(2 * one * touched)),
-        Part("rows, read and written", 4 * rows * hidden_size),
+        TensorBytes("router", 2 * experts.num_experts * hidden_size),
+        TensorBytes("chosen experts", round(2 * one * touched)),
+        TensorBytes("rows, read and written", 4 * rows * hidden_size),
     )
     return RooflineBound(parts, 2 * rows * (experts.top_k * one + experts.num_experts * hidden_size))
 

@@ -7,8 +7,8 @@ from torch.nn.functional import linear as library_linear
 
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest
-from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row, within
+from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes
+from specsim.bench.row import OURS, BenchRow, Check, within
 from specsim.core.target import ModelConfig
 
 ROWS = (1, 8, 16, 64)
@@ -28,7 +28,7 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def linear_rows(model: ModelConfig, peaks: Peaks, quick: bool) -> Iterator[Row]:
+def linear_rows(model: ModelConfig, peaks: Peaks, quick: bool) -> Iterator[BenchRow]:
     """Time every product and torch's; both have the same budget around float64."""
     from specsim.fast.model.linear import linear
     from specsim.fast.model.rows import HiddenRows
@@ -52,7 +52,11 @@ def linear_rows(model: ModelConfig, peaks: Peaks, quick: bool) -> Iterator[Row]:
 
 def product_bound(rows: int, outputs: int, inputs: int) -> RooflineBound:
     """Bound a product by the weight, the rows and the results, bf16."""
-    parts = Part("weight", 2 * outputs * inputs), Part("rows", 2 * rows * inputs), Part("products", 2 * rows * outputs)
+    parts = (
+        TensorBytes("weight", 2 * outputs * inputs),
+        TensorBytes("rows", 2 * rows * inputs),
+        TensorBytes("products", 2 * rows * outputs),
+    )
     return RooflineBound(parts, 2 * rows * outputs * inputs)
 
 

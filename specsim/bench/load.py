@@ -46,7 +46,7 @@ class PhaseTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class LoadRun:
     """Times and results of a load under a policy."""
 
     times: tuple[PhaseTime, ...]
@@ -82,13 +82,13 @@ class LoadServer:
         pools = engine.make_pools(2 * serving.max_running, serving.num_slots)
         return cls(engine, pools, serving, prompts, max_new_tokens)
 
-    def run(self, load: Load, policy: Policy | None = None) -> Served:
+    def run(self, load: Load, policy: Policy | None = None) -> LoadRun:
         """Serve the phases one after the other, each after the prefill of its requests, which is not timed."""
         scheduler = Scheduler(self.engine, self.serving, policy=policy, pools=self.pools)
         with torch.inference_mode():
             times = tuple(self._phase(scheduler, number, phase) for number, phase in enumerate(load))
             scheduler.close()
-        return Served(times, scheduler.choices, _results(list(scheduler.requests.values())))
+        return LoadRun(times, scheduler.choices, _results(list(scheduler.requests.values())))
 
     def _phase(self, scheduler: Scheduler, number: int, phase: Phase) -> PhaseTime:
         self._accept(phase.rates)
@@ -135,7 +135,7 @@ def _results(requests: Sequence[Request]) -> dict[str, torch.Tensor]:
     }
 
 
-def check_results(compared: str, served: Served, expected: Served) -> Check:
+def check_results(compared: str, served: LoadRun, expected: LoadRun) -> Check:
     """Compare all results of two runs bit for bit."""
     results, expected_results = dict(served.results), dict(expected.results)
     return all_of(

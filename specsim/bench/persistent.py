@@ -10,7 +10,7 @@ from specsim.bench.clock import launched, replayed
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.roofline import Peaks, forward_bound, round_bound
 from specsim.bench.round_checks import check_round, tensors_of
-from specsim.bench.row import OURS, Check, Row, all_of, equal
+from specsim.bench.row import OURS, BenchRow, Check, all_of, equal
 from specsim.bench.scale import EAGLE3, INVENTED, PLAIN
 from specsim.bench.scene import Scene, close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
@@ -29,7 +29,7 @@ FORWARD_LIMIT = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class TimedRounds:
     """Rounds of one setting: label, (requests, length) of each batch, and largest time over roofline bound."""
 
     label: str
@@ -39,17 +39,19 @@ class Rounds:
 
 
 ALONE = (
-    Rounds("plain decode", PLAIN, tuple((1, length) for length in LENGTHS), 1.17),
-    Rounds("EAGLE-3 round", EAGLE3, tuple((1, length) for length in LENGTHS), 1.28),
+    TimedRounds("plain decode", PLAIN, tuple((1, length) for length in LENGTHS), 1.17),
+    TimedRounds("EAGLE-3 round", EAGLE3, tuple((1, length) for length in LENGTHS), 1.28),
 )
 TOGETHER = (
-    Rounds("plain decode", PLAIN, tuple((requests, length) for requests in (2, 4, 8, 16) for length in LENGTHS[:2])),
-    Rounds("EAGLE-3 round", CHAIN, tuple((requests, length) for requests in (1, 2, 4) for length in LENGTHS[:2])),
-    Rounds("EAGLE-3 round", EAGLE3, tuple((2, length) for length in LENGTHS[:2])),
+    TimedRounds(
+        "plain decode", PLAIN, tuple((requests, length) for requests in (2, 4, 8, 16) for length in LENGTHS[:2])
+    ),
+    TimedRounds("EAGLE-3 round", CHAIN, tuple((requests, length) for requests in (1, 2, 4) for length in LENGTHS[:2])),
+    TimedRounds("EAGLE-3 round", EAGLE3, tuple((2, length) for length in LENGTHS[:2])),
 )
 
 
-def persistent_rows(name: str, peaks: Peaks, full: bool, quick: bool) -> Iterator[Row]:
+def persistent_rows(name: str, peaks: Peaks, full: bool, quick: bool) -> Iterator[BenchRow]:
     """Time both forwards in one run, after checks of each.
 
     full: several requests too. quick: only the first batch of a setting.
@@ -65,7 +67,7 @@ def persistent_rows(name: str, peaks: Peaks, full: bool, quick: bool) -> Iterato
         torch.cuda.empty_cache()
 
 
-def _rows_of(rounds: Rounds, pair: Pair, peaks: Peaks) -> Iterator[Row]:
+def _rows_of(rounds: TimedRounds, pair: Pair, peaks: Peaks) -> Iterator[BenchRow]:
     """Time rounds, and forwards of trees, over pools of random KV that both engines use."""
     config = rounds.config
     kernels = EngineOptions("fast", torch.bfloat16, "cuda", "round", forward="kernels")
@@ -97,7 +99,7 @@ def checked(scene: Scene) -> Check:
     return all_of(f"{round_.compared}; {again.compared}", round_, again)
 
 
-def _round_row(rounds: Rounds, scenes: dict[str, Scene], requests: int, length: int, peaks: Peaks) -> Row:
+def _round_row(rounds: TimedRounds, scenes: dict[str, Scene], requests: int, length: int, peaks: Peaks) -> BenchRow:
     pair = scenes[OURS].pair
     drafter = pair.checkpoint and pair.checkpoint.config
     bound = round_bound(pair.target.config, drafter, rounds.config, requests, length)
@@ -117,7 +119,7 @@ def _round_row(rounds: Rounds, scenes: dict[str, Scene], requests: int, length: 
 
 def _forward_row(
     scenes: dict[str, Scene], checks: Mapping[str, Check], requests: int, length: int, peaks: Peaks
-) -> Row:
+) -> BenchRow:
     """Time the target's forward over a tree, logits included; each has to give its checked round's logits."""
     verify_input = scenes[KERNELS].round().verify_input
     target = scenes[KERNELS].pair.target.config

@@ -30,7 +30,7 @@ UNMEASURED = Peaks(math.nan, math.nan, math.nan)  # without a GPU
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorBytes:
     """Bytes of one tensor, or of `count` tensors whose names differ in a layer's number, written *."""
 
     tensor: str  # name of the tensor; * stands for the number of a layer
@@ -42,7 +42,7 @@ class Part:
 class RooflineBound:
     """Bytes to read (or to write, where named so) and operations; a product and a sum are two."""
 
-    parts: tuple[Part, ...]  # bytes by tensor
+    parts: tuple[TensorBytes, ...]  # bytes by tensor
     operations: int = 0  # arithmetic operations; a product and a sum are two
 
     @property
@@ -71,13 +71,13 @@ class RooflineBound:
         return {"bytes": self.bytes, "operations": self.operations, "parts": parts}
 
 
-def _grouped(parts: Iterable[Part]) -> tuple[Part, ...]:
+def _grouped(parts: Iterable[TensorBytes]) -> tuple[TensorBytes, ...]:
     """Merge parts whose names differ only in the number of a layer."""
-    groups: dict[str, Part] = {}
+    groups: dict[str, TensorBytes] = {}
     for part in parts:
         name = re.sub(r"\.\d+\.", ".*.", part.tensor)
-        before = groups.get(name, Part(name, 0, 0))
-        groups[name] = Part(name, before.bytes + part.bytes, before.count + part.count)
+        before = groups.get(name, TensorBytes(name, 0, 0))
+        groups[name] = TensorBytes(name, before.bytes + part.bytes, before.count + part.count)
     return tuple(groups.values())
 
 
@@ -91,14 +91,14 @@ def _weights(layout: Mapping[str, tuple[int, ...]], rows: int, itemsize: int, pr
             numbers = min(rows, shape[0]) * shape[1]
         elif len(shape) == 2:
             operations += 2 * rows * numbers
-        parts.append(Part(prefix + name, numbers * itemsize))
+        parts.append(TensorBytes(prefix + name, numbers * itemsize))
     return RooflineBound(_grouped(parts), operations)
 
 
 def _kv(name: str, model: ModelConfig, requests: int, rows: int, seq_len: int, itemsize: int) -> RooflineBound:
     """Bound attention over the keys and values of all committed columns, for `rows` rows of each request."""
     numbers = model.num_layers * requests * seq_len * model.num_kv_heads * model.head_dim
-    parts = tuple(Part(f"{name} KV of layer *, {which}", numbers * itemsize, model.num_layers) for which in _KV)
+    parts = tuple(TensorBytes(f"{name} KV of layer *, {which}", numbers * itemsize, model.num_layers) for which in _KV)
     return RooflineBound(parts, 4 * model.num_layers * requests * rows * seq_len * model.num_heads * model.head_dim)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specsim.bench.dense import Rows, eagle3_forward, eagle3_logits, eagle3_of, target_forward
+from specsim.bench.dense import DenseRows, eagle3_forward, eagle3_logits, eagle3_of, target_forward
 from specsim.bench.row import Check, all_of, equal, within
 from specsim.bench.scene import Scene, with_graph
 from specsim.core.config import SpecConfig
@@ -111,7 +111,7 @@ def _against_dense(scene: Scene, output: RoundOutput, request: int) -> list[Chec
     positions = verify_input.positions[node_rows]
     mask = verify_input.mask[request]
     prefix = None if scene.prompts else lambda layer: _kv_of(scene, request, length, layer)
-    rows = Rows.tree(length, positions, mask, with_prompt=scene.prompts is not None)
+    rows = DenseRows.tree(length, positions, mask, with_prompt=scene.prompts is not None)
     if scene.prompts:
         ids = torch.cat([torch.tensor(scene.prompts[request], device=ids.device), ids])
     layers = scene.engine.drafter.feature_layers

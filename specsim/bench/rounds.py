@@ -12,7 +12,7 @@ from specsim.bench.clock import launched, replayed, timing
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.roofline import Peaks, forward_bound, round_bound
 from specsim.bench.round_checks import autoregressive, check_round
-from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of, equal
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of, equal
 from specsim.bench.scene import EAGLE3, PLAIN, Scene, prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -35,7 +35,7 @@ ROUNDS = (
 FORWARDS = ((8, 1.25), (64, 1.40))  # draft tokens and limit of verify forwards
 
 
-def round_rows(shape: str, peaks: Peaks, quick: bool) -> Iterator[Row]:
+def round_rows(shape: str, peaks: Peaks, quick: bool) -> Iterator[BenchRow]:
     """Time rounds at one request of SEQ_LEN tokens, on the device and on the host."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for name, config, temperature, limit in ROUNDS[: 2 if quick else None]:
@@ -49,7 +49,7 @@ def round_rows(shape: str, peaks: Peaks, quick: bool) -> Iterator[Row]:
         yield synthetic_row(pair, peaks)
 
 
-def forward_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
+def forward_rows(shape: str, peaks: Peaks) -> Iterator[BenchRow]:
     """Time verify forwards without the rest of a round."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for nodes, limit in FORWARDS:
@@ -57,7 +57,7 @@ def forward_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
         torch.cuda.empty_cache()
 
 
-def invariance_rows(shape: str, quick: bool) -> Iterator[Row]:
+def invariance_rows(shape: str, quick: bool) -> Iterator[BenchRow]:
     """Measure the cost of batch_invariant for a round, solo and batched."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     for requests in (1,) if quick else (1, MOST_REQUESTS):
@@ -81,7 +81,7 @@ def scene_of(
     return prefilled(plain, engine, prompts, temperature)
 
 
-def round_row(name: str, scene: Scene, peaks: Peaks, limit: float | None) -> Row:
+def round_row(name: str, scene: Scene, peaks: Peaks, limit: float | None) -> BenchRow:
     """Time consecutive rounds on the device, gaps between graphs included, per round."""
     config = scene.engine.config
     pair = scene.pair
@@ -96,7 +96,7 @@ def round_row(name: str, scene: Scene, peaks: Peaks, limit: float | None) -> Row
     return contest(name, setting, (us, graph), bound, peaks, set_targets=set_targets, notes=[RANDOM])
 
 
-def synthetic_row(pair: Pair, peaks: Peaks) -> Row:
+def synthetic_row(pair: Pair, peaks: Peaks) -> BenchRow:
     """Time the EAGLE-3 round under scheduled acceptance: the cost of a token at these rates."""
     acceptance = SyntheticAcceptance(RATES)
     scene = scene_of(pair, EAGLE3, acceptance=acceptance)
@@ -114,7 +114,7 @@ def consecutive(scene: Scene) -> Timing:
     return replayed(lambda: scene.rounds(CONSECUTIVE), SAMPLES, CONSECUTIVE)
 
 
-def launch_rows(shape: str) -> Iterator[Row]:
+def launch_rows(shape: str) -> Iterator[BenchRow]:
     """Count the host's launches of a round in a profile.
 
     This group is the last: a profiler slows all later launches.
@@ -127,13 +127,13 @@ def launch_rows(shape: str) -> Iterator[Row]:
         notes = ()
         if check.passed:
             graphs, others = launches(scene)
-            targets = (Target("graph launches a round", graphs, MOST_LAUNCHES),)
+            targets = (PerformanceTarget("graph launches a round", graphs, MOST_LAUNCHES),)
             notes = (f"and {others:g} other launches and copies",)
         setting = {"requests": 1, "tree": tree_of(config), "L": SEQ_LEN}
-        yield Row(f"{name}, launches", setting, {OURS: check}, targets=targets, notes=notes)
+        yield BenchRow(f"{name}, launches", setting, {OURS: check}, targets=targets, notes=notes)
 
 
-def forward_row(pair: Pair, nodes: int, peaks: Peaks, limit: float) -> Row:
+def forward_row(pair: Pair, nodes: int, peaks: Peaks, limit: float) -> BenchRow:
     """Time the target's forward over a tree, logits included, without the rest of a round.
 
     It is timed in its own graph. The round that it belongs to is checked, and its logits have to equal that round's bit
@@ -168,7 +168,7 @@ def forward_row(pair: Pair, nodes: int, peaks: Peaks, limit: float) -> Row:
     return contest("verify forward", setting, (us,), bound, peaks, set_targets=roofline_target(limit))
 
 
-def invariance_row(pair: Pair, requests: int) -> Row:
+def invariance_row(pair: Pair, requests: int) -> BenchRow:
     """Time a round with and without batch_invariant.
 
     Both are checked like any round, and the first request has to be equal solo and batched, bit for bit.
@@ -190,7 +190,7 @@ def invariance_row(pair: Pair, requests: int) -> Row:
         with_it, without = (timing.median_us for timing in timings.values())
         notes.append(f"the option costs {with_it / without - 1:+.1%}")
     setting = {"requests": requests, "tree": tree_of(EAGLE3), "L": SEQ_LEN}
-    return Row("EAGLE-3 round, batch-invariant", setting, checks, timings, notes=tuple(notes))
+    return BenchRow("EAGLE-3 round, batch-invariant", setting, checks, timings, notes=tuple(notes))
 
 
 def _first_request(scene: Scene) -> dict[str, torch.Tensor]:
@@ -213,7 +213,7 @@ SAMPLES = 15
 MOST_HOST_US = 100.0
 
 
-def host_row(name: str, setting: Mapping[str, Any], scene: Scene, round_check: Check) -> Row:
+def host_row(name: str, setting: Mapping[str, Any], scene: Scene, round_check: Check) -> BenchRow:
     """Time the host on a checked round until all is enqueued, and check that it never waits."""
     check = all_of("the round's own check, and that the host never waits", round_check, _without_waiting(scene))
     timings = {}
@@ -221,9 +221,9 @@ def host_row(name: str, setting: Mapping[str, Any], scene: Scene, round_check: C
     notes = ()
     if check.passed:
         timings[OURS], first = host_times(scene)
-        targets = (Target("host time, us", timings[OURS].median_us, MOST_HOST_US),)
+        targets = (PerformanceTarget("host time, us", timings[OURS].median_us, MOST_HOST_US),)
         notes = (f"{first:.0f} us after an idle device",)
-    return Row(name, setting, {OURS: check}, timings, targets=targets, notes=notes)
+    return BenchRow(name, setting, {OURS: check}, timings, targets=targets, notes=notes)
 
 
 def _without_waiting(scene: Scene) -> Check:

@@ -37,7 +37,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PerformanceTarget:
     """A figure and its upper limit."""
 
     name: str  # name of the figure
@@ -51,7 +51,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One operation under one setting.
 
     Raises ValueError for a timing of a contender without a passed check.
@@ -63,7 +63,7 @@ class Row:
     timings: Mapping[str, Timing] = field(default_factory=dict)  # by contender
     bound: RooflineBound | None = None  # bytes and operations that no implementation can avoid
     bound_us: float = math.nan  # their time at the measured peaks of this run
-    targets: tuple[Target, ...] = ()
+    targets: tuple[PerformanceTarget, ...] = ()
     notes: tuple[str, ...] = ()
     figures: Mapping[str, float] = field(default_factory=dict)  # measured in addition to times, by name
     group: str = ""  # of its suite

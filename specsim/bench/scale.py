@@ -10,7 +10,7 @@ from specsim.bench.clock import replayed
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.roofline import Peaks, round_bound
 from specsim.bench.round_checks import check_round
-from specsim.bench.row import OURS, Row
+from specsim.bench.row import OURS, BenchRow
 from specsim.bench.scene import close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine import Engine
@@ -43,7 +43,7 @@ def points(full: bool) -> list[tuple[int, int]]:
     return sorted(grid | corners, key=lambda point: (point[0], point[1]))
 
 
-def scale_rows(name: str, config: SpecConfig, peaks: Peaks, full: bool, quick: bool) -> Iterator[Row]:
+def scale_rows(name: str, config: SpecConfig, peaks: Peaks, full: bool, quick: bool) -> Iterator[BenchRow]:
     """Time every setting whose columns fit into the free memory; quick: only short ones."""
     model_shape = shape(name)
     longer = replace(model_shape.config, max_position_embeddings=LONGEST + PAGE_SIZE)
@@ -56,7 +56,7 @@ def scale_rows(name: str, config: SpecConfig, peaks: Peaks, full: bool, quick: b
     torch.cuda.empty_cache()
 
 
-def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], peaks: Peaks) -> Iterator[Row]:
+def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], peaks: Peaks) -> Iterator[BenchRow]:
     """Time settings in one pool, as large as the largest of those that fit into the free memory."""
     # One kind of forward for all settings, as the simulator has one efficiency for them.
     engine = load_engine(pair, config, EngineOptions("fast", torch.bfloat16, "cuda", "round", forward="kernels"))
@@ -83,7 +83,7 @@ def _room(pair: Pair) -> int:
     return (free - 12 * 2**30) // (2 * numbers)
 
 
-def _row(pair: Pair, engine: Engine, pools: KVPool, requests: int, length: int, peaks: Peaks) -> Row:
+def _row(pair: Pair, engine: Engine, pools: KVPool, requests: int, length: int, peaks: Peaks) -> BenchRow:
     scene = invented(pair, engine, pools, requests, length)
     drafter = pair.checkpoint and pair.checkpoint.config
     bound = round_bound(pair.target.config, drafter, engine.config, requests, length)

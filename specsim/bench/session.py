@@ -12,7 +12,7 @@ from rich.console import Console
 
 from specsim.bench import clock
 from specsim.bench.roofline import UNMEASURED, Peaks
-from specsim.bench.row import Row, Timing
+from specsim.bench.row import BenchRow, Timing
 from specsim.bench.suites import SUITES, Group, Options
 from specsim.core.display import figure, near, paragraph, print_table
 from specsim.core.errors import InputError, require, require_choice
@@ -35,7 +35,7 @@ class Result:
     date: str  # date and time of the run in UTC, to the second
     versions: dict[str, str]
     peaks: Peaks | None  # None for a suite of the CPU
-    rows: tuple[Row, ...] = ()
+    rows: tuple[BenchRow, ...] = ()
     seconds: float = 0.0  # wall-clock time of the run, in seconds
     finished: tuple[str, ...] = ()  # groups with all of their rows
     unfinished: int = 0  # rows at the end that are of no complete group
@@ -122,11 +122,11 @@ def _any_rank(options: Options, is_over: bool) -> bool:
     return is_over if ranks is None else any(ranks.gather_objects(is_over))
 
 
-def _rows(groups: dict[str, Group], options: Options, peaks: Peaks) -> Iterator[tuple[Row | None, str, bool]]:
+def _rows(groups: dict[str, Group], options: Options, peaks: Peaks) -> Iterator[tuple[BenchRow | None, str, bool]]:
     """Yield every row with its group's name, None when a group is finished, and whether the run may end there."""
     for name, group in groups.items():
         for entry in group(options, peaks):
-            is_alone = isinstance(entry, Row)
+            is_alone = isinstance(entry, BenchRow)
             for row in (entry,) if is_alone else entry:
                 yield replace(row, group=name), name, is_alone
         yield None, name, True
@@ -141,7 +141,7 @@ def show_peaks(peaks: Peaks, console: Console) -> None:
     )
 
 
-def setting_of(row: Row) -> str:
+def setting_of(row: BenchRow) -> str:
     """Print a row's setting."""
     values = {name: f"{value:,}" if type(value) is int else value for name, value in row.setting.items()}
     return ", ".join(f"{name} {value}" for name, value in values.items())
@@ -153,7 +153,7 @@ def microseconds(timing: Timing) -> str:
     return f"{timing.median_us:,.{digits}f} us ±{timing.spread / 2:.1f} %"
 
 
-def show_row(row: Row, console: Console) -> None:
+def show_row(row: BenchRow, console: Console) -> None:
     """Print a row in a few lines; only equal implementations have times."""
     out = console.out
     out(f"{row.name}: {setting_of(row)}", highlight=False)
@@ -178,7 +178,7 @@ def show_row(row: Row, console: Console) -> None:
         out(f"    {note}", highlight=False)
 
 
-def show_bound(row: Row, console: Console) -> None:
+def show_bound(row: BenchRow, console: Console) -> None:
     """Print the bytes of a row's roofline bound, tensor by tensor."""
     if row.bound is None or not row.bound.parts:
         return

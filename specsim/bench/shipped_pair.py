@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from specsim.bench.clock import interleaved_times
-from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of, equal
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of, equal
 from specsim.bench.scene import EAGLE3, Scene, prefilled, tree_of
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -24,7 +24,7 @@ ALONE = 4
 NEW_TOKENS = 32
 
 
-def sameness_rows(quick: bool) -> Iterator[Row]:
+def sameness_rows(quick: bool) -> Iterator[BenchRow]:
     """Compare tokens of GPU and CPU, of two runs, solo and batched; no times."""
     pair = load()
     count = 8 if quick else TOGETHER
@@ -57,8 +57,8 @@ def _generate(
     return generate(pair, texts, EAGLE3, _PARAMS, request_ids=ids, engine=options)
 
 
-def _row(name: str, setting: dict[str, Any], check: Check, notes: tuple[str, ...] = ()) -> Row:
-    return Row(f"shipped pair, {name}", setting | {"dtype": "float32"}, {OURS: check}, notes=notes)
+def _row(name: str, setting: dict[str, Any], check: Check, notes: tuple[str, ...] = ()) -> BenchRow:
+    return BenchRow(f"shipped pair, {name}", setting | {"dtype": "float32"}, {OURS: check}, notes=notes)
 
 
 def _tensors(generation: Generation, index: int) -> dict[str, torch.Tensor]:
@@ -79,7 +79,7 @@ def _same_tokens(compared: str, generation: Generation, expected: Generation, fi
     return Check(compared, float(len(wrong)), 0, f"requests {wrong}" if wrong else "")
 
 
-def _invariant_rows(pair: Pair, texts: Sequence[str], indices: Sequence[int]) -> Iterator[Row]:
+def _invariant_rows(pair: Pair, texts: Sequence[str], indices: Sequence[int]) -> Iterator[BenchRow]:
     """Compare solo and batched outputs under `batch_invariant`, bit for bit."""
     run = partial(_generate, pair, batch_invariant=True)
     batched = run(texts)
@@ -97,7 +97,7 @@ ENQUEUED = f"{OURS}, enqueued"
 Rounds = list[list[int]]  # tokens of each round
 
 
-def mode_rows() -> Iterator[Row]:
+def mode_rows() -> Iterator[BenchRow]:
     """Time plain decoding and the graph modes, in float32 at one request, each after its check."""
     pair = load()
     prompt = pair.tokenizer.encode(load_prompts()[0]["text"])
@@ -106,7 +106,7 @@ def mode_rows() -> Iterator[Row]:
     yield from compared(scenes, ROUNDS)
 
 
-def compared(scenes: Mapping[str, Scene], rounds: int) -> Iterator[Row]:
+def compared(scenes: Mapping[str, Scene], rounds: int) -> Iterator[BenchRow]:
     """Make a row per mode, plain decoding first; a mode that fails its check has no time."""
     tokens_by_mode = {mode: _accepted(scene, rounds * (4 if mode == PLAIN else 1)) for mode, scene in scenes.items()}
     expected = list(chain.from_iterable(tokens_by_mode[PLAIN]))
@@ -129,7 +129,7 @@ def compared(scenes: Mapping[str, Scene], rounds: int) -> Iterator[Row]:
             notes += (f"{read[mode].median_us / per_round:.0f} us a token",)
         setting = {"graph": scene.engine.options.graph, "tree": tree_of(scene.engine.config), "dtype": "float32"}
         both = {OURS: checks[mode], ENQUEUED: checks[mode]}
-        yield Row(f"shipped pair, {mode}", setting, both, timings, targets=_targets(mode, read), notes=notes)
+        yield BenchRow(f"shipped pair, {mode}", setting, both, timings, targets=_targets(mode, read), notes=notes)
 
 
 def _check(rounds: Rounds, plain: list[int], first: Rounds | None) -> Check:
@@ -141,13 +141,13 @@ def _check(rounds: Rounds, plain: list[int], first: Rounds | None) -> Check:
     return Check(compared, float(not same), 0, "" if same else f"{tokens[:8]}…, not {reference[:8]}…")
 
 
-def _targets(mode: str, times: Mapping[str, Timing]) -> tuple[Target, ...]:
+def _targets(mode: str, times: Mapping[str, Timing]) -> tuple[PerformanceTarget, ...]:
     """Targets of a mode: a recorded step saves time, and the default is as fast as the best."""
     graphs = {name: mode_time.median_us for name, mode_time in times.items() if name != PLAIN}
     if mode == "step" and {"step", "eager"} <= graphs.keys():
-        return (Target("time / eager", graphs["step"] / graphs["eager"], 1.0),)
+        return (PerformanceTarget("time / eager", graphs["step"] / graphs["eager"], 1.0),)
     if mode == "round" and mode in graphs:
-        return (Target("time / best graph mode", graphs[mode] / min(graphs.values()), 1.02),)
+        return (PerformanceTarget("time / best graph mode", graphs[mode] / min(graphs.values()), 1.02),)
     return ()
 
 

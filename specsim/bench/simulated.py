@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specsim.bench.clock import timing
-from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.policies.per_request import AnyPolicy
@@ -40,7 +40,7 @@ SCHEDULER = {
 }
 
 
-def loop_rows(is_quick: bool) -> Iterator[Row]:
+def loop_rows(is_quick: bool) -> Iterator[BenchRow]:
     """Time a workload without speculation, by rate of arrivals."""
     for rate in RATES[:1] if is_quick else RATES:
         simulation = _simulation(poisson(REQUESTS, rate, PROMPT_TOKENS, OUTPUT_TOKENS))
@@ -48,15 +48,15 @@ def loop_rows(is_quick: bool) -> Iterator[Row]:
         compiled = Server(simulation).serve()  # loads the loop
         check = _equal(Server(simulation, steps).serve(), compiled)
         if not check.passed:
-            yield Row("event loop", setting, {OURS: check})
+            yield BenchRow("event loop", setting, {OURS: check})
             continue
         times = timing([_seconds(simulation) * 1e6 for _ in range(SAMPLES)])
-        yield Row(
+        yield BenchRow(
             "event loop",
             setting,
             {OURS: check},
             {OURS: times},
-            targets=(Target("seconds of a core", times.median_us / 1e6, MOST_SECONDS),),
+            targets=(PerformanceTarget("seconds of a core", times.median_us / 1e6, MOST_SECONDS),),
             notes=_notes(simulation, compiled, times),
         )
 
@@ -92,7 +92,7 @@ def _equal(interpreted: SimulatedRun, compiled: SimulatedRun) -> Check:
     return Check(compared, float(len(wrong)), 0, f"{wrong[0]} differs" if wrong else "")
 
 
-def scheduler_rows() -> Iterator[Row]:
+def scheduler_rows() -> Iterator[BenchRow]:
     """Compare steps, preemptions and ends with those of the scheduler that serves requests."""
     import torch
 
@@ -110,7 +110,7 @@ def scheduler_rows() -> Iterator[Row]:
         check = Check("every step, preemption and end of the scheduler", 0, 0, difference(served, run))
         setting = {"schedule": schedule, "requests": len(work), "slots": serving.num_slots}
         notes = (f"{run.num_steps} steps, {run.preemptions.sum()} preemptions, {run.rounds.sum()} rounds of requests",)
-        yield Row("steps of the scheduler", setting, {OURS: check}, notes=notes)
+        yield BenchRow("steps of the scheduler", setting, {OURS: check}, notes=notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Ended:
 
 
 @dataclass
-class Served:
+class SchedulerRun:
     """Steps of the scheduler that launched a prefill or a round, in order."""
 
     starts: list[float] = field(default_factory=list)  # seconds
@@ -166,7 +166,7 @@ def serve(
     """
     assert workload.arrivals_s is not None
     scheduler = Scheduler(engine, serving, policy=policy)
-    served = Served()
+    served = SchedulerRun()
     ordinals: dict[int, int] = {}  # of the scheduler's steps that launch, by its own number
     coming = _requests(engine, workload)
     arrivals = iter(workload.arrivals_s.tolist())
@@ -210,7 +210,7 @@ def _step_seconds(record: StepRecord) -> float:
     return prefill + (TIMES.round(np.array(record.decoded), None) if record.decoded else 0.0)
 
 
-def _note(served: Served, record: StepRecord, start: float) -> None:
+def _note(served: SchedulerRun, record: StepRecord, start: float) -> None:
     served.starts.append(start)
     served.running.append(len(record.decoded))
     served.settings.append(record.setting if record.decoded else -1)

@@ -21,7 +21,7 @@ from specsim.bench import (
     vocabulary,
 )
 from specsim.bench.roofline import Peaks
-from specsim.bench.row import Row
+from specsim.bench.row import BenchRow
 from specsim.core.target import ModelConfig
 from specsim.models.shapes import shape
 
@@ -44,7 +44,7 @@ class Options:
 
 
 # Rows in a tuple were measured together, at the end of the group: none is left out because time is over.
-Group = Callable[[Options, Peaks], Iterator[Row | tuple[Row, ...]]]
+Group = Callable[[Options, Peaks], Iterator[BenchRow | tuple[BenchRow, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Suite:
     needs_ranks: bool = False  # at least two
 
 
-def _bookkeeping(run: Options, peaks: Peaks) -> Iterator[Row]:
+def _bookkeeping(run: Options, peaks: Peaks) -> Iterator[BenchRow]:
     yield from bookkeeping.tree_rows(peaks)
     yield from bookkeeping.bookkeeping_rows(run.model, 3 * run.model.hidden_size, peaks)
 

@@ -14,7 +14,7 @@ from specsim.bench.clock import launched
 from specsim.bench.dense import eagle3_of
 from specsim.bench.round_checks import check_round
 from specsim.bench.rounds import CONSECUTIVE, RANDOM, SEQ_LEN, consecutive
-from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of, equal
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of, equal
 from specsim.bench.scene import EAGLE3, Scene, prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -62,7 +62,7 @@ def joined(size: int) -> RankGroup:
     return ranks
 
 
-def exchange_rows(size: int, quick: bool) -> Iterator[Row]:
+def exchange_rows(size: int, quick: bool) -> Iterator[BenchRow]:
     """Time sums over ranks by size: by NCCL, and through the memory of the other GPUs."""
     from specsim.fast.model.rank_sums import MOST_BYTES as LARGEST
     from specsim.fast.model.rank_sums import links
@@ -81,7 +81,7 @@ def exchange_rows(size: int, quick: bool) -> Iterator[Row]:
 
 
 @torch.inference_mode()
-def exchange_row(ranks: RankGroup, groups: dict[str, RankGroup], rows: int, note: str) -> Row:
+def exchange_row(ranks: RankGroup, groups: dict[str, RankGroup], rows: int, note: str) -> BenchRow:
     """Compare the bits of each group's sum with a sum in the order of the ranks, and time it."""
     from specsim.fast.model.rank_sums import sum_residual
 
@@ -101,7 +101,7 @@ def exchange_row(ranks: RankGroup, groups: dict[str, RankGroup], rows: int, note
             timings[name] = slowest(ranks, launched(lambda _, run=run: run(), 1, 20))
     theirs = expected_exchange(ranks.size, part.nbytes)
     notes = (note, *([] if theirs is None else [f"the simulator's term: {1e6 * theirs:.1f} us"]))
-    return Row("sum over ranks", {"GPUs": ranks.size, "bytes": part.nbytes}, checks, timings, notes=notes)
+    return BenchRow("sum over ranks", {"GPUs": ranks.size, "bytes": part.nbytes}, checks, timings, notes=notes)
 
 
 def _part(rank: int, rows: int) -> torch.Tensor:
@@ -109,7 +109,7 @@ def _part(rank: int, rows: int) -> torch.Tensor:
     return torch.randn(rows, WIDTH, generator=generator, device="cuda").to(torch.bfloat16)
 
 
-def round_rows(shape: str, size: int, quick: bool) -> Iterator[Row]:
+def round_rows(shape: str, size: int, quick: bool) -> Iterator[BenchRow]:
     """Time EAGLE-3 rounds of two shapes, on one GPU and on all."""
     ranks = joined(size)
     for name in (shape,) if quick else (shape, SLICE):
@@ -123,7 +123,7 @@ def round_rows(shape: str, size: int, quick: bool) -> Iterator[Row]:
 
 def round_row(
     name: str, pair: Pair, requests: int, ranks: RankGroup, device: str = "cuda", time: Time = consecutive
-) -> Row:
+) -> BenchRow:
     """Time rounds of these requests on all ranks and on one, each after its check."""
     checks: dict[str, Check] = {}
     timings: dict[str, Timing] = {}
@@ -145,11 +145,11 @@ def round_row(
         ratio = timings[OURS].median_us / timings[ONE].median_us
         limit = MOST_RATIO.get(requests)
         is_target = ranks.size == 2 and limit is not None
-        targets = (Target("time on two GPUs / time on one", ratio, limit or 0.0),) if is_target else ()
+        targets = (PerformanceTarget("time on two GPUs / time on one", ratio, limit or 0.0),) if is_target else ()
         vocab_size = eagle3_of(pair).config.draft_vocab_size
         of_simulator = expected(pair.target.config, vocab_size, ranks.size, requests, EAGLE3, SEQ_LEN)
         notes += [] if of_simulator is None else [compared(of_simulator, ratio)]
-    return Row("EAGLE-3 round on several GPUs", setting, checks, timings, targets=targets, notes=tuple(notes))
+    return BenchRow("EAGLE-3 round on several GPUs", setting, checks, timings, targets=targets, notes=tuple(notes))
 
 
 def compared(of_simulator: Expected, ratio: float) -> str:
@@ -160,7 +160,7 @@ def compared(of_simulator: Expected, ratio: float) -> str:
     )
 
 
-def share_rows(shape: str, size: int, quick: bool) -> Iterator[Row]:
+def share_rows(shape: str, size: int, quick: bool) -> Iterator[BenchRow]:
     """Find the share of exchanges in a round's kernels, by a profile.
 
     This group is the last: a profiler slows all later launches.
@@ -179,7 +179,7 @@ def share_rows(shape: str, size: int, quick: bool) -> Iterator[Row]:
         torch.cuda.empty_cache()
 
 
-def share_row(shape: str, requests: int, ranks: RankGroup, check: Check, by_rank: list[dict[str, float]]) -> Row:
+def share_row(shape: str, requests: int, ranks: RankGroup, check: Check, by_rank: list[dict[str, float]]) -> BenchRow:
     """Name the exchanges' share of the kernel times of every rank; it includes the wait for the other ranks."""
     notes = []
     for rank, kernels in enumerate(by_rank):
@@ -190,7 +190,7 @@ def share_row(shape: str, requests: int, ranks: RankGroup, check: Check, by_rank
                 f"rank {rank}: exchanges {spent:,.0f} of {total:,.0f} us of kernels a round, {spent / total:.1%}"
             )
     setting = {"shape": shape, "GPUs": ranks.size, "requests": requests, "tree": tree_of(EAGLE3), "L": SEQ_LEN}
-    return Row("exchanges of a round", setting, {OURS: check}, notes=tuple(notes))
+    return BenchRow("exchanges of a round", setting, {OURS: check}, notes=tuple(notes))
 
 
 def _kernel_us(scene: Scene) -> dict[str, float]:

@@ -15,7 +15,7 @@ from specsim.bench.contest import Contender, contest
 from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of, reported_gpu
 from specsim.bench.request_lengths import Lengths, kept_lengths
 from specsim.bench.roofline import Peaks, prefill_bound
-from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of
 from specsim.bench.scene import prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine import Engine
@@ -52,7 +52,7 @@ EXPLAINED = (
 )
 
 
-def prefill_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
+def prefill_rows(shape: str, peaks: Peaks) -> Iterator[BenchRow]:
     """Time the prefill of one long prompt, its KV and first token included, against the dense rate."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16, None))
     engine = load_engine(pair, PLAIN, EngineOptions("fast", torch.bfloat16, "cuda", "round"))
@@ -61,7 +61,7 @@ def prefill_rows(shape: str, peaks: Peaks) -> Iterator[Row]:
     torch.cuda.empty_cache()
 
 
-def prefill_row(pair: Pair, engine: Engine, tokens: int, peaks: Peaks) -> Row:
+def prefill_row(pair: Pair, engine: Engine, tokens: int, peaks: Peaks) -> BenchRow:
     """Check the first token's logits by plain torch, and time a prefill from its launch to its end."""
     (prompt,) = random_prompts(1, tokens, pair.target.config.vocab_size)
     scene = prefilled(pair, engine, [prompt], slack=0)
@@ -75,13 +75,15 @@ def prefill_row(pair: Pair, engine: Engine, tokens: int, peaks: Peaks) -> Row:
     bound = prefill_bound(pair.target.config, tokens)
     contender = Contender(OURS, lambda _: [first], likeliest(pair, prompt), lambda: walled(run, PREFILL_SAMPLES, 1))
     limit = lambda times, bound, peaks: [  # noqa: E731
-        Target("time / dense products (60% of the dense rate)", times[OURS] / bound.compute_us(peaks), 1 / LEAST_DENSE)
+        PerformanceTarget(
+            "time / dense products (60% of the dense rate)", times[OURS] / bound.compute_us(peaks), 1 / LEAST_DENSE
+        )
     ]
     return contest("prefill", {"requests": 1, "tokens": tokens}, (contender,), bound, peaks, set_targets=limit)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredLoad:
     """A served load."""
 
     load: ServedLoad
@@ -91,12 +93,12 @@ class Measured:
     note: str
 
 
-def serving_rows(shape: str, quick: bool) -> Iterator[tuple[Row, ...]]:
+def serving_rows(shape: str, quick: bool) -> Iterator[tuple[BenchRow, ...]]:
     """Serve every load under both schedules, check them, and predict all from FITTED of them."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16, "eagle3"))
     # One kind of forward for all batches, as the simulator knows one efficiency.
     options = EngineOptions("fast", torch.bfloat16, "cuda", "round", forward="kernels")
-    measured: list[Measured] = []
+    measured: list[MeasuredLoad] = []
     for config in (PLAIN, EAGLE3):
         measured += measured_loads(pair, config, options, QUICK if quick else REQUESTS, kept_lengths())
         gc.collect()
@@ -107,7 +109,7 @@ def serving_rows(shape: str, quick: bool) -> Iterator[tuple[Row, ...]]:
 
 def measured_loads(
     pair: Pair, config: SpecConfig, options: EngineOptions, counts: Mapping[int, int], lengths: Lengths
-) -> Iterator[Measured]:
+) -> Iterator[MeasuredLoad]:
     """Serve all loads of a setting by one engine."""
     rates = RATES[: config.num_steps]
     acceptance = None if config.is_plain else SyntheticAcceptance(rates)
@@ -127,7 +129,7 @@ def measured_loads(
             label = f"{tree_of(config)}, {concurrency}, {schedule}"
             serving = loop.serving(schedule, concurrency)
             load = ServedLoad.of(label, figures_of(run.requests), config, serving, lengths.first(count), rates)
-            yield Measured(load, count, check, _busy(loop, schedule, concurrency), run.note)
+            yield MeasuredLoad(load, count, check, _busy(loop, schedule, concurrency), run.note)
 
 
 def _busy(loop: ClosedLoop, schedule: str, concurrency: int) -> float | None:
@@ -141,7 +143,7 @@ def _busy(loop: ClosedLoop, schedule: str, concurrency: int) -> float | None:
         decoding.close()
 
 
-def predictions(measured: Sequence[Measured], shape: str, draft_vocab: int) -> Predictions | None:
+def predictions(measured: Sequence[MeasuredLoad], shape: str, draft_vocab: int) -> Predictions | None:
     """Fit a profile to the most informative loads; None on a GPU that the simulator does not know."""
     gpu = reported_gpu(versions("cuda" if torch.cuda.is_available() else "cpu").get("gpu", ""))
     if gpu is None:
@@ -151,7 +153,7 @@ def predictions(measured: Sequence[Measured], shape: str, draft_vocab: int) -> P
     return Predictions.of(costs, loads, most_informative(costs, loads, FITTED, FREE))
 
 
-def rows_of(measured: Sequence[Measured], predicted: Predictions | None) -> Iterator[Row]:
+def rows_of(measured: Sequence[MeasuredLoad], predicted: Predictions | None) -> Iterator[BenchRow]:
     """Make a row per load, and one of the predictions' errors."""
     by_label = {measurement.load.label: measurement for measurement in measured}
     for measurement in measured:
@@ -166,7 +168,9 @@ def rows_of(measured: Sequence[Measured], predicted: Predictions | None) -> Iter
             other = by_label[f"{tree_of(load.config)}, {concurrency}, sync"].load
             figures["gain_over_sync"] = load.figures["tokens_per_s"] / other.figures["tokens_per_s"]
             if measurement.busy is not None:
-                targets.append(Target("GPU idle while decoding, share", 1 - measurement.busy, 1 - LEAST_BUSY))
+                targets.append(
+                    PerformanceTarget("GPU idle while decoding, share", 1 - measurement.busy, 1 - LEAST_BUSY)
+                )
         notes = [*EXPLAINED, measurement.note]
         if predicted is not None:
             predicted_figures = asdict(predicted.figures[load.label])
@@ -174,7 +178,7 @@ def rows_of(measured: Sequence[Measured], predicted: Predictions | None) -> Iter
             notes.append("a load that the profile is fitted to" if load.label in predicted.fitted else "held out")
         timings = {OURS: Timing(1e6 / load.figures["tokens_per_s"], 0.0, 1)} if measurement.check.passed else {}
         name = "serving, plain" if load.config.is_plain else "serving, EAGLE-3"
-        yield Row(
+        yield BenchRow(
             name,
             setting | {"requests": measurement.count},
             {OURS: measurement.check},
@@ -197,7 +201,7 @@ def figures_by_name(figures: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _errors_row(measured: Sequence[Measured], predicted: Predictions) -> Row:
+def _errors_row(measured: Sequence[MeasuredLoad], predicted: Predictions) -> BenchRow:
     """Summarise the errors of the loads that the fit did not see."""
     loads = [measurement.load for measurement in measured if measurement.load.label not in predicted.fitted]
     errors = {name: np.abs(values) for name, values in predicted.errors(loads).items()}
@@ -206,10 +210,10 @@ def _errors_row(measured: Sequence[Measured], predicted: Predictions) -> Row:
         figures |= {f"mean_error_{name}": float(values.mean()), f"worst_error_{name}": float(values.max())}
     speeds = np.concatenate([errors[name] for name in ("tokens_per_s", "tpot_s")])
     targets = (
-        Target("mean error, tokens/s and TPOT", float(speeds.mean()), MOST_MEAN),
-        Target("worst error, tokens/s and TPOT", float(speeds.max()), MOST_WORST),
+        PerformanceTarget("mean error, tokens/s and TPOT", float(speeds.mean()), MOST_MEAN),
+        PerformanceTarget("worst error, tokens/s and TPOT", float(speeds.max()), MOST_WORST),
     )
     values = predicted.posterior.values
     notes = tuple(f"{name} {value:.4g}" for name, value in values.items())
     setting = {"fitted": len(predicted.fitted), "held out": len(loads)}
-    return Row("predictions of held-out loads", setting, {}, targets=targets, notes=notes, figures=figures)
+    return BenchRow("predictions of held-out loads", setting, {}, targets=targets, notes=notes, figures=figures)

@@ -11,8 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest
 from specsim.bench.random_trees import random_parents, tree_input
-from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row, Target, all_of, within
+from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, all_of, within
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -73,7 +73,7 @@ def trees(requests: int, nodes: int, page_size: int, layers: int, columns: int, 
     return Trees(batch.to(device), verify_input, pools, mask, slots, query)
 
 
-def attention_rows(peaks: Peaks, quick: bool) -> Iterator[Row]:
+def attention_rows(peaks: Peaks, quick: bool) -> Iterator[BenchRow]:
     """Time every setting of requests, nodes and page sizes."""
     sizes = PAGE_SIZES[:1] if quick else PAGE_SIZES
     for requests in REQUESTS:
@@ -83,7 +83,7 @@ def attention_rows(peaks: Peaks, quick: bool) -> Iterator[Row]:
                 torch.cuda.empty_cache()
 
 
-def attention_row(requests: int, nodes: int, page_size: int, peaks: Peaks) -> Row:
+def attention_row(requests: int, nodes: int, page_size: int, peaks: Peaks) -> BenchRow:
     """Check and time all contenders in one setting."""
     bound = attention_bound(requests, nodes, COLUMNS)
     layers = copies_of(bound.bytes)
@@ -103,21 +103,34 @@ def attention_bound(requests: int, nodes: int, columns: int) -> RooflineBound:
     """Bound attention by keys, values, queries and outputs, as if every node saw all columns."""
     kv = 2 * requests * columns * KV_HEADS * HEAD_DIM
     rows = 2 * requests * nodes * HEADS * HEAD_DIM
-    parts = Part("keys", kv), Part("values", kv), Part("queries", rows), Part("attended", rows)
+    parts = (
+        TensorBytes("keys", kv),
+        TensorBytes("values", kv),
+        TensorBytes("queries", rows),
+        TensorBytes("attended", rows),
+    )
     return RooflineBound(parts, 4 * requests * nodes * columns * HEADS * HEAD_DIM)
 
 
-def targets(requests: int, nodes: int, times: Mapping[str, float], bound: RooflineBound, peaks: Peaks) -> list[Target]:
+def targets(
+    requests: int, nodes: int, times: Mapping[str, float], bound: RooflineBound, peaks: Peaks
+) -> list[PerformanceTarget]:
     """Set targets: a share of the device's peak, as time over the time at the peak, and the baselines' times."""
     if nodes <= FEW_NODES:
         share = SHARE_ALONE if requests == 1 else SHARE_TOGETHER
         speed_targets = [
-            Target(f"time / bytes ({share:.0%} of read bandwidth)", times[OURS] / bound.read_us(peaks), 1 / share)
+            PerformanceTarget(
+                f"time / bytes ({share:.0%} of read bandwidth)", times[OURS] / bound.read_us(peaks), 1 / share
+            )
         ]
     else:
         ratio = times[OURS] / bound.compute_us(peaks)
-        speed_targets = [Target(f"time / operations ({SHARE_DENSE:.0%} of the dense rate)", ratio, 1 / SHARE_DENSE)]
-    return speed_targets + [Target(f"time / {name}", times[OURS] / times[name], 1.0) for name in times if name != OURS]
+        speed_targets = [
+            PerformanceTarget(f"time / operations ({SHARE_DENSE:.0%} of the dense rate)", ratio, 1 / SHARE_DENSE)
+        ]
+    return speed_targets + [
+        PerformanceTarget(f"time / {name}", times[OURS] / times[name], 1.0) for name in times if name != OURS
+    ]
 
 
 def ours(case: Trees) -> Attend:

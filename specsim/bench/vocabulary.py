@@ -8,9 +8,9 @@ import torch
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.random_trees import agree_with, random_parents, tree_input
-from specsim.bench.roofline import Part, Peaks, RooflineBound
+from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes
 from specsim.bench.round_checks import check_verdict
-from specsim.bench.row import OURS, Check, Row, all_of, equal, within
+from specsim.bench.row import OURS, BenchRow, Check, all_of, equal, within
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
@@ -49,7 +49,7 @@ class Case:
     logits: Sequence[torch.Tensor]
 
 
-def vocabulary_rows(vocab_size: int, peaks: Peaks, quick: bool) -> Iterator[Row]:
+def vocabulary_rows(vocab_size: int, peaks: Peaks, quick: bool) -> Iterator[BenchRow]:
     """Time every distribution at every number of rows, then the drafts' top-k."""
     for requests, config in TREES[1:3] if quick else TREES:
         rows = requests * config.num_draft_tokens
@@ -120,8 +120,8 @@ def _topk(rows: int, vocab_size: int) -> tuple[Contender, int]:
     return Contender(OURS, lambda index: draft_topk(logits[index], TOPK, None), check), copies
 
 
-def _row(name: str, rows: int, vocab_size: int, peaks: Peaks, contender: Contender, copies: int) -> Row:
-    bound = RooflineBound((Part("logits", 2 * rows * vocab_size),))  # once, bf16
+def _row(name: str, rows: int, vocab_size: int, peaks: Peaks, contender: Contender, copies: int) -> BenchRow:
+    bound = RooflineBound((TensorBytes("logits", 2 * rows * vocab_size),))  # once, bf16
     note = f" ({SHARE:.0%} of read bandwidth)"
     set_targets = roofline_target(1 / SHARE, note) if rows >= MANY_ROWS else None
     notes = [IN_CACHE] if rows < MANY_ROWS else []

@@ -10,7 +10,7 @@ from specsim.acceptance.prediction import LengthPrediction, LengthPredictions
 from specsim.acceptance.record_prediction import ExpectedLength
 from specsim.acceptance.study import Study
 from specsim.bench.roofline import Peaks, RooflineBound
-from specsim.bench.row import Check, Target, Timing
+from specsim.bench.row import Check, PerformanceTarget, Timing
 from specsim.bench.session import Result
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.metrics import Acceptance, Latency
@@ -153,7 +153,7 @@ class BenchRowJson(TypedDict):
     roofline_bound: Annotated[RooflineBound, "bytes operations parts"] | None
     roofline_bound_us: float | None  # time of the bound at the measured peaks, in microseconds
     time_over_bound: float | None  # our median time over that of the bound
-    targets: list[Annotated[Target, "+reached"]]  # figures with an upper limit
+    targets: list[Annotated[PerformanceTarget, "+reached"]]  # figures with an upper limit
     notes: list[str]  # remarks
     figures: dict[str, float]  # figures in addition to times, by name; {} where the check failed
 

@@ -42,7 +42,7 @@ notebooks/guide/getting-started.md         the guide; make docs builds it as a s
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class DemoRound:
     """One round of one request."""
 
     number: int
@@ -112,7 +112,7 @@ def _generate_all(pair: Any, prompts: Sequence[str], max_new_tokens: int) -> dic
     return generations
 
 
-def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[Round]:
+def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[DemoRound]:
     """Run rounds of one greedy request, phase by phase."""
     engine = load_engine(pair, TREE)
     max_len = engine.config.length_limit
@@ -124,7 +124,7 @@ def rounds(pair: Any, prompt_ids: Sequence[int]) -> Iterator[Round]:
     for number in range(1, max_len - len(prompt_ids)):
         tree = engine.draft(batch, draft_input, pools)
         output = engine.verify(batch, tree, pools)
-        yield Round(number, int(batch.seq_lens), tree, output)
+        yield DemoRound(number, int(batch.seq_lens), tree, output)
         draft_input = engine.draft_extend(batch, output.draft_extend_input, pools)
         batch = batch.after(output.verdict.num_accepted_tokens)
 
@@ -137,7 +137,7 @@ def _show_text(prompt: str, text: str, console: Console) -> None:
     console.print(Text(indent(text, "    ")))
 
 
-def _show_round(example: Round, tokenizer: Any, console: Console) -> None:
+def _show_round(example: DemoRound, tokenizer: Any, console: Console) -> None:
     heading(console, f"Round {example.number} of it: a tree of {TREE.num_draft_tokens} tokens")
     paragraph(
         console,
@@ -159,7 +159,7 @@ def _show_round(example: Round, tokenizer: Any, console: Console) -> None:
     )
 
 
-def _tree_rows(example: Round, tokenizer: Any) -> Iterator[tuple[Text, ...]]:
+def _tree_rows(example: DemoRound, tokenizer: Any) -> Iterator[tuple[Text, ...]]:
     """Make a row a node, children below their parent."""
     tokens, scores, parents = (
         column[0].tolist() for column in (example.tree.draft_tokens, example.tree.scores, example.tree.parents)

@@ -20,7 +20,7 @@ from specsim.serving.admission import Admission, PrefillPlan, Queue
 from specsim.serving.requests import Arrival, Emission, Request
 from specsim.serving.reservations import Reservations
 from specsim.serving.runner import FIRST_SETTING, Delivery, Launched, Runner
-from specsim.serving.trace import Chunk, FinishEvent, Reuse, RoundResult, StepLog, StepRecord, Trace
+from specsim.serving.trace import Chunk, DeliveredRound, FinishEvent, Reuse, StepLog, StepRecord, Trace
 
 
 def check_serving(serving: ServingConfig, config: SpecConfig) -> None:
@@ -260,7 +260,7 @@ class Scheduler:
         self.runner.check(request, num_kept)
         if delivery.is_round:
             count = len(delivery.token_ids)
-            self._log.events["results"].append(RoundResult(request.request_id, launched.step, count, num_kept))
+            self._log.events["results"].append(DeliveredRound(request.request_id, launched.step, count, num_kept))
         if has_ended:
             return
         if delivery.is_round:

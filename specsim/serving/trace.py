@@ -117,7 +117,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundResult:
+class DeliveredRound:
     """A round whose result was read in this step."""
 
     request_id: int  # id of the request
@@ -164,7 +164,7 @@ class StepRecord:
     rejected: tuple[int, ...]  # ids of requests that are rejected in this step
     prefilled: tuple[Chunk, ...]  # chunks of prompts that are prefilled
     reused: tuple[Reuse, ...]  # prompt tokens found in the prefix cache
-    results: tuple[RoundResult, ...]  # rounds whose results are read
+    results: tuple[DeliveredRound, ...]  # rounds whose results are read
     finished: tuple[FinishEvent, ...]  # requests that end
     preempted: tuple[Preemption, ...]  # requests that are preempted
     evicted_pages: int  # KV pages that the prefix cache evicts
@@ -271,7 +271,7 @@ def _events(record: StepRecord) -> Iterator[dict[str, Any]]:
             yield {"step": record.step, "seconds": record.seconds, "event": event, **_values(entry)}
 
 
-def _values(entry: int | Reuse | FinishEvent | Chunk | RoundResult | Preemption) -> dict[str, Any]:
+def _values(entry: int | Reuse | FinishEvent | Chunk | DeliveredRound | Preemption) -> dict[str, Any]:
     if isinstance(entry, int):
         return {"request_id": entry}
     return entry._asdict() if isinstance(entry, tuple) else asdict(entry)

@@ -27,14 +27,14 @@ class SkippedLine(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ParsedRequests:
     """The requests of a file in order, and its skipped lines."""
 
     requests: list[Request]
     skipped: list[SkippedLine]
 
 
-def read_requests(path: Path | str, pair: Pair, skip_bad_lines: bool = False) -> Workload:
+def read_requests(path: Path | str, pair: Pair, skip_bad_lines: bool = False) -> ParsedRequests:
     """Read a UTF-8 file of requests, as parse_requests does.
 
     Raises InputError also for an unreadable file.
@@ -42,7 +42,7 @@ def read_requests(path: Path | str, pair: Pair, skip_bad_lines: bool = False) ->
     return parse_requests(read_file(path), path, pair, skip_bad_lines)
 
 
-def parse_requests(text: str, path: Path | str, pair: Pair, skip_bad_lines: bool = False) -> Workload:
+def parse_requests(text: str, path: Path | str, pair: Pair, skip_bad_lines: bool = False) -> ParsedRequests:
     """Parse the requests of a text, one JSON object a line, with errors that name `path`.
 
     Blank lines are ignored.
@@ -69,7 +69,7 @@ def parse_requests(text: str, path: Path | str, pair: Pair, skip_bad_lines: bool
     if not requests:
         why = f" (line {skipped[0].line} is not {skipped[0].reason})" if skipped else ""
         raise InputError("requests", str(path), f"a file of at least one request{why}")
-    return Workload(list(requests.values()), skipped)
+    return ParsedRequests(list(requests.values()), skipped)
 
 
 def read_file(path: Path | str) -> str:

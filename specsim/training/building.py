@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from specsim.core.files import write_whole
-from specsim.training.heads import Eagle3Head, EagleHead, Head
+from specsim.training.heads import UnrolledEagle3Head, UnrolledEagleHead, UnrolledHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ def head_config(name: str, target: LlamaForCausalLM, sizes: HeadSizes) -> LlamaC
     return LlamaConfig(**{**target.config.to_dict(), **shape, **fields})
 
 
-def build_head(name: str, target: LlamaForCausalLM, tokens: torch.Tensor, sizes: HeadSizes) -> Head:
+def build_head(name: str, target: LlamaForCausalLM, tokens: torch.Tensor, sizes: HeadSizes) -> UnrolledHead:
     """Build an untrained head; EAGLE-3's vocabulary is the training text's most frequent ids, in ascending order."""
     config = head_config(name, target, sizes)
     if name == "eagle":
-        return EagleHead(config, target.lm_head).to(tokens.device)
+        return UnrolledEagleHead(config, target.lm_head).to(tokens.device)
     frequency = torch.bincount(tokens, minlength=config.vocab_size)
     draft_ids = frequency.argsort(descending=True, stable=True)[: sizes.draft_vocab_size].sort().values
-    return Eagle3Head(config, target.model.embed_tokens, draft_ids).to(tokens.device)
+    return UnrolledEagle3Head(config, target.model.embed_tokens, draft_ids).to(tokens.device)
 
 
 @torch.no_grad()
-def copy_last_layer(head: Eagle3Head, target: LlamaForCausalLM) -> None:
+def copy_last_layer(head: UnrolledEagle3Head, target: LlamaForCausalLM) -> None:
     """Start an EAGLE-3 head from its target's last layer and norm, which learns faster than random values.
 
     The head reads the last of its features, and not yet the token. An MLP of another size stays random.
@@ -69,7 +69,7 @@ def copy_last_layer(head: Eagle3Head, target: LlamaForCausalLM) -> None:
         midlayer.mlp.load_state_dict(layer.mlp.state_dict())
 
 
-def write_head(head: Head, folder: Path) -> None:
+def write_head(head: UnrolledHead, folder: Path) -> None:
     """Write a head in bfloat16, and leave in it the values written."""
     for parameter in head.parameters():
         parameter.data = parameter.data.bfloat16().float()
@@ -80,12 +80,12 @@ def write_head(head: Head, folder: Path) -> None:
     write_whole(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}), "folder")
 
 
-def read_eagle3(folder: Path, target: LlamaForCausalLM) -> Eagle3Head:
+def read_eagle3(folder: Path, target: LlamaForCausalLM) -> UnrolledEagle3Head:
     """Read an EAGLE-3 head that `write_head` wrote, in float32."""
     config = LlamaConfig.from_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     draft_ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
-    head = Eagle3Head(config, target.model.embed_tokens, draft_ids)
+    head = UnrolledEagle3Head(config, target.model.embed_tokens, draft_ids)
     floats = {name: value.float() for name, value in tensors.items() if value.is_floating_point()}
     head.load_state_dict(tensors | floats)
     nn.Module.requires_grad_(head, False)

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from specsim.core.errors import require, require_int
 from specsim.core.metrics import Acceptance, acceptance
-from specsim.training.heads import Head
+from specsim.training.heads import UnrolledHead
 from specsim.training.unroll import ENGINE, Conventions, read_features, unroll
 
 NEW_TOKENS = 64
@@ -54,7 +54,7 @@ def continue_texts(target: LlamaForCausalLM, ids: Sequence[Sequence[int]], tempe
 
 
 def estimate_acceptance(
-    head: Head,
+    head: UnrolledHead,
     target: LlamaForCausalLM,
     continuations: Sequence[Continuation],
     num_drafts: int = 3,
@@ -75,7 +75,7 @@ def estimate_acceptance(
 
 @torch.no_grad()
 def head_drafts(
-    head: Head, target: LlamaForCausalLM, tokens_C: torch.Tensor, conventions: Conventions = ENGINE
+    head: UnrolledHead, target: LlamaForCausalLM, tokens_C: torch.Tensor, conventions: Conventions = ENGINE
 ) -> torch.Tensor:
     """Draft with an EAGLE head after each token: ids [R, NUM_DRAFTS]."""
     features = read_features(target, tokens_C[None], head.feature_layers, conventions)

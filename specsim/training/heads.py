@@ -90,7 +90,7 @@ class EagleLayer(nn.Module):
         return x_BRH + self.mlp(self.post_attention_layernorm(x_BRH))
 
 
-class Head(nn.Module, ABC):
+class UnrolledHead(nn.Module, ABC):
     """An EAGLE head, called with tokens [B, R], hiddens [B, R, H], the first row's position, and the memory."""
 
     config: LlamaConfig
@@ -115,7 +115,7 @@ class Head(nn.Module, ABC):
         """Norm and lm_head that turn a hidden into logits of the draft ids."""
 
 
-class EagleHead(Head):
+class UnrolledEagleHead(UnrolledHead):
     """EAGLE-1/2: predicts the tensor that the target's lm_head reads, and borrows that lm_head."""
 
     def __init__(self, config: LlamaConfig, target_head: nn.Linear) -> None:
@@ -165,7 +165,7 @@ class Eagle3Layer(nn.Module):
         return hidden_BRH + self.mlp(self.post_attention_layernorm(hidden_BRH))
 
 
-class Eagle3Head(Head):
+class UnrolledEagle3Head(UnrolledHead):
     """EAGLE-3: reads features of three of the target's layers and has a smaller vocabulary of its own."""
 
     d2t: torch.Tensor  # i64 [draft vocabulary], offset from a draft id to its target id

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from specsim.core.errors import require, require_int, require_number
 from specsim.training.building import HeadSizes, build_head, copy_last_layer
-from specsim.training.heads import Eagle3Head
+from specsim.training.heads import UnrolledEagle3Head
 from specsim.training.unroll import ENGINE, STEP_WEIGHT, Conventions, read_features, unrolled_loss
 
 WARM_UP_STEPS = 100
@@ -88,7 +88,7 @@ class TrainingOptions:
 class Trained(NamedTuple):
     """A trained head, and the loss of every step."""
 
-    head: Eagle3Head
+    head: UnrolledEagle3Head
     losses: tuple[float, ...]  # in nats, mean over drafts; later drafts weigh less
 
 
@@ -131,13 +131,13 @@ def train_head(
     return Trained(head.eval().requires_grad_(False), tuple(losses))
 
 
-def _first_head(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> Eagle3Head:
+def _first_head(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> UnrolledEagle3Head:
     """Build the head with which training begins; the global random state is left as it was."""
     sizes = HeadSizes(options.draft_vocab_size, target.config.intermediate_size, options.feature_layers)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         head = build_head("eagle3", target, tokens, sizes)
-    assert isinstance(head, Eagle3Head)
+    assert isinstance(head, UnrolledEagle3Head)
     copy_last_layer(head, target)
     return head
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from specsim.core.errors import require_choice
-from specsim.training.heads import Features, Head, Memory
+from specsim.training.heads import Features, Memory, UnrolledHead
 
 CONVENTIONS = ("entering", "output")  # two ways in which the field counts feature layers
 Value = TypeVar("Value")
@@ -64,7 +64,7 @@ ENGINE = Conventions()  # as specsim's engines, SGLang and vLLM serve heads
 STEP_WEIGHT = 0.9
 
 
-class Step(NamedTuple):
+class UnrolledStep(NamedTuple):
     """Outputs of a head at one unrolled step."""
 
     hidden_BRH: torch.Tensor
@@ -84,8 +84,8 @@ def read_features(
 
 
 def unroll(
-    head: Head, features: Features, tokens_BC: torch.Tensor, steps: int, conventions: Conventions = ENGINE
-) -> Iterator[Step]:
+    head: UnrolledHead, features: Features, tokens_BC: torch.Tensor, steps: int, conventions: Conventions = ENGINE
+) -> Iterator[UnrolledStep]:
     """Run the head step by step; row r of step i predicts token r + i + 2."""
     rows = tokens_BC.shape[1] - steps
     memory: Memory = []
@@ -93,7 +93,7 @@ def unroll(
     for step in range(steps):
         own_BRH = head(tokens_BC[:, step + 1 : step + 1 + rows], hidden_BRH, step, memory)
         logits_BRV, hidden_BRH = conventions.read_out(own_BRH, *head.readout)
-        yield Step(own_BRH, logits_BRV)
+        yield UnrolledStep(own_BRH, logits_BRV)
 
 
 @torch.no_grad()
@@ -104,7 +104,7 @@ def drafted_distribution(logits_BCV: torch.Tensor, vocabulary: torch.Tensor) -> 
 
 
 def unrolled_loss(
-    head: Head,
+    head: UnrolledHead,
     features: Features,
     tokens_BC: torch.Tensor,
     steps: int,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specsim.bench import adaptive
-from specsim.bench.load import LoadServer, Phase, PhaseTime, Served, check_results
+from specsim.bench.load import LoadRun, LoadServer, Phase, PhaseTime, check_results
 from specsim.bench.row import OURS, Timing
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -100,7 +100,7 @@ def test_a_policy_with_other_results_has_no_time(server, monkeypatch):
 
 def test_the_time_of_a_token_weights_phases_by_their_tokens():
     load = [Phase(1, RATES, 10), Phase(4, RATES, 20)]
-    served = Served((PhaseTime(1.0, 4, 8), PhaseTime(1.0, 40, 100)), (), {})
+    served = LoadRun((PhaseTime(1.0, 4, 8), PhaseTime(1.0, 40, 100)), (), {})
     assert served.us_per_token(load) == pytest.approx(1e6 * (1.0 / 8 * 10 + 1.0 / 100 * 80) / 90)
 
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from specsim.bench.clock import interleaved_times, timing
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.linears import check_product
-from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row, Target, Timing, all_of, equal, within
+from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of, equal, within
 from specsim.bench.session import show_row
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.correctness.differential.pairs import rounded
@@ -26,7 +26,7 @@ TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=5, page_size=4)
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of this machine run on its GPU")
 
 
-def text_of(row: Row) -> str:
+def text_of(row: BenchRow) -> str:
     console = Console(file=io.StringIO(), width=150)
     show_row(row, console)
     return console.file.getvalue()
@@ -36,8 +36,8 @@ def test_a_row_has_no_time_without_a_passed_check():
     time = {OURS: Timing(5.0, 1.0, 9)}
     for checks in ({}, {OURS: FAILED}, {"another": PASSED}, {OURS: Check("numbers", math.nan, 1)}):
         with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
-            Row("op", {}, checks, time)
-    assert Row("op", {}, {OURS: PASSED}, time, bound_us=4.0).ratio == 1.25
+            BenchRow("op", {}, checks, time)
+    assert BenchRow("op", {}, {OURS: PASSED}, time, bound_us=4.0).ratio == 1.25
 
 
 def never() -> Timing:
@@ -59,7 +59,7 @@ def test_an_injected_difference_is_named_and_not_timed():
     assert "library: 7.0 us" in text
 
 
-BOUND = RooflineBound((Part("weight", 4_000_000),), 1_000_000)  # 4 us
+BOUND = RooflineBound((TensorBytes("weight", 4_000_000),), 1_000_000)  # 4 us
 
 
 def test_a_baseline_that_differs_gets_no_time():
@@ -67,7 +67,7 @@ def test_a_baseline_that_differs_gets_no_time():
     row = contest("op", {}, contenders, BOUND, PEAKS, set_targets=roofline_target(1.25))
     assert not row.passed
     assert set(row.timings) == {OURS}
-    assert row.targets == (Target("time / roofline bound", 1.5, 1.25),)
+    assert row.targets == (PerformanceTarget("time / roofline bound", 1.5, 1.25),)
     assert "time / roofline bound: 1.50; target 1.25, NOT reached" in text_of(row)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specsim.bench import persistent
-from specsim.bench.persistent import EAGLE3, KERNELS, PLAIN, Rounds, _rows_of
+from specsim.bench.persistent import EAGLE3, KERNELS, PLAIN, TimedRounds, _rows_of
 from specsim.bench.roofline import Peaks
 from specsim.bench.row import OURS, Timing
 from specsim.correctness.differential.pairs import rounded
@@ -38,7 +38,7 @@ def pair():
 
 
 def test_rounds_and_forwards_are_checked_and_timed(engines):
-    rows = list(_rows_of(Rounds("EAGLE-3 round", EAGLE3, ((1, 20), (1, 37)), 1.28), pair(), PEAKS))
+    rows = list(_rows_of(TimedRounds("EAGLE-3 round", EAGLE3, ((1, 20), (1, 37)), 1.28), pair(), PEAKS))
     assert engines.keys() == {"persistent", "kernels"}
     assert [(row.name, row.setting["L"]) for row in rows] == [
         (name, length) for length in (20, 37) for name in ("EAGLE-3 round", "verify forward")
@@ -51,12 +51,12 @@ def test_rounds_and_forwards_are_checked_and_timed(engines):
 
 def test_plain_decoding_has_rounds_only(engines):
     plain = replace(pair(), drafter=None)
-    rows = list(_rows_of(Rounds("plain decode", PLAIN, ((1, 20),), 1.17), plain, PEAKS))
+    rows = list(_rows_of(TimedRounds("plain decode", PLAIN, ((1, 20),), 1.17), plain, PEAKS))
     assert [(row.name, row.passed) for row in rows] == [("plain decode", True)]
 
 
 def test_batches_are_timed_without_a_target(engines):
-    (row,) = _rows_of(Rounds("EAGLE-3 round", EAGLE3, ((2, 20),)), pair(), PEAKS)
+    (row,) = _rows_of(TimedRounds("EAGLE-3 round", EAGLE3, ((2, 20),)), pair(), PEAKS)
     assert (row.setting["requests"], row.passed, row.targets) == (2, True, ())
 
 
@@ -70,6 +70,6 @@ def test_a_wrong_forward_has_no_time(engines, monkeypatch):
         return load_engine(pair, config, options)
 
     monkeypatch.setattr(persistent, "load_engine", with_another_norm)
-    row = next(_rows_of(Rounds("plain decode", PLAIN, ((1, 20),), 1.17), replace(pair(), drafter=None), PEAKS))
+    row = next(_rows_of(TimedRounds("plain decode", PLAIN, ((1, 20),), 1.17), replace(pair(), drafter=None), PEAKS))
     assert not row.checks[OURS].passed
     assert row.timings.keys() == {KERNELS}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specsim.bench.linears import product_bound, shapes
-from specsim.bench.roofline import Part, Peaks, RooflineBound, forward_bound, round_bound
+from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes, forward_bound, round_bound
 from specsim.core.config import SpecConfig
 from specsim.core.eagle import Eagle3Config, EagleConfig
 from specsim.models.checkpoint.layout import target_layout
@@ -84,8 +84,8 @@ def test_a_plain_round_is_a_forward():
 
 def test_time_of_a_bound_is_the_larger_of_bytes_and_operations():
     peaks = Peaks(read=2e6, copy=1.0, dense=5e6)
-    assert RooflineBound((Part("a", 4), Part("b", 6)), 5).us(peaks) == 5
-    assert RooflineBound((Part("a", 4),), 100).us(peaks) == 20
+    assert RooflineBound((TensorBytes("a", 4), TensorBytes("b", 6)), 5).us(peaks) == 5
+    assert RooflineBound((TensorBytes("a", 4),), 100).us(peaks) == 20
 
 
 def test_products_of_a_layer_have_the_shapes_of_its_tensors():

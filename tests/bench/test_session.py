@@ -11,8 +11,8 @@ import torch
 import specsim.bench.clock
 import specsim.bench.scene
 import specsim.bench.session as run
-from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing
 from specsim.bench.session import bench
 from specsim.bench.suites import Options, Suite
 from specsim.cli.main import main
@@ -21,7 +21,7 @@ from specsim.maintain import results as kept_results
 
 PEAKS = Peaks(read=1e12, copy=1e12, dense=1e12)
 PASSED, FAILED = Check("numbers", 0.0, 0), Check("numbers", 1.0, 0, "entry 3: 1, not 2")
-BOUND = RooflineBound((Part("weight", 4_000_000),), 1_000_000)  # 4 us
+BOUND = RooflineBound((TensorBytes("weight", 4_000_000),), 1_000_000)  # 4 us
 
 
 @pytest.mark.parametrize("suite", run.SUITES)
@@ -30,11 +30,11 @@ def test_the_groups_of_a_suite_are_found(suite):
         group(Options(suite), PEAKS).close()  # nothing runs before the first row is requested
 
 
-TARGETS = (Target("time / roofline bound", 1.25, 1.3),)
+TARGETS = (PerformanceTarget("time / roofline bound", 1.25, 1.3),)
 VERSIONS = {"python": "3", "specsim": "1", "torch": "2", "triton": "3", "gpu": "a GPU"}
 ROWS = (
-    Row("linear", {"rows": 8}, {OURS: PASSED}, {OURS: Timing(5.0, 1.0, 9)}, BOUND, 4.0, TARGETS),
-    Row("linear", {"rows": 64}, {OURS: PASSED, "library": PASSED}, {"library": Timing(9.0, 1.0, 9)}, BOUND, 4.0),
+    BenchRow("linear", {"rows": 8}, {OURS: PASSED}, {OURS: Timing(5.0, 1.0, 9)}, BOUND, 4.0, TARGETS),
+    BenchRow("linear", {"rows": 64}, {OURS: PASSED, "library": PASSED}, {"library": Timing(9.0, 1.0, 9)}, BOUND, 4.0),
 )
 
 
@@ -42,7 +42,7 @@ ROWS = (
 def suite(monkeypatch):
     """A suite of made-up rows that needs no GPU."""
 
-    def install(*rows: Row) -> None:
+    def install(*rows: BenchRow) -> None:
         suites = {"kernels": Suite({"some": lambda options, peaks: iter(rows)}, 60)}
         monkeypatch.setattr("specsim.bench.session.SUITES", suites)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -71,7 +71,7 @@ def test_a_run_is_shown_and_written(suite, tmp_path, capsys):
 
 
 def test_a_failed_check_is_exit_status_1(suite, capsys):
-    suite(ROWS[0], Row("linear", {"rows": 1}, {OURS: FAILED}))
+    suite(ROWS[0], BenchRow("linear", {"rows": 1}, {OURS: FAILED}))
     with pytest.raises(SystemExit) as exit_:
         main(["bench", "--suite", "kernels"])
     assert exit_.value.code == 1

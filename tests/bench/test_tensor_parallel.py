@@ -7,7 +7,7 @@ import torch
 
 import specsim.bench.scene
 from specsim.bench import session, tensor_parallel
-from specsim.bench.row import OURS, Check, Row, Timing
+from specsim.bench.row import OURS, BenchRow, Check, Timing
 from specsim.bench.suites import Options, Suite
 from specsim.bench.tensor_parallel import (
     ONE,
@@ -89,7 +89,7 @@ def test_a_failed_check_and_the_longest_time_of_any_rank_count(in_two_ranks):
 
 def _rows_within(ranks):
     """Run a suite in which time is over on rank 1 after the first row."""
-    row = Row("op", {}, {OURS: PASSED})
+    row = BenchRow("op", {}, {OURS: PASSED})
     session.SUITES = {"tensor-parallel": Suite({"some": lambda *_: iter([row] * 3)}, 60, False, needs_ranks=True)}
     seconds = 1e-9 if ranks.rank else 60.0
     return len(session.bench(Options("tensor-parallel", seconds=seconds, tensor_parallel=2)).rows)

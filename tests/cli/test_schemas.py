@@ -17,8 +17,8 @@ import specsim.acceptance.prediction
 import specsim.bench.clock
 import specsim.bench.session
 from specsim import SpecConfig
-from specsim.bench.roofline import Part, Peaks, RooflineBound
-from specsim.bench.row import OURS, Check, Row, Target, Timing
+from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes
+from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing
 from specsim.bench.suites import Suite
 from specsim.cli.schema import DIALECT, comments, document, type_schema
 from specsim.core.json_schema import VERSIONS, schema_name
@@ -77,10 +77,13 @@ def few(monkeypatch):
     """A suite that needs no GPU, and predictions of one setting."""
     peaks = Peaks(1e12, 1e12, 1e12)
     passed = Check("numbers", 0.0, 0)
-    bound = RooflineBound((Part("weight", 4),), 1)
+    bound = RooflineBound((TensorBytes("weight", 4),), 1)
     timing = {OURS: Timing(5.0, 1.0, 9)}
-    targets = (Target("time / roofline bound", 1.25, 1.3),)
-    rows = (Row("op", {"rows": 8}, {OURS: passed}, timing, bound, 4.0, targets, ("a note",)), Row("other", {}, {}))
+    targets = (PerformanceTarget("time / roofline bound", 1.25, 1.3),)
+    rows = (
+        BenchRow("op", {"rows": 8}, {OURS: passed}, timing, bound, 4.0, targets, ("a note",)),
+        BenchRow("other", {}, {}),
+    )
     suites = {"kernels": Suite({"some": lambda *_: iter(rows)}, 60)}
     monkeypatch.setattr("specsim.bench.session.SUITES", suites)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -42,7 +42,7 @@ from specsim.serving.requests import Request
 from specsim.serving.reservations import Reservations
 from specsim.serving.runner import Runner
 from specsim.serving.scheduler import Scheduler
-from specsim.serving.trace import EVENTS, Chunk, Preemption, RoundResult
+from specsim.serving.trace import EVENTS, Chunk, DeliveredRound, Preemption
 
 PROGRAMS = [draw(0, index) for index in range(400)]
 
@@ -489,10 +489,10 @@ def test_events_of_a_trace_by_hand():
     events = [
         {"admitted": (0,), "prefilled": (Chunk(0, 0, 2),)},
         {"prefilled": (Chunk(0, 2, 4),)},
-        {"preempted": gone, "results": (RoundResult(0, 2, 3, 0),)},
+        {"preempted": gone, "results": (DeliveredRound(0, 2, 3, 0),)},
         {"admitted": (0,), "prefilled": (Chunk(0, 0, 2),)},
         {"decoded": (0,)},
-        {"preempted": gone, "results": (RoundResult(0, 4, 3, 2),)},
+        {"preempted": gone, "results": (DeliveredRound(0, 4, 3, 2),)},
         {},
     ]
     scheduler.trace.records = [replace(idle, step=step, **each) for step, each in enumerate(events)]

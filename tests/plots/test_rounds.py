@@ -27,7 +27,7 @@ from specsim.reference.tree import depths_of
 from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.scheduler import Scheduler
-from specsim.serving.trace import EVENTS, SLOTS, Chunk, FinishEvent, Preemption, RoundResult, StepRecord, Trace
+from specsim.serving.trace import EVENTS, SLOTS, Chunk, DeliveredRound, FinishEvent, Preemption, StepRecord, Trace
 from specsim.simulator import Efficiency, drafter, hardware, model
 from specsim.simulator.acceptance import Option, PerPosition
 from specsim.simulator.scenario import Scenario, speedup_range
@@ -475,7 +475,7 @@ def test_a_timeline_by_hand():
         ),
         record(1),
         record(2, admitted=(2,), prefilled=(Chunk(2, 0, 3),), decoded=(1, 2)),
-        record(3, preempted=(Preemption(1, 6, True, False),), decoded=(2,), results=(RoundResult(2, 3, 3, 2),)),
+        record(3, preempted=(Preemption(1, 6, True, False),), decoded=(2,), results=(DeliveredRound(2, 3, 3, 2),)),
         record(4, decoded=(2,), finished=(FinishEvent(2, "length"),)),
         record(5, admitted=(1,), resumed=(1,), prefilled=(Chunk(1, 0, 6),)),
         record(6),

@@ -25,7 +25,7 @@ from specsim.serving.generation import load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.serve import serve
 from specsim.serving.trace import Trace
-from specsim.serving.workload import Workload, read_requests
+from specsim.serving.workload import ParsedRequests, read_requests
 
 PAIR = synthetic_pair()
 CONFIG = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4)
@@ -209,7 +209,7 @@ def test_settings_that_an_engine_cannot_serve_are_refused(config, serving, name)
 
 
 def comparison(requests=some_requests, dtype=torch.float64, serving=SERVING):
-    return compare(PAIR, engine(dtype=dtype), lambda: Workload(requests(), [(2, "a line")]), serving)
+    return compare(PAIR, engine(dtype=dtype), lambda: ParsedRequests(requests(), [(2, "a line")]), serving)
 
 
 def test_every_mode_equals_the_solo_run_of_each_request(monkeypatch):
@@ -268,7 +268,10 @@ def test_drafts_from_other_requests_are_replayed_solo(monkeypatch, make):
 
     def compared():
         return compare(
-            pair, engine(config, pair=pair), lambda: Workload(repeated_requests(), []), ServingConfig(num_slots=160)
+            pair,
+            engine(config, pair=pair),
+            lambda: ParsedRequests(repeated_requests(), []),
+            ServingConfig(num_slots=160),
         )
 
     result = compared()
@@ -336,7 +339,7 @@ def test_a_difference_fails_unless_within_rounding_error(monkeypatch, field, dty
 )
 def test_runs_that_cannot_be_compared_are_refused(config, dtype, name):
     with pytest.raises(InputError, check=lambda error: error.name == name):
-        compare(PAIR, engine(config, dtype), lambda: Workload([request(0)], []))
+        compare(PAIR, engine(config, dtype), lambda: ParsedRequests([request(0)], []))
 
 
 def test_shipped_requests_are_equal_in_four_modes():

@@ -14,10 +14,10 @@ from specsim.serving.trace import (
     EVENTS,
     SLOTS,
     Chunk,
+    DeliveredRound,
     FinishEvent,
     Preemption,
     Reuse,
-    RoundResult,
     StepRecord,
     Trace,
 )
@@ -37,7 +37,8 @@ RECORDS = [
     ),
     replace(
         IDLE, step=5, seconds=1 / 3, admitted=(7,), resumed=(7,), prefilled=(Chunk(8, 21, 24), Chunk(7, 0, 13)),
-        decoded=(7, 8), results=(RoundResult(7, 5, 4, 4), RoundResult(8, 5, 3, 2)), finished=(FinishEvent(8, "stop"),),
+        decoded=(7, 8), results=(DeliveredRound(7, 5, 4, 4), DeliveredRound(8, 5, 3, 2)),
+        finished=(FinishEvent(8, "stop"),),
         free_slots=16, reserved_slots=40, committed_slots=20, cached_slots=8, withheld_slots=4,
     ),
 ]  # fmt: skip
@@ -129,7 +130,7 @@ RECORD = st.builds(
             **dict.fromkeys(("arrived", "admitted", "resumed", "decoded", "aborted", "rejected"), IDS),
             "prefilled": st.builds(Chunk, IDS, SOME, SOME),
             "reused": st.builds(Reuse, IDS, SOME),
-            "results": st.builds(RoundResult, IDS, SOME, SOME, SOME),
+            "results": st.builds(DeliveredRound, IDS, SOME, SOME, SOME),
             "finished": st.builds(FinishEvent, IDS, st.sampled_from(["stop", "length", "abort", "rejected", "é"])),
             "preempted": st.builds(Preemption, IDS, SOME, st.booleans(), st.booleans()),
         }.items()

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from specsim.training.building import HeadSizes, build_head
-from specsim.training.heads import EagleHead, rope_at
+from specsim.training.heads import UnrolledEagleHead, rope_at
 from specsim.training.unroll import read_features, unroll
 
 SIZES = HeadSizes(draft_vocab_size=48, intermediate_size=40, feature_layers=(1, 2, 3))
@@ -30,7 +30,7 @@ def _draft_by_hand(head: nn.Module, features, tokens_C: torch.Tensor, root: int,
     for step in range(steps):
         token = tokens_C[1 : root + step + 1]
         previous = torch.stack([*hidden[:root], *outputs][: len(token)])
-        if isinstance(head, EagleHead):
+        if isinstance(head, UnrolledEagleHead):
             residual = x = head.fc(torch.cat([head.embed_tokens(token), previous], -1))
             layer = head.layers[0]
         else:

@@ -17,7 +17,7 @@ from specsim.correctness.invariance.replay import Proposals, ReplayedRuns, may_s
 from specsim.correctness.invariance.solo import BUDGETS, SoloComparison, SoloRuns
 from specsim.serving.generation import load_engine
 from specsim.serving.serve import Served, serve
-from specsim.serving.workload import Workload
+from specsim.serving.workload import ParsedRequests
 
 MODES = tuple(
     {"schedule": schedule, "prefix_cache": prefix_cache}
@@ -98,7 +98,7 @@ def _cells(mode: Mode) -> tuple[str, ...]:
 def compare(
     pair: Pair,
     engine: Engine,
-    read: Callable[[], Workload],
+    read: Callable[[], ParsedRequests],
     serving: ServingConfig | None = None,
     *,
     progress: bool = False,

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 from specsim.maintain.training.minimise import Budget, minimise
 from specsim.maintain.training.recipe import Recipe
 from specsim.training.building import build_head, write_head
-from specsim.training.heads import Head
+from specsim.training.heads import UnrolledHead
 from specsim.training.unroll import read_features, unrolled_loss
 
 PEAK_RATE = 4e-3
@@ -24,7 +24,7 @@ def train_head(
     recipe: Recipe,
     budget: Budget,
     folder: Path,
-) -> tuple[Head, dict[str, Any]]:
+) -> tuple[UnrolledHead, dict[str, Any]]:
     """Train head `name` and write it to `folder` in bfloat16; the head returned holds the written values."""
     torch.manual_seed(2)
     head = build_head(name, target, tokens, recipe.head)

@@ -22,7 +22,7 @@ from specsim.models.checkpoint.weights import Stored, by_name, check_layout
 _NORMS = ("norm_before_fc", "fc_norm", "norm_output")  # of version 3.1
 
 
-class Head(NamedTuple):
+class HeadFields(NamedTuple):
     """Fields of a head of any version."""
 
     fields: Fields  # with those of `eagle_config`
@@ -30,7 +30,7 @@ class Head(NamedTuple):
     norms: dict[str, bool]  # of version 3.1
 
 
-def read_head(fields: Fields, target: ModelConfig) -> Head:
+def read_head(fields: Fields, target: ModelConfig) -> HeadFields:
     """Read the layers and norms of a head, from a config.json of the EAGLE repository, SGLang or speculators."""
     layer = fields.mapping("transformer_layer_config") if fields.get("speculators_model_type") else fields
     fields = fields.filled(fields.mapping("eagle_config").non_null)
@@ -38,7 +38,7 @@ def read_head(fields: Fields, target: ModelConfig) -> Head:
         raise fields.error("use_aux_hidden_state", "true")
     model = model_config(_inherit(layer, target))
     model = model.with_windows(windows_of(layer, model.num_layers))
-    return Head(fields, model, {name: fields.flag(name) for name in _NORMS})
+    return HeadFields(fields, model, {name: fields.flag(name) for name in _NORMS})
 
 
 def check_fit(config: DrafterConfig, target: ModelConfig, file: Path) -> None:

@@ -22,7 +22,7 @@ from specsim.models.checkpoint.layer_fields import layer_fields
 from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
 from specsim.models.checkpoint.vocabulary import with_vocabulary
 from specsim.models.checkpoint.weights import Stored, by_name, check_layout
-from specsim.models.drafters.eagle import Head, check_fit, read_head
+from specsim.models.drafters.eagle import HeadFields, check_fit, read_head
 
 LAYOUTS = ("eagle", "speculators")
 _KEYS = r"midlayer\.|layers\.0\.hidden_norm\.|d2t$"  # none of them is in an EAGLE-1/2 head
@@ -74,7 +74,7 @@ def read_config(fields: Fields, target: ModelConfig) -> Eagle3Config:
     return config
 
 
-def config_values(head: Head, target: ModelConfig) -> dict[str, Any]:
+def config_values(head: HeadFields, target: ModelConfig) -> dict[str, Any]:
     """Read the values of an Eagle3Config."""
     fields = head.fields
     model = head.model
