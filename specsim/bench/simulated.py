@@ -159,7 +159,7 @@ class SchedulerRun:
 
 def serve(
     engine: Engine, workload: SimulatedWorkload, serving: ServingConfig, policy: AnyPolicy | None = None
-) -> Served:
+) -> SchedulerRun:
     """Serve a workload with arrival times by the scheduler; a step takes the made-up time of what it launches.
 
     policy: of an engine with several settings.
@@ -224,7 +224,11 @@ def _ended(request: Request, serving: ServingConfig, ordinals: dict[int, int]) -
 
 
 def simulated(
-    engine: Engine, workload: SimulatedWorkload, serving: ServingConfig, served: Served, policy: AnyPolicy | None = None
+    engine: Engine,
+    workload: SimulatedWorkload,
+    serving: ServingConfig,
+    served: SchedulerRun,
+    policy: AnyPolicy | None = None,
 ) -> SimulatedRun:
     """Simulate the same workload; every round accepts what the scheduler's did.
 
@@ -237,7 +241,7 @@ def simulated(
     return simulate(TIMES, options, workload, serving, prefill="beside", policy=policy, log=True)
 
 
-def difference(served: Served, run: SimulatedRun) -> str:
+def difference(served: SchedulerRun, run: SimulatedRun) -> str:
     """Name the first difference between the scheduler and the simulator; empty without one."""
     requests = [served.requests[number] for number in sorted(served.requests)]
     pairs = {

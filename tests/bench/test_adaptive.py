@@ -110,7 +110,7 @@ def test_the_table_has_the_best_steps_of_every_size(monkeypatch):
     monkeypatch.setattr(adaptive, "STEADY", RATES)
     seconds = {0: [1.0, 1.0], 1: [1.5, 3.0], 2: [1.6, 9.0]}
     table = adaptive._policies(seconds, (1, 8))[f"{OURS}, table"]
-    assert table.given["num_speculative_tokens_per_batch_size"] == [[1, 1, 2], [2, 8, 0]]
+    assert table.parameters["num_speculative_tokens_per_batch_size"] == [[1, 1, 2], [2, 8, 0]]
 
 
 def test_the_target_is_the_best_fixed_setting(monkeypatch):
