@@ -172,7 +172,7 @@ specsim.course.check("16-3", read_out)
 NUM_STEPS = 100
 
 options = training.TrainingOptions(num_steps=NUM_STEPS)
-trained = training.train_head(target, tokens, options)
+trained = training.train_drafter(target, tokens, options)
 plots.losses({"trained": trained.losses})
 
 # %% [markdown]
@@ -194,11 +194,11 @@ chain = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)
 greedy = SamplingParams(max_new_tokens=64)
 storage = TemporaryDirectory()
 folder = Path(storage.name)
-training.write_head(trained.head, folder)
+trained.drafter.write(folder)
 served = specsim.generate(specsim.load("tiny", folder), prompts, chain, greedy)
 shipped = specsim.generate(pair, prompts, chain, greedy)
 continuations = training.continue_texts(target, [encode(prompt) for prompt in prompts])
-estimate = training.estimate_acceptance(trained.head, target, continuations)
+estimate = training.estimate_acceptance(trained.drafter, target, continuations)
 plots.acceptance(
     {"trained, by the trainer": estimate, "trained, served": served.acceptance, "shipped": shipped.acceptance}
 )
@@ -225,8 +225,8 @@ print("trainer and engine agree, and both heads give the same text")
 # %%
 wrong_column = specsim.course.exercise("16-1").mistakes[0].answer
 wrong_labels = replace(training.ENGINE, label_column=wrong_column)
-fewer = replace(options, num_steps=NUM_STEPS // 2)
-shifted = training.train_head(target, tokens, fewer, wrong_labels)
+fewer = replace(options, num_steps=NUM_STEPS // 2, conventions=wrong_labels)
+shifted = training.train_drafter(target, tokens, fewer)
 assert sum(shifted.losses[-10:]) < sum(trained.losses[len(shifted.losses) - 10 : len(shifted.losses)])
 plots.losses({"trained": trained.losses, "labels shifted": shifted.losses})
 
@@ -242,7 +242,7 @@ guess = specsim.course.predict("What is the accept length of the head whose labe
 guess
 
 # %%
-found = training.estimate_acceptance(shifted.head, target, continuations)
+found = training.estimate_acceptance(shifted.drafter, target, continuations)
 guess.score(round(found.accept_length, 1))
 
 # %% [markdown]
@@ -275,9 +275,9 @@ guess.score(round(early.acceptance.accept_length, 1))
 #
 # ## Mistake 3: the norm on the wrong side
 #
-# The engine's code is fixed, but the trainer's estimate takes other conventions. `read_eagle3` reads the shipped head
-# into the trainer. The first wrong answer of Exercise 16-3 gives the right logits, and hands the normed state to the
-# next step.
+# The engine's code is fixed, but a head in the trainer may follow other conventions. `read_eagle3` reads the shipped
+# head into the trainer. The first wrong answer of Exercise 16-3 gives the right logits, and hands the normed state to
+# the next step.
 #
 # ### Prediction
 #
@@ -288,9 +288,9 @@ guess = specsim.course.predict("What is the accept length if the next step reads
 guess
 
 # %%
-shipped_head = training.read_eagle3(TINY / "eagle3", target)
 normed = replace(training.ENGINE, read_out=specsim.course.exercise("16-3").mistakes[0].answer)
-late = training.estimate_acceptance(shipped_head, target, continuations, conventions=normed)
+shipped_head = training.read_eagle3(TINY / "eagle3", target, normed)
+late = training.estimate_acceptance(shipped_head, target, continuations)
 guess.score(round(late.accept_length, 1))
 
 # %% [markdown]
@@ -304,8 +304,8 @@ plots.acceptance({"shipped": shipped.acceptance, "normed state": late, "layer to
 # * You see only the accept length of a head that you have downloaded, and it is too low. Which line of the report do
 #   you look at next?
 # * **Try** the second wrong answer of Exercise 16-3, `mistakes[1]`. Which drafts does it hurt?
-# * **Try** to train with a mistake *and* to estimate with it: pass `conventions=wrong` to both. Is the trainer's accept
-#   length low? And the served one? This is why you compare the two.
+# * **Try** to train with a mistake *and* to estimate with it: give a training `conventions=wrong`, which its head
+#   keeps. Is the trainer's accept length low? And the served one? This is why you compare the two.
 # * **Try** your own three lines: `replace(training.ENGINE, label_column=label_column, feature_states=feature_states,
 #   read_out=read_out)`. The losses must be those of the first training, to the last digit.
 #

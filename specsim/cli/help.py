@@ -23,6 +23,8 @@ OPTION_GROUPS = (
     "Verification",
     "Acceptance",
     "Sampling",
+    "Data",
+    "Training",
     "KV cache",
     "Server",
     "Load",

@@ -34,11 +34,12 @@ from specsim.cli.schema import schema
 from specsim.cli.simulate import simulate
 from specsim.cli.soak import soak
 from specsim.cli.sweep import sweep
+from specsim.cli.train import train
 from specsim.core.errors import InputError, tell
 from specsim.core.files import Unwritten, write_whole
 
 # Commands of models so small that threads only wait for each other; libraries read the number when they are loaded.
-SMALL = {"demo", "soak", "accept", "diff", "certify", "conformance", "sampling-test", "predict"}
+SMALL = {"demo", "train", "soak", "accept", "diff", "certify", "conformance", "sampling-test", "predict"}
 # The usage error of typer's own click, which typer does not export.
 _UsageError: type[Exception] = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "UsageError")
 _KINDS = {"integer": "an integer", "int": "an integer", "number": "a number", "float": "a number"}
@@ -176,7 +177,7 @@ def specsim(
 
 
 COMMANDS = {
-    "Run": (generate, run, convert),
+    "Run": (generate, run, train, convert),
     "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, lint_report),
     "Measure": (bench, accept, predict),
     "Simulate": (simulate, plan, sweep, calibrate),

@@ -69,6 +69,7 @@ class DrafterKind:
     on_host: Literal["never", "trees", "always"] = "never"
     parallel: tuple[str, ...] = ()  # values of draft_parallel with which it runs where ranks share the target
     synthetic: str = ""
+    trainer: str = ""  # function of the target, a text and TrainingOptions that builds an untrained drafter
     kv: Literal["own", "target", "none"] = "own"  # whose KV its drafts read
     sampling_tests: tuple[str, ...] = ()  # verifiers with which `specsim sampling-test` runs it besides EAGLE heads
     variants: Mapping[str, Variant] = field(default_factory=dict)  # by name
@@ -112,6 +113,7 @@ _RECORDS = (
         served=ServedKind("specsim.simulator.drafter:eagle_head", {"method": "eagle"}, "EAGLE", tensorrt_llm="Eagle"),
         accept_length=2.5,
         synthetic="specsim.models.synthetic.eagle:SYNTHETIC",
+        trainer="specsim.training.eagle:build_eagle",
         parallel=_EITHER,
     ),
     DrafterKind(
@@ -131,6 +133,7 @@ _RECORDS = (
         ),
         accept_length=3.2,
         synthetic="specsim.models.synthetic.eagle3:SYNTHETIC",
+        trainer="specsim.training.eagle:build_eagle3",
         variants={
             "eagle3.1": Variant("tensors", dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output"), True)),
         },
@@ -152,6 +155,7 @@ _RECORDS = (
         ),
         accept_length=2.7,
         synthetic="specsim.models.synthetic.p_eagle:SYNTHETIC",
+        trainer="specsim.training.p_eagle:build_p_eagle",
         sampling_tests=(VERIFIER_OF["sampled"], VERIFIER_OF["siblings"]),
         parallel=_EITHER,
     ),
@@ -168,6 +172,7 @@ _RECORDS = (
         tree_steps=3,  # as deep as the shipped drafter has modules
         accept_length=2.85,
         synthetic="specsim.models.synthetic.mtp:SYNTHETIC",
+        trainer="specsim.training.mtp:build_mtp",
         sampling_tests=(VERIFIER_OF["sampled"],),
         variants={
             "mtp.one": Variant("mode", {"num_modules": 1}),
@@ -185,6 +190,7 @@ _RECORDS = (
         drafts="lanes",
         accept_length=2.4,
         synthetic="specsim.models.synthetic.frozen_kv:SYNTHETIC",
+        trainer="specsim.training.frozen_kv:build_frozen_kv",
         kv="target",
         variants={"frozen-kv.next": Variant("mode", {"position": "next"})},
     ),
@@ -202,6 +208,7 @@ _RECORDS = (
         tree_steps=7,  # the whole block of the shipped drafter
         accept_length=2.4,
         synthetic="specsim.models.synthetic.block:DFLASH",
+        trainer="specsim.training.block:build_dflash",
         sampling_tests=(VERIFIER_OF["sampled"],),
     ),
     DrafterKind(
@@ -217,6 +224,7 @@ _RECORDS = (
         tree_steps=7,  # the whole block of the shipped drafter
         accept_length=2.5,
         synthetic="specsim.models.synthetic.block:DSPARK",
+        trainer="specsim.training.block:build_dspark",
         sampling_tests=tuple(each.name for each in VERIFIER_KINDS if each.is_lossless and not each.is_coupled),
     ),
     DrafterKind(
@@ -229,6 +237,7 @@ _RECORDS = (
         drafts="lanes",
         accept_length=2.3,
         synthetic="specsim.models.synthetic.standalone:SYNTHETIC",
+        trainer="specsim.training.standalone:build_standalone",
         sampling_tests=tuple(each.name for each in VERIFIER_KINDS if each.is_sampled),
         variants={
             "standalone.shifted": Variant("mode", {"rows": "shifted"}),

@@ -1,10 +1,13 @@
-"""Training of EAGLE heads for a target: features, unrolled loss, a short training, and an estimate of acceptance."""
+"""Training of drafters for a target of the Llama family, on text that the target continues itself."""
 
-from specsim.training.building import load_target, read_eagle3, write_head
-from specsim.training.estimate import continue_texts, estimate_acceptance
-from specsim.training.train import TrainingOptions, join_texts, train_head
-from specsim.training.unroll import ENGINE, Conventions, feature_states, label_column, read_features, read_out
+from specsim.training.drafter import DrafterModule, Drafts, Roots
+from specsim.training.eagle import ENGINE, Conventions, feature_states, label_column, read_eagle3, read_out
+from specsim.training.estimate import Continuation, continue_texts, estimate_acceptance
+from specsim.training.losses import LOSSES, POSITION_WEIGHTS
+from specsim.training.target import TargetReading, load_target, read_target
+from specsim.training.train import Trained, TrainingOptions, TrainingText, continue_windows, join_texts, train_drafter
 
-__all__ = ["ENGINE", "Conventions", "TrainingOptions", "continue_texts", "estimate_acceptance", "feature_states"]
-__all__ += ["join_texts", "label_column", "load_target", "read_eagle3", "read_features", "read_out", "train_head"]
-__all__ += ["write_head"]
+__all__ = ["ENGINE", "LOSSES", "POSITION_WEIGHTS", "Continuation", "Conventions", "DrafterModule", "Drafts", "Roots"]
+__all__ += ["TargetReading", "Trained", "TrainingOptions", "TrainingText", "continue_texts", "continue_windows"]
+__all__ += ["estimate_acceptance", "feature_states", "join_texts", "label_column", "load_target", "read_eagle3"]
+__all__ += ["read_out", "read_target", "train_drafter"]

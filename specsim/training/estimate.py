@@ -1,4 +1,4 @@
-"""Continuations of texts by the target, and the acceptance of a head's greedy chains over them."""
+"""Estimate of a drafter's acceptance in training: greedy chains over continuations by the target itself."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,8 +8,7 @@ from transformers import LlamaForCausalLM
 
 from specsim.core.errors import require, require_int
 from specsim.core.metrics import Acceptance, acceptance
-from specsim.training.heads import UnrolledHead
-from specsim.training.unroll import ENGINE, Conventions, read_features, unroll
+from specsim.training.drafter import DrafterModule, Roots
 
 NEW_TOKENS = 64
 NUM_DRAFTS = 4
@@ -48,47 +47,42 @@ def continue_texts(target: LlamaForCausalLM, ids: Sequence[Sequence[int]], tempe
     prompts_BC = torch.tensor([[0] * (width - len(row)) + list(row) for row in ids], device=target.device)
     mask_BC = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=target.device)
     longer_BC = continue_prompts(target, prompts_BC, mask_BC, NEW_TOKENS + NUM_DRAFTS + 1, temperature)
-    return [
-        Continuation(row_C[width - len(prompt) :], len(prompt)) for row_C, prompt in zip(longer_BC, ids, strict=True)
-    ]
+    return [Continuation(row_C[width - len(text) :], len(text)) for row_C, text in zip(longer_BC, ids, strict=True)]
 
 
 def estimate_acceptance(
-    head: UnrolledHead,
-    target: LlamaForCausalLM,
-    continuations: Sequence[Continuation],
-    num_drafts: int = 3,
-    conventions: Conventions = ENGINE,
+    drafter: DrafterModule, target: LlamaForCausalLM, continuations: Sequence[Continuation], num_drafts: int = 3
 ) -> Acceptance:
-    """Estimate the acceptance of greedy chains from the target's greedy continuations, without an engine.
+    """Estimate the acceptance of greedy chains from the target's continuations, without an engine.
 
-    InputError for no continuation, or for chains longer than 4.
+    On continuations at temperature 0 this is greedy acceptance. On samples, accepting a draft that equals the sampled
+    token has the probability of target-only sampling: the draft's probability under the target. InputError for no
+    continuation, and for chains longer than 4 or than the drafter's.
     """
     require(continuations, "continuations", len(continuations), "at least one")
-    require_int("num_drafts", num_drafts, 1, NUM_DRAFTS)
+    require_int("num_drafts", num_drafts, 1, min(NUM_DRAFTS, drafter.max_drafts or NUM_DRAFTS))
     rounds = []
     for continuation in continuations:
-        agrees = agreement(head_drafts(head, target, continuation.tokens_C, conventions), continuation.tokens_C)
+        tokens_C = continuation.tokens_C
+        agrees = agreement(greedy_drafts(drafter, target, tokens_C, num_drafts), tokens_C)
         rounds += chain_rounds(agrees, continuation.prompt_len, num_drafts)
     return acceptance(rounds, num_drafts, num_drafts + 1)
 
 
 @torch.no_grad()
-def head_drafts(
-    head: UnrolledHead, target: LlamaForCausalLM, tokens_C: torch.Tensor, conventions: Conventions = ENGINE
+def greedy_drafts(
+    drafter: DrafterModule, target: LlamaForCausalLM, tokens_C: torch.Tensor, num_drafts: int
 ) -> torch.Tensor:
-    """Draft with an EAGLE head after each token: ids [R, NUM_DRAFTS]."""
-    features = read_features(target, tokens_C[None], head.feature_layers, conventions)
-    steps = unroll(head, features, tokens_C[None], NUM_DRAFTS, conventions)
-    return torch.stack([head.vocabulary[step.logits_BRV[0].argmax(-1)] for step in steps], 1)
+    """Draft after each token but the first and the last ones: target ids [rows, num_drafts]."""
+    columns_BA = torch.arange(1, len(tokens_C) - num_drafts + 1, device=tokens_C.device)[None]
+    roots = Roots(columns_BA, torch.full_like(columns_BA, num_drafts))
+    drafts = drafter.drafts(drafter.read(target, tokens_C[None]), tokens_C[None], roots, num_drafts)
+    ids = torch.stack([draft.logits_BAV[0].argmax(-1)[: columns_BA.shape[1]] for draft in drafts], 1)
+    return ids if drafter.vocabulary is None else drafter.vocabulary[ids]
 
 
 def agreement(drafts_RS: torch.Tensor, tokens_C: torch.Tensor) -> torch.Tensor:
-    """Compare row r's draft of each step with the text's own token: bool [rows, S], rows alike for every drafter.
-
-    On the target's greedy continuation this is greedy acceptance. On a sample, accepting a draft that equals the
-    sampled token has the probability of target-only sampling: the draft's probability under the target.
-    """
+    """Compare row r's draft of each depth with the text's own token: bool [rows, S], rows alike for every drafter."""
     rows = len(tokens_C) - NUM_DRAFTS - 1
     return torch.stack([draft_R[:rows] == tokens_C[step + 2 :][:rows] for step, draft_R in enumerate(drafts_RS.T)], 1)
 

@@ -1,22 +1,32 @@
-"""Training of an EAGLE-3 head on a text, short enough for a laptop, and its optimiser: Muon and AdamW.
+"""Training of a drafter: windows of a text or of the target's continuations, and steps that a later run continues.
 
-C columns (tokens) of a window · B windows of a step
+B windows · C columns (tokens) of a window · T tokens of a text · N continuations · A roots of a window
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+from time import monotonic
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 from transformers import LlamaForCausalLM
 
-from specsim.core.errors import require, require_int, require_number
-from specsim.training.building import HeadSizes, build_head, copy_last_layer
-from specsim.training.heads import UnrolledEagle3Head
-from specsim.training.unroll import ENGINE, STEP_WEIGHT, Conventions, read_features, unrolled_loss
+from specsim.core.errors import InputError, require, require_choice, require_int, require_number
+from specsim.core.kinds import KINDS, resolve
+from specsim.training.drafter import DrafterModule, Roots
+from specsim.training.eagle import ENGINE, Conventions
+from specsim.training.estimate import continue_prompts
+from specsim.training.losses import LOSSES, POSITION_WEIGHTS, drafting_loss
 
+CONTINUED_SHARE = 0.75  # of roots, in the part of a window that the target wrote
 WARM_UP_STEPS = 100
+SECONDS_A_CHECKPOINT = 60.0
+CONTINUATIONS_A_BATCH = 8192
+# Parameters that AdamW trains although they are matrices: tables by token, and heads.
 _TABLES = (
     "embed_tokens.weight",
     "lm_head.weight",
@@ -26,15 +36,223 @@ _TABLES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Kind, sizes and objective of a training."""
+
+    drafter: str = "eagle3"  # kind with weights
+    num_steps: int = 160
+    num_windows: int = 4  # of a step
+    window: int = 64  # tokens
+    num_drafts: int = 3  # depth that the drafter learns; of MTP, also its number of modules
+    num_roots: int = 16  # tokens of a window after which blocks and mask rows draft
+    loss: str = "cross-entropy"
+    position_weights: str = "decay"
+    peak_rate: float = 4e-3  # largest learning rate
+    num_layers: int = 2  # of P-EAGLE, blocks, frozen KV and standalone models
+    intermediate_size: int | None = None  # None: the target's
+    draft_vocab_size: int = 1024  # of EAGLE-3, most frequent tokens of the text
+    feature_layers: tuple[int, ...] | None = None  # target layers whose entering states are read; None: three of them
+    markov_rank: int = 32  # of DSpark
+    from_target: bool = True  # an EAGLE-3 head starts as the target's last layer
+    greedy_share: float = 0.5  # of windows that the target continued, those continued at temperature 0
+    text_share: float = 0.0  # of windows, those of the text itself where there are continuations
+    seed: int = 0
+    conventions: Conventions = field(default=ENGINE, compare=False)
+
+    def __post_init__(self) -> None:
+        require_choice("drafter", self.drafter, trainable_kinds())
+        require_choice("loss", self.loss, tuple(LOSSES))
+        require_choice("position_weights", self.position_weights, tuple(POSITION_WEIGHTS))
+        for name in ("num_steps", "num_windows", "num_drafts", "num_roots", "num_layers", "draft_vocab_size"):
+            require_int(name, getattr(self, name))
+        require_int("window", self.window, self.num_drafts + 2)
+        require_number("peak_rate", self.peak_rate, 0, 1, "a number from 0 to 1")
+        for name in ("greedy_share", "text_share"):
+            require_number(name, getattr(self, name), 0, 1, "a number from 0 to 1")
+        if self.position_weights == "d-pace" and KINDS[self.drafter].drafts == "masks":
+            allowed = "decay or equal: d-pace needs the same rows at every depth, which mask rows are not"
+            raise InputError("position_weights", self.position_weights, allowed)
+
+    def feature_layers_of(self, target: LlamaForCausalLM) -> tuple[int, ...]:
+        """Choose an early, a middle and a late layer, where none are given; InputError for layers that it has not."""
+        last = target.config.num_hidden_layers - 1
+        layers = self.feature_layers
+        if layers is None:
+            layers = tuple(sorted({min(1, last), (last + 1) // 2, last}))
+        is_ascending = list(layers) == sorted({layer for layer in layers if 0 <= layer <= last})
+        require(layers and is_ascending, "feature_layers", layers, f"ascending ids from 0 to {last}")
+        return layers
+
+
+def trainable_kinds() -> tuple[str, ...]:
+    """List the kinds of drafters that can be trained."""
+    return tuple(name for name, kind in KINDS.items() if kind.trainer)
+
+
+class TrainingText(NamedTuple):
+    """Token ids to learn from: a text, and continuations of its windows by the target."""
+
+    tokens_T: torch.Tensor  # i64
+    greedy_NC: torch.Tensor | None = None  # continued at temperature 0
+    sampled_NC: torch.Tensor | None = None  # at temperature 1
+    prompt_len: int = 1  # tokens of a continuation that are the text's
+
+    def on(self, device: torch.device) -> "TrainingText":
+        """Move all ids to a device."""
+        greedy_NC, sampled_NC = (ids if ids is None else ids.to(device) for ids in (self.greedy_NC, self.sampled_NC))
+        return TrainingText(self.tokens_T.to(device).long(), greedy_NC, sampled_NC, self.prompt_len)
+
+
+class Trained(NamedTuple):
+    """A trained drafter, and the loss of every step."""
+
+    drafter: Any  # a DrafterModule
+    losses: tuple[float, ...]  # mean over depths, by their weights
+
+
+def join_texts(texts: Sequence[Sequence[int]], separator: int) -> torch.Tensor:
+    """Join texts, given by their token ids, to one; the separator begins every text and ends the last one."""
+    return torch.tensor([token for text in texts for token in (separator, *text)] + [separator])
+
+
+def continue_windows(
+    target: LlamaForCausalLM, tokens_T: torch.Tensor, count: int, prompt_len: int, length: int, seed: int = 0
+) -> TrainingText:
+    """Let the target continue `count` windows of the text to `length` tokens greedily, and as many by sampling."""
+    require(len(tokens_T) > prompt_len, "tokens", len(tokens_T), f"more than the {prompt_len} of a prompt")
+    require_int("length", length, prompt_len + 1)
+    generator = torch.Generator().manual_seed(seed)
+    parts: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+    devices = [tokens_T.device] if tokens_T.is_cuda else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        for start in tqdm(range(0, count, CONTINUATIONS_A_BATCH), "continuations", disable=None):
+            size = min(CONTINUATIONS_A_BATCH, count - start)
+            for temperature, windows in parts.items():
+                prompts_BC = _draw(tokens_T, size, prompt_len, generator)
+                mask_BC = torch.ones_like(prompts_BC)
+                windows.append(continue_prompts(target, prompts_BC, mask_BC, length - prompt_len, temperature))
+    return TrainingText(tokens_T, torch.cat(parts[0]), torch.cat(parts[1]), prompt_len)
+
+
+def _draw(tokens_T: torch.Tensor, count: int, length: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw windows [B, C] of consecutive tokens, anywhere in the text."""
+    starts = torch.randint(len(tokens_T) - length, (count, 1), generator=generator)
+    return tokens_T[(starts + torch.arange(length)).to(tokens_T.device)]
+
+
+def draw_windows(text: TrainingText, options: TrainingOptions, generator: torch.Generator) -> torch.Tensor:
+    """Draw windows [B, C] of continuations and of the text, or of the text alone where there are none."""
+    count = options.num_windows
+    text_BC = _draw(text.tokens_T, count, options.window, generator)
+    if text.greedy_NC is None or text.sampled_NC is None:
+        return text_BC
+    index = torch.randint(len(text.greedy_NC), (count,), generator=generator).to(text_BC.device)
+    is_greedy, is_text = (
+        (torch.rand(count, 1, generator=generator) < share).to(text_BC.device)
+        for share in (options.greedy_share, options.text_share)
+    )
+    chosen_BC = torch.where(is_greedy, text.greedy_NC[index], text.sampled_NC[index])[:, : options.window].long()
+    return torch.where(is_text, text_BC, chosen_BC)
+
+
+def draw_roots(
+    num_windows: int, num_columns: int, prompt_len: int, options: TrainingOptions, generator: torch.Generator
+) -> Roots:
+    """Draw roots, most of them in the part that continues the prompt; each has 1 to `num_drafts` drafts."""
+    end = num_columns - options.num_drafts + 1
+    continued = round(options.num_roots * CONTINUED_SHARE) if 1 < prompt_len < end else options.num_roots
+    parts = ((1, prompt_len, options.num_roots - continued), (min(prompt_len, end - 1), end, continued))
+    columns = [torch.randint(low, high, (num_windows, size), generator=generator) for low, high, size in parts if size]
+    shape = (num_windows, options.num_roots)
+    return Roots(torch.cat(columns, 1), torch.randint(1, options.num_drafts + 1, shape, generator=generator))
+
+
+def train_drafter(
+    target: LlamaForCausalLM,
+    text: TrainingText | torch.Tensor,
+    options: TrainingOptions | None = None,
+    *,
+    checkpoint: Path | None = None,
+    progress: bool = False,
+) -> Trained:
+    """Train a drafter for a target on a text.
+
+    text: token ids, or with continuations of `continue_windows`. The target runs on every window when it is drawn, so
+    that no features are stored. Equal arguments give equal drafters on one machine; another machine sums floats in
+    another order. checkpoint: a file from which a run that was ended continues, as if it had not been; it is removed at
+    the end. InputError for a text that is too short, and for a checkpoint of another training.
+    """
+    options = options or TrainingOptions()
+    text = text if isinstance(text, TrainingText) else TrainingText(text)
+    device = target.device
+    text = text.on(device)
+    columns = len(text.tokens_T) if text.greedy_NC is None else text.greedy_NC.shape[1] + 1
+    require(columns > options.window, "tokens", columns, f"more than the window's {options.window} tokens")
+    drafter = build_drafter(target, text.tokens_T, options)
+    optimizers = make_optimizers(drafter, options.peak_rate)
+    losses = _resume(checkpoint, options, drafter, optimizers)
+    warm_up = min(WARM_UP_STEPS, max(1, options.num_steps // 10))
+    loss_of = torch.compile(drafting_loss, dynamic=False) if device.type == "cuda" else drafting_loss
+    kept = monotonic()
+    try:
+        for step in tqdm(range(len(losses), options.num_steps), options.drafter, disable=None if progress else True):
+            rate = options.peak_rate * learning_rate(step / options.num_steps, step, warm_up)
+            loss = _loss_of_a_batch(loss_of, drafter, target, text, options, step)
+            losses.append(float(take_step(loss, drafter, optimizers, rate).detach()))
+            if monotonic() - kept > SECONDS_A_CHECKPOINT:
+                _save(checkpoint, options, drafter, optimizers, losses)
+                kept = monotonic()
+    except KeyboardInterrupt:
+        _save(checkpoint, options, drafter, optimizers, losses)
+        raise
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    return Trained(drafter.eval().requires_grad_(False), tuple(losses))
+
+
+def build_drafter(target: LlamaForCausalLM, tokens_T: torch.Tensor, options: TrainingOptions) -> DrafterModule:
+    """Build the drafter with which training begins; the global random state is left as it was."""
+    trainer = KINDS[options.drafter].trainer
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        drafter = resolve(trainer)(target, tokens_T, options).to(target.device)
+    if drafter.max_drafts is not None:
+        require_int("num_drafts", options.num_drafts, 1, drafter.max_drafts)
+    return drafter
+
+
+def _loss_of_a_batch(
+    loss_of: Callable[..., torch.Tensor],
+    drafter: DrafterModule,
+    target: LlamaForCausalLM,
+    text: TrainingText,
+    options: TrainingOptions,
+    step: int,
+) -> torch.Tensor:
+    """Draw the windows of a step, which depend on the seed and the step alone, and compute their loss."""
+    generator = torch.Generator().manual_seed((options.seed << 32) + step)
+    windows_BC = draw_windows(text, options, generator)
+    prompt_len = 1 if text.greedy_NC is None else text.prompt_len
+    num_windows, num_columns = windows_BC.shape
+    roots = draw_roots(num_windows, num_columns, prompt_len, options, generator)
+    roots = Roots(*(part.to(windows_BC.device) for part in roots))
+    with torch.autocast(windows_BC.device.type, torch.bfloat16, enabled=windows_BC.is_cuda):
+        reading = drafter.read(target, windows_BC)
+        arguments = options.num_drafts, options.loss, options.position_weights
+        return loss_of(drafter, reading, windows_BC, roots, *arguments)
+
+
 def make_optimizers(module: nn.Module, peak: float) -> list[torch.optim.Optimizer]:
     """Choose Muon for the matrices in layers, AdamW for the rest: tables by token, heads and vectors."""
-    inside = []
+    matrices = []
     rest = []
     for name, parameter in module.named_parameters():
         is_inside = parameter.ndim == 2 and not name.endswith(_TABLES)
-        (inside if is_inside else rest).append(parameter)
+        (matrices if is_inside else rest).append(parameter)
     return [
-        torch.optim.Muon(inside, lr=peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(matrices, lr=peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(rest, lr=peak, weight_decay=0.1, betas=(0.9, 0.95)),
     ]
 
@@ -48,13 +266,9 @@ def learning_rate(progress: float, num_steps: int, warm_up: int = WARM_UP_STEPS)
 
 
 def take_step(
-    loss_of_a_batch: Callable[[], torch.Tensor],
-    module: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    rate: float,
+    loss: torch.Tensor, module: nn.Module, optimizers: list[torch.optim.Optimizer], rate: float
 ) -> torch.Tensor:
-    """Minimise the loss of one batch by one step, and return this loss."""
-    loss = loss_of_a_batch()
+    """Minimise a loss by one step, and return it."""
     loss.backward()
     nn.utils.clip_grad_norm_(module.parameters(), 1.0)
     for optimizer in optimizers:
@@ -65,89 +279,43 @@ def take_step(
     return loss
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingOptions:
-    """Sizes of a short training."""
-
-    num_steps: int = 160
-    num_windows: int = 4  # of a step
-    window: int = 64  # tokens
-    num_unrolled: int = 3  # drafts after a token that the head learns
-    draft_vocab_size: int = 1024
-    feature_layers: tuple[int, ...] = (1, 2, 3)  # target layers whose entering hidden states the head reads
-    peak_rate: float = 4e-3  # largest learning rate
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("num_steps", "num_windows", "num_unrolled", "draft_vocab_size"):
-            require_int(name, getattr(self, name))
-        require_int("window", self.window, self.num_unrolled + 2)
-        require_number("peak_rate", self.peak_rate, 0, 1, "a number from 0 to 1")
+def _settings(options: TrainingOptions) -> dict[str, Any]:
+    return {name: value for name, value in asdict(options).items() if name != "conventions"}
 
 
-class Trained(NamedTuple):
-    """A trained head, and the loss of every step."""
-
-    head: UnrolledEagle3Head
-    losses: tuple[float, ...]  # in nats, mean over drafts; later drafts weigh less
-
-
-def train_head(
-    target: LlamaForCausalLM,
-    tokens: torch.Tensor,
-    options: TrainingOptions | None = None,
-    conventions: Conventions = ENGINE,
-) -> Trained:
-    """Train an EAGLE-3 head for a target on a text, starting from the target's last layer.
-
-    tokens: ids of the text. The target runs on every window when it is drawn, so that no features are stored. Equal
-    arguments give equal heads on one machine; another machine sums floats in another order. InputError for a text that
-    is too short, or for layers that the target does not have.
-    """
-    options = options or TrainingOptions()
-    require(len(tokens) > options.window, "tokens", len(tokens), f"more than the window's {options.window} tokens")
-    layers = options.feature_layers
-    highest = target.config.num_hidden_layers - 1
-    is_ascending = list(layers) == sorted({layer for layer in layers if 0 <= layer <= highest})
-    require(layers and is_ascending, "feature_layers", layers, f"ascending ids from 0 to {highest}")
-    most = target.config.vocab_size
-    require(options.draft_vocab_size <= most, "draft_vocab_size", options.draft_vocab_size, f"at most {most}")
-    tokens = tokens.long().to(target.device)
-    generator = torch.Generator().manual_seed(options.seed)
-    head = _first_head(target, tokens, options)
-    optimizers = make_optimizers(head, options.peak_rate)
-    warm_up = min(WARM_UP_STEPS, max(1, options.num_steps // 10))
-    weights = sum(STEP_WEIGHT**step for step in range(options.num_unrolled))
-
-    def loss_of_a_batch() -> torch.Tensor:
-        windows_BC = _draw_windows(tokens, options, generator)
-        features = read_features(target, windows_BC, layers, conventions)
-        return unrolled_loss(head, features, windows_BC, options.num_unrolled, 0.0, conventions) / weights
-
-    losses = []
-    for step in range(options.num_steps):
-        rate = options.peak_rate * learning_rate(step / options.num_steps, step, warm_up)
-        losses.append(float(take_step(loss_of_a_batch, head, optimizers, rate).detach()))
-    return Trained(head.eval().requires_grad_(False), tuple(losses))
+def _save(
+    path: Path | None,
+    options: TrainingOptions,
+    drafter: DrafterModule,
+    optimizers: list[torch.optim.Optimizer],
+    losses: list[float],
+) -> None:
+    """Write a checkpoint whole or not at all."""
+    if path is None:
+        return
+    partial = path.with_suffix(".partial")
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    content = {"options": _settings(options), "drafter": drafter.state_dict(), "optimizers": states, "losses": losses}
+    torch.save(content, partial)
+    partial.replace(path)
 
 
-def _first_head(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> UnrolledEagle3Head:
-    """Build the head with which training begins; the global random state is left as it was."""
-    sizes = HeadSizes(options.draft_vocab_size, target.config.intermediate_size, options.feature_layers)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(options.seed)
-        head = build_head("eagle3", target, tokens, sizes)
-    assert isinstance(head, UnrolledEagle3Head)
-    copy_last_layer(head, target)
-    return head
-
-
-def _draw_windows(tokens: torch.Tensor, options: TrainingOptions, generator: torch.Generator) -> torch.Tensor:
-    """Draw windows [B, C] of consecutive tokens, anywhere in the text."""
-    starts = torch.randint(len(tokens) - options.window, (options.num_windows, 1), generator=generator)
-    return tokens[(starts + torch.arange(options.window)).to(tokens.device)]
-
-
-def join_texts(texts: list[list[int]], separator: int) -> torch.Tensor:
-    """Join texts, given by their token ids, to one; the separator begins every text and ends the last one."""
-    return torch.tensor([token for text in texts for token in (separator, *text)] + [separator])
+def _resume(
+    path: Path | None,
+    options: TrainingOptions,
+    drafter: DrafterModule,
+    optimizers: list[torch.optim.Optimizer],
+) -> list[float]:
+    """Load a checkpoint, and return the losses of its steps; none where there is no file."""
+    if path is None or not path.exists():
+        return []
+    try:
+        content = torch.load(path, map_location=next(drafter.parameters()).device, weights_only=True)
+        is_same = content["options"] == _settings(options)
+    except (OSError, RuntimeError, KeyError, TypeError, EOFError, ValueError, UnpicklingError) as error:
+        raise InputError("checkpoint", path, "a checkpoint of this training; delete it to start over") from error
+    require(is_same, "checkpoint", path, "of a training with these options; delete it to start over")
+    drafter.load_state_dict(content["drafter"])
+    for optimizer, state in zip(optimizers, content["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
+    return list(content["losses"])

@@ -17,7 +17,7 @@ from specsim.cli.main import main
 from specsim.core.block import BlockDrafterConfig
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
-from specsim.maintain.training.tokenizer import save_tokenizer, train_tokenizer
+from specsim.maintain.shipped_pair.prompts import save_tokenizer, train_tokenizer
 from specsim.models.synthetic_pair import synthetic_pair
 
 VOCAB_SIZE = 257

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from specsim.maintain.training.edits import make_edits, write_edits
+from specsim.maintain.shipped_pair.prompts import make_edits, write_edits
 from specsim.models.shipped import TINY, load_prompts
 
 NEW_TOKENS = 64

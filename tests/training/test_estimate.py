@@ -20,8 +20,8 @@ def test_continuations_keep_their_prompts():
     target = load_target(TINY / "target")
     ids = [[5, 6, 7], [8, 9]]
     continuations = continue_texts(target, ids)
-    assert [each.tokens_C[: each.prompt_len].tolist() for each in continuations] == ids
-    assert [len(each.new_tokens) for each in continuations] == [NEW_TOKENS, NEW_TOKENS]
+    assert [text.tokens_C[: text.prompt_len].tolist() for text in continuations] == ids
+    assert [len(text.new_tokens) for text in continuations] == [NEW_TOKENS, NEW_TOKENS]
 
 
 def test_estimate_equals_what_the_engine_accepts():

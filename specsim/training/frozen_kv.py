@@ -5,6 +5,8 @@ the target's embedding of its token and a hidden: at first what the target's lm_
 `post_projection`. Source: the assistant models of Gemma 4.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,9 +19,12 @@ from transformers.models.llama.modeling_llama import (
     repeat_kv,
 )
 
-from specsim.maintain.training.recipe import Recipe
-from specsim.maintain.training.student import Reading, Student
-from specsim.training.heads import Rope, rope_at
+from specsim.training.attention import Rope, rope_at
+from specsim.training.drafter import DrafterModule, Drafts, Roots, drafts_of_rows, llama_fields
+from specsim.training.target import TargetReading
+
+if TYPE_CHECKING:
+    from specsim.training.train import TrainingOptions
 
 
 class FrozenAttention(nn.Module):
@@ -55,7 +60,7 @@ class FrozenLayer(nn.Module):
         return x_BRH + self.mlp(self.post_attention_layernorm(x_BRH))
 
 
-class FrozenKv(Student):
+class FrozenKv(DrafterModule):
     """A stack of such layers with an lm_head of its own; the embedding is the target's."""
 
     def __init__(self, config: LlamaConfig, target: LlamaForCausalLM) -> None:
@@ -72,33 +77,34 @@ class FrozenKv(Student):
         if config.hidden_size == backbone:
             self.lm_head.weight.data.copy_(target.lm_head.weight)
 
-    def unroll(self, reading: Reading, tokens_BC: torch.Tensor, steps: int) -> list[torch.Tensor]:
-        rows = tokens_BC.shape[1] - steps
-        groups = self.config.num_attention_heads // reading.keys_BACD.shape[1]
-        keys, values = (repeat_kv(kept[:, :, :rows], groups) for kept in (reading.keys_BACD, reading.values_BACD))
-        hidden_BRH = reading.hidden_BCH[:, :rows]
+    def drafts(self, reading: TargetReading, tokens_BC: torch.Tensor, roots: Roots, num_drafts: int) -> list[Drafts]:
+        num_rows = tokens_BC.shape[1] - num_drafts
+        groups = self.config.num_attention_heads // reading.keys_BKCD.shape[1]
+        keys, values = (repeat_kv(kv[:, :, :num_rows], groups) for kv in (reading.keys_BKCD, reading.values_BKCD))
+        hidden_BRH = reading.hidden_BCH[:, :num_rows]
         rope = rope_at(self.rotary, hidden_BRH, 0)
         logits = []
-        for step in range(steps):
-            embedding_BRH = self.borrowed["embed_tokens"](tokens_BC[:, step + 1 : step + 1 + rows])
+        for step in range(num_drafts):
+            embedding_BRH = self.borrowed["embed_tokens"](tokens_BC[:, step + 1 : step + 1 + num_rows])
             x_BRH = self.pre_projection(torch.cat([embedding_BRH, hidden_BRH], -1))
             for layer in self.layers:
                 x_BRH = layer(x_BRH, rope, keys, values)
             x_BRH = self.norm(x_BRH)
             hidden_BRH = self.post_projection(x_BRH)
             logits.append(self.lm_head(x_BRH))
-        return logits
+        return drafts_of_rows(logits)
 
 
-def build_frozen_kv(target: LlamaForCausalLM, recipe: Recipe) -> FrozenKv:
+def build_frozen_kv(target: LlamaForCausalLM, tokens: torch.Tensor, options: "TrainingOptions") -> FrozenKv:
     """Build an untrained drafter whose heads have the target's width."""
-    own = {
-        "architectures": ["LlamaForCausalLMFrozenKV"],
-        "backbone_hidden_size": target.config.hidden_size,
-        "hidden_size": recipe.frozen_kv_hidden_size,
-        "num_hidden_layers": recipe.frozen_kv_layers,
-        "intermediate_size": recipe.frozen_kv_intermediate_size,
-        "position": "last",
-        "tie_word_embeddings": False,
-    }
-    return FrozenKv(LlamaConfig(**{**target.config.to_dict(), **own}), target)
+    size = target.config.hidden_size
+    fields = llama_fields(
+        target,
+        architectures=["LlamaForCausalLMFrozenKV"],
+        backbone_hidden_size=size,
+        hidden_size=size,
+        num_hidden_layers=options.num_layers,
+        intermediate_size=options.intermediate_size or target.config.intermediate_size,
+        position="last",
+    )
+    return FrozenKv(LlamaConfig(**fields), target)

@@ -1,15 +1,16 @@
 """Model card of a pair, from its manifest and the figures of its training."""
 
 import json
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from specsim.core.kinds import KINDS
 from specsim.core.metrics import LOOP_SHARE
 from specsim.maintain.result_tables import markdown, prompts_of
-from specsim.maintain.training.parallel import GREEDY_SHARE
-from specsim.maintain.training.prompts import RULE
-from specsim.maintain.training.recipe import Recipe
+from specsim.maintain.shipped_pair.prompts import RULE
+from specsim.maintain.shipped_pair.recipe import ARCHITECTURES, Recipe
 from specsim.training.estimate import NEW_TOKENS
 
 CARD = """# The tiny pair: a target and its drafters
@@ -23,10 +24,9 @@ Accept lengths are the trainer's own estimate: chains of 3 drafts at temperature
 - Target: {recipe.num_layers} layers, hidden {recipe.hidden_size}, {recipe.num_heads} query and {recipe.num_kv_heads}
   key-value heads, intermediate {recipe.intermediate_size}, tied embedding, byte-level BPE of {recipe.vocab_size}.
 {architectures}
-- EAGLE heads were unrolled {recipe.num_unrolled} steps on {recipe.rollout_window} tokens: {recipe.rollout_prompt} of
-  corpus text that the target continued, half of the time greedily and half by sampling. Weights are stored in
-  bfloat16.
-{distilled}
+- Drafters learned the target's distributions on windows of up to {recipe.continued_len} tokens: {recipe.prompt_len} of
+  corpus text that the target continued, greedily or by sampling. Weights are stored in bfloat16.
+{trained}
 ## Corpus and licences
 
 {manifest[train][files]:,} files of Python source ({manifest[train][bytes]:,} bytes, {figures[target][tokens]:,} tokens)
@@ -63,39 +63,11 @@ and, for each draft of the chain, how often it was accepted. A continuation loop
 
 ## Command
 
-    python -m specsim.maintain.training.train --manifest specsim/models/shipped/tiny/manifest.json
+    python -m specsim.maintain.shipped_pair.train --manifest specsim/models/shipped/tiny/manifest.json
 
-`--smoke` trains a toy pair of the same formats on a CPU within a minute. `--slice 300` stops each model after 300
-seconds; the same command then continues it, until its time is used up.
+`--smoke` trains a toy pair of the same formats on a CPU within a minute. A drafter that was interrupted goes on where
+it stopped. `specsim train` trains one drafter for any target of the family.
 """
-ARCHITECTURES = {
-    "eagle": """\
-- EAGLE: reads the tensor that the target's lm_head reads, borrows that lm_head, has an embedding of its own.""",
-    "eagle3": """\
-- EAGLE-3: reads the hidden states *entering* layers {recipe.feature_layers}, transformers' `output_hidden_states[i]`;
-  its {recipe.draft_vocab_size} draft ids cover {figures[eagle3][coverage]:.1%} of the training tokens.""",
-    "p-eagle": """\
-- P-EAGLE: an EAGLE-3 head of {recipe.p_eagle_layers} layers, intermediate {recipe.p_eagle_intermediate_size}, on the
-  same hidden states; its mask rows read one learned vector in their place; embedding and lm_head are the target's.""",
-    "mtp": """\
-- MTP: {recipe.num_mtp_modules} modules of one layer each, intermediate {recipe.mtp_intermediate_size};
-  each reads the normed output of the one before, the first one what the target's lm_head reads; embedding and
-  lm_head are the target's.""",
-    "frozen-kv": """\
-- Frozen KV: {recipe.frozen_kv_layers} layers of hidden {recipe.frozen_kv_hidden_size} with queries only, which read
-  the keys and values of the target's last layer from the last committed position; it has an lm_head of its own.""",
-    "dflash": """\
-- DFlash: {recipe.block_layers} Qwen3 layers, intermediate {recipe.block_intermediate_size}, over blocks of a root and
-  {recipe.parallel_drafts} mask tokens; keys and values of the context are made of the hidden states that EAGLE-3
-  reads; embedding and lm_head are the target's.""",
-    "dspark": """\
-- DSpark: such layers, whose {recipe.parallel_drafts} rows draft the next token, with a bias of rank
-  {recipe.markov_rank} by the token before each draft, and a confidence head that reads this token too; its threshold
-  is 0, so it ends no block unless one is set.""",
-    "standalone": """\
-- Standalone: a Llama of {recipe.standalone_layers} layers, hidden {recipe.hidden_size}, tied embedding, with the
-  target's tokenizer; training started from the target's embedding and evenly spaced layers.""",
-}
 UNMEASURED = "`specsim accept` has not been run on this pair yet."
 
 
@@ -107,8 +79,8 @@ def write_card(recipe: Recipe, folder: Path) -> str:
     return CARD.format(
         recipe=recipe,
         models="\n".join(_model_rows(figures, drafters)),
-        architectures="\n".join(ARCHITECTURES[name].format(recipe=recipe, figures=figures) for name in drafters),
-        distilled="".join([*_distilled_lines(figures, drafters), *_parallel_lines(recipe, drafters)]),
+        architectures="\n".join(_architecture(name, recipe, figures[name]) for name in drafters),
+        trained="".join(line for name in drafters for line in _trained_lines(name, recipe, figures[name])),
         manifest=manifest,
         figures=figures,
         licences="\n".join(_licence_rows(manifest["distributions"])),
@@ -120,14 +92,36 @@ def write_card(recipe: Recipe, folder: Path) -> str:
     )
 
 
+def _architecture(name: str, recipe: Recipe, figures: dict) -> str:
+    """Describe a drafter's architecture, as an entry of a list."""
+    options = recipe.drafters[name]
+    layers = options.feature_layers or (1, recipe.num_layers // 2, recipe.num_layers - 1)
+    text = ARCHITECTURES[name].format(options=options, layers=layers, coverage=figures.get("coverage", 1.0))
+    return textwrap.fill(text, 118, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _trained_lines(name: str, recipe: Recipe, figures: dict) -> Iterator[str]:
+    """Describe the windows of a drafter's training, and how its corpus differs from the manifest's."""
+    options = recipe.drafters[name]
+    text = f"`{name}/`: {options.num_windows} windows of {options.window} tokens a step, {options.num_drafts} drafts"
+    if KINDS[name].is_parallel:
+        text += f" after each of {options.num_roots} roots"
+    if options.text_share:
+        text += f", {options.text_share:.0%} of the windows from the corpus itself"
+    corpus = figures.get("corpus", {})
+    if corpus.get("differences"):
+        text += ". The corpus differed from `manifest.json`: " + "; ".join(corpus["differences"])
+    yield textwrap.fill(text + ".", 118, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False) + "\n"
+
+
 def _model_rows(figures: dict, drafters: list[str]) -> list[str]:
     headings = ("folder", "parameters", "training steps", f"seconds on {figures['device']}", "accept length", "no loop")
     rows = []
     for name in ("target", *drafters):
-        own = figures[name]
-        chains = [row for row in own.get("acceptance", ()) if _is_short_and_greedy(row)]
-        lengths = [f"{row['accept_length']:.2f}" for row in chains] or ["", ""]
-        rows.append((f"`{name}/`", f"{own['parameters']:,}", f"{own['steps']:,}", f"{own['seconds']:.0f}", *lengths))
+        row = figures[name]
+        chains = [chain for chain in row.get("acceptance", ()) if _is_short_and_greedy(chain)]
+        lengths = [f"{chain['accept_length']:.2f}" for chain in chains] or ["", ""]
+        rows.append((f"`{name}/`", f"{row['parameters']:,}", f"{row['steps']:,}", f"{row['seconds']:.0f}", *lengths))
     return markdown(headings, rows)
 
 
@@ -135,34 +129,13 @@ def _is_short_and_greedy(row: dict) -> bool:
     return row["temperature"] == 0 and len(row["accepted_by_position"]) == 3
 
 
-def _distilled_lines(figures: dict, drafters: list[str]) -> Iterator[str]:
-    """Describe the training of each drafter that was distilled, and how its corpus differs from the manifest's."""
-    distilled = [name for name in drafters if "corpus" in figures[name]]
-    for name in distilled:
-        corpus = figures[name]["corpus"]
-        yield f"- `{name}/`: cross-entropy against the target's distribution on {figures[name]['rollouts']:,} such\n"
-        yield f"  windows; the corpus was encoded up to {corpus['tokens']:,} tokens ({corpus['files']:,} files).\n"
-        if corpus["differences"]:
-            yield "  Its selection differs from `manifest.json`: " + "; ".join(corpus["differences"]) + ".\n"
-    if distilled:
-        yield "- Seconds of these include compilation; those that were trained side by side shared one GPU.\n"
-
-
-def _parallel_lines(recipe: Recipe, drafters: list[str]) -> Iterator[str]:
-    """Describe the batches of the drafters that make all drafts at once."""
-    names = [f"`{name}/`" for name in drafters if name in ("p-eagle", "dflash", "dspark")]
-    if names:
-        yield f"- {', '.join(names)}: {recipe.parallel_roots} tokens of a window were roots, each with 1 to\n"
-        yield f"  {recipe.parallel_drafts} drafts; {GREEDY_SHARE:.0%} of these windows were continued greedily.\n"
-
-
 def _measured(study: dict) -> str:
     """Write the tables of the results of `specsim accept`, and of the pair's targets."""
     size = f"{study['num_prompts']} held-out prompts, {study['max_new_tokens']} new tokens each"
     headings = ("setting", "T", "prompts", "accept length", "no loop", "accept rate", "accepted by position")
     checks = [
-        (each["claim"], f"{each['measured']:.6g}", each["target"], "yes" if each["reached"] else "**no**")
-        for each in study["checks"]
+        (check["claim"], f"{check['measured']:.6g}", check["target"], "yes" if check["reached"] else "**no**")
+        for check in study["checks"]
     ]
     lines = [
         f"`specsim accept`: the reference engine on {size};",
@@ -188,7 +161,7 @@ def _measurement_cells(row: dict) -> tuple[str, ...]:
     config = setting["config"]
     tree = "tree {topk}/{num_steps}/{num_draft_tokens}" if config["topk"] > 1 else "chain of {num_steps}"
     rates = ", ".join(f"{rate:.2f}" for rate in everything["accepted_by_position"])
-    lengths = (f"{each['accept_length']:.3f}" for each in (everything, row["fresh"]))
+    lengths = (f"{group['accept_length']:.3f}" for group in (everything, row["fresh"]))
     named = (f"{setting['drafter']}, {tree.format(**config)}", f"{setting['temperature']:g}", prompts_of(setting))
     return *named, *lengths, f"{everything['accept_rate']:.2f}", rates
 

@@ -21,7 +21,7 @@ CLASSIFIED = {
     "zlib/libpng License": "Zlib",
 }
 
-SPOKEN = {
+PLAIN_NAMES = {
     "apache": "Apache-2.0",
     "apache 2": "Apache-2.0",
     "apache 2.0": "Apache-2.0",
@@ -45,13 +45,13 @@ def declared_licence(metadata: Message | PackageMetadata) -> str | None:
     expression, text = (next(iter(metadata.get_all(name, [])), "") for name in ("License-Expression", "License"))
     classifiers = [line.split(" :: ")[-1] for line in metadata.get_all("Classifier", []) if line.startswith("License")]
     named = [CLASSIFIED.get(name, name) for name in classifiers if name != "OSI Approved"]
-    return expression or " AND ".join(named) or _spoken_licence(text)
+    return expression or " AND ".join(named) or _plainly_named(text)
 
 
-def _spoken_licence(text: str) -> str | None:
+def _plainly_named(text: str) -> str | None:
     first_line = text.strip().split("\n")[0]
     plain = re.sub(r",|\bthe\b|\bversion\b|\blicen[cs]e$", "", first_line.lower())
-    return SPOKEN.get(" ".join(plain.split()), first_line.removesuffix(" License")) or None
+    return PLAIN_NAMES.get(" ".join(plain.split()), first_line.removesuffix(" License")) or None
 
 
 def is_permissive(expression: str | None) -> bool:

@@ -21,12 +21,23 @@ from specsim.acceptance.study import Measurement, Study, measure
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.metrics import acceptance
-from specsim.maintain.training.card import write_card
-from specsim.maintain.training.corpus import Source, build_corpus, read_documents, write_documents
-from specsim.maintain.training.duplicates import near_duplicates, resemblance, sketch
-from specsim.maintain.training.licences import declared_licence, is_permissive
-from specsim.maintain.training.manifest import compare_selection, follow_manifest, make_manifest
-from specsim.maintain.training.recipe import SHIPPED
+from specsim.maintain.shipped_pair.card import write_card
+from specsim.maintain.shipped_pair.corpus import (
+    Document,
+    Source,
+    build_corpus,
+    compare_selection,
+    first_bytes,
+    follow_manifest,
+    make_manifest,
+    near_duplicates,
+    read_documents,
+    resemblance,
+    sketch,
+    write_documents,
+)
+from specsim.maintain.shipped_pair.licences import declared_licence, is_permissive
+from specsim.maintain.shipped_pair.recipe import SHIPPED
 from specsim.models.load import load, load_shipped
 from specsim.models.shipped import TINY, load_prompts
 from specsim.serving.generation import generate
@@ -246,9 +257,25 @@ def test_manifest_is_followed_and_differences_are_reported(sources):
     assert compare_selection(again, manifest)
 
 
+def test_first_bytes_are_whole_files():
+    documents = [Document("library", "1", "MIT", f"{index}.py", "0", "é" * 5) for index in range(4)]
+    assert list(first_bytes(documents, 25)) == documents[:2]
+    assert list(first_bytes(documents, None)) == documents
+
+
 def test_smoke_trains_a_loadable_pair(tmp_path):
-    command = [sys.executable, "-m", "specsim.maintain.training.train", "--smoke", "--out", "tiny", "--work", "work"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "specsim.maintain.shipped_pair.train",
+        "--smoke",
+        "--out",
+        "tiny",
+        "--work",
+        "work",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     _assert_is_pair(tmp_path / "tiny")
     trained = json.loads((tmp_path / "tiny" / "training.json").read_text())

@@ -1,0 +1,1 @@
+"""The shipped pair: its corpus, its training and its model card."""

@@ -1,1 +1,0 @@
-"""Training of the shipped pair: python -m specsim.maintain.training.train"""
