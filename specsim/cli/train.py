@@ -155,12 +155,12 @@ def _train(
     out: Path,
 ) -> tuple["Trained", list[list[int]]]:
     """Read the texts and train; with the prompts that are held out."""
-    from specsim.models.checkpoint.tokenizer import LazyTokenizer
+    from specsim.models.checkpoint.vocabulary import LazyTokenizer
     from specsim.models.shipped import load_prompts
     from specsim.training import TrainingText, continue_windows, train_drafter
-    from specsim.training.text import read_texts, split_texts
+    from specsim.training.text import split_texts
 
-    texts = [text["text"] for text in load_prompts(name="text")] if data is None else read_texts(data)
+    texts = [text["text"] for text in load_prompts(name="text")] if data is None else _texts(data)
     end: Any = model.config.eos_token_id
     separator = end[0] if isinstance(end, list) else end or 0
     split = split_texts(texts, LazyTokenizer(folder), separator)
@@ -169,6 +169,18 @@ def _train(
         text = continue_windows(model, split.tokens_T, continuations, options.window // 2, options.window, options.seed)
     out.mkdir(parents=True, exist_ok=True)
     return train_drafter(model, text, options, checkpoint=out / CHECKPOINT, progress=True), split.prompts
+
+
+def _texts(path: Path) -> list[str]:
+    """Read a UTF-8 file: a .jsonl with a text, prompt or conversation a line, or one text."""
+    from specsim.acceptance.measured_pair import read_prompts
+    from specsim.core.files import read_text
+
+    if path.suffix.lower() != ".jsonl":
+        return [read_text(path, "data", "a UTF-8 text file, or a .jsonl of texts")]
+    texts = [prompt for prompt in read_prompts(path) if isinstance(prompt, str)]
+    require(texts, "data", str(path), "a .jsonl of texts; token ids have no text")
+    return texts
 
 
 def _show(

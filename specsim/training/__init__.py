@@ -1,11 +1,12 @@
 """Training of drafters for a target of the Llama family, on text that the target continues itself."""
 
 from specsim.training.drafter import DrafterModule, Drafts, Roots
-from specsim.training.eagle import ENGINE, Conventions, feature_states, label_column, read_eagle3, read_out
+from specsim.training.eagle import read_eagle3
 from specsim.training.estimate import Continuation, continue_texts, estimate_acceptance
 from specsim.training.losses import LOSSES, POSITION_WEIGHTS
-from specsim.training.target import TargetReading, load_target, read_target
-from specsim.training.train import Trained, TrainingOptions, TrainingText, continue_windows, join_texts, train_drafter
+from specsim.training.options import ENGINE, Conventions, TrainingOptions, label_column, read_out
+from specsim.training.target import TargetReading, feature_states, load_target, read_target
+from specsim.training.train import Trained, TrainingText, continue_windows, join_texts, train_drafter
 
 __all__ = ["ENGINE", "LOSSES", "POSITION_WEIGHTS", "Continuation", "Conventions", "DrafterModule", "Drafts", "Roots"]
 __all__ += ["TargetReading", "Trained", "TrainingOptions", "TrainingText", "continue_texts", "continue_windows"]

@@ -75,7 +75,7 @@ class DrafterAttention(nn.Module):
         return self.o_proj(output_BKND.transpose(1, 2).flatten(2))
 
     def attend_path(self, rows: Heads, memory: Memory) -> torch.Tensor:
-        """Attend from unrolled step i, whose row r is the draft i tokens after the root of row r: [B, R, H].
+        """Attend from unrolled step i, whose row r drafts i tokens after its root: [B, R, H].
 
         It sees the keys of step 0 at rows ≤ r (the committed prefix) and its own path, row r of steps 1..i. The step's
         keys and values are appended to `memory`. The prefix is one block, merged with the path by its log-sum-exp.

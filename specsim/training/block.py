@@ -6,8 +6,6 @@ root in column a (DFlash), or token a + j + 1 (DSpark). DSpark adds to the logit
 and predicts from that token and the row's hidden state whether the draft is accepted.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,10 +14,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwe
 
 from specsim.training.attention import Blocks, DrafterAttention, Rope
 from specsim.training.drafter import DrafterModule, Drafts, Roots
+from specsim.training.options import TrainingOptions
 from specsim.training.target import TargetReading
-
-if TYPE_CHECKING:
-    from specsim.training.train import TrainingOptions
 
 MASK_TOKEN = 0  # end of text, which no draft follows
 CONFIDENCE_WEIGHT = 0.1
@@ -123,7 +119,7 @@ class BlockModule(DrafterModule):
         return CONFIDENCE_WEIGHT * (missed_BA * drafts.weights_BA).mean()
 
 
-def build_dflash(target: LlamaForCausalLM, tokens: torch.Tensor, options: "TrainingOptions") -> BlockModule:
+def build_dflash(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> BlockModule:
     """Build an untrained DFlash drafter, with the config.json of z-lab/dflash."""
     layer_ids = _layer_ids(target, options)
     nested = {"target_layer_ids": layer_ids, "mask_token_id": MASK_TOKEN}
@@ -131,7 +127,7 @@ def build_dflash(target: LlamaForCausalLM, tokens: torch.Tensor, options: "Train
     return BlockModule(_config(target, options, fields), layer_ids, 1, target)
 
 
-def build_dspark(target: LlamaForCausalLM, tokens: torch.Tensor, options: "TrainingOptions") -> BlockModule:
+def build_dspark(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> BlockModule:
     """Build an untrained DSpark drafter, with the config.json of deepseek-ai/DeepSpec."""
     layer_ids = _layer_ids(target, options)
     fields = {
@@ -147,12 +143,12 @@ def build_dspark(target: LlamaForCausalLM, tokens: torch.Tensor, options: "Train
     return BlockModule(_config(target, options, fields), layer_ids, 0, target)
 
 
-def _layer_ids(target: LlamaForCausalLM, options: "TrainingOptions") -> list[int]:
+def _layer_ids(target: LlamaForCausalLM, options: TrainingOptions) -> list[int]:
     """Name feature layers by their output."""
     return [layer - 1 for layer in options.feature_layers_of(target)]
 
 
-def _config(target: LlamaForCausalLM, options: "TrainingOptions", fields: dict[str, object]) -> Qwen3Config:
+def _config(target: LlamaForCausalLM, options: TrainingOptions, fields: dict[str, object]) -> Qwen3Config:
     """Build a configuration of Qwen3's layers with the target's sizes."""
     source = target.config
     sizes = {

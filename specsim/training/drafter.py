@@ -49,7 +49,7 @@ class DrafterModule(nn.Module, ABC):
 
     @property
     def vocabulary(self) -> torch.Tensor | None:
-        """Target ids of the draft ids, i64 [V]; None: all of the target's."""
+        """Target ids of the draft ids, i64 [V]; None: the whole vocabulary."""
         return None
 
     def read(self, target: LlamaForCausalLM, tokens_BC: torch.Tensor) -> TargetReading:
@@ -64,7 +64,7 @@ class DrafterModule(nn.Module, ABC):
         """
 
     def auxiliary_loss(self, drafts: Drafts, prob_BAV: torch.Tensor, reading: TargetReading) -> torch.Tensor:
-        """Compute what a drafter learns beside the target's distribution: a number."""
+        """Compute what a drafter learns besides the target's distribution: a number."""
         return torch.zeros((), device=prob_BAV.device)
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -6,10 +6,8 @@ Sources: EAGLE (arXiv 2401.15077) and its regression term, EAGLE-3 (arXiv 2503.0
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,41 +18,10 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 from specsim.training.attention import DrafterAttention, Memory, Rope, rope_at
 from specsim.training.drafter import DrafterModule, Drafts, Roots, llama_fields
-from specsim.training.target import TargetReading, feature_states, read_target
-
-if TYPE_CHECKING:
-    from specsim.training.train import TrainingOptions
+from specsim.training.options import ENGINE, Conventions, TrainingOptions
+from specsim.training.target import TargetReading, read_target
 
 REGRESSION = 0.2  # weight of EAGLE-1's distance between its output and the target's
-Index = TypeVar("Index", int, torch.Tensor)
-
-
-def label_column(row: Index, step: int) -> Index:
-    """Find the column of the target whose distribution a row learns at an unrolled step.
-
-    Row r of step i reads token r + i + 1. It drafts the token after it, r + i + 2, which the target predicts in column
-    r + i + 1.
-    """
-    return row + step + 1
-
-
-def read_out(
-    hidden_BRH: torch.Tensor, norm: Callable[[torch.Tensor], Any], lm_head: Callable[[torch.Tensor], Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the logits of a step, and the hidden that the next step reads: the head's output *before* its norm."""
-    return lm_head(norm(hidden_BRH)), hidden_BRH
-
-
-@dataclass(frozen=True, slots=True)
-class Conventions:
-    """Functions that trainer and engine must write alike; others than these train a head that no engine serves well."""
-
-    label_column: Callable[..., Any] = label_column
-    feature_states: Callable[..., Any] = feature_states
-    read_out: Callable[..., Any] = read_out
-
-
-ENGINE = Conventions()  # as specsim's engines, SGLang and vLLM serve heads
 
 
 class EagleModule(DrafterModule):
@@ -227,7 +194,7 @@ class Eagle3(EagleModule):
             self.midlayer.mlp.load_state_dict(layer.mlp.state_dict())
 
 
-def build_eagle(target: LlamaForCausalLM, tokens: torch.Tensor, options: "TrainingOptions") -> Eagle:
+def build_eagle(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> Eagle:
     """Build an untrained head of EAGLE-1/2 with its target's sizes."""
     fields = llama_fields(
         target,
@@ -239,7 +206,7 @@ def build_eagle(target: LlamaForCausalLM, tokens: torch.Tensor, options: "Traini
     return Eagle(LlamaConfig(**fields), target.lm_head, options.conventions)
 
 
-def build_eagle3(target: LlamaForCausalLM, tokens: torch.Tensor, options: "TrainingOptions") -> Eagle3:
+def build_eagle3(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> Eagle3:
     """Build an untrained EAGLE-3 head, whose vocabulary is the text's most frequent ids, in ascending order."""
     size = min(options.draft_vocab_size, target.config.vocab_size)
     fields = llama_fields(

@@ -5,8 +5,6 @@ the target's embedding of its token and a hidden: at first what the target's lm_
 `post_projection`. Source: the assistant models of Gemma 4.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,10 +19,8 @@ from transformers.models.llama.modeling_llama import (
 
 from specsim.training.attention import Rope, rope_at
 from specsim.training.drafter import DrafterModule, Drafts, Roots, drafts_of_rows, llama_fields
+from specsim.training.options import TrainingOptions
 from specsim.training.target import TargetReading
-
-if TYPE_CHECKING:
-    from specsim.training.train import TrainingOptions
 
 
 class FrozenAttention(nn.Module):
@@ -95,7 +91,7 @@ class FrozenKv(DrafterModule):
         return drafts_of_rows(logits)
 
 
-def build_frozen_kv(target: LlamaForCausalLM, tokens: torch.Tensor, options: "TrainingOptions") -> FrozenKv:
+def build_frozen_kv(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> FrozenKv:
     """Build an untrained drafter whose heads have the target's width."""
     size = target.config.hidden_size
     fields = llama_fields(

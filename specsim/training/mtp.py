@@ -5,8 +5,6 @@ its own, a norm, and the target's lm_head, which gives token p+2+k. g_0 is what 
 normed output of module k-1. Source: DeepSeek-V3 (arXiv 2412.19437).
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -14,10 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 from specsim.training.attention import DrafterAttention, Rope, rope_at
 from specsim.training.drafter import DrafterModule, Drafts, Roots, drafts_of_rows, llama_fields
+from specsim.training.options import TrainingOptions
 from specsim.training.target import TargetReading
-
-if TYPE_CHECKING:
-    from specsim.training.train import TrainingOptions
 
 
 class MtpLayer(nn.Module):
@@ -65,7 +61,7 @@ class Mtp(DrafterModule):
         return {f"modules.{name.removeprefix('chain.')}": value for name, value in self.state_dict().items()}
 
 
-def build_mtp(target: LlamaForCausalLM, tokens: torch.Tensor, options: "TrainingOptions") -> Mtp:
+def build_mtp(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> Mtp:
     """Build an untrained chain with the target's sizes, as long as the drafts that it learns."""
     fields = llama_fields(
         target,

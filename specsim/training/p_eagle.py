@@ -5,8 +5,6 @@ mask rows at positions a, a + 1, ...: the row of depth d ≥ 2 at a + d - 2. Eac
 and itself. The deeper, the fewer: as in conditional drop-token sampling (arXiv 2602.01469).
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -14,10 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 from specsim.training.attention import Blocks, DrafterAttention, Rope
 from specsim.training.drafter import DrafterModule, Drafts, Roots, llama_fields
+from specsim.training.options import TrainingOptions
 from specsim.training.target import TargetReading
-
-if TYPE_CHECKING:
-    from specsim.training.train import TrainingOptions
 
 MASK_TOKEN = 0  # end of text, which no draft follows
 BothRows = tuple[torch.Tensor, ...]  # rows of the context [B, C, ...] and of blocks [B, N, ...]
@@ -91,7 +87,7 @@ class PEagle(DrafterModule):
         return drafts
 
 
-def build_p_eagle(target: LlamaForCausalLM, tokens: torch.Tensor, options: "TrainingOptions") -> PEagle:
+def build_p_eagle(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> PEagle:
     """Build an untrained head, whose draft vocabulary is the target's."""
     fields = llama_fields(
         target,

@@ -1,16 +1,12 @@
 """Standalone drafter: a smaller language model with the target's tokenizer."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specsim.training.drafter import DrafterModule, Drafts, Roots, drafts_of_rows
+from specsim.training.options import TrainingOptions
 from specsim.training.target import TargetReading
-
-if TYPE_CHECKING:
-    from specsim.training.train import TrainingOptions
 
 
 class Standalone(DrafterModule):
@@ -33,7 +29,7 @@ class Standalone(DrafterModule):
         return {name: value for name, value in state.items() if name != "lm_head.weight"}
 
 
-def build_standalone(target: LlamaForCausalLM, tokens: torch.Tensor, options: "TrainingOptions") -> Standalone:
+def build_standalone(target: LlamaForCausalLM, tokens: torch.Tensor, options: TrainingOptions) -> Standalone:
     """Build a model from the target's embedding, final norm and evenly spaced layers, which training starts from."""
     num_layers = options.num_layers
     fields = {"num_hidden_layers": num_layers, "tie_word_embeddings": True}

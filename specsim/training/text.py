@@ -1,12 +1,10 @@
-"""Texts to train on and texts held out, from files or the shipped pair."""
+"""Texts to train on, and texts that are held out."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from specsim.core.errors import require
 from specsim.training.train import join_texts
 
 HELD_OUT_ONE_IN = 16
@@ -19,18 +17,6 @@ class SplitText(NamedTuple):
 
     tokens_T: torch.Tensor
     prompts: list[list[int]]
-
-
-def read_texts(path: Path) -> list[str]:
-    """Read a UTF-8 file: a .jsonl with a text, prompt or conversation a line, or one text."""
-    from specsim.acceptance.prompts import read_prompts
-    from specsim.core.files import read_text
-
-    if path.suffix.lower() != ".jsonl":
-        return [read_text(path, "data", "a UTF-8 text file, or a .jsonl of texts")]
-    texts = [prompt for prompt in read_prompts(path) if isinstance(prompt, str)]
-    require(texts, "data", str(path), "a .jsonl of texts; token ids have no text")
-    return texts
 
 
 def split_texts(texts: Sequence[str], tokenizer: Any, separator: int) -> SplitText:

@@ -4,7 +4,7 @@ B windows · C columns (tokens) of a window · T tokens of a text · N continuat
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from pickle import UnpicklingError
 from time import monotonic
@@ -15,12 +15,12 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import LlamaForCausalLM
 
-from specsim.core.errors import InputError, require, require_choice, require_int, require_number
+from specsim.core.errors import InputError, require, require_int
 from specsim.core.kinds import KINDS, resolve
 from specsim.training.drafter import DrafterModule, Roots
-from specsim.training.eagle import ENGINE, Conventions
 from specsim.training.estimate import continue_prompts
-from specsim.training.losses import LOSSES, POSITION_WEIGHTS, drafting_loss
+from specsim.training.losses import drafting_loss
+from specsim.training.options import TrainingOptions
 
 CONTINUED_SHARE = 0.75  # of roots, in the part of a window that the target wrote
 WARM_UP_STEPS = 100
@@ -34,60 +34,6 @@ _TABLES = (
     "markov_w2.weight",
     "confidence_head.proj.weight",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingOptions:
-    """Kind, sizes and objective of a training."""
-
-    drafter: str = "eagle3"  # kind with weights
-    num_steps: int = 160
-    num_windows: int = 4  # of a step
-    window: int = 64  # tokens
-    num_drafts: int = 3  # depth that the drafter learns; of MTP, also its number of modules
-    num_roots: int = 16  # tokens of a window after which blocks and mask rows draft
-    loss: str = "cross-entropy"
-    position_weights: str = "decay"
-    peak_rate: float = 4e-3  # largest learning rate
-    num_layers: int = 2  # of P-EAGLE, blocks, frozen KV and standalone models
-    intermediate_size: int | None = None  # None: the target's
-    draft_vocab_size: int = 1024  # of EAGLE-3, most frequent tokens of the text
-    feature_layers: tuple[int, ...] | None = None  # target layers whose entering states are read; None: three of them
-    markov_rank: int = 32  # of DSpark
-    from_target: bool = True  # an EAGLE-3 head starts as the target's last layer
-    greedy_share: float = 0.5  # of windows that the target continued, those continued at temperature 0
-    text_share: float = 0.0  # of windows, those of the text itself where there are continuations
-    seed: int = 0
-    conventions: Conventions = field(default=ENGINE, compare=False)
-
-    def __post_init__(self) -> None:
-        require_choice("drafter", self.drafter, trainable_kinds())
-        require_choice("loss", self.loss, tuple(LOSSES))
-        require_choice("position_weights", self.position_weights, tuple(POSITION_WEIGHTS))
-        for name in ("num_steps", "num_windows", "num_drafts", "num_roots", "num_layers", "draft_vocab_size"):
-            require_int(name, getattr(self, name))
-        require_int("window", self.window, self.num_drafts + 2)
-        require_number("peak_rate", self.peak_rate, 0, 1, "a number from 0 to 1")
-        for name in ("greedy_share", "text_share"):
-            require_number(name, getattr(self, name), 0, 1, "a number from 0 to 1")
-        if self.position_weights == "d-pace" and KINDS[self.drafter].drafts == "masks":
-            allowed = "decay or equal: d-pace needs the same rows at every depth, which mask rows are not"
-            raise InputError("position_weights", self.position_weights, allowed)
-
-    def feature_layers_of(self, target: LlamaForCausalLM) -> tuple[int, ...]:
-        """Choose an early, a middle and a late layer, where none are given; InputError for layers that it has not."""
-        last = target.config.num_hidden_layers - 1
-        layers = self.feature_layers
-        if layers is None:
-            layers = tuple(sorted({min(1, last), (last + 1) // 2, last}))
-        is_ascending = list(layers) == sorted({layer for layer in layers if 0 <= layer <= last})
-        require(layers and is_ascending, "feature_layers", layers, f"ascending ids from 0 to {last}")
-        return layers
-
-
-def trainable_kinds() -> tuple[str, ...]:
-    """List the kinds of drafters that can be trained."""
-    return tuple(name for name, kind in KINDS.items() if kind.trainer)
 
 
 class TrainingText(NamedTuple):

@@ -21,13 +21,14 @@ from specsim.core.kinds import KINDS
 from specsim.core.pair import Pair
 from specsim.models.load import load
 from specsim.reference.oracle_block import draft_block
-from specsim.reference.oracle_draft import Node
+from specsim.reference.oracle_draft import DraftNode
 from specsim.reference.oracle_forward import in_dtype
 from specsim.reference.oracle_p_eagle import draft_p_eagle
-from specsim.reference.oracle_request import Draws, Request
+from specsim.reference.oracle_request import Draws, OracleRequest
 from specsim.training import DrafterModule, Drafts, Roots, TrainingOptions
 from specsim.training.estimate import agreement, greedy_drafts
-from specsim.training.train import build_drafter, trainable_kinds
+from specsim.training.options import trainable_kinds
+from specsim.training.train import build_drafter
 
 CONFIG = LlamaConfig(
     vocab_size=64,
@@ -157,14 +158,14 @@ class Written(NamedTuple):
     drafter: DrafterModule
     pair: Pair
 
-    def request(self, num_drafts: int, **changes: float) -> Request:
+    def request(self, num_drafts: int, **changes: float) -> OracleRequest:
         """A request of the oracle, in float64, with other fields of the block."""
         models = [in_dtype(model, torch.float64) for model in (self.pair.target, self.pair.drafter)]
         if changes:
             config = models[1].config
             models[1].config = replace(config, block=replace(config.block, **changes))
         config = SpecConfig(1, num_drafts, page_size=4)
-        return Request(*models, config, SamplingParams(), NO_DRAWS, 1, 100, None)
+        return OracleRequest(*models, config, SamplingParams(), NO_DRAWS, 1, 100, None)
 
 
 def written(name: str, target: LlamaForCausalLM, folder: Path) -> Written:
@@ -177,9 +178,9 @@ def written(name: str, target: LlamaForCausalLM, folder: Path) -> Written:
     return Written(drafter, load(folder / "target", folder / name, drafter=name))
 
 
-def oracle_drafts(name: str, request: Request, tokens: list[int]) -> tuple[list[int], torch.Tensor]:
+def oracle_drafts(name: str, request: OracleRequest, tokens: list[int]) -> tuple[list[int], torch.Tensor]:
     """Drafts of a chain after the tokens, with the probability of each."""
-    nodes = ORACLES[name](request, tokens, Node((), None, 0, 1.0, None, None, ()))
+    nodes = ORACLES[name](request, tokens, DraftNode((), None, 0, 1.0, None, None, ()))
     scores = torch.tensor([1.0, *(node.score for node in nodes)])
     return [node.token for node in nodes], scores[1:] / scores[:-1]
 

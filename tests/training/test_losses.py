@@ -68,7 +68,7 @@ def test_fixed_weights_are_those_of_the_depth():
     assert [float(weight) for weight in POSITION_WEIGHTS["equal"](drafts, prob_BCV)] == [1, 1, 1]
 
 
-def test_d_pace_weighs_a_depth_by_the_drafts_that_it_lets_through():
+def test_d_pace_weighs_a_depth_by_drafts_it_lets_through():
     """Confidences 0.6, 0.2 and 1 are smoothed to 0.8, 0.6 and 1; a depth without a draft lets nothing through."""
     prob_BCV = torch.tensor([[[1.0, 0.0]] * 3])
     prob_SV = torch.tensor([[0.6, 0.4], [0.2, 0.8], [1.0, 0.0]])

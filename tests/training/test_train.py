@@ -17,13 +17,13 @@ from specsim.training import (
     read_eagle3,
     train_drafter,
 )
+from specsim.training.options import trainable_kinds
 from specsim.training.train import (
     build_drafter,
     draw_roots,
     draw_windows,
     learning_rate,
     make_optimizers,
-    trainable_kinds,
 )
 
 CONFIG = LlamaConfig(

@@ -1,0 +1,100 @@
+"""Settings of a training, and the conventions that trainer and engine share.
+
+B windows · R rows · V vocabulary · H hidden
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from transformers import LlamaForCausalLM
+
+from specsim.core.errors import InputError, require, require_choice, require_int, require_number
+from specsim.core.kinds import KINDS
+from specsim.training.losses import LOSSES, POSITION_WEIGHTS
+from specsim.training.target import feature_states
+
+Index = TypeVar("Index", int, torch.Tensor)
+
+
+def label_column(row: Index, step: int) -> Index:
+    """Find the column of the target whose distribution a row learns at an unrolled step.
+
+    Row r of step i reads token r + i + 1. It drafts the token after it, r + i + 2, which the target predicts in column
+    r + i + 1.
+    """
+    return row + step + 1
+
+
+def read_out(
+    hidden_BRH: torch.Tensor, norm: Callable[[torch.Tensor], Any], lm_head: Callable[[torch.Tensor], Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the logits of a step, and the hidden that the next step reads: the head's output *before* its norm."""
+    return lm_head(norm(hidden_BRH)), hidden_BRH
+
+
+@dataclass(frozen=True, slots=True)
+class Conventions:
+    """Functions that trainer and engine must write alike; others than these train a head that no engine serves well."""
+
+    label_column: Callable[..., Any] = label_column
+    feature_states: Callable[..., Any] = feature_states
+    read_out: Callable[..., Any] = read_out
+
+
+ENGINE = Conventions()  # as specsim's engines, SGLang and vLLM serve heads
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Kind, sizes and objective of a training."""
+
+    drafter: str = "eagle3"  # kind with weights
+    num_steps: int = 160
+    num_windows: int = 4  # of a step
+    window: int = 64  # tokens
+    num_drafts: int = 3  # depth that the drafter learns; of MTP, also its number of modules
+    num_roots: int = 16  # tokens of a window after which blocks and mask rows draft
+    loss: str = "cross-entropy"
+    position_weights: str = "decay"
+    peak_rate: float = 4e-3  # largest learning rate
+    num_layers: int = 2  # of P-EAGLE, blocks, frozen KV and standalone models
+    intermediate_size: int | None = None  # None: the target's
+    draft_vocab_size: int = 1024  # of EAGLE-3, most frequent tokens of the text
+    feature_layers: tuple[int, ...] | None = None  # target layers whose entering states are read; None: three of them
+    markov_rank: int = 32  # of DSpark
+    from_target: bool = True  # an EAGLE-3 head starts as the target's last layer
+    greedy_share: float = 0.5  # of windows that the target continued, those continued at temperature 0
+    text_share: float = 0.0  # of windows, those of the text itself where there are continuations
+    seed: int = 0
+    conventions: Conventions = field(default=ENGINE, compare=False)
+
+    def __post_init__(self) -> None:
+        require_choice("drafter", self.drafter, trainable_kinds())
+        require_choice("loss", self.loss, tuple(LOSSES))
+        require_choice("position_weights", self.position_weights, tuple(POSITION_WEIGHTS))
+        for name in ("num_steps", "num_windows", "num_drafts", "num_roots", "num_layers", "draft_vocab_size"):
+            require_int(name, getattr(self, name))
+        require_int("window", self.window, self.num_drafts + 2)
+        require_number("peak_rate", self.peak_rate, 0, 1, "a number from 0 to 1")
+        for name in ("greedy_share", "text_share"):
+            require_number(name, getattr(self, name), 0, 1, "a number from 0 to 1")
+        if self.position_weights == "d-pace" and KINDS[self.drafter].drafts == "masks":
+            allowed = "decay or equal: d-pace needs the same rows at every depth, which mask rows are not"
+            raise InputError("position_weights", self.position_weights, allowed)
+
+    def feature_layers_of(self, target: LlamaForCausalLM) -> tuple[int, ...]:
+        """Choose an early, a middle and a late layer, where none are given; InputError for layers that it has not."""
+        last = target.config.num_hidden_layers - 1
+        layers = self.feature_layers
+        if layers is None:
+            layers = tuple(sorted({min(1, last), (last + 1) // 2, last}))
+        is_ascending = list(layers) == sorted({layer for layer in layers if 0 <= layer <= last})
+        require(layers and is_ascending, "feature_layers", layers, f"ascending ids from 0 to {last}")
+        return layers
+
+
+def trainable_kinds() -> tuple[str, ...]:
+    """List the kinds of drafters that can be trained."""
+    return tuple(name for name, kind in KINDS.items() if kind.trainer)
