@@ -49,6 +49,15 @@ def test_no_fault_is_stale(name):
         assert ast.parse(text)
 
 
+def test_injected_code_defines_the_names_that_it_uses(tmp_path):
+    """A renamed variable of the source would make a fault an error of every run, which no field tells."""
+    for name, fault in BY_NAME.items():
+        for module, text in changed(fault.edits).items():
+            (tmp_path / f"{name}_{module}.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "--output-format", "concise"]
+    assert subprocess.run([*command, str(tmp_path)], capture_output=True, text=True).stdout == "All checks passed!\n"
+
+
 @pytest.mark.parametrize(
     ("old", "copies"), [("no such place", 1), ("self", 1), ("def take(", 2)], ids=["none", "several", "two copies"]
 )

@@ -70,7 +70,7 @@ FAULTS = (
             Edit(
                 "specsim.fast.model.block_metadata",
                 "num_live = tl.where(live, tl.minimum(num_rows, limit - length), 0)",
-                "num_live = tl.where(live, tl.minimum(num_rows, place + 1), 0)",
+                "num_live = tl.where(live, tl.minimum(num_rows, step + 1), 0)",
             ),
         ),
         trial=Trial("differential", CHAIN | dict(kind="dflash", rounds=1, family="noisy")),
@@ -97,7 +97,7 @@ FAULTS = (
                 TREE,
                 "draw_drafts(batch, logits_RV, root, self._vocabulary, config, drafts, out.draft_prob, loop)",
                 "draw_drafts(batch, logits_RV, root, self._vocabulary, config, drafts, None, loop)\n"
-                "            others = Drafts(*(each.clone() for each in drafts))\n"
+                "            others = DrawnDrafts(*(part.clone() for part in drafts))\n"
                 "            names = self._vocabulary, config, others, out.draft_prob, loop\n"
                 "            draw_drafts(batch, logits_BV, root, *names)",
             ),

@@ -53,7 +53,7 @@ FAULTS = (
             Edit(
                 "specsim.fast.attention",
                 "        value = key\n",
-                "        value = _read(kv.keys_ptr + 1, slot, loaded, kv.stride_slot, query.plain, D)\n",
+                "        value = _read(kv.keys_ptr + 1, slot, loaded, kv.stride_slot, query.nope, D)\n",
             ),
         ),
         trial=Trial("differential", TREE | dict(family="deepseek_v3", rounds=1)),
