@@ -11,7 +11,7 @@ from specsim.fast.drafters.autoregressive import DecoderHead
 from specsim.fast.layers import write_keys_and_values
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rows import HiddenRows, embed
-from specsim.fast.targets.decoder import decoder_layer
+from specsim.fast.targets.decoder import run_layer
 
 
 class BlockHead(DecoderHead):
@@ -50,7 +50,7 @@ class BlockHead(DecoderHead):
             is_last = layer == self._model.num_layers - 1
             following = self._norm("norm" if is_last else f"layers.{layer + 1}.input_layernorm")
             weights = self._weights.under(f"layers.{layer}")
-            rows, _ = decoder_layer(rows, weights, self._model, layer, forward, following)
+            rows, _ = run_layer(rows, weights, self._model, layer, forward, following)
         return rows.normed()
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
 from specsim.fast.model.metadata import AttentionMetadata, causal_metadata
 from specsim.fast.model.rows import HiddenRows, rms_norm
-from specsim.fast.targets.decoder import DecoderTarget, decoder_layer
+from specsim.fast.targets.decoder import DecoderTarget, run_layer
 from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts
 
 
@@ -64,7 +64,7 @@ class MtpModule(DecoderHead):
         forward = self._forward(metadata, kv, hidden_RH.dtype)
         projected_RH = weights.project(HiddenRows(both), "eh_proj")
         rows = HiddenRows(projected_RH, self._norm("input_layernorm"))
-        rows, _ = decoder_layer(rows, weights, self._model, self._index, forward, self._norm("norm"))
+        rows, _ = run_layer(rows, weights, self._model, self._index, forward, self._norm("norm"))
         return rows.normed()
 
     def rank_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ def on_device(tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: 
     return {name: tensor.to(device, torch.float32 if ".router." in name else dtype) for name, tensor in tensors.items()}
 
 
-def decoder_layer(
+def run_layer(
     rows: HiddenRows,
     weights: Weights,
     config: ModelConfig,
@@ -105,7 +105,7 @@ class DecoderTarget:
         for layer in range(len(self.config.layers)):
             weights = self._weights.under(f"model.layers.{layer}")
             following, out = self._input_norm(layer + 1), entering.get(layer + 1)
-            rows, chosen_RK = decoder_layer(rows, weights, self.config, layer, forward, following, out)
+            rows, chosen_RK = run_layer(rows, weights, self.config, layer, forward, following, out)
             routed += [] if chosen_RK is None else [chosen_RK]
         normed_RH = rows.normed()
         side = {"experts": torch.stack(routed, dim=1)} if routed else {}

@@ -104,7 +104,7 @@ def train(
 
     Examples:
       specsim train --out head --num-steps 300
-      specsim train --drafter dflash --num-drafts 7 --position-weights d-pace --out block
+      specsim train --drafter dflash --position-weights d-pace --out block
     """
     given = locals()
     require_int("seed", seed, 0, 2**31 - 1)

@@ -102,13 +102,13 @@ def test_a_full_disk_names_the_file_and_keeps_the_data(tmp_path, monkeypatch, st
 
 
 def test_a_write_that_stops_keeps_the_file_before(tmp_path):
-    """Files of the process may have 10,000 bytes, as on a disk that is full after them."""
+    """Files of the process may have 10,000 bytes, as on a full disk; it writes no bytecode."""
     code = (
         "import resource, sys; from pathlib import Path; from specsim.core.files import write_whole\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
         "write_whole(Path('a'), bytes(9_000), 'out'); write_whole(Path('a'), bytes(11_000), 'out')"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-B", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "Unwritten: out is 'a'" in done.stderr
     assert os.listdir(tmp_path) == ["a"]
     assert (tmp_path / "a").stat().st_size == 9_000

@@ -4,14 +4,12 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-import specsim.fast
 from specsim.core.errors import InputError
 from specsim.fast.runtime import launch
 from specsim.fast.runtime.launch import INTERPRETED, block_of, kernel, nearest, next_power_of_16, recorder, stored
@@ -197,13 +195,9 @@ def test_no_block_makes_a_tile_larger_than_triton_allows(others):
     assert block * triton.next_power_of_2(others) <= 2**20 or block == 1 or not INTERPRETED
 
 
-MODULES = sorted(path.stem for path in Path(specsim.fast.__file__).parent.glob("*.py"))
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
 @pytest.mark.parametrize("module", ["drafters", "kv"])
 def test_any_module_may_be_imported_first(module):
-    assert module == "drafters" or module in MODULES
     script = f"""
 import specsim.fast.{module}
 import torch

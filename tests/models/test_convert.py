@@ -220,13 +220,13 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys):
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path):
-    """Files of the process may have 10,000 bytes, as on a disk that is full after them."""
+    """Files of the process may have 10,000 bytes, as on a full disk; it writes no bytecode."""
     code = (
         "import resource; from specsim.cli.main import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
         f"main('convert --target {TARGET} --draft {HEAD} --to new --layout speculators'.split())"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-B", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("specsim: to is 'new'")
     assert list(tmp_path.iterdir()) == []

@@ -7,9 +7,9 @@ import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
-from specsim.core.phases import Batch, Candidates, ExplicitCandidates, VerifyInput
+from specsim.core.phases import Batch, Candidates, DraftInput, ExplicitCandidates, PrefillInput, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.core.proposals import Proposals
+from specsim.core.proposals import ProposalDrafter
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.token_drafter import Proposal
 from specsim.fast import tree as fast
@@ -183,6 +183,9 @@ def test_a_schedule_accepts_no_more_than_was_proposed(device):
     assert expected.num_accepted_drafts.tolist() == found.num_accepted_drafts.tolist() == [0, 1, 2]
 
 
+NO_INPUT = DraftInput(torch.zeros(1, dtype=torch.int32))  # which a token drafter does not read
+
+
 class Fixed:
     """A token drafter that always proposes the same."""
 
@@ -217,21 +220,22 @@ def test_a_proposal_that_is_no_tree_is_refused(proposal, message):
     pools = KVPool(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32), None, 1, 1, 64)
     batch = Batch.of([7], [0], [3], [SamplingParams()], 48)
     with pytest.raises(InputError, match=message):
-        Proposals(Fixed(proposal), CONFIG, 48).candidates(batch, pools)
+        ProposalDrafter(Fixed(proposal), CONFIG, 48).propose(batch, NO_INPUT, pools)
 
 
 def test_a_drafter_sees_every_token_up_to_the_root():
     """Later rounds read the new columns only; a request that starts again is read whole."""
     drafter = Fixed(Proposal([], [], []))
-    proposals = Proposals(drafter, CONFIG, 48)
+    proposals = ProposalDrafter(drafter, CONFIG, 48)
     pools = KVPool(KVBuffer(KVLayout(1, 1, 1), 8, torch.float32), None, 1, 2, 64)
     pools.token_ids[0, :20] = torch.arange(20, dtype=pools.token_ids.dtype)
     batch = Batch.of([7, 3], [0, -1], [3, 0], [SamplingParams()] * 2, 48)  # the second one is padding
     for length in (3, 4, 4, 8, 12):
-        proposals.candidates(replace(batch, seq_lens=torch.tensor([length, 0])), pools)
+        proposals.propose(replace(batch, seq_lens=torch.tensor([length, 0])), NO_INPUT, pools)
     pools.token_ids[0, 0] = 40
-    proposals.candidates(replace(batch, seq_lens=torch.tensor([13, 0])), pools)
-    proposals.forget([7])
-    proposals.candidates(replace(batch, seq_lens=torch.tensor([13, 0])), pools)
+    proposals.propose(replace(batch, seq_lens=torch.tensor([13, 0])), NO_INPUT, pools)
+    prompt = PrefillInput.of_prompts([[1]])
+    proposals.seed(Batch.of([7], [0], [1], [SamplingParams()], 48), prompt, torch.tensor([2]), torch.zeros(1, 1), pools)
+    proposals.propose(replace(batch, seq_lens=torch.tensor([13, 0])), NO_INPUT, pools)
     counted = [(7, list(range(count))) for count in (4, 5, 5, 9, 13, 14)]
     assert drafter.seen == [*counted, (7, [40, *range(1, 14)])]

@@ -88,6 +88,8 @@ def fault(words: list[str]) -> str | None:
         unknown = [each for each in arguments if "=" not in each and each not in MAKE_TARGETS]
         return f"no target {unknown}" if unknown else None
     if program == "python":
+        if (ROOT / arguments[0]).is_file():
+            return None
         module = arguments[1] if arguments[:1] == ["-m"] else None
         return None if module and find_spec(module) else f"no module {module}"
     return None if program in OTHERS or (ROOT / program).is_file() else f"no program {program}"
