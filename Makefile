@@ -2,7 +2,8 @@
 # 3.11 comes first because every dependency has wheels for it. To choose another: make test PYTHON=python3.13
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3 python; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$name && break; done)
-WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+# nproc counts what OMP_NUM_THREADS leaves of the cores.
+WORKERS ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 ARGS ?=
 SUITE ?= round
 TOOL ?= memcheck

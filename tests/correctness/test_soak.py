@@ -89,7 +89,7 @@ def test_its_figures_are_shown_and_written(small):
 
 
 def test_results_do_not_depend_on_processes():
-    single, shared = (soak(12, seed=15, jobs=jobs) for jobs in (1, 2))
+    single, shared = (soak(16, seed=15, jobs=jobs) for jobs in (1, 2))
     assert len(single.programs) > 2
     assert single.programs == shared.programs
 
