@@ -41,7 +41,9 @@ PROGRAM = """
 import sys, pytest
 from importlib.util import find_spec  # pytest wants to be the first to import what it may find plugins in
 assert find_spec("specsim").origin.startswith(sys.argv[1]), find_spec("specsim").origin
-sys.exit(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *sys.argv[2:]]))
+status = pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *sys.argv[2:]])
+assert sys.modules["specsim"].__file__.startswith(sys.argv[1]), sys.modules["specsim"].__file__
+sys.exit(status)
 """
 SURVIVED = 0
 NO_VERDICT = (-SIGKILL, 3, 4, 5)  # ended for lack of memory, or by pytest itself: no test ran to its end
