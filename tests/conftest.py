@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -18,6 +19,9 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import hypothesis
 import pytest
 import torch
+
+# Processes that tests start import functions of test files; behind a copy of the package that is tested in its place.
+sys.path.append(str(Path(__file__).parents[1]))
 
 LEFT_OUT = pytest.StashKey[int]()  # number of cases of this run that are not run
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
