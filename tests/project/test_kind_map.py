@@ -9,19 +9,19 @@ from specsim.maintain import kind_map
 MOST = 6  # the record, the reference, the kernels, the oracle, the certificate, the explorer's texts
 # Operations of SGLang and vLLM with these names; two controls, a fault and a compiled run that need a verifier which
 # reads every draft before it decides.
-MORE = {"target_only": 9, "rejection": 7, "block": 10}
+MORE = {"target_only": 8, "rejection": 7, "block": 10}
 
-# By drafter. EAGLE-3 is the default, and what benchmarks time. The trainer names all that it trains in five files.
+# By drafter. EAGLE-3 is the default, and what benchmarks time.
 MOST_OF_DRAFTER = {
-    "eagle": 29,
-    "eagle3": 66,
-    "p-eagle": 25,
-    "mtp": 33,
-    "frozen-kv": 16,
-    "dflash": 20,
-    "dspark": 20,
-    "standalone": 15,
-    "ngram": 16,
+    "eagle": 24,
+    "eagle3": 56,
+    "p-eagle": 21,
+    "mtp": 29,
+    "frozen-kv": 14,
+    "dflash": 17,
+    "dspark": 17,
+    "standalone": 12,
+    "ngram": 15,
     "suffix": 12,
 }
 
