@@ -222,12 +222,12 @@ class AutoregressiveDrafter(StepDrafter):
         logits_RV: torch.Tensor,
         root: Root,
         out: tuple[torch.Tensor, torch.Tensor],
-        law: torch.Tensor | None,
+        draft_prob_RV: torch.Tensor | None,
         loop: Loop | None = None,
     ) -> None:
         """Replace the best drafts by drawn ones, where the verifier needs drawn drafts."""
         if self._config.is_sampled:
-            draw_drafts(batch, logits_RV, root, self._vocabulary, self._config, DrawnDrafts(*out), law, loop)
+            draw_drafts(batch, logits_RV, root, self._vocabulary, self._config, DrawnDrafts(*out), draft_prob_RV, loop)
 
     def propose(self, batch: Batch, draft_input: AutoregressiveInput, pools: KVPool) -> Candidates:
         """Run S-1 forwards of K lanes."""

@@ -290,9 +290,9 @@ def _tokens(
         low, high = sorted((int(ours[-1]), int(exact[-1])))
         last = len(path) if low == high else len(path) - 1
         if low != high:
-            law = target_prob(adjusted_BNV[request, path[-1]], batch.sampling, request)
+            target_prob_V = target_prob(adjusted_BNV[request, path[-1]], batch.sampling, request)
             sampled = float(batch.sampling.temperature[request]) > 0
-            between = float(law[low + 1 : high].sum()) if sampled else torch.inf
+            between = float(target_prob_V[low + 1 : high].sum()) if sampled else torch.inf
             checks.append(
                 within(f"bonus token {int(ours[-1])}", torch.tensor(between), torch.tensor(0.0), MOST_BETWEEN)
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from specsim.cli.file_options import reads, writes_folder
 from specsim.cli.options import option
 from specsim.core.errors import require, require_int
-from specsim.core.kinds import DEFAULT, KINDS
+from specsim.core.kinds import DEFAULT, TRAINABLE
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "training.pt"
 SMOKE_STEPS = 8
-_TRAINED = tuple(name for name, kind in KINDS.items() if kind.trainer)
 
 
 def train(
@@ -29,7 +28,7 @@ def train(
             callback=writes_folder,
         ),
     ],
-    drafter: Annotated[str, option("Model", "Kind of drafter.", metavar="|".join(_TRAINED))] = DEFAULT,
+    drafter: Annotated[str, option("Model", "Kind of drafter.", metavar="|".join(TRAINABLE))] = DEFAULT,
     target: Annotated[
         str | None,
         option(
@@ -121,7 +120,7 @@ def train(
     require(not (out / "config.json").exists(), "out", str(out), "a folder without a drafter")
     folder = _target_folder(target)
     model = _load(folder)
-    options.feature_layers_of(model)
+    options.feature_layers_of(model.config.num_hidden_layers)
     trained, prompts = _train(model, folder, data, continuations, options, out)
     trained.drafter.write(out)
     _show(model, trained, prompts, options, out)

@@ -270,6 +270,7 @@ _RECORDS = (
 )
 KINDS: Mapping[str, DrafterKind] = {kind.name: kind for kind in _RECORDS}
 SERVED: Mapping[str, ServedKind] = {kind.name: kind.served for kind in _RECORDS if kind.served}
+TRAINABLE = tuple(kind.name for kind in _RECORDS if kind.trainer)
 DEFAULT = "eagle3"  # of commands and loads that name none
 # Kinds and their variants, each with the record of its kind.
 TESTED: Mapping[str, DrafterKind] = {name: kind for kind in _RECORDS for name in (kind.name, *kind.variants)}

@@ -13,11 +13,10 @@ from transformers import LlamaForCausalLM, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from specsim.training.attention import Blocks, DrafterAttention, Rope
-from specsim.training.drafter import DrafterModule, Drafts, Roots
+from specsim.training.drafter import MASK_TOKEN, DrafterModule, Drafts, Roots
 from specsim.training.options import TrainingOptions
 from specsim.training.target import TargetReading
 
-MASK_TOKEN = 0  # end of text, which no draft follows
 CONFIDENCE_WEIGHT = 0.1
 
 
@@ -145,7 +144,7 @@ def build_dspark(target: LlamaForCausalLM, tokens: torch.Tensor, options: Traini
 
 def _layer_ids(target: LlamaForCausalLM, options: TrainingOptions) -> list[int]:
     """Name feature layers by their output."""
-    return [layer - 1 for layer in options.feature_layers_of(target)]
+    return [layer - 1 for layer in options.feature_layers_of(target.config.num_hidden_layers)]
 
 
 def _config(target: LlamaForCausalLM, options: TrainingOptions, fields: dict[str, object]) -> Qwen3Config:

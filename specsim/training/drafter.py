@@ -18,6 +18,8 @@ from transformers import LlamaForCausalLM
 from specsim.core.files import write_whole
 from specsim.training.target import TargetReading, read_target
 
+MASK_TOKEN = 0  # end of text, which no draft follows; drafts of all depths at once begin as it
+
 
 class Roots(NamedTuple):
     """Tokens of windows after which blocks are drafted."""

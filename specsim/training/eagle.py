@@ -213,7 +213,7 @@ def build_eagle3(target: LlamaForCausalLM, tokens: torch.Tensor, options: Traini
         target,
         architectures=["LlamaForCausalLMEagle3"],
         draft_vocab_size=size,
-        eagle_aux_hidden_state_layer_ids=list(options.feature_layers_of(target)),
+        eagle_aux_hidden_state_layer_ids=list(options.feature_layers_of(target.config.num_hidden_layers)),
         eagle_aux_hidden_state_convention="entering",
         norm_before_residual=False,
         num_hidden_layers=1,

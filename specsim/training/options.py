@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from transformers import LlamaForCausalLM
 
 from specsim.core.errors import InputError, require, require_choice, require_int, require_number
-from specsim.core.kinds import KINDS
+from specsim.core.kinds import KINDS, TRAINABLE
 from specsim.training.losses import LOSSES, POSITION_WEIGHTS
 from specsim.training.target import feature_states
 
@@ -71,7 +70,7 @@ class TrainingOptions:
     conventions: Conventions = field(default=ENGINE, compare=False)
 
     def __post_init__(self) -> None:
-        require_choice("drafter", self.drafter, trainable_kinds())
+        require_choice("drafter", self.drafter, TRAINABLE)
         require_choice("loss", self.loss, tuple(LOSSES))
         require_choice("position_weights", self.position_weights, tuple(POSITION_WEIGHTS))
         for name in ("num_steps", "num_windows", "num_drafts", "num_roots", "num_layers", "draft_vocab_size"):
@@ -84,17 +83,12 @@ class TrainingOptions:
             allowed = "decay or equal: d-pace needs the same rows at every depth, which mask rows are not"
             raise InputError("position_weights", self.position_weights, allowed)
 
-    def feature_layers_of(self, target: LlamaForCausalLM) -> tuple[int, ...]:
-        """Choose an early, a middle and a late layer, where none are given; InputError for layers that it has not."""
-        last = target.config.num_hidden_layers - 1
+    def feature_layers_of(self, num_layers: int) -> tuple[int, ...]:
+        """Choose an early, a middle and a late layer of a target, where none are given; InputError for other layers."""
+        last = num_layers - 1
         layers = self.feature_layers
         if layers is None:
             layers = tuple(sorted({min(1, last), (last + 1) // 2, last}))
         is_ascending = list(layers) == sorted({layer for layer in layers if 0 <= layer <= last})
         require(layers and is_ascending, "feature_layers", layers, f"ascending ids from 0 to {last}")
         return layers
-
-
-def trainable_kinds() -> tuple[str, ...]:
-    """List the kinds of drafters that can be trained."""
-    return tuple(name for name, kind in KINDS.items() if kind.trainer)

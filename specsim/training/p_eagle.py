@@ -11,11 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from specsim.training.attention import Blocks, DrafterAttention, Rope
-from specsim.training.drafter import DrafterModule, Drafts, Roots, llama_fields
+from specsim.training.drafter import MASK_TOKEN, DrafterModule, Drafts, Roots, llama_fields
 from specsim.training.options import TrainingOptions
 from specsim.training.target import TargetReading
 
-MASK_TOKEN = 0  # end of text, which no draft follows
 BothRows = tuple[torch.Tensor, ...]  # rows of the context [B, C, ...] and of blocks [B, N, ...]
 
 
@@ -95,7 +94,7 @@ def build_p_eagle(target: LlamaForCausalLM, tokens: torch.Tensor, options: Train
         parallel_drafting=True,
         mask_token_id=MASK_TOKEN,
         draft_vocab_size=target.config.vocab_size,
-        eagle_aux_hidden_state_layer_ids=list(options.feature_layers_of(target)),
+        eagle_aux_hidden_state_layer_ids=list(options.feature_layers_of(target.config.num_hidden_layers)),
         eagle_aux_hidden_state_convention="entering",
         norm_before_residual=False,
         num_hidden_layers=options.num_layers,

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.kinds import KINDS
+from specsim.core.kinds import KINDS, TRAINABLE
 from specsim.core.pair import Pair
 from specsim.models.load import load
 from specsim.reference.oracle_block import draft_block
@@ -27,7 +27,6 @@ from specsim.reference.oracle_p_eagle import draft_p_eagle
 from specsim.reference.oracle_request import Draws, OracleRequest
 from specsim.training import DrafterModule, Drafts, Roots, TrainingOptions
 from specsim.training.estimate import agreement, greedy_drafts
-from specsim.training.options import trainable_kinds
 from specsim.training.train import build_drafter
 
 CONFIG = LlamaConfig(
@@ -235,10 +234,10 @@ def test_confidence_is_that_of_the_written_files(target, tokens, tmp_path):
 
 
 def test_every_kind_with_weights_can_be_trained():
-    assert set(trainable_kinds()) == {name for name, kind in KINDS.items() if kind.has_weights}
+    assert set(TRAINABLE) == {name for name, kind in KINDS.items() if kind.has_weights}
 
 
-@pytest.mark.parametrize("name", trainable_kinds())
+@pytest.mark.parametrize("name", TRAINABLE)
 def test_a_written_drafter_holds_the_values_of_its_file(name, target, tokens, tmp_path):
     """The loader reads it, and the rows of all depths begin with those of the roots."""
     drafter = built(name, target)

@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specsim.core.errors import InputError
+from specsim.core.kinds import TRAINABLE
 from specsim.training import (
     ENGINE,
     Roots,
@@ -17,7 +18,6 @@ from specsim.training import (
     read_eagle3,
     train_drafter,
 )
-from specsim.training.options import trainable_kinds
 from specsim.training.train import (
     build_drafter,
     draw_roots,
@@ -81,7 +81,7 @@ def test_head_starts_as_the_last_layer_of_its_target(target, tokens):
     torch.testing.assert_close(norm(hidden), reading.hidden_BCH)
 
 
-@pytest.mark.parametrize("kind", trainable_kinds())
+@pytest.mark.parametrize("kind", TRAINABLE)
 def test_every_kind_learns(target, tokens, kind):
     options = replace(OPTIONS, drafter=kind, num_steps=12, num_roots=3)
     losses = train_drafter(target, tokens, options).losses

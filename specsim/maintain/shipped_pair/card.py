@@ -95,7 +95,7 @@ def write_card(recipe: Recipe, folder: Path) -> str:
 def _architecture(name: str, recipe: Recipe, figures: dict) -> str:
     """Describe a drafter's architecture, as an entry of a list."""
     options = recipe.drafters[name]
-    layers = options.feature_layers or (1, recipe.num_layers // 2, recipe.num_layers - 1)
+    layers = options.feature_layers_of(recipe.num_layers)
     text = ARCHITECTURES[name].format(options=options, layers=layers, coverage=figures.get("coverage", 1.0))
     return textwrap.fill(text, 118, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 

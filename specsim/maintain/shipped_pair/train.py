@@ -17,7 +17,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from specsim.core.kinds import KINDS
+from specsim.core.kinds import TRAINABLE
 from specsim.core.metrics import acceptance, is_loop
 from specsim.maintain.shipped_pair.card import write_card
 from specsim.maintain.shipped_pair.corpus import (
@@ -47,7 +47,7 @@ from specsim.training.train import learning_rate, make_optimizers, take_step
 TARGET_RATE = 4e-3
 VALIDATION_WINDOWS = 256
 MAX_LENGTH = 2048
-STAGES = ("corpus", "tokenizer", "encode", "target", "continuations", *(name for name in KINDS if KINDS[name].trainer))
+STAGES = ("corpus", "tokenizer", "encode", "target", "continuations", *TRAINABLE)
 
 
 @dataclass(frozen=True, slots=True)
