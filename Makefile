@@ -64,10 +64,10 @@ types: $(INSTALLED) ## pyright over the package
 	$(BIN)/pyright
 
 compile: $(INSTALLED) ## compile every kernel for an H100 that is not here; make compile ARGS="--capability 100" for a B200
-	$(BIN)/python -m specsim.maintain.compile_kernels $(ARGS)
+	$(BIN)/python tests/tools/compile_kernels.py $(ARGS)
 
 map: $(INSTALLED) ## folders of the package, what each imports, and their levels
-	$(BIN)/python -m specsim.maintain.import_map
+	$(BIN)/python tests/tools/import_map.py
 
 format: $(INSTALLED) ## apply ruff's rules and its format
 	$(BIN)/ruff check --fix .

@@ -21,7 +21,7 @@ from specsim.fast.runtime.launch import has_warp_roles
 
 COMPILE = """
 import torch
-from specsim.maintain.compile_kernels import compile_only
+from compile_kernels import compile_only
 
 found = []
 with compile_only(90, found.append):

@@ -21,7 +21,7 @@ from specsim.models.tiny_config import tiny_config
 MOST_STACK = 512  # bytes of a thread; the matrix instructions' sums alone would need 256
 COMPILE = """
 import torch
-from specsim.maintain.compile_kernels import compile_only
+from compile_kernels import compile_only
 
 found = []
 with compile_only(90, found.append):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from papers.inferencex.reproduce import show
 from specsim.core.display import stdout_console
-from specsim.maintain.accept_lengths import show
 from specsim.simulator.continuation import RULES, coverage, margin, misses, published_series
 
 

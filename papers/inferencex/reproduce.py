@@ -1,4 +1,4 @@
-"""Errors of the rules that continue accept lengths to more steps: `python -m specsim.maintain.accept_lengths`."""
+"""Errors of the rules that continue accept lengths to more steps: `python -m papers.inferencex.reproduce`."""
 
 import numpy as np
 from rich.console import Console

@@ -1,6 +1,6 @@
 """Map of the package: folders as boxes, imports as arrows, and the resulting levels.
 
-python -m specsim.maintain.import_map [DEPTH]: folders at this depth below specsim, 1 unless given.
+python tests/tools/import_map.py [DEPTH]: folders at this depth below specsim, 1 unless given.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """The files that a step of the scheduler enters are found, and do not become more."""
 
-from specsim.maintain import round_walk
+import round_walk
 
 MOST_FILES = 42
 

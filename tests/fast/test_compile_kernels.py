@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 
+import compile_kernels
 import pytest
+from compile_kernels import APART, PERSISTENT, RUNS, SHARED_MEMORY, every_kernel
 
 from specsim.correctness.faults.fault import Edit, changed, copied_package, environment
-from specsim.maintain.compile_kernels import APART, PERSISTENT, RUNS, SHARED_MEMORY, every_kernel
 
 LATENT = next(str(number) for number, run in enumerate(RUNS) if run.family == "deepseek_v3")
 # One name for pointers of two widths: the interpreter runs it, the compiler refuses it.
@@ -19,7 +20,7 @@ ONE_NAME = Edit(
 
 
 def compiled(*arguments: str, env=None, cache) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "specsim.maintain.compile_kernels", *arguments]
+    command = [sys.executable, compile_kernels.__file__, *arguments]
     env = {**(env or os.environ), "TRITON_CACHE_DIR": str(cache)}
     return subprocess.run(command, env=env, capture_output=True, text=True)
 

@@ -1,6 +1,5 @@
 import pytest
-
-from specsim.maintain.import_map import import_map, layered
+from import_map import import_map, layered
 
 
 def arrows(**imports: str) -> dict[str, frozenset[str]]:

@@ -1,4 +1,4 @@
-"""Files of the package that name each verifier and each drafter: `python -m specsim.maintain.kind_map [-v]`.
+"""Files of the package that name each verifier and each drafter: `python tests/tools/kind_map.py [-v]`.
 
 A new one needs a change in as many. All other files read the records of core.verifiers and core.kinds.
 """

@@ -1,4 +1,4 @@
-"""Compile the kernels for GPUs that are not here: `python -m specsim.maintain.compile_kernels`.
+"""Compile the kernels for GPUs that are not here: `python tests/tools/compile_kernels.py`.
 
 Rounds of tiny pairs run on a CPU, but every launch only compiles its kernel, and what the kernel would have written is
 zero. It shows what Triton's interpreter cannot: programs that do not compile, and too much shared memory.

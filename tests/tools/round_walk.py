@@ -1,4 +1,4 @@
-"""Files that one step of the scheduler enters, in both implementations: `python -m specsim.maintain.round_walk [-v]`.
+"""Files that one step of the scheduler enters, in both implementations: `python tests/tools/round_walk.py [-v]`.
 
 A step of one request with the shipped drafter: what a reader opens to follow a round. The fast implementation runs
 without graphs, under Triton's interpreter where there is no GPU; the interpreter's own files and torch do not count.
