@@ -14,49 +14,30 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
     MuseGlimmerAssistantRMSNorm,
 )
 
-from specsim import SamplingParams, SpecConfig
 from specsim.core.block import BlockConfig
-from specsim.core.engine_options import EngineOptions
+from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, ExplicitCandidates, PrefillInput
-from specsim.correctness.differential import Cell
-from specsim.correctness.differential.oracle import compare_with_oracle
-from specsim.models.synthetic_pair import synthetic_pair
-from specsim.serving.generation import generate, load_engine
+from specsim.serving.generation import load_engine
 
-from .served import PREFIXED, SAMPLING, served
+from . import rounds
+from .rounds import CHAIN, PROMPTS, TREE, both, draft_phases
 
-PROMPTS = ((5, 17, 3, 40, 8, 9, 30), (1, 2, 3, 4), (30,))
-EXACT = EngineOptions(dtype=torch.float64)
-FAST = EngineOptions(impl="fast")
-FAMILIES = ["llama", "qwen3", "mistral"]
-KINDS = ["dflash", "dspark"]
-WINDOW = {"mistral": 4}
-CHAIN = SpecConfig(1, 3, page_size=4)
-TREE = SpecConfig(4, 3, 8, page_size=4)
 SETTINGS = {
     "chain": CHAIN,
-    "chain, round": replace(CHAIN, page_size=1, release="round", extend="ragged"),
+    "chain, round": rounds.SETTINGS["chain, round"],
     "tree": TREE,
     "tree, sums": replace(TREE, score="logprob", num_draft_tokens=14, release="round"),
     "tree, large pages": SpecConfig(2, 7, 12, page_size=16),
     "near the limit": replace(TREE, max_len=14),
 }
-SAMPLED = {
-    "rejection": replace(CHAIN, verifier="rejection"),
-    "block": replace(CHAIN, verifier="block", page_size=1),
-    "gumbel": replace(CHAIN, verifier="gumbel", release="round"),
-    "multi_round": SpecConfig(2, 3, page_size=4, verifier="multi_round"),
-    "near the limit": replace(CHAIN, verifier="rejection", max_len=13),
-    "target_only": TREE,
-}
-every_kind = pytest.mark.parametrize("kind", KINDS)
-both = pytest.mark.parametrize("options", [EXACT, FAST], ids=["reference", "fast"])
+SAMPLED = rounds.SAMPLED | {"sampled near the limit": replace(CHAIN, verifier="rejection", max_len=13)}
+every_kind = pytest.mark.parametrize("kind", ["dflash", "dspark"])
 
 
 def pair_of(kind: str, family: str = "llama", **changes) -> Pair:
-    return synthetic_pair(kind, family, **{"window": WINDOW.get(family), **changes})
+    return rounds.pair_of(kind, family, **{"window": 4 if family == "mistral" else None} | changes)
 
 
 def with_block(pair: Pair, **changes) -> Pair:
@@ -64,31 +45,6 @@ def with_block(pair: Pair, **changes) -> Pair:
     return replace(
         pair, drafter=replace(pair.checkpoint, config=replace(config, block=replace(config.block, **changes)))
     )
-
-
-def run(pair: Pair, config: SpecConfig, options: EngineOptions, chunks=(7,), prompt=PROMPTS[0]):
-    """Yield (tokens with the root, tree, pools) of some rounds, after the draft phase."""
-    engine = load_engine(pair, config, options)
-    pools = engine.make_pools(1, 160)
-    row = pools.open()
-    pools.reserve(row, len(prompt))
-    start = 0
-    for end in chunks:
-        known = torch.tensor([prompt[end] if end < len(prompt) else -1])
-        part = replace(
-            PrefillInput.of_prompts([prompt[start:end]]), start_lens=torch.tensor([start]), next_tokens=known
-        )
-        batch = Batch.of([0], [row], [end], [SamplingParams()], pair.target.config.vocab_size)
-        batch = replace(batch, prompt_lens=torch.tensor([len(prompt)])).to(engine.device)
-        draft_input = engine.prefill(batch, part.to(engine.device), pools).draft_input
-        start = end
-    for _ in range(5):
-        tokens = pools.token_ids[row, : int(batch.seq_lens) + 1].tolist()
-        tree = engine.draft(batch, draft_input, pools)
-        yield tokens, tree, pools
-        output = engine.verify(batch, tree, pools)
-        draft_input = engine.draft_extend(batch, output.draft_extend_input, pools)
-        batch = batch.after(output.verdict.num_accepted_tokens)
 
 
 # The candidate generator of transformers, whose drafter has the layers of Qwen3.
@@ -145,7 +101,7 @@ def test_drafts_are_those_of_transformers_generator(chunks, options, monkeypatch
     )
     known = 0
     found = []
-    for tokens, tree, _ in run(pair, CHAIN, options, chunks):
+    for tokens, tree, *_ in draft_phases(pair, CHAIN, options, chunks):
         with torch.no_grad():
             hidden = target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
             new = SimpleNamespace(hidden_states=[each[:, known:] for each in hidden])
@@ -164,56 +120,32 @@ def test_drafts_are_those_of_transformers_generator(chunks, options, monkeypatch
 
 
 @every_kind
-@pytest.mark.parametrize(("name", "family"), [*zip(SETTINGS, FAMILIES * 2, strict=True)])
-def test_greedy_rounds_are_the_oracles(name, family, kind):
-    sampling = tuple(SamplingParams(max_new_tokens=10) for _ in PROMPTS)
-    cell = Cell("one", f"{kind}-llama", PROMPTS, sampling, SETTINGS[name])
-    assert compare_with_oracle(cell, pair_of(kind, family, noise=0.05)) == []
-
-
-@every_kind
-@pytest.mark.parametrize(("name", "family"), [*zip(SAMPLED, FAMILIES * 2, strict=True)])
-def test_sampled_rounds_are_the_oracles(name, family, kind):
-    sampling = tuple(SamplingParams(temperature=0.9, seed=seed, max_new_tokens=10) for seed in range(3))
-    cell = Cell("one", f"{kind}-llama", PROMPTS, sampling, SAMPLED[name])
-    assert compare_with_oracle(cell, pair_of(kind, family, noise=0.05)) == []
+@rounds.settings_and_families(SETTINGS, SAMPLED)
+def test_rounds_are_the_oracles(name, family, kind):
+    pair = pair_of(kind, family, noise=0.05)
+    rounds.assert_equal_to_the_oracle(pair, (SETTINGS | SAMPLED)[name], 0.9 if name in SAMPLED else 0.0)
 
 
 @pytest.mark.parametrize("changes", [{"predicts": "next"}, {"predicts": "own"}], ids=str)
 def test_the_shift_is_that_of_the_config(changes):
     """The same tensors draft other tokens under the other shift, and the oracle knows both."""
     pairs = [with_block(pair_of("dflash", noise=0.1), **each) for each in (changes, {"predicts": "own"})]
-    sampling = tuple(SamplingParams(max_new_tokens=10) for _ in PROMPTS)
-    assert compare_with_oracle(Cell("one", "dflash-llama", PROMPTS, sampling, TREE), pairs[0]) == []
-    trees = [next(run(pair, CHAIN, EXACT))[1].draft_tokens.tolist() for pair in pairs]
+    rounds.assert_equal_to_the_oracle(pairs[0], TREE)
+    trees = [next(draft_phases(pair, CHAIN)).tree.draft_tokens.tolist() for pair in pairs]
     assert (trees[0] == trees[1]) == (changes["predicts"] == "own")
 
 
-@pytest.mark.by_default(
-    "tree, large pages-fast-dspark",
-    "chain, round-fast-dflash",
-    "tree, sums-reference-dflash",
-    "near the limit-reference-dspark",
-)
+@pytest.mark.by_default("tree, large pages-dspark", "chain, round-dflash")
 @every_kind
-@both
 @pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_output_is_that_of_plain_decoding(name, options, kind):
-    pair = pair_of(kind, "mistral")
-    config = SETTINGS[name]
-    plain = SpecConfig.plain(page_size=config.page_size, max_len=config.max_len)
-    sampling = SamplingParams(max_new_tokens=10)
-    expected = generate(pair, PROMPTS, plain, sampling, engine=EXACT).outputs
-    found = generate(pair, PROMPTS, config, sampling, engine=options).outputs
-    assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+def test_greedy_output_is_that_of_plain_decoding(name, kind):
+    rounds.assert_greedy_output_is_plain(pair_of(kind, "mistral"), SETTINGS[name])
 
 
 @pytest.mark.by_default("round")
 @pytest.mark.parametrize("graph", ["eager", "round"])
 def test_bfloat16_runs_and_accepts_drafts(graph):
-    engine = EngineOptions("fast", torch.bfloat16, graph=graph)
-    outputs = generate(pair_of("dspark"), PROMPTS, CHAIN, SamplingParams(max_new_tokens=8), engine=engine).outputs
-    assert max(max(each.num_accepted_tokens_per_round) for each in outputs) > 1
+    rounds.assert_bfloat16_accepts_drafts(pair_of("dspark"), graph)
 
 
 # The tree over the slots.
@@ -226,8 +158,9 @@ def test_the_tree_holds_the_best_of_all_paths(score, options):
     pair = pair_of("dflash", noise=0.1)
     config = SpecConfig(3, 3, 10, page_size=4, score=score)
     wide = SpecConfig(3, 3, 22, page_size=4, score=score)
-    for (_, tree, _), (_, whole, _) in zip(run(pair, config, options), run(pair, wide, EXACT), strict=True):
-        logits = [each[0, 0].double().log_softmax(-1) for each in whole.candidates.draft_logits]
+    phases = zip(draft_phases(pair, config, options), draft_phases(pair, wide), strict=True)
+    for (_, tree, *_), (_, wide_tree, *_) in phases:
+        logits = [logits[0, 0].double().log_softmax(-1) for logits in wide_tree.candidates.draft_logits]
         best = [sorted(range(len(row)), key=lambda token, row=row: -float(row[token]))[:3] for row in logits]
         scores = {
             path: sum(float(row[token]) for row, token in zip(logits, path, strict=False))
@@ -270,7 +203,7 @@ def test_drafts_end_before_a_low_confidence(name, options):
     pairs = [with_block(pair_of("dspark"), threshold=threshold) for threshold in (0.0, 0.6)]
     depths = []
     for prompt in PROMPTS:
-        first = [next(run(pair, config, options, (len(prompt),), prompt))[1] for pair in pairs]
+        first = [next(draft_phases(pair, config, options, (len(prompt),), prompt)).tree for pair in pairs]
         confidence = torch.sigmoid(candidates(first[0]).confidence[0])
         depth = int((confidence >= 0.6).long().cumprod(0).sum())
         depths.append(depth)
@@ -320,9 +253,9 @@ def test_the_block_leaves_no_kv_in_committed_columns(name, kind, options):
     """After draft-extend every committed column holds the context, as a prefill of the same tokens writes it."""
     pair = pair_of(kind, noise=0.05)
     config = SETTINGS[name]
-    *_, (tokens, _, pools) = run(pair, config, options)
+    *_, (tokens, _, pools, _) = draft_phases(pair, config, options)
     prompt = tuple(tokens[:-1])
-    *_, (_, _, fresh) = [next(run(pair, config, options, (len(prompt),), prompt))]
+    fresh = next(draft_phases(pair, config, options, (len(prompt),), prompt)).pools
     # A block has been run in both pools; its columns begin after the committed ones.
     slots = [each.slots(0, torch.arange(len(prompt))) for each in (pools, fresh)]
     for part in ("keys", "values"):
@@ -334,20 +267,10 @@ def test_the_block_leaves_no_kv_in_committed_columns(name, kind, options):
 
 
 @every_kind
-@pytest.mark.parametrize("release", ["finish", "round"])
-@pytest.mark.parametrize(
-    "setting",
-    [dict(prefix_cache=True, max_running=2), dict(chunk_tokens=3), dict(num_slots=44, prefix_cache=True)],
-    ids=["prefix cache", "chunks", "preemption"],
-)
-def test_served_rounds_are_those_of_a_solo_run(setting, release, kind):
-    pair = pair_of(kind, "mistral", noise=0.05)
+@rounds.every_serving
+def test_served_rounds_are_those_of_a_solo_run(serving, release, kind):
     config = replace(CHAIN, release=release)
-    _, requests = served(pair, config, setting, EXACT)
-    for request, prompt in zip(requests, PREFIXED, strict=True):
-        (solo,) = generate(pair, [prompt], config, SAMPLING, engine=EXACT).outputs
-        found = (tuple(request.token_ids), tuple(request.accepted))
-        assert found == (solo.token_ids, solo.num_accepted_tokens_per_round)
+    rounds.assert_served_rounds_are_solo(pair_of(kind, "mistral", noise=0.05), config, **rounds.SERVED[serving])
 
 
 # Limits.

@@ -14,48 +14,19 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from specsim import SamplingParams, SpecConfig
-from specsim.core.engine_options import EngineOptions
+from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError
 from specsim.core.frozen_kv import source_layers
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput
-from specsim.correctness.differential import Cell
-from specsim.correctness.differential.oracle import compare_with_oracle
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import generate, load_engine
 
-from .served import PREFIXED, SAMPLING, served
+from . import rounds
+from .rounds import CHAIN, EXACT, PROMPTS, SAMPLED, SETTINGS, TREE, both, draft_phases, pair_of
 
-PROMPTS = ((5, 17, 3, 40, 8, 9, 30), (1, 2, 3, 4), (30,))
-EXACT = EngineOptions(dtype=torch.float64)
-FAST = EngineOptions(impl="fast")
-FAMILIES = ["llama", "qwen3", "mistral"]
-WINDOW = {"mistral": 7}
-CHAIN = SpecConfig(1, 3, page_size=4)
-TREE = SpecConfig(4, 3, 8, page_size=4)
-SETTINGS = {
-    "chain": CHAIN,
-    "chain, round": replace(CHAIN, page_size=1, release="round", extend="ragged"),
-    "tree": TREE,
-    "tree, round": replace(TREE, release="round", extend="ragged", draft_kv="ancestor"),
-    "tree, large pages": replace(TREE, page_size=16),
-    "near the limit": replace(TREE, max_len=14),
-}
-SAMPLED = {
-    "rejection": replace(CHAIN, verifier="rejection"),
-    "block": replace(CHAIN, verifier="block", page_size=1),
-    "gumbel": replace(CHAIN, verifier="gumbel", release="round"),
-    "multi_round": SpecConfig(2, 3, page_size=4, verifier="multi_round"),
-    "target_only": TREE,
-}
-every_position = pytest.mark.parametrize("position", ["last", "next"])
-both = pytest.mark.parametrize("options", [EXACT, FAST], ids=["reference", "fast"])
-
-
-def pair_of(family: str = "llama", position: str = "last", **changes) -> Pair:
-    fields = {"position": position}
-    return synthetic_pair("frozen-kv", family, **{"window": WINDOW.get(family), "fields": fields, **changes})
+MODES = {"last": "frozen-kv", "next": "frozen-kv.next"}  # by the position of all drafts
+every_mode = pytest.mark.parametrize("kind", MODES.values())
 
 
 # The candidate generator of transformers, over a model that is made of its Llama's parts.
@@ -135,50 +106,19 @@ def drafts_of_transformers(pair: Pair, theirs: LlamaForCausalLM, tokens: list[in
 @pytest.mark.parametrize("name", ["chain", "chain, round"])
 def test_drafts_are_those_of_transformers_generator(name, chunks, options, llama_of):
     """Chains of SinglePositionMultiTokenCandidateGenerator, whose position is that of the root."""
-    pair = pair_of(position="next", noise=0.1)
+    pair = pair_of("frozen-kv.next", noise=0.1)
     theirs = llama_of(pair.target.config, pair.target.tensors)
-    for tokens, tree, _ in run(pair, SETTINGS[name], options, chunks):
+    for tokens, tree, *_ in draft_phases(pair, SETTINGS[name], options, chunks):
         assert tree.draft_tokens[0, 1:].tolist() == drafts_of_transformers(pair, theirs, tokens, 3)
-
-
-def run(pair: Pair, config: SpecConfig, options: EngineOptions, chunks=(7,), prompt=PROMPTS[0]):
-    """Yield (tokens with the root, tree, pools) of some rounds, after the draft phase."""
-    engine = load_engine(pair, config, options)
-    pools = engine.make_pools(1, 160)
-    row = pools.open()
-    pools.reserve(row, len(prompt))
-    start = 0
-    for end in chunks:
-        known = torch.tensor([prompt[end] if end < len(prompt) else -1])
-        part = replace(
-            PrefillInput.of_prompts([prompt[start:end]]), start_lens=torch.tensor([start]), next_tokens=known
-        )
-        batch = Batch.of([0], [row], [end], [SamplingParams()], pair.target.config.vocab_size)
-        batch = replace(batch, prompt_lens=torch.tensor([len(prompt)]))
-        batch = batch.to(engine.device)
-        draft_input = engine.prefill(batch, part.to(engine.device), pools).draft_input
-        start = end
-    for _ in range(5):
-        tokens = pools.token_ids[row, : int(batch.seq_lens) + 1].tolist()
-        tree = engine.draft(batch, draft_input, pools)
-        yield tokens, tree, pools
-        output = engine.verify(batch, tree, pools)
-        before = pools.target.keys.clone(), pools.target.values.clone()
-        draft_input = engine.draft_extend(batch, output.draft_extend_input, pools)
-        assert torch.equal(pools.target.keys.nan_to_num(), before[0].nan_to_num())
-        assert torch.equal(pools.target.values.nan_to_num(), before[1].nan_to_num())
-        batch = batch.after(output.verdict.num_accepted_tokens)
 
 
 @both
 @pytest.mark.parametrize("name", ["tree", "tree, round"])
 def test_it_keeps_no_kv_and_writes_none_of_the_targets(name, options):
-    """`run` checks the target's KV after draft-extend; here it is checked after the draft phase."""
-    pair = pair_of()
+    """`draft_phases` checks the target's KV after draft-extend."""
+    pair = pair_of("frozen-kv")
     assert load_engine(pair, TREE, options).drafter.kv_layout is None
-    seen = [(pools.draft, pools.target.keys.clone()) for _, _, pools in run(pair, SETTINGS[name], options)]
-    assert all(draft is None for draft, _ in seen)
-    assert len(seen) == 5
+    assert [pools.draft for _, _, pools, _ in draft_phases(pair, SETTINGS[name], options)] == [None] * 5
 
 
 # Layers and positions.
@@ -202,14 +142,13 @@ def test_a_kind_of_attention_that_the_target_lacks_is_refused():
 @both
 def test_mixed_windows_are_the_oracles(options):
     """Sliding and full layers alternate, in target and drafter, so that they read two layers."""
-    pair = pair_of(num_layers=4, noise=0.15)
+    pair = pair_of("frozen-kv", num_layers=4, noise=0.15)
     target = replace(pair.target, config=pair.target.config.with_windows((3, None, 3, None)))
     config = pair.checkpoint.config
     own = replace(config, model=config.model.with_windows((3, None)))
     pair = replace(pair, target=target, drafter=replace(pair.checkpoint, config=own))
-    sampling = tuple(SamplingParams(max_new_tokens=10) for _ in PROMPTS)
-    cell = Cell("one", "frozen-kv-llama", PROMPTS, sampling, TREE)
-    assert compare_with_oracle(cell, pair) == []
+    rounds.assert_equal_to_the_oracle(pair, TREE)
+    sampling = SamplingParams(max_new_tokens=10)
     exact = generate(pair, PROMPTS, TREE, sampling, engine=EXACT).outputs
     found = generate(pair, PROMPTS, TREE, sampling, engine=options).outputs
     for name in ("token_ids", "num_accepted_tokens_per_round"):
@@ -218,12 +157,11 @@ def test_mixed_windows_are_the_oracles(options):
 
 @both
 def test_the_position_is_that_of_its_name(options):
-    pairs = {position: pair_of(position=position, noise=0.3) for position in ("last", "next")}
-    trees = {position: next(run(pair, TREE, options))[1] for position, pair in pairs.items()}
-    assert not torch.equal(trees["last"].scores, trees["next"].scores)
+    last, following = (next(draft_phases(pair_of(kind, noise=0.3), TREE, options)).tree for kind in MODES.values())
+    assert not torch.equal(last.scores, following.scores)
     positions = {}
-    for position in trees:
-        engine = load_engine(pair_of(position=position), TREE, options)
+    for position, kind in MODES.items():
+        engine = load_engine(pair_of(kind), TREE, options)
         seen = positions[position] = []
         head = engine.drafter._head
         forward = head.forward
@@ -240,59 +178,28 @@ def test_the_position_is_that_of_its_name(options):
 
 def test_an_unknown_position_is_refused():
     with pytest.raises(InputError) as error:
-        replace(pair_of().checkpoint.config, position="first")
+        replace(pair_of("frozen-kv").checkpoint.config, position="first")
     assert error.value.name == "position"
 
 
-# Serving.
+# Serving, plain decoding and the oracle.
 
 
-@pytest.mark.parametrize("release", ["finish", "round"])
-@pytest.mark.parametrize(
-    "setting",
-    [dict(prefix_cache=True, max_running=2), dict(chunk_tokens=3), dict(num_slots=44, prefix_cache=True)],
-    ids=["prefix cache", "chunks", "preemption"],
-)
-def test_served_rounds_are_those_of_a_solo_run(setting, release):
-    pair = pair_of("mistral", noise=0.1)
+@rounds.every_serving
+def test_served_rounds_are_those_of_a_solo_run(serving, release):
     config = replace(CHAIN, release=release)
-    _, requests = served(pair, config, setting, EXACT)
-    for request, prompt in zip(requests, PREFIXED, strict=True):
-        (solo,) = generate(pair, [prompt], config, SAMPLING, engine=EXACT).outputs
-        assert (tuple(request.token_ids), tuple(request.accepted)) == (
-            solo.token_ids,
-            solo.num_accepted_tokens_per_round,
-        )
+    rounds.assert_served_rounds_are_solo(pair_of("frozen-kv", "mistral", noise=0.1), config, **rounds.SERVED[serving])
 
 
-# Plain decoding and the oracle.
-
-
-@pytest.mark.by_default("tree, large pages-next", "chain, round-last")
-@every_position
+@pytest.mark.by_default("tree, large pages-frozen-kv.next", "chain, round-frozen-kv")
+@every_mode
 @pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_output_is_that_of_plain_decoding(name, position):
-    pair = pair_of("mistral", position, noise=0.1)
-    config = SETTINGS[name]
-    plain = SpecConfig.plain(page_size=config.page_size, max_len=config.max_len)
-    sampling = SamplingParams(max_new_tokens=12 if config.page_size > 8 else 8)  # enough to reach another page
-    expected = generate(pair, PROMPTS, plain, sampling, engine=EXACT).outputs
-    for options in (EXACT, FAST):
-        found = generate(pair, PROMPTS, config, sampling, engine=options).outputs
-        assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+def test_greedy_output_is_that_of_plain_decoding(name, kind):
+    rounds.assert_greedy_output_is_plain(pair_of(kind, "mistral", noise=0.1), SETTINGS[name])
 
 
-@every_position
-@pytest.mark.parametrize(("name", "family"), [*zip(SAMPLED, FAMILIES * 2, strict=False)])
-def test_sampled_rounds_are_the_oracles(name, family, position):
-    sampling = tuple(SamplingParams(temperature=0.9, seed=seed, max_new_tokens=10) for seed in range(3))
-    cell = Cell("one", "frozen-kv-llama", PROMPTS, sampling, SAMPLED[name])
-    assert compare_with_oracle(cell, pair_of(family, position, noise=0.1)) == []
-
-
-@every_position
-@pytest.mark.parametrize(("name", "family"), [*zip(SETTINGS, FAMILIES * 2, strict=True)])
-def test_greedy_rounds_are_the_oracles(name, family, position):
-    sampling = tuple(SamplingParams(max_new_tokens=10) for _ in PROMPTS)
-    cell = Cell("one", "frozen-kv-llama", PROMPTS, sampling, SETTINGS[name])
-    assert compare_with_oracle(cell, pair_of(family, position, noise=0.1)) == []
+@every_mode
+@rounds.settings_and_families()
+def test_rounds_are_the_oracles(name, family, kind):
+    pair = pair_of(kind, family, noise=0.1)
+    rounds.assert_equal_to_the_oracle(pair, (SETTINGS | SAMPLED)[name], 0.9 if name in SAMPLED else 0.0)

@@ -10,75 +10,48 @@ from transformers.modeling_layers import MtpModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specsim import SamplingParams, SpecConfig
-from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.kv_buffer import FeatureRing
 from specsim.core.pair import Pair
-from specsim.correctness.differential import check
-from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.grids import MTP
-from specsim.models.synthetic_pair import synthetic_pair
 from specsim.reference import oracle
 from specsim.serving.generation import generate, load_engine
-from specsim.serving.requests import Request, make_request
-from specsim.serving.scheduler import Scheduler
 
-PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3]
-FIELDS = {
-    "chain": {},
-    "parallel": {"hidden_chain": False},
-    "stale": {"boundary": "stale"},
-    "one module": {"num_modules": 1},
-}
-CONFIGS = {
-    "chain": SpecConfig(1, 3, page_size=4),
+from . import rounds
+from .rounds import CHAIN, EXACT, LONG, both, pair_of, request_of, scheduler_of
+
+SETTINGS = {
+    "chain": CHAIN,
     "product": SpecConfig(3, 3, 10, page_size=4),
     "ragged": SpecConfig(1, 2, page_size=1, extend="ragged", release="round"),
     "one step": SpecConfig(4, 1, page_size=16),
-    "short": SpecConfig(2, 3, 8, page_size=2, max_len=19, score="logprob"),
+    "short": SpecConfig(2, 3, 8, page_size=2, max_len=15, score="logprob"),
+}
+SAMPLED = rounds.SAMPLED | {
+    "product": SETTINGS["product"],
+    "short block": SpecConfig(1, 3, verifier="block", max_len=13),
+    "gumbel, sums": SpecConfig(1, 3, verifier="gumbel", score="logprob"),
 }
 
 
-def pair_of(fields: str = "chain", noise: float = 0.02, family: str = "llama") -> Pair:
-    return synthetic_pair("mtp", family, noise=noise, fields=FIELDS[fields])
+def stale_pair(noise: float = 0.02) -> Pair:
+    """Make a pair whose rows are not written again."""
+    return pair_of("mtp", noise=noise, fields={"boundary": "stale"})
 
 
-def outputs(pair: Pair, config: SpecConfig, engine: EngineOptions, sampling: SamplingParams | None = None) -> list:
-    sampling = SamplingParams(max_new_tokens=16) if sampling is None else sampling
-    return list(generate(pair, PROMPTS, config, sampling, engine=engine).outputs)
-
-
-REFERENCE = EngineOptions("reference", torch.float64)
-
-
-@pytest.mark.by_default(
-    "fast-chain-product", "fast-one module-ragged", "reference-parallel-short", "reference-stale-one step"
-)
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("fields", FIELDS)
-@pytest.mark.parametrize("impl", ["reference", "fast"])
-def test_greedy_tokens_equal_plain_decoding(impl, fields, config):
-    """The fast implementation accepts the same numbers of drafts as the reference, too."""
-    setting = CONFIGS[config]
-    pair = pair_of(fields)
-    sampling = SamplingParams(max_new_tokens=16 if impl == "reference" else 10)
-    plain = outputs(replace(pair, drafter=None), SpecConfig.plain(4, setting.max_len), REFERENCE, sampling)
-    options = REFERENCE if impl == "reference" else EngineOptions("fast", torch.float32)
-    found = outputs(pair, setting, options, sampling)
-    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
-    counts = [each.num_accepted_tokens_per_round for each in found]
-    assert max(map(max, counts)) > 1
-    if impl == "fast":
-        expected = outputs(pair, setting, REFERENCE, sampling)
-        assert counts == [each.num_accepted_tokens_per_round for each in expected]
+@pytest.mark.by_default("product-mtp", "ragged-mtp.one", "short-mtp.parallel", "one step-stale")
+@pytest.mark.parametrize("kind", ["mtp", "mtp.parallel", "mtp.one", "stale"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_greedy_output_is_that_of_plain_decoding(name, kind):
+    pair = stale_pair() if kind == "stale" else pair_of(kind)
+    rounds.assert_greedy_output_is_plain(pair, SETTINGS[name])
 
 
 @pytest.mark.by_default("round")
 @pytest.mark.parametrize("graph", ["eager", "round"])
 def test_bfloat16_runs_and_accepts_drafts(graph):
-    found = outputs(pair_of(), CONFIGS["chain"], EngineOptions("fast", torch.bfloat16, graph=graph))
-    assert max(max(each.num_accepted_tokens_per_round) for each in found) > 1
+    rounds.assert_bfloat16_accepts_drafts(pair_of("mtp"), graph)
 
 
 # transformers.
@@ -113,7 +86,7 @@ def test_drafts_equal_those_of_transformers(monkeypatch, llama_of, noise):
 
     Its cache of the last S rows is cropped and filled again after every round with a rejection.
     """
-    pair = pair_of(noise=noise)
+    pair = pair_of("mtp", noise=noise)
     main = transformers_model(pair, 3, monkeypatch, llama_of)
     proposed: list[list[int]] = []
     make = MTPCandidateGenerator.get_candidates
@@ -125,171 +98,101 @@ def test_drafts_equal_those_of_transformers(monkeypatch, llama_of, noise):
         return ids, logits
 
     monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", get_candidates)
-    prompt = torch.tensor([PROMPTS[1]])
+    prompt = torch.tensor([LONG])
     with torch.no_grad():
         ids = main.generate(
             prompt, attention_mask=torch.ones_like(prompt), use_mtp=True, max_new_tokens=40, do_sample=False
         )
     sampling = SamplingParams(max_new_tokens=40)
-    truth = oracle.generate(pair, PROMPTS[1], SpecConfig(1, 3, page_size=4), sampling, None)  # greedy: nothing is drawn
-    assert list(truth.token_ids) == ids[0, len(PROMPTS[1]) :].tolist()
+    truth = oracle.generate(pair, LONG, CHAIN, sampling, None)  # greedy: nothing is drawn
+    assert list(truth.token_ids) == ids[0, len(LONG) :].tolist()
     drafts = [list(each.paths[-1]) for each in truth.rounds]
     whole = min(len(drafts), len(proposed)) - 2  # the last round may have fewer drafts there
     assert whole >= 8
     assert drafts[:whole] == proposed[:whole]
-    engine = generate(pair, PROMPTS[1:2], SpecConfig(1, 3, page_size=4), sampling, engine=REFERENCE).outputs[0]
+    engine = generate(pair, [LONG], CHAIN, sampling, engine=EXACT).outputs[0]
     assert engine.num_accepted_tokens_per_round == tuple(len(each.accepted) for each in truth.rounds)
 
 
 # The oracle and the differential.
 
-ORACLE = {
-    "chain": (SpecConfig(1, 3, page_size=4), SamplingParams(max_new_tokens=16)),
-    "product": (SpecConfig(3, 3, 10, page_size=4), SamplingParams(temperature=1.0, max_new_tokens=16, seed=5)),
-    "multi_round": (SpecConfig(2, 3, verifier="multi_round"), SamplingParams(temperature=1.0, max_new_tokens=16)),
-    "block": (SpecConfig(1, 3, verifier="block", max_len=21), SamplingParams(temperature=0.8, max_new_tokens=16)),
-    "gumbel": (SpecConfig(1, 3, verifier="gumbel", score="logprob"), SamplingParams(temperature=1.0, seed=2)),
-}
-
 
 @pytest.mark.every_value
-@pytest.mark.parametrize("fields", ["chain", "parallel", "one module"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
-@pytest.mark.parametrize("setting", ORACLE)
-def test_rounds_equal_the_oracle(setting, family, fields):
-    from specsim.correctness.differential.oracle import draws
-
-    config, sampling = ORACLE[setting]
-    sampling = replace(sampling, max_new_tokens=16)
-    window = {"mistral": 7}.get(family)
-    pair = synthetic_pair("mtp", family, window=window, fields=FIELDS[fields])
-    found = outputs(pair, config, REFERENCE, sampling)
-    for index, (prompt, output) in enumerate(zip(PROMPTS, found, strict=True)):
-        truth = oracle.generate(pair, prompt, config, sampling, draws(sampling.seed, index, 48))
-        assert output.token_ids == truth.token_ids
-        assert output.num_accepted_tokens_per_round == tuple(len(each.accepted) for each in truth.rounds)
+@pytest.mark.parametrize("kind", ["mtp", "mtp.parallel", "mtp.one"])
+@rounds.settings_and_families(SETTINGS, SAMPLED)
+def test_rounds_are_the_oracles(name, family, kind):
+    rounds.assert_equal_to_the_oracle(pair_of(kind, family), (SETTINGS | SAMPLED)[name], float(name in SAMPLED))
 
 
 def test_the_oracle_refuses_stale_rows():
     with pytest.raises(InputError) as refused:
-        oracle.generate(pair_of("stale"), PROMPTS[0], CONFIGS["chain"], SamplingParams(), None)
+        oracle.generate(stale_pair(), LONG, CHAIN, SamplingParams(), None)
     assert refused.value.name == "boundary"
 
 
-CELLS = [cell_of(each) for each in (MTP[0], MTP[5], MTP[11])]
-
-
 def test_cells_equal_the_reference_and_drafts_are_accepted():
-    """The cells have 0 mismatches, and together 200 decisions and 10 accepted drafts at least."""
-    results = [check(cell) for cell in CELLS]
-    assert [each.first_divergence for each in results if each.mismatches] == []
-    assert sum(each.decisions for each in results) >= 200
-    accepted = [(name, count) for each in results for name, count in each.coverage.items() if name[:8] == "accepted"]
-    assert sum(int(name.split()[1]) * count for name, count in accepted) >= 10
+    rounds.assert_cells_agree([MTP[index] for index in (0, 5, 11)])
 
 
 # Rows that are written again.
-
-
-def scheduler_of(
-    pair: Pair, requests: list[Request], impl: str = "reference", config: SpecConfig = CONFIGS["chain"], **serving
-) -> Scheduler:
-    dtype = torch.float64 if impl == "reference" else torch.float32
-    engine = load_engine(pair, config, EngineOptions(impl, dtype))
-    scheduler = Scheduler(engine, ServingConfig(num_slots=400, **serving), audits=True)
-    for request in requests:
-        scheduler.submit(request)
-    return scheduler
-
-
-def ask(pair: Pair, request_id: int, prompt: list[int], arrival: int = 0, new_tokens: int = 12, **params) -> Request:
-    sampling = SamplingParams(max_new_tokens=new_tokens, **params)
-    return make_request(pair.target.config, None, request_id, prompt, sampling, arrival=arrival)
-
-
-def draft_kv(scheduler: Scheduler, request: Request, columns: int) -> torch.Tensor:
-    slots = scheduler.pools.slots(request.row, torch.arange(columns))
-    draft = scheduler.pools.draft
-    return torch.stack([draft.keys[:, slots], draft.values[:, slots]]).double()
-
-
-def kv_after(scheduler: Scheduler, request: Request, rounds: int) -> tuple[int, torch.Tensor]:
-    """Step until a request has had some rounds: its committed columns and their draft KV."""
-    while len(request.accepted) < rounds:
-        assert request.finish_reason is None
-        scheduler.step()
-    columns = scheduler.reservations.committed(request)
-    return columns, draft_kv(scheduler, request, columns)
-
 
 START = [5, 17, 3, 40, 8, 1, 2, 9]
 
 
 @pytest.mark.every_value
-@pytest.mark.parametrize("impl", ["reference", "fast"])
+@both
 @pytest.mark.parametrize("shared", [8, 9, 10, 11, 12])
 @pytest.mark.parametrize("serving", [{}, {"chunk_tokens": 3}, {"schedule": "overlap"}], ids=str)
-def test_draft_kv_of_a_shared_prefix_equals_a_solo_run(impl, shared, serving):
+def test_draft_kv_of_a_shared_prefix_equals_a_solo_run(serving, shared, options):
     """Two requests differ from a few columns after a page on, where module k's row depends on token p+1+k."""
-    pair = pair_of(noise=0.15)
+    pair = pair_of("mtp", noise=0.15)
     prefix = [*START, 11, 12, 13, 14][:shared]
-    first = ask(pair, 0, [*prefix, 21, 22, 23, 24])
-    second = ask(pair, 1, [*prefix, 31, 32, 33, 34], arrival=5)
-    both = scheduler_of(pair, [first, second], impl, prefix_cache=True, **serving)
-    columns, found = kv_after(both, second, 2)
+    first = request_of(pair, 0, [*prefix, 21, 22, 23, 24])
+    second = request_of(pair, 1, [*prefix, 31, 32, 33, 34], arrival=5)
+    batched = scheduler_of(pair, [first, second], options, prefix_cache=True, **serving)
+    columns, kv = rounds.kv_after(batched, second, 2)
     assert second.num_reused == (shared - 2 - 1) // 4 * 4
-    own = ask(pair, 1, second.prompt_ids)
-    alone = scheduler_of(pair, [own], impl)
-    expected_columns, expected = kv_after(alone, own, len(second.accepted))
-    assert min(columns, expected_columns) >= len(second.prompt_ids)
-    known = min(columns, expected_columns) - 2  # the last rows may have been drafted in different rounds
-    budget = 1e-9 if impl == "reference" else 1e-4
-    torch.testing.assert_close(found[:, :, :known], expected[:, :, :known], rtol=budget, atol=budget)
+    solo = request_of(pair, 1, second.prompt_ids)
+    solo_columns, expected = rounds.kv_after(scheduler_of(pair, [solo], options), solo, len(second.accepted))
+    columns = min(columns, solo_columns)
+    assert columns >= len(second.prompt_ids)
+    columns -= 2  # the last rows may have been drafted in different rounds
+    rounds.assert_kv_close(kv[:, :, :columns], expected[:, :, :columns], options)
 
 
 @pytest.mark.every_value
-@pytest.mark.parametrize("impl", ["reference", "fast"])
+@both
 @pytest.mark.parametrize("chunk_tokens", [1, 2, 5])
-def test_chunks_leave_the_draft_kv_of_a_whole_prefill(impl, chunk_tokens):
-    pair = pair_of(noise=0.15)
-    prompt = [*START, 11, 12, 13]
-    found, expected = (
-        kv_after(scheduler_of(pair, [own], impl, **serving), own, 1)
-        for own, serving in ((ask(pair, 0, prompt), {"chunk_tokens": chunk_tokens}), (ask(pair, 0, prompt), {}))
-    )
-    budget = 1e-9 if impl == "reference" else 1e-4
-    assert found[0] == expected[0]
-    torch.testing.assert_close(found[1], expected[1], rtol=budget, atol=budget)
+def test_chunks_leave_the_draft_kv_of_a_whole_prefill(chunk_tokens, options):
+    rounds.assert_chunks_leave_the_draft_kv(pair_of("mtp", noise=0.15), options, chunk_tokens=chunk_tokens)
 
 
 @pytest.mark.every_value
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
-@pytest.mark.parametrize("impl", ["reference", "fast"])
-def test_a_turn_after_a_cut_path_drafts_as_a_solo_run(impl, schedule, stop):
+@both
+def test_a_turn_after_a_cut_path_drafts_as_a_solo_run(options, stop, schedule):
     """The features of a conversation's last kept positions are there although later ones were written."""
-    pair = pair_of()
-    first = ask(pair, 0, START, new_tokens=6 + stop)
-    turn = make_request(pair.target.config, None, 1, [7, 8], SamplingParams(max_new_tokens=16), continues=0)
-    found = kv_after(scheduler_of(pair, [first, turn], impl, schedule=schedule), turn, 2)
-    own = ask(pair, 1, turn.prompt_ids, new_tokens=16)
-    expected = kv_after(scheduler_of(pair, [own], impl, schedule=schedule), own, 2)
-    assert turn.accepted == own.accepted
-    columns = min(found[0], expected[0])
+    pair = pair_of("mtp")
+    first = request_of(pair, 0, START, 6 + stop)
+    turn = request_of(pair, 1, [7, 8], 16, continues=0)
+    columns, kv = rounds.kv_after(scheduler_of(pair, [first, turn], options, schedule=schedule), turn, 2)
+    solo = request_of(pair, 1, turn.prompt_ids, 16)
+    solo_columns, expected = rounds.kv_after(scheduler_of(pair, [solo], options, schedule=schedule), solo, 2)
+    assert turn.accepted == solo.accepted
+    columns = min(columns, solo_columns)
     assert columns > len(turn.prompt_ids)
-    budget = 1e-9 if impl == "reference" else 1e-4
-    torch.testing.assert_close(found[1][:, :, :columns], expected[1][:, :, :columns], rtol=budget, atol=budget)
+    rounds.assert_kv_close(kv[:, :, :columns], expected[:, :, :columns], options)
 
 
 def test_a_rewrite_matters():
     """Otherwise the tests above would compare equal modes."""
-    pairs = [pair_of(fields, noise=0.15) for fields in ("chain", "stale")]
-    kept = []
-    for pair in pairs:
-        own = ask(pair, 0, START)
-        kept.append(kv_after(scheduler_of(pair, [own]), own, 4))
-    columns = min(each[0] for each in kept)
-    rewritten, stale = (each[1][:, :, :columns] for each in kept)
+    kv = []
+    for pair in (pair_of("mtp", noise=0.15), stale_pair(0.15)):
+        request = request_of(pair, 0, START)
+        kv.append(rounds.kv_after(scheduler_of(pair, [request]), request, 4))
+    columns = min(count for count, _ in kv)
+    rewritten, stale = (tensor[:, :, :columns] for _, tensor in kv)
     torch.testing.assert_close(rewritten[:, 0], stale[:, 0], rtol=1e-9, atol=1e-9)  # module 0 reads no drafts
     assert (rewritten[:, 1:] - stale[:, 1:]).abs().max() > 1e-3
 
@@ -315,11 +218,11 @@ def test_a_ring_returns_the_last_positions_that_it_holds():
 )
 def test_more_steps_than_modules_are_refused(impl, config, name):
     with pytest.raises(InputError) as refused:
-        load_engine(pair_of(), config, EngineOptions(impl, torch.float32))
+        load_engine(pair_of("mtp"), config, EngineOptions(impl, torch.float32))
     assert refused.value.name == name
 
 
 def test_an_unknown_boundary_is_refused():
     with pytest.raises(InputError) as refused:
-        replace(pair_of().drafter.config, boundary="kept")
+        replace(pair_of("mtp").drafter.config, boundary="kept")
     assert refused.value.name == "boundary"

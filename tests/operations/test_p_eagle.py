@@ -6,95 +6,52 @@ import pytest
 import torch
 
 from specsim import SamplingParams, SpecConfig
-from specsim.core.config import ServingConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput
-from specsim.correctness.differential import check
-from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.grids import P_EAGLE
-from specsim.correctness.differential.oracle import draws
-from specsim.models.synthetic_pair import synthetic_pair
-from specsim.reference import oracle
 from specsim.reference.drafters.product import product
 from specsim.reference.oracle_draft import DraftNode
 from specsim.reference.oracle_forward import in_dtype
 from specsim.reference.oracle_p_eagle import draft_p_eagle
 from specsim.reference.oracle_request import OracleRequest
 from specsim.serving.generation import generate, load_engine
-from specsim.serving.requests import Request, make_request
-from specsim.serving.scheduler import Scheduler
 
-PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3]
-CONFIGS = {
-    "chain": SpecConfig(1, 3, page_size=4),
-    "product": SpecConfig(3, 3, 10, page_size=4),
+from . import rounds
+from .rounds import CHAIN, EXACT, LONG, PROMPTS, both, pair_of, request_of, scheduler_of
+
+PRODUCT = SpecConfig(3, 3, 10, page_size=4)
+SETTINGS = {
+    "chain": CHAIN,
+    "product": PRODUCT,
     "ragged": SpecConfig(1, 5, page_size=1, extend="ragged", release="round"),
     "one step": SpecConfig(4, 1, page_size=16),
-    "short": SpecConfig(2, 4, 8, page_size=2, max_len=19, score="logprob", release="round"),
+    "short": SpecConfig(2, 4, 8, page_size=2, max_len=15, score="logprob", release="round"),
 }
-REFERENCE = EngineOptions("reference", torch.float64)
-
-
-def pair_of(family: str = "llama", noise: float = 0.02) -> Pair:
-    return synthetic_pair("p-eagle", family, noise=noise, window={"mistral": 7}.get(family))
-
-
-def outputs(pair: Pair, config: SpecConfig, engine: EngineOptions, sampling: SamplingParams) -> list:
-    return list(generate(pair, PROMPTS, config, sampling, engine=engine).outputs)
-
-
-@pytest.mark.by_default("fast-product", "fast-ragged", "reference-chain", "reference-short")
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("impl", ["reference", "fast"])
-def test_greedy_tokens_equal_plain_decoding(impl, config):
-    """The fast implementation accepts the same numbers of drafts as the reference, too."""
-    setting = CONFIGS[config]
-    pair = pair_of()
-    sampling = SamplingParams(max_new_tokens=12)
-    plain = outputs(replace(pair, drafter=None), SpecConfig.plain(4, setting.max_len), REFERENCE, sampling)
-    options = REFERENCE if impl == "reference" else EngineOptions("fast", torch.float32)
-    found = outputs(pair, setting, options, sampling)
-    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
-    counts = [each.num_accepted_tokens_per_round for each in found]
-    assert max(map(max, counts)) > 1
-    if impl == "fast":
-        expected = outputs(pair, setting, REFERENCE, sampling)
-        assert counts == [each.num_accepted_tokens_per_round for each in expected]
-
-
-# The oracle and the differential.
-
-ORACLE = {
-    "chain": (SpecConfig(1, 3, page_size=4), SamplingParams()),
-    "product": (SpecConfig(3, 3, 10, page_size=4), SamplingParams(temperature=1.0, seed=5)),
-    "multi_round": (SpecConfig(2, 3, verifier="multi_round"), SamplingParams(temperature=1.0)),
-    "block": (SpecConfig(1, 3, verifier="block", max_len=21), SamplingParams(temperature=0.8)),
-    "gumbel": (SpecConfig(1, 3, verifier="gumbel", score="logprob"), SamplingParams(temperature=1.0, seed=2)),
-    "short": (CONFIGS["short"], SamplingParams()),
+SAMPLED = rounds.SAMPLED | {
+    "sampled product": PRODUCT,
+    "short block": SpecConfig(1, 3, verifier="block", max_len=13),
+    "gumbel, sums": SpecConfig(1, 3, verifier="gumbel", score="logprob"),
 }
 
 
-@pytest.mark.every_value
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
-@pytest.mark.parametrize("setting", ORACLE)
-def test_rounds_equal_the_oracle(setting, family):
-    config, sampling = ORACLE[setting]
-    sampling = replace(sampling, max_new_tokens=16)
-    pair = pair_of(family)
-    found = outputs(pair, config, REFERENCE, sampling)
-    for index, (prompt, output) in enumerate(zip(PROMPTS, found, strict=True)):
-        truth = oracle.generate(pair, prompt, config, sampling, draws(sampling.seed, index, 48))
-        assert output.token_ids == truth.token_ids
-        assert output.num_accepted_tokens_per_round == tuple(len(each.accepted) for each in truth.rounds)
+@pytest.mark.by_default("product", "ragged", "short")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_greedy_output_is_that_of_plain_decoding(name):
+    rounds.assert_greedy_output_is_plain(pair_of("p-eagle"), SETTINGS[name])
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
+@rounds.settings_and_families(SETTINGS, SAMPLED)
+def test_rounds_are_the_oracles(name, family):
+    rounds.assert_equal_to_the_oracle(pair_of("p-eagle", family), (SETTINGS | SAMPLED)[name], float(name in SAMPLED))
+
+
+@pytest.mark.parametrize("prompt", [LONG, *PROMPTS[1:]])
 def test_drafts_of_every_depth_equal_the_oracle(prompt):
     """The oracle runs a forward for each depth, without the mask rows after it."""
-    pair = pair_of("mistral", noise=0.15)
-    engine = load_engine(pair, CONFIGS["product"], REFERENCE)
+    pair = pair_of("p-eagle", "mistral", noise=0.15)
+    engine = load_engine(pair, PRODUCT, EXACT)
     config = engine.config
     pools = engine.make_pools(1, 200)
     row = pools.open()
@@ -120,7 +77,7 @@ def test_drafts_of_every_depth_equal_the_oracle(prompt):
 
 def with_targets_head(family: str = "llama") -> Pair:
     """A head for the whole vocabulary, which has no lm_head of its own."""
-    pair = pair_of(family)
+    pair = pair_of("p-eagle", family)
     own = {
         name: tensor for name, tensor in pair.drafter.tensors.items() if name not in ("lm_head.weight", "d2t", "t2d")
     }
@@ -135,119 +92,61 @@ def with_a_copy(pair: Pair) -> Pair:
 
 
 @pytest.mark.every_value
-@pytest.mark.parametrize("impl", ["reference", "fast"])
-@pytest.mark.parametrize("config", ["chain", "product"])
-def test_the_targets_lm_head_drafts_as_a_copy_of_it(config, impl):
+@both
+@pytest.mark.parametrize("name", ["chain", "product"])
+def test_the_targets_lm_head_drafts_as_a_copy_of_it(name, options):
     pair = with_targets_head()
-    options = REFERENCE if impl == "reference" else EngineOptions("fast", torch.float32)
-    sampling = SamplingParams(max_new_tokens=12)
-    found, expected = (outputs(each, CONFIGS[config], options, sampling) for each in (pair, with_a_copy(pair)))
-    counts = [each.num_accepted_tokens_per_round for each in found]
-    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
-    assert counts == [each.num_accepted_tokens_per_round for each in expected]
+    sampling = SamplingParams(max_new_tokens=6)
+    runs = [generate(each, PROMPTS, SETTINGS[name], sampling, engine=options) for each in (pair, with_a_copy(pair))]
+    tokens, expected = ([output.token_ids for output in run.outputs] for run in runs)
+    assert tokens == expected
+    counts, expected = ([output.num_accepted_tokens_per_round for output in run.outputs] for run in runs)
+    assert counts == expected
     assert max(map(max, counts)) > 1
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("setting", ["chain", "product"])
-def test_rounds_with_the_targets_lm_head_equal_the_oracle(setting, family):
-    config, sampling = ORACLE[setting]
-    sampling = replace(sampling, max_new_tokens=12)
-    pair = with_targets_head(family)
-    found = outputs(pair, config, REFERENCE, sampling)
-    for index, (prompt, output) in enumerate(zip(PROMPTS, found, strict=True)):
-        truth = oracle.generate(pair, prompt, config, sampling, draws(sampling.seed, index, 48))
-        assert output.token_ids == truth.token_ids
-        assert output.num_accepted_tokens_per_round == tuple(len(each.accepted) for each in truth.rounds)
-
-
-CELLS = [cell_of(P_EAGLE[index]) for index in (1, 6, 11)]
+@pytest.mark.parametrize("name", ["chain", "sampled product"])
+def test_rounds_with_the_targets_lm_head_equal_the_oracle(name, family):
+    rounds.assert_equal_to_the_oracle(with_targets_head(family), (SETTINGS | SAMPLED)[name], float(name in SAMPLED))
 
 
 def test_cells_equal_the_reference_and_drafts_are_accepted():
-    """The cells have 0 mismatches, and together 200 decisions, 10 accepted drafts and a path of 3 at least."""
-    results = [check(cell) for cell in CELLS]
-    assert [each.first_divergence for each in results if each.mismatches] == []
-    assert sum(each.decisions for each in results) >= 200
-    accepted = [(name, count) for each in results for name, count in each.coverage.items() if name[:8] == "accepted"]
-    assert sum(int(name.split()[1]) * count for name, count in accepted) >= 10
-    assert max(int(name.split()[1]) for name, count in accepted if count) >= 3
+    assert rounds.assert_cells_agree([P_EAGLE[index] for index in (1, 6, 11)]) >= 3
 
 
 # KV of mask rows.
 
 
-def scheduler_of(
-    pair: Pair, requests: list[Request], impl: str = "reference", config: SpecConfig = CONFIGS["chain"], **serving
-) -> Scheduler:
-    dtype = torch.float64 if impl == "reference" else torch.float32
-    engine = load_engine(pair, config, EngineOptions(impl, dtype))
-    scheduler = Scheduler(engine, ServingConfig(num_slots=400, **serving), audits=True)
-    for request in requests:
-        scheduler.submit(request)
-    return scheduler
-
-
-def ask(pair: Pair, request_id: int, prompt: list[int], arrival: int = 0, new_tokens: int = 12) -> Request:
-    sampling = SamplingParams(max_new_tokens=new_tokens)
-    return make_request(pair.target.config, None, request_id, prompt, sampling, arrival=arrival)
-
-
-def kv_after(scheduler: Scheduler, request: Request, rounds: int) -> tuple[int, torch.Tensor]:
-    """Step until a request has had some rounds: its committed columns and their draft KV."""
-    while len(request.accepted) < rounds:
-        assert request.finish_reason is None
-        scheduler.step()
-    columns = scheduler.reservations.committed(request)
-    slots = scheduler.pools.slots(request.row, torch.arange(columns))
-    draft = scheduler.pools.draft
-    return columns, torch.stack([draft.keys[:, slots], draft.values[:, slots]]).double()
-
-
-@pytest.mark.parametrize("impl", ["reference", "fast"])
+@both
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
-def test_committed_kv_depends_on_no_mask_row(impl, schedule):
+def test_committed_kv_depends_on_no_mask_row(schedule, options):
     """A chain of 4 drafts leaves the KV of a chain of 1, which has no mask rows."""
-    pair = pair_of(noise=0.15)
-    kept = []
+    pair = pair_of("p-eagle", noise=0.15)
+    kv = []
     for num_steps in (1, 4):
-        own = ask(pair, 0, PROMPTS[1], new_tokens=16)
-        scheduler = scheduler_of(pair, [own], impl, SpecConfig(1, num_steps, page_size=4), schedule=schedule)
-        kept.append(kv_after(scheduler, own, 6))
-    columns = min(each[0] for each in kept)
-    assert columns > len(PROMPTS[1])
-    budget = 1e-9 if impl == "reference" else 1e-4
-    torch.testing.assert_close(kept[0][1][:, :, :columns], kept[1][1][:, :, :columns], rtol=budget, atol=budget)
+        request = request_of(pair, 0, LONG, 16)
+        scheduler = scheduler_of(pair, [request], options, SpecConfig(1, num_steps, page_size=4), schedule=schedule)
+        kv.append(rounds.kv_after(scheduler, request, 6))
+    columns = min(count for count, _ in kv)
+    assert columns > len(LONG)
+    one, four = (tensor[:, :, :columns] for _, tensor in kv)
+    rounds.assert_kv_close(four, one, options)
 
 
-@pytest.mark.parametrize("impl", ["reference", "fast"])
+@both
 @pytest.mark.parametrize("serving", [{"chunk_tokens": 2}, {"prefix_cache": True, "chunk_tokens": 5}], ids=str)
-def test_chunks_leave_the_draft_kv_of_a_whole_prefill(impl, serving):
+def test_chunks_leave_the_draft_kv_of_a_whole_prefill(serving, options):
     """Mask rows after a chunk stand where the next chunk's rows come."""
-    pair = pair_of(noise=0.15)
-    found, expected = (
-        kv_after(scheduler_of(pair, [own], impl, **each), own, 1)
-        for own, each in ((ask(pair, 0, PROMPTS[1]), serving), (ask(pair, 0, PROMPTS[1]), {}))
-    )
-    budget = 1e-9 if impl == "reference" else 1e-4
-    assert found[0] == expected[0]
-    torch.testing.assert_close(found[1], expected[1], rtol=budget, atol=budget)
+    rounds.assert_chunks_leave_the_draft_kv(pair_of("p-eagle", noise=0.15), options, **serving)
 
 
-@pytest.mark.parametrize("serving", [{"schedule": "overlap"}, {"prefix_cache": True}, {"chunk_tokens": 3}], ids=str)
+@rounds.every_serving
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_served_requests_equal_solo_ones(serving, page_size):
+def test_served_rounds_are_those_of_a_solo_run(page_size, serving, release):
     """Rounds in flight have the columns of their mask rows, so as many drafts are accepted."""
-    pair = pair_of()
-    config = SpecConfig(1, 4, page_size=page_size)
-    requests = [ask(pair, index, prompt, arrival=index) for index, prompt in enumerate(PROMPTS)]
-    scheduler = scheduler_of(pair, requests, config=config, **serving)
-    scheduler.run()
-    alone = generate(pair, PROMPTS, config, SamplingParams(max_new_tokens=12), engine=REFERENCE).outputs
-    assert [tuple(each.token_ids) for each in requests] == [each.token_ids for each in alone]
-    assert [tuple(each.accepted) for each in requests] == [each.num_accepted_tokens_per_round for each in alone]
-    scheduler.close()
-    assert scheduler.pools.audit()["free"] == scheduler.pools.num_slots
+    config = SpecConfig(1, 4, page_size=page_size, release=release)
+    rounds.assert_served_rounds_are_solo(pair_of("p-eagle"), config, **rounds.SERVED[serving])
 
 
 # Bad input.
@@ -256,12 +155,12 @@ def test_served_requests_equal_solo_ones(serving, page_size):
 @pytest.mark.parametrize("impl", ["reference", "fast"])
 def test_more_lanes_than_draft_tokens_are_refused(impl):
     with pytest.raises(InputError) as refused:
-        load_engine(pair_of(), SpecConfig(43, 1, 44), EngineOptions(impl, torch.float32))
+        load_engine(pair_of("p-eagle"), SpecConfig(43, 1, 44), EngineOptions(impl, torch.float32))
     assert refused.value.name == "topk"
 
 
 @pytest.mark.parametrize("token", [-1, 48])
 def test_a_mask_token_outside_the_vocabulary_is_refused(token):
     with pytest.raises(InputError) as refused:
-        replace(pair_of().drafter.config, mask_token_id=token)
+        replace(pair_of("p-eagle").drafter.config, mask_token_id=token)
     assert refused.value.name == "mask_token_id"
