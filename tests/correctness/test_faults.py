@@ -13,24 +13,24 @@ import specsim
 from specsim.cli.main import main
 from specsim.core.provenance import versions
 from specsim.core.uniforms import Stream
-from specsim.correctness.faults import Edit, Fault, FaultFinding, StaleFault, Trial
+from specsim.correctness.faults import Fault, FaultFinding, StaleFault, Trial
 from specsim.correctness.faults import campaign as running
 from specsim.correctness.faults.campaign import CatalogueResult, FaultResult
 from specsim.correctness.faults.catalogue import FAULTS
 from specsim.correctness.faults.checks import CHECKS, run_check
 from specsim.correctness.faults.checks.memory import guarded
-from specsim.correctness.faults.fault import changed, copied_package, environment, path_of, read, sources
+from specsim.correctness.faults.fault import apply, changed, copied_package, environment, path_of, read, sources
 from specsim.correctness.faults.trial import findings
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 SHARED = "specsim.serving.requests"
-STOPS = Edit(SHARED, "            if self.finish_reason is not None:\n                break\n", "")
-HARMLESS = Edit(SHARED, "before = len(self.token_ids)", "before = len(self.token_ids) + 0")
+STOPS = {SHARED: "[-            if self.finish_reason is not None:\n                break\n-]"}
+HARMLESS = {SHARED: "before = len(self.token_ids){+ + 0+}"}
 ORACLE = Trial("oracle", dict(topk=1, num_steps=2, page_size=1, sampling="greedy", max_new_tokens=2))
 
 
-def fault(edit: Edit, trial: Trial = ORACLE, fields: tuple[str, ...] = ("tokens",)) -> Fault:
-    return Fault("made-up", "none", "none", "c", "s", fields, (edit,), trial)
+def fault(edits: dict[str, str]) -> Fault:
+    return Fault("made-up", "none", "none", "c", "s", ("tokens",), edits, ORACLE)
 
 
 def shown(monkeypatch, *faults: Fault) -> CatalogueResult:
@@ -63,22 +63,22 @@ def test_injected_code_defines_the_names_that_it_uses(tmp_path):
 )
 def test_an_edit_has_to_match_exactly_once(old, copies):
     with pytest.raises(StaleFault):
-        Edit(SHARED, old, "new").apply(read(SHARED) * copies)
+        apply(f"[-{old}-]{{+new+}}", SHARED, read(SHARED) * copies)
 
 
 def test_a_removed_module_makes_its_fault_stale():
     with pytest.raises(StaleFault):
-        changed([Edit("specsim.gone", "a", "b")])
+        changed({"specsim.gone": "[-a-]"})
 
 
 def test_edits_of_one_module_follow_each_other():
-    edits = [Edit(SHARED, "def take(", "def taken("), Edit(SHARED, "def taken(", "def given(")]
+    edits = {SHARED: "def take{+n+}(@@def [-taken-]{+given+}("}
     assert list(changed(edits)) == [SHARED]
     assert "def given(" in changed(edits)[SHARED]
 
 
 def test_the_copy_has_every_source_and_only_the_change():
-    with copied_package(changed([STOPS])) as root:
+    with copied_package(changed(STOPS)) as root:
         for name, folder in sources().items():
             for path in folder.rglob("*.py"):
                 copy = root.joinpath(*name.split("."), path.relative_to(folder))
@@ -93,9 +93,9 @@ def test_a_package_on_another_file_system_is_copied(monkeypatch):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr("os.link", fails)
-    with copied_package(changed([STOPS])) as root:
+    with copied_package(changed(STOPS)) as root:
         assert (root / "specsim" / "__init__.py").read_bytes() == path_of("specsim").read_bytes()
-        assert path_of(SHARED, root / "specsim").read_text() == changed([STOPS])[SHARED]
+        assert path_of(SHARED, root / "specsim").read_text() == changed(STOPS)[SHARED]
 
 
 def test_an_installed_package_is_copied_too():

@@ -8,15 +8,14 @@ import compile_kernels
 import pytest
 from compile_kernels import APART, PERSISTENT, RUNS, SHARED_MEMORY, every_kernel
 
-from specsim.correctness.faults.fault import Edit, changed, copied_package, environment
+from specsim.correctness.faults.fault import changed, copied_package, environment
 
 LATENT = next(str(number) for number, run in enumerate(RUNS) if run.family == "deepseek_v3")
 # One name for pointers of two widths: the interpreter runs it, the compiler refuses it.
-ONE_NAME = Edit(
-    "specsim.fast.attention",
-    "    if num_splits == 1:\n        out =",
-    "    if num_splits == 1:\n        mask = query_head[:, None] * D + offs_d[None, :]\n        out =",
-)
+ONE_NAME = {
+    "specsim.fast.attention": "    if num_splits == 1:\n"
+    "        {+mask = query_head[:, None] * D + offs_d[None, :]\n        +}out ="
+}
 
 
 def compiled(*arguments: str, env=None, cache) -> subprocess.CompletedProcess:
@@ -47,7 +46,7 @@ def test_the_persistent_forward_keeps_to_its_registers(tmp_path):
 
 
 def test_what_the_interpreter_runs_may_not_compile(tmp_path):
-    with copied_package(changed([ONE_NAME])) as root:
+    with copied_package(changed(ONE_NAME)) as root:
         run = compiled("--run", LATENT, env=environment(root), cache=tmp_path)
     assert run.returncode == 1
     assert "CompilationError" in run.stderr

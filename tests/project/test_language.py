@@ -134,8 +134,8 @@ def prose_of_python(text: str, nodes: list[ast.AST], *, strings: bool, behind_co
 
 def _quotes_source(node: ast.AST) -> bool:
     """Whether a node quotes other text: an injected fault, a mutant, or a text of earlier results."""
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id == "Edit"
+    if isinstance(node, ast.keyword):
+        return node.arg == "edits"
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     return any(isinstance(target, ast.Name) and target.id in ("EQUIVALENT", "RENAMED") for target in targets)
 
@@ -281,7 +281,7 @@ def test_checker_finds(path, text, line, fault):
         ("specsim/core/x.py", "x = 1  # the law of tokens\n"),
         ("specsim/x.py", "law = floor['law'] + columns.floor  # noqa: E501 law\n"),
         ("specsim/x.py", "raise ValueError(f'{law} is no distribution')\n"),
-        ("specsim/x.py", 'x = Edit("specsim.load", "# the law of tokens", "# no law of tokens")\n'),
+        ("specsim/x.py", 'x = Fault(edits={"specsim.load": "# {+no+} law of tokens"})\n'),
         ("tests/x.py", "text = 'a string of a law'\n"),
         ("papers/x/notes.md", "See [the draw](../../fast/law.py#law).\n\n    law = floor(1)\n\n```\nthe law\n```\n"),
         ("CHANGELOG.md", "## [Unreleased]\n\n| `law` of a law | distribution |\n\n## [0.1.0]\n\n- The law.\n"),

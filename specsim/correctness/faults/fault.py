@@ -4,9 +4,10 @@ A change replaces text in the source of one module of the copy, never in the run
 from changed files too, and nothing in the package can turn a fault on."""
 
 import os
+import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -20,22 +21,6 @@ from specsim.core.errors import InputError
 
 class StaleFault(ValueError):
     """A change whose old text is not in the module exactly once, because the module has changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """One replaced text."""
-
-    module: str  # its full name
-    old: str  # occurs exactly once in the module's source
-    new: str
-
-    def apply(self, source: str) -> str:
-        """Change the source of the module; StaleFault if `old` does not occur exactly once."""
-        count = source.count(self.old)
-        if count != 1:
-            raise StaleFault(f"{self.module} has {count} places, not one, with {self.old!r}")
-        return source.replace(self.old, self.new)
 
 
 def sources() -> dict[str, Path]:
@@ -70,12 +55,26 @@ def read(module: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def changed(edits: Sequence[Edit]) -> dict[str, str]:
-    """Change the sources of modules by edits, one after the other."""
+_WORDS = re.compile(r"\[-((?:(?!\[-).)*?)-\]|\{\+((?:(?!\{\+).)*?)\+\}", re.DOTALL)
+
+
+def changed(edits: Mapping[str, str]) -> dict[str, str]:
+    """Change the sources of modules; edits: of a Fault."""
     texts: dict[str, str] = {}
-    for edit in edits:
-        texts[edit.module] = edit.apply(texts.get(edit.module) or read(edit.module))
+    for module, diff in edits.items():
+        texts[module] = read(module)
+        for hunk in diff.split("@@"):
+            texts[module] = apply(hunk, module, texts[module])
     return texts
+
+
+def apply(hunk: str, module: str, source: str) -> str:
+    """Change one text of a module's source; StaleFault if its old text does not occur exactly once."""
+    old = _WORDS.sub(lambda word: word[1] or "", hunk)
+    count = source.count(old)
+    if count != 1:
+        raise StaleFault(f"{module} has {count} places, not one, with {old!r}")
+    return source.replace(old, _WORDS.sub(lambda word: word[2] or "", hunk))
 
 
 @contextmanager
@@ -173,11 +172,13 @@ class Fault:
     cause: str  # one sentence
     symptom: str  # symptom, in a sentence
     fields: tuple[str, ...]  # a finding of the check has to name one of them
-    edits: tuple[Edit, ...]  # the injection; the package itself holds no switch for it
+    # The injection, by the module's full name; the package itself holds no switch for it. A text of the module is
+    # written as `git diff --word-diff` shows its change, with [-old-] and {+new+} words; @@ divides two such hunks.
+    edits: Mapping[str, str]
     trial: Trial  # the smallest setting known to show it
 
     @property
     def code(self) -> str:
         """Owner of the changed code: `fast`, `reference`, or `shared` by both implementations."""
-        folders = {edit.module.split(".")[1] for edit in self.edits}
+        folders = {module.split(".")[1] for module in self.edits}
         return next((impl for impl in ("fast", "reference") if impl in folders), "shared")

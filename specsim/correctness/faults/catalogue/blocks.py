@@ -1,7 +1,7 @@
 """Faults of drafters that make all drafts in one block: context, shift, direction, confidence, distribution."""
 
 from specsim.core.verifiers import VERIFIER_OF
-from specsim.correctness.faults.fault import Edit, Fault, Trial
+from specsim.correctness.faults.fault import Fault, Trial
 
 CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=2, rounds=2)
 SAMPLED = CHAIN | dict(sampling="warm", verifier=VERIFIER_OF["sampled"], kind="dspark")
@@ -18,13 +18,7 @@ FAULTS = (
         cause="a row's draft is taken for its own token where the checkpoint was trained for the next one",
         symptom="tokens stay right, and every draft stands one place too early",
         fields=("candidates.confidence", "candidates.tokens", "candidates.scores"),
-        edits=(
-            Edit(
-                DRAFTER,
-                "hidden_RH.view(batch.size, self.block_rows, -1)[:, block.first_slot :]",
-                "hidden_RH.view(batch.size, self.block_rows, -1).roll(-1, 1)[:, block.first_slot :]",
-            ),
-        ),
+        edits={DRAFTER: "hidden_RH.view(batch.size, self.block_rows, -1){+.roll(-1, 1)+}[:, block.first_slot :]"},
         trial=Trial("differential", CHAIN | dict(kind="dspark", rounds=1)),
     ),
     Fault(
@@ -34,13 +28,10 @@ FAULTS = (
         cause="ids of layers' outputs are read as ids of their inputs",
         symptom="the context is made of other features than the drafter was trained with, and few drafts are accepted",
         fields=KV,
-        edits=(
-            Edit(
-                "specsim.fast.drafters.autoregressive",
-                "self.feature_layers = config.feature_layers",
-                "self.feature_layers = tuple(max(0, layer - 1) for layer in config.feature_layers)",
-            ),
-        ),
+        edits={
+            "specsim.fast.drafters.autoregressive": "self.feature_layers = "
+            "{+tuple(max(0, layer - 1) for layer in +}config.feature_layers{+)+}"
+        },
         trial=Trial("differential", CHAIN | dict(kind="dflash", rounds=1)),
     ),
     Fault(
@@ -50,13 +41,10 @@ FAULTS = (
         cause="draft-extend leaves the block's KV in the columns of accepted tokens",
         symptom="later blocks read keys of mask tokens where the context should be",
         fields=KV,
-        edits=(
-            Edit(
-                DRAFTER,
-                "self._head.write_context(extend.hidden, extend_metadata(batch, extend, pools), draft_kv(pools))",
-                "extend_metadata(batch, extend, pools)",
-            ),
-        ),
+        edits={
+            DRAFTER: "[-self._head.write_context(extend.hidden, -]extend_metadata(batch, extend, pools)"
+            "[-, draft_kv(pools))-]"
+        },
         trial=Trial("differential", CHAIN | dict(kind="dflash", rounds=1)),
     ),
     Fault(
@@ -66,13 +54,7 @@ FAULTS = (
         cause="a row sees the rows before it only",
         symptom="tokens stay right, and fewer drafts are accepted",
         fields=(*KV, "candidates.tokens", "candidates.scores"),
-        edits=(
-            Edit(
-                "specsim.fast.model.block_metadata",
-                "num_live = tl.where(live, tl.minimum(num_rows, limit - length), 0)",
-                "num_live = tl.where(live, tl.minimum(num_rows, step + 1), 0)",
-            ),
-        ),
+        edits={"specsim.fast.model.block_metadata": "tl.minimum(num_rows, [-limit - length-]{+step + 1+}), 0)"},
         trial=Trial("differential", CHAIN | dict(kind="dflash", rounds=1, family="noisy")),
     ),
     Fault(
@@ -82,7 +64,7 @@ FAULTS = (
         cause="a draft is kept or dropped by the confidence of the slot before its own",
         symptom="good drafts are dropped, and bad ones are verified",
         fields=("candidates.confidence", "candidates.num_alive"),
-        edits=(Edit(TREE, "head.confidence(hidden_SBH[level.depth],", "head.confidence(hidden_SBH[level.depth - 1],"),),
+        edits={TREE: "head.confidence(hidden_SBH[level.depth{+ - 1+}],"},
         trial=Trial("differential", CHAIN | dict(kind="dspark", rounds=1)),
     ),
     Fault(
@@ -92,16 +74,12 @@ FAULTS = (
         cause="verify gets the slots' own distribution, and drafts were drawn with the bias of the token before",
         symptom="sampled tokens no longer have the target's distribution",
         fields=("draft_prob",),
-        edits=(
-            Edit(
-                TREE,
-                "draw_drafts(batch, logits_RV, root, self._vocabulary, config, drafts, out.draft_prob, loop)",
-                "draw_drafts(batch, logits_RV, root, self._vocabulary, config, drafts, None, loop)\n"
-                "            others = DrawnDrafts(*(part.clone() for part in drafts))\n"
-                "            names = self._vocabulary, config, others, out.draft_prob, loop\n"
-                "            draw_drafts(batch, logits_BV, root, *names)",
-            ),
-        ),
+        edits={
+            TREE: "draw_drafts(batch, logits_RV, root, self._vocabulary, config, drafts, {+None, loop)\n"
+            "            others = DrawnDrafts(*(part.clone() for part in drafts))\n"
+            "            names = self._vocabulary, config, others, +}out.draft_prob, loop{+\n"
+            "            draw_drafts(batch, logits_BV, root, *names+})"
+        },
         trial=Trial("differential", SAMPLED | dict(rounds=1)),
     ),
 )

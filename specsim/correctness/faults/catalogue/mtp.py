@@ -1,6 +1,6 @@
 """Faults of MTP modules and P-EAGLE heads: tokens stay right, and fewer drafts are accepted."""
 
-from specsim.correctness.faults.fault import Edit, Fault, Trial
+from specsim.correctness.faults.fault import Fault, Trial
 
 CHAIN = dict(topk=1, num_steps=3, page_size=4, batch=2, rounds=2, kind="mtp", family="noisy")
 DRAFTER = "specsim.fast.drafters.mtp"
@@ -18,7 +18,7 @@ FAULTS = (
         cause="every module is loaded with the weights of the last one",
         symptom="all drafts but those of the last depth come from weights that were trained for another depth",
         fields=INPUT,
-        edits=(Edit(DRAFTER, 'prefix = f"modules.{index}."', 'prefix = f"modules.{config.num_modules - 1}."'),),
+        edits={DRAFTER: 'prefix = f"modules.{[-index-]{+config.num_modules - 1+}}."'},
         trial=Trial("differential", CHAIN | dict(rounds=1)),
     ),
     Fault(
@@ -28,7 +28,7 @@ FAULTS = (
         cause="every module reads the target's hidden state instead of that of the module before it",
         symptom="the first draft is right, deeper ones are made from a state that their module was not trained on",
         fields=INPUT,
-        edits=(Edit(DRAFTER, "hidden_RH = hidden_RH if self._is_chained else target_RH", "hidden_RH = target_RH"),),
+        edits={DRAFTER: "hidden_RH = [-hidden_RH if self._is_chained else -]target_RH"},
         trial=Trial("differential", CHAIN | dict(rounds=1)),
     ),
     Fault(
@@ -38,14 +38,13 @@ FAULTS = (
         cause="a module hands on its hidden state before its norm, and only its logits are made after the norm",
         symptom="the first draft is right, and fewer of the deeper ones are accepted",
         fields=INPUT,
-        edits=(
-            Edit(
-                DRAFTER,
-                'forward, self._norm("norm"))\n        return rows.normed()',
-                'forward, self._norm("norm"))\n        self.before_norm = rows.values\n        return rows.normed()',
-            ),
-            Edit(DRAFTER, "hidden_RH if self._is_chained", "module.before_norm if self._is_chained"),
-        ),
+        edits={
+            DRAFTER: 'forward, self._norm("norm"))\n'
+            "        {+self.before_norm = rows.values\n"
+            "        +}return rows.normed()"
+            "@@"
+            "[-hidden_RH-]{+module.before_norm+} if self._is_chained"
+        },
         trial=Trial("differential", CHAIN | dict(rounds=1)),
     ),
     Fault(
@@ -55,13 +54,7 @@ FAULTS = (
         cause="after a rejection, the rows of deeper modules that read refused drafts are not written again",
         symptom="later drafts attend to KV of tokens that are not in the output, and fewer are accepted",
         fields=("hidden", *KV),
-        edits=(
-            Edit(
-                DRAFTER,
-                "extend.num_accepted_tokens, self.lookahead, most_rows, pools)",
-                "extend.num_accepted_tokens, 0, most_rows, pools)",
-            ),
-        ),
+        edits={DRAFTER: "extend.num_accepted_tokens, [-self.lookahead-]{+0+}, most_rows, pools)"},
         trial=Trial("differential", CHAIN),
     ),
     Fault(
@@ -71,13 +64,7 @@ FAULTS = (
         cause="the last rows of a prompt's chunk, whose modules read tokens of the next chunk, are not completed there",
         symptom="drafts after a long prompt attend to KV of guessed tokens at every chunk's end",
         fields=("draft_input.hidden", *KV),
-        edits=(
-            Edit(
-                DRAFTER,
-                "prefill.row_starts.diff(), self.lookahead, 0, pools)",
-                "prefill.row_starts.diff(), 0, 0, pools)",
-            ),
-        ),
+        edits={DRAFTER: "prefill.row_starts.diff(), [-self.lookahead-]{+0+}, 0, pools)"},
         trial=Trial("differential", CHAIN | dict(chunks=2, rounds=1)),
     ),
     Fault(
@@ -87,14 +74,11 @@ FAULTS = (
         cause="mask rows read the target's features of the last token in place of the learned ones",
         symptom="the first draft is right, deeper ones come from an input that the head was not trained on",
         fields=INPUT,
-        edits=(
-            Edit(
-                P_EAGLE_ROWS,
-                "learned = tl.load(mask_features_ptr + offs, mask=mask_f, other=0.0)",
-                "before = tl.load(new_ptrs.row_starts + request) + tl.maximum(count, 1) - 1\n"
-                "    learned = tl.load(new_ptrs.features + before * FEATURES + offs, mask=mask_f, other=0.0)",
-            ),
-        ),
+        edits={
+            P_EAGLE_ROWS: "{+before = tl.load(new_ptrs.row_starts + request) + tl.maximum(count, 1) - 1\n"
+            "    +}learned = tl.load([-mask_features_ptr-]{+new_ptrs.features + before * FEATURES+} + offs, "
+            "mask=mask_f, other=0.0)"
+        },
         trial=Trial("differential", P_EAGLE_CHAIN | dict(rounds=1)),
     ),
     Fault(
@@ -104,13 +88,7 @@ FAULTS = (
         cause="the length of the draft KV counts mask rows, so that the next round's rows stand after them",
         symptom="from the second round on, drafts attend to the KV of mask tokens and are rotated too far",
         fields=("hidden", *KV),
-        edits=(
-            Edit(
-                P_EAGLE,
-                "            new.start_lens,\n            starts,",
-                "            new.start_lens + self.num_mask_rows * has_equal_rows,\n            starts,",
-            ),
-        ),
+        edits={P_EAGLE: "            new.start_lens{+ + self.num_mask_rows * has_equal_rows+},\n            starts,"},
         trial=Trial("differential", P_EAGLE_CHAIN | dict(page_size=16)),
     ),
     Fault(
@@ -120,7 +98,7 @@ FAULTS = (
         cause="mask rows read token 0 in place of the mask token",
         symptom="the first draft is right, and fewer of the deeper ones are accepted",
         fields=INPUT,
-        edits=(Edit(P_EAGLE_ROWS, "mask_token=mask.token_id,", "mask_token=0,"),),
+        edits={P_EAGLE_ROWS: "mask_token=[-mask.token_id-]{+0+},"},
         trial=Trial("differential", P_EAGLE_CHAIN | dict(rounds=1)),
     ),
 )

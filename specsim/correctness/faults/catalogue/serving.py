@@ -1,7 +1,7 @@
 """Faults of shared code: states between rounds, switches between settings, the server, randomness."""
 
 from specsim.core.verifiers import VERIFIER_OF
-from specsim.correctness.faults.fault import Edit, Fault, Trial
+from specsim.correctness.faults.fault import Fault, Trial
 
 TREE = dict(impl="reference", topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=3)
 RUNNER = "specsim.serving.runner"
@@ -38,13 +38,9 @@ FAULTS = (
         cause="when requests finish, the first rows of the draft state are kept, whichever requests they belong to",
         symptom="a request continues from the drafts and the root of another",
         fields=("draft state",),
-        edits=(
-            Edit(
-                RUNNER,
-                "self._draft_input.filter(rows) if indices else",
-                "self._draft_input.filter(torch.arange(len(indices), device=rows.device)) if indices else",
-            ),
-        ),
+        edits={
+            RUNNER: "draft_input.filter([-rows-]{+torch.arange(len(indices), device=rows.device)+}) if indices else"
+        },
         trial=Trial("batched", TREE),
     ),
     Fault(
@@ -54,7 +50,7 @@ FAULTS = (
         cause="after the last request has finished, its state stays instead of an empty one",
         symptom="the next request is merged after a row of no request",
         fields=("next merge",),
-        edits=(Edit(RUNNER, "if indices else self._engine.drafter.idle()", "if indices else self._draft_input"),),
+        edits={RUNNER: "if indices else self.[-_engine.drafter.idle()-]{+_draft_input+}"},
         trial=Trial("batched", TREE | dict(batch=2, arrivals=[0, 30])),
     ),
     Fault(
@@ -64,19 +60,16 @@ FAULTS = (
         cause="a request that resumes after a preemption gets its first draft state again",
         symptom="it continues from an old root",
         fields=("tokens",),
-        edits=(
-            Edit(
-                RUNNER,
-                "        self._batch = self._batch.merge(batch)\n"
-                "        self._draft_input = self._draft_input.merge(draft_input)\n",
-                "        old = self.__dict__.setdefault('_old', {})\n"
-                "        for place, request in enumerate(requests):\n"
-                "            own = draft_input.filter(torch.tensor([place], device=self._engine.device))\n"
-                "            own = old.setdefault(request.request_id, own)\n"
-                "            self._draft_input = self._draft_input.merge(own)\n"
-                "        self._batch = self._batch.merge(batch)\n",
-            ),
-        ),
+        edits={
+            RUNNER: "{+        old = self.__dict__.setdefault('_old', {})\n"
+            "        for place, request in enumerate(requests):\n"
+            "            own = draft_input.filter(torch.tensor([place], device=self._engine.device))\n"
+            "            own = old.setdefault(request.request_id, own)\n"
+            "            self._draft_input = self._draft_input.merge(own)\n"
+            "+}        self._batch = self._batch.merge(batch)\n"
+            "[-        self._draft_input = self._draft_input.merge(draft_input)\n"
+            "-]"
+        },
         trial=Trial("batched", TREE | PREEMPTED),
     ),
     Fault(
@@ -86,19 +79,15 @@ FAULTS = (
         cause="the length limit is checked before stop tokens, and stop tokens only at the end of an accepted path",
         symptom="tokens after a stop token are kept, and the finish reason is length",
         fields=("tokens", "finish reason"),
-        edits=(
-            Edit(
-                "specsim.serving.requests",
-                "            if self.stop_reason is not None:\n"
-                '                self.finish_reason = "stop"\n'
-                "            elif len(self.token_ids) == self.max_tokens:\n"
-                '                self.finish_reason = "length"\n',
-                "            if len(self.token_ids) == self.max_tokens:\n"
-                '                self.finish_reason = "length"\n'
-                "            elif token is token_ids[-1] and not self.stop_ids.isdisjoint(token_ids):\n"
-                '                self.finish_reason = "stop"\n',
-            ),
-        ),
+        edits={
+            "specsim.serving.requests": "            if[- self.stop_reason is not None:\n"
+            '                self.finish_reason = "stop"\n'
+            "            elif-] len(self.token_ids) == self.max_tokens:\n"
+            '                self.finish_reason = "length"\n'
+            "{+            elif token is token_ids[-1] and not self.stop_ids.isdisjoint(token_ids):\n"
+            '                self.finish_reason = "stop"\n'
+            "+}"
+        },
         trial=Trial(
             "oracle",
             dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=1, batch=3, stop_token_ids=list(range(0, 48, 4))),
@@ -111,13 +100,7 @@ FAULTS = (
         cause="uniforms are named by a request's row in the batch, not by the request",
         symptom="with the same seed, a request gets other tokens in a batch than solo",
         fields=("tokens",),
-        edits=(
-            Edit(
-                RUNNER,
-                "request_ids=[request.request_id for request in requests],",
-                "request_ids=list(range(len(requests))),",
-            ),
-        ),
+        edits={RUNNER: "request_ids=[-[request.request_id for request in requests]-]{+list(range(len(requests)))+},"},
         trial=Trial("batched", TREE | dict(sampling="warm")),
     ),
     Fault(
@@ -127,14 +110,10 @@ FAULTS = (
         cause="results are assigned in the order of a table of requests, not of the batch",
         symptom="a request gets tokens of another",
         fields=("tokens",),
-        edits=(
-            Edit(
-                RUNNER,
-                "Launched(step, tuple(self.requests), results, is_round=True,",
-                "Launched(step, tuple(sorted(self.requests, key=lambda each: each.request_id)), results,\n"
-                "                        is_round=True,",
-            ),
-        ),
+        edits={
+            RUNNER: "step, tuple({+sorted(+}self.requests{+, key=lambda each: each.request_id)+}), results,[- -]{+\n"
+            "                        +}is_round=True,"
+        },
         trial=Trial("batched", TREE | dict(arrivals=[1, 0, 0])),
     ),
     Fault(
@@ -144,7 +123,7 @@ FAULTS = (
         cause="the last draw of a round uses the uniform that decided about the first draft",
         symptom="both implementations and the oracle agree, but tokens drawn after a rejection are biased",
         fields=("distribution",),
-        edits=(Edit("specsim.core.uniforms", "    FINAL = 2\n", "    FINAL = 1\n"),),
+        edits={"specsim.core.uniforms": "    FINAL = [-2-]{+1+}\n"},
         trial=Trial("distribution", dict(impl="reference", n=4000)),
     ),
     Fault(
@@ -154,7 +133,7 @@ FAULTS = (
         cause="the replacement of a rejected draft is drawn with the noise of the draft",
         symptom="both implementations agree; the bias of the output grows with the distance of drafter and target",
         fields=("distribution",),
-        edits=(Edit("specsim.core.uniforms", "    DRAFT = 4\n", "    DRAFT = 2\n"),),
+        edits={"specsim.core.uniforms": "    DRAFT = [-4-]{+2+}\n"},
         trial=Trial("distribution", dict(impl="reference", n=4000, verifier=VERIFIER_OF["sampled"])),
     ),
     Fault(
@@ -164,16 +143,12 @@ FAULTS = (
         cause="a switch of settings makes a new draft state without the token that waits as the next root",
         symptom="the round after a switch verifies a tree below another root, and the output goes on from it",
         fields=("tokens",),
-        edits=(
-            Edit(
-                "specsim.core.adaptive_engine",
-                "        return self._engine.round(batch, draft_input, pools, reserved)\n",
-                "        if self.current != self.__dict__.get('_last', self.current):\n"
-                "            draft_input.bonus_tokens.zero_()\n"
-                "        self._last = self.current\n"
-                "        return self._engine.round(batch, draft_input, pools, reserved)\n",
-            ),
-        ),
+        edits={
+            "specsim.core.adaptive_engine": "{+        if self.current != self.__dict__.get('_last', self.current):\n"
+            "            draft_input.bonus_tokens.zero_()\n"
+            "        self._last = self.current\n"
+            "+}        return self._engine.round(batch, draft_input, pools, reserved)\n"
+        },
         trial=Trial("batched", SWITCHED),
     ),
     Fault(
@@ -183,13 +158,7 @@ FAULTS = (
         cause="columns are reserved for the setting of fewest steps, so a switch up finds too few",
         symptom="the next larger tree is written to columns that the request does not own",
         fields=("out of bounds",),
-        edits=(
-            Edit(
-                "specsim.serving.reservations",
-                "max(round_columns(length, config, self._ahead) for config in self._settings)",
-                "min(round_columns(length, config, self._ahead) for config in self._settings)",
-            ),
-        ),
+        edits={"specsim.serving.reservations": "[-max-]{+min+}(round_columns(length, config, self._ahead) for"},
         trial=Trial("batched", SWITCHED),
     ),
     Fault(
@@ -199,13 +168,7 @@ FAULTS = (
         cause="the draft steps that a policy chose by request are given to the rows in another order",
         symptom="a request accepts fewer drafts than its own steps allow, or more",
         fields=("counters", "tokens"),
-        edits=(
-            Edit(
-                "specsim.serving.runner",
-                "torch.from_numpy(choice.steps)",
-                "torch.from_numpy(choice.steps[::-1].copy())",
-            ),
-        ),
+        edits={"specsim.serving.runner": "torch.from_numpy(choice.steps[-)-]{+[::-1].copy())+}"},
         trial=Trial("oracle", OWN_STEPS),
     ),
     Fault(
@@ -215,13 +178,7 @@ FAULTS = (
         cause="a verifier ends at the steps of the setting, not at those of the request",
         symptom="a token that nobody drafted is accepted",
         fields=("accept_index", "num_accepted_drafts"),
-        edits=(
-            Edit(
-                "specsim.fast.acceptance",
-                "tl.minimum(tl.minimum(limits.num_steps, drafted), limits.max_len - 1 - length)",
-                "tl.minimum(limits.num_steps, limits.max_len - 1 - length)",
-            ),
-        ),
+        edits={"specsim.fast.acceptance": "[-tl.minimum(-]tl.minimum(limits.num_steps[-, drafted)-], limits.max_len"},
         trial=Trial("differential", OWN_STEPS | dict(verifier=VERIFIER_OF["sampled"], temperature=1.0)),
     ),
 )

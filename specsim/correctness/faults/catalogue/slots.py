@@ -1,8 +1,9 @@
 """Faults of trees and of KV slots: selection, parent lists, placement, ownership and moves."""
 
-from specsim.correctness.faults.fault import Edit, Fault, Trial
+from specsim.correctness.faults.fault import Fault, Trial
 
 KV = "specsim.fast.kv.slots"
+SELECTION = "specsim.fast.tree.selection"
 LANES = "specsim.fast.drafting.lanes"
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, max_new_tokens=4)
 
@@ -14,13 +15,7 @@ FAULTS = (
         cause="a parent that was not selected is accepted, and ancestors are walked without a bound",
         symptom="a malformed parent list is verified as a tree, or verification never ends",
         fields=("malformed trees",),
-        edits=(
-            Edit(
-                "specsim.fast.tree.nodes",
-                "return flat, parent, inside & ((block == 0) | (parent > 0))",
-                "return flat, parent, inside",
-            ),
-        ),
+        edits={"specsim.fast.tree.nodes": "return flat, parent, inside[- & ((block == 0) | (parent > 0))-]"},
         trial=Trial("trees", dict(pools="malformed", impl="fast", count=100)),
     ),
     Fault(
@@ -30,19 +25,12 @@ FAULTS = (
         cause="of candidates with equal scores the later ones are selected, a child without its parent among them",
         symptom="a node gets another parent than the one it was drafted after",
         fields=("tree",),
-        edits=(
-            Edit(
-                "specsim.fast.tree.selection",
-                "    is_selected = above | (equal & (equals <= missing))\n",
-                "    skipped = tl.sum(equal.to(tl.int32), axis=1, keep_dims=True) - missing\n"
-                "    is_selected = above | (equal & (equals > skipped))\n",
-            ),
-            Edit(
-                "specsim.fast.tree.selection",
-                "tl.minimum(equals, missing) - is_selected.to(tl.int32)",
-                "tl.maximum(equals - skipped, 0) - is_selected.to(tl.int32)",
-            ),
-        ),
+        edits={
+            SELECTION: "{+    skipped = tl.sum(equal.to(tl.int32), axis=1, keep_dims=True) - missing\n"
+            "+}    is_selected = above | (equal & (equals [-<= missing-]{+> skipped+}))\n"
+            "@@"
+            "tl.[-minimum(equals, missing-]{+maximum(equals - skipped, 0+}) - is_selected.to(tl.int32)"
+        },
         trial=Trial("trees", dict(pools="tied", impl="fast", count=12)),
     ),
     Fault(
@@ -52,13 +40,7 @@ FAULTS = (
         cause="each lane's page table points at a copy of the prefix's tail, which holds no KV",
         symptom="tokens stay right; all lanes but the first attend to old content of those slots",
         fields=("draft KV of copied tails",),
-        edits=(
-            Edit(
-                KV,
-                "    if config.lanes_share_prefix:\n        return\n",
-                "    if config.lanes_share_prefix or config.topk > 1:\n        return\n",
-            ),
-        ),
+        edits={KV: "    if config.lanes_share_prefix{+ or config.topk > 1+}:\n        return\n"},
         trial=Trial("differential", dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=1, rounds=1)),
     ),
     Fault(
@@ -68,13 +50,7 @@ FAULTS = (
         cause="the KV of the accepted path stays where the tree had it",
         symptom="the round itself is right; from the next one on the target reads the KV of other nodes",
         fields=("target keys", "target values"),
-        edits=(
-            Edit(
-                KV,
-                "moves = (source >= 0) & (destination >= 0) & (source != destination)",
-                "moves = (source >= 0) & (destination >= 0) & (source < 0)",
-            ),
-        ),
+        edits={KV: "moves = (source >= 0) & (destination >= 0) & (source [-!= destination-]{+< 0+})"},
         trial=Trial("differential", dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, rounds=2)),
     ),
     Fault(
@@ -84,22 +60,17 @@ FAULTS = (
         cause="accepted slots are moved one by one from the last, so that some are overwritten before they are read",
         symptom="where a slot is both source and destination, a deep path gets the KV of other nodes",
         fields=("target keys", "target values"),
-        edits=(
-            Edit(
-                KV,
-                "        tl.debug_barrier()\n"
-                "        tl.store(kv_ptrs.keys_ptr + destination[:, None] * SIZE + offs, key, mask=mask)\n"
-                "        if kv_ptrs.values_ptr is not None:\n"
-                "            tl.store(kv_ptrs.values_ptr + destination[:, None] * SIZE + offs, value, mask=mask)\n",
-                "        for back in range(BLOCK_W):\n"
-                "            tl.debug_barrier()\n"
-                "            one = mask & (step == BLOCK_W - 1 - back)[:, None]\n"
-                "            key = tl.load(kv_ptrs.keys_ptr + source[:, None] * SIZE + offs, mask=one)\n"
-                "            value = tl.load(kv_ptrs.values_ptr + source[:, None] * SIZE + offs, mask=one)\n"
-                "            tl.store(kv_ptrs.keys_ptr + destination[:, None] * SIZE + offs, key, mask=one)\n"
-                "            tl.store(kv_ptrs.values_ptr + destination[:, None] * SIZE + offs, value, mask=one)\n",
-            ),
-        ),
+        edits={
+            KV: "        {+for back in range(BLOCK_W):\n"
+            "            +}tl.debug_barrier()\n"
+            "[-        -]{+            one = mask & (step == BLOCK_W - 1 - back)[:, None]\n"
+            "            key = tl.load(kv_ptrs.keys_ptr + source[:, None] * SIZE + offs, mask=one)\n"
+            "            value = tl.load(kv_ptrs.values_ptr + source[:, None] * SIZE + offs, mask=one)\n"
+            "            +}tl.store(kv_ptrs.keys_ptr + destination[:, None] * SIZE + offs, key, mask=[-mask)\n"
+            "        if kv_ptrs.values_ptr is not None:-]{+one)+}\n"
+            "            tl.store("
+            "kv_ptrs.values_ptr + destination[:, None] * SIZE + offs, value, mask=[-mask-]{+one+})\n"
+        },
         trial=Trial(
             "differential",
             dict(
@@ -121,13 +92,7 @@ FAULTS = (
         cause="the buffer of the draft lanes' slots is sized without the number of lanes",
         symptom="large batches, wide trees and long requests write outside it",
         fields=("out of bounds",),
-        edits=(
-            Edit(
-                LANES,
-                "extras = config.topk * (page_size - 1 + config.num_steps)",
-                "extras = page_size - 1 + config.num_steps",
-            ),
-        ),
+        edits={LANES: "extras = [-config.topk * (-]page_size - 1 + config.num_steps[-)-]"},
         trial=Trial("memory", TREE | dict(page_size=4)),
     ),
     Fault(
@@ -137,13 +102,7 @@ FAULTS = (
         cause="accepted paths are read with the width of a tree",
         symptom="with more than one lane, memory after the paths is read as nodes",
         fields=("out of bounds",),
-        edits=(
-            Edit(
-                KV,
-                "width = verdict.accept_index.shape[1]",
-                "width = cache_locations.numel() // max(1, batch.size)",
-            ),
-        ),
+        edits={KV: "width = [-verdict.accept_index.shape[1]-]{+cache_locations.numel() // max(1, batch.size)+}"},
         trial=Trial("memory", TREE | dict(page_size=1)),
     ),
     Fault(
@@ -153,18 +112,10 @@ FAULTS = (
         cause="padding rows have one key, in a block that does not exist",
         symptom="attention reads before the start of the slot table",
         fields=("out of bounds",),
-        edits=(
-            Edit(
-                "specsim.fast.runtime.buffers",
-                '    "req_pool_indices": -1,\n',
-                '    "req_pool_indices": -1,\n    "seq_lens": 1,\n',
-            ),
-            Edit(
-                "specsim.fast.model.metadata",
-                "length = tl.load(lens_ptr + request, mask=real & mask, other=0)",
-                "length = tl.load(lens_ptr + request, mask=mask, other=0)",
-            ),
-        ),
+        edits={
+            "specsim.fast.runtime.buffers": '    "req_pool_indices": -1,\n{+    "seq_lens": 1,\n+}',
+            "specsim.fast.model.metadata": "length = tl.load(lens_ptr + request, mask=[-real & -]mask, other=0)",
+        },
         trial=Trial("memory", TREE | dict(page_size=1, bucket=2, batch=1, max_new_tokens=2)),
     ),
     Fault(
@@ -174,13 +125,7 @@ FAULTS = (
         cause="a row of the request table is as wide as the longest request, without the columns of draft lanes",
         symptom="near the length limit, lanes are written beyond the row's end",
         fields=("out of bounds",),
-        edits=(
-            Edit(
-                "specsim.fast.engine",
-                "width = self.config.reserved_columns(self.config.length_limit)",
-                "width = self.config.length_limit",
-            ),
-        ),
+        edits={"specsim.fast.engine": "width = self.config.[-reserved_columns(self.config.-]length_limit[-)-]"},
         trial=Trial("memory", TREE | dict(page_size=4, max_len="near")),
     ),
     Fault(
@@ -190,13 +135,7 @@ FAULTS = (
         cause="the draft lanes' slots are written in one order of dimensions and read in another",
         symptom="two equal requests in a batch get fewer drafts accepted than one solo",
         fields=("draft tokens", "counters"),
-        edits=(
-            Edit(
-                LANES,
-                "metadata_ptrs.extra_slots + request * most + extra",
-                "metadata_ptrs.extra_slots + extra * num_requests + request",
-            ),
-        ),
+        edits={LANES: "metadata_ptrs.extra_slots + [-request * most + extra-]{+extra * num_requests + request+}"},
         trial=Trial("batched", TREE | dict(impl="fast", page_size=4, batch=2, prompts="equal", family="noisy")),
     ),
     Fault(
@@ -206,7 +145,7 @@ FAULTS = (
         cause="a padding row keeps the index of a running request",
         symptom="the first request's KV and tokens are overwritten whenever the batch is padded",
         fields=("target KV", "draft KV"),
-        edits=(Edit("specsim.fast.runtime.buffers", '    "req_pool_indices": -1,\n', '    "req_pool_indices": 0,\n'),),
+        edits={"specsim.fast.runtime.buffers": '    "req_pool_indices": [--1-]{+0+},\n'},
         trial=Trial(
             "batched", TREE | dict(impl="fast", page_size=1, batch=1, bucket=2, against="exact", max_new_tokens=5)
         ),
@@ -218,13 +157,7 @@ FAULTS = (
         cause="slots released after a round are rounded down to pages, which misses the page at the edge",
         symptom="a page leaks every round, until none is left",
         fields=("allocator balance",),
-        edits=(
-            Edit(
-                "specsim.core.pool",
-                "self._allocator.free(pages[num_pages:])",
-                "self._allocator.free(pages[num_pages + 1 :])",
-            ),
-        ),
+        edits={"specsim.core.pool": "self._allocator.free(pages[num_pages{+ + 1 +}:])"},
         trial=Trial("batched", TREE | dict(impl="reference", page_size=4, release="round")),
     ),
 )

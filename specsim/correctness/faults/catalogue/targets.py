@@ -1,18 +1,16 @@
 """Faults of target families and of fp8 KV: windows, sinks, latent vectors, experts, scales, rotary embedding."""
 
-from specsim.correctness.faults.fault import Edit, Fault, Trial
+from specsim.correctness.faults.fault import Fault, Trial
 
 TREE = dict(topk=2, num_steps=2, num_draft_tokens=5, page_size=1, batch=1, rounds=2)
 LOOP = dict(topk=1, num_steps=3, page_size=4, batch=1, rounds=1, kind="mtp.one", graph="step")
 ATTENTION = "specsim.fast.attention"
 IS_TREE = "metadata.extra_positions.shape[1] == metadata.max_rows"
-LATER_STEP = Edit(
-    "specsim.fast.drafters.autoregressive",
-    "metadata = lane_metadata(batch, lanes, self._config, pools, self.bonus_columns)",
-    "from dataclasses import replace\n"
+LATER_STEP = {
+    "specsim.fast.drafters.autoregressive": "{+from dataclasses import replace\n"
     "        first = replace(lanes, step=lanes.step * 0)\n"
-    "        metadata = lane_metadata(batch, first, self._config, pools, self.bonus_columns)",
-)
+    "        +}metadata = lane_metadata(batch, [-lanes-]{+first+}, self._config, pools, self.bonus_columns)"
+}
 KV = ("target keys", "target values", "target latent channels", "target rotated channels")
 
 FAULTS = (
@@ -23,13 +21,7 @@ FAULTS = (
         cause="the metadata of verify has no sliding window, which prefill and drafting have",
         symptom="once a request is longer than the window, tokens differ from plain decoding",
         fields=("target_logits", *KV),
-        edits=(
-            Edit(
-                ATTENTION,
-                "window=MANY if window is None else window,",
-                f"window=MANY if window is None or {IS_TREE} else window,",
-            ),
-        ),
+        edits={ATTENTION: f"window=MANY if window is None {{+or {IS_TREE} +}}else window,"},
         trial=Trial("differential", TREE | dict(family="gpt_oss")),
     ),
     Fault(
@@ -39,7 +31,7 @@ FAULTS = (
         cause="the attention of verify leaves the sink out of the softmax",
         symptom="weights of keys in verify are too large, and tokens differ from plain decoding",
         fields=("target_logits", *KV),
-        edits=(Edit(ATTENTION, "sinks_ptr=sinks,", f"sinks_ptr=None if {IS_TREE} else sinks,"),),
+        edits={ATTENTION: f"sinks_ptr={{+None if {IS_TREE} else +}}sinks,"},
         trial=Trial("differential", TREE | dict(family="gpt_oss")),
     ),
     Fault(
@@ -49,13 +41,7 @@ FAULTS = (
         cause="the value is taken from the latent vector one channel too late",
         symptom="every token is made from shifted values, although the stored KV of the first layer is right",
         fields=("target_logits", "logprobs", "draft logits", *KV),
-        edits=(
-            Edit(
-                "specsim.fast.attention",
-                "        value = key\n",
-                "        value = _read(kv.keys_ptr + 1, slot, loaded, kv.stride_slot, query.nope, D)\n",
-            ),
-        ),
+        edits={ATTENTION: "value = [-key-]{+_read(kv.keys_ptr + 1, slot, loaded, kv.stride_slot, query.nope, D)+}\n"},
         trial=Trial("differential", TREE | dict(family="deepseek_v3", rounds=1)),
     ),
     Fault(
@@ -65,13 +51,10 @@ FAULTS = (
         cause="the weights of the chosen experts are taken from the scores with the correction bias",
         symptom="the right experts run with wrong weights, so that logits are slightly off",
         fields=("target_logits", "logprobs", "hidden", "draft_input.hidden", *KV),
-        edits=(
-            Edit(
-                "specsim.fast.model.routing",
-                "is_chosen = (rank < TOP_K) & (offs < E)",
-                "is_chosen = (rank < TOP_K) & (offs < E)\n    score = tl.where(is_chosen, choice, score)",
-            ),
-        ),
+        edits={
+            "specsim.fast.model.routing": "is_chosen = (rank < TOP_K) & (offs < E){+\n"
+            "    score = tl.where(is_chosen, choice, score)+}"
+        },
         trial=Trial("differential", TREE | dict(family="deepseek_v3", rounds=1)),
     ),
     Fault(
@@ -81,13 +64,9 @@ FAULTS = (
         cause="for one number of rows, that of this tree, the shared expert is left out",
         symptom="prompts are read correctly, and tokens differ from plain decoding in some batches only",
         fields=("target_logits", "hidden", *KV),
-        edits=(
-            Edit(
-                "specsim.fast.targets.experts",
-                "        base = rows.values if experts.shared_size is None else",
-                "        base = rows.values if experts.shared_size is None or len(x) == 5 else",
-            ),
-        ),
+        edits={
+            "specsim.fast.targets.experts": "base = rows.values if experts.shared_size is None {+or len(x) == 5 +}else"
+        },
         trial=Trial("differential", TREE | dict(family="deepseek_v3", rounds=1)),
     ),
     Fault(
@@ -97,13 +76,9 @@ FAULTS = (
         cause="the experts of accepted tokens are read from the tree's first nodes and not along the accepted path",
         symptom="tokens are right; training on the routed experts uses those of refused drafts",
         fields=("side output experts",),
-        edits=(
-            Edit(
-                "specsim.fast.sections",
-                "    move_side(batch, verify_input.cache_locations, frame.verdict, pools)\n",
-                "",
-            ),
-        ),
+        edits={
+            "specsim.fast.sections": "[-    move_side(batch, verify_input.cache_locations, frame.verdict, pools)\n-]"
+        },
         trial=Trial(
             "differential",
             TREE
@@ -117,7 +92,7 @@ FAULTS = (
         cause="scores are multiplied by the scale of the keys twice",
         symptom="attention is too flat or too sharp, and fewer drafts are accepted",
         fields=("target_logits", "logprobs", "hidden", "draft logits", "draft_input.hidden", *KV),
-        edits=(Edit(ATTENTION, "else scale) * kv.key_scale\n", "else scale) * kv.key_scale**2\n"),),
+        edits={ATTENTION: "else scale) * kv.key_scale{+**2+}\n"},
         trial=Trial("differential", TREE | dict(kv="fp8", rounds=1)),
     ),
     Fault(
@@ -127,7 +102,7 @@ FAULTS = (
         cause="cosines and sines are not multiplied by YaRN's factor",
         symptom="scores are too small by the factor's square, and quality decreases in long contexts most",
         fields=("target keys",),
-        edits=(Edit("specsim.fast.model.rotary", "        amplitude=amplitude,\n", "        amplitude=1.0,\n"),),
+        edits={"specsim.fast.model.rotary": "        amplitude=[-amplitude-]{+1.0+},\n"},
         trial=Trial("differential", TREE | dict(family="gpt_oss", rounds=1)),
     ),
     *(
@@ -138,7 +113,7 @@ FAULTS = (
             cause=f"a module of MTP on {what} runs its second draft step with the metadata of its first",
             symptom="the first two drafts are right, and later ones are at wrong positions and overwrite KV",
             fields=("draft slots", "draft positions", "draft logits"),
-            edits=(LATER_STEP,),
+            edits=LATER_STEP,
             trial=Trial("differential", LOOP | dict(family=family)),
         )
         for word, what, family in (

@@ -1,14 +1,12 @@
 """Faults of verification and its outputs: tokens, logprobs, counters, the drafter's next input."""
 
-from specsim.correctness.faults.fault import Edit, Fault, Trial
+from specsim.correctness.faults.fault import Fault, Trial
 
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, page_size=1, batch=2, rounds=2)
 EXTEND = "specsim.fast.kv.extend"
 FINISH = "specsim.fast.acceptance"
+DRAFT_DISTRIBUTION = "specsim.fast.vocabulary.draft_distribution"
 DISTRIBUTION = "specsim.fast.vocabulary.distribution"
-_FINAL_DRAW = (
-    "            bonus = draw(distributions, last, siblings, uniform, workspace, request, GROUP, GROUPS, PER)\n"
-)
 
 FAULTS = (
     Fault(
@@ -18,20 +16,15 @@ FAULTS = (
         cause="the bonus token is indexed with rows of num_draft_tokens, but a path has num_steps + 1",
         symptom="all requests but the first continue from another token than the target's",
         fields=("draft_extend_input.bonus_tokens",),
-        edits=(
-            Edit(EXTEND, "    batch_size,\n    width,\n", "    batch_size,\n    width,\n    num_nodes,\n"),
-            Edit(
-                EXTEND,
-                "verdict_ptrs.accept_index + request * width + drafts",
-                "verdict_ptrs.accept_index + request * num_nodes + drafts",
-            ),
-            Edit(
-                EXTEND,
-                "        width=width,\n        BLOCK=requests,\n",
-                "        width=width,\n        num_nodes=len(verdict.predict) // max(1, batch_size),\n"
-                "        BLOCK=requests,\n",
-            ),
-        ),
+        edits={
+            EXTEND: "    batch_size,\n    width,\n{+    num_nodes,\n+}"
+            "@@"
+            "verdict_ptrs.accept_index + request * [-width-]{+num_nodes+} + drafts"
+            "@@"
+            "        width=width,\n"
+            "{+        num_nodes=len(verdict.predict) // max(1, batch_size),\n+}"
+            "        BLOCK=requests,\n"
+        },
         trial=Trial("differential", TREE),
     ),
     Fault(
@@ -41,13 +34,7 @@ FAULTS = (
         cause="tokens and features of the accepted path are taken in the tree's order",
         symptom="with more than one lane, the drafter continues from rejected siblings",
         fields=("draft_extend_input.input_ids", "draft_extend_input.hidden"),
-        edits=(
-            Edit(
-                EXTEND,
-                "source = tl.where(node >= 0, node, root)",
-                "node = tl.where(live, root + step, -1)\n    source = tl.where(node >= 0, node, root)",
-            ),
-        ),
+        edits={EXTEND: "{+node = tl.where(live, root + step, -1)\n    +}source = tl.where(node >= 0, node, root)"},
         trial=Trial("differential", TREE),
     ),
     Fault(
@@ -57,18 +44,15 @@ FAULTS = (
         cause="the drafter keeps the KV of accepted drafts that its own features made, instead of the target's",
         symptom="tokens stay right; the further a request goes, the fewer drafts are accepted",
         fields=("draft keys", "draft values"),
-        edits=(
-            Edit(
-                "specsim.fast.drafters.autoregressive",
-                "        metadata = extend_metadata(batch, draft_extend_input, pools, self.bonus_columns)\n",
-                "        metadata = extend_metadata(batch, draft_extend_input, pools, self.bonus_columns)\n"
-                "        from dataclasses import replace\n"
-                "        width = self._config.num_steps + 1\n"
-                "        step = torch.arange(len(metadata.slots), device=metadata.slots.device) % width\n"
-                "        kept = (step < width - 2) & (step < extend.num_accepted_drafts.repeat_interleave(width))\n"
-                "        metadata = replace(metadata, slots=torch.where(kept, -1, metadata.slots))\n",
-            ),
-        ),
+        edits={
+            "specsim.fast.drafters.autoregressive": "(batch, draft_extend_input, pools, self.bonus_columns)\n"
+            "{+        from dataclasses import replace\n"
+            "        width = self._config.num_steps + 1\n"
+            "        step = torch.arange(len(metadata.slots), device=metadata.slots.device) % width\n"
+            "        kept = (step < width - 2) & (step < extend.num_accepted_drafts.repeat_interleave(width))\n"
+            "        metadata = replace(metadata, slots=torch.where(kept, -1, metadata.slots))\n"
+            "+}"
+        },
         trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=3, rounds=3)),
     ),
     Fault(
@@ -78,13 +62,10 @@ FAULTS = (
         cause="the number of accepted drafts is incremented in place to get the number of accepted tokens",
         symptom="later readers of the counter in the round take the bonus token for a draft",
         fields=("num_accepted_drafts", "draft_extend_input.num_accepted_drafts"),
-        edits=(
-            Edit(
-                "specsim.fast.sections",
-                "    draft_extend_input(\n        frame.batch,\n",
-                "    frame.verdict.num_accepted_drafts.add_(1)\n    draft_extend_input(\n        frame.batch,\n",
-            ),
-        ),
+        edits={
+            "specsim.fast.sections": "{+    frame.verdict.num_accepted_drafts.add_(1)\n+}"
+            "    draft_extend_input(\n        frame.batch,\n"
+        },
         trial=Trial("differential", TREE | dict(batch=3)),
     ),
     Fault(
@@ -94,22 +75,14 @@ FAULTS = (
         cause="rows are compacted to the accepted path, and logprobs then gathered from them by nodes of the tree",
         symptom="tokens stay right; with more than one lane logprobs are those of other nodes",
         fields=("logprobs",),
-        edits=(
-            Edit(
-                FINISH,
-                "    logprobs = logprob(distributions, path, drafted, following >= 0)"
-                "  # before the draw, which waits for its own loads\n",
-                "    place = tl.where(path - root <= num_steps, path - root, 0)\n"
-                "    compacted = tl.load(accept_index_ptr + place, mask=path >= 0, other=0).to(tl.int64)\n"
-                "    logprobs = logprob(distributions, tl.maximum(compacted, root), drafted, following >= 0)\n",
-            ),
-            Edit(
-                FINISH,
-                "logprob(distributions, last, bonus, length > 0)",
-                "logprob(distributions, tl.maximum(tl.max(tl.where(offs == drafts, compacted, -1), axis=0), root), "
-                "bonus, length > 0)",
-            ),
-        ),
+        edits={
+            FINISH: "{+    place = tl.where(path - root <= num_steps, path - root, 0)\n"
+            "    compacted = tl.load(accept_index_ptr + place, mask=path >= 0, other=0).to(tl.int64)\n"
+            "+}    logprobs = logprob(distributions, [-path-]{+tl.maximum(compacted, root)+}, drafted, "
+            "following >= 0)[-  # before the draw, which waits for its own loads-]"
+            "@@"
+            "[-last-]{+tl.maximum(tl.max(tl.where(offs == drafts, compacted, -1), axis=0), root)+}, bonus, length"
+        },
         trial=Trial("differential", TREE),
     ),
     Fault(
@@ -119,17 +92,14 @@ FAULTS = (
         cause="logprobs are those of the logits before they are divided by the temperature",
         symptom="tokens stay right; logprobs are wrong at every temperature but 0 and 1",
         fields=("logprobs",),
-        edits=(
-            Edit(
-                DISTRIBUTION,
-                "    return tl.where(mask, ((logits - best) * scale - log_sum) * LN_2, 0.0)\n",
-                "    total = logits * 0\n"
-                "    for other in range(distributions.vocab_size):\n"
-                "        own = _rows_of(distributions, tl.where(mask, rows, 0))\n"
-                "        total += tl.exp(logits_at(own, tokens * 0 + other, mask) - best)\n"
-                "    return tl.where(mask, logits - best - tl.log(total), 0.0)\n",
-            ),
-        ),
+        edits={
+            DISTRIBUTION: "{+    total = logits * 0\n"
+            "    for other in range(distributions.vocab_size):\n"
+            "        own = _rows_of(distributions, tl.where(mask, rows, 0))\n"
+            "        total += tl.exp(logits_at(own, tokens * 0 + other, mask) - best)\n"
+            "+}    return tl.where(mask, "
+            "[-((logits - best) * scale - log_sum) * LN_2-]{+logits - best - tl.log(total)+}, 0.0)\n"
+        },
         trial=Trial("differential", TREE | dict(batch=1, sampling="filtered", rounds=1)),
     ),
     Fault(
@@ -139,13 +109,7 @@ FAULTS = (
         cause="top-k and top-p change the logits in place before logprobs are read from them",
         symptom="tokens stay right; with filters, logprobs are normalised over the kept tokens",
         fields=("logprobs",),
-        edits=(
-            Edit(
-                "specsim.fast.sampling",
-                "offs * 4 + 2, tl.log2(total), mask=written)",
-                "offs * 4 + 2, tl.log2(mass), mask=written)",
-            ),
-        ),
+        edits={"specsim.fast.sampling": "offs * 4 + 2, tl.log2([-total-]{+mass+}), mask=written)"},
         trial=Trial("differential", TREE | dict(batch=1, sampling="filtered", rounds=1)),
     ),
     Fault(
@@ -155,15 +119,12 @@ FAULTS = (
         cause="penalties of B requests are applied to the first B of the B·N rows",
         symptom="most nodes of every tree are verified without penalties, or with those of another request",
         fields=("processed logits",),
-        edits=(
-            Edit(
-                "specsim.fast.vocabulary.penalties",
-                "            logits = tl.where(in_prompt + output > 0, repeated, logits)\n",
-                "            output = tl.where(((root + offs_n) < tl.num_programs(0))[:, None], output, 0)\n"
-                "            in_prompt = tl.where(((root + offs_n) < tl.num_programs(0))[:, None], in_prompt, 0)\n"
-                "            logits = tl.where(in_prompt + output > 0, repeated, logits)\n",
-            ),
-        ),
+        edits={
+            "specsim.fast.vocabulary.penalties": "{+            first = (root + offs_n < tl.num_programs(0))[:, None]\n"
+            "            output = tl.where(first, output, 0)\n"
+            "            in_prompt = tl.where(first, in_prompt, 0)\n"
+            "+}            logits = tl.where(in_prompt + output > 0, repeated, logits)\n"
+        },
         trial=Trial("differential", TREE | dict(sampling="penalties", rounds=1)),
     ),
     Fault(
@@ -173,31 +134,25 @@ FAULTS = (
         cause="when every draft was accepted the last token is drawn without temperature and top-p",
         symptom="the better the drafter, the more tokens follow another distribution",
         fields=("distribution",),
-        edits=(
-            Edit(
-                FINISH,
-                "_finish_kernel(\n    distributions,\n",
-                "_finish_kernel(\n    distributions,\n    unprocessed,\n",
-            ),
-            Edit(
-                FINISH,
-                _FINAL_DRAW,
-                "            if drafts == num_steps:\n    "
-                + _FINAL_DRAW.replace("distributions", "unprocessed")
-                + f"            else:\n    {_FINAL_DRAW}",
-            ),
-            Edit(
-                FINISH,
-                "    _finish_kernel[(num_requests,)](\n        distributions=distributions.tables,\n",
-                "    from dataclasses import replace\n"
-                "    from specsim.fast import sampling\n"
-                "    plain = replace(batch.sampling, temperature=torch.ones_like(batch.sampling.temperature),\n"
-                "                    top_p=torch.ones_like(batch.sampling.top_p))\n"
-                "    unprocessed = sampling.distributions(replace(batch, sampling=plain), distributions.logits)\n"
-                "    _finish_kernel[(num_requests,)](\n        distributions=distributions.tables,\n"
-                "        unprocessed=unprocessed.tables,\n",
-            ),
-        ),
+        edits={
+            FINISH: "_finish_kernel(\n    distributions,\n{+    unprocessed,\n+}"
+            "@@"
+            "            {+if drafts == num_steps:\n"
+            "                bonus = draw(unprocessed, last, siblings, uniform, workspace, request, "
+            "GROUP, GROUPS, PER)\n"
+            "            else:\n"
+            "                +}bonus = draw(distributions, last, siblings"
+            "@@"
+            "{+    from dataclasses import replace\n"
+            "    from specsim.fast import sampling\n"
+            "    plain = replace(batch.sampling, temperature=torch.ones_like(batch.sampling.temperature),\n"
+            "                    top_p=torch.ones_like(batch.sampling.top_p))\n"
+            "    unprocessed = sampling.distributions(replace(batch, sampling=plain), distributions.logits)\n"
+            "+}    _finish_kernel[(num_requests,)](\n"
+            "        distributions=distributions.tables,\n"
+            "{+        unprocessed=unprocessed.tables,\n"
+            "+}"
+        },
         trial=Trial("distribution", dict(impl="fast", n=120, temperature=0.25, top_p=0.8)),
     ),
     Fault(
@@ -207,15 +162,12 @@ FAULTS = (
         cause="the distributions of later draft steps are written to the result of advanced indexing, a copy",
         symptom="drafts after the first are verified with a distribution that they were not drawn from",
         fields=("draft_prob",),
-        edits=(
-            Edit(
-                "specsim.fast.vocabulary.draft_distribution",
-                "        write_draft_prob(logits_RV, moments, vocabulary, draft_prob, num_lanes, step, num_steps)\n",
-                "        parents = torch.arange(draft_prob.shape[1], device=draft_prob.device)\n"
-                "        copied = draft_prob if loop is None else draft_prob[:, parents]\n"
-                "        write_draft_prob(logits_RV, moments, vocabulary, copied, num_lanes, step, num_steps)\n",
-            ),
-        ),
+        edits={
+            DRAFT_DISTRIBUTION: "{+        parents = torch.arange(draft_prob.shape[1], device=draft_prob.device)\n"
+            "        copied = draft_prob if loop is None else draft_prob[:, parents]\n"
+            "+}        write_draft_prob("
+            "logits_RV, moments, vocabulary, [-draft_prob-]{+copied+}, num_lanes, step, num_steps)\n"
+        },
         trial=Trial("differential", dict(topk=1, num_steps=3, page_size=1, batch=2, sampling="warm", verifier="block")),
     ),
 )
