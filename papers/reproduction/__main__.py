@@ -7,9 +7,7 @@ from pathlib import Path
 from papers.reproduction.ledger import page, rows, with_figures
 from papers.reproduction.published import papers
 from specsim.core.errors import InputError
-from specsim.maintain.outputs import rewrite
-
-ROOT = Path(__file__).resolve().parents[2]
+from specsim.maintain.page import ROOT, rewrite
 
 
 def main(root: Path = ROOT) -> None:

@@ -20,9 +20,8 @@ from specsim.correctness.exact.certificates import VERIFIERS
 from specsim.correctness.exact.report import Certificate
 from specsim.correctness.exact.report import exact as as_text
 from specsim.correctness.exact.verifier import DraftedTree, Verifier
-from specsim.maintain.result_tables import markdown
+from specsim.maintain.page import ROOT, markdown
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "papers" / "leaderboard.md"
 EXAMPLES = "notebooks/examples"
 RULE_FILES = "*_rule.py"

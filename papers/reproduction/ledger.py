@@ -11,7 +11,7 @@ from typing import Any
 from papers.reproduction import arithmetic, pairs, rounds, rules, trees
 from papers.reproduction.published import Paper, Published
 from specsim.core.errors import InputError, require
-from specsim.maintain.result_tables import markdown
+from specsim.maintain.page import filled, markdown
 from specsim.simulator.reproduce import reproduction
 
 MODULES: Mapping[str, ModuleType] = {
@@ -112,12 +112,8 @@ def _command(name: str) -> str:
 
 def with_figures(notes: str, own: Sequence[Row]) -> str:
     """Write a paper's rows between the marks of its notes; notes without marks stay as they are."""
-    before, start, rest = notes.partition("<!-- reproduced -->\n")
-    if not start:
-        return notes
-    _, end, after = rest.partition("<!-- /reproduced -->")
-    lines = [line.replace("](../", "](../../") for line in _tables(own)]
-    return before + start + "\n".join(["", *lines, ""]) + end + after
+    text = "\n".join(line.replace("](../", "](../../") for line in _tables(own))
+    return filled(notes, lambda region: text if region == "reproduced" else None)
 
 
 def _tables(own: Sequence[Row]) -> list[str]:

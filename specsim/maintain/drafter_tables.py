@@ -17,7 +17,8 @@ from specsim.core.kv_buffer import KV_DTYPES, KVDtype
 from specsim.core.pair import AnyDrafter, Pair
 from specsim.core.token_drafter import Proposal, TreeLimits
 from specsim.core.verifiers import DEFAULT_VERIFIER, VERIFIERS, Verifier
-from specsim.maintain.result_tables import markdown, prompts_of
+from specsim.maintain.page import Column, markdown, table
+from specsim.maintain.shipped_pair.card import prompts_of
 from specsim.models.load import token_drafter
 from specsim.models.shipped import TINY
 from specsim.models.synthetic_pair import synthetic_pair
@@ -29,20 +30,6 @@ WITH_WEIGHTS = tuple(
     if kind.has_weights and kind.variant(name).differs_in in ("nothing", "tensors")
 )
 TREES = {1: "chain", 4: "tree"}  # by topk
-ALLOWED_HEADINGS = ("drafter", "drafts", "verifiers", "graph modes")
-PROTOCOL_HEADINGS = (
-    "drafter",
-    "state between rounds",
-    "layers of draft KV",
-    "bonus columns",
-    "lookahead",
-    "mask rows",
-    "host or device",
-)
-REFUSED_HEADINGS = ("drafters", "refused with")
-TARGET_HEADINGS = ("target", "drafter", "graph modes", "KV of target and drafter")
-REFUSED_TARGET_HEADINGS = ("target", "drafters", "refused with")
-ACCEPTANCE_HEADINGS = ("drafter", "temperature", "prompts", "accept length", "without loops", "accepted by position")
 STEPS = 3  # of the chains in the table of acceptance, and of all combinations
 
 
@@ -105,7 +92,7 @@ def make_pair(drafter: str, family: str = target.FAMILIES[0]) -> Pair:
     return make_pair(DEFAULT, family).with_drafter(WITHOUT_WEIGHTS[drafter])
 
 
-def protocol(_: Path | None = None) -> str:
+def protocol() -> str:
     """Make the table of what a round reads of every drafter, from engines of tiny pairs."""
     rows: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for kind in DRAFTERS:
@@ -113,8 +100,18 @@ def protocol(_: Path | None = None) -> str:
         names = {_protocol_cells(make_pair(kind), num_steps, topk): name for topk, name in _widths(kind)}
         for cells, name in names.items():
             rows[cells].append(kind if len(names) == 1 else f"{kind}, {name}")
-    table = markdown(PROTOCOL_HEADINGS, ((", ".join(kinds), *cells) for cells, kinds in rows.items()))
-    return "\n".join(["", *table, ""]) + "\n"
+    return "\n".join(markdown(PROTOCOL_HEADINGS, ((", ".join(kinds), *cells) for cells, kinds in rows.items())))
+
+
+PROTOCOL_HEADINGS = (
+    "drafter",
+    "state between rounds",
+    "layers of draft KV",
+    "bonus columns",
+    "lookahead",
+    "mask rows",
+    "host or device",
+)
 
 
 def _widths(kind: str) -> Iterable[tuple[int, str]]:
@@ -142,20 +139,20 @@ def refusal(combination: Combination, pair: Pair | None = None, impl: str = "fas
     return None
 
 
-def combinations(_: Path | None = None) -> str:
+def combinations() -> str:
     """Make two tables: what each drafter runs with, and the errors of all other combinations."""
     errors = {combination: refusal(combination) for combination in (*COMBINATIONS, *OTHERS)}
     allowed = allowed_rows(combination for combination in COMBINATIONS if errors[combination] is None)
-    tables = (*markdown(ALLOWED_HEADINGS, allowed), "", *markdown(REFUSED_HEADINGS, refused_rows(errors)))
-    return "\n".join(["", *tables, ""]) + "\n"
+    refused = table(REFUSED_COLUMNS[1:], refused_rows(errors))
+    return "\n".join([*markdown(("drafter", "drafts", "verifiers", "graph modes"), allowed), "", *refused])
 
 
-def targets(_: Path | None = None) -> str:
+def targets() -> str:
     """Make two tables: what runs with each target, and the errors of all other combinations."""
     errors = {combination: refusal(combination) for combination in TARGET_COMBINATIONS}
     allowed = target_rows(combination for combination, error in errors.items() if error is None)
-    tables = (*markdown(TARGET_HEADINGS, allowed), "", *markdown(REFUSED_TARGET_HEADINGS, refused_targets(errors)))
-    return "\n".join(["", *tables, ""]) + "\n"
+    headings = ("target", "drafter", "graph modes", "KV of target and drafter")
+    return "\n".join([*markdown(headings, allowed), "", *table(REFUSED_COLUMNS, refused_rows(errors))])
 
 
 def collapsed(rows: Iterable[Sequence[Any]], columns: Iterable[int]) -> list[tuple[tuple[Any, ...], ...]]:
@@ -173,12 +170,8 @@ def allowed_rows(allowed: Iterable[Combination]) -> Iterator[tuple[str, ...]]:
     """List drafters, chain or tree, verifiers and graph modes, together where they are the same."""
     rows = [combination[:4] for combination in allowed]
     for kinds, verifiers, (topk,), modes in collapsed(rows, (3, 1, 0)):
-        yield (
-            ", ".join(kinds),
-            "no drafts" if kinds == ("none",) else TREES[topk],
-            ", ".join(verifiers),
-            ", ".join(modes),
-        )
+        drafts = "no drafts" if kinds == ("none",) else TREES[topk]
+        yield ", ".join(kinds), drafts, ", ".join(verifiers), ", ".join(modes)
 
 
 def target_rows(allowed: Iterable[Combination]) -> Iterator[tuple[str, ...]]:
@@ -195,49 +188,63 @@ def _families(names: Iterable[str]) -> str:
     return "all" if tuple(names) == target.FAMILIES else ", ".join(names)
 
 
-def refused_rows(errors: Mapping[Combination, InputError | None]) -> Iterator[tuple[str, str]]:
-    """List the errors, with the drafters that meet each one; those that differ only in the value are one row."""
-    kinds: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-    sentences: dict[tuple[str, str], str] = {}
+class Refusal(NamedTuple):
+    """An error, and the combinations that meet it; errors that differ only in the value are one."""
+
+    sentence: str
+    combinations: list[Combination]
+
+    @property
+    def families(self) -> str:
+        """Targets of the combinations."""
+        return _families(dict.fromkeys(combination.family for combination in self.combinations))
+
+    @property
+    def drafters(self) -> str:
+        """Drafters of the combinations."""
+        drafters = tuple(dict.fromkeys(combination.drafter for combination in self.combinations))
+        return "all that draft" if drafters == DRAFTERS[:-1] else ", ".join(drafters)
+
+
+REFUSED_COLUMNS = (
+    Column("target", lambda refused: refused.families),
+    Column("drafters", lambda refused: refused.drafters),
+    Column("refused with", lambda refused: refused.sentence),
+)
+
+
+def refused_rows(errors: Mapping[Combination, InputError | None]) -> Iterable[Refusal]:
+    """List the errors with the combinations that meet each one."""
+    refused: dict[tuple[str, str], Refusal] = {}
     for combination, error in errors.items():
         if error is not None:
-            kinds[error.name, error.allowed][combination.drafter] = None
-            sentences.setdefault((error.name, error.allowed), str(error))
-    drafting = DRAFTERS[:-1]
-    for key, drafters in kinds.items():
-        yield "all that draft" if tuple(drafters) == drafting else ", ".join(drafters), sentences[key]
+            row = refused.setdefault((error.name, error.allowed), Refusal(str(error), []))
+            row.combinations.append(combination)
+    return refused.values()
 
 
-def refused_targets(errors: Mapping[Combination, InputError | None]) -> Iterator[tuple[str, ...]]:
-    """List the errors, with the targets and drafters that meet each one."""
-    met: dict[str, list[Combination]] = defaultdict(list)
-    for combination, error in errors.items():
-        if error is not None:
-            met[str(error)].append(combination)
-    for sentence, refused in met.items():
-        families = dict.fromkeys(combination.family for combination in refused)
-        drafters = dict.fromkeys(combination.drafter for combination in refused)
-        yield _families(families), ", ".join(drafters), sentence
-
-
-def acceptance(_: Path | None = None, file: Path = TINY / "acceptance.json") -> str:
+def acceptance(file: Path = TINY / "acceptance.json") -> str:
     """Make the table of the shipped drafters' chains from the kept result of `specsim accept`."""
     study = json.loads(file.read_text(encoding="utf-8"))
-    rows = [row for row in study["measurements"] if _is_shown(row["setting"]["config"])]
-    table = markdown(ACCEPTANCE_HEADINGS, map(_acceptance_cells, rows))
+    rows = [row for row in study["measurements"] if _is_chain_of_steps(row["setting"]["config"])]
     counts = f"{study['num_prompts']} held-out prompts, {study['max_new_tokens']} new tokens each"
     if study.get("num_edits"):
         counts += f"; {study['num_edits']} edits, prompts that end within a copy of an excerpt with one name changed"
-    return "\n".join(["", *table, "", f"Chains of {STEPS} drafts on {counts}.", ""]) + "\n"
+    return "\n".join([*table(ACCEPTANCE_COLUMNS, rows), "", f"Chains of {STEPS} drafts on {counts}."])
 
 
-def _is_shown(config: Mapping[str, Any]) -> bool:
+def _is_chain_of_steps(config: Mapping[str, Any]) -> bool:
     return config["topk"] == 1 and config["num_steps"] == STEPS
 
 
-def _acceptance_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    everything = row["everything"]
-    rates = ", ".join(f"{rate:.2f}" for rate in everything["accepted_by_position"])
-    lengths = [f"{row[part]['accept_length']:.2f}" if row.get(part) else "" for part in ("everything", "fresh")]
-    setting = row["setting"]
-    return setting["drafter"], f"{setting['temperature']:g}", prompts_of(setting), *lengths, rates
+ACCEPTANCE_COLUMNS = (
+    Column("drafter", lambda row: row["setting"]["drafter"]),
+    Column("temperature", lambda row: row["setting"]["temperature"], "g"),
+    Column("prompts", lambda row: prompts_of(row["setting"])),
+    Column("accept length", lambda row: row["everything"]["accept_length"], ".2f"),
+    Column("without loops", lambda row: row["fresh"] and row["fresh"]["accept_length"], ".2f"),
+    Column(
+        "accepted by position",
+        lambda row: ", ".join(f"{rate:.2f}" for rate in row["everything"]["accepted_by_position"]),
+    ),
+)

@@ -21,9 +21,8 @@ from rich.console import Console
 
 from specsim.bench.suites import SUITES
 from specsim.core.display import print_table, stdout_console
-from specsim.maintain.result_tables import Result, changed_modules, missing_groups, suite_command
-from specsim.maintain.results import read
-from specsim.maintain.tables import ROOT
+from specsim.maintain.page import ROOT
+from specsim.maintain.results import Result, changed_modules, missing_groups, read, runs_of, suite_command
 
 KEPT = ROOT / "fast" / "measurements"
 JOBS = {"diff": 3, "faults": 5, "soak": 2}  # processes of a command; one for the others
@@ -87,7 +86,7 @@ class Machine:
         return range(OWN_CORES * min(gpus), self.cores if self.gpus - 1 in gpus else OWN_CORES * (max(gpus) + 1))
 
 
-def runs_of(name: str, result: Result, cores: int, again: Callable[[Result], bool]) -> Iterator[GpuRun]:
+def reruns(name: str, result: Result, cores: int, again: Callable[[Result], bool]) -> Iterator[GpuRun]:
     """List the runs of a kept result for which `again` holds, and those of groups that it does not have."""
     if "suite" not in result:
         if again(result):
@@ -124,9 +123,9 @@ def plan(folder: Path, cores: int, is_whole: bool = False) -> list[GpuRun]:
     """List the runs of stale results, or of all: proofs, the longest first, then benchmarks, then full grids."""
 
     def again(result: Result) -> bool:
-        return is_whole or bool(changed_modules(result))
+        return is_whole or any(map(changed_modules, runs_of(result)))
 
-    runs = [run for path in sorted(folder.glob("*.json")) for run in runs_of(path.stem, read(path), cores, again)]
+    runs = [run for path in sorted(folder.glob("*.json")) for run in reruns(path.stem, read(path), cores, again)]
     proofs = sorted((run for run in runs if run.jobs), key=lambda run: -run.seconds)
     benchmarks = sorted((run for run in runs if not run.jobs), key=lambda run: run.seconds)
     return sorted([*proofs, *benchmarks], key=lambda run: "full" in run.arguments)

@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
-import numpy as np
-
+from specsim.bench.simulated import MadeUpTimes
 from specsim.core.config import ServingConfig, SpecConfig
-from specsim.maintain.result_tables import markdown
+from specsim.maintain.page import Column, markdown, table
 from specsim.simulator.acceptance import Option, steady
 from specsim.simulator.calibration.observation import PRIORS
-from specsim.simulator.calibration.profile import names, profile
+from specsim.simulator.calibration.profile import Profile, names, profile
 from specsim.simulator.calibration.published_report import (
     CHOICE,
     LEFT,
@@ -29,6 +27,7 @@ from specsim.simulator.workload import closed_loop, poisson
 
 LOADS = (0.3, 0.5, 0.7, 0.9)  # arrivals a second at a server that takes one second for a request
 REQUESTS = 20_000
+ONE_SECOND_ROUNDS = MadeUpTimes(round_seconds=1.0, request=0.0, prefill_seconds=0.0, token=0.0)
 
 
 @cache
@@ -37,91 +36,84 @@ def published() -> PublishedReport:
     return report()
 
 
-def six_cells(folder: Path) -> str:
+def _text(*lines: str | Sequence[str]) -> str:
+    """Join paragraphs and tables, with a blank line between them."""
+    return "\n\n".join(line if isinstance(line, str) else "\n".join(line) for line in lines)
+
+
+def six_cells() -> str:
     """Write the errors after a calibration on six cells, and the rule."""
     text, *_ = sentences(published())
     seen = [f"- {table.table}: {'; '.join(table.seen)}" for table in published().six]
-    return _page([text, "", *markdown(SIX, six_rows(published())), "", "Fitted cells:", "", *seen])
+    return _text(text, markdown(SIX, six_rows(published())), "Fitted cells:", seen)
 
 
-def left_out(folder: Path) -> str:
+def left_out() -> str:
     """Write the errors of tables that were left out, and the share of figures within bands."""
     _, text, bands, *_ = sentences(published())
-    return _page([text, "", *markdown(LEFT, left_rows(published())), "", bands])
+    return _text(text, markdown(LEFT, left_rows(published())), bands)
 
 
-def measured_speedups(folder: Path) -> str:
+def measured_speedups() -> str:
     """Write the errors of speed-ups, and the share of them within their bands."""
     *_, text, _ = sentences(published())
-    return _page([text, "", *markdown(SPEEDUPS, speedup_rows(published()))])
+    return _text(text, markdown(SPEEDUPS, speedup_rows(published())))
 
 
-def choices(folder: Path) -> str:
+def choices() -> str:
     """Write the choice of a setting by batch size, and its regret."""
     *_, text = sentences(published())
     notes = [f"- {table.name}: {table.note}" for table in published().tables if table.note]
-    return _page([text, "", *markdown(CHOICE, choice_rows(published())), "", *notes])
+    return _text(text, markdown(CHOICE, choice_rows(published())), notes)
 
 
-def profiles(folder: Path) -> str:
+def profiles() -> str:
     """Write the parameters of every shipped profile with their intervals."""
-    rows = []
-    for name in names():
-        shipped = profile(name)
-        made_of = shipped.provenance
-        values = []
-        for parameter in shipped.posterior.determined:
-            scale, unit = (1e6, " µs") if PRIORS[parameter].unit == "s" else (1.0, "")
-            low, high = (scale * end for end in shipped.posterior.interval(parameter))
-            values.append(
-                f"{parameter} {scale * shipped.posterior.values[parameter]:.3g}{unit} ({low:.3g} to {high:.3g})"
-            )
-        rows.append((name, made_of["hardware"], str(made_of["cells"]), str(shipped.structure), "; ".join(values)))
-    return _page(markdown(("profile", "GPU", "cells", "structure", "determined parameters"), rows))
+    return _text(table(PROFILE_COLUMNS, map(profile, names())))
 
 
-class _OneSecondRounds:
-    """A server whose rounds take a second, and prompts nothing."""
-
-    def prefill(self, new_tokens: np.ndarray, contexts: np.ndarray) -> float:
-        return 0.0
-
-    def round(self, contexts: np.ndarray, config: SpecConfig) -> float:
-        return 1.0
-
-    def mixed(self, new_tokens: np.ndarray, behind: np.ndarray, contexts: np.ndarray, config: SpecConfig) -> float:
-        return 1.0
+def _parameters(shipped: Profile) -> str:
+    values = []
+    for parameter in shipped.posterior.determined:
+        scale, unit = (1e6, " µs") if PRIORS[parameter].unit == "s" else (1.0, "")
+        low, high = (scale * end for end in shipped.posterior.interval(parameter))
+        values.append(f"{parameter} {scale * shipped.posterior.values[parameter]:.3g}{unit} ({low:.3g} to {high:.3g})")
+    return "; ".join(values)
 
 
-def identities(folder: Path) -> str:
-    """Write queueing identities of the simulated timeline: M/D/1, Little's law, saturation."""
-    return _page(markdown(("identity", "simulated", "formula", "difference"), _identities()))
+PROFILE_COLUMNS = (
+    Column("profile", lambda shipped: shipped.name),
+    Column("GPU", lambda shipped: shipped.provenance["hardware"]),
+    Column("cells", lambda shipped: shipped.provenance["cells"]),
+    Column("structure", lambda shipped: str(shipped.structure)),
+    Column("determined parameters", _parameters),
+)
 
 
 @cache
-def _identities() -> tuple[tuple[str, ...], ...]:
-    """Simulate the identities, once for all pages."""
+def identities() -> str:
+    """Write queueing identities of the simulated timeline: M/D/1, Little's law, saturation."""
     option = Option(SpecConfig(1, 3, 4), steady(4, 3))  # every round accepts all 3 drafts: a request takes one round
-    one = ServingConfig("sync", 1, 10**6)
     rows = []
     for rate in LOADS:
-        run = simulate(_OneSecondRounds(), option, poisson(REQUESTS, rate, 10, 5), one, prefill="beside")
+        arrivals = poisson(REQUESTS, rate, 10, 5)
+        run = simulate(ONE_SECOND_ROUNDS, option, arrivals, ServingConfig("sync", 1, 10**6), prefill="beside")
         metrics = run.metrics()
         formula = rate / (2 * (1 - rate))
-        rows.append(_row(f"M/D/1, load {rate}: mean wait, s", float(run.e2e.mean()) - 1, formula))
+        rows.append((f"M/D/1, load {rate}: mean wait, s", float(run.e2e.mean()) - 1, formula))
         inside = metrics["Request Throughput (req/s)"] * metrics["Mean E2E Latency (ms)"] * 1e-3
-        rows.append(_row(f"Little's law, load {rate}: requests inside", float(run.e2e.sum()) / run.duration, inside))
+        rows.append((f"Little's law, load {rate}: requests inside", float(run.e2e.sum()) / run.duration, inside))
     for places in (1, 8):
         load = closed_loop(REQUESTS, 4 * places, 10, 5)
-        run = simulate(_OneSecondRounds(), option, load, ServingConfig("sync", places, 10**6), prefill="beside")
+        run = simulate(ONE_SECOND_ROUNDS, option, load, ServingConfig("sync", places, 10**6), prefill="beside")
         rate = run.metrics()["Request Throughput (req/s)"]
-        rows.append(_row(f"saturation, {places} places: requests/s", rate, float(places)))
-    return tuple(rows)
+        rows.append((f"saturation, {places} places: requests/s", rate, float(places)))
+    return _text(table(IDENTITY_COLUMNS, rows))
 
 
-def _row(name: str, simulated: float, formula: float) -> tuple[str, ...]:
-    return (name, f"{simulated:.3f}", f"{formula:.3f}", f"{simulated / formula - 1:+.1%}")
-
-
-def _page(lines: Sequence[str]) -> str:
-    return "\n".join(["", *lines, ""]) + "\n"
+IDENTITY_COLUMNS = (
+    Column("identity", lambda row: row[0]),
+    Column("simulated", lambda row: row[1], ".3f"),
+    Column("formula", lambda row: row[2], ".3f"),
+    Column("difference", lambda row: row[1] / row[2] - 1, "+.1%"),
+)

@@ -2,7 +2,6 @@
 
 import json
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.files import write_whole
 from specsim.core.kv_buffer import KV_DTYPES, KVDtype
-from specsim.maintain.result_tables import markdown
+from specsim.maintain.page import markdown
 from specsim.models.load import load
 from specsim.models.shipped import TINY, load_prompts
 from specsim.simulator.acceptance_record import AcceptanceRecord
@@ -51,19 +50,19 @@ def row_of(config: SpecConfig, formats: tuple[KVDtype, KVDtype]) -> dict[str, An
     }
 
 
-def table(_: Path | None = None, file: Path = FILE) -> str:
-    """Make the table of the kept results."""
-    rows = json.loads(file.read_text(encoding="utf-8"))
-    cells = []
-    for formats in FORMATS:
-        format_rows = [row for row in rows if (row["kv_dtype"], row["draft_kv_dtype"]) == formats]
-        figures = [(f"{row['accept_length']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}") for row in format_rows]
-        cells.append((*formats, *(cell for figure in figures for cell in figure)))
+def table() -> str:
+    """Make the table of the kept results, a row for the formats and two cells for each tree."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    rows = json.loads(FILE.read_text(encoding="utf-8"))
+    for row in rows:
+        formats = (row["kv_dtype"], row["draft_kv_dtype"])
+        cells.setdefault(formats, [*formats])
+        cells[formats] += [f"{row['accept_length']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}"]
     prompts = f"{len(rows[0]['counts'])} held-out prompts, {NEW_TOKENS} new tokens each"
-    return "\n".join(["", *markdown(HEADINGS, cells), "", f"Accept lengths at temperature 0 on {prompts}.", ""]) + "\n"
+    return "\n".join([*markdown(HEADINGS, cells.values()), "", f"Accept lengths at temperature 0 on {prompts}."])
 
 
 if __name__ == "__main__":
-    found = [row_of(config, formats) for formats in FORMATS for config in CONFIGS]
-    write_whole(FILE, ("[\n" + ",\n".join(map(json.dumps, found)) + "\n]\n").encode(), "kv_acceptance")
+    measured_rows = [row_of(config, formats) for formats in FORMATS for config in CONFIGS]
+    write_whole(FILE, ("[\n" + ",\n".join(map(json.dumps, measured_rows)) + "\n]\n").encode(), "kv_acceptance")
     print(table())

@@ -11,12 +11,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).resolve().parents[2]
-GUIDE = ROOT / "notebooks" / "guide"
+from specsim.maintain.page import GUIDE, ROOT, rewrite
+
 BLOCK = re.compile(
     r"<!-- output (?:(\d+)-(\d+) )?(specsim .+?) -->\n(.*?)<!-- /output -->|<!-- run (specsim .+?) -->", re.DOTALL
 )
@@ -65,16 +65,6 @@ def with_outputs(page: str, print_of: Callable[[str, Path], str] = run) -> str:
             (folder / file[1]).write_text(file[2], encoding="utf-8")
         replaced = BLOCK.sub(lambda mark: block(mark, print_of(mark[3] or mark[5], folder)), page)
         return WRITTEN.sub(lambda mark: written(mark, folder), replaced)
-
-
-def rewrite(paths: Iterable[Path], change: Callable[[str], str]) -> None:
-    """Write what `change` makes of each file's text, and print the paths of those that it altered."""
-    for path in paths:
-        text = path.read_text(encoding="utf-8")
-        changed = change(text)
-        if changed != text:
-            path.write_text(changed, encoding="utf-8")
-            print(path)
 
 
 def main(arguments: Sequence[str]) -> None:

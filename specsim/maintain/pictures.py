@@ -15,6 +15,7 @@ from specsim.bench.row import OURS
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.pair import Pair
 from specsim.explorer.rounds import trace
+from specsim.maintain.page import GUIDE, ROOT
 from specsim.models.load import load
 from specsim.models.shipped import load_prompts
 from specsim.plots import acceptance
@@ -35,8 +36,7 @@ from specsim.plots.sheet import (
     new_sheet,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-IMAGES = ROOT / "notebooks" / "guide" / "images"
+IMAGES = GUIDE / "images"
 SCALE = ROOT / "fast" / "measurements" / "bench-scale.json"
 CONTEXT = 1024  # tokens of each request's KV in the chart
 PROMPT = 0  # of the shipped ones

@@ -1,4 +1,4 @@
-"""GPU results kept in fast/measurements: complete, passed runs of the fast implementation."""
+"""GPU results kept in fast/measurements: complete, passed runs of the fast implementation, and which are stale."""
 
 import json
 import re
@@ -10,8 +10,10 @@ from typing import Any
 from specsim.bench.suites import SUITES, Options
 from specsim.core.errors import InputError, require
 from specsim.core.files import read_json
-from specsim.maintain.result_tables import SUMMARIES, Result
+from specsim.core.provenance import PRINTING, code_digests
 
+Result = Mapping[str, Any]  # as a command wrote it with --json
+PROOFS = ("sampling-test", "certify", "faults", "conformance", "soak")  # commands, besides diff
 CHECKS = ("cells", "faults", "tests", "certificates", "programs", "outcomes")  # numbers or lists of what a run checked
 KEPT_OF_A_RUN = ("command", "date", "versions", "measured_peaks", "seconds", "finished")
 
@@ -23,6 +25,41 @@ def read(path: Path, *names: str) -> dict[str, Any]:
     for name in names:
         require(isinstance(value, dict) and name in value, "file", str(path), f"{allowed} (it has no {name})")
     return value
+
+
+def runs_of(result: Result) -> Sequence[Result]:
+    """List the runs of a kept suite; any other result is one run."""
+    return result.get("runs", [result])
+
+
+def changed_modules(run: Result) -> set[str]:
+    """Find the modules whose code has changed since a run, all where it has no digests.
+
+    A module that is new to it is imported by a changed one.
+    """
+    now, then = code_digests(), run["versions"].get("code")
+    return set(now) if then is None else {name for name in {*then} - PRINTING if now.get(name) != then[name]}
+
+
+def stale(folder: Path) -> dict[str, list[str]]:
+    """List kept results whose code has changed, by file name, with the changed modules."""
+    changed = {}
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text("utf-8"))
+        changed[path.name] = sorted({name for run in runs_of(result) for name in changed_modules(run)})
+    return {name: modules for name, modules in changed.items() if modules}
+
+
+def missing_groups(result: Result) -> list[str]:
+    """List the groups of a kept suite that none of its runs has finished."""
+    finished = {group for run in result["runs"] for group in run["finished"]}
+    return [group for group in SUITES[result["suite"]].groups if group not in finished]
+
+
+def suite_command(result: Result) -> str:
+    """Write the command that runs a kept suite."""
+    option = "" if result["shape"] == Options(result["suite"]).shape else f" --shape {result['shape']}"
+    return f"specsim bench --suite {result['suite']}{option}"
 
 
 def keep(paths: Sequence[Path], folder: Path) -> list[Path]:
@@ -104,8 +141,8 @@ def _machine(run: Result) -> dict[str, Any]:
 def _proof(path: Path, result: Result) -> dict[str, Result]:
     """Choose file name and kept part of a proof's result: no cells of a grid, no programs of a soak."""
     command = result["command"].removeprefix("specsim ").split(" ")[0]
-    if command not in ("diff", *SUMMARIES) or "gpu" not in result["versions"]:
-        *others, last = "diff", *SUMMARIES
+    if command not in ("diff", *PROOFS) or "gpu" not in result["versions"]:
+        *others, last = "diff", *PROOFS
         raise InputError("file", str(path), f"a result that specsim {', '.join(others)} or {last} wrote on a GPU")
     rows = [
         entry for name in ("tests", "certificates") for entry in result.get(name, ()) if not entry.get("is_control")

@@ -12,9 +12,9 @@ from pathlib import Path
 from textwrap import fill
 
 from specsim.course import exercise, starter
-from specsim.maintain.outputs import rewrite
+from specsim.maintain.page import ROOT, rewrite
 
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = ROOT / "notebooks"
 BLOCK = re.compile(
     r'^# %% \[markdown\]\n# ### Exercise (\d\d-\d+)\n.*?^# %%\nspecsim\.course\.check\("\1", \w+\)\n',
     re.DOTALL | re.MULTILINE,

@@ -1,33 +1,29 @@
-"""Generated tables between marks of Markdown pages: GPU results, drafters and counts in the guide, ledgers in papers/.
+"""Generated regions of Markdown pages: GPU results, drafters and counts in the guide, ledgers in papers/.
 
-python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs and writes every table. It also
+python -m specsim.maintain.tables [RESULT ...] keeps these JSON results of GPU runs and writes every region. It also
 writes the parameters that the ledgers' fits found to specsim/simulator/fitted.json, and names the kept results whose
 code has changed since.
 """
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from specsim.bench.row import OURS
 from specsim.core.errors import InputError
 from specsim.correctness.differential.cell import AXES
 from specsim.correctness.differential.drafter_grid import DRAFTER_AXES, KINDS
 from specsim.correctness.differential.grids import grid
 from specsim.correctness.faults.catalogue import FAULTS
-from specsim.maintain import drafter_tables, held_out_tables, kv_acceptance
-from specsim.maintain.result_tables import bench_page, grids, markdown, performance, proofs, stale
-from specsim.maintain.results import keep
+from specsim.maintain import drafter_tables, held_out_tables, kv_acceptance, result_tables
+from specsim.maintain.page import ROOT, filled, markdown
+from specsim.maintain.results import keep, stale
 from specsim.simulator.efficiency import KEPT, FittedServer, to_json
 from specsim.simulator.reproduce import reproduction
 from specsim.simulator.reproduce.reproduction import Reproduction, parameter_cells
 
-ROOT = Path(__file__).resolve().parents[2]
-ROUND = ("EAGLE-3 round", "(4, 3, 8)")  # name and tree of the benchmark row on the front page
 _num_varied = sum(len(values) > 1 for values in DRAFTER_AXES.values())
 CONTENTS = {
     "quick": "a few settings, half a minute without a GPU",
@@ -40,64 +36,29 @@ CATALOGUE = """\
 The catalogue holds {} defects that speculative decoding has had, most of them from issues of SGLang and vLLM. Each is
 injected into a copy of the package, and a check has to find it. It answers: *would these tests notice a real bug?*
 """
+PAGES = ("README.md", "notebooks/guide/*.md", "papers/*/notes.md")
+FIGURE_HEADINGS = ("setting", "figure", "published", "simulated", "error", "role")
+PARAMETER_HEADINGS = ("parameter", "value", "from", "to", "unit")
 
 
-def figures(folder: Path) -> str:
-    """List of three headline figures; a figure whose result is not kept is left out."""
-    return "".join(
-        line(json.loads(path.read_text(encoding="utf-8")))
-        for name, line in (
-            ("diff-full-float32-cuda", _differential),
-            ("certify-cuda", _certificates),
-            ("bench-round", _round),
-        )
-        if (path := folder / f"{name}.json").exists()
-    )
-
-
-def _differential(result: Mapping[str, Any]) -> str:
-    mismatches = f"{result['mismatches']:,} mismatches" if result["mismatches"] else "no mismatch"
-    return (
-        f"- **{result['decisions']:,} decisions, {mismatches}**: kernels against the reference in "
-        f"{result['num_cells']:,} settings. `specsim diff --grid full`\n"
-    )
-
-
-def _certificates(result: Mapping[str, Any]) -> str:
-    lossless = [row["total_variation_float"] for row in result["certificates"] if row["promise"] == "lossless"]
-    return (
-        f"- **{lossless.count(0)} of {len(lossless)} lossless cases exact**: the verifier's output distribution, in "
-        f"fractions, is the target's. `{result['command']}`\n"
-    )
-
-
-def _round(result: Mapping[str, Any]) -> str:
-    name, tree = ROUND
-    row = next(row for row in result["rows"] if row["name"] == name and row["setting"].get("tree") == tree)
-    milliseconds = row["timings"][OURS]["median_us"] / 1e3
-    gpu = result["runs"][0]["versions"]["gpu"]
-    return (
-        f"- **{milliseconds:.2f} ms a round, {row['time_over_bound']:.2f} × the roofline bound**: EAGLE-3 on "
-        f"{result['shape']} (bfloat16, one request, one {gpu}). `specsim bench --suite round`\n"
-    )
-
-
-def cells(_: Path | None = None) -> str:
+def cells() -> str:
     """Make the table of the differential's grids."""
     rows = [(f"`{name}`", f"{len(grid(name)):,}", contents) for name, contents in CONTENTS.items()]
-    return "\n".join(["", *markdown(("grid", "cells", "contents"), rows), ""]) + "\n"
+    return "\n".join(markdown(("grid", "cells", "contents"), rows))
 
 
-def catalogue(_: Path | None = None) -> str:
+def catalogue() -> str:
     """Make the sentences that count the fault catalogue."""
     return CATALOGUE.format(len(FAULTS))
 
 
-TABLES: dict[str, Callable[[Path], str]] = {
-    "figures": figures,
-    "grids": grids,
-    "proofs": proofs,
-    "performance": performance,
+RESULT_REGIONS: Mapping[str, Callable[[Path], str]] = {
+    "figures": result_tables.figures,
+    "grids": result_tables.grids,
+    "proofs": result_tables.proofs,
+    "performance": result_tables.performance,
+}
+CODE_REGIONS: Mapping[str, Callable[[], str]] = {
     "cells": cells,
     "catalogue": catalogue,
     "protocol": drafter_tables.protocol,
@@ -112,14 +73,10 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "profiles": held_out_tables.profiles,
     "identities": held_out_tables.identities,
 }
-MARK = re.compile(rf"<!-- ({'|'.join(TABLES)}|ledger \w+) -->\n")
-PAGES = ("README.md", "notebooks/guide/*.md", "papers/*/notes.md")
-FIGURE_HEADINGS = ("setting", "figure", "published", "simulated", "error", "role")
-PARAMETER_HEADINGS = ("parameter", "value", "from", "to", "unit")
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    """Pages that may hold generated tables."""
+    """Pages that may hold generated regions."""
     return [path for pattern in PAGES for path in sorted(root.glob(pattern))]
 
 
@@ -131,7 +88,7 @@ def ledger(result: Reproduction) -> str:
     lines = [*targets, "", *markdown(FIGURE_HEADINGS, [figure.cells() for figure in result.figures])]
     if result.parameters:
         lines += ["", *markdown(PARAMETER_HEADINGS, map(parameter_cells, result.parameters))]
-    return "\n".join(["", *lines, ""]) + "\n"
+    return "\n".join(lines)
 
 
 def reproduced(name: str) -> Reproduction:
@@ -139,19 +96,18 @@ def reproduced(name: str) -> Reproduction:
     return reproduction(name)()
 
 
-def with_tables(page: str, folder: Path, reproduce: Callable[[str], Reproduction] = reproduced) -> str:
-    """Replace the text between all marks of a page by today's tables; `kept` is the folder of results."""
-    for mark in MARK.findall(page):
-        kind, _, name = mark.partition(" ")
-        table = ledger(reproduce(name)) if kind == "ledger" else TABLES[kind](folder)
-        before, start, rest = page.partition(f"<!-- {mark} -->\n")
-        _, end, after = rest.partition(f"<!-- /{mark} -->")
-        page = before + start + table + end + after
-    return page
+def region(name: str, folder: Path, reproduce: Callable[[str], Reproduction] = reproduced) -> str | None:
+    """Write the text of a region, None for one that another command writes; folder: of the kept results."""
+    if name in RESULT_REGIONS:
+        return RESULT_REGIONS[name](folder)
+    kind, _, table = name.partition(" ")
+    if kind == "ledger":
+        return ledger(reproduce(table))
+    return CODE_REGIONS[name]() if name in CODE_REGIONS else None
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> None:
-    """Keep results and write all tables; bad input is one sentence and exit status 2."""
+    """Keep results and write all regions; bad input is one sentence and exit status 2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="*", type=Path, help="JSON files that commands wrote on a GPU")
     options = parser.parse_args(arguments)
@@ -169,10 +125,10 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> None:
         servers.extend(result.servers)
         return result
 
-    (folder / "README.md").write_text(bench_page(folder), encoding="utf-8")
+    (folder / "README.md").write_text(result_tables.bench_page(folder), encoding="utf-8")
     for path in pages(root):
-        page = path.read_text(encoding="utf-8")
-        path.write_text(with_tables(page, folder, reproduce), encoding="utf-8")
+        text_of = partial(region, folder=folder, reproduce=reproduce)
+        path.write_text(filled(path.read_text(encoding="utf-8"), text_of), encoding="utf-8")
     if servers:
         write_fitted(servers, root / KEPT.relative_to(ROOT))
     for name, modules in stale(folder).items():

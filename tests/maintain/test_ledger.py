@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from specsim.maintain.tables import MARK, ROOT, ledger
+from specsim.maintain.page import ROOT, regions
+from specsim.maintain.tables import ledger
 from specsim.simulator.efficiency import fitted_servers
 from specsim.simulator.reproduce import TABLES, reproduction, vllm_41162
 from specsim.simulator.reproduce.served import Bench, read
@@ -12,7 +13,8 @@ SLOW = "vllm_41162"
 PAGES = {
     mark.removeprefix("ledger "): path
     for path in ROOT.glob("papers/*/notes.md")
-    for mark in MARK.findall(path.read_text(encoding="utf-8"))
+    for mark in regions(path.read_text(encoding="utf-8"))
+    if mark.startswith("ledger ")
 }
 
 
@@ -29,7 +31,7 @@ def _close(old: str, new: str) -> bool:
 
 def kept(name: str) -> str:
     page = PAGES[name].read_text(encoding="utf-8")
-    return page.split(f"<!-- ledger {name} -->\n")[1].split(f"<!-- /ledger {name} -->")[0]
+    return page.split(f"<!-- ledger {name} -->\n")[1].split(f"<!-- /ledger {name} -->")[0].strip()
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name != SLOW])

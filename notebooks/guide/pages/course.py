@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsim.course import exercise, names
-from specsim.maintain.result_tables import markdown
+from specsim.maintain.page import markdown
 
 _FIELD = re.compile(r"^\* \*\*(Goal|Before|Time):\*\* (.*?)(?=^\*|\n\n|\Z)", re.DOTALL | re.MULTILINE)
 _PREDICTION = re.compile(r"specsim\.course\.predict\(\s*(['\"])(.*?)\1", re.DOTALL)

@@ -3,12 +3,13 @@
 import json
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from specsim.core.kinds import KINDS
 from specsim.core.metrics import LOOP_SHARE
-from specsim.maintain.result_tables import markdown, prompts_of
+from specsim.maintain.page import markdown
 from specsim.maintain.shipped_pair.prompts import RULE
 from specsim.maintain.shipped_pair.recipe import ARCHITECTURES, Recipe
 from specsim.training.estimate import NEW_TOKENS
@@ -90,6 +91,11 @@ def write_card(recipe: Recipe, folder: Path) -> str:
         loops_below=LOOP_SHARE,
         acceptance="\n".join(row for name in drafters for row in _acceptance_rows(name, figures[name])),
     )
+
+
+def prompts_of(setting: Mapping[str, Any]) -> str:
+    """Name the prompts of a setting of `specsim accept`; results from before there were edits do not say."""
+    return "edits" if setting.get("prompt_set") == "edits" else "held-out"
 
 
 def _architecture(name: str, recipe: Recipe, figures: dict) -> str:
