@@ -23,7 +23,6 @@ from specsim.fast.vocabulary.distribution import (
     Siblings,
     Workspace,
     draw,
-    drawn_group,
     groups_block,
     logprob,
     only_token,
@@ -240,75 +239,6 @@ def _finish_kernel(
     tl.store(verdict_ptrs.predict_ptr + root + offs, tl.full((NODES,), -1, tl.int32), mask=offs < num_nodes)
     tl.debug_barrier()
     tl.store(verdict_ptrs.predict_ptr + path, after, mask=path >= 0)
-
-
-@kernel
-@no_type_check
-def _bonus_group_kernel(
-    distributions,
-    workspace,
-    link_ptrs,
-    rejected_ptr,
-    requests,
-    path_ptrs,
-    rows_ptr,
-    groups_ptr,
-    num_nodes,
-    num_steps,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PER: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Find the row from which one request's bonus token is drawn, and the token's group, -1 where none is drawn."""
-    request = tl.program_id(0).to(tl.int64)
-    await_input(PDL)
-    root = request * num_nodes
-    length = tl.load(requests.seq_lens_ptr + request)
-    drafts = tl.load(path_ptrs.num_drafts_ptr + request)
-    uniform = uniform_of(requests, request, FINAL, length, tl.full((), 0, tl.int32))
-    node = tl.load(path_ptrs.accept_index_ptr + request * (num_steps + 1) + drafts, mask=length > 0, other=0)
-    last = tl.maximum(node, 0).to(tl.int64)
-    first = tl.load(rejected_ptr + request)
-    siblings = Siblings(link_ptrs.tokens_ptr + root, link_ptrs.next_sibling_ptr + root, first, num_nodes)
-    chosen = tl.full((), -1, tl.int64)
-    if (length > 0) & (tl.load(requests.temperature_ptr + request) > 0):
-        group, _, _, _ = drawn_group(distributions, last, siblings, uniform, workspace, request, GROUP, GROUPS, PER)
-        chosen = group.to(tl.int64)
-    tl.store(rows_ptr + request, last)
-    tl.store(groups_ptr + request, chosen)
-
-
-def bonus_groups(
-    batch: Batch,
-    verify_input: VerifyInput,
-    distributions: Distributions,
-    config: SpecConfig,
-    verdict: Verdict,
-    rejected_B: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the row and the group of tokens that each bonus token is drawn from, i64 [B].
-
-    The group of a greedy request is -1.
-    """
-    num_requests = len(rejected_B)
-    rows, groups = torch.empty(2, num_requests, dtype=torch.int64, device=rejected_B.device)
-    _bonus_group_kernel[(num_requests,)](
-        distributions=distributions.tables,
-        workspace=Workspace.of(distributions, num_requests),
-        link_ptrs=LinkTables.of(verify_input),
-        rejected_ptr=rejected_B,
-        requests=Requests.of(batch),
-        path_ptrs=PathTables.of(verdict),
-        rows_ptr=rows,
-        groups_ptr=groups,
-        num_nodes=config.num_draft_tokens,
-        num_steps=config.num_steps,
-        GROUP=GROUP,
-        GROUPS=groups_block(distributions.logits.raw.shape[1]),
-        PER=PER,
-    )
-    return rows, groups
 
 
 def finish(

@@ -32,8 +32,7 @@ from specsim.core.rule import AcceptanceRule
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.target import ForwardOutput, Target
 from specsim.fast import verify
-from specsim.fast.drafters import check_parallel, make_drafter
-from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters import NoDrafter, check_parallel, make_drafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.frame import Frame
 from specsim.fast.kv import write_side

@@ -4,19 +4,18 @@ Its launches are the same in every step: kernels read the step's number on the d
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, Self, no_type_check
+from typing import Any, NamedTuple, Self, no_type_check
 
 import torch
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
-from specsim.core.drafter import DrafterConfig, Head, check_topk
+from specsim.core.drafter import DrafterConfig, Head, Placement, check_topk
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
 from specsim.core.target import Target
-from specsim.fast.drafters.best_drafts import best_drafts
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes, expand, start_lanes
 from specsim.fast.drafting.lanes import lane_metadata
@@ -28,6 +27,8 @@ from specsim.fast.model.rows import HiddenRows, Norm, embed
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
 from specsim.fast.targets.decoder import on_device
 from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
+from specsim.fast.vocabulary.shared_topk import can_share, shared_topk
+from specsim.fast.vocabulary.topk import draft_topk
 
 
 class DecoderHead:
@@ -36,22 +37,18 @@ class DecoderHead:
     bonus_columns: int = 0
 
     def __init__(
-        self,
-        config: DrafterConfig,
-        tensors: Mapping[str, torch.Tensor],
-        target: Target,
-        dtype: torch.dtype,
-        device: torch.device,
-        batch_invariant: bool = False,
-        ranks: RankGroup | None = None,
+        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, on: Placement
     ) -> None:
-        self._part = None if ranks is None else ranks.part
+        self._part = None if on.ranks is None else on.ranks.part
         self._model = config.model if self._part is None else self._part.config(config.model)
         floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-        self._weights = Weights(on_device(floating, device, dtype), batch_invariant=batch_invariant, ranks=ranks)
-        self._inverse_D = inverse_frequencies(config.model.rope).to(device)
+        weights = on_device(floating, on.device, on.dtype)
+        self._weights = Weights(weights, batch_invariant=on.batch_invariant, ranks=on.ranks)
+        self._inverse_D = inverse_frequencies(config.model.rope).to(on.device)
+        self._amplitude = config.model.rope.amplitude
+        self._num_layers = config.model.num_layers
         d2t = tensors.get("d2t")
-        self.d2t = None if d2t is None else d2t.to(device, torch.int64)
+        self.d2t = None if d2t is None else d2t.to(on.device, torch.int64)
         self.feature_layers = config.feature_layers
         self.hidden_size = config.model.hidden_size
         self.draft_vocab_size = config.draft_vocab_size
@@ -70,7 +67,7 @@ class DecoderHead:
 
     def _forward(self, metadata: AttentionMetadata, kv: KVBuffer, dtype: torch.dtype) -> ForwardContext:
         """Collect what all layers of one forward share."""
-        angles = rotations(metadata.positions, self._inverse_D, dtype, self._model.rope.amplitude)
+        angles = rotations(metadata.positions, self._inverse_D, dtype, self._amplitude)
         return ForwardContext(angles, metadata, kv)
 
     def _joined(self, input_ids_R: torch.Tensor, embedding_VH: torch.Tensor, hidden_RH: torch.Tensor) -> HiddenRows:
@@ -80,6 +77,28 @@ class DecoderHead:
         embed(input_ids_R, embedding_VH, out=joined[:, :width])
         joined[:, width:].copy_(hidden_RH)
         return HiddenRows(joined)
+
+
+def best_drafts(
+    head: Any,
+    hidden_RH: torch.Tensor,
+    config: SpecConfig,
+    count: int,
+    slots_R: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Select the `count` best drafts of rows by a head: (logits, (scores, ids)).
+
+    head: a Head; with `vocabulary_ranks` it has `rank_logits` too. Where ranks share the vocabulary, the logits are
+    those of this rank's slice, unless drafts are drawn from all.
+    """
+    ranks: RankGroup | None = getattr(head, "vocabulary_ranks", None)
+    size = head.draft_vocab_size
+    if ranks is None or config.is_sampled or not can_share(ranks, size, count):
+        logits_RV = head.logits(hidden_RH)
+        return logits_RV, draft_topk(logits_RV, count, head.d2t, slots_R, config.score, out)
+    logits_RC = head.rank_logits(hidden_RH)
+    return logits_RC, shared_topk(ranks, logits_RC, size, count, head.d2t, slots_R, config.score, out)
 
 
 @kernel
@@ -137,6 +156,7 @@ class AutoregressiveDrafter(StepDrafter):
         check_topk(config, head.draft_vocab_size)
         self._head = head
         self._config = config
+        self._is_sampled = config.is_sampled
         self._dtype = dtype
         self._device = device
         self.kv_layout = head.kv_layout
@@ -226,7 +246,7 @@ class AutoregressiveDrafter(StepDrafter):
         loop: Loop | None = None,
     ) -> None:
         """Replace the best drafts by drawn ones, where the verifier needs drawn drafts."""
-        if self._config.is_sampled:
+        if self._is_sampled:
             draw_drafts(batch, logits_RV, root, self._vocabulary, self._config, DrawnDrafts(*out), draft_prob_RV, loop)
 
     def propose(self, batch: Batch, draft_input: AutoregressiveInput, pools: KVPool) -> Candidates:
@@ -256,7 +276,7 @@ class AutoregressiveDrafter(StepDrafter):
         config = self._config
         shape = lanes.tokens.shape
         hidden_RH, slots_R = self._run(batch, lanes, pools)
-        count = 1 if config.is_sampled else config.topk
+        count = 1 if self._is_sampled else config.topk
         logits_RV, best = best_drafts(self._head, hidden_RH, config, count, slots_R)
         loop = Loop(lanes.step, slots_R, config.num_steps)
         self._draw(batch, logits_RV, Root(batch.seq_lens), best, lanes.candidates.draft_prob, loop)

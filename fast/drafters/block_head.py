@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from specsim.core.block import BlockDrafterConfig
+from specsim.core.drafter import Placement
 from specsim.core.pool import KVBuffer
 from specsim.core.target import Target
 from specsim.fast.drafters.autoregressive import DecoderHead
@@ -18,17 +19,11 @@ class BlockHead(DecoderHead):
     """Layers of a block drafter, with the keys and values of a context from the rows of the fused projection."""
 
     def __init__(
-        self,
-        config: BlockDrafterConfig,
-        tensors: Mapping[str, torch.Tensor],
-        target: Target,
-        dtype: torch.dtype,
-        device: torch.device,
-        batch_invariant: bool = False,
+        self, config: BlockDrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, on: Placement
     ) -> None:
-        super().__init__(config, tensors, target, dtype, device, batch_invariant)
+        super().__init__(config, tensors, target, on)
         self.block = config.block
-        self.device = device
+        self.device = on.device
         self._target = target
         embedding = self._weights.get("embed_tokens.weight")
         self._embedding = target.embedding if embedding is None else embedding
@@ -38,7 +33,7 @@ class BlockHead(DecoderHead):
         projected_RH = self._weights.project(HiddenRows(features_RF), "fc")
         context = HiddenRows(HiddenRows(projected_RH, self._norm("hidden_norm")).normed())
         forward = self._forward(metadata, kv, self._embedding.dtype)
-        for layer in range(self._model.num_layers):
+        for layer in range(self._num_layers):
             weights = self._weights.under(f"layers.{layer}.self_attn")
             write_keys_and_values(context, weights, self._model, layer, forward)
 
@@ -46,8 +41,8 @@ class BlockHead(DecoderHead):
         """Run the rows of blocks, and write their KV: hidden after the final norm, [R, H]."""
         forward = self._forward(metadata, kv, self._embedding.dtype)
         rows = embed(input_ids_R, self._embedding, self._norm("layers.0.input_layernorm"))
-        for layer in range(self._model.num_layers):
-            is_last = layer == self._model.num_layers - 1
+        for layer in range(self._num_layers):
+            is_last = layer == self._num_layers - 1
             following = self._norm("norm" if is_last else f"layers.{layer + 1}.input_layernorm")
             weights = self._weights.under(f"layers.{layer}")
             rows, _ = run_layer(rows, weights, self._model, layer, forward, following)

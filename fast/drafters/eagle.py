@@ -9,7 +9,6 @@ from specsim.core.drafter import Placement
 from specsim.core.eagle import EagleConfig
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
-from specsim.core.rank_group import RankGroup
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.layers import gated_mlp_residual, self_attention_residual
@@ -22,16 +21,9 @@ class EagleHead(DecoderHead):
     """EAGLE's head, with embedding and hidden state in one buffer for fc."""
 
     def __init__(
-        self,
-        config: EagleConfig,
-        tensors: Mapping[str, torch.Tensor],
-        target: DecoderTarget,
-        dtype: torch.dtype,
-        device: torch.device,
-        batch_invariant: bool = False,
-        ranks: RankGroup | None = None,
+        self, config: EagleConfig, tensors: Mapping[str, torch.Tensor], target: DecoderTarget, on: Placement
     ) -> None:
-        super().__init__(config, tensors, target, dtype, device, batch_invariant, ranks)
+        super().__init__(config, tensors, target, on)
         self._target = target
         self.vocabulary_ranks = target.ranks
 
@@ -43,7 +35,7 @@ class EagleHead(DecoderHead):
         joined = self._joined(input_ids_R, self._weights["embed_tokens.weight"], hidden_RH)
         forward = self._forward(metadata, kv, hidden_RH.dtype)
         hidden = HiddenRows(self._weights.project(joined, "fc"))  # the first layer has no norm before its attention
-        for layer in range(self._model.num_layers):
+        for layer in range(self._num_layers):
             weights = self._weights.under(f"layers.{layer}")
             hidden = self_attention_residual(
                 hidden.values,
@@ -72,5 +64,5 @@ def make(
     drafter: DrafterCheckpoint[EagleConfig], target: DecoderTarget, config: SpecConfig, on: Placement
 ) -> StepDrafter:
     """Make an EAGLE head as the drafter of a fast engine."""
-    head = EagleHead(drafter.config, drafter.tensors_on(on.ranks), target, *on)
+    head = EagleHead(drafter.config, drafter.tensors_on(on.ranks), target, on)
     return AutoregressiveDrafter(head, config, on.dtype, on.device, target.config.vocab_size)

@@ -12,7 +12,6 @@ from specsim.core.drafter import Placement
 from specsim.core.eagle import Eagle3Config
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
-from specsim.core.rank_group import RankGroup
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.layers import gated_mlp_residual, self_attention_residual
@@ -27,23 +26,16 @@ class Eagle3Head(DecoderHead):
     """EAGLE-3's head, whose two norms write to one buffer for the projections."""
 
     def __init__(
-        self,
-        config: Eagle3Config,
-        tensors: Mapping[str, torch.Tensor],
-        target: DecoderTarget,
-        dtype: torch.dtype,
-        device: torch.device,
-        batch_invariant: bool = False,
-        ranks: RankGroup | None = None,
+        self, config: Eagle3Config, tensors: Mapping[str, torch.Tensor], target: DecoderTarget, on: Placement
     ) -> None:
         has_head = "lm_head.weight" in tensors  # of its own; otherwise it reads the target's
-        if ranks is not None and has_head:
-            head = ranks.part.padded(tensors["lm_head.weight"], config.draft_vocab_size)
+        if on.ranks is not None and has_head:
+            head = on.ranks.part.padded(tensors["lm_head.weight"], config.draft_vocab_size)
             tensors = {**tensors, "lm_head.weight": head}
-        super().__init__(config, tensors, target, dtype, device, batch_invariant, ranks)
+        super().__init__(config, tensors, target, on)
         self._config = config
         self._target = target
-        self.vocabulary_ranks = ranks if has_head else target.ranks
+        self.vocabulary_ranks = on.ranks if has_head else target.ranks
         self._embedding = self._weights.get("embed_tokens.weight")  # None: the target's
 
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
@@ -88,11 +80,11 @@ class Eagle3Head(DecoderHead):
 
     def _input_norm(self, layer: int) -> Norm | None:
         """Return the first norm of a layer of P-EAGLE, None after the last layer."""
-        return self._norm(f"layers.{layer}.input_layernorm") if layer < self._model.num_layers else None
+        return self._norm(f"layers.{layer}.input_layernorm") if layer < self._num_layers else None
 
     def _further_layers(self, rows: HiddenRows, forward: ForwardContext) -> torch.Tensor:
         """Run the layers after the first, which are those of a Llama: hidden [R, H]."""
-        for layer in range(1, self._model.num_layers):
+        for layer in range(1, self._num_layers):
             weights = self._weights.under(f"layers.{layer}")
             between = self._norm(f"layers.{layer}.post_attention_layernorm")
             inner = weights.under("self_attn")
@@ -126,5 +118,5 @@ def make(
     drafter: DrafterCheckpoint[Eagle3Config], target: DecoderTarget, config: SpecConfig, on: Placement
 ) -> StepDrafter:
     """Make an EAGLE-3 head as the drafter of a fast engine."""
-    head = Eagle3Head(drafter.config, drafter.tensors_on(on.ranks), target, *on)
+    head = Eagle3Head(drafter.config, drafter.tensors_on(on.ranks), target, on)
     return AutoregressiveDrafter(head, config, on.dtype, on.device, target.config.vocab_size)

@@ -1,8 +1,10 @@
 """Multi-token prediction on frozen KV (Gemma 4's assistants): layers with queries only, over the target's keys."""
 
 from collections.abc import Mapping
+from typing import no_type_check
 
 import torch
+import triton.language as tl
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Placement
@@ -15,9 +17,9 @@ from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderH
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes
 from specsim.fast.layers import gated_mlp_residual, query_attention_residual
-from specsim.fast.model.metadata import AttentionMetadata
-from specsim.fast.model.prefix_metadata import prefix_metadata
+from specsim.fast.model.metadata import AttentionMetadata, equal_rows, store_rows
 from specsim.fast.model.rows import HiddenRows, Norm
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 from specsim.fast.vocabulary.draft_distribution import Root
 
 
@@ -25,15 +27,9 @@ class FrozenKVHead(DecoderHead):
     """A decoder of queries only, with embedding and hidden state in one buffer for the first projection."""
 
     def __init__(
-        self,
-        config: FrozenKVConfig,
-        tensors: Mapping[str, torch.Tensor],
-        target: Target,
-        dtype: torch.dtype,
-        device: torch.device,
-        batch_invariant: bool = False,
+        self, config: FrozenKVConfig, tensors: Mapping[str, torch.Tensor], target: Target, on: Placement
     ) -> None:
-        super().__init__(config, tensors, target, dtype, device, batch_invariant)
+        super().__init__(config, tensors, target, on)
         self._embedding = target.embedding
         self._sources = source_layers(config, target.config)
         self.position = config.position
@@ -71,10 +67,69 @@ class FrozenKVHead(DecoderHead):
 
     def _input_norm(self, layer: int) -> Norm:
         """Return the first norm of a layer, or the final norm after the last layer."""
-        return self._norm(f"layers.{layer}.input_layernorm" if layer < self._model.num_layers else "norm")
+        return self._norm(f"layers.{layer}.input_layernorm" if layer < self._num_layers else "norm")
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._weights.project(HiddenRows(hidden_RH), "lm_head")
+
+
+@kernel
+@no_type_check
+def _prefix_kernel(
+    metadata_ptrs,
+    slots_ptr,
+    rows_ptr,
+    root,
+    num_requests,
+    num_rows,
+    IS_LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write the metadata of some rows, each request with num_rows of them at one position."""
+    await_input(PDL)
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)  # [BLOCK]
+    mask = offs < num_requests * num_rows
+    request = offs // num_rows
+    real = tl.load(rows_ptr + request, mask=mask, other=-1) >= 0
+    length = tl.load(root.lens_ptr + request, mask=mask, other=0)
+    if root.counts_ptr is not None:
+        length += tl.load(root.counts_ptr + request, mask=mask, other=0)
+    length = tl.where(real, length, 0)
+    position = tl.maximum(length - 1, 0) if IS_LAST else length
+    tl.store(slots_ptr + offs, tl.full([BLOCK], -1, tl.int64), mask=mask)
+    store_rows(
+        metadata_ptrs,
+        offs,
+        num_rows,
+        position=position,
+        prefix_len=length,
+        key_len=length,
+        num_extras=tl.zeros([BLOCK], tl.int32),
+        mask=mask,
+    )
+
+
+def root_metadata(batch: Batch, root: Root, num_rows: int, position: str, pools: KVPool) -> AttentionMetadata:
+    """Make the metadata of `num_rows` rows a request that see columns 0..L-1 of their round.
+
+    position: of all these rows, `last` (L - 1) or `next` (L).
+    """
+    total = batch.size * num_rows
+    slots = torch.empty(total, dtype=torch.int64, device=batch.seq_lens.device)
+    metadata = equal_rows(batch, slots, num_rows, 0, pools)
+    block = block_of(total, 128)
+    _prefix_kernel[(ceil_div(total, block),)](
+        metadata_ptrs=metadata.tensors,
+        slots_ptr=slots,
+        rows_ptr=batch.req_pool_indices,
+        root=root,
+        num_requests=batch.size,
+        num_rows=num_rows,
+        IS_LAST=position == "last",
+        BLOCK=block,
+    )
+    return metadata
 
 
 class FrozenKVDrafter(AutoregressiveDrafter):
@@ -114,7 +169,7 @@ class FrozenKVDrafter(AutoregressiveDrafter):
     ) -> AutoregressiveInput:
         features_BF = features_RF.new_empty(batch.size, features_RF.shape[1])
         take_last(features_RF, last, features_BF, out.bonus_tokens)
-        metadata = prefix_metadata(batch, root, 1, self._head.position, pools)
+        metadata = root_metadata(batch, root, 1, self._head.position, pools)
         ids_B = out.bonus_tokens.long()
         out.hidden.copy_(self._head.forward(ids_B, self._head.fuse(features_BF), metadata, pools.target))
         return self._draft_first(batch, root, out)
@@ -124,12 +179,12 @@ class FrozenKVDrafter(AutoregressiveDrafter):
 
     def _run(self, batch: Batch, lanes: Lanes, pools: KVPool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the lanes' tokens, none of which is dropped, as they stand at the root."""
-        metadata = prefix_metadata(batch, Root(batch.seq_lens), self._config.topk, self._head.position, pools)
+        metadata = root_metadata(batch, Root(batch.seq_lens), self._config.topk, self._head.position, pools)
         handed_RH = self._head.hand_on(lanes.hidden.flatten(0, 1))
         return self._head.forward(lanes.tokens.view(-1), handed_RH, metadata, pools.target), None
 
 
 def make(drafter: DrafterCheckpoint[FrozenKVConfig], target: Target, config: SpecConfig, on: Placement) -> StepDrafter:
     """Make queries over frozen KV as the drafter of a fast engine."""
-    head = FrozenKVHead(drafter.config, drafter.tensors, target, on.dtype, on.device, on.batch_invariant)
+    head = FrozenKVHead(drafter.config, drafter.tensors, target, on)
     return FrozenKVDrafter(head, config, on.dtype, on.device, target.config.vocab_size)

@@ -1,13 +1,39 @@
-"""The drafter of a pair, as the record of its kind names it."""
+"""The drafter of a pair, as the record of its kind names it, and that of plain decoding."""
+
+from typing import Self
+
+import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Placement
 from specsim.core.errors import InputError
 from specsim.core.kinds import resolve
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_drafter, record_of
-from specsim.fast.drafters.none import NoDrafter
+from specsim.core.phases import Batch, Candidates, DraftInput
+from specsim.core.pool import KVPool
 from specsim.fast.drafters.steps import StepDrafter
+from specsim.fast.drafting import CandidateBuffers
 from specsim.fast.targets.decoder import DecoderTarget
+
+
+class NoDrafter(StepDrafter):
+    """No drafter, which is plain decoding: rounds whose tree is its root."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def buffers(self, size: int) -> CandidateBuffers:
+        none = torch.empty(size, 0)
+        return CandidateBuffers(Candidates(none.long(), none, torch.full((size, 1), -1)))
+
+    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
+        return self.buffers(batch.size).to(self._device).candidates  # pyright: ignore[reportReturnType]
+
+    def start(self, batch: Batch, draft_input: DraftInput, buffers: CandidateBuffers, pools: KVPool) -> None:
+        pass
+
+    def with_config(self, config: SpecConfig) -> Self:
+        return self
 
 
 def check_parallel(drafter: AnyDrafter | None, size: int, parallel: str) -> None:

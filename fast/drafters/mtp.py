@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import no_type_check
 
 import torch
+import triton.language as tl
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Placement
@@ -11,17 +13,15 @@ from specsim.core.mtp import MtpConfig, MtpInput, check_modules
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
-from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
-from specsim.fast.drafters.best_drafts import best_drafts
-from specsim.fast.drafters.mtp_drafts import ids_of, last_hidden
+from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead, best_drafts
 from specsim.fast.drafters.mtp_rows import NewFeatures, Spans, SpanShape, gather_rows, spans_of
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.kv import draft_kv
-from specsim.fast.model.metadata import AttentionMetadata, causal_metadata
+from specsim.fast.model.metadata import AttentionMetadata, causal_metadata, known_token
 from specsim.fast.model.rows import HiddenRows, rms_norm
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 from specsim.fast.targets.decoder import DecoderTarget, run_layer
 from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts
 
@@ -34,15 +34,12 @@ class MtpModule(DecoderHead):
         config: MtpConfig,
         tensors: Mapping[str, torch.Tensor],
         target: DecoderTarget,
-        dtype: torch.dtype,
-        device: torch.device,
-        batch_invariant: bool = False,
-        ranks: RankGroup | None = None,
+        on: Placement,
         index: int = 0,
     ) -> None:
         prefix = f"modules.{index}."
         module = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        super().__init__(config, module, target, dtype, device, batch_invariant, ranks)
+        super().__init__(config, module, target, on)
         self._target = target
         self.vocabulary_ranks = target.ranks
         self._index = index
@@ -75,6 +72,99 @@ class MtpModule(DecoderHead):
         return self._target.logits(hidden_RH)
 
 
+@kernel
+@no_type_check
+def _ids_kernel(
+    spans_ptrs,
+    token_ids_ptr,
+    table_rows_ptr,
+    topk_index_ptr,
+    out_ptr,
+    depth,
+    token_columns,
+    num_steps,
+    topk,
+    BLOCK_R: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Find the ids that one depth's module reads: known tokens, and the first lane's drafts after them."""
+    await_input(PDL)
+    request = tl.program_id(0).to(tl.int64)
+    row = tl.load(table_rows_ptr + request)
+    end = tl.load(spans_ptrs.end_lens + request)
+    low = tl.load(spans_ptrs.row_starts + request)
+    rows = low + tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R).to(tl.int64)
+    mask = rows < tl.load(spans_ptrs.row_starts + request + 1)
+    column = tl.load(spans_ptrs.first_lens + request) + rows - low
+    live = mask & (row >= 0) & (column < end)
+    token = column + 1 + depth
+    unknown = tl.maximum(token - end, 0)  # 1 for the first draft
+    committed = known_token(token_ids_ptr, token_columns, row, token, mask=live & (unknown == 0))
+    draft = topk_index_ptr + (request * num_steps + unknown - 1) * topk
+    drafted = tl.load(draft, mask=live & (unknown > 0), other=0)
+    tl.store(out_ptr + rows, tl.where(unknown > 0, drafted, committed), mask=mask)
+
+
+@kernel
+@no_type_check
+def _last_kernel(
+    spans_ptrs,
+    hidden_ptr,
+    last_ptr,
+    out_ptr,
+    depth,
+    num_steps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Copy the hidden state of a request's last row, to a depth's entry of the draft input too."""
+    await_input(PDL)
+    request = tl.program_id(0).to(tl.int64)
+    count = tl.load(spans_ptrs.end_lens + request) - tl.load(spans_ptrs.first_lens + request)
+    last_row = tl.load(spans_ptrs.row_starts + request) + tl.maximum(count, 1) - 1
+    offs = tl.arange(0, BLOCK)
+    values = tl.load(hidden_ptr + last_row * SIZE + offs, mask=offs < SIZE)
+    tl.store(last_ptr + request * SIZE + offs, values, mask=offs < SIZE)
+    tl.store(out_ptr + (request * num_steps + depth) * SIZE + offs, values, mask=offs < SIZE)
+
+
+def ids_of(batch: Batch, spans: Spans, shape: SpanShape, depth: int, drafts: MtpInput, pools: KVPool) -> torch.Tensor:
+    """Find the ids i64 [R] that a module reads: token p+1+depth, or the first lane's draft of it."""
+    ids_R = batch.seq_lens.new_empty(shape.num_rows)
+    block = block_of(shape.most_rows, 128)
+    _ids_kernel[batch.size, ceil_div(shape.most_rows, block)](
+        spans_ptrs=spans,
+        token_ids_ptr=pools.token_ids,
+        table_rows_ptr=batch.req_pool_indices,
+        topk_index_ptr=drafts.topk_index,
+        out_ptr=ids_R,
+        depth=depth,
+        token_columns=pools.token_ids.shape[1],
+        num_steps=drafts.topk_index.shape[1],
+        topk=drafts.topk_index.shape[2],
+        BLOCK_R=block,
+    )
+    return ids_R
+
+
+def last_hidden(spans: Spans, hidden_RH: torch.Tensor, depth: int, drafts: MtpInput) -> torch.Tensor:
+    """Copy every request's last hidden state, [B, H], and put it into the draft input."""
+    size, num_steps, hidden_size = drafts.hidden.shape
+    last_BH = hidden_RH.new_empty(size, hidden_size)
+    _last_kernel[(size,)](
+        spans_ptrs=spans,
+        hidden_ptr=hidden_RH,
+        last_ptr=last_BH,
+        out_ptr=drafts.hidden,
+        depth=depth,
+        num_steps=num_steps,
+        SIZE=hidden_size,
+        BLOCK=next_power_of_2(hidden_size),
+    )
+    return last_BH
+
+
 class MtpDrafter(ProductDrafter[MtpInput]):
     """The first S modules of a checkpoint as a step drafter, see the reference.
 
@@ -86,21 +176,15 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         drafter: MtpConfig,
         tensors: Mapping[str, torch.Tensor],
         target: DecoderTarget,
-        dtype: torch.dtype,
-        device: torch.device,
+        on: Placement,
         config: SpecConfig,
-        batch_invariant: bool = False,
-        ranks: RankGroup | None = None,
     ) -> None:
         check_modules(drafter, config, target.config.vocab_size)
-        shape = DraftShape(drafter.model.hidden_size, target.config.vocab_size, dtype)
-        super().__init__(MtpInput, shape, config, device)
-        self._modules = [
-            MtpModule(drafter, tensors, target, dtype, device, batch_invariant, ranks, k)
-            for k in range(config.num_steps)
-        ]
+        shape = DraftShape(drafter.model.hidden_size, target.config.vocab_size, on.dtype)
+        super().__init__(MtpInput, shape, config, on.device)
+        self._modules = [MtpModule(drafter, tensors, target, on, depth) for depth in range(config.num_steps)]
         self._is_chained = drafter.hidden_chain
-        self._depths = torch.arange(config.num_steps, dtype=torch.int32, device=device)
+        self._depths = torch.arange(config.num_steps, dtype=torch.int32, device=on.device)
         self.kv_layout = replace(self._modules[0].kv_layout, num_layers=config.num_steps)
         self.feature_layers = drafter.feature_layers
         self.lookahead = config.num_steps - 1 if drafter.boundary == "rewrite" else 0
@@ -190,6 +274,6 @@ def make(
     shape = drafter.config
     tensors = drafter.tensors_on(on.ranks)
     if shape.num_modules > 1:
-        return MtpDrafter(shape, tensors, target, on.dtype, on.device, config, on.batch_invariant, on.ranks)
-    module = MtpModule(shape, tensors, target, *on)
+        return MtpDrafter(shape, tensors, target, on, config)
+    module = MtpModule(shape, tensors, target, on)
     return AutoregressiveDrafter(module, config, on.dtype, on.device, target.config.vocab_size)

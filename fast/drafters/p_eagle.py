@@ -10,7 +10,7 @@ from specsim.core.eagle import Mask, PEagleConfig, PEagleInput
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
-from specsim.fast.drafters.best_drafts import best_drafts
+from specsim.fast.drafters.autoregressive import best_drafts
 from specsim.fast.drafters.eagle3 import Eagle3Head
 from specsim.fast.drafters.p_eagle_rows import LastRows, NewPositions, head_rows, last_rows
 from specsim.fast.drafters.product import DraftShape, ProductDrafter
@@ -124,5 +124,5 @@ def make(
 ) -> StepDrafter:
     """Make a P-EAGLE head as the drafter of a fast engine."""
     tensors = drafter.tensors_on(on.ranks)
-    head = Eagle3Head(drafter.config, tensors, target, *on)
+    head = Eagle3Head(drafter.config, tensors, target, on)
     return PEagleDrafter(head, config, Mask.of(drafter.config, drafter.tensors, on), target.config.vocab_size)

@@ -2,19 +2,78 @@
 
 from copy import copy
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar, no_type_check
 
 import torch
+import triton.language as tl
 
 from specsim.core.config import SpecConfig
 from specsim.core.mtp import MtpInput
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, State
 from specsim.core.pool import KVPool
-from specsim.fast.drafters.mtp_drafts import children
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes, expand, start_lanes
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 
 AnyDrafts = TypeVar("AnyDrafts", bound=MtpInput)
+
+
+@kernel
+@no_type_check
+def _children_kernel(
+    step_ptr,
+    topk_scores_ptr,
+    topk_index_ptr,
+    scores_ptr,
+    tokens_ptr,
+    num_children,
+    topk,
+    per_lane,
+    num_steps,
+    SAMPLED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Copy the drafts of the next depth to every lane: all K of them, or the lane's own sampled one."""
+    await_input(PDL)
+    depth = tl.minimum(tl.load(step_ptr) + 1, num_steps - 1)
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    mask = offs < num_children
+    lane = offs // per_lane % topk
+    request = offs // (per_lane * topk)
+    entry = (request * num_steps + depth) * topk + (lane if SAMPLED else offs % per_lane)
+    tl.store(scores_ptr + offs, tl.load(topk_scores_ptr + entry, mask=mask), mask=mask)
+    tl.store(tokens_ptr + offs, tl.load(topk_index_ptr + entry, mask=mask), mask=mask)
+
+
+def children(
+    step: torch.Tensor, topk_scores_BSK: torch.Tensor, topk_index_BSK: torch.Tensor, config: SpecConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give every lane the drafts of the next depth: (scores, ids), [B, K, K].
+
+    The step's number is read on the device.
+
+    A lane of sampled drafts has one child, [B, K, 1].
+    """
+    size, num_steps, topk = topk_index_BSK.shape
+    per_lane = 1 if config.is_sampled else topk
+    scores = topk_scores_BSK.new_empty(size, topk, per_lane)
+    tokens = topk_index_BSK.new_empty(size, topk, per_lane)
+    block = block_of(tokens.numel(), 256)
+    _children_kernel[(ceil_div(tokens.numel(), block),)](
+        step_ptr=step,
+        topk_scores_ptr=topk_scores_BSK,
+        topk_index_ptr=topk_index_BSK,
+        scores_ptr=scores,
+        tokens_ptr=tokens,
+        num_children=tokens.numel(),
+        topk=topk,
+        per_lane=per_lane,
+        num_steps=num_steps,
+        SAMPLED=config.is_sampled,
+        BLOCK=block,
+    )
+    return scores, tokens
 
 
 @dataclass(frozen=True, slots=True)

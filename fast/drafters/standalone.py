@@ -23,19 +23,13 @@ class StandaloneHead:
     """
 
     def __init__(
-        self,
-        config: StandaloneConfig,
-        tensors: Mapping[str, torch.Tensor],
-        target: Target,
-        dtype: torch.dtype,
-        device: torch.device,
-        batch_invariant: bool = False,
+        self, config: StandaloneConfig, tensors: Mapping[str, torch.Tensor], target: Target, on: Placement
     ) -> None:
         family = FAMILIES[config.model.family]
         floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-        self._model: Target = family(config.model, floating, dtype, device, batch_invariant=batch_invariant)
+        self._model: Target = family(config.model, floating, *on)
         d2t = tensors.get("d2t")
-        self.d2t = None if d2t is None else d2t.to(device, torch.int64)
+        self.d2t = None if d2t is None else d2t.to(on.device, torch.int64)
         self.kv_layout = config.model.kv_layout
         self.bonus_columns = 1 if config.rows == "own" else 0
         self.feature_layers = config.feature_layers
@@ -60,5 +54,5 @@ def make(
     drafter: DrafterCheckpoint[StandaloneConfig], target: Target, config: SpecConfig, on: Placement
 ) -> StepDrafter:
     """Make a language model as the drafter of a fast engine."""
-    head = StandaloneHead(drafter.config, drafter.tensors, target, on.dtype, on.device, on.batch_invariant)
+    head = StandaloneHead(drafter.config, drafter.tensors, target, on)
     return AutoregressiveDrafter(head, config, on.dtype, on.device, target.config.vocab_size)

@@ -1,7 +1,7 @@
-"""The verify tree: the selection of its candidates, its nodes, its links and masks, and its construction from them."""
+"""The verify tree: the selection of its candidates, its nodes, its construction from them, and its masks."""
 
 from specsim.fast.tree.construction import build, proposed
-from specsim.fast.tree.layout import bitpacked_mask, full_mask
+from specsim.fast.tree.masks import bitpacked_mask, full_mask
 from specsim.fast.tree.nodes import MalformedTree, check
 from specsim.fast.tree.selection import select
 

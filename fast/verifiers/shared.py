@@ -15,11 +15,21 @@ from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.core.rank_group import RankGroup
 from specsim.core.verifiers import DEFAULT_VERIFIER
-from specsim.fast.acceptance import PathTables, Verification, bonus_groups, finish
+from specsim.fast.acceptance import LinkTables, PathTables, Verification, finish
 from specsim.fast.runtime.launch import await_input, kernel, require_contiguous
 from specsim.fast.runtime.peer_memory import gather
+from specsim.fast.runtime.uniforms import FINAL
 from specsim.fast.sampling import summarised_distributions
-from specsim.fast.vocabulary.distribution import Requests
+from specsim.fast.vocabulary.distribution import (
+    PER,
+    Distributions,
+    Requests,
+    Siblings,
+    Workspace,
+    drawn_group,
+    groups_block,
+    uniform_of,
+)  # fmt: skip
 from specsim.fast.vocabulary.penalties import adjust_logits
 from specsim.fast.vocabulary.summaries import GROUP, num_groups, summarise
 
@@ -118,6 +128,75 @@ def best_groups(maxima_RG: torch.Tensor) -> torch.Tensor:
     groups = torch.arange(maxima_RG.shape[1], device=maxima_RG.device)
     best = maxima_RG.amax(1, keepdim=True)
     return torch.where(maxima_RG == best, groups, maxima_RG.shape[1] - 1).amin(1)
+
+
+@kernel
+@no_type_check
+def _bonus_group_kernel(
+    distributions,
+    workspace,
+    link_ptrs,
+    rejected_ptr,
+    requests,
+    path_ptrs,
+    rows_ptr,
+    groups_ptr,
+    num_nodes,
+    num_steps,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PER: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Find the row from which one request's bonus token is drawn, and the token's group, -1 where none is drawn."""
+    request = tl.program_id(0).to(tl.int64)
+    await_input(PDL)
+    root = request * num_nodes
+    length = tl.load(requests.seq_lens_ptr + request)
+    drafts = tl.load(path_ptrs.num_drafts_ptr + request)
+    uniform = uniform_of(requests, request, FINAL, length, tl.full((), 0, tl.int32))
+    node = tl.load(path_ptrs.accept_index_ptr + request * (num_steps + 1) + drafts, mask=length > 0, other=0)
+    last = tl.maximum(node, 0).to(tl.int64)
+    first = tl.load(rejected_ptr + request)
+    siblings = Siblings(link_ptrs.tokens_ptr + root, link_ptrs.next_sibling_ptr + root, first, num_nodes)
+    chosen = tl.full((), -1, tl.int64)
+    if (length > 0) & (tl.load(requests.temperature_ptr + request) > 0):
+        group, _, _, _ = drawn_group(distributions, last, siblings, uniform, workspace, request, GROUP, GROUPS, PER)
+        chosen = group.to(tl.int64)
+    tl.store(rows_ptr + request, last)
+    tl.store(groups_ptr + request, chosen)
+
+
+def bonus_groups(
+    batch: Batch,
+    verify_input: VerifyInput,
+    distributions: Distributions,
+    config: SpecConfig,
+    verdict: Verdict,
+    rejected_B: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the row and the group of tokens that each bonus token is drawn from, i64 [B].
+
+    The group of a greedy request is -1.
+    """
+    num_requests = len(rejected_B)
+    rows, groups = torch.empty(2, num_requests, dtype=torch.int64, device=rejected_B.device)
+    _bonus_group_kernel[(num_requests,)](
+        distributions=distributions.tables,
+        workspace=Workspace.of(distributions, num_requests),
+        link_ptrs=LinkTables.of(verify_input),
+        rejected_ptr=rejected_B,
+        requests=Requests.of(batch),
+        path_ptrs=PathTables.of(verdict),
+        rows_ptr=rows,
+        groups_ptr=groups,
+        num_nodes=config.num_draft_tokens,
+        num_steps=config.num_steps,
+        GROUP=GROUP,
+        GROUPS=groups_block(distributions.logits.raw.shape[1]),
+        PER=PER,
+    )
+    return rows, groups
 
 
 def can_share(ranks: RankGroup, vocab_size: int, config: SpecConfig) -> bool:

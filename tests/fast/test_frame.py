@@ -9,7 +9,7 @@ import torch
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import AutoregressiveInput, Batch, DraftInput, State, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.fast.drafters.none import NoDrafter
+from specsim.fast.drafters import NoDrafter
 from specsim.fast.drafting.lanes import Lanes
 from specsim.fast.frame import (
     Frame,

@@ -10,7 +10,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import AutoregressiveInput, Candidates, VerifyInput
 from specsim.core.settings import with_steps
 from specsim.fast.tree import construction as fast
-from specsim.fast.tree import layout, nodes
+from specsim.fast.tree import nodes
 from specsim.reference.drafting import expand, start_lanes
 from specsim.reference.tree import MalformedTree, build, links, select, visibility
 
@@ -177,7 +177,7 @@ def gpu_blocks(monkeypatch) -> None:
 
     The interpreter would otherwise take all nodes in one.
     """
-    for module in (fast, layout, nodes):
+    for module in (fast, nodes):
         monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
 

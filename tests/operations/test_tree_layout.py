@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.fast.tree import layout as fast
+from specsim.fast.tree import masks as fast
 from specsim.reference.tree import bitpacked_mask, full_mask, links, visibility
 
 

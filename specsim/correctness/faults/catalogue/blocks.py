@@ -54,7 +54,7 @@ FAULTS = (
         cause="a row sees the rows before it only",
         symptom="tokens stay right, and fewer drafts are accepted",
         fields=(*KV, "candidates.tokens", "candidates.scores"),
-        edits={"specsim.fast.model.block_metadata": "tl.minimum(num_rows, [-limit - length-]{+step + 1+}), 0)"},
+        edits={DRAFTER: "tl.minimum(num_rows, [-limit - length-]{+step + 1+}), 0)"},
         trial=Trial("differential", CHAIN | dict(kind="dflash", rounds=1, family="noisy")),
     ),
     Fault(

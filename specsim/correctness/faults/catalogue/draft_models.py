@@ -27,7 +27,7 @@ FAULTS = (
         cause="the prefix of a drafter on the target's KV is counted with the root, whose KV is not there yet",
         symptom="after a rejection, drafts attend to the key of the refused draft",
         fields=("hidden", "draft logits"),
-        edits={"specsim.fast.model.prefix_metadata": "key_len=length{+ + (length > 0)+},"},
+        edits={FROZEN: "key_len=length{+ + (length > 0)+},"},
         trial=Trial("differential", TREE | dict(kind="frozen-kv", rounds=2)),
     ),
     Fault(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specsim.fast.model.block_metadata import block_metadata
+from specsim.fast.drafters.block import block_input
 
 
 @pytest.mark.parametrize("max_len", [8, 6])
@@ -11,7 +11,7 @@ def test_rows_see_the_prefix_and_the_whole_block(pools, make_batch, max_len, dev
     """A row at or beyond max_len is dropped, and no row sees it."""
     batch = make_batch([1, 0, -1], [4, 1, 0])
     bonus = torch.tensor([2, 1, 0], dtype=torch.int32, device=device)
-    ids_R, metadata = block_metadata(batch, bonus, 3, 9, max_len, pools)
+    ids_R, metadata = block_input(batch, bonus, 3, 9, max_len, pools)
     kept = min(3, max_len - 4)
     assert ids_R.tolist() == [2, 9, 9, 1, 9, 9, 0, 9, 9]
     assert metadata.slots.tolist() == [*([24, 25, 26][:kept] + [-1] * (3 - kept)), 11, 12, 13, -1, -1, -1]
@@ -31,6 +31,6 @@ def test_a_block_of_more_rows_than_a_word_has_bits(make_batch, device):
     pools = SimpleNamespace(req_to_token=torch.arange(50, device=device)[None])
     batch = make_batch([0], [3])
     bonus = torch.tensor([1], dtype=torch.int32, device=device)
-    _, metadata = block_metadata(batch, bonus, 40, 9, 100, pools)
+    _, metadata = block_input(batch, bonus, 40, 9, 100, pools)
     assert metadata.visible.tolist() == [[-1, 255]] * 40
     assert metadata.slots.tolist() == [*range(3, 43)]
