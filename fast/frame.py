@@ -20,10 +20,11 @@ from specsim.core.phases import (
     VerifyInput,
 )
 from specsim.core.pool import KVPool
-from specsim.fast.kv import BatchProgress
-from specsim.fast.runtime.buffers import Block, Buffers, fill, named
+from specsim.fast.kv import BatchProgress, empty_extend_input
+from specsim.fast.runtime.buffers import Block, Buffers, fill, named, pad
 from specsim.fast.runtime.graph import Graph
-from specsim.fast.tree import proposed
+from specsim.fast.tree import empty_tree, proposed
+from specsim.fast.verify import empty_verdict
 from specsim.fast.vocabulary.penalties import Allowed
 
 
@@ -53,51 +54,19 @@ def padded_batch(shape: RoundShape) -> Batch:
 
 def padded_verify_input(shape: RoundShape) -> VerifyInput:
     """Make the trees of padded requests."""
-    num_nodes = shape.config.num_draft_tokens
-    none_BN = torch.full((shape.bucket, num_nodes), -1)
-    return VerifyInput(
-        draft_tokens=torch.zeros_like(none_BN),
-        parents=none_BN,
-        scores=torch.zeros(shape.bucket, num_nodes),
-        positions=torch.zeros_like(none_BN).flatten(),
-        mask=torch.zeros(shape.bucket, num_nodes, num_nodes, dtype=torch.bool),
-        retrieve_index=torch.zeros_like(none_BN),
-        retrieve_next_token=none_BN,
-        retrieve_next_sibling=none_BN,
-        cache_locations=none_BN.flatten(),
-        proposed_depth=torch.zeros(shape.bucket, dtype=torch.int32),
-    )
+    return pad(empty_tree(shape.bucket, shape.config.num_draft_tokens, torch.device("cpu")))
 
 
 def padded_verdict(shape: RoundShape) -> Verdict:
     """Make the verdict of padded requests, which accepts only a bonus token."""
-    none_BW = torch.full((shape.bucket, shape.width), -1, dtype=torch.int32)
-    return Verdict(
-        predict=torch.full((shape.bucket * shape.config.num_draft_tokens,), -1, dtype=torch.int32),
-        accept_index=none_BW,
-        num_accepted_drafts=torch.zeros(shape.bucket, dtype=torch.int32),
-        num_accepted_tokens=torch.ones(shape.bucket, dtype=torch.int32),
-        logprobs=torch.zeros(none_BW.shape),
-    )
+    return pad(empty_verdict(shape.bucket, shape.config, torch.device("cpu")))
 
 
 def padded_extend_input(shape: RoundShape) -> DraftExtendInput:
     """Make the draft-extend rows of padded requests, S+1 each, that write nothing."""
-    num_rows = shape.bucket * shape.width
-    ids_R = torch.zeros(num_rows, dtype=torch.int64)
-    zeros_B = torch.zeros(shape.bucket, dtype=torch.int32)
-    return DraftExtendInput(
-        row_starts=shape.width * torch.arange(shape.bucket + 1),
-        hidden=torch.zeros(num_rows, shape.num_features, dtype=shape.dtype),
-        input_ids=ids_R,
-        positions=ids_R,
-        cache_locations=ids_R - 1,
-        num_accepted_drafts=zeros_B,
-        num_accepted_tokens=zeros_B + 1,
-        bonus_tokens=zeros_B,
-        seq_lens=zeros_B.long(),
-        req_pool_indices=zeros_B.long() - 1,
-    )
+    rows = pad(empty_extend_input(shape.bucket, shape.width, torch.empty(0, shape.num_features, dtype=shape.dtype)))
+    rows.row_starts.copy_(shape.width * torch.arange(shape.bucket + 1))
+    return rows
 
 
 class StaticInput:

@@ -46,17 +46,19 @@ def node_logits(
     return adjust_logits(batch, logits_RV, pools, tree, levels, allowed)
 
 
-def _empty(batch: Batch, config: SpecConfig, device: torch.device) -> Verdict:
+def empty_verdict(batch_size: int, config: SpecConfig, device: torch.device) -> Verdict:
+    """Allocate a verdict."""
+
     def table(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     width = config.num_steps + 1
     return Verdict(
-        predict=table(batch.size * config.num_draft_tokens),
-        accept_index=table(batch.size, width),
-        num_accepted_drafts=table(batch.size),
-        num_accepted_tokens=table(batch.size),
-        logprobs=table(batch.size, width, dtype=torch.float32),
+        predict=table(batch_size * config.num_draft_tokens),
+        accept_index=table(batch_size, width),
+        num_accepted_drafts=table(batch_size),
+        num_accepted_tokens=table(batch_size),
+        logprobs=table(batch_size, width, dtype=torch.float32),
     )
 
 
@@ -79,7 +81,7 @@ def walk(
     node_distributions = distributions(batch, logits)
     device = node_distributions.moments.device
     _, final_uniforms = uniforms or (None, None)
-    verdict = out or _empty(batch, config, device)
+    verdict = out or empty_verdict(batch.size, config, device)
     rejected_B = torch.empty_like(batch.seq_lens)
     bonus_B = None
     if isinstance(acceptance, AcceptanceRule):

@@ -11,10 +11,9 @@ from specsim.core.pair import DrafterCheckpoint
 from specsim.core.pool import KVBuffer
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
 from specsim.fast.drafters.steps import StepDrafter
-from specsim.fast.layers import gated_mlp_residual, self_attention_residual
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rows import HiddenRows, Norm
-from specsim.fast.targets.decoder import DecoderTarget
+from specsim.fast.targets.decoder import DecoderTarget, run_layer
 
 
 class EagleHead(DecoderHead):
@@ -31,24 +30,14 @@ class EagleHead(DecoderHead):
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
         """Run rows through fc and the layers, and write their KV: hidden [R, H]."""
-        eps = self._model.rms_norm_eps
         joined = self._joined(input_ids_R, self._weights["embed_tokens.weight"], hidden_RH)
         forward = self._forward(metadata, kv, hidden_RH.dtype)
         hidden = HiddenRows(self._weights.project(joined, "fc"))  # the first layer has no norm before its attention
         for layer in range(self._num_layers):
-            weights = self._weights.under(f"layers.{layer}")
-            hidden = self_attention_residual(
-                hidden.values,
-                hidden,
-                weights.under("self_attn"),
-                self._model,
-                layer,
-                forward,
-                Norm(weights["post_attention_layernorm.weight"], eps),
-            )
-            following = self._weights.get(f"layers.{layer + 1}.input_layernorm.weight")
-            hidden = gated_mlp_residual(
-                hidden, weights.under("mlp"), None if following is None else Norm(following, eps)
+            weight = self._weights.get(f"layers.{layer + 1}.input_layernorm.weight")
+            following = None if weight is None else Norm(weight, self._model.rms_norm_eps)
+            hidden, _ = run_layer(
+                hidden, self._weights.under(f"layers.{layer}"), self._model, layer, forward, following
             )
         return hidden.values
 

@@ -19,7 +19,7 @@ from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rotary import ForwardContext
 from specsim.fast.model.rows import HiddenRows, Norm, rms_norm
 from specsim.fast.runtime.peer_memory import join_slices, without_padding
-from specsim.fast.targets.decoder import DecoderTarget
+from specsim.fast.targets.decoder import DecoderTarget, run_layer
 
 
 class Eagle3Head(DecoderHead):
@@ -86,10 +86,7 @@ class Eagle3Head(DecoderHead):
         """Run the layers after the first, which are those of a Llama: hidden [R, H]."""
         for layer in range(1, self._num_layers):
             weights = self._weights.under(f"layers.{layer}")
-            between = self._norm(f"layers.{layer}.post_attention_layernorm")
-            inner = weights.under("self_attn")
-            rows = self_attention_residual(rows.values, rows, inner, self._model, layer, forward, between)
-            rows = gated_mlp_residual(rows, weights.under("mlp"), self._input_norm(layer + 1))
+            rows, _ = run_layer(rows, weights, self._model, layer, forward, self._input_norm(layer + 1))
         return rows.values
 
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:

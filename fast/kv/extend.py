@@ -1,7 +1,8 @@
 """Rows of the drafter after prefill and verify: each token with the features of the position before it."""
 
-from dataclasses import replace
-from typing import NamedTuple, Self, no_type_check
+from collections import namedtuple
+from dataclasses import fields, replace
+from typing import no_type_check
 
 import torch
 import triton.language as tl
@@ -80,38 +81,9 @@ def draft_rows(prefill: PrefillInput, next_tokens: torch.Tensor, bonus_columns: 
     return replace(prefill, input_ids=input_ids, row_starts=row_starts, max_rows=max_rows)
 
 
-class VerdictTensors(NamedTuple):
-    """A verdict as kernel arguments."""
-
-    predict: torch.Tensor
-    accept_index: torch.Tensor
-    num_accepted_drafts: torch.Tensor
-    num_accepted_tokens: torch.Tensor
-
-    @classmethod
-    def of(cls, verdict: Verdict) -> Self:
-        """Take the tensors of a verdict."""
-        return cls(*(getattr(verdict, name) for name in cls._fields))
-
-
-class ExtendTensors(NamedTuple):
-    """A DraftExtendInput as kernel arguments."""
-
-    row_starts: torch.Tensor
-    hidden: torch.Tensor
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    cache_locations: torch.Tensor
-    num_accepted_drafts: torch.Tensor
-    num_accepted_tokens: torch.Tensor
-    bonus_tokens: torch.Tensor
-    seq_lens: torch.Tensor
-    req_pool_indices: torch.Tensor
-
-    @classmethod
-    def of(cls, rows: DraftExtendInput) -> Self:
-        """Take the tensors of a DraftExtendInput."""
-        return cls(*(getattr(rows, name) for name in cls._fields))
+# Tensors of a verdict and of a DraftExtendInput as kernel arguments.
+VerdictTensors = namedtuple("VerdictTensors", [field.name for field in fields(Verdict)])
+ExtendTensors = namedtuple("ExtendTensors", [field.name for field in fields(DraftExtendInput)])
 
 
 @kernel
@@ -212,10 +184,10 @@ def draft_extend_input(
     """
     require_contiguous(features_RF=features_RF, req_to_token=req_to_token, accept_index=verdict.accept_index)
     batch_size, width = verdict.accept_index.shape
-    rows = out or _empty(batch_size, width, features_RF)
+    rows = out or empty_extend_input(batch_size, width, features_RF)
     requests = block_of(batch_size + 1, _REQUESTS)
-    verdict_ptrs = VerdictTensors.of(verdict)
-    out_ptrs = ExtendTensors.of(rows)
+    verdict_ptrs = VerdictTensors(**verdict.tensors)
+    out_ptrs = ExtendTensors(**rows.tensors)
     _requests_kernel[(ceil_div(batch_size + 1, requests),)](
         req_pool_indices_ptr=batch.req_pool_indices,
         seq_lens_ptr=batch.seq_lens,
@@ -248,7 +220,9 @@ def draft_extend_input(
     return rows
 
 
-def _empty(batch_size: int, width: int, features_RF: torch.Tensor) -> DraftExtendInput:
+def empty_extend_input(batch_size: int, width: int, features_RF: torch.Tensor) -> DraftExtendInput:
+    """Allocate `width` rows for each request, with features like these."""
+
     def table(length: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(length, dtype=dtype, device=features_RF.device)
 

@@ -6,9 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.fast.model.linear import ProductOutputs
 from specsim.fast.model.routing import Routes
-from specsim.fast.model.rows import HiddenRows, Norm, gated
+from specsim.fast.model.rows import HiddenRows, Norm, gated, store_sums
 from specsim.fast.runtime.launch import (
     INTERPRETED,
     await_input,
@@ -267,17 +266,7 @@ def _combine_kernel(
         weight = tl.load(weights_ptr + pair, mask=mask_r, other=0.0)
         output = tl.load(expert_ptr + pair[:, None] * size + offs[None, :], mask=mask, other=0.0)
         total += output.to(tl.float32) * weight[:, None]
-    x = nearest(total, DTYPE)
-    if base_ptr is not None:
-        base = tl.load(base_ptr + row[:, None] * STRIDE_BASE + offs[None, :], mask=mask, other=0.0).to(tl.float32)
-        x = nearest(base + x.to(tl.float32), DTYPE)
-    tl.store(out_ptrs.rows + row[:, None] * STRIDE_OUT + offs[None, :], x, mask=mask)
-    if next_norm_ptr is not None:
-        x = x.to(tl.float32)
-        weight = tl.load(next_norm_ptr + offs, mask=offs < size, other=0.0).to(tl.float32)
-        weighted = nearest(x * weight[None, :], DTYPE)
-        tl.store(out_ptrs.weighted + row[:, None] * size + offs[None, :], weighted, mask=mask)
-        tl.store(out_ptrs.squares + row, tl.sum(x * x, axis=1), mask=mask_r)
+    store_sums(out_ptrs, total, base_ptr, next_norm_ptr, row, num_rows, size, STRIDE_OUT, STRIDE_BASE, DTYPE)
 
 
 def _combine(
@@ -289,7 +278,7 @@ def _combine(
     onto = HiddenRows.to_write(out, norm, 1)
     block = block_of(num_rows, 1, size)
     _combine_kernel[(ceil_div(num_rows, block),)](
-        out_ptrs=ProductOutputs(out, onto.weighted, onto.squares),
+        out_ptrs=onto.outputs,
         base_ptr=base,
         expert_ptr=outputs,
         weights_ptr=routes.weights,

@@ -7,7 +7,6 @@ import triton.language as tl
 
 from specsim.core.target import Experts
 from specsim.fast.model.experts import ExpertWeights, clamped
-from specsim.fast.model.linear import ProductOutputs
 from specsim.fast.model.routing import Routes, choice_arguments, ranked
 from specsim.fast.model.rows import HiddenRows, Norm, gated
 from specsim.fast.runtime.launch import (
@@ -185,7 +184,7 @@ def routed_row_residual(
     blocks = ceil_div(num_outputs, DOWN.outputs)
     onto = HiddenRows.to_write(out, norm, blocks)
     _down_kernel[(blocks,)](
-        out_ptrs=ProductOutputs(out, onto.weighted, onto.squares),
+        out_ptrs=onto.outputs,
         factor_ptrs=RoutedRowFactors(grown, weights.down, weights.down_bias),
         routed_ptrs=routed,
         base_ptr=base,

@@ -34,14 +34,6 @@ class Factors(NamedTuple):
     bias: torch.Tensor | None  # [N]
 
 
-class ProductOutputs(NamedTuple):
-    """Output rows of a product, with what the next norm needs, if there is one (see HiddenRows)."""
-
-    rows: torch.Tensor  # [R, N]
-    weighted: torch.Tensor | None
-    squares: torch.Tensor | None
-
-
 @triton.jit
 @no_type_check
 def streamed(
@@ -182,7 +174,7 @@ def _stream(
         multiply_many_rows(tiling, factors.x, rows.squares, rows.eps, weight, finish, is_gated)
         return
     _product_kernel[ceil_div(size, tiling.block_n), ceil_div(num_rows, tiling.block_m)](
-        out_ptrs=ProductOutputs(out, onto.weighted, onto.squares),
+        out_ptrs=onto.outputs,
         factor_ptrs=factors,
         base_ptr=base,
         next_norm_ptr=onto.next_weight,

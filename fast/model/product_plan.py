@@ -16,11 +16,10 @@ from specsim.fast.runtime.launch import INTERPRETED, ceil_div, dot_type, has_war
 
 BLOCK_N = 128  # outputs of a tile
 BLOCK_K = 64  # inner dimension of a block
-MOST_PROGRAMS = 132  # one a multiprocessor of an H100 or H200; a constant, so that bits are the same anywhere
 MOST_BLOCK_ROWS = 128  # of one block of rows
 _SLACK = 1.34  # longer shares that are allowed so that they end where tiles do: fewer programs read memory as fast
 MOST_ROWS = 64  # of a block of rows, and of a product that is streamed where a library's may serve
-PROGRAMS = 132  # one a multiprocessor of an H100 or H200; a constant, so that choices are the same anywhere
+PROGRAMS = 132  # one a multiprocessor of an H100 or H200; a constant, so that bits and choices are the same anywhere
 LEAST_NUMBERS = 2**20  # of a weight that is streamed where a library's product may serve
 
 
@@ -62,7 +61,7 @@ def plan_many_rows(size: int, inner: int) -> ManyRowsPlan:
     """Plan the product with a weight [size, inner]."""
     num_tiles = ceil_div(size, BLOCK_N)
     blocks = ceil_div(inner, BLOCK_K)
-    least = ceil_div(num_tiles * blocks, MOST_PROGRAMS)
+    least = ceil_div(num_tiles * blocks, PROGRAMS)
     aligned = (share for share in range(least, int(least * _SLACK) + 1) if blocks % share == 0 or share % blocks == 0)
     share = next(aligned, least)
     plan = ManyRowsPlan(BLOCK_N, num_tiles, blocks, share, ceil_div(num_tiles * blocks, share), 0)

@@ -11,14 +11,12 @@ from statistics import median
 from typing import NamedTuple, no_type_check
 
 import torch
-import triton
 import triton.language as tl
 
 from specsim.core.rank_group import RankGroup
-from specsim.fast.model.linear import ProductOutputs
-from specsim.fast.model.rows import HiddenRows, Norm
+from specsim.fast.model.rows import HiddenRows, Norm, store_sums
 from specsim.fast.runtime.graph import capture
-from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, nearest, next_power_of_2
+from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2
 from specsim.fast.runtime.peer_memory import PROGRAMS, LinkedRanks, PeerMemory, gather, meet, meet_others, next_exchange
 
 MOST_BYTES = 4 * 2**20  # of a part
@@ -27,35 +25,6 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # 8 KiB to 4 MiB in bf16
 _MOST_SPINS = 2**22  # some seconds
 _SUMS = 20  # in one graph
 _REPLAYS = 9
-
-
-@triton.jit
-@no_type_check
-def _write(
-    out_ptrs,
-    total,
-    base_ptr,
-    norm_ptr,
-    row,
-    num_rows,
-    SIZE: tl.constexpr,
-    STRIDE_OUT: tl.constexpr,
-    STRIDE_BASE: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """Add the base to rows of sums, f32, write them, and prepare the next norm."""
-    offs = tl.arange(0, total.shape[1])[None, :]
-    mask_r = row < num_rows
-    mask = mask_r[:, None] & (offs < SIZE)
-    total = nearest(total, DTYPE).to(tl.float32)
-    if base_ptr is not None:
-        base = tl.load(base_ptr + row[:, None] * STRIDE_BASE + offs, mask=mask, other=0.0).to(tl.float32)
-        total = nearest(base + total, DTYPE).to(tl.float32)
-    tl.store(out_ptrs.rows + row[:, None] * STRIDE_OUT + offs, nearest(total, DTYPE), mask=mask)
-    if norm_ptr is not None:
-        weight = tl.load(norm_ptr + offs, mask=offs < SIZE, other=0.0).to(tl.float32)
-        tl.store(out_ptrs.weighted + row[:, None] * SIZE + offs, nearest(total * weight, DTYPE), mask=mask)
-        tl.store(out_ptrs.squares + row, tl.sum(total * total, axis=1), mask=mask_r)
 
 
 @kernel
@@ -84,7 +53,7 @@ def _sum_kernel(
     for rank in tl.static_range(1, RANKS):
         part = (rank * num_rows + row[:, None]) * SIZE + offs
         total += tl.load(parts_ptr + part, mask=mask, other=0.0).to(tl.float32)
-    _write(out_ptrs, total, base_ptr, norm_ptr, row, num_rows, SIZE, STRIDE_OUT, STRIDE_BASE, DTYPE)
+    store_sums(out_ptrs, total, base_ptr, norm_ptr, row, num_rows, SIZE, STRIDE_OUT, STRIDE_BASE, DTYPE)
 
 
 @kernel
@@ -124,7 +93,7 @@ def _exchanged_sum_kernel(
         total = tl.load(peers_ptrs.memory[0] + entry, mask=mask, other=0.0).to(tl.float32)  # [1, BLOCK_H]
         for rank in tl.static_range(1, RANKS):
             total += tl.load(peers_ptrs.memory[rank] + entry, mask=mask, other=0.0).to(tl.float32)
-        _write(out_ptrs, total, base_ptr, norm_ptr, row, num_rows, SIZE, STRIDE_OUT, STRIDE_BASE, DTYPE)
+        store_sums(out_ptrs, total, base_ptr, norm_ptr, row, num_rows, SIZE, STRIDE_OUT, STRIDE_BASE, DTYPE)
     tl.store(peers_ptrs.epochs + program, epoch)
 
 
@@ -149,7 +118,7 @@ def sum_residual(
     num_rows, size = part_RH.shape
     block = block_of(num_rows, 1, size)
     _sum_kernel[(ceil_div(num_rows, block),)](
-        out_ptrs=ProductOutputs(out, onto.weighted, onto.squares),
+        out_ptrs=onto.outputs,
         parts_ptr=parts,
         base_ptr=base,
         norm_ptr=onto.next_weight,
@@ -169,7 +138,7 @@ def exchanged_sum(peers: PeerMemory, base: torch.Tensor | None, part_RH: torch.T
     """Compute the same sum through the memory of the other ranks, in one kernel."""
     num_rows, size = part_RH.shape
     _exchanged_sum_kernel[(PROGRAMS,)](
-        out_ptrs=ProductOutputs(onto.values, onto.weighted, onto.squares),
+        out_ptrs=onto.outputs,
         part_ptr=part_RH,
         peers_ptrs=peers.arguments(part_RH.dtype),
         base_ptr=base,

@@ -25,6 +25,14 @@ class Norm(NamedTuple):
     eps: float
 
 
+class RowOutputs(NamedTuple):
+    """Rows that a kernel writes, with what their next norm needs, if there is one (see HiddenRows)."""
+
+    rows: torch.Tensor  # [R, N]
+    weighted: torch.Tensor | None
+    squares: torch.Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
     """Rows of a hidden state, with a norm that their next product has to apply."""
@@ -50,6 +58,11 @@ class HiddenRows:
         return self.values if self.weighted is None else self.weighted
 
     @property
+    def outputs(self) -> RowOutputs:
+        """The rows as kernel arguments, for their writer."""
+        return RowOutputs(self.values, self.weighted, self.squares)
+
+    @property
     def eps(self) -> float:
         """Epsilon of the norm, 0 where there is none."""
         return 0.0 if self.norm is None else self.norm.eps
@@ -69,6 +82,35 @@ class HiddenRows:
 def normalised(x, scale, weight, DTYPE: tl.constexpr):
     """Compute x · scale · weight, rounded to DTYPE before and after the weight."""
     return nearest(weight.to(tl.float32) * nearest(x.to(tl.float32) * scale, DTYPE).to(tl.float32), DTYPE)
+
+
+@triton.jit
+@no_type_check
+def store_sums(
+    out_ptrs,
+    total,
+    base_ptr,
+    norm_ptr,
+    row,
+    num_rows,
+    size,
+    STRIDE_OUT: tl.constexpr,
+    STRIDE_BASE: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Add the base to rows of sums, f32, write them, and prepare the next norm."""
+    offs = tl.arange(0, total.shape[1])[None, :]
+    mask_r = row < num_rows
+    mask = mask_r[:, None] & (offs < size)
+    total = nearest(total, DTYPE).to(tl.float32)
+    if base_ptr is not None:
+        base = tl.load(base_ptr + row[:, None] * STRIDE_BASE + offs, mask=mask, other=0.0).to(tl.float32)
+        total = nearest(base + total, DTYPE).to(tl.float32)
+    tl.store(out_ptrs.rows + row[:, None] * STRIDE_OUT + offs, nearest(total, DTYPE), mask=mask)
+    if norm_ptr is not None:
+        weight = tl.load(norm_ptr + offs, mask=offs < size, other=0.0).to(tl.float32)
+        tl.store(out_ptrs.weighted + row[:, None] * size + offs, nearest(total * weight, DTYPE), mask=mask)
+        tl.store(out_ptrs.squares + row, tl.sum(total * total, axis=1), mask=mask_r)
 
 
 @kernel

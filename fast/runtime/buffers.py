@@ -21,6 +21,9 @@ PADDING = {
     "parents": -1,
     "retrieve_next_token": -1,
     "retrieve_next_sibling": -1,
+    "predict": -1,
+    "accept_index": -1,
+    "num_accepted_tokens": 1,
 }
 # Fields of DraftExtendInput with an entry for each row rather than each request.
 _ROW_FIELDS = ("hidden", "input_ids", "positions", "cache_locations")
@@ -115,6 +118,13 @@ def named(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
+def pad(state: _State) -> _State:
+    """Fill every tensor of a state in place, as for padded requests, and return the state."""
+    for name, tensor in state.tensors.items():
+        tensor.fill_(PADDING.get(name, 0))
+    return state
+
+
 def load(static: State, state: State) -> None:
     """Copy a state into the first rows of its static buffers and pad the rest.
 
@@ -165,7 +175,6 @@ def load_extend_input(static: DraftExtendInput, state: DraftExtendInput, width: 
             buffer = getattr(static, name)
             buffer.fill_(PADDING.get(name, 0))
             buffer[rows if name in _ROW_FIELDS else slice(len(value))] = value
-    static.num_accepted_tokens[len(counts) :].fill_(1)
 
 
 def unload_extend_input(static: DraftExtendInput, size: int, width: int, extend: str) -> DraftExtendInput:

@@ -29,12 +29,12 @@ def run_layer(
     config: ModelConfig,
     layer: int,
     forward: ForwardContext,
-    following: Norm,
+    following: Norm | None,
     out: torch.Tensor | None = None,
 ) -> tuple[HiddenRows, torch.Tensor | None]:
     """Run a layer and write its KV; returns (rows, experts).
 
-    rows [R, H] are under the following norm. experts i16 [R, k] are those of each row, or None.
+    rows [R, H] are under the following norm, if there is one. experts i16 [R, k] are those of each row, or None.
     out: the output's memory, which may be a slice of a wider tensor.
     """
     layer_config = config.layers[layer]

@@ -277,7 +277,9 @@ def _build_tree(tree: VerifyInput, candidates: Candidates, roots: Roots, config:
         write_links(tree, roots, config)
 
 
-def _empty(batch_size: int, num_nodes: int, device: torch.device) -> VerifyInput:
+def empty_tree(batch_size: int, num_nodes: int, device: torch.device) -> VerifyInput:
+    """Allocate trees."""
+
     def table(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
@@ -318,7 +320,7 @@ def build(
     """
     require_contiguous(**candidates.tensors)
     require_contiguous(bonus_tokens=bonus_tokens, seq_lens=seq_lens, cache_locations=cache_locations)
-    empty = out or _empty(len(bonus_tokens), config.num_draft_tokens, bonus_tokens.device)
+    empty = out or empty_tree(len(bonus_tokens), config.num_draft_tokens, bonus_tokens.device)
     tree = replace(empty, **proposed(candidates))
     if draft_steps is None:
         draft_steps = torch.full_like(bonus_tokens, config.num_steps)

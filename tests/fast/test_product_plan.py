@@ -9,7 +9,7 @@ from specsim.fast.model import product_plan
 from specsim.fast.model.product_plan import (
     BLOCK_K,
     BLOCK_N,
-    MOST_PROGRAMS,
+    PROGRAMS,
     ProductTiling,
     choose,
     plan_many_rows,
@@ -151,8 +151,8 @@ def test_programs_never_wait_for_each_other_in_vain(shape, spare):
 def test_no_multiprocessor_is_left_far_behind(shape):
     """A share is at most a third longer than an equal one."""
     plan = plan_many_rows(*shape)
-    least = ceil_div(plan.num_tiles * plan.blocks, MOST_PROGRAMS)
-    assert plan.programs <= MOST_PROGRAMS
+    least = ceil_div(plan.num_tiles * plan.blocks, PROGRAMS)
+    assert plan.programs <= PROGRAMS
     assert least <= plan.share <= max(least, least * 1.34)
 
 
