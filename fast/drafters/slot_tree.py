@@ -12,7 +12,7 @@ from specsim.core.phases import Batch, ExplicitCandidates
 from specsim.fast.drafters.block_head import BlockHead
 from specsim.fast.drafting import extended
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
-from specsim.fast.tree.nodes import ExplicitTables
+from specsim.fast.tree.explicit import ExplicitTables
 from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
 from specsim.fast.vocabulary.topk import TAKEN, best_of, draft_topk, index_of, key_of
 

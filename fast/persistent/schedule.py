@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from specsim.fast.runtime.launch import ceil_div, next_power_of_2
+
 HEAD_DIM = 128
 TILE = 16  # outputs of a tile of a product
 DEPTH = 1024  # inputs of a stage
@@ -18,16 +20,6 @@ STRIDE = 8  # i32 between two counters
 MOST_ROWS = 16
 FLIGHT = 2  # stages of a program on their way: enough to keep the memory busy, and signals wait behind few
 _SPLITS = 32  # most parts of a request's keys
-
-
-def ceil_div(count: int, size: int) -> int:
-    """Divide and round up."""
-    return -(-count // size)
-
-
-def power_of_2(count: int) -> int:
-    """Compute the least power of two that is at least `count`."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 class WeightStage(NamedTuple):
@@ -103,7 +95,7 @@ class ForwardSchedule:
     @property
     def pairs(self) -> int:
         """Pairs of a row and a query head of a group, padded to a power of two."""
-        return max(8, power_of_2(self.nodes * self.group))
+        return max(8, next_power_of_2(self.nodes * self.group))
 
     @property
     def units(self) -> int:
@@ -172,7 +164,7 @@ class ForwardSchedule:
     @property
     def padded_nodes(self) -> int:
         """Rows of a request, padded to a power of two."""
-        return power_of_2(self.nodes)
+        return next_power_of_2(self.nodes)
 
     @property
     def inner_cut(self) -> int:

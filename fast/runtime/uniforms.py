@@ -2,12 +2,10 @@
 
 from typing import no_type_check
 
-import torch
 import triton
 import triton.language as tl
 
 from specsim.core.uniforms import Stream
-from specsim.fast.runtime.launch import block_of, ceil_div, kernel
 
 # Streams as kernel constants.
 PREFILL = tl.constexpr(int(Stream.PREFILL))
@@ -48,44 +46,3 @@ def token_noise(seed, request_id, position, tokens):
     word = (high.to(tl.int64) << 21) | (low.to(tl.int64) >> 11)
     uniform = tl.maximum(word, 1).to(tl.float64) * (1.0 / 9007199254740992)
     return -tl.log(-tl.log(uniform))
-
-
-@kernel
-@no_type_check
-def _uniforms(seeds_ptr, request_ids_ptr, root_lens_ptr, depths_ptr, out_ptr, stream_id, size, BLOCK: tl.constexpr):
-    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < size
-    seed = tl.load(seeds_ptr + offs, mask=mask, other=0)
-    request_id = tl.load(request_ids_ptr + offs, mask=mask, other=0)
-    root_len = tl.load(root_lens_ptr + offs, mask=mask, other=0)
-    depth = tl.load(depths_ptr + offs, mask=mask, other=0)
-    uniform = named_uniform(seed, request_id, stream_id, root_len, depth, tl.zeros_like(depth))
-    tl.store(out_ptr + offs, uniform, mask=mask)
-
-
-def named_uniforms(
-    seeds: torch.Tensor,
-    request_ids: torch.Tensor,
-    stream: Stream,
-    root_lens: torch.Tensor,
-    depths: torch.Tensor,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Draw the uniform of every name, f32 [M].
-
-    The parts of the names are contiguous i64 [M].
-    """
-    size = len(seeds)
-    out = torch.empty(size, dtype=torch.float32, device=seeds.device) if out is None else out
-    block = block_of(size, on_gpu=256)
-    _uniforms[(ceil_div(size, block),)](
-        seeds_ptr=seeds,
-        request_ids_ptr=request_ids,
-        root_lens_ptr=root_lens,
-        depths_ptr=depths,
-        out_ptr=out,
-        stream_id=int(stream),
-        size=size,
-        BLOCK=block,
-    )
-    return out

@@ -13,18 +13,19 @@ import triton.language as tl
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel, next_power_of_2, require_contiguous
+from specsim.fast.tree.explicit import write_explicit_nodes
 from specsim.fast.tree.nodes import (
     CandidateTables,
     Roots,
     TreeTables,
     alive_candidates,
     num_alive,
+    select,
+    selected,
     steps_of,
     store_nodes,
-    write_explicit_nodes,
     write_nodes,
 )
-from specsim.fast.tree.selection import select, selected
 
 _ROWS = 32
 _COLUMNS = 64

@@ -305,24 +305,3 @@ def test_noise_in_a_kernel_is_finite_at_both_ends(device):
         assert int(high << 21 | low >> 11) == bits
         noise = -math.log(-math.log(max(bits, 1) * 2.0**-53))
         assert kernel_noise([(7, request, position, token)], device).item() == pytest.approx(noise)
-
-
-@pytest.mark.parametrize("stream", Stream)
-@pytest.mark.parametrize("size", [0, 1, 256, 601])
-def test_a_launch_draws_the_packages_uniforms(stream, size, device, program_order, monkeypatch):
-    """Blocks have 256 names, as on a GPU."""
-    monkeypatch.setattr(fast, "block_of", lambda count, on_gpu, others=1: on_gpu)
-    seeds, requests = torch.randint(-(2**63), 2**63 - 1, (size,)), torch.randint(2**32, (size,))
-    lengths, depths = torch.randint(2**32, (size,)), torch.randint(2**24, (size,))
-    drawn = fast.named_uniforms(
-        *(part.to(device) for part in (seeds, requests)), stream, lengths.to(device), depths.to(device)
-    )
-    assert drawn.dtype == torch.float32
-    assert torch.equal(drawn.cpu().double(), named_uniforms(seeds, requests, stream, lengths, depths))
-
-
-def test_a_launch_draws_into_the_tensor_it_is_given(device):
-    names_M = torch.arange(3, device=device)
-    out = torch.empty(3, device=device)
-    assert fast.named_uniforms(names_M, names_M, Stream.FINAL, names_M, names_M, out=out) is out
-    assert torch.equal(out, fast.named_uniforms(names_M, names_M, Stream.FINAL, names_M, names_M))

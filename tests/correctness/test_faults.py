@@ -12,7 +12,6 @@ import torch
 import specsim
 from specsim.cli.main import main
 from specsim.core.provenance import versions
-from specsim.core.uniforms import Stream
 from specsim.correctness.faults import Fault, FaultFinding, StaleFault, Trial
 from specsim.correctness.faults import campaign as running
 from specsim.correctness.faults.campaign import CatalogueResult, FaultResult
@@ -234,16 +233,16 @@ def test_requests_are_followed_through_a_batch(monkeypatch):
 
 def test_accesses_outside_the_tensors_are_found_and_masked():
     pytest.importorskip("triton")
-    from specsim.fast.runtime.uniforms import named_uniforms
+    from specsim.fast.model.rows import add
 
-    names = torch.zeros(4, 5, dtype=torch.int64)
+    rows = torch.ones(2, 4)
     out = torch.zeros(8)
     with guarded() as guard:
-        named_uniforms(*names[:2], Stream.ACCEPT, *names[2:], out=out[:5])
+        add(rows[:1], rows[:1], out=out[:4].view(1, 4))
         assert guard.first is None
-        named_uniforms(names[0], names[1], Stream.ACCEPT, names[2, :3], names[3], out=out[:4])
-    assert (guard.first.field, guard.first.place) == ("out of bounds", "kernel _uniforms")
-    assert out[5:].tolist() == [0.0, 0.0, 0.0]
+        add(rows[:1], rows, out=out[4:6].view(1, 2))
+    assert (guard.first.field, guard.first.place) == ("out of bounds", "kernel _add_kernel")
+    assert out[6:].tolist() == [0.0, 0.0]
 
 
 # The command.

@@ -97,7 +97,7 @@ def test_numbers_are_rounded_as_torch_rounds_them(dtype, device):
 def test_a_kernel_is_compiled_for_pointers_but_for_no_integer():
     """Otherwise a batch of another size might get other code, and other bits."""
     script = """
-from specsim.fast.tree.selection import _select_kernel
+from specsim.fast.tree.nodes import _select_kernel
 print(*(each.name for each in _select_kernel._compiled.params if each.do_not_specialize))
 """
     environment = os.environ | {"TRITON_INTERPRET": "0"}

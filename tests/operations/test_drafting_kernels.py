@@ -9,7 +9,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import AutoregressiveInput, Candidates, DraftInput
 from specsim.fast.drafting import expansion as fast
 from specsim.fast.drafting import lanes as fast_lanes
-from specsim.fast.tree.selection import select
+from specsim.fast.tree import select
 from specsim.fast.vocabulary.topk import draft_topk
 from specsim.reference.drafting import Lanes, expand, start_lanes
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.fast.tree import selection as fast
+from specsim.fast.tree import nodes as fast
 from specsim.reference.tree import select
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,7 +10,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import AutoregressiveInput, Candidates, VerifyInput
 from specsim.core.settings import with_steps
 from specsim.fast.tree import construction as fast
-from specsim.fast.tree import nodes
+from specsim.fast.tree import malformed, nodes
 from specsim.reference.drafting import expand, start_lanes
 from specsim.reference.tree import MalformedTree, build, links, select, visibility
 
@@ -177,7 +177,7 @@ def gpu_blocks(monkeypatch) -> None:
 
     The interpreter would otherwise take all nodes in one.
     """
-    for module in (fast, nodes):
+    for module in (fast, nodes, malformed):
         monkeypatch.setattr(module, "block_of", lambda count, on_gpu, others=1: on_gpu)
 
 
@@ -418,8 +418,8 @@ def test_any_parent_list_builds_a_bounded_tree(setting, data):
         check_equal(*both_trees(candidates, config, DEVICE))
     except MalformedTree as error:
         found = str(error)
-    with pytest.raises(nodes.MalformedTree) if found else nullcontext() as raised:
-        nodes.check(candidates.to(DEVICE), index, config)
+    with pytest.raises(malformed.MalformedTree) if found else nullcontext() as raised:
+        malformed.check(candidates.to(DEVICE), index, config)
     assert found == (str(raised.value) if raised else "")
     none = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     locations = none.new_zeros(1, config.num_draft_tokens)

@@ -15,7 +15,7 @@ from specsim.core.token_drafter import Proposal
 from specsim.fast import tree as fast
 from specsim.fast import verify as fast_verify
 from specsim.fast.synthetic import SyntheticSchedule
-from specsim.fast.tree.nodes import MOST_EXPLICIT
+from specsim.fast.tree.explicit import MOST_EXPLICIT
 from specsim.reference import verify as reference_verify
 from specsim.reference.tree import MalformedTree, build
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates
-from specsim.fast.tree import nodes as fast
+from specsim.fast.tree import malformed as fast
 from specsim.reference.tree import MalformedTree, parents_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -133,7 +133,6 @@ APART = {
     "_malformed_kernel",
     "_nodes_kernel",
     "_select_kernel",
-    "_uniforms",
 }
 
 

@@ -3,7 +3,7 @@
 from specsim.correctness.faults.fault import Fault, Trial
 
 KV = "specsim.fast.kv.slots"
-SELECTION = "specsim.fast.tree.selection"
+NODES = "specsim.fast.tree.nodes"
 LANES = "specsim.fast.drafting.lanes"
 TREE = dict(topk=2, num_steps=3, num_draft_tokens=5, batch=2, max_new_tokens=4)
 
@@ -15,7 +15,7 @@ FAULTS = (
         cause="a parent that was not selected is accepted, and ancestors are walked without a bound",
         symptom="a malformed parent list is verified as a tree, or verification never ends",
         fields=("malformed trees",),
-        edits={"specsim.fast.tree.nodes": "return flat, parent, inside[- & ((block == 0) | (parent > 0))-]"},
+        edits={NODES: "return flat, parent, inside[- & ((block == 0) | (parent > 0))-]"},
         trial=Trial("trees", dict(pools="malformed", impl="fast", count=100)),
     ),
     Fault(
@@ -26,7 +26,7 @@ FAULTS = (
         symptom="a node gets another parent than the one it was drafted after",
         fields=("tree",),
         edits={
-            SELECTION: "{+    skipped = tl.sum(equal.to(tl.int32), axis=1, keep_dims=True) - missing\n"
+            NODES: "{+    skipped = tl.sum(equal.to(tl.int32), axis=1, keep_dims=True) - missing\n"
             "+}    is_selected = above | (equal & (equals [-<= missing-]{+> skipped+}))\n"
             "@@"
             "tl.[-minimum(equals, missing-]{+maximum(equals - skipped, 0+}) - is_selected.to(tl.int32)"
