@@ -15,7 +15,6 @@ from specsim.core.phases import AutoregressiveInput, Batch, Candidates, DraftExt
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import kv_layout_of
-from specsim.core.target import Target
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes, expand, start_lanes
 from specsim.fast.drafting.lanes import lane_metadata
@@ -25,20 +24,25 @@ from specsim.fast.model.metadata import AttentionMetadata, extend_metadata, pref
 from specsim.fast.model.rotary import ForwardContext, inverse_frequencies, rotations
 from specsim.fast.model.rows import HiddenRows, Norm, embed
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
-from specsim.fast.targets.decoder import on_device
+from specsim.fast.targets.decoder import DecoderTarget, on_device
 from specsim.fast.vocabulary.draft_distribution import DrawnDrafts, Loop, Root, Vocabulary, draw_drafts, inverse_of
 from specsim.fast.vocabulary.shared_topk import can_share, shared_topk
 from specsim.fast.vocabulary.topk import draft_topk
 
 
 class DecoderHead:
-    """A decoder over a target's features, without its forward; ranks share its weights where the kind allows it."""
+    """A decoder over a target's features and the target's head, without its forward.
+
+    Ranks share its weights where the kind allows it.
+    """
 
     bonus_columns: int = 0
 
     def __init__(
-        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, on: Placement
+        self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: DecoderTarget, on: Placement
     ) -> None:
+        self._target = target
+        self.vocabulary_ranks = target.ranks
         self._part = None if on.ranks is None else on.ranks.part
         self._model = config.model if self._part is None else self._part.config(config.model)
         floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
@@ -61,6 +65,13 @@ class DecoderHead:
     def fuse(self, features_RF: torch.Tensor) -> torch.Tensor:
         """Return the features unchanged, as the first hidden state is a target feature."""
         return features_RF
+
+    def rank_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """Compute logits of the tokens of this rank's slice of the target's head."""
+        return self._target.rank_logits(hidden_RH)
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        return self._target.logits(hidden_RH)
 
     def _norm(self, name: str) -> Norm:
         return Norm(self._weights[f"{name}.weight"], self._model.rms_norm_eps)

@@ -12,7 +12,6 @@ from specsim.core.drafter import Placement, check_topk
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, DraftInput, ExplicitCandidates, PrefillInput
 from specsim.core.pool import KVPool
-from specsim.core.target import Target
 from specsim.fast.drafters.block_head import BlockHead
 from specsim.fast.drafters.slot_tree import SlotTree
 from specsim.fast.drafters.steps import StepDrafter
@@ -29,6 +28,7 @@ from specsim.fast.model.metadata import (
     store_rows,
 )  # fmt: skip
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
+from specsim.fast.targets.decoder import DecoderTarget
 
 
 @kernel
@@ -150,12 +150,6 @@ class BlockDrafter(StepDrafter):
             )
         )
 
-    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> ExplicitCandidates:
-        """Run one block for each request, and draft from its slots: a tree, or sampled lanes."""
-        buffers = self.buffers(batch.size).to(self._device)
-        self.start(batch, draft_input, buffers, pools)
-        return buffers.explicit
-
     def start(self, batch: Batch, draft_input: DraftInput, buffers: CandidateBuffers, pools: KVPool) -> None:
         """Run the blocks, and leave the candidates in the buffers."""
         block = self._head.block
@@ -178,7 +172,7 @@ class BlockDrafter(StepDrafter):
 
 
 def make(
-    drafter: DrafterCheckpoint[BlockDrafterConfig], target: Target, config: SpecConfig, on: Placement
+    drafter: DrafterCheckpoint[BlockDrafterConfig], target: DecoderTarget, config: SpecConfig, on: Placement
 ) -> StepDrafter:
     """Make a block drafter of a fast engine."""
     head = BlockHead(drafter.config, drafter.tensors, target, on)

@@ -7,24 +7,22 @@ import torch
 from specsim.core.block import BlockDrafterConfig
 from specsim.core.drafter import Placement
 from specsim.core.pool import KVBuffer
-from specsim.core.target import Target
 from specsim.fast.drafters.autoregressive import DecoderHead
 from specsim.fast.layers import write_keys_and_values
 from specsim.fast.model.metadata import AttentionMetadata
 from specsim.fast.model.rows import HiddenRows, embed
-from specsim.fast.targets.decoder import run_layer
+from specsim.fast.targets.decoder import DecoderTarget, run_layer
 
 
 class BlockHead(DecoderHead):
     """Layers of a block drafter, with the keys and values of a context from the rows of the fused projection."""
 
     def __init__(
-        self, config: BlockDrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target, on: Placement
+        self, config: BlockDrafterConfig, tensors: Mapping[str, torch.Tensor], target: DecoderTarget, on: Placement
     ) -> None:
         super().__init__(config, tensors, target, on)
         self.block = config.block
         self.device = on.device
-        self._target = target
         embedding = self._weights.get("embed_tokens.weight")
         self._embedding = target.embedding if embedding is None else embedding
 
@@ -51,7 +49,7 @@ class BlockHead(DecoderHead):
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """Compute draft logits, [R, draft vocabulary], which do not depend on the drafts before."""
         has_head = self._weights.get("lm_head.weight") is not None
-        return self._weights.project(HiddenRows(hidden_RH), "lm_head") if has_head else self._target.logits(hidden_RH)
+        return self._weights.project(HiddenRows(hidden_RH), "lm_head") if has_head else super().logits(hidden_RH)
 
     def biased(self, logits_RV: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
         """Add W2 · W1[token before], given as target ids, where there is a Markov head (DSpark)."""

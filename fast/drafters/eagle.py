@@ -1,7 +1,5 @@
 """EAGLE-1/2 (arXiv 2401.15077): decoder layers over fc(concat(embedding, feature)), read by the target's head."""
 
-from collections.abc import Mapping
-
 import torch
 
 from specsim.core.config import SpecConfig
@@ -19,13 +17,6 @@ from specsim.fast.targets.decoder import DecoderTarget, run_layer
 class EagleHead(DecoderHead):
     """EAGLE's head, with embedding and hidden state in one buffer for fc."""
 
-    def __init__(
-        self, config: EagleConfig, tensors: Mapping[str, torch.Tensor], target: DecoderTarget, on: Placement
-    ) -> None:
-        super().__init__(config, tensors, target, on)
-        self._target = target
-        self.vocabulary_ranks = target.ranks
-
     def forward(
         self, input_ids_R: torch.Tensor, hidden_RH: torch.Tensor, metadata: AttentionMetadata, kv: KVBuffer
     ) -> torch.Tensor:
@@ -40,13 +31,6 @@ class EagleHead(DecoderHead):
                 hidden, self._weights.under(f"layers.{layer}"), self._model, layer, forward, following
             )
         return hidden.values
-
-    def rank_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """Compute logits of the tokens of this rank's slice of the target's head."""
-        return self._target.rank_logits(hidden_RH)
-
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._target.logits(hidden_RH)
 
 
 def make(

@@ -34,7 +34,6 @@ class Eagle3Head(DecoderHead):
             tensors = {**tensors, "lm_head.weight": head}
         super().__init__(config, tensors, target, on)
         self._config = config
-        self._target = target
         self.vocabulary_ranks = on.ranks if has_head else target.ranks
         self._embedding = self._weights.get("embed_tokens.weight")  # None: the target's
 

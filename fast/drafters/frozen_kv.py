@@ -12,7 +12,6 @@ from specsim.core.frozen_kv import FrozenKVConfig, source_layers
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import AutoregressiveInput, Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVPool
-from specsim.core.target import Target
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead, Last, take_last
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes
@@ -20,6 +19,7 @@ from specsim.fast.layers import gated_mlp_residual, query_attention_residual
 from specsim.fast.model.metadata import AttentionMetadata, equal_rows, store_rows
 from specsim.fast.model.rows import HiddenRows, Norm
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
+from specsim.fast.targets.decoder import DecoderTarget
 from specsim.fast.vocabulary.draft_distribution import Root
 
 
@@ -27,7 +27,7 @@ class FrozenKVHead(DecoderHead):
     """A decoder of queries only, with embedding and hidden state in one buffer for the first projection."""
 
     def __init__(
-        self, config: FrozenKVConfig, tensors: Mapping[str, torch.Tensor], target: Target, on: Placement
+        self, config: FrozenKVConfig, tensors: Mapping[str, torch.Tensor], target: DecoderTarget, on: Placement
     ) -> None:
         super().__init__(config, tensors, target, on)
         self._embedding = target.embedding
@@ -184,7 +184,9 @@ class FrozenKVDrafter(AutoregressiveDrafter):
         return self._head.forward(lanes.tokens.view(-1), handed_RH, metadata, pools.target), None
 
 
-def make(drafter: DrafterCheckpoint[FrozenKVConfig], target: Target, config: SpecConfig, on: Placement) -> StepDrafter:
+def make(
+    drafter: DrafterCheckpoint[FrozenKVConfig], target: DecoderTarget, config: SpecConfig, on: Placement
+) -> StepDrafter:
     """Make queries over frozen KV as the drafter of a fast engine."""
     head = FrozenKVHead(drafter.config, drafter.tensors, target, on)
     return FrozenKVDrafter(head, config, on.dtype, on.device, target.config.vocab_size)

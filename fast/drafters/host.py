@@ -26,11 +26,11 @@ class HostDrafter(StepDrafter, ProposalDrafter):
 
     def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> ExplicitCandidates:
         """Ask the drafter for every request's candidates."""
-        return super().propose(batch, draft_input, pools).to(self._device)
+        return ProposalDrafter.propose(self, batch, draft_input, pools).to(self._device)
 
     def start(self, batch: Batch, draft_input: DraftInput, buffers: CandidateBuffers, pools: KVPool) -> None:
         """Ask the drafter for every request's candidates, and copy them to the static buffers."""
-        load(buffers.candidates, super().propose(batch, draft_input, pools))
+        load(buffers.candidates, ProposalDrafter.propose(self, batch, draft_input, pools))
 
 
 def make(drafter: TokenDrafter, target: Target, config: SpecConfig, on: Placement) -> StepDrafter:

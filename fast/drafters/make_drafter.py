@@ -26,9 +26,6 @@ class NoDrafter(StepDrafter):
         none = torch.empty(size, 0)
         return CandidateBuffers(Candidates(none.long(), none, torch.full((size, 1), -1)))
 
-    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> Candidates:
-        return self.buffers(batch.size).to(self._device).candidates  # pyright: ignore[reportReturnType]
-
     def start(self, batch: Batch, draft_input: DraftInput, buffers: CandidateBuffers, pools: KVPool) -> None:
         pass
 

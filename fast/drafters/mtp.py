@@ -40,8 +40,6 @@ class MtpModule(DecoderHead):
         prefix = f"modules.{index}."
         module = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         super().__init__(config, module, target, on)
-        self._target = target
-        self.vocabulary_ranks = target.ranks
         self._index = index
 
     @property
@@ -63,13 +61,6 @@ class MtpModule(DecoderHead):
         rows = HiddenRows(projected_RH, self._norm("input_layernorm"))
         rows, _ = run_layer(rows, weights, self._model, self._index, forward, self._norm("norm"))
         return rows.normed()
-
-    def rank_logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        """Compute logits of the tokens of this rank's slice of the target's head."""
-        return self._target.rank_logits(hidden_RH)
-
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
-        return self._target.logits(hidden_RH)
 
 
 @kernel

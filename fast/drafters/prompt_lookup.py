@@ -117,12 +117,6 @@ class LookupChainDrafter(StepDrafter):
         none.scores.fill_(1.0)
         return CandidateBuffers(none)
 
-    def propose(self, batch: Batch, draft_input: DraftInput, pools: KVPool) -> ExplicitCandidates:
-        """Look up every request's drafts."""
-        buffers = self.buffers(batch.size).to(self._device)
-        self.start(batch, draft_input, buffers, pools)
-        return buffers.explicit
-
     def start(self, batch: Batch, draft_input: DraftInput, buffers: CandidateBuffers, pools: KVPool) -> None:
         """Look up every request's drafts, and leave them in the buffers."""
         lookup = Lookup(buffers.explicit.tokens, buffers.explicit.num_alive)

@@ -40,6 +40,12 @@ class StepDrafter(Drafter, Protocol):
     def step(self, batch: Batch, buffers: Any, pools: KVPool, /) -> None:
         """Run one draft step, whose number is read on the device; nothing, where `start` drafts all depths."""
 
+    def propose(self, batch: Batch, draft_input: Any, pools: KVPool) -> Any:
+        """Run a draft phase whose start drafts all depths, on new buffers."""
+        buffers: Any = self.buffers(batch.size).to(self._device)
+        self.start(batch, draft_input, buffers, pools)
+        return buffers.candidates
+
     def extend(
         self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, *, out: Any = None
     ) -> DraftInput:
