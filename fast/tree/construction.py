@@ -16,7 +16,7 @@ from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel,
 from specsim.fast.tree.explicit import write_explicit_nodes
 from specsim.fast.tree.nodes import (
     CandidateTables,
-    Roots,
+    RootTables,
     TreeTables,
     alive_candidates,
     num_alive,
@@ -90,7 +90,7 @@ def _links_kernel(
     store_links(tree_ptrs, entry, first_child, next_sibling, position, slot, num_nodes, max_len, mask)
 
 
-def write_links(tree: VerifyInput, roots: Roots, config: SpecConfig) -> None:
+def write_links(tree: VerifyInput, roots: RootTables, config: SpecConfig) -> None:
     """Write links, mask, positions and slots of all nodes, from their parents in the tree."""
     batch_size, num_nodes = tree.parents.shape
     columns = block_of(num_nodes, _COLUMNS)
@@ -182,7 +182,7 @@ def _small_tree_kernel(
     store_links(tree_ptrs, entry, first_child, next_sibling, position, slot, num_nodes, max_len, mask)
 
 
-def _build_small_tree(tree: VerifyInput, candidates: Candidates, roots: Roots, config: SpecConfig) -> None:
+def _build_small_tree(tree: VerifyInput, candidates: Candidates, roots: RootTables, config: SpecConfig) -> None:
     batch_size, num_nodes = tree.parents.shape
     block = next_power_of_2(num_nodes)
     _small_tree_kernel[(batch_size,)](
@@ -249,7 +249,7 @@ def _lanes_kernel(
     tl.store(tree_ptrs.mask_ptr + rows * num_nodes + column, sees, mask=mask & (column < num_nodes))
 
 
-def _build_lanes(tree: VerifyInput, candidates: Candidates, roots: Roots, config: SpecConfig) -> None:
+def _build_lanes(tree: VerifyInput, candidates: Candidates, roots: RootTables, config: SpecConfig) -> None:
     num_rows = len(tree.positions)
     num_nodes = config.num_draft_tokens
     rows = block_of(num_rows, _ROWS, num_nodes)
@@ -268,7 +268,7 @@ def _build_lanes(tree: VerifyInput, candidates: Candidates, roots: Roots, config
     )
 
 
-def _build_tree(tree: VerifyInput, candidates: Candidates, roots: Roots, config: SpecConfig) -> None:
+def _build_tree(tree: VerifyInput, candidates: Candidates, roots: RootTables, config: SpecConfig) -> None:
     num_nodes = config.num_draft_tokens
     if num_nodes <= _SMALL_NODES and config.num_candidates <= _SMALL_CANDIDATES:
         _build_small_tree(tree, candidates, roots, config)
@@ -326,7 +326,7 @@ def build(
     if draft_steps is None:
         draft_steps = torch.full_like(bonus_tokens, config.num_steps)
     require_contiguous(draft_steps=draft_steps)
-    roots = Roots(bonus_tokens, seq_lens, cache_locations, draft_steps)
+    roots = RootTables(bonus_tokens, seq_lens, cache_locations, draft_steps)
     if isinstance(candidates, ExplicitCandidates):
         write_explicit_nodes(tree, candidates, roots, config)
         write_links(tree, roots, config)

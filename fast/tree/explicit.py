@@ -9,7 +9,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.core.phases import ExplicitCandidates, VerifyInput
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2
-from specsim.fast.tree.nodes import Roots, TreeTables, selected, steps_of, store_nodes
+from specsim.fast.tree.nodes import RootTables, TreeTables, selected, steps_of, store_nodes
 
 MOST_EXPLICIT = 4096  # candidates of a request, which one program ranks
 
@@ -85,7 +85,9 @@ def _explicit_nodes_kernel(
     store_nodes(tree_ptrs, entry, node, bonus, tokens, tl.where(is_draft, parent, -1), node_scores, mask, LOG)
 
 
-def write_explicit_nodes(tree: VerifyInput, candidates: ExplicitCandidates, roots: Roots, config: SpecConfig) -> None:
+def write_explicit_nodes(
+    tree: VerifyInput, candidates: ExplicitCandidates, roots: RootTables, config: SpecConfig
+) -> None:
     """Write tokens, parents, scores and proposed depths of all nodes.
 
     Raises InputError for more candidates than one program ranks.

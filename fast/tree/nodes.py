@@ -60,7 +60,7 @@ class TreeTables(NamedTuple):
         )
 
 
-class Roots(NamedTuple):
+class RootTables(NamedTuple):
     """Roots of trees and the slots of their nodes, as kernel arguments."""
 
     bonus_tokens_ptr: torch.Tensor  # i32 [B]
@@ -181,7 +181,7 @@ def _alive_kernel(root_ptrs, out_ptr, num_steps, k, PDL: tl.constexpr):
     tl.store(out_ptr + request, alive_candidates(root_ptrs, request, num_steps, k))
 
 
-def num_alive(roots: Roots, config: SpecConfig) -> torch.Tensor:
+def num_alive(roots: RootTables, config: SpecConfig) -> torch.Tensor:
     """Count every request's candidates of its draft steps, i32 [B]."""
     steps = roots.draft_steps_ptr
     out = torch.empty(len(steps), dtype=torch.int32, device=steps.device)
@@ -259,7 +259,7 @@ def _nodes_kernel(
 
 
 def write_nodes(
-    tree: VerifyInput, candidates: Candidates, top_scores_index: torch.Tensor, roots: Roots, config: SpecConfig
+    tree: VerifyInput, candidates: Candidates, top_scores_index: torch.Tensor, roots: RootTables, config: SpecConfig
 ) -> None:
     """Write tokens, parents and scores of all nodes."""
     batch_size, num_nodes = tree.parents.shape

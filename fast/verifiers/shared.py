@@ -10,12 +10,11 @@ import torch
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
-from specsim.core.kinds import resolve
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.core.rank_group import RankGroup
 from specsim.core.verifiers import DEFAULT_VERIFIER
-from specsim.fast.acceptance import LinkTables, PathTables, Verification, finish
+from specsim.fast.acceptance import LinkTables, PathTables, accept, finish
 from specsim.fast.runtime.launch import await_input, kernel, require_contiguous
 from specsim.fast.runtime.peer_memory import gather
 from specsim.fast.runtime.uniforms import FINAL
@@ -240,11 +239,7 @@ def verify_shared(
     rows.fetch(*_wanted(verify_input, summaries[0]))
     results = summarised_distributions(batch, logits, summaries)
     rejected_B = torch.empty_like(batch.seq_lens)
-    requests = Requests.of(batch)
-    paths = PathTables.of(out)
-    resolve(config.verifier_kind.fast)(
-        Verification(requests, verify_input, results, config, None, None, paths, rejected_B)
-    )
+    accept(batch, verify_input, results, None, config, out, rejected_B)
     rows.fetch(*bonus_groups(batch, verify_input, results, config, out, rejected_B))
     finish(batch, verify_input, results, None, None, config, out, rejected_B)
 
