@@ -186,8 +186,8 @@ def draft_extend_input(
     batch_size, width = verdict.accept_index.shape
     rows = out or empty_extend_input(batch_size, width, features_RF)
     requests = block_of(batch_size + 1, _REQUESTS)
-    verdict_ptrs = VerdictTensors(**verdict.tensors)
-    out_ptrs = ExtendTensors(**rows.tensors)
+    verdict_ptrs = VerdictTensors._make(getattr(verdict, name) for name in VerdictTensors._fields)
+    out_ptrs = ExtendTensors._make(getattr(rows, name) for name in ExtendTensors._fields)
     _requests_kernel[(ceil_div(batch_size + 1, requests),)](
         req_pool_indices_ptr=batch.req_pool_indices,
         seq_lens_ptr=batch.seq_lens,
