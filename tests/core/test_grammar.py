@@ -2,12 +2,10 @@
 
 import functools
 import itertools
-import json
 import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib.util import find_spec
@@ -35,131 +33,23 @@ from specsim.serving.guidance import Guidance
 
 needs_library = pytest.mark.skipif(not find_spec("llguidance"), reason="llguidance is an extra: specsim[grammar]")
 
-# Automata over characters, as grammars over tokens: regular expressions by derivatives, JSON by a stack.
-
-# A regular expression is a nested tuple: ("char", set), ("cat", a, b), ("or", a, b), ("star", a), EMPTY or NOTHING.
-EMPTY, NOTHING = ("empty",), ("nothing",)
-
-
-def cat(first, second):
-    if NOTHING in (first, second):
-        return NOTHING
-    return second if first == EMPTY else first if second == EMPTY else ("cat", first, second)
-
-
-def either(first, second):
-    if first == second or second == NOTHING:
-        return first
-    return second if first == NOTHING else ("or", *sorted((first, second), key=repr))
-
-
-def is_nullable(regex) -> bool:
-    kind, *parts = regex
-    if kind == "or":
-        return any(map(is_nullable, parts))
-    return kind in ("empty", "star") or (kind == "cat" and all(map(is_nullable, parts)))
-
-
-def derivative(regex, char: str):
-    """Derive the expression by a character, which gives the texts that may follow it (Brzozowski 1964)."""
-    kind, *parts = regex
-    if kind == "char":
-        return EMPTY if char in parts[0] else NOTHING
-    if kind == "cat":
-        first, second = parts
-        rest = derivative(second, char) if is_nullable(first) else NOTHING
-        return either(cat(derivative(first, char), second), rest)
-    if kind == "or":
-        return either(*(derivative(part, char) for part in parts))
-    return cat(derivative(parts[0], char), regex) if kind == "star" else NOTHING
-
-
-def parse(pattern: str):
-    """Parse an expression of literals, [sets], (groups), |, * and +."""
-    atoms = re.findall(r"\[[^]]*\]|.", pattern)
-
-    def alternatives():
-        branch = EMPTY
-        found = NOTHING
-        while atoms and atoms[0] != ")":
-            atom = atoms.pop(0)
-            if atom == "|":
-                found = either(found, branch)
-                branch = EMPTY
-                continue
-            if atom == "(":
-                regex = alternatives()
-                atoms.pop(0)
-            else:
-                regex = ("char", frozenset(filter(re.compile(atom).match, map(chr, range(128)))))
-            if atoms[:1] in (["*"], ["+"]):
-                star = ("star", regex)
-                regex = star if atoms.pop(0) == "*" else cat(regex, star)
-            branch = cat(branch, regex)
-        return either(found, branch)
-
-    regex = alternatives()
-    assert not atoms, atoms
-    return regex
-
-
-# JSON without spaces: arrays, objects, strings without escapes, numbers of digits. A state is a stack of what must
-# still follow, next entry last: V a value, J a value or ], K a key, L a key or }, A and O the rest after a value in an
-# array or object, S the rest of a string, D of a number, and characters that stand for themselves.
-DIGITS = frozenset("0123456789")
-
-
-def json_step(state: str | None, char: str) -> str | None:
-    if not state:
-        return None
-    rest, top = state[:-1], state[-1]
-    if top == "D":
-        return state if char in DIGITS else json_step(rest, char)
-    if top == "S":
-        return rest if char == '"' else state
-    if top == "J" and char == "]":
-        return rest
-    if top in "VJ":
-        rest += "A" if top == "J" else ""
-        after = {"[": "J", "{": "L", '"': "S", "0": ""}.get(char, "D" if char in DIGITS else None)
-        return None if after is None else rest + after
-    if top in "KL":
-        return rest if (top, char) == ("L", "}") else rest + "OV:S" if char == '"' else None
-    closing, following = {"A": ("]", "AV"), "O": ("}", "K")}.get(top, (top, None))
-    if char == closing:
-        return rest
-    return rest + following if following and char == "," else None
-
 
 @dataclass(frozen=True)
 class Automaton:
-    """A grammar of texts over tokens, where step(state, character) is the next state, None for none.
+    """A grammar of texts over tokens: transitions by state and character from state 0, and states that may end.
 
     The end token ends an output.
     """
 
-    start: Hashable
-    step: Callable
-    may_end: Callable
+    transitions: dict[int, dict[str, int]]
+    ends: tuple[int, ...]
     texts: tuple[str, ...]
     end: int
-    known: dict = field(default_factory=dict, compare=False)  # by state what may follow, which takes long to find
+    allowed: dict[int, torch.Tensor] = field(default_factory=dict, compare=False)  # by state, as that takes long
 
-    @classmethod
-    def regex(cls, pattern: str, texts, end: int) -> "Automaton":
-        def step(state, char):
-            after = derivative(state, char)
-            return None if after == NOTHING else after
-
-        return cls(parse(pattern), step, is_nullable, tuple(texts), end)
-
-    @classmethod
-    def json(cls, texts, end: int) -> "Automaton":
-        return cls("V", json_step, lambda state: state in ("", "D"), tuple(texts), end)
-
-    def after(self, state, text: str):
+    def after(self, state: int | None, text: str) -> int | None:
         for char in text:
-            state = None if state is None else self.step(state, char)
+            state = self.transitions.get(state, {}).get(char)
         return state if text else None
 
     def matcher(self) -> "AutomatonMatcher":
@@ -173,7 +63,7 @@ class AutomatonMatcher:
     """
 
     def __init__(self, automaton: Automaton):
-        self.automaton, self.states, self.moves = automaton, [automaton.start], 0
+        self.automaton, self.states, self.moves = automaton, [0], 0
         self.vocab_size = len(automaton.texts)
 
     @property
@@ -183,22 +73,23 @@ class AutomatonMatcher:
     def allowed(self) -> torch.Tensor:
         assert not self.has_ended, "nothing is asked after the end"
         state, grammar = self.states[-1], self.automaton
-        if state not in grammar.known:
-            every = (self._next(token, state, grammar) is not False for token in range(self.vocab_size))
-            grammar.known[state] = torch.tensor(list(every))
-        return grammar.known[state].clone()
+        if state not in grammar.allowed:
+            tokens = range(self.vocab_size)
+            grammar.allowed[state] = torch.tensor([self._next(token) is not False for token in tokens])
+        return grammar.allowed[state].clone()
 
-    def _next(self, token: int, state, grammar):
+    def _next(self, token: int):
         """Compute the state after a token, None for the end, False if it is not allowed."""
+        state, grammar = self.states[-1], self.automaton
         if token == grammar.end:
-            return None if grammar.may_end(state) else False
+            return None if state in grammar.ends else False
         after = grammar.after(state, grammar.texts[token])
         return False if after is None else after
 
     def advance(self, token: int) -> bool:
         assert not self.has_ended, "nothing is taken after the end"
         self.moves += 1
-        after = self._next(token, self.states[-1], self.automaton)
+        after = self._next(token)
         if after is not False:
             self.states.append(after)
         return after is not False
@@ -210,38 +101,7 @@ class AutomatonMatcher:
 
 END = 0
 TEXTS = ("", "a", "b", "ab", "ba", "c")  # token 0 ends
-AB = Automaton.regex("(ab|c)+", TEXTS, END)
-
-
-@pytest.mark.parametrize("pattern", ["(ab|c)+", "a*", "x[0-9]+(,[0-9]+)*", "(a|ab)(c|bcd)*", "[abx]*b", ""])
-def test_derivatives_agree_with_pythons_expressions(pattern):
-    for length in range(5):
-        for text in itertools.product("abcx1,", repeat=length) if length < 4 else itertools.product("abc1", repeat=4):
-            regex = parse(pattern)
-            for char in text:
-                regex = derivative(regex, char)
-            assert is_nullable(regex) == bool(re.fullmatch(pattern, "".join(text)))
-
-
-JSON_TEXTS = ("", "{", "}", "[", "]", '"', ":", ",", "a", "1", '{"a":', '"]')
-JSON = Automaton.json(JSON_TEXTS, END)
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-LONG = ['{"a":1', '{"a":1}', '[[1],{"a":[]}]', '{"a":1,"aa":"a"}', '{"a":1,}', "[1,]", '["a"1]', '{"a":[1,2}', "[[]]]"]
-
-
-def test_the_stack_accepts_exactly_json():
-    short = ("".join(text) for length in range(1, 5) for text in itertools.product('{}[]":,a10', repeat=length))
-    for text in (*short, *LONG):
-        assert (JSON.after("V", text) in ("", "D")) == is_json(text), text
+AB = Automaton({0: {"a": 1, "c": 2}, 1: {"b": 2}, 2: {"a": 1, "c": 2}}, (2,), TEXTS, END)  # (ab|c)+
 
 
 def tree_of(parents: list[int], tokens: list[int], depth_limit: int = 99) -> Tree:
@@ -336,7 +196,11 @@ V = 4
 CELLS = 12
 WEIGHTS = ((1, 1, 1, 1), (2, 1, 1, 0), (3, 1, 0, 0))  # the sum of any of them divides 12: edges are those of cells
 WORDS = ("", "a", "b", "aa")
-GRAMMARS = [Automaton.regex(pattern, WORDS, END) for pattern in ("(ab)*", "a*(b|ba)", "(aa)*b*")]
+GRAMMARS = [
+    Automaton({0: {"a": 1}, 1: {"b": 0}}, (0,), WORDS, END),  # (ab)*
+    Automaton({0: {"a": 0, "b": 1}, 1: {"a": 2}}, (1, 2), WORDS, END),  # a*(b|ba)
+    Automaton({0: {"a": 1, "b": 2}, 1: {"a": 0}, 2: {"b": 2}}, (0, 2), WORDS, END),  # (aa)*b*
+]
 
 
 class Masked:
@@ -462,14 +326,29 @@ def run(grammars, config=SETTING, prompts=(PROMPT,), **sampling):
     return specsim.generate(PAIR, list(prompts), config, params, grammars=grammars).outputs
 
 
-def numbers() -> Automaton:
-    return Automaton.regex(NUMBERS, PIECES, END)
+DIGITS = "0123456789"
+NUMBERS_GRAMMAR = Automaton(
+    {0: dict.fromkeys(DIGITS, 1), 1: dict.fromkeys(DIGITS, 1) | {",": 2}, 2: {" ": 0}}, (1,), PIECES, END
+)
+BRACKETS = Automaton({0: {"]": 1, ",": 2}, 1: {",": 2}, 2: dict.fromkeys(DIGITS, 0) | {"[": 0}}, (0, 1), PIECES, END)
+
+
+def one_of(*words: str, texts: tuple[str, ...] = PIECES) -> Automaton:
+    """Allow these texts alone, which end where no other continues them."""
+    prefixes = sorted(
+        {word[:length] for word in words for length in range(len(word) + 1)}, key=lambda text: (len(text), text)
+    )
+    number = {prefix: index for index, prefix in enumerate(prefixes)}
+    transitions = {number[prefix]: {} for prefix in prefixes}
+    for prefix in prefixes[1:]:
+        transitions[number[prefix[:-1]]][prefix[-1]] = number[prefix]
+    return Automaton(transitions, tuple(number[word] for word in words), texts, END)
 
 
 @needs_library
 def test_the_library_allows_the_automatons_tokens():
     """Compare along a tree of tokens of the shipped pair, with the end inside it."""
-    library, own = Guidance.regex(PAIR, NUMBERS), numbers()
+    library, own = Guidance.regex(PAIR, NUMBERS), NUMBERS_GRAMMAR
     ids = {text: PAIR.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("1", "2", ",", " ", "x")}
     tree = tree_of([-1, 0, 0, 1, 1, 3, 3, 5], [9, ids["1"], ids["x"], ids[","], END, ids[" "], ids["2"], ids["2"]])
     allowed_NV = masks(library.matcher(), tree)
@@ -479,7 +358,7 @@ def test_the_library_allows_the_automatons_tokens():
 
 def test_greedy_text_is_plain_greedy_text_under_the_grammar():
     """Two requests with a grammar each and one without share a batch."""
-    grammars = [numbers(), replace(Automaton.json(PIECES, END), start="AV"), None]  # the rest of an array
+    grammars = [NUMBERS_GRAMMAR, BRACKETS, None]
     speculative = run(grammars, prompts=[PROMPT] * 3)
     for own, grammar in zip(speculative, grammars, strict=True):
         (plain,) = run(grammar, SpecConfig.plain())
@@ -500,7 +379,7 @@ CHAIN = dict(topk=1, num_steps=3, num_draft_tokens=4)
     ids=lambda config: config.verifier,
 )
 def test_a_request_ends_where_its_grammar_does(config):
-    (output,) = run(Automaton.regex("(no|yes)!", PIECES, END), config, temperature=1.0, seed=4)
+    (output,) = run(one_of("no!", "yes!"), config, temperature=1.0, seed=4)
     assert output.finish_reason == "stop"
     assert re.fullmatch("(no|yes)!", PAIR.tokenizer.decode(list(output.token_ids[:-1])))
     assert output.token_ids[-1] == END
@@ -523,7 +402,7 @@ def deviation(outputs, false_alarm: float = 1e-6) -> float:
 
 def test_sampled_texts_have_the_frequencies_of_plain_decoding():
     """160 requests of one prompt have a few texts, whose joint distribution is tested."""
-    grammar = Automaton.regex("(0|1), (0|1|2)", PIECES, END)
+    grammar = one_of(*(f"{first}, {second}" for first in "01" for second in "012"))
     outputs = run(grammar, prompts=[PROMPT] * 160, temperature=1.0, max_new_tokens=6)
     chances = {output.token_ids: math.exp(sum(output.logprobs)) for output in outputs}
     assert 4 <= len(chances) <= 8
@@ -538,7 +417,7 @@ def test_sampled_texts_have_the_frequencies_of_plain_decoding():
 TINY = synthetic_pair("eagle3")  # 48 tokens; those after the last text are unused
 LETTERS = ("", *'abc[],{}:"01', "ab", "ba", "[1", ',"')
 LETTERS += tuple(chr(200 + token) for token in range(len(LETTERS), TINY.target.config.vocab_size))
-MIXED = {0: Automaton.regex("a(b|ca)", LETTERS, END), 2: Automaton.regex("b(1|:)*", LETTERS, END)}
+MIXED = {0: one_of("ab", "aca", texts=LETTERS), 2: Automaton({0: {"b": 1}, 1: {"1": 1, ":": 1}}, (1,), LETTERS, END)}
 
 
 def test_the_fast_engines_tokens_equal_the_references():

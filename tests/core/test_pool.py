@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.errors import InputError
-from specsim.core.pool import Account, KVBuffer, KVLayout, KVPool, OutOfSlots, PageAllocator
+from specsim.core.pool import KVBuffer, KVLayout, KVPool, OutOfSlots, PageAllocator
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=3)
 P = 4
@@ -68,56 +68,6 @@ def test_allocator_is_first_in_first_out(sizes):
         assert allocator.num_free == len(free)
 
 
-@pytest.mark.parametrize("columns", range(18))
-def test_reserve_takes_the_fewest_whole_pages(columns):
-    pool = make_pool()
-    row = pool.open()
-    pool.reserve(row, columns)
-    owned = pool.owned_columns(row)
-    assert owned % P == 0
-    assert 0 <= owned - columns < P
-    assert pool.free_slots == 40 - owned
-    assert (pool.req_to_token[row] >= 0).tolist() == [column < owned for column in range(32)]
-
-
-def test_reserve_never_shrinks_and_keeps_the_slots_it_has():
-    pool = make_pool()
-    row = pool.open()
-    pool.reserve(row, 5)
-    before = pool.req_to_token[row, :8].tolist()
-    pool.reserve(row, 3)
-    pool.reserve(row, 12)
-    assert pool.owned_columns(row) == 12
-    assert pool.req_to_token[row, :8].tolist() == before
-
-
-def test_slots_of_a_page_are_consecutive_and_have_one_owner():
-    pool = make_pool()
-    rows = [pool.open() for _ in range(3)]
-    for columns in (3, 9, 12):
-        for row in rows:
-            pool.reserve(row, columns)
-    owned = pool.req_to_token[pool.req_to_token >= 0]
-    assert sorted(owned.tolist()) == list(range(36))
-    for page in owned.view(-1, P):
-        assert page.tolist() == list(range(int(page[0]), int(page[0]) + P))
-        assert page[0] % P == 0
-
-
-def test_release_keeps_the_page_of_the_last_kept_column():
-    pool = make_pool()
-    row = pool.open()
-    pool.reserve(row, 14)
-    kept = pool.req_to_token[row, :8].tolist()
-    pool.release(row, 5)
-    assert pool.owned_columns(row) == 8
-    assert pool.req_to_token[row].tolist() == kept + [-1] * 24
-    pool.release(row, 30)
-    assert pool.owned_columns(row) == 8
-    pool.release(row)
-    assert (pool.owned_columns(row), pool.free_slots) == (0, 40)
-
-
 def test_close_returns_everything_and_the_row_can_be_reopened():
     pool = make_pool(num_requests=1)
     row = pool.open()
@@ -128,50 +78,6 @@ def test_close_returns_everything_and_the_row_can_be_reopened():
     assert (pool.token_ids == -1).all()
     assert pool.audit() == usage(40)
     assert pool.open() == row
-
-
-def test_usage_counts_a_shared_page_once():
-    pool = make_pool()
-    first, second = pool.open(), pool.open()
-    pool.reserve(first, 8)
-    pool.mark_committed(first, 5)
-    pages = pool.pages(first)[:1]
-    pool.share(second, pages)
-    pool.reserve(second, 7)
-    assert pool.usage() == usage(40, reserved=7, committed=5, requests=2)
-    pool.close(first)
-    assert pool.usage() == usage(40, reserved=4, committed=4, requests=1)
-
-
-def test_audit_counts():
-    """A page of 4 counts as reserved until its slots are committed one by one.
-
-    Free includes withheld ones.
-    """
-    pool = make_pool()
-    first, second = pool.open(), pool.open()
-    pool.reserve(first, 9)
-    pool.reserve(second, 1)
-    assert pool.audit() == usage(40, reserved=16, requests=2)
-    pool.mark_committed(first, 6)
-    assert pool.audit() == usage(40, reserved=10, committed=6, requests=2)
-    pool.keep(pool.pages(first)[:1])
-    pool.limit(20)
-    assert pool.audit() == pool.usage() == usage(40, reserved=10, committed=6, cached=4, withheld=20, requests=2)
-    pool.close(first)
-    assert pool.audit() == usage(40, reserved=4, committed=4, cached=4, withheld=20, requests=1)
-    assert pool.audit()["free"] == 32
-
-
-def test_out_of_slots_leaves_nothing_changed():
-    pool = make_pool(num_slots=16)
-    first, second = pool.open(), pool.open()
-    pool.reserve(first, 9)
-    pool.reserve(second, 1)
-    before = snapshot(pool)
-    with pytest.raises(OutOfSlots):
-        pool.reserve(second, 5)
-    assert snapshot(pool) == before
 
 
 def test_requests_reserved_together_have_the_slots_as_in_turn():
@@ -202,13 +108,6 @@ def test_a_reservation_wider_than_the_table_changes_nothing():
     with pytest.raises((RuntimeError, IndexError)):
         pool.reserve(row, 12)
     assert snapshot(pool) == before
-
-
-def test_no_row_is_free_when_all_requests_are_open():
-    pool = make_pool(num_requests=2)
-    assert {pool.open(), pool.open()} == {0, 1}
-    with pytest.raises(OutOfSlots):
-        pool.open()
 
 
 def test_table_is_whole_pages_wide_and_starts_empty():
@@ -254,45 +153,6 @@ def shared_pool() -> KVPool:
     return pool
 
 
-def test_pages_that_are_kept_are_shared_by_a_new_request():
-    pool = shared_pool()
-    assert [pool.pages(row) for row in (0, 1)] == [(0, 1, 2), (0, 1, 3)]
-    assert pool.req_to_token[:2, :12].tolist() == [[*range(8), 8, 9, 10, 11], [*range(8), 12, 13, 14, 15]]
-    assert [pool.committed_columns(row) for row in (0, 1)] == [8, 8]
-    assert pool.accounts() == [
-        Account(0, (0, 1), True, 4),
-        Account(1, (0, 1), True, 4),
-        Account(2, (0,), False, 0),
-        Account(3, (1,), False, 0),
-    ]
-    assert pool.audit() == usage(40, reserved=8, committed=8, cached=8, requests=2)
-
-
-def test_a_shared_page_is_free_when_its_last_holder_releases_it():
-    pool = shared_pool()
-    assert not pool.is_idle(0)
-    pool.release(0, 4)
-    assert pool.accounts()[1] == Account(1, (1,), True, 4)
-    pool.close(1)
-    assert (pool.is_idle(0), pool.is_idle(1)) == (False, True)
-    assert pool.audit() == usage(40, committed=8, cached=8, requests=1)
-    pool.drop([1])
-    assert pool.audit() == usage(40, committed=4, cached=4, requests=1)
-    pool.close(0)
-    assert pool.audit() == usage(40, committed=4, cached=4)
-    pool.drop([0])
-    assert pool.audit() == usage(40)
-    assert pool._allocator.free_pages()[-4:] == (2, 3, 1, 0)
-
-
-def test_a_page_that_is_dropped_stays_with_its_requests():
-    pool = shared_pool()
-    pool.drop([0, 1])
-    assert pool.accounts()[0] == Account(0, (0, 1), False, 4)
-    pool.close(0)
-    assert pool.audit() == usage(40, reserved=4, committed=8, requests=1)
-
-
 def test_only_a_request_that_owns_nothing_can_share():
     pool = shared_pool()
     before = snapshot(pool)
@@ -304,18 +164,6 @@ def test_only_a_request_that_owns_nothing_can_share():
     assert (pool.pages(row), pool.committed_columns(row)) == ((), 0)
 
 
-@pytest.mark.parametrize("columns", [0, 1, 8, 12])
-def test_marked_columns_are_committed_until_they_are_released(columns):
-    pool = busy_pool()
-    pool.mark_committed(0, columns)
-    assert pool.committed_columns(0) == columns
-    assert pool.audit() == usage(40, reserved=20 - columns, committed=columns, requests=2)
-    pool.release(0, 5)
-    assert pool.committed_columns(0) == min(columns, 8)
-    pool.release(0)
-    assert pool.committed_columns(0) == 0
-
-
 def test_columns_that_are_not_owned_cannot_be_committed():
     pool = busy_pool()
     before = snapshot(pool)
@@ -324,42 +172,11 @@ def test_columns_that_are_not_owned_cannot_be_committed():
     assert snapshot(pool) == before
 
 
-def test_the_limit_withholds_whole_pages_and_takes_none_away():
-    pool = busy_pool()
-    pool.limit(31)
-    assert pool.free_slots == 28 - 20
-    pool.reserve(1, 16)
-    before = snapshot(pool)
-    with pytest.raises(OutOfSlots):
-        pool.reserve(1, 20)
-    assert snapshot(pool) == before
-    pool.limit(7)
-    assert pool.free_slots == 4 - 28
-    assert pool.audit() == usage(40, reserved=22, committed=6, withheld=36, requests=2)
-    pool.reserve(1, 16)  # what it owns already needs nothing
-    with pytest.raises(OutOfSlots):
-        pool.reserve(1, 17)
-    pool.close(0)
-    assert pool.free_slots == 4 - 16
-    pool.limit(40)
-    assert pool.free_slots == 40 - 16
-    pool.reserve(1, 32)
-
-
 @pytest.mark.parametrize("num_slots", [-1, 41])
 def test_a_limit_beyond_the_pool_is_refused(num_slots):
     pool = busy_pool()
     with pytest.raises(InputError, check=lambda error: error.name == "num_slots"):
         pool.limit(num_slots)
-
-
-def test_free_rows_counts_what_can_be_opened():
-    pool = make_pool(num_requests=2)
-    assert pool.free_rows == 2
-    row = pool.open()
-    assert pool.free_rows == 1
-    pool.close(row)
-    assert pool.free_rows == 2
 
 
 @pytest.mark.parametrize("source", [busy_pool, shared_pool], ids=["own pages", "shared pages"])
@@ -506,7 +323,8 @@ class Model:
         }
         numbers = dict(reserved=len(rows) * size - len(final), committed=len(final), cached=len(self.kept) * size)
         withheld = (self.num_pages - self.most) * size
-        assert pool.audit() == usage(self.num_pages * size, **numbers, withheld=withheld, requests=len(self.pages))
+        counts = usage(self.num_pages * size, **numbers, withheld=withheld, requests=len(self.pages))
+        assert pool.audit() == pool.usage() == counts
 
 
 VERBS = "open reserve mark_committed release close keep drop share limit".split()

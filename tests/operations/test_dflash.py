@@ -23,6 +23,7 @@ from specsim.serving.generation import load_engine
 
 from . import rounds
 from .rounds import CHAIN, PROMPTS, TREE, both, draft_phases
+from .transformers_models import norm_in_its_type, sizes_of
 
 SETTINGS = {
     "chain": CHAIN,
@@ -51,20 +52,13 @@ def with_block(pair: Pair, **changes) -> Pair:
 
 
 def assistant_of(pair: Pair, monkeypatch) -> MuseGlimmerAssistantModel:
-    monkeypatch.setattr(
-        MuseGlimmerAssistantRMSNorm,
-        "forward",
-        lambda self, x: self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon),
-    )
+    monkeypatch.setattr(MuseGlimmerAssistantRMSNorm, "forward", norm_in_its_type)
     own = pair.checkpoint.config
     model = own.model
     config = MuseGlimmerAssistantConfig(
-        hidden_size=model.hidden_size, intermediate_size=model.intermediate_size, num_hidden_layers=model.num_layers,
-        num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads, head_dim=model.head_dim,
-        rms_norm_eps=model.rms_norm_eps, rope_parameters={"rope_theta": model.rope.theta, "rope_type": "default"},
-        layer_types=["full_attention"] * model.num_layers, block_size=own.block.size,
-        mask_token_id=own.block.mask_token, target_layer_ids=[layer - 1 for layer in own.feature_layers],
-        attn_implementation="eager",
+        **sizes_of(model) | {"attn_implementation": "eager"}, layer_types=["full_attention"] * model.num_layers,
+        block_size=own.block.size, mask_token_id=own.block.mask_token,
+        target_layer_ids=[layer - 1 for layer in own.feature_layers],
     )  # fmt: skip
     theirs = MuseGlimmerAssistantModel(config).double().eval()
     names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
@@ -75,13 +69,9 @@ def assistant_of(pair: Pair, monkeypatch) -> MuseGlimmerAssistantModel:
 def qwen_of(pair: Pair):
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    model = pair.target.config
     config = Qwen3Config(
-        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers, num_attention_heads=model.num_heads, head_dim=model.head_dim,
-        num_key_value_heads=model.num_kv_heads, rms_norm_eps=model.rms_norm_eps, tie_word_embeddings=False,
-        rope_parameters={"rope_theta": model.rope.theta, "rope_type": "default"}, attn_implementation="eager",
-    )  # fmt: skip
+        **sizes_of(pair.target.config) | {"tie_word_embeddings": False, "attn_implementation": "eager"}
+    )
     theirs = Qwen3ForCausalLM(config).double().eval()
     theirs.load_state_dict(pair.target.tensors)
     return theirs

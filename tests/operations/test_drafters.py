@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu, softmax
-from transformers import LlamaConfig, LlamaModel
+from transformers import LlamaModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from specsim.core.columns import reserve_lanes
@@ -18,7 +18,6 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.phases import Batch, Candidates, DraftInput, PrefillInput
 from specsim.core.pool import KVPool
-from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import drafter_layout
 from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair
 from specsim.models.tiny_config import tiny_config
@@ -29,29 +28,13 @@ from specsim.reference.drafters.none import NoDrafter
 from specsim.reference.engine import Engine
 from specsim.serving.generation import load_engine
 
+from .transformers_models import llama_config, norm_in_its_type, rms_norm
+
 
 @pytest.fixture(autouse=True)
 def norms_in_float64(monkeypatch) -> None:
-    """transformers' RMSNorm uses float32 whatever the model's type.
-
-    In float64 the budget can be 1e-10.
-    """
-    monkeypatch.setattr(LlamaRMSNorm, "forward", lambda self, x: rms_norm(x, self.weight, self.variance_epsilon))
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return weight * x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
-
-
-def transformers_config(model: ModelConfig) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers, head_dim=model.head_dim, rms_norm_eps=model.rms_norm_eps,
-        num_attention_heads=model.num_heads, num_key_value_heads=model.num_kv_heads,
-        max_position_embeddings=model.max_position_embeddings,
-        rope_parameters={"rope_theta": model.rope.theta, "rope_type": "default", **model.rope.scaling},
-        attn_implementation="sdpa",
-    )  # fmt: skip
+    """In float64 the budget can be 1e-10."""
+    monkeypatch.setattr(LlamaRMSNorm, "forward", norm_in_its_type)
 
 
 # Pairs. The heads' drafts are random, so their lanes change parents.
@@ -114,7 +97,7 @@ class DenseEagle:
 
     def __init__(self, pair: Pair):
         self.tensors, self.head = pair.drafter.tensors, pair.target.tensors["lm_head.weight"]
-        self.model = LlamaModel(transformers_config(pair.drafter.config.model)).double()
+        self.model = LlamaModel(llama_config(pair.drafter.config.model)).double()
         self.model.norm = self.model.layers[0].input_layernorm = torch.nn.Identity()
         names = self.model.state_dict()
         self.model.load_state_dict({name: self.tensors[name] for name in names})
@@ -140,7 +123,7 @@ class DenseEagle3:
     def __init__(self, pair: Pair):
         self.config, self.model, self.tensors = pair.drafter.config, pair.drafter.config.model, pair.drafter.tensors
         self.embedding = self.tensors.get("embed_tokens.weight", pair.target.tensors["model.embed_tokens.weight"])
-        self.rotary = LlamaRotaryEmbedding(transformers_config(self.model))
+        self.rotary = LlamaRotaryEmbedding(llama_config(self.model))
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         if self.config.norm_before_fc:
@@ -433,46 +416,6 @@ def test_chains_and_other_widths_equal_dense_forwards_too(shape, extend_release)
         run.round()
 
 
-@pytest.mark.parametrize("topk", [1, 3])
-def test_candidates_are_scored_by_the_product_down_the_path(topk):
-    config = tree(topk=topk, num_draft_tokens=5 if topk == 1 else 8)
-    run = Run(random_pair("eagle3"), config, [7, 8])
-    candidates, calls = run.propose()
-    offsets = run.pair.drafter.tensors["d2t"]
-    for request in range(2):
-        tokens, scores = candidates.tokens[request], candidates.scores[request]
-        assert torch.equal(tokens[:topk], run.draft_input.topk_index[request])
-        assert torch.equal(scores[:topk], run.draft_input.topk_scores[request])
-        for step, logits in enumerate(calls):
-            lanes = lanes_at(candidates, request, step, topk)
-            for lane, (flat, _) in enumerate(lanes):
-                prob, best = softmax(logits.view(2, topk, -1)[request, lane], dim=-1).sort(descending=True)
-                block = slice((1 + step * topk + lane) * topk, (2 + step * topk + lane) * topk)
-                assert torch.equal(tokens[block], (best + offsets[best])[:topk])
-                assert_close(scores[block].double(), scores[flat].double() * prob[:topk], budget=1e-6)
-
-
-def test_the_next_lanes_are_the_best_children_best_first():
-    run = Run(random_pair("eagle3"), tree(), [7, 8])
-    candidates, calls = run.propose()
-    for request in range(2):
-        scores = candidates.scores[request]
-        for step in range(1, len(calls)):
-            children = slice(3 + 9 * (step - 1), 3 + 9 * step)
-            flats = [flat for flat, _ in lanes_at(candidates, request, step, 3)]
-            assert scores[flats].tolist() == scores[children].sort(descending=True).values[:3].tolist()
-            assert all(children.start <= flat < children.stop for flat in flats)
-
-
-def test_a_single_step_runs_no_draft_forward():
-    run = Run(random_pair("eagle3"), tree(num_steps=1, num_draft_tokens=3), [7, 8])
-    candidates, calls = run.propose()
-    assert calls == []
-    assert torch.equal(candidates.tokens, run.draft_input.topk_index)
-    assert torch.equal(candidates.scores, run.draft_input.topk_scores)
-    assert candidates.parent_list.tolist() == [[-1], [-1]]
-
-
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 @pytest.mark.parametrize("beyond", [0, 1, 2])
 def test_lanes_at_the_length_limit_propose_nothing(beyond, score):
@@ -493,17 +436,6 @@ def test_lanes_at_the_length_limit_propose_nothing(beyond, score):
     assert torch.equal(limited.tokens[0, :first_dropped], free.tokens[0, :first_dropped])
     assert limited.tokens[0, first_dropped:].tolist() == [0, 1, 2] * ((len(free.tokens[0]) - first_dropped) // 3)
     assert torch.equal(limited.tokens[1], free.tokens[1])
-
-
-def test_drafting_writes_nothing_to_the_prefix():
-    run = Run(random_pair("eagle3"), tree(draft_kv="ancestor"), [7, 8])
-    slots = torch.cat(
-        [run.pools.slots(row, torch.arange(length)) for row, length in zip(run.rows, [7, 8], strict=True)]
-    )
-    keys, values = run.pools.draft.keys[:, slots].clone(), run.pools.draft.values[:, slots].clone()
-    run.propose()
-    assert torch.equal(run.pools.draft.keys[:, slots], keys)
-    assert torch.equal(run.pools.draft.values[:, slots], values)
 
 
 # No requests, and no drafter.

@@ -40,50 +40,6 @@ def start(pair, config, prompts=PROMPTS, num_slots=2048, ids=None):
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-@pytest.mark.parametrize("changes", [{"page_size": 1}, {"page_size": 16}, {"page_size": 256}, {"release": "round"}])
-def test_pages_and_release_do_not_change_tokens(kind, changes):
-    pair = synthetic_pair(kind)
-    assert tokens(pair, replace(TREE, **changes)) == tokens(pair, TREE)
-
-
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-@pytest.mark.parametrize("release", ["finish", "round"])
-def test_ragged_and_fixed_draft_extend_agree(kind, release):
-    pair = synthetic_pair(kind)
-    fixed, ragged = (replace(TREE, extend=extend, release=release) for extend in ("fixed", "ragged"))
-    assert tokens(pair, fixed) == tokens(pair, ragged)
-
-
-@pytest.mark.parametrize("config", [TREE, CHAIN, SpecConfig.plain(), *SAMPLED])
-def test_a_request_is_the_same_solo_and_batched(config):
-    pair = synthetic_pair("eagle3")
-    together = tokens(pair, config)
-    engine, batch, draft_input, pools = start(pair, config, [PROMPTS[2]], ids=[2])
-    alone = [int(draft_input.bonus_tokens[0])]
-    while len(alone) < WARM.max_new_tokens:
-        _, output, draft_input = engine.round(batch, draft_input, pools)
-        alone += output.verdict.accepted_tokens()[0]
-        batch = batch.after(output.verdict.num_accepted_tokens)
-    assert tuple(alone[: WARM.max_new_tokens]) == together[2]
-
-
-@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
-@pytest.mark.parametrize(("topk", "num_steps", "num_draft_tokens"), [(10, 6, 60), (10, 8, 60), (16, 3, 32)])
-def test_wide_trees_leave_greedy_output_alone(topk, num_steps, num_draft_tokens, draft_kv):
-    pair, greedy = synthetic_pair("eagle"), SamplingParams(max_new_tokens=24)
-    config = SpecConfig(topk, num_steps, num_draft_tokens, page_size=8, draft_kv=draft_kv)
-    assert tokens(pair, config, greedy, PROMPTS[:2]) == tokens(pair, SpecConfig.plain(), greedy, PROMPTS[:2])
-
-
-def test_lane_and_ancestor_draft_differently():
-    drafts = []
-    for draft_kv in ("lane", "ancestor"):
-        engine, batch, draft_input, pools = start(synthetic_pair("eagle"), replace(TREE, draft_kv=draft_kv))
-        drafts.append(engine.draft(batch, draft_input, pools).scores)
-    assert not torch.equal(*drafts)
-
-
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_every_accepted_count_occurs_with_the_synthetic_pair(kind):
     result = generate(synthetic_pair(kind), PROMPTS, TREE, replace(WARM, max_new_tokens=120))
     counts = {count for output in result.outputs for count in output.num_accepted_tokens_per_round}
@@ -195,20 +151,6 @@ def test_release_finish_never_shrinks():
         assert owned == [TREE.reserved_columns(length) for length in batch.seq_lens.tolist()]
         assert all(now >= then for now, then in zip(owned, before, strict=True))
         before, batch = owned, batch.after(output.verdict.num_accepted_tokens)
-
-
-@pytest.mark.parametrize("config", SAMPLED)
-def test_sampled_drafts_stop_at_the_longest_text(config):
-    """Lanes beyond the limit are dropped, have no distribution, and are never accepted."""
-    near = replace(config, max_len=len(PROMPTS[0]) + 9, release="round")
-    found = tokens(synthetic_pair("eagle3"), near, WARM, PROMPTS[:1])
-    assert found == [tokens(synthetic_pair("eagle3"), config, WARM, PROMPTS[:1])[0][:9]]
-
-
-@pytest.mark.parametrize("config", SAMPLED)
-def test_sampled_drafts_leave_greedy_output_alone(config):
-    pair, greedy = synthetic_pair("eagle3"), SamplingParams(max_new_tokens=16)
-    assert tokens(pair, config, greedy, PROMPTS[:2]) == tokens(pair, SpecConfig.plain(), greedy, PROMPTS[:2])
 
 
 def test_the_gumbel_coupling_gives_any_drafter_the_same_tokens():

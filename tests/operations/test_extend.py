@@ -7,13 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.engine_options import EngineOptions
+from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
 from specsim.fast.kv import extend as fast
-from specsim.models.synthetic_pair import synthetic_pair
-from specsim.reference.attention import causal_metadata
-from specsim.reference.engine import Engine
 from specsim.reference.kv import draft_extend_input, shift_left
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -164,103 +160,6 @@ def test_no_requests_make_no_rows(extend, num_nodes):
     for name in ("input_ids", "positions", "cache_locations", "last_rows", "row_starts"):
         assert getattr(rows, name).dtype == torch.int64
     assert rows.bonus_tokens.dtype == torch.int32
-
-
-# Through the engine.
-
-PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [8, 4]]
-LENGTHS = [len(prompt) for prompt in PROMPTS]
-SHAPES = {
-    "chain": dict(topk=1, num_steps=3, num_draft_tokens=4, page_size=4),
-    "tree": dict(topk=3, num_steps=3, num_draft_tokens=8, page_size=1),
-    "paged tree": dict(topk=2, num_steps=4, num_draft_tokens=7, page_size=4),
-}
-
-
-class Run:
-    """An engine after the prefill of PROMPTS.
-
-    `rounds` continues from there.
-    """
-
-    def __init__(self, kind: str, config: SpecConfig):
-        self.engine = Engine(synthetic_pair(kind), config, EngineOptions(dtype=torch.float64))
-        self.pools = self.engine.make_pools(3, 3 * 160)
-        rows = [self.pools.open() for _ in PROMPTS]
-        for row, length in zip(rows, LENGTHS, strict=True):
-            self.pools.reserve(row, length)
-        self.batch = make_batch(LENGTHS, rows, LENGTHS)
-        prefill = self.engine.prefill(self.batch, prefill_input(PROMPTS, [0] * 3, [-1] * 3), self.pools)
-        self.draft_input = prefill.draft_input
-
-    def rounds(self, count: int):
-        """Run rounds: (batch, verify output, draft input) of each."""
-        for _ in range(count):
-            batch = self.batch
-            _, output, self.draft_input = self.engine.round(batch, self.draft_input, self.pools)
-            lengths = (batch.seq_lens + output.verdict.num_accepted_tokens).tolist()
-            self.batch = make_batch(lengths, batch.req_pool_indices.tolist(), LENGTHS)
-            yield batch, output, self.draft_input
-
-
-@pytest.mark.parametrize("release", ["finish", "round"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_fixed_and_ragged_give_the_same_draft_input(kind, shape, release):
-    """Tokens agree exactly, floats within the rounding of products over more or fewer rows.
-
-    Padding rows do occur.
-    """
-    runs = [Run(kind, SpecConfig(**shape, release=release, extend=extend)).rounds(5) for extend in ("fixed", "ragged")]
-    junk = 0
-    for (_, output, fixed), (_, _, ragged) in zip(*runs, strict=True):
-        assert torch.equal(fixed.topk_index, ragged.topk_index)
-        assert torch.equal(fixed.bonus_tokens, ragged.bonus_tokens)
-        torch.testing.assert_close(fixed.hidden, ragged.hidden, rtol=1e-11, atol=1e-11)
-        torch.testing.assert_close(fixed.topk_scores, ragged.topk_scores, rtol=1e-6, atol=1e-7)
-        junk += int((output.verdict.num_accepted_tokens <= shape["num_steps"]).sum())
-    assert junk > 0
-
-
-def dense_features(run: Run, tokens: torch.Tensor) -> torch.Tensor:
-    """Compute the target's features of one sequence in a single prefill with its own pool."""
-    pools, steps = run.engine.make_pools(1, 160), torch.arange(len(tokens))
-    row = pools.open()
-    pools.reserve(row, len(tokens))
-    starts, row_starts = torch.tensor([0]), torch.tensor([0, len(tokens)])
-    metadata = causal_metadata(torch.tensor([row]), starts, row_starts, pools.slots(row, steps), pools)
-    return run.engine.target.forward(tokens, metadata, pools.target, run.engine.drafter.feature_layers).features
-
-
-@pytest.mark.parametrize("extend", ["fixed", "ragged"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_the_row_of_column_p_has_the_id_of_token_p_plus_1(kind, shape, extend):
-    """Compare with one dense forward over the whole sequence, after rounds that accepted drafts."""
-    run = Run(kind, SpecConfig(**shape, extend=extend))
-    rounds = list(run.rounds(4))
-    assert max(int(output.verdict.num_accepted_drafts.max()) for _, output, _ in rounds) > 0
-    for request, row in enumerate(run.batch.req_pool_indices.tolist()):
-        tokens = run.pools.token_ids[row, : int(run.batch.seq_lens[request]) + 1]
-        features = dense_features(run, tokens)
-        for batch, output, _ in rounds:
-            rows, length = output.draft_extend_input, int(batch.seq_lens[request])
-            for step in range(int(output.verdict.num_accepted_tokens[request])):
-                index = int(rows.row_starts[request]) + step
-                assert rows.input_ids[index] == tokens[length + step + 1]
-                assert rows.positions[index] == length + step
-                torch.testing.assert_close(rows.hidden[index], features[length + step], rtol=1e-10, atol=1e-10)
-
-
-def test_under_release_round_only_padding_rows_lack_a_slot():
-    run, dropped = Run("eagle3", SpecConfig(**SHAPES["tree"], release="round")), 0
-    for _, output, _ in run.rounds(5):
-        rows = output.draft_extend_input
-        for request, count in enumerate(output.verdict.num_accepted_tokens.tolist()):
-            slots = rows.cache_locations[int(rows.row_starts[request]) : int(rows.row_starts[request + 1])]
-            assert (slots[:count] >= 0).all()
-            dropped += int((slots[count:] < 0).sum())
-    assert dropped > 0
 
 
 # The fast implementation.

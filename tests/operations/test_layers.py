@@ -28,16 +28,7 @@ from specsim.models.tiny_config import tiny_config
 from specsim.reference.attention import AttentionMetadata, Keys, prefill_metadata
 from specsim.reference.layers import Weights, gated_mlp, inverse_frequencies, rms_norm, rotate, self_attention
 
-
-def transformers_config(config) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers, head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
-        num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters={"rope_theta": config.rope.theta, "rope_type": "default", **config.rope.scaling},
-        attention_bias=config.heads.bias, mlp_bias=config.mlp.bias, attn_implementation="sdpa",
-    )  # fmt: skip
+from .transformers_models import llama_config
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, budget: float = 1e-12) -> None:
@@ -95,7 +86,7 @@ def test_llama3_frequencies_equal_transformers(head_dim, original):
     """
     scaling = LLAMA3 | {"original_max_position_embeddings": original}
     config = tiny_config(head_dim=head_dim, rope_theta=5e5, rope_scaling=scaling)
-    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](transformers_config(config), device="cpu")
+    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](llama_config(config), device="cpu")
     torch.testing.assert_close(inverse_frequencies(config.rope), theirs, rtol=1e-6, atol=0)
     ratio = theirs / inverse_frequencies(replace(config.rope, scaling={}))
     assert ratio.max() == 1
@@ -112,7 +103,7 @@ YARN = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
 def test_yarn_frequencies_equal_transformers(head_dim, original, changes):
     scaling = YARN | {"original_max_position_embeddings": original} | changes
     config = tiny_config(head_dim=head_dim, rope_theta=1.5e5, rope_scaling=scaling)
-    theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](transformers_config(config), device="cpu")
+    theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](llama_config(config), device="cpu")
     torch.testing.assert_close(inverse_frequencies(config.rope), theirs, rtol=1e-6, atol=0)
     ratio = theirs / inverse_frequencies(replace(config.rope, scaling={}))
     assert ((ratio < 0.99) & (ratio > 0.13)).any()
@@ -141,7 +132,7 @@ def test_rotation_equals_transformers_bit_for_bit(dtype, rope_scaling):
     Positions include distant ones, where float32 angles are coarse.
     """
     config = tiny_config(rope_scaling=rope_scaling)
-    rotary = LlamaRotaryEmbedding(transformers_config(config))
+    rotary = LlamaRotaryEmbedding(llama_config(config))
     positions = torch.tensor([0, 1, 2, 63, 64, 500, 131071])
     query, key = torch.randn(7, 4, 16, dtype=dtype), torch.randn(7, 2, 16, dtype=dtype)
     cos, sin = rotary(query, positions[None])
@@ -170,7 +161,7 @@ def test_products_of_rotated_vectors_depend_on_the_distance_only():
 
 def layer_weights(config) -> tuple[LlamaConfig, dict[str, torch.Tensor]]:
     """Make random weights of one attention and one MLP, with the biases of the config."""
-    theirs = transformers_config(config)
+    theirs = llama_config(config)
     attention, mlp = LlamaAttention(theirs, layer_idx=0), LlamaMLP(theirs)
     state = {f"self_attn.{n}": t for n, t in attention.state_dict().items()} | {
         f"mlp.{n}": t for n, t in mlp.state_dict().items()

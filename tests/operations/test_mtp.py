@@ -20,6 +20,7 @@ from specsim.serving.generation import generate, load_engine
 
 from . import rounds
 from .rounds import CHAIN, EXACT, LONG, both, pair_of, request_of, scheduler_of
+from .transformers_models import norm_in_its_type
 
 SETTINGS = {
     "chain": CHAIN,
@@ -59,11 +60,7 @@ def test_bfloat16_runs_and_accepts_drafts(graph):
 
 def transformers_model(pair: Pair, num_modules: int, monkeypatch, llama_of) -> LlamaForCausalLM:
     """Make the target as a Llama of transformers whose MTP layers have the drafter's weights, in float64."""
-    monkeypatch.setattr(
-        LlamaRMSNorm,
-        "forward",
-        lambda self, x: self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon),
-    )
+    monkeypatch.setattr(LlamaRMSNorm, "forward", norm_in_its_type)
     fields = {"attn_implementation": "sdpa", "num_mtp_layers": num_modules, "bos_token_id": None, "eos_token_id": None}
     main = llama_of(pair.target.config, pair.target.tensors, **fields)
     modules = MtpModel(main, num_modules).double().eval()

@@ -26,6 +26,7 @@ from specsim.serving.requests import make_request
 from specsim.serving.serve import serve
 from specsim.serving.trace import Trace
 
+EXACT = EngineOptions(dtype=torch.float64)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RATES = (0.8, 0.6, 0.35)
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4)
@@ -48,13 +49,17 @@ def batch_of(ids, lengths, num_rounds, params=GREEDY) -> Batch:
     return replace(batch, seq_lens=torch.tensor(list(lengths), dtype=torch.int64))
 
 
-def drafts(acceptance: SyntheticAcceptance, request_id: int, num_rounds: int, prompt_len: int = 7) -> list[int]:
-    """Count the drafts that a request's first rounds accept, in order."""
-    found, length = [], prompt_len
+def drafts_of(acceptance: SyntheticAcceptance, request_ids, num_rounds: int, prompt_len: int = 7) -> torch.Tensor:
+    """Count the drafts that the first rounds of each request accept, i64 [requests, rounds]."""
+    counts = torch.empty(len(request_ids), 0, dtype=torch.int64)
     for index in range(num_rounds):
-        found += scheduled_drafts(batch_of([request_id], [length], [index]), acceptance)
-        length += found[-1] + 1
-    return found
+        batch = batch_of(request_ids, prompt_len + (counts + 1).sum(1), [index] * len(request_ids))
+        counts = torch.cat([counts, torch.tensor(scheduled_drafts(batch, acceptance))[:, None]], dim=1)
+    return counts
+
+
+def drafts(acceptance: SyntheticAcceptance, request_id: int, num_rounds: int, prompt_len: int = 7) -> list[int]:
+    return drafts_of(acceptance, [request_id], num_rounds, prompt_len)[0].tolist()
 
 
 # The value
@@ -80,13 +85,7 @@ def test_schedule_and_seed_are_checked():
 def test_there_is_a_rate_for_each_step(impl):
     for config in (CHAIN, SpecConfig.plain()):
         with pytest.raises(InputError, check=lambda error: error.name == "rates"):
-            generate(
-                synthetic_pair(),
-                [[1, 2]],
-                config,
-                acceptance=SyntheticAcceptance((0.5, 0.5)),
-                engine=EngineOptions(impl),
-            )
+            load_engine(synthetic_pair(), config, EngineOptions(impl), acceptance=SyntheticAcceptance((0.5, 0.5)))
 
 
 @pytest.mark.parametrize(
@@ -136,28 +135,25 @@ def test_minimum_variance_has_the_rates_in_the_mean():
 
     Means are within 4.5 standard deviations, 1 in 10^5 for each rate.
     """
-    accepted = torch.tensor([drafts(SyntheticAcceptance(RATES), request, 5) for request in range(1500)])
+    accepted = drafts_of(SyntheticAcceptance(RATES), range(1500), 5)
     for position, rate in enumerate(RATES):
         shares = (accepted > position).double().mean(0)
         assert ((shares - rate).abs() < 4.5 * math.sqrt(rate * (1 - rate) / 1500)).all()
 
 
 def test_independent_has_the_rates_and_no_memory():
-    """6000 rounds of one request, and those after a fully accepted round, are within 4.5 standard deviations."""
-    accepted = torch.tensor(drafts(SyntheticAcceptance(RATES, "independent"), 3, 6000))
+    """60 rounds of 100 requests, and those after a fully accepted round, are within 4.5 standard deviations."""
+    accepted = drafts_of(SyntheticAcceptance(RATES, "independent"), range(100), 60)
     for position, rate in enumerate(RATES):
         hits = (accepted > position).double()
         assert abs(hits.mean() - rate) < 4.5 * math.sqrt(rate * (1 - rate) / 6000)
-        after = hits[1:][accepted[:-1] == 3]
+        after = hits[:, 1:][accepted[:, :-1] == 3]
         assert abs(after.mean() - rate) < 4.5 * math.sqrt(rate * (1 - rate) / len(after))
 
 
 def test_minimum_variance_varies_less_than_independent():
-    totals = {
-        schedule: torch.tensor([sum(drafts(SyntheticAcceptance(RATES, schedule), each, 40)) for each in range(100)])
-        for schedule in SCHEDULES
-    }
-    variances = {schedule: float(total.double().var()) for schedule, total in totals.items()}
+    counts = {schedule: drafts_of(SyntheticAcceptance(RATES, schedule), range(100), 40) for schedule in SCHEDULES}
+    variances = {schedule: float(accepted.sum(1).double().var()) for schedule, accepted in counts.items()}
     assert variances["minimum-variance"] < 2 < 20 < variances["independent"]
 
 
@@ -222,8 +218,8 @@ def verify_input_of(trees: list[list[int]], lengths: list[int], num_steps: int):
     )  # fmt: skip
 
 
-def pool_of(rows: int) -> KVPool:
-    pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 8, torch.float32), None, 1, rows, 80)
+def pool_of(rows: int, device: str = "cpu") -> KVPool:
+    pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 8, torch.float32, device), None, 1, rows, 80)
     pools.token_ids[:] = 3
     return pools
 
@@ -245,26 +241,18 @@ def test_both_implementations_give_the_same_verdict(schedule, temperature, num_s
         padded = replace(batch, req_pool_indices=torch.tensor([*range(7), -1]))
         logits = torch.randint(-4, 4, (8 * num_nodes, 8)).float()
         real = batch.filter(torch.arange(7))
-        real_input = replace(
-            grown,
-            **{
-                name: getattr(grown, name)[:7]
-                for name in ("draft_tokens", "parents", "retrieve_next_token", "retrieve_next_sibling")
-            },
-        )
-        expected = reference_verify(
-            real, real_input, logits[: 7 * num_nodes], config, pool_of(8), acceptance=acceptance
-        )
-        pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 8, torch.float32, DEVICE), None, 1, 8, 80)
-        pools.token_ids[:] = 3
+        names = ("draft_tokens", "parents", "retrieve_next_token", "retrieve_next_sibling")
+        real_input = replace(grown, **{name: getattr(grown, name)[:7] for name in names})
+        real_logits = logits[: 7 * num_nodes]
+        expected = reference_verify(real, real_input, real_logits, config, pool_of(8), acceptance=acceptance)
+        pools = pool_of(8, DEVICE)
         on_device = fast.SyntheticSchedule.of(acceptance, DEVICE)
         found = fast_verify(
             padded.to(DEVICE), grown.to(DEVICE), logits.to(DEVICE), config, pools, acceptance=on_device
         ).to("cpu")
         assert torch.equal(found.predict[: 7 * num_nodes], expected.predict)
-        assert torch.equal(found.accept_index[:7], expected.accept_index)
-        assert torch.equal(found.num_accepted_drafts[:7], expected.num_accepted_drafts)
-        assert torch.equal(found.num_accepted_tokens[:7], expected.num_accepted_tokens)
+        for name in ("accept_index", "num_accepted_drafts", "num_accepted_tokens"):
+            assert torch.equal(getattr(found, name)[:7], getattr(expected, name)), name
         torch.testing.assert_close(found.logprobs[:7], expected.logprobs, atol=1e-5, rtol=0)
         assert found.accept_index[7].tolist() == [-1] * (num_steps + 1)
         assert found.predict[7 * num_nodes :].tolist() == [-1] * num_nodes
@@ -320,22 +308,10 @@ def test_chains_accept_the_scheduled_drafts(kind, schedule):
 def test_accepted_tokens_are_drafts_and_the_bonus_is_the_targets():
     """The tokens are those of plain decoding with no draft accepted, and differ with all accepted."""
     pair = synthetic_pair(noise=1.0)
-    plain = generate(pair, PROMPTS, SpecConfig.plain(), GREEDY, engine=EngineOptions(dtype=torch.float64))
-    none = generate(
-        pair,
-        PROMPTS,
-        CHAIN,
-        GREEDY,
-        acceptance=SyntheticAcceptance((0.0,) * 3),
-        engine=EngineOptions(dtype=torch.float64),
-    )
-    every = generate(
-        pair,
-        PROMPTS,
-        CHAIN,
-        GREEDY,
-        acceptance=SyntheticAcceptance((1.0,) * 3),
-        engine=EngineOptions(dtype=torch.float64),
+    plain = generate(pair, PROMPTS, SpecConfig.plain(), GREEDY, engine=EXACT)
+    none, every = (
+        generate(pair, PROMPTS, CHAIN, GREEDY, acceptance=SyntheticAcceptance((rate,) * 3), engine=EXACT)
+        for rate in (0.0, 1.0)
     )
     assert [output.token_ids for output in none.outputs] == [output.token_ids for output in plain.outputs]
     assert [output.token_ids for output in every.outputs] != [output.token_ids for output in plain.outputs]
@@ -347,7 +323,7 @@ def test_accepted_tokens_are_drafts_and_the_bonus_is_the_targets():
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_request_is_the_same_solo_batched_and_preempted(schedule, serving):
     pair, acceptance = synthetic_pair(), SyntheticAcceptance(RATES, schedule)
-    engine = load_engine(pair, TREE, EngineOptions("reference", torch.float64), acceptance=acceptance)
+    engine = load_engine(pair, TREE, EXACT, acceptance=acceptance)
     requests = [
         make_request(pair.target.config, None, 7 + n, prompt, replace(WARM, max_new_tokens=40))
         for n, prompt in enumerate(PROMPTS)
@@ -355,15 +331,8 @@ def test_a_request_is_the_same_solo_batched_and_preempted(schedule, serving):
     served = serve(engine, requests, ServingConfig(serving, num_slots=112, chunk_tokens=4))
     assert served.totals["num_preemptions"] > 0
     for request in served.requests:
-        (alone,) = generate(
-            pair,
-            [request.prompt_ids],
-            TREE,
-            request.params,
-            request_ids=[request.request_id],
-            acceptance=acceptance,
-            engine=EngineOptions(dtype=torch.float64),
-        ).outputs
+        solo = dict(request_ids=[request.request_id], acceptance=acceptance, engine=EXACT)
+        (alone,) = generate(pair, [request.prompt_ids], TREE, request.params, **solo).outputs
         assert tuple(request.token_ids) == alone.token_ids
         assert tuple(request.accepted) == alone.num_accepted_tokens_per_round
 
@@ -376,37 +345,13 @@ OTHER_MODES = tuple(zip(("eager", "step", "phase", "round"), 2 * SCHEDULES[::-1]
     ("graph", "schedule"), [*MODES, *(pytest.param(*each, marks=pytest.mark.whole) for each in OTHER_MODES)]
 )
 def test_every_graph_mode_equals_the_reference(schedule, graph, device):
-    pair, acceptance, sampling = (
-        synthetic_pair(),
-        SyntheticAcceptance((0.9, 0.4), schedule),
-        replace(WARM, max_new_tokens=8),
-    )
     config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=4, page_size=4)
-    expected = generate(pair, PROMPTS[:2], config, sampling, acceptance=acceptance)
-    found = generate(
-        pair,
-        PROMPTS[:2],
-        config,
-        sampling,
-        acceptance=acceptance,
-        engine=EngineOptions("fast", device=device, graph=graph, bucket=3),
-    )
-    assert rounds_of(found) == rounds_of(expected)
-    assert [output.token_ids for output in found.outputs] == [output.token_ids for output in expected.outputs]
-
-
-@pytest.mark.parametrize("schedule", ["sync", "overlap"])
-def test_schedules_of_serving_agree(schedule):
-    pair, acceptance = synthetic_pair(), SyntheticAcceptance(RATES)
-    engine = load_engine(pair, CHAIN, acceptance=acceptance)
-    requests = [
-        make_request(pair.target.config, None, n, prompt, GREEDY, arrival=n) for n, prompt in enumerate(PROMPTS)
-    ]
-    for request in serve(engine, requests, ServingConfig(schedule=schedule)).requests:
-        length = len(request.prompt_ids)
-        assert [n - 1 for n in request.accepted] == drafts(
-            acceptance, request.request_id, len(request.accepted), length
-        )
+    run = synthetic_pair(), PROMPTS[:2], config, replace(WARM, max_new_tokens=8)
+    options = EngineOptions(), EngineOptions("fast", device=device, graph=graph, bucket=3)
+    acceptance = SyntheticAcceptance((0.9, 0.4), schedule)
+    expected, fast_run = (generate(*run, acceptance=acceptance, engine=engine) for engine in options)
+    assert rounds_of(fast_run) == rounds_of(expected)
+    assert [output.token_ids for output in fast_run.outputs] == [output.token_ids for output in expected.outputs]
 
 
 # Outputs

@@ -22,6 +22,8 @@ from specsim.models.tiny_config import tiny_config
 from specsim.reference.attention import causal_metadata, tree_metadata
 from specsim.reference.targets import FAMILIES
 
+from .transformers_models import norm_in_its_type, sizes_of
+
 CASES = {
     "llama": tiny_config("llama"),
     "llama with llama3 scaling": tiny_config("llama", rope_theta=5e5, rope_scaling=LLAMA3),
@@ -40,16 +42,9 @@ every_case = pytest.mark.parametrize("config", CASES.values(), ids=CASES)
 
 @pytest.fixture(autouse=True)
 def norms_in_float64(monkeypatch) -> None:
-    """transformers' RMSNorm uses float32 whatever the model's type.
-
-    In float64 the budget can be 1e-10.
-    """
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
-
+    """In float64 the budget can be 1e-10."""
     for norm in (LlamaRMSNorm, MistralRMSNorm, Qwen3RMSNorm):
-        monkeypatch.setattr(norm, "forward", forward)
+        monkeypatch.setattr(norm, "forward", norm_in_its_type)
 
 
 def random_checkpoint(config: ModelConfig) -> TargetCheckpoint:
@@ -60,17 +55,10 @@ def random_checkpoint(config: ModelConfig) -> TargetCheckpoint:
 
 
 def transformers_model(checkpoint: TargetCheckpoint) -> torch.nn.Module:
-    """Load the same weights in transformers' model, in float64 with PyTorch's attention (the eager one is float32)."""
+    """Load the same weights in transformers' model, in float64."""
     config = checkpoint.config
-    shape = dict(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers, head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
-        num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters={"rope_theta": config.rope.theta, "rope_type": "default", **config.rope.scaling},
-        tie_word_embeddings=config.tie_word_embeddings, attn_implementation="sdpa",
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    shape = sizes_of(config) | special | {"tie_word_embeddings": config.tie_word_embeddings}
     window = next((window for window in config.sliding_windows if window), None)
     if config.family == "mistral":
         model = MistralForCausalLM(MistralConfig(sliding_window=window, **shape))
