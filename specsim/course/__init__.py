@@ -1,10 +1,8 @@
 """The course's machinery: exercises with checks and hidden solutions, and predictions that are scored."""
 
-from specsim.course.check import CheckResult, check
-from specsim.course.exercise import Exercise, Mistake
-from specsim.course.exercises import exercise, names
-from specsim.course.prediction import Prediction, Score, Scores, predict, scores
-from specsim.course.solution import Solution, solution, starter
+from specsim.course.check import CheckResult, Solution, check, exercise, names, solution
+from specsim.course.exercise import Exercise, Mistake, starter
+from specsim.course.prediction import Prediction, Score, SessionScores, predict, scores
 
-__all__ = ["CheckResult", "Exercise", "Mistake", "Prediction", "Score", "Scores", "Solution"]
+__all__ = ["CheckResult", "Exercise", "Mistake", "Prediction", "Score", "SessionScores", "Solution"]
 __all__ += ["check", "exercise", "names", "predict", "scores", "solution", "starter"]

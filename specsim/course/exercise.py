@@ -1,11 +1,23 @@
-"""An exercise of the course: a question, a function that solves it, inputs that tell answers apart, usual mistakes."""
+"""An exercise of the course: a solution with a comment, inputs that tell answers apart, and usual wrong answers.
 
+The comment above a solution has paragraphs of the statement, one that begins with "Why: ", and a list of wrong answers.
+The code of a wrong answer is a change of the solution, as `old` → `new`, several of them, or the value that it returns.
+"""
+
+import ast
+import re
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import getcomments, getsource, signature
 from typing import Any
 
 Answer = Callable[..., Any]
+_PLACEHOLDER = '    raise NotImplementedError("your answer")\n'
+_END = "    # end answer\n"  # what follows is in the starter, too
+_WRONG_ANSWER = re.compile(r"((?:`[^`]+`(?:, | → )?)+): (.+)")
+_CHANGE = re.compile(r"`([^`]+)` → `([^`]+)`")
 
 
 def call(answer: Answer, *case: Any) -> Any:
@@ -30,7 +42,7 @@ class Exercise:
 
     name: str  # number of the notebook and of the exercise, such as 03-2
     question: str  # paragraphs of Markdown, which the notebook shows
-    solution: Answer  # the lines between its marks are left out of the starter
+    solution: Answer
     cases: tuple[tuple[Any, ...], ...]  # arguments of each call
     mistakes: tuple[Mistake, ...]  # at least two
     explanation: str  # reason for which the solution is right
@@ -41,12 +53,70 @@ class Exercise:
 
         NotImplementedError, which a starter raises, goes through.
         """
-        found: list[Any] = []
+        values: list[Any] = []
         for case in self.cases:
             try:
-                found.append(self.observe(answer, *deepcopy(case)))
+                values.append(self.observe(answer, *deepcopy(case)))
             except (NotImplementedError, KeyboardInterrupt):
                 raise
             except BaseException as error:
-                found.append(error)
-        return found
+                values.append(error)
+        return values
+
+
+def solves(name: str, *cases: tuple[Any, ...], observe: Callable[..., Any] = call) -> Callable[[Answer], Exercise]:
+    """Make the exercise of this name from its solution and the comment above it."""
+
+    def exercise_of(solution: Answer) -> Exercise:
+        comment = re.sub(r"^# ?", "", getcomments(solution) or "", flags=re.MULTILINE)
+        *statement, explanation, wrong_answers = comment.strip().split("\n\n")
+        question = "\n\n".join(map(_joined, statement))
+        items = re.split(r"^- ", wrong_answers, flags=re.MULTILINE)[1:]
+        mistakes = tuple(_mistake(solution, _joined(item)) for item in items)
+        return Exercise(name, question, solution, cases, mistakes, _joined(explanation)[len("Why: ") :], observe)
+
+    return exercise_of
+
+
+def _joined(lines: str) -> str:
+    return " ".join(lines.split())
+
+
+def _mistake(solution: Answer, item: str) -> Mistake:
+    """Make a wrong answer of its code and its sentence; ValueError for code that does not fit the solution."""
+    match = _WRONG_ANSWER.fullmatch(item)
+    if match is None:
+        raise ValueError(f"a wrong answer to {solution.__name__} has no code with a sentence: {item}")
+    code, sentence = match.groups()
+    names = {**vars(sys.modules[solution.__module__]), solution.__name__: solution}
+    changes = _CHANGE.findall(code)
+    if not changes:
+        parameters = ", ".join(signature(solution).parameters)
+        return Mistake(eval(f"lambda {parameters}: ({code[1:-1]})", names), sentence)
+    head, body = _head_and_body(solution)
+    for old, new in changes:
+        if old not in body:
+            raise ValueError(f"the solution {solution.__name__} has no {old!r}")
+        body = body.replace(old, new)
+    exec(head + body, names)
+    return Mistake(names[solution.__name__], sentence)
+
+
+def _head_and_body(solution: Answer) -> tuple[str, str]:
+    """Split the source of a solution behind its docstring."""
+    lines = getsource(solution).splitlines(keepends=True)
+    (function,) = ast.parse("".join(lines)).body
+    assert isinstance(function, ast.FunctionDef)
+    end = function.body[0].end_lineno
+    return "".join(lines[function.lineno - 1 : end]), "".join(lines[end:])
+
+
+def source(exercise: Exercise) -> str:
+    """Read the source of the solution."""
+    return "".join(_head_and_body(exercise.solution)).replace(_END, "")
+
+
+def starter(exercise: Exercise) -> str:
+    """Make the source that a notebook starts with: the solution, with a line that raises in place of the answer."""
+    head, body = _head_and_body(exercise.solution)
+    return head + _PLACEHOLDER + body.partition(_END)[2]

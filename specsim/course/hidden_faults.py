@@ -1,6 +1,6 @@
 """Faults of notebook 10, known to the reader by a number, and a list of possible causes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,19 @@ SUSPECTS = {
     "G": "logprob-after-compaction",
     "H": "path-not-compacted",
 }
+# What the first difference, or the chain, would show if that were the cause.
+WOULD_SHOW = {
+    "A": "the logits of a second draft forward would be wrong, in the draft phase",
+    "B": "target keys would be wrong after verify, in trees only",
+    "C": "it needs top-k or top-p, and these runs are greedy; chains would show it too",
+    "D": "positions and slots of the next draft forwards would be wrong",
+    "E": "draft keys would be wrong after draft-extend",
+    "F": "copied tails of the draft KV would be wrong, in the draft phase",
+    "G": "log probabilities would be wrong after verify, in trees only",
+    "H": "token ids for draft-extend would be wrong after verify",
+}
+PLACES = {1: ("draft_extend", ("draft keys", "draft values")), 2: ("verify", ("target keys", "target values")),
+          3: ("verify", ("logprobs",))}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,3 +74,16 @@ def examine(
         require(fault is None or isinstance(fault, str) or fault in NUMBERED, "faults", fault, allowed)
     names = [NUMBERED[fault] if isinstance(fault, int) else fault for fault in faults]
     return dict(zip(faults, examination.examine(names, prompt, config, settings), strict=True))
+
+
+def compared(answer: Callable[[int], tuple[str, str, str]], fault: int) -> dict[str, str]:
+    """Compare each part of a diagnosis, without naming the right one."""
+    phase, field, cause = (str(part).strip() for part in answer(fault))
+    first_phase, first_fields = PLACES[fault]
+    letter = cause.upper()
+    reason = f"then {WOULD_SHOW[letter]}" if letter in WOULD_SHOW else f"{cause} is no letter of the list"
+    return {
+        "the phase": "right" if phase.lower().replace("-", "_") == first_phase else "wrong",
+        "the field": "right" if field.lower().replace("_", " ") in first_fields else "wrong",
+        "the cause": "right" if SUSPECTS.get(letter) == NUMBERED[fault] else f"wrong: {reason}",
+    }

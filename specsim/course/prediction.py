@@ -56,7 +56,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class SessionScores:
     """All scores of a session, in the order of their questions."""
 
     rows: tuple[Score, ...]
@@ -73,11 +73,11 @@ class Scores:
         return f"{close} of {len(self.rows)} predictions within their tolerance"
 
     def __repr__(self) -> str:
-        return "\n".join([f"{self._summary}", *(f"  {each.question} {each}" for each in self.rows)])
+        return "\n".join([f"{self._summary}", *(f"  {score.question} {score}" for score in self.rows)])
 
     def _repr_html_(self) -> str:
-        cells = ((each.question, f"{each.guess:.4g}", f"{each.actual:.4g}", "yes" if each.is_close else "no")
-                 for each in self.rows)  # fmt: skip
+        cells = ((score.question, f"{score.guess:.4g}", f"{score.actual:.4g}", "yes" if score.is_close else "no")
+                 for score in self.rows)  # fmt: skip
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
         head = "<tr><th>question</th><th>your guess</th><th>result</th><th>close</th></tr>"
         return f"<table><caption style='text-align:left'>{self._summary}</caption>{head}{body}</table>"
@@ -96,6 +96,6 @@ def predict(question: str, guess: float, within: float = 0.1, at_least: float = 
     return Prediction(question, float(guess), within, at_least)
 
 
-def scores() -> Scores:
+def scores() -> SessionScores:
     """List the scores of this session."""
-    return Scores(tuple(_SESSION.values()))
+    return SessionScores(tuple(_SESSION.values()))

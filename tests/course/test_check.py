@@ -7,8 +7,8 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.course import check, exercise, names, solution, starter
-from specsim.course.check import same, shown
-from specsim.course.exercise import Exercise, Mistake
+from specsim.course.check import formatted, same
+from specsim.course.exercise import solves
 
 NAMES = names()
 MISTAKES = [(name, at) for name in NAMES for at in range(len(exercise(name).mistakes))]
@@ -149,14 +149,30 @@ def test_observations_are_compared():
     assert not same({"a": 1}, {"b": 1})
     assert not same(1, "1")
     assert not same(ValueError("a"), 1)
-    assert shown([Fraction(1, 3), 0.123456]) == "[1/3, 0.1235]"
+    assert formatted([Fraction(1, 3), 0.123456]) == "[1/3, 0.1235]"
 
 
-def unmarked():
-    """Nothing is marked here."""
+# Add.
+#
+# Why: So it is.
+#
+# - `a - b` → `a * b`: No.
+def add(a, b):
+    """Add."""
+    return a + b
 
 
-def test_solution_without_marked_lines_has_no_starter():
-    mistake = Mistake(unmarked, "")
-    with pytest.raises(ValueError, match="begin answer"):
-        starter(Exercise("03-9", "", unmarked, (), (mistake, mistake), ""))
+# Add.
+#
+# Why: So it is.
+#
+# - `a * b` is wrong.
+def plus(a, b):
+    """Add."""
+    return a + b
+
+
+@pytest.mark.parametrize(("solution", "words"), [(add, "has no 'a - b'"), (plus, "no code with a sentence: `a")])
+def test_wrong_answer_that_does_not_fit_is_refused(solution, words):
+    with pytest.raises(ValueError, match=words):
+        solves("03-9", (1, 2))(solution)

@@ -9,10 +9,10 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
 from specsim.correctness.faults import examination
 from specsim.correctness.faults.catalogue import FAULTS
-from specsim.course import hidden_faults
-from specsim.course.exercises.notebook_10 import PLACES, WOULD_SHOW, compared, diagnose
-from specsim.course.hidden_faults import NUMBERED, SUSPECTS
+from specsim.course import exercise, hidden_faults
+from specsim.course.hidden_faults import NUMBERED, PLACES, SUSPECTS, WOULD_SHOW, compared
 
+diagnose = exercise("10-2").solution
 BY_NAME = {fault.name: fault for fault in FAULTS}
 NOTEBOOK = Path(__file__).parents[2] / "notebooks/10_find_the_fault.ipynb"
 

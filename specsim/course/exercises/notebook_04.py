@@ -1,163 +1,105 @@
 """Exercises of notebook 04: EAGLE drafting."""
 
-from specsim.course.exercise import Exercise, Mistake
-
-Row = tuple[str, int, int]
+from specsim.course.exercise import solves
 
 
+# Write `head_rows`. A request has the tokens t0, t1, …, tL. The target has read all but the last one, which is the root
+# of the tree: it was sampled, but not read. So there are features of the positions 0 to L − 1. `drafted` holds the
+# drafts on one path below the root; it may be empty.
+#
+# Return all rows that the head has to read before it can propose the next draft, in order. A row is a tuple of the
+# model whose hidden state it reads, the position of that state, and the id of the token one position ahead.
+#
+# Hint: every token but t0 is in exactly one row. Row p always holds token p + 1, be it a token of the text or a draft.
+#
+# Why: Row p holds token p + 1: L rows with features of the target, then a row for each draft with the head's own state.
+#
+# - `tokens[position + 1]` → `tokens[position]`, `enumerate(drafted)` → `enumerate([tokens[-1], *drafted][:-1])`: The
+#   tokens are not shifted: row p must have the token of position p + 1, so that the head knows which token was sampled
+#   after the features.
+# - `("drafter", num_read` → `("drafter" if depth else "target", num_read`: The target has not read the root yet, so it
+#   has no features of the root's position. The row of the first draft reads the head's own output.
+# - `num_read + depth` → `num_read + depth - 1`: The positions of the head's own states are one too low. The output of
+#   row p − 1 takes the place of the features of token p: it counts as the state of position p, and stands in row p with
+#   token p + 1.
+# - `num_read + depth` → `num_read + depth + 1`: The positions of the drafts are one too high. The first draft is the
+#   token of position L + 1, so it is in row L; no position is left out.
+@solves("04-1", ([5, 6, 7, 8], []), ([5, 6, 7, 8], [20, 21]), ([3, 9], [4]), ([3, 9], []))
 def head_rows(tokens: list[int], drafted: list[int]) -> list[tuple[str, int, int]]:
     """List the rows that the head reads, as (model, position, token id).
 
     model: "target" or "drafter", whose hidden state of that position the row has.
     """
-    # begin answer
     num_read = len(tokens) - 1
     of_target = [("target", position, tokens[position + 1]) for position in range(num_read)]
-    of_drafter = [("drafter", num_read + place, token) for place, token in enumerate(drafted)]
+    of_drafter = [("drafter", num_read + depth, token) for depth, token in enumerate(drafted)]
     return of_target + of_drafter
-    # end answer
 
 
-def _not_shifted(tokens: list[int], drafted: list[int]) -> list[Row]:
-    num_read = len(tokens) - 1
-    text = [*tokens, *drafted]
-    return [("target" if place < num_read else "drafter", place, token) for place, token in enumerate(text[:-1])]
-
-
-def _root_has_features(tokens: list[int], drafted: list[int]) -> list[Row]:
-    rows = head_rows(tokens, drafted)
-    return [("target" if position < len(tokens) else model, position, token) for model, position, token in rows]
-
-
-def _row_before(tokens: list[int], drafted: list[int]) -> list[Row]:
-    rows = head_rows(tokens, drafted)
-    return [(model, position - (model == "drafter"), token) for model, position, token in rows]
-
-
-def _one_position_late(tokens: list[int], drafted: list[int]) -> list[Row]:
-    num_read = len(tokens) - 1
-    of_target = [("target", position, tokens[position + 1]) for position in range(num_read)]
-    return of_target + [("drafter", num_read + 1 + place, token) for place, token in enumerate(drafted)]
-
-
-HEAD_ROWS = Exercise(
-    "04-1",
-    "Write `head_rows`. A request has the tokens t0, t1, …, tL. The target has read all but the last one, which is the "
-    "root of the tree: it was sampled, but not read. So there are features of the positions 0 to L − 1. `drafted` "
-    "holds the drafts on one path below the root; it may be empty.\n\n"
-    "Return all rows that the head has to read before it can propose the next draft, in order. A row is a tuple of the "
-    "model whose hidden state it reads, the position of that state, and the id of the token one position ahead.\n\n"
-    "Hint: every token but t0 is in exactly one row. Row p always holds token p + 1, be it a token of the text or a "
-    "draft.",
-    head_rows,
-    (([5, 6, 7, 8], []), ([5, 6, 7, 8], [20, 21]), ([3, 9], [4]), ([3, 9], [])),
-    (
-        Mistake(
-            _not_shifted,
-            "The tokens are not shifted: row p must have the token of position p + 1, so that the head knows which "
-            "token was sampled after the features.",
-        ),
-        Mistake(
-            _root_has_features,
-            "The target has not read the root yet, so it has no features of the root's position. The row of the first "
-            "draft reads the head's own output.",
-        ),
-        Mistake(
-            _row_before,
-            "The positions of the head's own states are one too low. The output of row p − 1 takes the place of the "
-            "features of token p: it counts as the state of position p, and stands in row p with token p + 1.",
-        ),
-        Mistake(
-            _one_position_late,
-            "The positions of the drafts are one too high. The first draft is the token of position L + 1, so it is "
-            "in row L; no position is left out.",
-        ),
-    ),
-    "Row p holds token p + 1: L rows with features of the target, then a row for each draft with the head's own state.",
+# Write `best_drafts`. It receives the candidates of a tree: for each its parent and the probability of its own token.
+# Return the numbers of the `count` candidates with the best scores, in ascending order. A score is the product of the
+# probabilities on the path. Of equal scores the lower number wins.
+#
+# Hint: a parent comes before its children, so one pass in order computes all scores.
+#
+# Why: A child's score is its parent's score times its own probability. Sorting by (−score, number) breaks ties by the
+# lower number, so every chosen candidate has its parent with it.
+#
+# - `scores[parent] * prob` → `prob`: Candidates are ranked by their own probability. A likely token after an unlikely
+#   one is seldom reached: multiply the probabilities on the path.
+# - `(-scores[number], number)` → `(-scores[number], -number)`: Ties go to the higher number, so a certain child is
+#   chosen without its parent. Of equal scores the lower number wins.
+# - `sorted(ranked[:count])` → `ranked[:count]`: The right candidates, in the order of their scores. Nodes are numbered
+#   as the candidates are, so that a parent comes before its children: sort the numbers.
+# - `scores[parent] * prob` → `probs[parent] * prob`: The product takes only the parent's own probability. Multiply by
+#   the parent's score, which holds the whole path.
+@solves(
+    "04-2",
+    ([-1, -1, 0, 0, 1, 1], [0.5, 0.25, 0.5, 0.125, 0.75, 0.25], 3),
+    ([-1, -1, 0, 1, 2, 3], [0.5, 0.25, 1.0, 1.0, 1.0, 0.5], 2),
+    ([-1, -1, 0, 0, 2, 2, 3], [0.25, 0.5, 0.5, 0.5, 0.75, 0.25, 1.0], 4),
+    ([-1, 0, 1], [0.5, 0.5, 0.5], 3),
 )
-
-
 def best_drafts(parents: list[int], probs: list[float], count: int) -> list[int]:
     """Choose the candidates that become nodes: the `count` best, as ascending numbers.
 
     parents: number of each candidate's parent, an earlier candidate, or -1 for the root. probs: the drafter's
     probability of each candidate's token after its parent.
     """
-    # begin answer
     scores: list[float] = []
     for parent, prob in zip(parents, probs, strict=True):
         scores.append(prob if parent < 0 else scores[parent] * prob)
     ranked = sorted(range(len(scores)), key=lambda number: (-scores[number], number))
     return sorted(ranked[:count])
-    # end answer
 
 
-def _own_probability(_parents: list[int], probs: list[float], count: int) -> list[int]:
-    return sorted(sorted(range(len(probs)), key=lambda number: (-probs[number], number))[:count])
-
-
-def _path_scores(parents: list[int], probs: list[float]) -> list[float]:
-    scores: list[float] = []
-    for parent, prob in zip(parents, probs, strict=True):
-        scores.append(prob if parent < 0 else scores[parent] * prob)
-    return scores
-
-
-def _higher_number(parents: list[int], probs: list[float], count: int) -> list[int]:
-    scores = _path_scores(parents, probs)
-    return sorted(sorted(range(len(scores)), key=lambda number: (-scores[number], -number))[:count])
-
-
-def _best_first(parents: list[int], probs: list[float], count: int) -> list[int]:
-    scores = _path_scores(parents, probs)
-    return sorted(range(len(scores)), key=lambda number: (-scores[number], number))[:count]
-
-
-def _two_levels(parents: list[int], probs: list[float], count: int) -> list[int]:
-    scores = [prob * (probs[parent] if parent >= 0 else 1.0) for parent, prob in zip(parents, probs, strict=True)]
-    return sorted(sorted(range(len(scores)), key=lambda number: (-scores[number], number))[:count])
-
-
-BEST_DRAFTS = Exercise(
-    "04-2",
-    "Write `best_drafts`. It receives the candidates of a tree: for each its parent and the probability of its own "
-    "token. Return the numbers of the `count` candidates with the best scores, in ascending order. A score is the "
-    "product of the probabilities on the path. Of equal scores the lower number wins.\n\n"
-    "Hint: a parent comes before its children, so one pass in order computes all scores.",
-    best_drafts,
-    (
-        ([-1, -1, 0, 0, 1, 1], [0.5, 0.25, 0.5, 0.125, 0.75, 0.25], 3),
-        ([-1, -1, 0, 1, 2, 3], [0.5, 0.25, 1.0, 1.0, 1.0, 0.5], 2),
-        ([-1, -1, 0, 0, 2, 2, 3], [0.25, 0.5, 0.5, 0.5, 0.75, 0.25, 1.0], 4),
-        ([-1, 0, 1], [0.5, 0.5, 0.5], 3),
-    ),
-    (
-        Mistake(
-            _own_probability,
-            "Candidates are ranked by their own probability. A likely token after an unlikely one is seldom reached: "
-            "multiply the probabilities on the path.",
-        ),
-        Mistake(
-            _higher_number,
-            "Ties go to the higher number, so a certain child is chosen without its parent. Of equal scores the lower "
-            "number wins.",
-        ),
-        Mistake(
-            _best_first,
-            "The right candidates, in the order of their scores. Nodes are numbered as the candidates are, so that a "
-            "parent comes before its children: sort the numbers.",
-        ),
-        Mistake(
-            _two_levels,
-            "The product takes only the parent's own probability. Multiply by the parent's score, which holds the "
-            "whole path.",
-        ),
-    ),
-    "A child's score is its parent's score times its own probability. Sorting by (−score, number) breaks ties by the "
-    "lower number, so every chosen candidate has its parent with it.",
+# Write `bonus_tokens`. All tables are flat lists, as on a GPU: `predict` has `num_nodes` entries for each request,
+# `accept_index` has `width`. `num_accepted_drafts` has one number for each request, and the root is not counted in it.
+# Return the bonus token of each request: `predict` at the last node of its accepted path.
+#
+# Hint: entry 0 of a row of `accept_index` is the root. The entries are global node numbers.
+#
+# Why: Row b of `accept_index` begins at b · (S + 1), and its entry num_accepted_drafts is the last node of the path.
+#
+# - `request * width` → `request * num_nodes`: That is the error of sglang#26866: rows of `accept_index` are `width`
+#   long, not `num_nodes`. Chains and single requests do not show it.
+# - `width + count` → `width + count + 1`: One entry too far. Entry 0 is the root, so the last accepted draft is at
+#   `num_accepted_drafts`; `num_accepted_tokens` counts the bonus token too.
+# - `predict[node] for node in lasts` → `predict[request * num_nodes + node] for request, node in enumerate(lasts)`: The
+#   entries of `accept_index` are global numbers already. Adding the request's first node again reads another request's
+#   entry.
+# - `accept_index[request * width + count]` → `request * num_nodes + count`: That takes the accepted path to be the
+#   first nodes of the tree, which is true for a chain only. In a tree the path is in `accept_index`.
+@solves(
+    "04-3",  # Two requests, N = 6 and S = 2: paths 0, 2, 5 and 6 alone.
+    ([11, -1, 12, -1, -1, 13, 21, -1, -1, -1, -1, -1], [0, 2, 5, 6, -1, -1], [2, 0], 6, 3),
+    # Three requests, N = 4 and S = 1: paths 0, 3 and 4 alone and 8, 9.
+    ([31, -1, -1, 32, 41, -1, -1, -1, 51, 52, -1, -1], [0, 3, 4, -1, 8, 9], [1, 0, 1], 4, 2),
+    # A chain of 2: N = S + 1.
+    ([61, 62, -1, 71, 72, 73], [0, 1, -1, 3, 4, 5], [1, 2], 3, 3),
+    # One request without an accepted draft.
+    ([81, -1, -1, -1, -1], [0, -1, -1], [0], 5, 3),
 )
-
-
 def bonus_tokens(
     predict: list[int], accept_index: list[int], num_accepted_drafts: list[int], num_nodes: int, width: int
 ) -> list[int]:
@@ -165,77 +107,5 @@ def bonus_tokens(
 
     num_nodes: N, nodes of a request in `predict`. width: S + 1, entries of a request in `accept_index`.
     """
-    # begin answer
     lasts = [accept_index[request * width + count] for request, count in enumerate(num_accepted_drafts)]
     return [predict[node] for node in lasts]
-    # end answer
-
-
-def _stride_of_nodes(
-    predict: list[int], accept_index: list[int], num_accepted_drafts: list[int], num_nodes: int, _width: int
-) -> list[int]:
-    return [predict[accept_index[request * num_nodes + count]] for request, count in enumerate(num_accepted_drafts)]
-
-
-def _counts_the_bonus(
-    predict: list[int], accept_index: list[int], num_accepted_drafts: list[int], _num_nodes: int, width: int
-) -> list[int]:
-    return [predict[accept_index[request * width + count + 1]] for request, count in enumerate(num_accepted_drafts)]
-
-
-def _local_numbers(
-    predict: list[int], accept_index: list[int], num_accepted_drafts: list[int], num_nodes: int, width: int
-) -> list[int]:
-    lasts = [accept_index[request * width + count] for request, count in enumerate(num_accepted_drafts)]
-    return [predict[request * num_nodes + node] for request, node in enumerate(lasts)]
-
-
-def _first_nodes(
-    predict: list[int], _accept_index: list[int], num_accepted_drafts: list[int], num_nodes: int, _width: int
-) -> list[int]:
-    return [predict[request * num_nodes + count] for request, count in enumerate(num_accepted_drafts)]
-
-
-BONUS_TOKENS = Exercise(
-    "04-3",
-    "Write `bonus_tokens`. All tables are flat lists, as on a GPU: `predict` has `num_nodes` entries for each request, "
-    "`accept_index` has `width`. `num_accepted_drafts` has one number for each request, and the root is not counted in "
-    "it. Return the bonus token of each request: `predict` at the last node of its accepted path.\n\n"
-    "Hint: entry 0 of a row of `accept_index` is the root. The entries are global node numbers.",
-    bonus_tokens,
-    (
-        # Two requests, N = 6 and S = 2: paths 0, 2, 5 and 6 alone.
-        ([11, -1, 12, -1, -1, 13, 21, -1, -1, -1, -1, -1], [0, 2, 5, 6, -1, -1], [2, 0], 6, 3),
-        # Three requests, N = 4 and S = 1: paths 0, 3 and 4 alone and 8, 9.
-        ([31, -1, -1, 32, 41, -1, -1, -1, 51, 52, -1, -1], [0, 3, 4, -1, 8, 9], [1, 0, 1], 4, 2),
-        # A chain of 2: N = S + 1.
-        ([61, 62, -1, 71, 72, 73], [0, 1, -1, 3, 4, 5], [1, 2], 3, 3),
-        # One request without an accepted draft.
-        ([81, -1, -1, -1, -1], [0, -1, -1], [0], 5, 3),
-    ),
-    (
-        Mistake(
-            _stride_of_nodes,
-            "That is the error of sglang#26866: rows of `accept_index` are `width` long, not `num_nodes`. Chains and "
-            "single requests do not show it.",
-        ),
-        Mistake(
-            _counts_the_bonus,
-            "One entry too far. Entry 0 is the root, so the last accepted draft is at `num_accepted_drafts`; "
-            "`num_accepted_tokens` counts the bonus token too.",
-        ),
-        Mistake(
-            _local_numbers,
-            "The entries of `accept_index` are global numbers already. Adding the request's first node again reads "
-            "another request's entry.",
-        ),
-        Mistake(
-            _first_nodes,
-            "That takes the accepted path to be the first nodes of the tree, which is true for a chain only. In a tree "
-            "the path is in `accept_index`.",
-        ),
-    ),
-    "Row b of `accept_index` begins at b · (S + 1), and its entry num_accepted_drafts is the last node of the path.",
-)
-
-EXERCISES = (HEAD_ROWS, BEST_DRAFTS, BONUS_TOKENS)

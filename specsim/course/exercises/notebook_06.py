@@ -1,14 +1,45 @@
 """Exercises of notebook 06: verification."""
 
 from math import ceil
-from typing import Any
 
 import torch
 
-from specsim.course.exercise import Exercise, Mistake
-from specsim.course.exercises.enumeration import inverse_cdf, with_drawn_siblings, with_given_drafts
+from specsim.course.enumeration import inverse_cdf, with_drawn_siblings, with_given_drafts
+from specsim.course.exercise import solves
 
 
+# Write `sample_with_drafts`: target-only sampling at one node. The drafts are given, all of them different. Return
+# whether one of them is accepted, and the token: the accepted draft, or else the token that is drawn in its place.
+#
+# Lay the drafts' probabilities p side by side, in order, on the line from 0 to 1. The draft in whose part `uniform`
+# lies is accepted. If it lies in no part, draw from the target without the drafts. `inverse_cdf(weights, uniform)`
+# draws a token; the weights need not sum to 1. Copy a tensor with `.clone()` before you set an entry to 0.
+#
+# The check enumerates your rule exactly. It passes exact numbers in place of floats, so do not write `float(...)` or
+# `torch.tensor(...)`.
+#
+# Why: A draft is accepted if uniform lies between the sum before it and the sum with it, an interval of length p. The
+# rest of the line has length 1 minus all drafts' p, and is divided like p without them. So this is one draw from the
+# target, with the drafts at the front of the line.
+#
+# - `inverse_cdf(remaining,` → `inverse_cdf(target_prob,`: The last draw is from the whole target. There a draft gets a
+#   second chance, so that drafts come out too often: draw from the target without them.
+# - `total + target_prob[token]` → `target_prob[token]`: Each draft is compared with its own probability, but they share
+#   one uniform. After the first draft is rejected the uniform is known to be large. Compare with the sum of the
+#   probabilities so far.
+# - `final_uniform` → `uniform`: The last draw uses `uniform` again. If no draft is accepted, it is known to be large,
+#   so the last tokens come out too often. Draw with `final_uniform`.
+# - `False, inverse_cdf(target_prob, final_uniform)`: That is lossless, but no draft is ever accepted, so nothing is
+#   gained.
+@solves(
+    "06-1",
+    ((5, 2, 1), [1, 2]),
+    ((1, 1, 6), [0]),
+    ((2, 3, 2, 1), [3, 0, 1]),
+    ((4, 4), [1, 0]),
+    ((5, 2, 1), [2]),
+    observe=with_given_drafts,
+)
 def sample_with_drafts(
     drafts: list[int], target_prob: torch.Tensor, uniform: float, final_uniform: float
 ) -> tuple[bool, int]:
@@ -16,7 +47,6 @@ def sample_with_drafts(
 
     uniform and final_uniform are independent.
     """
-    # begin answer
     remaining = target_prob.clone()
     total = 0
     for token in drafts:
@@ -25,72 +55,38 @@ def sample_with_drafts(
             return True, token
         remaining[token] = 0
     return False, inverse_cdf(remaining, final_uniform)
-    # end answer
 
 
-def _from_whole_target(drafts: list[int], target_prob: Any, uniform: float, final_uniform: float) -> tuple[bool, int]:
-    is_accepted, token = sample_with_drafts(drafts, target_prob, uniform, final_uniform)
-    return (True, token) if is_accepted else (False, inverse_cdf(target_prob, final_uniform))
-
-
-def _not_added(drafts: list[int], target_prob: Any, uniform: float, final_uniform: float) -> tuple[bool, int]:
-    remaining = target_prob.clone()
-    for token in drafts:
-        if uniform <= target_prob[token]:
-            return True, token
-        remaining[token] = 0
-    return False, inverse_cdf(remaining, final_uniform)
-
-
-def _same_uniform(drafts: list[int], target_prob: Any, uniform: float, _final_uniform: float) -> tuple[bool, int]:
-    return sample_with_drafts(drafts, target_prob, uniform, uniform)
-
-
-def _never(_drafts: list[int], target_prob: Any, _uniform: float, final_uniform: float) -> tuple[bool, int]:
-    return False, inverse_cdf(target_prob, final_uniform)
-
-
-SAMPLE_WITH_DRAFTS = Exercise(
-    "06-1",
-    "Write `sample_with_drafts`: target-only sampling at one node. The drafts are given, all of them different. Return "
-    "whether one of them is accepted, and the token: the accepted draft, or else the token that is drawn in its "
-    "place.\n\n"
-    "Lay the drafts' probabilities p side by side, in order, on the line from 0 to 1. The draft in whose part "
-    "`uniform` lies is accepted. If it lies in no part, draw from the target without the drafts. "
-    "`inverse_cdf(weights, uniform)` draws a token; the weights need not sum to 1. Copy a tensor with `.clone()` "
-    "before you set an entry to 0.\n\n"
-    "The check enumerates your rule exactly. It passes exact numbers in place of floats, so do not write `float(...)` "
-    "or `torch.tensor(...)`.",
-    sample_with_drafts,
-    (((5, 2, 1), [1, 2]), ((1, 1, 6), [0]), ((2, 3, 2, 1), [3, 0, 1]), ((4, 4), [1, 0]), ((5, 2, 1), [2])),
-    (
-        Mistake(
-            _from_whole_target,
-            "The last draw is from the whole target. There a draft gets a second chance, so that drafts come out too "
-            "often: draw from the target without them.",
-        ),
-        Mistake(
-            _not_added,
-            "Each draft is compared with its own probability, but they share one uniform. After the first draft is "
-            "rejected the uniform is known to be large. Compare with the sum of the probabilities so far.",
-        ),
-        Mistake(
-            _same_uniform,
-            "The last draw uses `uniform` again. If no draft is accepted, it is known to be large, so the last tokens "
-            "come out too often. Draw with `final_uniform`.",
-        ),
-        Mistake(
-            _never,
-            "That is lossless, but no draft is ever accepted, so nothing is gained.",
-        ),
-    ),
-    "A draft is accepted if uniform lies between the sum before it and the sum with it, an interval of length p. The "
-    "rest of the line has length 1 minus all drafts' p, and is divided like p without them. So this is one draw from "
-    "the target, with the drafts at the front of the line.",
-    with_given_drafts,
+# Write `try_siblings`: multi-round verification at one node. The drafts were drawn independently from the drafter's
+# distribution, so two of them may be equal. Try them in order. Each is accepted as in notebook 03, but after a
+# rejection the target's distribution p is replaced by its residual distribution max(p − q, 0), *normalised*, and the
+# next draft is compared with this. If none is accepted, draw the token from the last residual distribution.
+#
+# Return whether a draft is accepted, and the token. Each draft has a uniform of its own. The check enumerates your rule
+# exactly, as in Exercise 06-1.
+#
+# Why: After a rejection the problem is the old one with another target: the residual distribution. So each step is
+# lossless for the target that it is given, and the whole is lossless for p.
+#
+# - `< remaining[token]` → `< target_prob[token]`, `(remaining - draft_prob)` → `(target_prob - draft_prob)`: Every
+#   draft is compared with the target itself. After a rejection the token must follow the residual distribution: a token
+#   that was drafted often has had its share.
+# - `weights / weights.sum()` → `weights if weights.sum() > 0 else remaining`: The residual weights are not divided by
+#   their sum. They are too small for the comparison with the next draft, which is rejected too often; then the last
+#   draw gives the wrong shares.
+# - `zip(drafts, uniforms, strict=True)` → `zip(drafts, uniforms[:1] * len(drafts))`: All drafts share one uniform.
+#   After a rejection it is known to be large, so the next draft is rejected too often. Here each draft needs its own.
+# - `zip(drafts, uniforms, strict=True)` → `zip(drafts[:1], uniforms)`: Only the first draft is tried. That is lossless,
+#   but the other siblings are of no use then.
+@solves(
+    "06-2",
+    ((5, 2, 1), (3, 1, 4), 2),
+    ((1, 1, 6), (6, 1, 1), 2),
+    ((2, 5, 9), (10, 4, 2), 2),
+    ((1, 3), (3, 1), 3),
+    ((5, 2, 1), (3, 1, 4), 1),
+    observe=with_drawn_siblings,
 )
-
-
 def try_siblings(
     drafts: list[int],
     target_prob: torch.Tensor,
@@ -102,7 +98,6 @@ def try_siblings(
 
     uniforms: one for each draft, independent of each other and of final_uniform.
     """
-    # begin answer
     remaining = target_prob
     for token, uniform in zip(drafts, uniforms, strict=True):
         if uniform * draft_prob[token] < remaining[token]:
@@ -110,129 +105,22 @@ def try_siblings(
         weights = (remaining - draft_prob).clamp(min=0)
         remaining = weights / weights.sum()
     return False, inverse_cdf(remaining, final_uniform)
-    # end answer
 
 
-def _same_target(
-    drafts: list[int], target_prob: Any, draft_prob: Any, uniforms: list[float], final_uniform: float
-) -> tuple[bool, int]:
-    for token, uniform in zip(drafts, uniforms, strict=True):
-        if uniform * draft_prob[token] < target_prob[token]:
-            return True, token
-    return False, inverse_cdf((target_prob - draft_prob).clamp(min=0), final_uniform)
-
-
-def _not_normalised(
-    drafts: list[int], target_prob: Any, draft_prob: Any, uniforms: list[float], final_uniform: float
-) -> tuple[bool, int]:
-    remaining = target_prob
-    for token, uniform in zip(drafts, uniforms, strict=True):
-        if uniform * draft_prob[token] < remaining[token]:
-            return True, token
-        weights = (remaining - draft_prob).clamp(min=0)
-        remaining = weights if weights.sum() > 0 else remaining
-    return False, inverse_cdf(remaining, final_uniform)
-
-
-def _one_uniform(
-    drafts: list[int], target_prob: Any, draft_prob: Any, uniforms: list[float], final_uniform: float
-) -> tuple[bool, int]:
-    return try_siblings(drafts, target_prob, draft_prob, [uniforms[0]] * len(drafts), final_uniform)
-
-
-def _only_first(
-    drafts: list[int], target_prob: Any, draft_prob: Any, uniforms: list[float], final_uniform: float
-) -> tuple[bool, int]:
-    return try_siblings(drafts[:1], target_prob, draft_prob, uniforms[:1], final_uniform)
-
-
-TRY_SIBLINGS = Exercise(
-    "06-2",
-    "Write `try_siblings`: multi-round verification at one node. The drafts were drawn independently from the "
-    "drafter's distribution, so two of them may be equal. Try them in order. Each is accepted as in notebook 03, but "
-    "after a rejection the target's distribution p is replaced by its residual distribution max(p − q, 0), "
-    "*normalised*, and the next draft is compared with this. If none is accepted, draw the token from the last "
-    "residual distribution.\n\n"
-    "Return whether a draft is accepted, and the token. Each draft has a uniform of its own. The check enumerates your "
-    "rule exactly, as in Exercise 06-1.",
-    try_siblings,
-    (
-        ((5, 2, 1), (3, 1, 4), 2),
-        ((1, 1, 6), (6, 1, 1), 2),
-        ((2, 5, 9), (10, 4, 2), 2),
-        ((1, 3), (3, 1), 3),
-        ((5, 2, 1), (3, 1, 4), 1),
-    ),
-    (
-        Mistake(
-            _same_target,
-            "Every draft is compared with the target itself. After a rejection the token must follow the residual "
-            "distribution: a token that was drafted often has had its share.",
-        ),
-        Mistake(
-            _not_normalised,
-            "The residual weights are not divided by their sum. They are too small for the comparison with the next "
-            "draft, which is rejected too often; then the last draw gives the wrong shares.",
-        ),
-        Mistake(
-            _one_uniform,
-            "All drafts share one uniform. After a rejection it is known to be large, so the next draft is rejected "
-            "too often. Here each draft needs its own.",
-        ),
-        Mistake(
-            _only_first,
-            "Only the first draft is tried. That is lossless, but the other siblings are of no use then.",
-        ),
-    ),
-    "After a rejection the problem is the old one with another target: the residual distribution. So each step is "
-    "lossless for the target that it is given, and the whole is lossless for p.",
-    with_drawn_siblings,
-)
-
-
+# Write `tokens_needed`. A lossless rule gives some token with probability p, `prob`. A wrong rule gives it with
+# `wrong_prob`. We count the token among n tokens. Return the smallest n for which the expected count under the wrong
+# rule differs from n · p by at least `errors` standard errors of the count under p.
+#
+# Hint: the standard error of such a count is √(n · p · (1 − p)). Solve for n, and round up.
+#
+# Why: n · |wrong − p| ≥ errors · √(n · p · (1 − p)) gives n ≥ errors² · p · (1 − p) / (wrong − p)². A difference half
+# as large needs four times as many tokens.
+#
+# - `ceil(errors * (prob * (1 - prob)) ** 0.5 / abs(wrong_prob - prob))`: The square is missing. The difference grows
+#   with n and its error with √n, so the equation is one for √n.
+# - `prob * (1 - prob)` → `prob`: The factor 1 − p is missing: the variance of the count is n · p · (1 − p).
+# - `errors**2` → `errors`: The number of standard errors has to be squared as well.
+@solves("06-3", (0.125, 0.135, 5.0), (0.125, 0.2, 5.0), (0.3, 0.26, 3.0), (0.9, 0.83, 4.0))
 def tokens_needed(prob: float, wrong_prob: float, errors: float) -> int:
     """Compute the number of tokens after which a wrong probability is expected to be `errors` standard errors off."""
-    # begin answer
     return ceil(errors**2 * prob * (1 - prob) / (wrong_prob - prob) ** 2)
-    # end answer
-
-
-def _not_squared(prob: float, wrong_prob: float, errors: float) -> int:
-    return ceil(errors * (prob * (1 - prob)) ** 0.5 / abs(wrong_prob - prob))
-
-
-def _no_tokens_that_differ(prob: float, wrong_prob: float, errors: float) -> int:
-    return ceil(errors**2 * prob / (wrong_prob - prob) ** 2)
-
-
-def _one_error(prob: float, wrong_prob: float, errors: float) -> int:
-    return ceil(errors * prob * (1 - prob) / (wrong_prob - prob) ** 2)
-
-
-TOKENS_NEEDED = Exercise(
-    "06-3",
-    "Write `tokens_needed`. A lossless rule gives some token with probability p, `prob`. A wrong rule gives it with "
-    "`wrong_prob`. We count the token among n tokens. Return the smallest n for which the expected count under the "
-    "wrong rule differs from n · p by at least `errors` standard errors of the count under p.\n\n"
-    "Hint: the standard error of such a count is √(n · p · (1 − p)). Solve for n, and round up.",
-    tokens_needed,
-    ((0.125, 0.135, 5.0), (0.125, 0.2, 5.0), (0.3, 0.26, 3.0), (0.9, 0.83, 4.0)),
-    (
-        Mistake(
-            _not_squared,
-            "The square is missing. The difference grows with n and its error with √n, so the equation is one for √n.",
-        ),
-        Mistake(
-            _no_tokens_that_differ,
-            "The factor 1 − p is missing: the variance of the count is n · p · (1 − p).",
-        ),
-        Mistake(
-            _one_error,
-            "The number of standard errors has to be squared as well.",
-        ),
-    ),
-    "n · |wrong − p| ≥ errors · √(n · p · (1 − p)) gives n ≥ errors² · p · (1 − p) / (wrong − p)². A difference half "
-    "as large needs four times as many tokens.",
-)
-
-EXERCISES = (SAMPLE_WITH_DRAFTS, TRY_SIBLINGS, TOKENS_NEEDED)

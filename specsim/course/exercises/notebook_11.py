@@ -1,263 +1,110 @@
 """Exercises of notebook 11: serving."""
 
 from math import ceil
-from typing import Any
 
-from specsim.course.exercise import Exercise, Mistake
+from specsim.course.exercise import solves
 
 
+# Write `time_per_token`, the TPOT of a request in steps. It receives the deliveries of the request: pairs of the step
+# and the number of tokens that arrived in it. Return the number of steps from the first delivery to the last, divided
+# by the number of tokens after the first *token*. Return 0 for a request with one token.
+#
+# A request may miss steps, for instance while it is preempted. These steps count.
+#
+# Why: With speculation TPOT falls below 1: tokens of one round arrive in the same step. The gap between deliveries does
+# not fall. Users of a chat see the second, totals show the first.
+#
+# - `sum(number for _, number in deliveries)` → `len(deliveries)`: That is the time between two deliveries (ITL). A
+#   round delivers several tokens at once, so a token takes less than the time between deliveries.
+# - `in deliveries) - 1` → `in deliveries)`: The first token is the start of the measurement: it took the time to the
+#   first token (TTFT). Divide by the number of the other tokens.
+# - `deliveries[-1][0] - deliveries[0][0]` → `len(deliveries) - 1`: The number of deliveries is not the number of steps.
+#   A request that waits in between has steps without a delivery.
+# - `in deliveries) - 1` → `in deliveries[1:])`: The first delivery may hold several tokens, and only the first *token*
+#   is left out. Count the others of that delivery too.
+# - `deliveries[0][0]` → `deliveries[0][0] + 1`: Both ends were counted as steps. From step 5 to step 11 there are 6
+#   steps, not 7.
+# - `deliveries[-1][0] - deliveries[0][0]` → `deliveries[-1][0]`: The steps were counted from step 0. The time before
+#   the first delivery is the TTFT.
+@solves(
+    "11-1",
+    ([(0, 1), (1, 1), (2, 4), (3, 1)],),
+    ([(5, 4), (10, 1), (11, 3)],),
+    ([(7, 1)],),
+    ([(3, 4), (4, 4), (5, 4)],),
+    ([(2, 3)],),
+)
 def time_per_token(deliveries: list[tuple[int, int]]) -> float:
     """Compute the mean number of steps that a token takes after the first delivery.
 
     deliveries: pairs of the step and the number of tokens that arrived in it, in order.
     """
-    # begin answer
     steps = deliveries[-1][0] - deliveries[0][0]
     tokens = sum(number for _, number in deliveries) - 1
     return steps / tokens if tokens else 0.0
-    # end answer
 
 
-def _per_delivery(deliveries: list[tuple[int, int]]) -> float:
-    steps = deliveries[-1][0] - deliveries[0][0]
-    return steps / (len(deliveries) - 1) if len(deliveries) > 1 else 0.0
-
-
-def _all_tokens(deliveries: list[tuple[int, int]]) -> float:
-    steps = deliveries[-1][0] - deliveries[0][0]
-    return steps / sum(number for _, number in deliveries)
-
-
-def _rounds_counted(deliveries: list[tuple[int, int]]) -> float:
-    tokens = sum(number for _, number in deliveries) - 1
-    return (len(deliveries) - 1) / tokens if tokens else 0.0
-
-
-def _after_first_delivery(deliveries: list[tuple[int, int]]) -> float:
-    tokens = sum(number for _, number in deliveries[1:])
-    return (deliveries[-1][0] - deliveries[0][0]) / tokens if tokens else 0.0
-
-
-def _both_ends(deliveries: list[tuple[int, int]]) -> float:
-    tokens = sum(number for _, number in deliveries) - 1
-    return (deliveries[-1][0] - deliveries[0][0] + 1) / tokens if tokens else 0.0
-
-
-def _from_step_0(deliveries: list[tuple[int, int]]) -> float:
-    tokens = sum(number for _, number in deliveries) - 1
-    return deliveries[-1][0] / tokens if tokens else 0.0
-
-
-TIME_PER_TOKEN = Exercise(
-    "11-1",
-    "Write `time_per_token`, the TPOT of a request in steps. It receives the deliveries of the request: pairs of the "
-    "step and the number of tokens that arrived in it. Return the number of steps from the first delivery to the last, "
-    "divided by the number of tokens after the first *token*. Return 0 for a request with one token.\n\n"
-    "A request may miss steps, for instance while it is preempted. These steps count.",
-    time_per_token,
-    (
-        ([(0, 1), (1, 1), (2, 4), (3, 1)],),
-        ([(5, 4), (10, 1), (11, 3)],),
-        ([(7, 1)],),
-        ([(3, 4), (4, 4), (5, 4)],),
-        ([(2, 3)],),
-    ),
-    (
-        Mistake(
-            _per_delivery,
-            "That is the time between two deliveries (ITL). A round delivers several tokens at once, so a token takes "
-            "less than the time between deliveries.",
-        ),
-        Mistake(
-            _all_tokens,
-            "The first token is the start of the measurement: it took the time to the first token (TTFT). Divide by "
-            "the number of the other tokens.",
-        ),
-        Mistake(
-            _rounds_counted,
-            "The number of deliveries is not the number of steps. A request that waits in between has steps without a "
-            "delivery.",
-        ),
-        Mistake(
-            _after_first_delivery,
-            "The first delivery may hold several tokens, and only the first *token* is left out. Count the others of "
-            "that delivery too.",
-        ),
-        Mistake(
-            _both_ends,
-            "Both ends were counted as steps. From step 5 to step 11 there are 6 steps, not 7.",
-        ),
-        Mistake(
-            _from_step_0,
-            "The steps were counted from step 0. The time before the first delivery is the TTFT.",
-        ),
-    ),
-    "With speculation TPOT falls below 1: tokens of one round arrive in the same step. The gap between deliveries does "
-    "not fall. Users of a chat see the second, totals show the first.",
-)
-
-
+# Write `slots_of_chain`. A request has `seq_len` committed tokens. A round needs a column for each of its
+# `num_draft_tokens` nodes. The next round may begin before the host knows how many drafts this one accepted, so the
+# request needs room for *two* rounds. Slots come in pages of `page_size`. Return the number of slots.
+#
+# Why: L + 2N columns, rounded up to whole pages. For a tree, N is replaced by what its lanes need, which is more: see
+# `SpecConfig.reserved_columns`.
+#
+# - `2 * num_draft_tokens` → `num_draft_tokens`: That is enough for one round. Under `overlap` a second round begins
+#   before the lengths are read, and it would write into another request's pages.
+# - `ceil(columns / page_size)` → `columns // page_size`: The last page must be reserved also if only a part of it is
+#   needed: round up.
+# - `(ceil(seq_len / page_size) + ceil(2 * num_draft_tokens / page_size)) * page_size`: Drafts follow the committed
+#   tokens in the same page. Add first, then round up once.
+# - `ceil(columns / page_size)` → `(columns // page_size + 1)`: One page too many where the columns fill whole pages
+#   exactly. Round up, but only if something is left.
+# - `ceil(columns / page_size) * page_size` → `ceil(columns / page_size)`: That is the number of pages. Multiply it by
+#   the slots of a page.
+# - `2 * num_draft_tokens` → `2 * (num_draft_tokens + 1)`: The root is one of the `num_draft_tokens` nodes already, so
+#   nothing is added for it.
+# - `ceil(columns / page_size) * page_size` → `columns`: A pool hands out whole pages. Round up to a multiple of the
+#   page size.
+@solves("11-2", (5, 4, 4), (8, 4, 16), (24, 4, 16), (3, 4, 1), (9, 6, 8), (9, 4, 8))
 def slots_of_chain(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
     """Compute the number of KV slots that a request with chains of drafts reserves: two rounds, in whole pages."""
-    # begin answer
     columns = seq_len + 2 * num_draft_tokens
     return ceil(columns / page_size) * page_size
-    # end answer
 
 
-def _one_round(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
-    return ceil((seq_len + num_draft_tokens) / page_size) * page_size
-
-
-def _whole_pages_only(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
-    return (seq_len + 2 * num_draft_tokens) // page_size * page_size
-
-
-def _rounded_parts(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
-    return (ceil(seq_len / page_size) + ceil(2 * num_draft_tokens / page_size)) * page_size
-
-
-def _no_pages(seq_len: int, num_draft_tokens: int, _page_size: int) -> int:
-    return seq_len + 2 * num_draft_tokens
-
-
-def _one_page_more(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
-    return ((seq_len + 2 * num_draft_tokens) // page_size + 1) * page_size
-
-
-def _number_of_pages(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
-    return ceil((seq_len + 2 * num_draft_tokens) / page_size)
-
-
-def _root_twice(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
-    return ceil((seq_len + 2 * (num_draft_tokens + 1)) / page_size) * page_size
-
-
-SLOTS = Exercise(
-    "11-2",
-    "Write `slots_of_chain`. A request has `seq_len` committed tokens. A round needs a column for each of its "
-    "`num_draft_tokens` nodes. The next round may begin before the host knows how many drafts this one accepted, so "
-    "the request needs room for *two* rounds. Slots come in pages of `page_size`. Return the number of slots.",
-    slots_of_chain,
-    ((5, 4, 4), (8, 4, 16), (24, 4, 16), (3, 4, 1), (9, 6, 8), (9, 4, 8)),
-    (
-        Mistake(
-            _one_round,
-            "That is enough for one round. Under `overlap` a second round begins before the lengths are read, and it "
-            "would write into another request's pages.",
-        ),
-        Mistake(
-            _whole_pages_only,
-            "The last page must be reserved also if only a part of it is needed: round up.",
-        ),
-        Mistake(
-            _rounded_parts,
-            "Drafts follow the committed tokens in the same page. Add first, then round up once.",
-        ),
-        Mistake(
-            _one_page_more,
-            "One page too many where the columns fill whole pages exactly. Round up, but only if something is left.",
-        ),
-        Mistake(_number_of_pages, "That is the number of pages. Multiply it by the slots of a page."),
-        Mistake(_root_twice, "The root is one of the `num_draft_tokens` nodes already, so nothing is added for it."),
-        Mistake(_no_pages, "A pool hands out whole pages. Round up to a multiple of the page size."),
-    ),
-    "L + 2N columns, rounded up to whole pages. For a tree, N is replaced by what its lanes need, which is more: see "
-    "`SpecConfig.reserved_columns`.",
+# Write `victim`. When slots run out, one of the running requests must give its slots back and wait. Each is a tuple of
+# its id, its priority and its step of arrival. A higher priority is more important. Return the id of the request that
+# arrived last among those of the lowest priority. If two arrived in the same step, take the later one in the list.
+#
+# Why: The latest arrival has the least KV to lose in most cases, and no request waits for ever: the oldest always runs.
+#
+# - `max(reversed(requests), key=lambda request: request[2])[0]`: A request of high priority was preempted although one
+#   of lower priority was running. Compare priorities first.
+# - `max(arrival` → `min(arrival`: The request that has waited longest was preempted. It has the most tokens, so most is
+#   computed again, and under load it may never end.
+# - `min(priority` → `max(priority`: A higher number is a higher priority. The victim is one of the lowest.
+# - `[-1]` → `[0]`: Of two requests that arrived in the same step, the first one in the list was taken. `max` returns
+#   the first of equals.
+# - `return [` → `return max(`, `(lowest, last)][-1]` → `(lowest, last))`: Of two requests that arrived in the same
+#   step, the larger id was taken. The later one in the list may have a smaller id.
+# - `(priority, arrival) == (lowest, last)` → `priority == lowest`: The steps of arrival were not compared. The list
+#   need not be in the order of arrival.
+# - `[number for number, _, _ in requests].index(victim(requests))`: That is the request's place in the list. Return its
+#   id, the first entry of its tuple.
+@solves(
+    "11-3",
+    ([(0, 0, 0), (1, 0, 1), (2, 0, 3), (3, 0, 3)],),
+    ([(0, 0, 0), (1, 1, 1), (2, 0, 2), (3, 1, 3)],),
+    ([(4, 5, 9)],),
+    ([(7, 2, 4), (8, -1, 4), (9, -1, 2)],),
+    ([(9, 0, 3), (2, 0, 3)],),
 )
-
-
 def victim(requests: list[tuple[int, int, int]]) -> int:
     """Choose the request that loses its slots: of the lowest priority, the one that arrived last.
 
     requests: tuples of id, priority (higher is more important) and step of arrival. Of two that arrived in the same
     step, the later one in the list is the victim.
     """
-    # begin answer
     lowest = min(priority for _, priority, _ in requests)
     last = max(arrival for _, priority, arrival in requests if priority == lowest)
     return [number for number, priority, arrival in requests if (priority, arrival) == (lowest, last)][-1]
-    # end answer
-
-
-def _chosen(requests: list[tuple[int, int, int]], key: Any) -> int:
-    return max(reversed(requests), key=key)[0]
-
-
-def _latest_of_all(requests: list[tuple[int, int, int]]) -> int:
-    return _chosen(requests, lambda each: each[2])
-
-
-def _earliest(requests: list[tuple[int, int, int]]) -> int:
-    return _chosen(requests, lambda each: (-each[1], -each[2]))
-
-
-def _highest_number(requests: list[tuple[int, int, int]]) -> int:
-    return _chosen(requests, lambda each: (each[1], each[2]))
-
-
-def _first_of_equals(requests: list[tuple[int, int, int]]) -> int:
-    return max(requests, key=lambda each: (-each[1], each[2]))[0]
-
-
-def _largest_id(requests: list[tuple[int, int, int]]) -> int:
-    return max(requests, key=lambda each: (-each[1], each[2], each[0]))[0]
-
-
-def _last_in_list(requests: list[tuple[int, int, int]]) -> int:
-    return max(reversed(requests), key=lambda each: -each[1])[0]
-
-
-def _place(requests: list[tuple[int, int, int]]) -> int:
-    return [number for number, _, _ in requests].index(victim(requests))
-
-
-VICTIM = Exercise(
-    "11-3",
-    "Write `victim`. When slots run out, one of the running requests must give its slots back and wait. Each is a "
-    "tuple of its id, its priority and its step of arrival. A higher priority is more important. Return the id of the "
-    "request that arrived last among those of the lowest priority. If two arrived in the same step, take the later one "
-    "in the list.",
-    victim,
-    (
-        ([(0, 0, 0), (1, 0, 1), (2, 0, 3), (3, 0, 3)],),
-        ([(0, 0, 0), (1, 1, 1), (2, 0, 2), (3, 1, 3)],),
-        ([(4, 5, 9)],),
-        ([(7, 2, 4), (8, -1, 4), (9, -1, 2)],),
-        ([(9, 0, 3), (2, 0, 3)],),
-    ),
-    (
-        Mistake(
-            _latest_of_all,
-            "A request of high priority was preempted although one of lower priority was running. Compare priorities "
-            "first.",
-        ),
-        Mistake(
-            _earliest,
-            "The request that has waited longest was preempted. It has the most tokens, so most is computed again, and "
-            "under load it may never end.",
-        ),
-        Mistake(
-            _highest_number,
-            "A higher number is a higher priority. The victim is one of the lowest.",
-        ),
-        Mistake(
-            _first_of_equals,
-            "Of two requests that arrived in the same step, the first one in the list was taken. `max` returns the "
-            "first of equals.",
-        ),
-        Mistake(
-            _largest_id,
-            "Of two requests that arrived in the same step, the larger id was taken. The later one in the list may "
-            "have a smaller id.",
-        ),
-        Mistake(
-            _last_in_list,
-            "The steps of arrival were not compared. The list need not be in the order of arrival.",
-        ),
-        Mistake(_place, "That is the request's place in the list. Return its id, the first entry of its tuple."),
-    ),
-    "The latest arrival has the least KV to lose in most cases, and no request waits for ever: the oldest always runs.",
-)
-
-EXERCISES = (TIME_PER_TOKEN, SLOTS, VICTIM)

@@ -5,182 +5,12 @@ from typing import Any
 
 import torch
 
-from specsim.course.exercise import Exercise, Mistake
-
-
-def label_column(row: int, step: int) -> int:
-    """Find the column of the target that holds the label of a row at an unrolled step."""
-    # begin answer
-    return row + step + 1
-    # end answer
-
-
-def _token_just_read(row: int, step: int) -> int:
-    return row + step
-
-
-def _one_too_far(row: int, step: int) -> int:
-    return row + step + 2
-
-
-def _same_in_every_step(row: int, _step: int) -> int:
-    return row + 1
-
-
-def _without_step(row: int, _step: int) -> int:
-    return row
-
-
-def _without_row(_row: int, step: int) -> int:
-    return step + 1
-
-
-LABEL_COLUMN = Exercise(
-    "16-1",
-    "Write `label_column`. At step i, row r has read the tokens up to r + i + 1, and drafts the token after them. Its "
-    "label is the target's distribution over this token. Return the column of the target that holds this distribution. "
-    "Rows, steps, columns and tokens are counted from 0.\n\n"
-    "Hint: the target's output in column c is its distribution over token c + 1.",
-    label_column,
-    ((0, 0), (5, 0), (0, 2), (7, 3)),
-    (
-        Mistake(
-            _token_just_read,
-            "In that column the target predicts the token that the row has just read. The head learns to repeat its "
-            "input: the loss becomes very small, and no draft is right.",
-        ),
-        Mistake(
-            _one_too_far,
-            "That is the number of the drafted token. The distribution over it is one column earlier, so this label "
-            "belongs to the token after it. The head would leave out a token.",
-        ),
-        Mistake(
-            _same_in_every_step,
-            "Only step 0 is right. A later step has read more tokens, so its label is in a later column.",
-        ),
-        Mistake(
-            _without_step,
-            "That is the column of the row's features. At step 0 the row has already read one token more, and at every "
-            "later step another one.",
-        ),
-        Mistake(
-            _without_row,
-            "The row is missing. Every row reads the text from another token on.",
-        ),
-    ),
-    "The row drafts token r + i + 2, and the target predicts token c + 1 in column c. So c = r + i + 1: the column of "
-    "the last token that the row has read.",
-)
-
-
-def feature_states(hidden_states: Sequence[Any], layers: Sequence[int], convention: str) -> list[Any]:
-    """Choose the hidden states that a head reads, in the order of its layer ids.
-
-    hidden_states: entry i enters layer i. convention: "entering" or "output".
-    """
-    # begin answer
-    offset = 1 if convention == "output" else 0
-    return [hidden_states[layer + offset] for layer in layers]
-    # end answer
-
-
-def _always_entering(hidden_states: Sequence[Any], layers: Sequence[int], _convention: str) -> list[Any]:
-    return [hidden_states[layer] for layer in layers]
-
-
-def _always_output(hidden_states: Sequence[Any], layers: Sequence[int], _convention: str) -> list[Any]:
-    return [hidden_states[layer + 1] for layer in layers]
-
-
-def _swapped(hidden_states: Sequence[Any], layers: Sequence[int], convention: str) -> list[Any]:
-    return [hidden_states[layer + (convention == "entering")] for layer in layers]
-
-
-def _one_down(hidden_states: Sequence[Any], layers: Sequence[int], convention: str) -> list[Any]:
-    return [hidden_states[layer - (convention == "output")] for layer in layers]
-
-
-def _sorted(hidden_states: Sequence[Any], layers: Sequence[int], convention: str) -> list[Any]:
-    return feature_states(hidden_states, sorted(layers), convention)
-
+from specsim.course.exercise import solves
 
 _STATES = ("embedding", "output of layer 0", "output of layer 1", "output of layer 2", "output of layer 3")
-FEATURE_STATES = Exercise(
-    "16-2",
-    "Write `feature_states`. `hidden_states` is what transformers returns: entry 0 is the embedding, which enters "
-    "layer 0, and entry i is the state that enters layer i. Return a list with the states that the head reads, in the "
-    "order of `layers`.\n\n"
-    'If `convention` is "entering", id i means the state that enters layer i. If it is "output", id i means the state '
-    "that leaves layer i.",
-    feature_states,
-    (
-        (_STATES, (1, 2, 3), "entering"),
-        (_STATES, (0, 1, 2), "output"),
-        (_STATES, (0,), "entering"),
-        (_STATES, (3, 1), "output"),
-    ),
-    (
-        Mistake(
-            _always_entering,
-            "The convention is not used. With output ids every feature is taken one layer too early. Nothing fails, "
-            "and the accept length is lower.",
-        ),
-        Mistake(
-            _always_output,
-            "The convention is not used. With entering ids every feature is taken one layer too late.",
-        ),
-        Mistake(_swapped, "The conventions are swapped: the state that leaves layer i is the one with index i + 1."),
-        Mistake(
-            _one_down,
-            "Output ids were moved to the wrong side. Layer i reads entry i and leaves entry i + 1, not i − 1.",
-        ),
-        Mistake(
-            _sorted,
-            "The states are in another order than the ids. The head's first projection expects the given order.",
-        ),
-    ),
-    "The state that leaves layer i enters layer i + 1, so an output id is moved by one.",
-)
 
 
-def read_out(
-    hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the logits of a draft step, and the hidden state that the next step reads."""
-    # begin answer
-    return lm_head(norm(hidden)), hidden
-    # end answer
-
-
-def _feed_back_normed(hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]) -> tuple[Any, Any]:
-    return lm_head(norm(hidden)), norm(hidden)
-
-
-def _logits_without_norm(
-    hidden: torch.Tensor, _norm: Callable[..., Any], lm_head: Callable[..., Any]
-) -> tuple[Any, Any]:
-    return lm_head(hidden), hidden
-
-
-def _norm_on_the_wrong_path(
-    hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]
-) -> tuple[Any, Any]:
-    return lm_head(hidden), norm(hidden)
-
-
-def _norm_after_head(hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]) -> tuple[Any, Any]:
-    return norm(lm_head(hidden)), hidden
-
-
-def _other_order(hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]) -> tuple[Any, Any]:
-    return hidden, lm_head(norm(hidden))
-
-
-def _logits_handed_on(hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]) -> tuple[Any, Any]:
-    return lm_head(norm(hidden)), lm_head(norm(hidden))
-
-
-def _observed(answer: Callable[..., Any], hidden: list[float], norm_weight: list[float]) -> dict[str, Any]:
+def with_norm(answer: Callable[..., Any], hidden: list[float], norm_weight: list[float]) -> dict[str, Any]:
     """Observe both results with an RMS norm, and an lm_head that doubles."""
     weight = torch.tensor(norm_weight)
 
@@ -191,44 +21,90 @@ def _observed(answer: Callable[..., Any], hidden: list[float], norm_weight: list
     return {"logits": logits, "next hidden": following}
 
 
-READ_OUT = Exercise(
-    "16-3",
-    "Write `read_out`. The layer of the head has computed `hidden`. Return two values: the logits of the draft, and "
-    "the hidden state that the next step reads. `norm` and `lm_head` are functions.\n\n"
-    "Hint: lm_head reads normed states only. The next step must read what step 0 reads: a hidden state as it leaves a "
-    "layer, to which no norm has been applied yet.",
-    read_out,
-    (([3.0, 4.0], [1.0, 1.0]), ([1.0, -2.0, 0.5], [2.0, 1.0, 0.5]), ([0.1, 0.1], [1.0, 3.0])),
-    (
-        Mistake(
-            _feed_back_normed,
-            "The logits are right, so the first draft is too. But the next step reads a normed state, which has "
-            "another length and other proportions: later drafts get worse.",
-        ),
-        Mistake(
-            _logits_without_norm,
-            "The hidden state is taken before the norm for the logits. lm_head was made for normed states.",
-        ),
-        Mistake(
-            _norm_on_the_wrong_path,
-            "The norm is on the wrong path: it belongs between the hidden state and lm_head, not between two steps.",
-        ),
-        Mistake(
-            _norm_after_head,
-            "The norm was applied to the logits. It comes before lm_head, which was made for normed states.",
-        ),
-        Mistake(
-            _other_order,
-            "The values are right, but in the wrong order: first the logits, then the hidden state.",
-        ),
-        Mistake(
-            _logits_handed_on,
-            "The next step reads a hidden state, not logits. Logits have one entry for each token of the vocabulary.",
-        ),
-    ),
-    "The norm stands between the hidden state and lm_head alone. The next step applies a norm of its own to what it "
-    "reads, and adds to the state without it.",
-    _observed,
-)
+# Write `label_column`. At step i, row r has read the tokens up to r + i + 1, and drafts the token after them. Its label
+# is the target's distribution over this token. Return the column of the target that holds this distribution. Rows,
+# steps, columns and tokens are counted from 0.
+#
+# Hint: the target's output in column c is its distribution over token c + 1.
+#
+# Why: The row drafts token r + i + 2, and the target predicts token c + 1 in column c. So c = r + i + 1: the column of
+# the last token that the row has read.
+#
+# - `row + step`: In that column the target predicts the token that the row has just read. The head learns to repeat its
+#   input: the loss becomes very small, and no draft is right.
+# - `row + step + 2`: That is the number of the drafted token. The distribution over it is one column earlier, so this
+#   label belongs to the token after it. The head would leave out a token.
+# - `row + 1`: Only step 0 is right. A later step has read more tokens, so its label is in a later column.
+# - `row`: That is the column of the row's features. At step 0 the row has already read one token more, and at every
+#   later step another one.
+# - `step + 1`: The row is missing. Every row reads the text from another token on.
+@solves("16-1", (0, 0), (5, 0), (0, 2), (7, 3))
+def label_column(row: int, step: int) -> int:
+    """Find the column of the target that holds the label of a row at an unrolled step."""
+    return row + step + 1
 
-EXERCISES = (LABEL_COLUMN, FEATURE_STATES, READ_OUT)
+
+# Write `feature_states`. `hidden_states` is what transformers returns: entry 0 is the embedding, which enters layer 0,
+# and entry i is the state that enters layer i. Return a list with the states that the head reads, in the order of
+# `layers`.
+#
+# If `convention` is "entering", id i means the state that enters layer i. If it is "output", id i means the state that
+# leaves layer i.
+#
+# Why: The state that leaves layer i enters layer i + 1, so an output id is moved by one.
+#
+# - `layer + offset` → `layer`: The convention is not used. With output ids every feature is taken one layer too early.
+#   Nothing fails, and the accept length is lower.
+# - `layer + offset` → `layer + 1`: The convention is not used. With entering ids every feature is taken one layer too
+#   late.
+# - `convention == "output"` → `convention == "entering"`: The conventions are swapped: the state that leaves layer i is
+#   the one with index i + 1.
+# - `layer + offset` → `layer - offset`: Output ids were moved to the wrong side. Layer i reads entry i and leaves entry
+#   i + 1, not i − 1.
+# - `in layers` → `in sorted(layers)`: The states are in another order than the ids. The head's first projection expects
+#   the given order.
+@solves(
+    "16-2",
+    (_STATES, (1, 2, 3), "entering"),
+    (_STATES, (0, 1, 2), "output"),
+    (_STATES, (0,), "entering"),
+    (_STATES, (3, 1), "output"),
+)
+def feature_states(hidden_states: Sequence[Any], layers: Sequence[int], convention: str) -> list[Any]:
+    """Choose the hidden states that a head reads, in the order of its layer ids.
+
+    hidden_states: entry i enters layer i. convention: "entering" or "output".
+    """
+    offset = 1 if convention == "output" else 0
+    return [hidden_states[layer + offset] for layer in layers]
+
+
+# Write `read_out`. The layer of the head has computed `hidden`. Return two values: the logits of the draft, and the
+# hidden state that the next step reads. `norm` and `lm_head` are functions.
+#
+# Hint: lm_head reads normed states only. The next step must read what step 0 reads: a hidden state as it leaves a
+# layer, to which no norm has been applied yet.
+#
+# Why: The norm stands between the hidden state and lm_head alone. The next step applies a norm of its own to what it
+# reads, and adds to the state without it.
+#
+# - `lm_head(norm(hidden)), norm(hidden)`: The logits are right, so the first draft is too. But the next step reads a
+#   normed state, which has another length and other proportions: later drafts get worse.
+# - `lm_head(hidden), hidden`: The hidden state is taken before the norm for the logits. lm_head was made for normed
+#   states.
+# - `lm_head(hidden), norm(hidden)`: The norm is on the wrong path: it belongs between the hidden state and lm_head, not
+#   between two steps.
+# - `norm(lm_head(hidden)), hidden`: The norm was applied to the logits. It comes before lm_head, which was made for
+#   normed states.
+# - `hidden, lm_head(norm(hidden))`: The values are right, but in the wrong order: first the logits, then the hidden
+#   state.
+# - `lm_head(norm(hidden)), lm_head(norm(hidden))`: The next step reads a hidden state, not logits. Logits have one
+#   entry for each token of the vocabulary.
+@solves(
+    "16-3", ([3.0, 4.0], [1.0, 1.0]), ([1.0, -2.0, 0.5], [2.0, 1.0, 0.5]), ([0.1, 0.1], [1.0, 3.0]), observe=with_norm
+)
+def read_out(
+    hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the logits of a draft step, and the hidden state that the next step reads."""
+    return lm_head(norm(hidden)), hidden
