@@ -211,6 +211,11 @@ class VerifyInput(State):
     # it
     draft_prob: torch.Tensor | None = None
 
+    def live_parents(self, request: int) -> list[int]:
+        """List the parents of a request's root and drafts, without the dead nodes at the tree's end."""
+        root, *parents = self.parents[request].tolist()
+        return [root, *(parent for parent in parents if parent >= 0)]
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DraftExtendInput(State):
@@ -255,6 +260,12 @@ class Verdict(State):
         paths = values[len(self.predict) :]
         counts = paths[num_requests * width :]
         return [[values[node] for node in paths[row * width : row * width + count]] for row, count in enumerate(counts)]
+
+    def accepted_path(self, request: int) -> list[int]:
+        """List the accepted nodes of a request's tree, root first."""
+        num_nodes = len(self.predict) // len(self.accept_index)
+        count = int(self.num_accepted_tokens[request])
+        return [node - request * num_nodes for node in self.accept_index[request, :count].tolist()]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -11,7 +11,7 @@ from specsim.core.pool import KVPool
 from specsim.explorer.decisions import VerifierInput, bonus_origin, decide
 from specsim.explorer.recorder import RecordedStates
 from specsim.explorer.round import Round
-from specsim.explorer.tables import accepted_path, candidate_columns, lane_candidates, node_columns, target_probs
+from specsim.explorer.tables import candidate_columns, lane_candidates, node_columns, target_probs
 
 MOST_LIKELY = 4  # of the target's tokens after a node
 
@@ -30,7 +30,7 @@ def request_round(recorded_round: Round, row: int, other: str = "") -> dict[str,
     nodes = node_columns(states, config, recorded_round.decode, row)
     has_probs = isinstance(states.verify_input.candidates, Candidates)
     walk = VerifierInput.of(states, config, row, probs_NV, other)
-    path = accepted_path(states, row)
+    path = states.verify_output.verdict.accepted_path(row)
     num_nodes = len(nodes["node"])
     return {
         "length": int(states.batch.seq_lens[row]),
@@ -44,7 +44,7 @@ def request_round(recorded_round: Round, row: int, other: str = "") -> dict[str,
         "decided_by": walk.verifier,
         "decisions": [list(decision) for decision in decide(walk)],
         "path": path,
-        "bonus": int(states.verify_output.verdict.predict[row * walk_size(states) + path[-1]]),
+        "bonus": int(states.verify_output.verdict.accepted_tokens()[row][-1]),
         "bonus_origin": bonus_origin(walk, path),
         "kv": _kv(recorded_round, row, path),
         "extend": _extend(states, row),
@@ -56,11 +56,6 @@ def _draft_kind(recorded_round: Round) -> str:
     candidates = recorded_round.states.verify_input.candidates
     has_none = candidates is None or (isinstance(candidates, Candidates) and candidates.tokens.shape[1] == 0)
     return "none" if has_none else recorded_round.draft_kind
-
-
-def walk_size(states: RecordedStates) -> int:
-    """Number of nodes of a tree, dead ones included."""
-    return states.verify_input.draft_tokens.shape[1]
 
 
 def few(value: float | None) -> float | None:

@@ -61,31 +61,17 @@ def lane_candidates(states: RecordedStates, config: SpecConfig, row: int) -> lis
     return [blocks[first : first + config.topk] for first in range(0, len(blocks), config.topk)]
 
 
-def live_parents(states: RecordedStates, row: int) -> list[int]:
-    """List the parents of a request's root and drafts, without the dead nodes at the tree's end."""
-    root, *parents = states.verify_input.parents[row].tolist()
-    return [root, *(parent for parent in parents if parent >= 0)]
-
-
-def accepted_path(states: RecordedStates, row: int) -> list[int]:
-    """List the accepted nodes of a request, root first."""
-    verdict = states.verify_output.verdict
-    num_nodes = states.verify_input.draft_tokens.shape[1]
-    count = int(verdict.num_accepted_tokens[row])
-    return [node - row * num_nodes for node in verdict.accept_index[row, :count].tolist()]
-
-
 def node_columns(states: RecordedStates, config: SpecConfig, decode: "Decode", row: int) -> dict[str, list[Any]]:
     """Make the columns of Round.verify."""
     from specsim.reference.sampling import argmax
     from specsim.reference.tree import depths_of
 
-    parents = live_parents(states, row)
+    parents = states.verify_input.live_parents(row)
     tokens = states.verify_input.draft_tokens[row, : len(parents)].tolist()
     depths = depths_of(parents)
     probs_NV = target_probs(states, config, row)
     following = argmax(probs_NV[: len(parents)]).tolist()
-    path = accepted_path(states, row)
+    path = states.verify_output.verdict.accepted_path(row)
     below_root = list(zip(parents, tokens, strict=True))[1:]
     scores = states.verify_input.scores[row, : len(parents)].double()
     ratios = scores / scores[parents] if config.score == "prob" else (scores - scores[parents]).exp()

@@ -27,7 +27,7 @@ from specsim.plots.sheet import (
     new_sheet,
     visible_token,
 )
-from specsim.plots.token_tree import check_round, path_of
+from specsim.plots.token_tree import check_round
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _nodes(
     verify_input: VerifyInput, verdict: Verdict | None, request: int, length: int, committed: bool
 ) -> dict[int, tuple[str, str]]:
     locations = verify_input.cache_locations.view_as(verify_input.draft_tokens)[request].tolist()
-    path = path_of(verdict, request, len(locations))
+    path = [] if verdict is None else verdict.accepted_path(request)
     if verdict is not None and committed:
         return {length + depth: ("accepted", str(node)) for depth, node in enumerate(path)}
     live = [node for node, slot in enumerate(locations) if slot >= 0]
@@ -211,7 +211,7 @@ def kv_move(verify_input: VerifyInput, verdict: Verdict, decode: Decode, request
     num_nodes = verify_input.draft_tokens.shape[1]
     length = int(verify_input.positions[request * num_nodes])
     locations = verify_input.cache_locations.view(-1, num_nodes)[request].tolist()
-    path = path_of(verdict, request, num_nodes)
+    path = verdict.accepted_path(request)
     cell = min(0.6, max(0.27, 8.2 / num_nodes))
     x_left = 1.35
     texts = [visible_token(decode([token])) for token in tokens]

@@ -45,20 +45,6 @@ def _places(parents: Sequence[int]) -> list[float]:
     return rows
 
 
-def live_parents(verify_input: VerifyInput, request: int) -> list[int]:
-    """List the parents of a request's root and drafts, without the dead nodes at the tree's end."""
-    root, *parents = verify_input.parents[request].tolist()
-    return [root, *(parent for parent in parents if parent >= 0)]
-
-
-def path_of(verdict: Verdict | None, request: int, num_nodes: int) -> list[int]:
-    """List the accepted nodes of a request, root first; none without a verdict."""
-    if verdict is None:
-        return []
-    count = int(verdict.num_accepted_tokens[request])
-    return [node - request * num_nodes for node in verdict.accept_index[request, :count].tolist()]
-
-
 def check_round(verify_input: VerifyInput, verdict: Verdict | None, request: int, *decoders: Decode) -> None:
     """Raise InputError for missing states of a round, an unknown request, and plain decoding."""
     require_type("verify_input", verify_input, VerifyInput, "the VerifyInput of a round, as an engine's draft gives it")
@@ -77,14 +63,13 @@ def tree(verify_input: VerifyInput, verdict: Verdict | None, decode: Decode, req
     from specsim.reference.tree import depths_of
 
     check_round(verify_input, verdict, request, decode)
-    parents = live_parents(verify_input, request)
+    parents = verify_input.live_parents(request)
     num_nodes = len(parents)
     scores = verify_input.scores[request].tolist()
     tokens = verify_input.draft_tokens[request, :num_nodes].tolist()
-    tree_size = verify_input.draft_tokens.shape[1]
-    path = path_of(verdict, request, tree_size)
+    path = [] if verdict is None else verdict.accepted_path(request)
     if verdict is not None and path:  # the bonus token as one more node
-        tokens.append(int(verdict.predict[request * tree_size + path[-1]]))
+        tokens.append(verdict.accepted_tokens()[request][-1])
         parents.append(path[-1])
         path.append(num_nodes)
     depths = depths_of(parents)
@@ -133,7 +118,7 @@ def _levels(depths: list[int], texts: list[str]) -> tuple[list[float], list[floa
     lefts = []
     rights = []
     for depth in range(max(depths) + 1):
-        length = max(len(text) for text, depth in zip(texts, depths, strict=True) if depth == depth)
+        length = max(len(text) for text, level in zip(texts, depths, strict=True) if level == depth)
         lefts.append(rights[-1] + 0.34 if rights else 0.2)
         rights.append(lefts[-1] + max(length * 9 * EM + 0.88, 0.95))
     return lefts, rights
@@ -143,7 +128,7 @@ def _tree_head(
     axes: Axes, verify_input: VerifyInput, verdict: Verdict | None, request: int, lefts: list[float]
 ) -> None:
     num_nodes = verify_input.draft_tokens.shape[1]
-    live = len(live_parents(verify_input, request))
+    live = len(verify_input.live_parents(request))
     title = f"request {request}: a tree of {live} {'node' if live == 1 else 'nodes'}"
     if verdict is not None:
         drafts = int(verdict.num_accepted_drafts[request])

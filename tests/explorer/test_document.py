@@ -11,7 +11,6 @@ from specsim.cli.schema import document as schema_document
 from specsim.explorer import document as documents
 from specsim.explorer.decisions import decisions
 from specsim.explorer.document import document, encoded
-from specsim.explorer.tables import accepted_path
 from specsim.models.synthetic_pair import synthetic_pair
 
 from .kinds import CHAIN, FAST, KINDS, recorded
@@ -87,7 +86,7 @@ def test_decisions_lead_down_the_accepted_path(name):
             made = decisions(each.states, each.config, row)
             depths = each.verify(request).depth
             passed = [decision.node for decision in made if decision.passes]
-            path = accepted_path(each.states, row)
+            path = each.verdict.accepted_path(row)
             tried += len(made)
             if each.config.verifier in ("block", "typical") and each.batch.sampling.temperature[row] > 0:
                 assert path[-1] in [0, *passed]  # of several nodes of one depth the most probable

@@ -159,7 +159,7 @@ def test_the_check_of_overlaps_finds_one():
 def test_tree_has_a_box_a_node_and_an_edge_a_parent(played, request_index):
     num_nodes = played.config.num_draft_tokens
     figure = plots.tree(played.tree, played.output, decode, request_index)
-    path = token_tree.path_of(played.output, request_index, num_nodes)
+    path = played.output.accepted_path(request_index)
     parents = played.tree.parents[request_index].tolist()
     edges = {f"{parent}-{node}" for node, parent in enumerate(parents) if parent >= 0}
     assert sorted(marks(figure, "node"), key=int) == [str(node) for node in range(num_nodes)]
@@ -171,7 +171,7 @@ def test_tree_has_a_box_a_node_and_an_edge_a_parent(played, request_index):
 def test_tree_marks_the_accepted_path_and_nothing_else(played):
     num_nodes = played.config.num_draft_tokens
     figure = plots.tree(played.tree, played.output, decode, 1)
-    path = token_tree.path_of(played.output, 1, num_nodes)
+    path = played.output.accepted_path(1)
     accepted = look(figure, f"node:{path[0]}")
     assert [node for node in range(num_nodes) if look(figure, f"node:{node}") == accepted] == path
     widths = {mark: artist.get_linewidth() for artist, mark in edge_artists(figure)}
@@ -221,6 +221,13 @@ def test_tree_without_a_verdict_marks_nothing():
     assert len({look(figure, f"node:{node}") for node in range(8)}) == 1
     assert len(marks(figure, "edge")) == 7
     assert marks(figure, "bonus") == []
+
+
+def test_boxes_of_a_depth_are_as_wide_as_its_longest_text():
+    lefts, rights = token_tree._levels([0, 1, 1, 2], ["a", "b", "a long text", "c"])
+    widths = [right - left for left, right in zip(lefts, rights, strict=True)]
+    assert widths[0] == pytest.approx(widths[2])
+    assert widths[1] > widths[0]
 
 
 def test_parents_stand_between_their_children(played):
@@ -299,9 +306,8 @@ def test_lanes_are_drawn_where_the_drafter_writes(kind, page_size):
 
 def test_the_commit_moves_the_path_behind_the_prefix(played):
     states = played.pools, played.batch, played.config, played.tree, played.output
-    num_nodes = played.config.num_draft_tokens
     for request, (row, length) in enumerate(played.batch.rows_and_lens):
-        path = token_tree.path_of(played.output, request, num_nodes)
+        path = played.output.accepted_path(request)
         after = [slot for slot in plots.slots(*states) if slot.row == row and slot.kind == "accepted"]
         assert [(slot.column, slot.label) for slot in sorted(after, key=lambda slot: slot.column)] == [
             (length + depth, str(node)) for depth, node in enumerate(path)
@@ -356,7 +362,7 @@ def test_three_or_more_lines_of_a_prefix_become_a_sentence(length, told):
 def test_arrows_go_from_node_to_depth_and_never_cross(played):
     for request in range(2):
         figure = plots.kv_move(played.tree, played.output, decode, request)
-        path = token_tree.path_of(played.output, request, played.config.num_draft_tokens)
+        path = played.output.accepted_path(request)
         assert marks(figure, "move") == [f"{node}-{depth}" for depth, node in enumerate(path)]
         assert path == sorted(path)
         accepted = look(figure, f"after:{0}")
