@@ -104,12 +104,7 @@ def protocol() -> str:
 
 
 PROTOCOL_HEADINGS = (
-    "drafter",
-    "state between rounds",
-    "layers of draft KV",
-    "bonus columns",
-    "lookahead",
-    "mask rows",
+    *("drafter", "state between rounds", "layers of draft KV", "bonus columns", "lookahead", "mask rows"),
     "host or device",
 )
 

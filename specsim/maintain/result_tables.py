@@ -12,17 +12,7 @@ from specsim.maintain.page import Column, markdown, table
 from specsim.maintain.results import Result, changed_modules, missing_groups, runs_of, suite_command
 
 ROUND = ("EAGLE-3 round", "(4, 3, 8)")  # name and tree of the benchmark row on the front page
-SUITE_ORDER = (
-    "round",
-    "persistent",
-    "kernels",
-    "experts",
-    "scale",
-    "baselines",
-    "adaptive",
-    "serving",
-    "tensor-parallel",
-)
+SUITE_ORDER = "round persistent kernels experts scale baselines adaptive serving tensor-parallel".split()
 WHOLE_SUITES = ("baselines", "serving", "tensor-parallel")  # whose rows are all on the guide's page
 MAX_ROWS = 8  # of one operation that get a table row each
 # Texts in kept results, and today's words for them.

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specsim.maintain import pictures
+from notebooks.guide.pages import pictures
 
 NAMES = sorted(path.name for path in pictures.IMAGES.glob("*.svg"))
 MOST_BYTES = 120_000

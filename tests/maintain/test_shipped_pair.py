@@ -27,8 +27,10 @@ from specsim.maintain.shipped_pair.corpus import (
     Source,
     build_corpus,
     compare_selection,
+    declared_licence,
     first_bytes,
     follow_manifest,
+    is_permissive,
     make_manifest,
     near_duplicates,
     read_documents,
@@ -36,7 +38,6 @@ from specsim.maintain.shipped_pair.corpus import (
     sketch,
     write_documents,
 )
-from specsim.maintain.shipped_pair.licences import declared_licence, is_permissive
 from specsim.maintain.shipped_pair.recipe import SHIPPED
 from specsim.models.load import load, load_shipped
 from specsim.models.shipped import TINY, load_prompts

@@ -2,6 +2,8 @@
 
 import re
 
+from specsim.maintain import page
+
 _CODE = re.compile(r"(`[^`\n]+`)")
 _SPECIAL = re.compile(r"([\\`*_<>\[\]{}#|])")
 _BULLET = re.compile(r"^( {0,3})([-*]) ")
@@ -47,5 +49,4 @@ def code_cell(text: str) -> str:
 
 def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     """Write a table of cells, of a class that the site's style knows."""
-    lines = [headings, tuple("---" for _ in headings), *rows]
-    return ["{.generated}", *(f"| {' | '.join(line)} |" for line in lines)]
+    return ["{.generated}", *page.markdown(headings, rows)]

@@ -1,7 +1,7 @@
 """The page of all pictures: every function of specsim.plots that draws, what it draws, and the code that calls it."""
 
+from notebooks.guide.pages.pictures import svg
 from specsim import plots
-from specsim.maintain.pictures import svg
 from specsim.plots.sheet import Picture
 
 HEAD = """# Pictures

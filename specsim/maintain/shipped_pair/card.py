@@ -37,8 +37,6 @@ third-party folders, generated files, files with a copyleft or proprietary notic
 {manifest[removed][near_duplicates_of_heldout]} files that nearly duplicate one of them were removed. `manifest.json`
 lists the distributions with their versions and licences, the hash of the selection and every held-out file.
 
-| licence | bytes | distributions |
-|---|---|---|
 {licences}
 
 `prompts.jsonl` holds excerpts of held-out files, each under the licence it names. {prompt_rule}
@@ -58,8 +56,6 @@ The trainer's own estimate, on continuations of the prompts by {new_tokens} toke
 and, for each draft of the chain, how often it was accepted. A continuation loops if fewer than {loops_below:.0%} of its
 4-grams are distinct.
 
-| drafter | T | chain | prompts | accept length | accepted by position |
-|---|---|---|---|---|---|
 {acceptance}
 
 ## Command
@@ -69,6 +65,7 @@ and, for each draft of the chain, how often it was accepted. A continuation loop
 `--smoke` trains a toy pair of the same formats on a CPU within a minute. A drafter that was interrupted goes on where
 it stopped. `specsim train` trains one drafter for any target of the family.
 """
+ACCEPTANCE = ("drafter", "T", "chain", "prompts", "accept length", "accepted by position")
 UNMEASURED = "`specsim accept` has not been run on this pair yet."
 
 
@@ -84,12 +81,12 @@ def write_card(recipe: Recipe, folder: Path) -> str:
         trained="".join(line for name in drafters for line in _trained_lines(name, recipe, figures[name])),
         manifest=manifest,
         figures=figures,
-        licences="\n".join(_licence_rows(manifest["distributions"])),
+        licences="\n".join(markdown(("licence", "bytes", "distributions"), _licence_rows(manifest["distributions"]))),
         prompt_rule=RULE.format(a_distribution=recipe.prompts_a_distribution),
         measured=_measured(json.loads(accepted.read_text())) if accepted.exists() else UNMEASURED,
         new_tokens=NEW_TOKENS,
         loops_below=LOOP_SHARE,
-        acceptance="\n".join(row for name in drafters for row in _acceptance_rows(name, figures[name])),
+        acceptance="\n".join(markdown(ACCEPTANCE, _acceptance_rows(figures, drafters))),
     )
 
 
@@ -172,17 +169,18 @@ def _measurement_cells(row: dict) -> tuple[str, ...]:
     return *named, *lengths, f"{everything['accept_rate']:.2f}", rates
 
 
-def _licence_rows(distributions: list[dict]) -> Iterator[str]:
+def _licence_rows(distributions: list[dict]) -> Iterator[tuple[str, ...]]:
     groups = defaultdict(list)
     for distribution in distributions:
         groups[distribution["licence"]].append(distribution)
     for licence, members in sorted(groups.items()):
         names = ", ".join(member["name"] for member in members)
-        yield f"| {licence} | {sum(member['bytes'] for member in members):,} | {names} |"
+        yield licence, f"{sum(member['bytes'] for member in members):,}", names
 
 
-def _acceptance_rows(name: str, figures: dict) -> Iterator[str]:
-    for row in figures["acceptance"]:
-        rates = ", ".join(f"{rate:.2f}" for rate in row["accepted_by_position"])
-        chain = len(row["accepted_by_position"])
-        yield f"| {name} | {row['temperature']} | {chain} | {row['prompts']} | {row['accept_length']:.2f} | {rates} |"
+def _acceptance_rows(figures: dict, drafters: list[str]) -> Iterator[tuple[Any, ...]]:
+    for name in drafters:
+        for row in figures[name]["acceptance"]:
+            rates = ", ".join(f"{rate:.2f}" for rate in row["accepted_by_position"])
+            length = f"{row['accept_length']:.2f}"
+            yield name, row["temperature"], len(row["accepted_by_position"]), row["prompts"], length, rates

@@ -1,4 +1,4 @@
-"""Run kept GPU results again where their code has changed: `python -m specsim.maintain.gpu_runs --into build/gpu`.
+"""Run kept GPU results again where their code has changed: `python tests/tools/gpu_runs.py --into build/gpu`.
 
 Proofs share the last GPU and the CPU's cores, as each of their processes waits for the host most of the time. A
 benchmark has a GPU for itself: with one GPU benchmarks follow the proofs, with several both run at once.

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import gpu_runs
 import pytest
+from gpu_runs import UNKNOWN, GpuRun, Machine, main, plan, run_all
 from rich.console import Console
 
 from specsim.core.provenance import code_digests
-from specsim.maintain import gpu_runs
-from specsim.maintain.gpu_runs import UNKNOWN, GpuRun, Machine, main, plan, run_all
 
 OLD, NEW = ({"versions": {"code": code}} for code in ({"specsim.fast.gone": "1"}, code_digests()))
 

@@ -1,6 +1,7 @@
 """Pictures of README and the guide: the package, rounds, round time, and the persistent forward's schedule.
 
-python -m specsim.maintain.pictures [FOLDER] writes them as SVG, into notebooks/guide/images/ unless a folder is given.
+python -m notebooks.guide.pages.pictures [FOLDER] writes them as SVG, into notebooks/guide/images/ unless a folder is
+given.
 """
 
 import json
