@@ -14,6 +14,7 @@ from specsim.bench.clock import timing
 from specsim.bench.load import Load, LoadRun, LoadServer, Phase, check_results
 from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of
 from specsim.bench.scene import stacked
+from specsim.bench.shipped_pair import same_tokens
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
@@ -57,10 +58,8 @@ def shipped_rows(quick: bool, device: str = "cuda") -> Iterator[BenchRow]:
     plain = run(None)
     for policy in SHIPPED:
         generation = run(policy)
-        pairs = zip(generation.outputs, plain.outputs, strict=True)
-        wrong = [index for index, (ours, its) in enumerate(pairs) if ours.token_ids != its.token_ids]
         name = policy if isinstance(policy, str) else policy["policy"]
-        check = Check("tokens of plain decoding", float(len(wrong)), 0, f"requests {wrong}" if wrong else "")
+        check = same_tokens("tokens of plain decoding", generation, plain)
         setting = {"policy": name, "requests": len(texts), "dtype": "float32"}
         notes = (f"{generation.switching.switches} switches, accept length {generation.metrics['accept_length']:.2f}",)
         yield BenchRow("shipped pair, adaptive", setting, {OURS: check}, notes=notes)

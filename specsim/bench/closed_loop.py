@@ -1,6 +1,5 @@
 """A closed loop of clients over the scheduler, the figures that clients see, and warm-up runs before it."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specsim.bench.clock import wait, without_collection
+from specsim.bench.clock import without_collection
 from specsim.bench.request_lengths import Lengths
 from specsim.bench.row import Check, all_of, equal
 from specsim.core.config import SamplingParams, ServingConfig
@@ -117,15 +116,6 @@ class Decoding:
         """Run some steps."""
         for _ in range(count):
             self.scheduler.step()
-
-    def seconds_of_a_step(self, count: int) -> float:
-        """Measure the mean wall-clock time of a step."""
-        with without_collection():
-            wait()
-            start = time.perf_counter()
-            self.steps(count)
-            wait()
-            return (time.perf_counter() - start) / count
 
     def results(self, rounds: int) -> dict[str, torch.Tensor]:
         """Collect tokens and their log probabilities of the prefill and the first rounds, of all requests."""

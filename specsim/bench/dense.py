@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import silu
 
 from specsim.core.pair import DrafterCheckpoint, Pair
 from specsim.core.target import ModelConfig
@@ -133,12 +132,11 @@ def _layer(
     window: int | None,
     past: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    from specsim.reference.layers import rms_norm
+    from specsim.reference.layers import gated_mlp, rms_norm
 
     hidden = residual + _attention(normed, weights.under("self_attn"), model, rows, window, past)
     normed = rms_norm(hidden, weights["post_attention_layernorm.weight"], model.rms_norm_eps)
-    mlp = weights.under("mlp")
-    return hidden + mlp.project(silu(mlp.project(normed, "gate_proj")) * mlp.project(normed, "up_proj"), "down_proj")
+    return hidden + gated_mlp(normed, weights.under("mlp"))
 
 
 def _attention(

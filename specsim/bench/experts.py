@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from torch.nn.functional import linear, silu
 
 from specsim.bench.clock import copies_of
 from specsim.bench.contest import Contender, contest, roofline_target
+from specsim.bench.dense import Cast
 from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes
 from specsim.bench.row import OURS, BenchRow, Check, all_of, equal, within
 from specsim.core.target import Experts
@@ -16,8 +16,6 @@ MODELS = ("gpt-oss-20b", "qwen3-30b-a3b")
 ROWS = (1, 16)
 MOST_RATIO = 1.5
 _COPIES = 4  # layers of random weights; together they exceed the L2 cache many times over
-
-Weights = Mapping[str, torch.Tensor]
 
 
 def expert_rows(peaks: Peaks) -> Iterator[BenchRow]:
@@ -88,23 +86,19 @@ def experts_bound(rows: int, hidden_size: int, experts: Experts, touched: float)
 
 
 def check_experts(
-    x: torch.Tensor, normed: torch.Tensor, layer: Weights, experts: Experts
+    x: torch.Tensor, normed: torch.Tensor, layer: Mapping[str, torch.Tensor], experts: Experts
 ) -> Callable[[tuple[torch.Tensor, torch.Tensor]], Check]:
-    """Make a check of a layer's output: the experts with the highest logits, and their weighted sum in float64.
+    """Make a check of a layer's output by the reference in float64.
 
-    The budget is that of plain torch in bf16, whose roundings are as many.
+    The budget is that of the reference in bf16, whose roundings are as many.
     """
-    logits = linear(normed.double(), layer["router.weight"].double(), _bias(layer, "router.bias", torch.float64))
-    best = logits.sort(descending=True, stable=True)
-    chosen = best.indices[:, : experts.top_k]
-    if experts.routing == "softmax":
-        share = logits.softmax(-1).gather(1, chosen)
-        share = share / share.sum(-1, keepdim=True) if experts.normalise else share
-    else:
-        share = best.values[:, : experts.top_k].softmax(-1)
-    exact, plain = (_mixture(normed, layer, experts, chosen, share, dtype) for dtype in (torch.float64, torch.bfloat16))
-    exact = x.double() + exact
-    budget = 3 * float((x.double() + plain.double() - exact).abs().max()) + 2**-8 * exact.abs()
+    from specsim.reference.layers import Weights
+    from specsim.reference.targets.experts import mixture
+
+    added, chosen = mixture(normed.double(), Weights(Cast(layer, torch.float64)), experts)
+    exact = x.double() + added
+    rounded, _ = mixture(normed, Weights(layer), experts)
+    budget = 3 * float((x.double() + rounded.double() - exact).abs().max()) + 2**-8 * exact.abs()
 
     def check(output: tuple[torch.Tensor, torch.Tensor]) -> Check:
         return all_of(
@@ -114,33 +108,3 @@ def check_experts(
         )
 
     return check
-
-
-def _bias(layer: Weights, name: str, dtype: torch.dtype) -> torch.Tensor | None:
-    return layer[name].to(dtype) if name in layer else None
-
-
-def _mixture(
-    normed: torch.Tensor,
-    layer: Weights,
-    experts: Experts,
-    chosen: torch.Tensor,
-    share: torch.Tensor,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Add the outputs of each row's experts, one expert at a time."""
-    out = torch.zeros(normed.shape, device=normed.device, dtype=dtype)
-    for expert in chosen.unique().tolist():
-        rows, ranks = (chosen == expert).nonzero(as_tuple=True)
-        names = [f"experts.{part}_proj" for part in ("gate_up", "down")]
-        up, down = (layer[f"{name}.weight"][expert].to(dtype) for name in names)
-        biases = [_bias(layer, f"{name}.bias", dtype) for name in names]
-        up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
-        gate, up = linear(normed[rows].to(dtype), up, up_bias).chunk(2, dim=-1)
-        if experts.activation == "clamped":
-            gate = gate.clamp(max=7)
-            hidden = (up.clamp(-7, 7) + 1) * gate * torch.sigmoid(1.702 * gate)
-        else:
-            hidden = silu(gate) * up
-        out[rows] += share[rows, ranks, None].to(dtype) * linear(hidden, down, down_bias)
-    return out

@@ -6,24 +6,22 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specsim.bench.clock import launched, replayed
-from specsim.bench.contest import Contender, contest, roofline_target
+from specsim.bench.contest import contest, roofline_target
 from specsim.bench.roofline import Peaks, forward_bound, round_bound
 from specsim.bench.round_checks import check_round, tensors_of
+from specsim.bench.rounds import forward_contender
 from specsim.bench.row import OURS, BenchRow, Check, all_of, equal
-from specsim.bench.scale import EAGLE3, INVENTED, PLAIN
+from specsim.bench.scale import EAGLE3, INVENTED, PLAIN, random_pools, repeated_round
 from specsim.bench.scene import Scene, close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
-from specsim.core.phases import VerifyInput
 from specsim.models.shapes import random_pair, shape
 from specsim.serving.generation import load_engine
 
 KERNELS = "kernels"
 LENGTHS = (1024, 8192, 32768)
 CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=EAGLE3.page_size)
-ROUNDS = 4
 SAMPLES = 9
 FORWARD_LIMIT = 1.25
 
@@ -76,10 +74,7 @@ def _rows_of(rounds: TimedRounds, pair: Pair, peaks: Peaks) -> Iterator[BenchRow
         KERNELS: load_engine(pair, config, kernels),
     }
     slots = max(requests * config.reserved_columns(length + 64) for requests, length in rounds.batches)
-    pools = engines[OURS].make_pools(max(requests for requests, _ in rounds.batches), slots)
-    for kv in (pools.target, pools.draft):
-        for part in () if kv is None else (*kv.keys, *kv.values):
-            part.normal_()
+    pools = random_pools(engines[OURS], max(requests for requests, _ in rounds.batches), slots)
     for requests, length in rounds.batches:
         scene = invented(pair, engines[KERNELS], pools, requests, length)
         scenes = {who: replace(scene, engine=engine) for who, engine in engines.items()}
@@ -103,15 +98,7 @@ def _round_row(rounds: TimedRounds, scenes: dict[str, Scene], requests: int, len
     pair = scenes[OURS].pair
     drafter = pair.checkpoint and pair.checkpoint.config
     bound = round_bound(pair.target.config, drafter, rounds.config, requests, length)
-    contenders = [
-        Contender(
-            who,
-            lambda _: None,
-            lambda _, scene=scene: checked(scene),
-            lambda scene=scene: replayed(lambda: scene.again(ROUNDS), SAMPLES, ROUNDS),
-        )
-        for who, scene in scenes.items()
-    ]
+    contenders = [repeated_round(who, scene, checked, SAMPLES) for who, scene in scenes.items()]
     setting = {"requests": requests, "L": length, "tree": tree_of(rounds.config)}
     set_targets = None if rounds.limit is None else roofline_target(rounds.limit)
     return contest(rounds.label, setting, contenders, bound, peaks, set_targets=set_targets, notes=[INVENTED])
@@ -124,27 +111,8 @@ def _forward_row(
     verify_input = scenes[KERNELS].round().verify_input
     target = scenes[KERNELS].pair.target.config
     nodes = scenes[KERNELS].engine.config.num_draft_tokens
-    contenders = [_forward_contender(who, scenes[who], verify_input, check) for who, check in checks.items()]
+    contenders = [forward_contender(who, scenes[who], verify_input, check) for who, check in checks.items()]
     setting = {"requests": requests, "L": length, "nodes": nodes}
     bound = forward_bound(target, requests, nodes, length)
     set_targets = roofline_target(FORWARD_LIMIT)
     return contest("verify forward", setting, contenders, bound, peaks, set_targets=set_targets, notes=[INVENTED])
-
-
-def _forward_contender(who: str, scene: Scene, verify_input: VerifyInput, round_: Check) -> Contender:
-    from specsim.fast.model.metadata import tree_metadata
-
-    engine = scene.engine
-
-    @torch.inference_mode()
-    def forward() -> torch.Tensor:
-        metadata = tree_metadata(scene.batch, verify_input, scene.pools)
-        ids = verify_input.draft_tokens.view(-1)
-        output = engine.target.forward(ids, metadata, scene.pools.target, engine.drafter.feature_layers)
-        return engine.target.logits(output.hidden)
-
-    def check(logits: torch.Tensor) -> Check:
-        expected = {"logits": scene.round().verify_output.target_logits}
-        return all_of(round_.compared, round_, equal("the round's logits, bit for bit", {"logits": logits}, expected))
-
-    return Contender(who, lambda _: forward(), check, lambda: launched(lambda _: forward(), 1, 30, 1))

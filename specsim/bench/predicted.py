@@ -14,7 +14,7 @@ from specsim.simulator.calibration.posterior import Posterior, fit, predict
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import FrontEnd
-from specsim.simulator.hardware import Hardware, hardware, names
+from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Model
 from specsim.simulator.server import simulate
 
@@ -63,14 +63,6 @@ def costs_of(gpu: Hardware, target: Model, draft_vocab: int) -> dict[str, CostMo
     sizes = tuple(2**exponent for exponent in range(MOST_REQUESTS.bit_length()))
     cost = CostModel(gpu, target, drafter("eagle3", target, draft_vocab), buckets=sizes)
     return {"overlap": cost, "sync": replace(cost, schedule="sync")}
-
-
-def reported_gpu(name: str) -> Hardware | None:
-    """Find the GPU that the driver reports under this name; None for an unknown one."""
-    for gpu_name in sorted(names(), key=len, reverse=True):
-        if gpu_name.partition("-SXM")[0].replace("-", " ").lower() in name.replace("-", " ").lower():
-            return hardware(gpu_name)
-    return None
 
 
 @dataclass(frozen=True, slots=True)

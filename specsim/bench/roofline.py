@@ -14,7 +14,6 @@ from specsim.models.checkpoint.layout import target_layout
 
 BF16 = 2  # bytes
 _KV = ("keys", "values")
-_FUSION = ("fc.", "fc_norm.", "input_norm.")  # tensors of an EAGLE-3 head that only fused features pass
 
 
 @dataclass(frozen=True, slots=True)

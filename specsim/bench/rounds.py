@@ -17,6 +17,7 @@ from specsim.bench.scene import EAGLE3, PLAIN, Scene, prefilled, stacked, tree_o
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
+from specsim.core.phases import VerifyInput
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.shapes import random_pair, random_prompts
 from specsim.serving.generation import load_engine
@@ -134,38 +135,37 @@ def launch_rows(shape: str) -> Iterator[BenchRow]:
 
 
 def forward_row(pair: Pair, nodes: int, peaks: Peaks, limit: float) -> BenchRow:
-    """Time the target's forward over a tree, logits included, without the rest of a round.
+    """Time the target's forward over a tree, logits included, without the rest of a round."""
+    steps, topk = (3, 4) if nodes <= 8 else (6, 8)
+    scene = scene_of(pair, SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=nodes))
+    us = forward_contender(OURS, scene, scene.round().verify_input, check_round(scene))
+    bound = forward_bound(pair.target.config, 1, nodes, SEQ_LEN)
+    setting = {"requests": 1, "nodes": nodes, "L": SEQ_LEN}
+    return contest("verify forward", setting, (us,), bound, peaks, set_targets=roofline_target(limit))
 
-    It is timed in its own graph. The round that it belongs to is checked, and its logits have to equal that round's bit
-    for bit.
+
+def forward_contender(who: str, scene: Scene, verify_input: VerifyInput, round_check: Check) -> Contender:
+    """Make a contender of the forward over these trees, timed in its own graph.
+
+    The round that it belongs to is checked, and its logits have to equal that round's bit for bit.
     """
     from specsim.fast.model.metadata import tree_metadata
 
-    steps, topk = (3, 4) if nodes <= 8 else (6, 8)
-    scene = scene_of(pair, SpecConfig(topk=topk, num_steps=steps, num_draft_tokens=nodes))
     engine = scene.engine
-    output = scene.round()
-    verify_input = output.verify_input
-    logits = {"logits": output.verify_output.target_logits}
 
     @torch.inference_mode()
     def forward() -> torch.Tensor:
         metadata = tree_metadata(scene.batch, verify_input, scene.pools)
         ids = verify_input.draft_tokens.view(-1)
-        features = engine.drafter.feature_layers
-        output = engine.target.forward(ids, metadata, scene.pools.target, features)
+        output = engine.target.forward(ids, metadata, scene.pools.target, engine.drafter.feature_layers)
         return engine.target.logits(output.hidden)
 
-    def check(forward_logits: torch.Tensor) -> Check:
-        round_ = check_round(scene)
-        return all_of(
-            round_.compared, round_, equal("the round's logits, bit for bit", {"logits": forward_logits}, logits)
-        )
+    def check(logits: torch.Tensor) -> Check:
+        expected = {"logits": scene.round().verify_output.target_logits}
+        same = equal("the round's logits, bit for bit", {"logits": logits}, expected)
+        return all_of(round_check.compared, round_check, same)
 
-    bound = forward_bound(pair.target.config, 1, nodes, SEQ_LEN)
-    us = Contender(OURS, lambda _: forward(), check, lambda: launched(lambda _: forward(), 1, 30, 1))
-    setting = {"requests": 1, "nodes": nodes, "L": SEQ_LEN}
-    return contest("verify forward", setting, (us,), bound, peaks, set_targets=roofline_target(limit))
+    return Contender(who, lambda _: forward(), check, lambda: launched(lambda _: forward(), 1, 30, 1))
 
 
 def invariance_row(pair: Pair, requests: int) -> BenchRow:

@@ -1,8 +1,9 @@
 """Growth of plain decoding and EAGLE-3 over requests and context, each setting with its roofline bound."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -10,8 +11,8 @@ from specsim.bench.clock import replayed
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.roofline import Peaks, round_bound
 from specsim.bench.round_checks import check_round
-from specsim.bench.row import OURS, BenchRow
-from specsim.bench.scene import close, invented, stacked, tree_of
+from specsim.bench.row import OURS, BenchRow, Check
+from specsim.bench.scene import Scene, close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
@@ -62,12 +63,24 @@ def _rows_of(pair: Pair, config: SpecConfig, chosen: list[tuple[int, int]], peak
     engine = load_engine(pair, config, EngineOptions("fast", torch.bfloat16, "cuda", "round", forward="kernels"))
     slots = min(max(_slots(engine, *point) for point in chosen), _room(pair))
     chosen = [point for point in chosen if _slots(engine, *point) <= slots]
-    pools = engine.make_pools(max(requests for requests, _ in chosen), slots)
+    pools = random_pools(engine, max(requests for requests, _ in chosen), slots)
+    for requests, length in chosen:
+        yield _row(pair, engine, pools, requests, length, peaks)
+
+
+def random_pools(engine: Engine, requests: int, slots: int) -> KVPool:
+    """Make pools of random KV."""
+    pools = engine.make_pools(requests, slots)
     for kv in (pools.target, pools.draft):
         for part in () if kv is None else (*kv.keys, *kv.values):
             part.normal_()
-    for requests, length in chosen:
-        yield _row(pair, engine, pools, requests, length, peaks)
+    return pools
+
+
+def repeated_round(who: str, scene: Scene, check: Callable[[Scene], Check], samples: int) -> Contender:
+    """Make a contender of a round that is enqueued ROUNDS times at once."""
+    repeat = partial(scene.again, ROUNDS)
+    return Contender(who, lambda _: None, lambda _: check(scene), lambda: replayed(repeat, samples, ROUNDS))
 
 
 def _slots(engine: Engine, requests: int, length: int) -> int:
@@ -87,12 +100,8 @@ def _row(pair: Pair, engine: Engine, pools: KVPool, requests: int, length: int, 
     scene = invented(pair, engine, pools, requests, length)
     drafter = pair.checkpoint and pair.checkpoint.config
     bound = round_bound(pair.target.config, drafter, engine.config, requests, length)
-    us = Contender(
-        OURS,
-        lambda _: None,
-        lambda _: check_round(scene, sorted({0, requests - 1}), with_eager=False),
-        lambda: replayed(lambda: scene.again(ROUNDS), SAMPLES, ROUNDS),
-    )
+    check = partial(check_round, requests=sorted({0, requests - 1}), with_eager=False)
+    us = repeated_round(OURS, scene, check, SAMPLES)
     setting = {"requests": requests, "L": length, "tree": tree_of(engine.config)}
     try:
         set_targets = roofline_target(MOST_RATIO)

@@ -36,10 +36,10 @@ def sameness_rows(quick: bool) -> Iterator[BenchRow]:
     indices = range(min(ALONE, count))
     on_cpu = generate(pair, [texts[index] for index in indices], EAGLE3, _PARAMS, request_ids=list(indices))
     yield _row(
-        "GPU and CPU", {"requests": len(indices)}, _same_tokens("tokens of the reference, float32", batched, on_cpu)
+        "GPU and CPU", {"requests": len(indices)}, same_tokens("tokens of the reference, float32", batched, on_cpu)
     )
     solo = [run([texts[index]], [index]) for index in indices]
-    checks = [_same_tokens(f"request {index}", batched, output, index) for index, output in enumerate(solo)]
+    checks = [same_tokens(f"request {index}", batched, output, index) for index, output in enumerate(solo)]
     bits = sum(_equal("", batched, output, index).passed for index, output in enumerate(solo))
     note = f"logprobs are equal bit for bit, too, in {bits} of {len(solo)}"
     yield _row("solo and batched", {"requests": count}, all_of("tokens", *checks), (note,))
@@ -73,7 +73,8 @@ def _equal(compared: str, generation: Generation, expected: Generation, first: i
     return all_of(compared, *(equal(compared, _tensors(generation, first + i), _tensors(expected, i)) for i in indices))
 
 
-def _same_tokens(compared: str, generation: Generation, expected: Generation, first: int = 0) -> Check:
+def same_tokens(compared: str, generation: Generation, expected: Generation, first: int = 0) -> Check:
+    """Compare tokens of requests; entry 0 of `expected` is entry `first` of `generation`."""
     pairs = [(generation.outputs[first + i].token_ids, output.token_ids) for i, output in enumerate(expected.outputs)]
     wrong = [index for index, (ours, theirs) in enumerate(pairs) if ours != theirs]
     return Check(compared, float(len(wrong)), 0, f"requests {wrong}" if wrong else "")

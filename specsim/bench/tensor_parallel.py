@@ -24,9 +24,9 @@ from specsim.core.rank_group import RankGroup, digests
 from specsim.core.target import ModelConfig
 from specsim.models.shapes import random_pair, random_prompts
 from specsim.serving.generation import load_engine
-from specsim.simulator import CostModel, drafter, hardware, model
+from specsim.simulator import CostModel, drafter, model
 from specsim.simulator.efficiency import Efficiency
-from specsim.simulator.hardware import Hardware, names
+from specsim.simulator.hardware import Hardware, reported_hardware
 from specsim.simulator.model import Model
 
 SLICE = "llama-2-70b-tp2-slice"  # half of a model that one GPU does not hold
@@ -262,11 +262,7 @@ def expected_exchange(size: int, nbytes: int) -> float | None:
 
 def this_gpu() -> Hardware | None:
     """Find this machine's GPU in the simulator's table."""
-    if not torch.cuda.is_available():
-        return None
-    words = torch.cuda.get_device_name().upper().split()
-    matches = [name for name in names() if name.upper() in words]
-    return hardware(matches[0]) if len(matches) == 1 else None
+    return reported_hardware(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
 def shape_of(config: ModelConfig) -> Model:

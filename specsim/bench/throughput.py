@@ -12,7 +12,7 @@ from specsim.bench.baselines import likeliest
 from specsim.bench.clock import METHOD, busy_share, walled
 from specsim.bench.closed_loop import ClosedLoop, check_schedules, check_served, figures_of, warmed_run
 from specsim.bench.contest import Contender, contest
-from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of, reported_gpu
+from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of
 from specsim.bench.request_lengths import Lengths, kept_lengths
 from specsim.bench.roofline import Peaks, prefill_bound
 from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of
@@ -27,6 +27,7 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.shapes import random_pair, random_prompts
 from specsim.serving.generation import load_engine
 from specsim.simulator.calibration.posterior import most_informative
+from specsim.simulator.hardware import reported_hardware
 from specsim.simulator.model import model
 
 PLAIN = SpecConfig.plain(16)
@@ -145,7 +146,7 @@ def _busy(loop: ClosedLoop, schedule: str, concurrency: int) -> float | None:
 
 def predictions(measured: Sequence[MeasuredLoad], shape: str, draft_vocab: int) -> Predictions | None:
     """Fit a profile to the most informative loads; None on a GPU that the simulator does not know."""
-    gpu = reported_gpu(versions("cuda" if torch.cuda.is_available() else "cpu").get("gpu", ""))
+    gpu = reported_hardware(versions("cuda" if torch.cuda.is_available() else "cpu").get("gpu", ""))
     if gpu is None:
         return None
     loads = [measurement.load for measurement in measured]

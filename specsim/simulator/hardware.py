@@ -73,6 +73,15 @@ def names() -> tuple[str, ...]:
     return tuple(gpu.name for gpu in _shipped().values())
 
 
+def reported_hardware(reported: str) -> Hardware | None:
+    """Find the GPU that a driver names, such as NVIDIA H100 80GB HBM3; None for an unknown one."""
+    words = reported.replace("-", " ").lower()
+    for name in sorted(names(), key=len, reverse=True):
+        if name.partition("-SXM")[0].replace("-", " ").lower() in words:
+            return hardware(name)
+    return None
+
+
 def read_hardware(path: Path | str) -> dict[str, Hardware]:
     """Read GPUs by name from a CSV as hardware.csv, or from JSON.
 

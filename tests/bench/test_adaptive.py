@@ -65,7 +65,7 @@ def test_a_scripted_run_of_the_same_settings_is_equal(server):
     assert found.choices[:3] == (2, 0, 1)
     assert found.switches >= 2
     assert check_results("runs", found, same).passed
-    assert "runs: " in check_results("runs", found, other).difference
+    assert check_results("runs", found, other).difference.startswith("tokens, entry")
 
 
 @interpreted

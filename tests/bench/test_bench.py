@@ -17,6 +17,7 @@ from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, 
 from specsim.bench.session import show_row
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.correctness.differential.pairs import rounded
+from specsim.models.shapes import shape
 from specsim.models.synthetic_pair import synthetic_pair
 
 PEAKS = Peaks(read=1e12, copy=1e12, dense=1e12)
@@ -189,6 +190,26 @@ def test_verdicts_are_checked_and_an_injected_fault_is_found(sampling):
     assert "counts of accepted: tokens" in judged(counted).difference
 
 
+@interpreted
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "qwen3-30b-a3b"])
+def test_experts_are_checked_and_another_choice_is_found(name, monkeypatch):
+    from specsim.bench import experts as module
+    from specsim.fast.layers import Weights
+    from specsim.fast.model.rows import HiddenRows, Norm
+    from specsim.fast.targets.experts import mixture_residual
+
+    monkeypatch.setattr(module, "_normal", lambda *size: torch.empty(size).normal_(0, 0.02).bfloat16())
+    torch.manual_seed(0)
+    experts = replace(shape(name).config.layers[-1].mlp, num_experts=8, top_k=2, size=64)
+    layer, x = module._random(128, experts), torch.randn(4, 128).bfloat16()
+    rows = HiddenRows(x, Norm(torch.ones(128).bfloat16(), 1e-5))
+    out, chosen = mixture_residual(rows, Weights(layer), experts)
+    check = module.check_experts(x, rows.normed(), layer, experts)
+    assert check((out.values, chosen)).passed
+    assert "chosen experts" in check((out.values, chosen.flip(1))).difference
+    assert "rows against float64" in check((out.values * 1.02, chosen)).difference
+
+
 def test_transformers_gets_the_same_model_and_is_checked():
     from specsim.bench.baselines import TransformersModel, _same_tokens, likeliest
 
@@ -207,7 +228,7 @@ def test_transformers_gets_the_same_model_and_is_checked():
 
 
 def test_outputs_are_compared_token_for_token_and_bit_for_bit():
-    from specsim.bench.shipped_pair import _equal, _same_tokens
+    from specsim.bench.shipped_pair import _equal, same_tokens
     from specsim.serving.outputs import Generation, Output
 
     def made(*outputs: tuple[tuple[int, ...], tuple[float, ...]]) -> Generation:
@@ -217,6 +238,6 @@ def test_outputs_are_compared_token_for_token_and_bit_for_bit():
     alone, other = made(((3, 4), (-0.125, -0.75))), made(((3, 4), (-0.125, -0.7500000001)))
     assert _equal("x", company, alone, 1).passed
     assert not _equal("x", company, alone, 0).passed
-    assert _same_tokens("x", company, other, 1).passed
+    assert same_tokens("x", company, other, 1).passed
     assert not _equal("x", company, other, 1).passed
-    assert _same_tokens("x", company, other, 0).difference == "requests [0]"
+    assert same_tokens("x", company, other, 0).difference == "requests [0]"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specsim.bench import persistent
+from specsim.bench import persistent, rounds, scale
 from specsim.bench.persistent import EAGLE3, KERNELS, PLAIN, TimedRounds, _rows_of
 from specsim.bench.roofline import Peaks
 from specsim.bench.row import OURS, Timing
@@ -28,8 +28,8 @@ def engines(monkeypatch):
         return made[options.forward]
 
     monkeypatch.setattr(persistent, "load_engine", load_engine)
-    monkeypatch.setattr(persistent, "replayed", lambda *_: Timing(100.0, 1.0, 9))
-    monkeypatch.setattr(persistent, "launched", lambda *_: Timing(90.0, 1.0, 9))
+    monkeypatch.setattr(scale, "replayed", lambda *_: Timing(100.0, 1.0, 9))
+    monkeypatch.setattr(rounds, "launched", lambda *_: Timing(90.0, 1.0, 9))
     return made
 
 

@@ -11,7 +11,7 @@ import torch
 from specsim.bench import closed_loop, throughput
 from specsim.bench.clock import covered
 from specsim.bench.closed_loop import Builds, ClosedLoop, Figures, check_schedules, check_served, figures_of, noted
-from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of, reported_gpu
+from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of
 from specsim.bench.request_lengths import FILE, Lengths, drawn, kept_lengths, text_of
 from specsim.bench.row import OURS
 from specsim.bench.scene import tree_of
@@ -21,7 +21,7 @@ from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
 from specsim.simulator.calibration.posterior import most_informative
-from specsim.simulator.hardware import hardware
+from specsim.simulator.hardware import hardware, reported_hardware
 from specsim.simulator.model import model
 
 # Their tensors are on the CPU, where kernels run only if they are interpreted.
@@ -208,5 +208,5 @@ def test_a_profile_fitted_to_three_loads_predicts_others():
 
 
 def test_gpus_are_found_by_the_name_that_a_driver_reports():
-    assert reported_gpu("NVIDIA H200").name == "H200"
-    assert reported_gpu("none of these") is None
+    assert reported_hardware("NVIDIA H200").name == "H200"
+    assert reported_hardware("none of these") is None

@@ -12,7 +12,7 @@ from specsim.core.errors import InputError, require_choice
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency, FittedServer
-from specsim.simulator.hardware import Hardware, hardware, names
+from specsim.simulator.hardware import Hardware, names, reported_hardware
 from specsim.simulator.model import model
 from specsim.simulator.reproduce.reproduction import AccuracyTarget, Reproduction, Timed, calibrate, figures_of
 
@@ -60,10 +60,10 @@ def kept_file() -> Path:
 
 def _gpu(value: Mapping[str, Any]) -> Hardware:
     reported = value["runs"][0]["versions"]["gpu"]
-    for name in sorted(names(), key=len, reverse=True):
-        if name.partition("-SXM")[0].replace("-", " ").lower() in reported.replace("-", " ").lower():
-            return hardware(name)
-    raise InputError("gpu", reported, ", ".join(names()))
+    gpu = reported_hardware(reported)
+    if gpu is None:
+        raise InputError("gpu", reported, ", ".join(names()))
+    return gpu
 
 
 def cost_of(value: Mapping[str, Any]) -> CostModel:
