@@ -132,28 +132,15 @@ def _layer(
     window: int | None,
     past: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    from specsim.reference.layers import gated_mlp, rms_norm
+    """Add softmax attention of all rows at once, a group of query heads over one key head, and the MLP."""
+    from specsim.reference.layers import gated_mlp, inverse_frequencies, rms_norm, rotate
 
-    hidden = residual + _attention(normed, weights.under("self_attn"), model, rows, window, past)
-    normed = rms_norm(hidden, weights["post_attention_layernorm.weight"], model.rms_norm_eps)
-    return hidden + gated_mlp(normed, weights.under("mlp"))
-
-
-def _attention(
-    normed: torch.Tensor,
-    weights: "Weights",
-    model: ModelConfig,
-    rows: DenseRows,
-    window: int | None,
-    past: tuple[torch.Tensor, torch.Tensor] | None,
-) -> torch.Tensor:
-    """Softmax attention of all rows at once, a group of query heads over one key head."""
-    from specsim.reference.layers import inverse_frequencies, rms_norm, rotate
-
-    query, key, value = (weights.project(normed, f"{part}_proj").unflatten(-1, (-1, model.head_dim)) for part in "qkv")
-    if weights.get("q_norm.weight") is not None:
-        query = rms_norm(query, weights["q_norm.weight"], model.rms_norm_eps)
-        key = rms_norm(key, weights["k_norm.weight"], model.rms_norm_eps)
+    projections = weights.under("self_attn")
+    heads = (projections.project(normed, f"{part}_proj").unflatten(-1, (-1, model.head_dim)) for part in "qkv")
+    query, key, value = heads
+    if projections.get("q_norm.weight") is not None:
+        query = rms_norm(query, projections["q_norm.weight"], model.rms_norm_eps)
+        key = rms_norm(key, projections["k_norm.weight"], model.rms_norm_eps)
     inverse = inverse_frequencies(model.rope).to(normed.device)
     query = rotate(query, rows.positions, inverse)
     key = rotate(key, rows.positions, inverse)
@@ -166,7 +153,9 @@ def _attention(
     scores = scores.unflatten(1, (-1, len(normed))).masked_fill(~_in_window(rows, window, len(key)), -torch.inf)
     attended = scores.softmax(-1).flatten(1, 2) @ value.transpose(0, 1)
     attended = attended.unflatten(1, (-1, len(normed))).permute(2, 0, 1, 3).flatten(1)
-    return weights.project(attended, "o_proj")
+    hidden = residual + projections.project(attended, "o_proj")
+    normed = rms_norm(hidden, weights["post_attention_layernorm.weight"], model.rms_norm_eps)
+    return hidden + gated_mlp(normed, weights.under("mlp"))
 
 
 def _in_window(rows: DenseRows, window: int | None, columns: int) -> torch.Tensor:

@@ -165,7 +165,7 @@ def _serve(
             workload = read()
             page: Path | None = arguments["html_file"]
             recorder = None if page is None else Recorder(engine, MOST_ROUNDS)
-            watched = recorder or engine
+            watched: Any = recorder or engine  # a recorder forwards to its engine
             result = serve(watched, workload.requests, serving, policy=policy, skipped=workload.skipped, progress=True)
             is_equal = True
             if arguments["trace"] is not None:

@@ -106,18 +106,22 @@ def _down(walk: VerifierInput, try_child: Callable[[int], Decision]) -> Iterator
             return
 
 
+def _equal(walk: VerifierInput, expected: list[int], texts: tuple[str, str]) -> Iterator[Decision]:
+    """Compare each draft with the token expected after its parent; texts: of another token and of the same one."""
+
+    def try_child(child: int) -> Decision:
+        passes = walk.tree.tokens[child] == expected[walk.tree.parents[child]]
+        return Decision(child, passes, f"p = {few(walk.p(child))}{texts[passes]}")
+
+    return _down(walk, try_child)
+
+
 def greedy(walk: VerifierInput) -> Iterator[Decision]:
     """Compare each draft with the target's most likely token."""
     from specsim.reference.sampling import argmax
 
-    best = argmax(walk.probs_NV).tolist()
-
-    def try_child(child: int) -> Decision:
-        passes = walk.tree.tokens[child] == best[walk.tree.parents[child]]
-        likely = "the target's most likely token" if passes else "not the target's most likely token"
-        return Decision(child, passes, f"p = {few(walk.p(child))}, {likely}")
-
-    return _down(walk, try_child)
+    texts = (", not the target's most likely token", ", the target's most likely token")
+    return _equal(walk, argmax(walk.probs_NV).tolist(), texts)
 
 
 def gumbel(walk: VerifierInput) -> Iterator[Decision]:
@@ -127,13 +131,8 @@ def gumbel(walk: VerifierInput) -> Iterator[Decision]:
     assert walk.noise_WV is not None
     depths = [max(0, len(walk.tree.path(node)) - 1) for node in range(len(walk.tree.tokens))]
     drawn = argmax(walk.probs_NV.log() + walk.noise_WV[depths]).tolist()
-
-    def try_child(child: int) -> Decision:
-        passes = walk.tree.tokens[child] == drawn[walk.tree.parents[child]]
-        same = "the same token" if passes else "another token"
-        return Decision(child, passes, f"p = {few(walk.p(child))}; with the drafter's noise the target draws {same}")
-
-    return _down(walk, try_child)
+    text = "; with the drafter's noise the target draws"
+    return _equal(walk, drawn, (f"{text} another token", f"{text} the same token"))
 
 
 def target_only(walk: VerifierInput) -> Iterator[Decision]:

@@ -9,10 +9,9 @@ import torch
 from specsim.core.errors import InputError
 from specsim.core.grammar import allowed_trees, stacked
 from specsim.core.pair import Pair
-from specsim.core.phases import Batch, DraftInput, VerifyInput, VerifyOutput
-from specsim.core.pool import KVPool
+from specsim.core.phases import Batch
 from specsim.correctness.differential.cell import Cell
-from specsim.correctness.differential.comparison import Tally, Trio, present
+from specsim.correctness.differential.comparison import Tally, Trio
 from specsim.correctness.differential.grid_run import perturbation_budgets
 from specsim.correctness.differential.implementation import Implementation, load_implementations
 from specsim.correctness.differential.lockstep import PHASES, Lockstep
@@ -31,24 +30,16 @@ _OF_NODES = frozenset(
 )
 
 
-@dataclass(slots=True)
-class Notes:
-    """States of an implementation's latest round, on the CPU; None: the phase has not ended."""
-
-    batch: Batch
-    draft_input: DraftInput
-    verify_input: VerifyInput | None = None
-    verify_output: VerifyOutput | None = None
-    next_draft_input: DraftInput | None = None
-    drafted_pools: KVPool | None = None
-    committed_pools: KVPool | None = None
+# Fields of RecordedStates that a phase fills.
+STATES = dict(zip(PHASES, ("verify_input", "verify_output", "next_draft_input"), strict=True))
+POOLS = {"draft": "drafted_pools", "verify": "committed_pools"}
 
 
 @dataclass(slots=True)
 class Noted(Implementation):
     """An implementation that keeps the states of its latest round."""
 
-    notes: Notes | None = field(default=None)
+    notes: dict[str, Any] = field(default_factory=dict)  # by field of RecordedStates, of the phases that have ended
 
     @classmethod
     def of(cls, side: Implementation) -> "Noted":
@@ -58,45 +49,25 @@ class Noted(Implementation):
     def advance(self, phase: str, batch: Batch) -> Any:
         """Run a phase, or a whole round, and note its states."""
         if phase in ("draft", "round"):
-            self.notes = Notes(batch.to("cpu"), self.state.to("cpu"))
+            self.notes = {"batch": batch.to("cpu"), "draft_input": self.state.to("cpu")}
         output = Implementation.advance(self, phase, batch)
-        notes = self.notes
-        if notes is None:
-            return output
-        output_of_round = output if phase == "round" else None
-        if phase in ("draft", "round"):
-            notes.verify_input = (output_of_round.verify_input if output_of_round else output).to("cpu")
-            notes.drafted_pools = tables(self.pools)
-        if phase in ("verify", "round"):
-            notes.verify_output = (output_of_round.verify_output if output_of_round else output).to("cpu")
-            notes.committed_pools = tables(self.pools)
-        if phase in ("draft_extend", "round"):
-            notes.next_draft_input = (output_of_round.draft_input if output_of_round else output).to("cpu")
+        outputs = dict(zip(PHASES, output, strict=True)) if phase == "round" else {phase: output}
+        for name in STATES.keys() & outputs.keys() if self.notes else ():
+            self.notes[STATES[name]] = outputs[name].to("cpu")
+            if name in POOLS:
+                self.notes[POOLS[name]] = tables(self.pools)
         return output
 
     def complete(self) -> RecordedStates:
         """Run the phases that are missing of the noted round; raises what the implementation raises."""
-        if self.notes is None:
+        if not self.notes:
             raise InputError("round", "none", "a round after the prefill")
-        done = (self.notes.verify_input, self.notes.verify_output, self.notes.next_draft_input)
-        for phase, state in zip(PHASES, done, strict=True):
-            if state is None:
-                self.advance(phase, self.notes.batch)
-        notes = self.notes
-        trees = present("verify_input", notes.verify_input)
-        drafted = present("drafted_pools", notes.drafted_pools)
-        allowed = allowed_trees(notes.batch, trees, drafted, self.engine.grammars)
-        return RecordedStates(
-            notes.batch,
-            notes.draft_input,
-            trees,
-            present("verify_output", notes.verify_output),
-            present("next_draft_input", notes.next_draft_input),
-            drafted,
-            present("committed_pools", notes.committed_pools),
-            stacked(allowed, notes.batch.size),
-            self.engine.drafter.bonus_columns,
-        )
+        for phase in [name for name in PHASES if STATES[name] not in self.notes]:
+            self.advance(phase, self.notes["batch"])
+        batch = self.notes["batch"]
+        drafts = self.notes["verify_input"], self.notes["drafted_pools"]
+        allowed = stacked(allowed_trees(batch, *drafts, self.engine.grammars), batch.size)
+        return RecordedStates(**self.notes, allowed=allowed, bonus_columns=self.engine.drafter.bonus_columns)
 
 
 @torch.inference_mode()
@@ -126,8 +97,8 @@ def mismatch_document(
     rounds = [_drawn(reference, "reference", lockstep, notes)]
     other = [_drawn(fast, name, lockstep, notes)]
     row = divergence.request
-    if row is not None and reference.notes is not None:  # of the batch, which finished requests have left
-        row = _ids(cell).index(int(reference.notes.batch.request_ids[row]))
+    if row is not None and reference.notes:  # of the batch, which finished requests have left
+        row = _ids(cell).index(int(reference.notes["batch"].request_ids[row]))
     head = _head(cell, pair, reference, impl, lockstep) | {
         "mismatch": _mismatch(divergence, name, row, " ".join(notes)),
         "other": [recorded_round for recorded_round in other if recorded_round],
@@ -141,7 +112,7 @@ def _ids(cell: Cell) -> tuple[int, ...]:
 
 def _drawn(side: Noted, name: str, lockstep: Lockstep, notes: list[str]) -> dict[str, Any] | None:
     """Make the value of a side's round; None with a note where its states cannot be drawn."""
-    if side.notes is None:
+    if not side.notes:
         notes.append(f"The difference is before the first round of {name}.")
         return None
     try:
@@ -162,10 +133,10 @@ def _drawn(side: Noted, name: str, lockstep: Lockstep, notes: list[str]) -> dict
 def _head(cell: Cell, pair: Pair, reference: Noted, impl: str, lockstep: Lockstep) -> dict[str, Any]:
     decode = decoder(pair)
     rows: dict[int, list[int]] = {}  # by request id, the tokens before the round, and those of the round
-    if reference.notes is not None and reference.notes.drafted_pools is not None:
-        batch = reference.notes.batch
-        token_ids = reference.notes.drafted_pools.token_ids
-        output = reference.notes.verify_output
+    if "drafted_pools" in reference.notes:
+        batch = reference.notes["batch"]
+        token_ids = reference.notes["drafted_pools"].token_ids
+        output = reference.notes.get("verify_output")
         accepted = [[]] * batch.size if output is None else output.verdict.accepted_tokens()
         for request, (row, length), accepted_tokens in zip(
             batch.request_ids.tolist(), batch.rows_and_lens, accepted, strict=True

@@ -125,7 +125,7 @@ def trace(
         require_int("most_rounds", most_rounds)
     recorders: list[Recorder] = []
 
-    def watch(engine: Engine) -> Recorder:
+    def watch(engine: Engine) -> Any:
         recorders.append(Recorder(engine, most_rounds))
         return recorders[-1]
 
