@@ -4,23 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from specsim.core.config import SpecConfig, ceil_to
+from specsim.core.column_counts import lane_stride, lanes_end, prefix_tail, round_columns, two_rounds
+from specsim.core.config import SpecConfig
 from specsim.core.pool import KVPool
 
-
-def prefix_tail(seq_len: int, config: SpecConfig) -> int:
-    """Count the tokens of the prefix's unfinished page, which every lane copies.
-
-    L mod P, or 0 where lanes share the page.
-    """
-    return 0 if config.lanes_share_prefix else seq_len % config.page_size
-
-
-def lane_stride(seq_len: int, config: SpecConfig) -> int:
-    """Count the columns from one draft lane to the next: S, or whole pages where each lane owns pages."""
-    if config.lanes_share_prefix:
-        return config.num_steps
-    return ceil_to(prefix_tail(seq_len, config) + config.num_steps, config.page_size)
+__all__ = ["lane_columns", "lane_stride", "prefix_tail", "release_uncommitted", "reserve_lanes", "reserve_tree"]
+__all__ += ["round_columns", "tail_columns", "two_rounds"]
 
 
 def lane_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
@@ -42,29 +31,6 @@ def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
     return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)
 
 
-def round_columns(seq_len: int, config: SpecConfig, ahead: int = 0) -> int:
-    """Count the most columns that a request of L tokens owns in its next round.
-
-    ahead: of the drafter, columns that it needs after the committed ones.
-    """
-    if config.release == "finish":
-        return two_rounds(seq_len, config, ahead)
-    return max(_lanes_end(seq_len + ahead, config), seq_len + config.num_draft_tokens + ahead)
-
-
-def two_rounds(seq_len: int, config: SpecConfig, ahead: int = 0) -> int:
-    """Count the columns of a request of L tokens under release `finish`, with those that its drafter needs ahead.
-
-    Two rounds that accept all S drafts end at L + 2(S + 1), and S + 1 is at most `need`. No row stands at or beyond
-    max_len, so no more columns are needed there.
-    """
-    return config.reserved_columns(min(seq_len + ahead, config.length_limit))
-
-
-def _lanes_end(seq_len: int, config: SpecConfig) -> int:
-    return seq_len - prefix_tail(seq_len, config) + config.topk * lane_stride(seq_len, config)
-
-
 def reserve_lanes(
     pools: KVPool,
     rows: Sequence[int],
@@ -82,7 +48,7 @@ def reserve_lanes(
         if config.release == "finish":
             end = two_rounds(length, config, ahead)
         else:
-            end = length + block_rows if block_rows else _lanes_end(length + ahead, config)
+            end = length + block_rows if block_rows else lanes_end(length + ahead, config)
         pools.reserve(row, end)
         pools.mark_committed(row, length)
 

@@ -1,14 +1,18 @@
 """Queue of a scheduler's requests, admission to prefill and the running batch, and preemption."""
 
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require
 from specsim.serving.requests import Request
 from specsim.serving.reservations import Reservations
-from specsim.serving.runner import Runner
 from specsim.serving.trace import Preemption
+
+if TYPE_CHECKING:
+    from specsim.serving.runner import Runner
 
 
 class Queue:
@@ -17,7 +21,9 @@ class Queue:
     def __init__(self) -> None:
         self.requests: dict[int, Request] = {}  # all submitted requests
         self.coming: list[Request] = []  # still to arrive
-        self.waiting: list[Request] = []  # arrived or preempted, without a row
+        self.waiting: list[Request] = []  # arrived or preempted, without a row, in the order of service
+        self.has_aborts = False  # whether a request is aborted at some step
+        self._has_turns = False  # whether a request continues another
         self._order: dict[int, int] = {}  # position of each id among the submissions
 
     def submit(self, request: Request) -> None:
@@ -36,6 +42,12 @@ class Queue:
         self._order[request.request_id] = len(self._order)
         self.requests[request.request_id] = request
         self.coming.append(request)
+        self.has_aborts |= request.abort_at is not None
+        self._has_turns |= request.continues is not None
+
+    def wait(self, request: Request) -> None:
+        """Put a request among the waiting ones."""
+        insort(self.waiting, request, key=self.precedence)
 
     def previous(self, request: Request) -> Request | None:
         """Find the request whose conversation this one continues, None if there is none."""
@@ -79,17 +91,16 @@ class Queue:
         step = request.arrival if request.arrived is None else request.arrived.step
         return -request.priority, step, self._order[request.request_id]
 
-    def by_precedence(self) -> list[Request]:
-        """List the waiting requests in the order of service."""
-        return sorted(self.waiting, key=self.precedence)
-
     def is_continued(self, request: Request) -> bool:
         """Check whether a turn may still come that would use a request's KV."""
-        turns = [*self.coming, *self.waiting]
-        return request.keep or any(turn.continues == request.request_id for turn in turns)
+        if request.keep or not self._has_turns:
+            return request.keep
+        return any(turn.continues == request.request_id for turn in [*self.coming, *self.waiting])
 
     def remove(self, request: Request) -> None:
-        """Remove a request, if it is here."""
+        """Remove a request, if it is here, where none has a row."""
+        if request.row >= 0:
+            return
         for requests in (self.coming, self.waiting):
             if request in requests:
                 requests.remove(request)
@@ -103,11 +114,14 @@ class PrefillPlan:
     chunks: tuple[tuple[int, int], ...]  # (start, end) of each request: columns start to end - 1
 
 
+NO_PREFILL = PrefillPlan((), ())
+
+
 class Admission:
     """Requests in prefill or in the running batch, and their way there from the queue."""
 
     def __init__(
-        self, serving: ServingConfig, page_size: int, queue: Queue, reservations: Reservations, runner: Runner
+        self, serving: ServingConfig, page_size: int, queue: Queue, reservations: Reservations, runner: "Runner"
     ) -> None:
         self.prefilling: list[Request] = []  # admitted, with an incomplete prefill, in order of admission
         self._serving = serving
@@ -147,7 +161,7 @@ class Admission:
         self.remove(request)
         self._reservations.keep_side_outputs(request)
         self._reservations.release(request)
-        self._queue.waiting.append(request)
+        self._queue.wait(request)
         return preemption
 
     def remove(self, request: Request) -> None:
@@ -159,17 +173,20 @@ class Admission:
 
     def admit(self) -> Iterator[Request]:
         """Admit waiting requests in order, up to the first that does not fit."""
-        for request in self._queue.by_precedence():
-            if len(self.admitted_requests) >= self._serving.max_running or not self._reservations.admit(
-                request, self.admitted_requests
-            ):
+        while self._queue.waiting:
+            request = self._queue.waiting[0]
+            admitted_requests = self.admitted_requests
+            is_full = len(admitted_requests) >= self._serving.max_running
+            if is_full or not self._reservations.admit(request, admitted_requests):
                 break
-            self._queue.waiting.remove(request)
+            self._queue.waiting.pop(0)
             self.prefilling.append(request)
             yield request
 
     def plan(self) -> PrefillPlan:
         """Divide the prompt tokens of a step among requests in order of admission."""
+        if not self.prefilling:
+            return NO_PREFILL
         budget = self._serving.chunk_tokens
         requests: list[Request] = []
         chunks: list[tuple[int, int]] = []

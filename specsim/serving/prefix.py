@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from specsim.core.pool import KVPool
+from specsim.core.page_pool import PagePool
 
 
 @dataclass(slots=True, eq=False)
@@ -25,11 +25,11 @@ class PrefixNode:
 class PrefixTree:
     """Pages of one pool that are kept for later requests."""
 
-    def __init__(self, pools: KVPool, lookahead: int = 0) -> None:
+    def __init__(self, pools: PagePool, lookahead: int = 0) -> None:
         self._pools = pools
         self._page_size = pools.page_size
         self._lookahead = lookahead  # of the drafter, whose last rows before a chunk's end are not final
-        self._label_len = self._page_size + (pools.draft is not None) + lookahead
+        self._label_len = self._page_size + pools.has_draft_kv + lookahead
         self._root = PrefixNode(-1, (), None)
         self._clock = 0
 

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, NamedTuple, TypedDict, Unpack
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError, require, require_int, require_type
-from specsim.core.pair import Pair
-from specsim.core.target import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from specsim.core.pair import Pair
+    from specsim.core.target import ModelConfig
 
 _PROMPTS = "a text, or a list of texts or of lists of token ids"
 _UNFINISHED = "\ufffd"  # decoders put it in place of an incomplete character
@@ -64,7 +66,9 @@ class Request:
     proposed: list[int] = field(default_factory=list)  # depth of each round's deepest draft
     settings: list[int] = field(default_factory=list)  # number of each round's setting, 0 where the engine has one
     draft_steps: list[int] = field(default_factory=list)  # its own of each round, where a policy gives it any
-    side_outputs: dict[str, torch.Tensor] = field(default_factory=dict)  # at the end, by name, [known tokens - 1, ...]
+    side_outputs: dict[str, "torch.Tensor"] = field(
+        default_factory=dict
+    )  # at the end, by name, [known tokens - 1, ...]
     finish_reason: str | None = None  # stop, length, abort or rejected
     stop_reason: int | str | None = None  # token id or stop string that ended it
     error: str | None = None  # reason of a rejection
@@ -132,7 +136,7 @@ class Request:
 
 
 def make_requests(
-    pair: Pair,
+    pair: "Pair",
     prompts: str | Sequence[str] | Sequence[Sequence[int]],
     sampling: SamplingParams | Sequence[SamplingParams] | None,
     request_ids: Sequence[int] | None,
@@ -165,7 +169,7 @@ def make_requests(
 
 
 def make_request(
-    target_config: ModelConfig,
+    target_config: "ModelConfig",
     tokenizer: Any,
     request_id: int,
     prompt: str | Sequence[int],
@@ -177,6 +181,8 @@ def make_request(
     Raises InputError for one that no schedule could run. Its length is not checked here; a scheduler calls `fit`. A
     turn that continues another is encoded without the tokens that begin a text.
     """
+    from specsim.core.target import ModelConfig  # needs torch, without which a simulated server is scheduled
+
     require_type("target_config", target_config, ModelConfig, "a target's shape, such as pair.target.config")
     require_type("params", params, SamplingParams, "SamplingParams")
     _check_schedule(request_id, schedule)

@@ -2,14 +2,25 @@
 
 from collections.abc import Collection, Sequence
 
-import torch
-
-from specsim.core.columns import round_columns
+from specsim.core.column_counts import round_columns
 from specsim.core.config import SpecConfig
-from specsim.core.pool import KVPool
-from specsim.core.state import upload
+from specsim.core.page_pool import PagePool
 from specsim.serving.prefix import PrefixTree
 from specsim.serving.requests import Request
+
+
+class RoundPages(dict[int, int]):
+    """Most pages that a request owns in its next round, by its length, under any of several settings."""
+
+    def __init__(self, settings: Sequence[SpecConfig], ahead: int) -> None:
+        super().__init__()
+        self._settings = settings
+        self._ahead = ahead  # columns that the drafter needs after the committed ones
+
+    def __missing__(self, length: int) -> int:
+        columns = max(round_columns(length, config, self._ahead) for config in self._settings)
+        self[length] = pages = -(-columns // self._settings[0].page_size)
+        return pages
 
 
 class Reservations:
@@ -19,16 +30,16 @@ class Reservations:
     """
 
     def __init__(
-        self, pools: KVPool, settings: Sequence[SpecConfig], prefix_cache: bool, ahead: int = 0, lookahead: int = 0
+        self, pools: PagePool, settings: Sequence[SpecConfig], prefix_cache: bool, ahead: int = 0, lookahead: int = 0
     ) -> None:
         self._pools = pools
-        self._settings = settings  # between which the engine switches: reservations hold the largest need of all
         self._config = settings[0]
         self._ahead = ahead  # columns that the drafter needs after the committed ones
         self._tree = PrefixTree(pools, lookahead) if prefix_cache else None
         self._sessions: dict[int, Request] = {}
         self._rows: set[int] = set()  # of requests and sessions
-        self._columns: dict[int, int] = {}  # of a request's next round, by its length
+        # The engine switches between the settings: reservations hold the largest need of all.
+        self._round_pages = RoundPages(settings, ahead)
         self.evicted_pages = 0
 
     def rejection_reason(self, request: Request) -> str | None:
@@ -38,8 +49,7 @@ class Reservations:
         if length > most:
             return f"a prompt of {length} tokens; at most {most}, one less than max_len, can run"
         lengths = range(length, length + max(1, request.max_tokens - 1))  # at the start of a round
-        columns = max(map(self._round_columns, lengths))
-        needed = self._pools.num_pages(columns) * self._pools.page_size
+        needed = max(map(self._round_pages.__getitem__, lengths)) * self._pools.page_size
         if needed > self._pools.num_slots:
             size = f"{length} prompt tokens and {request.max_tokens} new ones"
             return f"{size} need {needed} slots, and the pool has {self._pools.num_slots}"
@@ -52,7 +62,7 @@ class Reservations:
         """
         session = None if request.continues is None else self._sessions.get(request.continues)
         pages = self._pools.pages(session.row) if session else self._match(request)
-        if not self._can_fit(admitted_requests, pages, self._round_columns(request.prefill_len)):
+        if not self._can_fit(admitted_requests, pages, self._round_pages[request.prefill_len]):
             return False
         if session is None and not self._free_a_row():
             return False
@@ -61,28 +71,20 @@ class Reservations:
         request.row = session.row if session else self._open(request)
         self._rows.add(request.row)
         self.make_room([*admitted_requests, request])
-        length = request.prefill_len
-        finish = self._config.release == "finish"
-        self._pools.reserve(request.row, self._round_columns(length) if finish else length + self._ahead)
+        self._reserve_prefill(request)
         if session:
             session.row = -1
         return True
 
-    def _round_columns(self, length: int) -> int:
-        """Count the most columns that a request of that length owns in its next round, under any setting."""
-        columns = self._columns.get(length)
-        if columns is None:
-            columns = max(round_columns(length, config, self._ahead) for config in self._settings)
-            self._columns[length] = columns
-        return columns
+    def _reserve_prefill(self, request: Request) -> None:
+        is_kept = self._config.release == "finish"
+        self._pools.reserve(request.row, self.least_slots(request) if is_kept else request.prefill_len + self._ahead)
 
     def _open(self, request: Request) -> int:
         row = self._pools.open()
         self._pools.share(row, self._match(request))
-        if prefix_ids := request.known_ids[: self._pools.committed_columns(row)]:
-            device = self._pools.token_ids.device
-            tokens = upload(torch.tensor(prefix_ids, dtype=torch.int64), device)
-            self._pools.record(row, torch.arange(len(prefix_ids), device=device), tokens)
+        if committed := self._pools.committed_columns(row):
+            self._pools.record_prefix(row, request.known_ids[:committed])
         return row
 
     def _match(self, request: Request) -> list[int]:
@@ -100,25 +102,27 @@ class Reservations:
 
         It evicts nothing in that case. admitted_requests: every request with a row, without the sessions.
         """
-        if self._growth(admitted_requests) * self._pools.page_size <= self._pools.free_slots:
+        if self.growth(admitted_requests) * self._pools.page_size <= self._pools.free_slots:
             return True
         if not self._can_fit(admitted_requests):
             return False
-        while (missing := self._growth(admitted_requests) - self._pools.free_slots // self._pools.page_size) > 0:
+        while (missing := self.growth(admitted_requests) - self._pools.free_slots // self._pools.page_size) > 0:
             evicted = self._tree.evict(missing) if self._tree is not None else 0
             self.evicted_pages += evicted
             if not evicted and not self._end_oldest_session():
                 raise AssertionError(f"{missing} pages are missing for rounds that fit")
         return True
 
-    def _can_fit(self, admitted_requests: Collection[Request], pages: Collection[int] = (), columns: int = 0) -> bool:
+    def _can_fit(self, admitted_requests: Collection[Request], pages: Collection[int] = (), needed: int = 0) -> bool:
         """Check whether the next rounds of admitted requests fit within the limit once all that can be freed is free.
 
-        pages, columns: a further request's first pages, and all columns that it needs.
+        pages, needed: a further request's first pages, and the number of all pages that it needs.
         """
-        growth = self._growth(admitted_requests) + max(0, self._pools.num_pages(columns) - len(pages))
+        growth = self.growth(admitted_requests) + max(0, needed - len(pages))
         if growth * self._pools.page_size <= self._pools.free_slots:
             return True
+        if self._tree is None and not self._sessions:  # nothing can be freed
+            return False
         held = {*pages, *(page for request in admitted_requests for page in self._pools.pages(request.row))}
         if self._tree is not None:
             held |= self._tree.pages_above(held)
@@ -126,21 +130,20 @@ class Reservations:
 
     def least_slots(self, request: Request) -> int:
         """Count the slots that a request needs for its prefill and its next round."""
-        return self._pools.num_pages(self._round_columns(request.prefill_len)) * self._pools.page_size
+        return self._round_pages[request.prefill_len] * self._pools.page_size
 
-    def _growth(self, admitted_requests: Collection[Request]) -> int:
+    def growth(self, admitted_requests: Collection[Request]) -> int:
         """Count the pages that the next round of these requests needs in addition to theirs."""
-        needed = 0
-        for request in admitted_requests:
-            missing = self._round_columns(request.prefill_len) - self._pools.owned_columns(request.row)
-            if missing > 0:
-                needed += self._pools.num_pages(missing)
-        return needed
+        needed, pages = self._round_pages, self._pools.pages_by_row
+        missing = [needed[request.prefill_len] - len(pages[request.row]) for request in admitted_requests]
+        return sum([count for count in missing if count > 0])
 
     def reserve(self, requests: Collection[Request]) -> None:
         """Reserve before a round, under release `finish`, two rounds beyond the length that the host knows."""
         if self._config.release == "finish":
-            self._pools.reserve_all((request.row, self._round_columns(request.prefill_len)) for request in requests)
+            needed, pages = self._round_pages, self._pools.pages_by_row
+            growing = [request for request in requests if needed[request.prefill_len] > len(pages[request.row])]
+            self._pools.reserve_all([(request.row, self.least_slots(request)) for request in growing])
 
     def mark_committed(self, request: Request, columns: int) -> None:
         """Mark a request's first columns as committed, and add their pages to the prefix cache."""
@@ -166,8 +169,7 @@ class Reservations:
 
     def keep_side_outputs(self, request: Request) -> None:
         """Keep side outputs of all columns before a preemption, as a result that is unread may end the request."""
-        slots = self._pools.req_to_token[request.row]
-        request.side_outputs = self._pools.side.read(slots[slots >= 0])
+        request.side_outputs = self._pools.side_outputs(request.row)
 
     def release(self, request: Request, keep_session: bool = False) -> None:
         """Close a request's row, or keep its committed columns as a session for the next turn."""

@@ -9,12 +9,10 @@ import torch
 
 from specsim.core.engine import Engine, target_error
 from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
-from specsim.core.policies.per_request import Choice
+from specsim.core.policies.per_request import FIRST_SETTING, Choice
 from specsim.core.pool import KVPool
 from specsim.core.state import upload
 from specsim.serving.requests import Request
-
-FIRST_SETTING = Choice(0)  # the first setting, or the one that an engine has
 
 
 class Delivery(NamedTuple):

@@ -1,5 +1,6 @@
 """Trace of a serving run, step by step, as data frames, JSON or a Parquet file."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
@@ -182,12 +183,12 @@ class StepLog:
     def __init__(self, step: int) -> None:
         self.step = step
         self.setting = 0
-        self.events: dict[str, list[Any]] = {name: [] for name in EVENTS}
+        self.events: defaultdict[str, list[Any]] = defaultdict(list)
 
     def record(self, seconds: float, evicted_pages: int, usage: dict[str, int]) -> StepRecord:
         """Make the record, with the slots of KVPool.usage at the end of the step."""
         slots = {name: usage[name.removesuffix("_slots")] for name in SLOTS}
-        events: dict[str, Any] = {name: tuple(events) for name, events in self.events.items()}
+        events: dict[str, Any] = {name: tuple(self.events[name]) for name in EVENTS}
         return StepRecord(
             step=self.step, seconds=seconds, evicted_pages=evicted_pages, setting=self.setting, **slots, **events
         )

@@ -14,7 +14,6 @@ from specsim.simulator.calibration.profile import profile
 from specsim.simulator.drafter import drafter
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.hardware import hardware
-from specsim.simulator.initial_state import Prefill
 from specsim.simulator.model import model
 from specsim.simulator.quantization import KV_BYTES
 from specsim.simulator.rank_by_depth import Shares, checked_shares, rank_by_depth
@@ -22,6 +21,7 @@ from specsim.simulator.record_shares import DEFAULT
 from specsim.simulator.request_file import Replay, replay
 from specsim.simulator.request_formats import CHARACTERS, read_requests
 from specsim.simulator.results import SimulatedRun
+from specsim.simulator.runner import Prefill
 from specsim.simulator.scenario import Scenario, with_profile
 from specsim.simulator.workload import DAY, Arrivals, Length, SimulatedWorkload, closed_loop, open_loop
 

@@ -1,6 +1,6 @@
 """Seconds of forwards and rounds: bytes over bandwidth, operations over rate, launches, exchanges, the host."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +14,6 @@ from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.forward import Forward, padded
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Model
-from specsim.simulator.steps import exposed_seconds
 
 MOST_PARTS = 2**14  # most cached results of a cost model
 _PLAIN = SpecConfig.plain()
@@ -50,10 +49,13 @@ class RoundPart:
     slopes: tuple[ColumnSlope, ...] = ()
     launching: float = 0.0  # least seconds of the phase
 
-    def at(self, contexts: np.ndarray, total: float) -> float:
+    def at(self, contexts: Sequence[int] | np.ndarray, total: float) -> float:
         seconds = self.seconds
         for window, beyond, slope in self.slopes:
-            columns = total + beyond * len(contexts) if window is None else np.minimum(contexts + beyond, window).sum()
+            if window is None:
+                columns = total + beyond * len(contexts)
+            else:
+                columns = np.minimum(np.add(contexts, beyond), window).sum()
             seconds += slope * columns
         return max(seconds, self.launching)
 
@@ -100,15 +102,22 @@ class CostModel:
     def phases(self, contexts: np.ndarray, config: SpecConfig) -> Phases:
         """Compute the seconds of the same round by part."""
         contexts = lengths("contexts", contexts)
-        size = len(contexts)
-        if not size:
+        if not len(contexts):
             return Phases(0.0, 0.0, 0.0, 0.0)
-        parts = self.parts(size, config)
-        total = float(np.add.reduce(contexts))
-        draft = parts.draft.at(contexts, total)
-        extend = parts.extend.at(contexts, total)
+        parts = self.parts(len(contexts), config)
+        draft, verify, extend = self._device_seconds(parts, contexts)
+        return Phases(draft, verify, extend, self._exposed(len(contexts), draft + verify + extend, config))
+
+    def seconds_of(self, parts: RoundParts, contexts: Sequence[int], config: SpecConfig) -> float:
+        """Compute the seconds of a round from the parts of its batch size, without a check of the lengths."""
+        draft, verify, extend = self._device_seconds(parts, contexts)
+        device = draft + verify + extend
+        return device + self._exposed(len(contexts), device, config)
+
+    def _device_seconds(self, parts: RoundParts, contexts: Sequence[int] | np.ndarray) -> tuple[float, float, float]:
+        total = float(sum(contexts) if isinstance(contexts, list) else np.add.reduce(contexts))
         verify = parts.verify.at(contexts, total) + self.efficiency.filters
-        return Phases(draft, verify, extend, self._exposed(size, draft + verify + extend, config))
+        return parts.draft.at(contexts, total), verify, parts.extend.at(contexts, total)
 
     def parts(self, size: int, config: SpecConfig) -> RoundParts:
         """Compute the phases of a round of `size` requests, before their committed lengths are known."""
@@ -185,7 +194,7 @@ class CostModel:
 
     def _exposed(self, size: int, device: float, config: SpecConfig) -> float:
         host = self.host(config) + size * self.efficiency.host_request
-        return exposed_seconds(host, device, self.schedule == "overlap")
+        return max(0.0, host - device) if self.schedule == "overlap" else host
 
     def _mixed_forward(
         self, model: Model, new: np.ndarray, behind: np.ndarray, contexts: np.ndarray, rows: int, head_rows: int

@@ -17,9 +17,10 @@ from specsim.simulator.candidates import candidates, limits_reached, sglang_flag
 from specsim.simulator.cell import Cell
 from specsim.simulator.replicates import EQUAL, REPLICATES, Metrics, Replicated, cheapness, run_replicates
 from specsim.simulator.results import SimulatedRun
+from specsim.simulator.runner import Prefill
 from specsim.simulator.scenario import USUAL_REQUESTS, Scenario, range_of, speedup_range
 from specsim.simulator.schedule import Range, SteadyBatch, schedule
-from specsim.simulator.server import Prefill, simulate
+from specsim.simulator.server import simulate
 from specsim.simulator.slo import GOODPUT, Slo
 from specsim.simulator.workload import SimulatedWorkload
 

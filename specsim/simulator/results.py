@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from specsim.simulator.measurement import METRICS
-from specsim.simulator.state import LoggedStep
 
 PER_DOUBLING = 512
 _LEAST = 2.0**-40
@@ -56,6 +55,20 @@ class Quantiles:
 
 QUANTILES = {"Median": 0.5, "P99": 0.99}
 MILLISECONDS = 1e3
+
+
+@dataclass(slots=True)
+class LoggedStep:
+    """One step of a simulated server."""
+
+    start: float = 0.0  # seconds
+    seconds: float = 0.0
+    running: int = 0  # requests in its round
+    chunks: int = 0  # number of chunks of prompts
+    waiting: int = 0  # requests without a place
+    prompt_tokens: int = 0  # in the chunks
+    option: int = 0  # of its round, -1 without one
+    pages: int = 0  # needed by the requests with a place
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,9 +16,9 @@ from specsim.simulator.cost import CostModel, Phases
 from specsim.simulator.drafter import Drafter
 from specsim.simulator.efficiency import Efficiency, FittedServer, FrontEnd, Graphs
 from specsim.simulator.hardware import Hardware
-from specsim.simulator.initial_state import Prefill
 from specsim.simulator.model import SKEW, Model
 from specsim.simulator.results import SimulatedRun
+from specsim.simulator.runner import Prefill
 from specsim.simulator.server import check, simulate
 from specsim.simulator.workload import SimulatedWorkload
 

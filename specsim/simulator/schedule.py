@@ -8,9 +8,9 @@ import numpy as np
 from specsim.core.config import SpecConfig
 from specsim.simulator.acceptance import Option, mean_rounds
 from specsim.simulator.cell import Cell
-from specsim.simulator.initial_state import round_pages
 from specsim.simulator.replicates import EQUAL, cheapness
 from specsim.simulator.scenario import Scenario
+from specsim.simulator.server import round_pages
 
 
 @dataclass(frozen=True, slots=True)

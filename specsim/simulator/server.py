@@ -1,184 +1,260 @@
 """Continuous batching on a clock: order of service, seconds of every step, time of every token.
 
-Steps are those of serving.scheduler: arrivals, room for the next round (or preemption), admission, chunks of prompts,
-one round of the running requests. Under `overlap` a step is planned before the results of the one before it are known,
-so a request that has ended takes part in one more round. The cost model, the policy and the acceptance answer what
-specsim.simulator.steps asks.
+The schedule is that of the scheduler that serves requests, serving.loop. Under `overlap` a step is planned before the
+results of the one before it are known, so a request that has ended takes part in one more round.
 """
 
-from collections.abc import Sequence
-from dataclasses import fields
-from types import ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from math import inf
+from typing import Any
 
 import numpy as np
 
-from specsim.core.config import ServingConfig
+from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
-from specsim.core.policies.per_request import AnyPolicy, Choice, choose, observe
+from specsim.core.page_pool import PagePool
+from specsim.core.policies.per_request import AnyPolicy, observe
 from specsim.core.policies.policy import Always
-from specsim.simulator import steps
-from specsim.simulator.acceptance import Cost, DraftedRounds, Option
-from specsim.simulator.compiled import loop
-from specsim.simulator.cost import CostModel
-from specsim.simulator.initial_state import PREFILLS, Prefill, Simulation, initial_state, round_pages
-from specsim.simulator.results import Quantiles, SimulatedRun
-from specsim.simulator.state import FirstRow, LoggedStep, SimulatedRequest, column, with_objects
-from specsim.simulator.uniforms import named_uniforms
+from specsim.serving.loop import ServingLoop
+from specsim.serving.reservations import Reservations
+from specsim.serving.trace import StepLog
+from specsim.simulator.acceptance import Cost, Option
+from specsim.simulator.results import LoggedStep, Quantiles, SimulatedRun
+from specsim.simulator.runner import (
+    PREFILLS,
+    Chunks,
+    Prefill,
+    SimulatedAdaptation,
+    SimulatedRequest,
+    SimulatedResults,
+    SimulatedRunner,
+    Simulation,
+    numbers,
+)
 from specsim.simulator.workload import SimulatedWorkload
 
-
-class _Unread(NamedTuple):
-    """A round whose results the host has not read."""
-
-    step: int
-    requests: np.ndarray  # int64 [B]
-    choice: Choice
-    accepted: np.ndarray  # int64 [B]
-    seconds: float
+MOST_GAPS = 2**13  # gaps that are kept before they are counted
 
 
-class _Chunks(NamedTuple):
-    """Chunks of prompts of a step."""
+class Arriving:
+    """Requests of a workload that are still to be sent, behind the front end."""
 
-    new_tokens: np.ndarray  # int64 [C]
-    behind: np.ndarray  # int64 [C], tokens before each
+    def __init__(self, workload: SimulatedWorkload) -> None:
+        self._intake = workload.intake
+        self._latency = workload.latency
+        size = len(workload)
+        arrivals = [0.0] * size if workload.arrivals_s is None else workload.arrivals_s.tolist()
+        self._seconds = arrivals  # from when the client may send each request
+        self._most_in_flight = size if workload.concurrency is None else workload.concurrency
+        self._idle = 0.0  # seconds, when the front end is free
+        self.count = 0  # requests that were sent
+        self.ends: list[float] = []  # seconds of the first, second, ... end of any request
+
+    def next_sent(self) -> float:
+        """Compute the time of the next request if none ends before; infinity without one, or a client for it."""
+        before = self.count - self._most_in_flight  # as many requests have ended when this one is sent
+        if self.count == len(self._seconds) or before >= len(self.ends):
+            return inf
+        return max(self._seconds[self.count], self.ends[before] if before >= 0 else 0.0)
+
+    def next_ready(self) -> float:
+        """Compute the time at which the next request reaches the scheduler."""
+        return max(self.next_sent(), self._idle) + self._intake + self._latency
+
+    def take(self) -> float:
+        """Take in the next request, and return the time at which it was sent."""
+        sent = self.next_sent()
+        self._idle = self.next_ready() - self._latency
+        self.count += 1
+        return sent
 
 
-class Server:
-    """A simulation and its state.
+class PageCounts(Reservations):
+    """Reservations that count the pages of all next rounds and hold none, which admits the same requests."""
 
-    steps_loop: specsim.simulator.steps or its compiled copy; None: the one that pays.
-    """
+    num_needed = 0  # pages of the admitted requests' next rounds
 
-    def __init__(self, simulation: Simulation, steps_loop: ModuleType | None = None) -> None:
+    def growth(self, admitted_requests: Collection[Any]) -> int:
+        pages = self._round_pages
+        self.num_needed = sum([pages[request.prefill_len] for request in admitted_requests])
+        return self.num_needed
+
+    def _reserve_prefill(self, request: Any) -> None:
+        pass
+
+    def reserve(self, requests: Collection[Any]) -> None:
+        pass
+
+    def mark_committed(self, request: Any, columns: int) -> None:
+        request.committed = columns
+
+    def committed(self, request: Any) -> int:
+        return request.committed
+
+
+class SimulatedServer(ServingLoop):
+    """A serving loop over a simulated runner, on the runner's clock."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        serving = simulation.serving
+        configs = tuple(option.config for option in simulation.options)
+        drawn = simulation.drafts()
+        most_pages = int(most_request_pages(configs, simulation.workload).max())
+        num_pages = min(serving.num_slots // configs[0].page_size, simulation.places * most_pages)
+        pool = PagePool(num_pages * configs[0].page_size, configs[0].page_size, simulation.places)
+        self._pages = PageCounts(pool, configs, prefix_cache=False)
+        self._runner: Any = SimulatedRunner(simulation, drawn is not None)
+        super().__init__(serving, pool, self._pages, self._runner)
+        if simulation.fixed is None:
+            self.adaptation: Any = SimulatedAdaptation(simulation.policy)
         self._simulation = simulation
-        self._is_answered = simulation.draws == steps.ANSWERED
-        self._tabled = simulation.tabled
-        self._configs = [option.config for option in simulation.options]
-        self._keys = simulation.keys
-        self._unread: list[_Unread] = []
-        self._is_lagging = simulation.serving.schedule == "overlap"
-        self._gaps = Quantiles()
-        self._log: list[LoggedStep] = []
-        self._loop = steps_loop or loop(int(simulation.workload.output_tokens.sum()))
-        state = initial_state(simulation)
-        self._state = with_objects(state) if self._loop is steps else state
-        self._server: Any = self._state.server[0] if self._loop is steps else FirstRow(state.server)
+        self._drawn = drawn
+        self._arriving = Arriving(simulation.workload)
+        self._planned = 0.0  # seconds; arrivals up to this time are known to the next plan
+        self._gaps: list[float] = []
+        self._quantiles = Quantiles()
+        self._histograms = [[0] * (config.num_steps + 1) for config in configs]
+        self._most_pages = 0
+        self._steps: list[LoggedStep] = []
 
     def serve(self) -> SimulatedRun:
         """Run until every request has ended."""
-        advance = self._loop.advance
-        answers = {steps.FULL: self._flush, steps.PREFILL: self._prefill, steps.ROUND: self._round}
-        while (need := advance(self._state)) != steps.DONE:
-            answers[need]()
-        self._flush()
+        size = len(self._simulation.workload)
+        arriving = self._arriving
+        while len(arriving.ends) < size:
+            if not self.is_busy:
+                self._runner.now = max(self._runner.now, arriving.next_ready())
+                self._planned = self._runner.now
+            while arriving.next_ready() <= self._planned:
+                self.submit(self._request(arriving.count, arriving.take()))
+            self.step()
+        self._quantiles.add(np.array(self._gaps))
         return self._run()
 
-    def _prefill(self) -> None:
-        """Answer with the seconds of a prefill by itself."""
-        self._server.seconds = self._simulation.cost.prefill(*self._chunks())
+    def _request(self, number: int, sent: float) -> Any:
+        work = self._simulation.workload
+        prompt, output = int(work.prompt_tokens[number]), int(work.output_tokens[number])
+        cached = 0 if work.cached_tokens is None else int(work.cached_tokens[number])
+        draws = iter(()) if self._drawn is None else self._drawn.of(number)
+        return SimulatedRequest(number, self.step_index, sent, prompt, output, cached, draws, prompt, output)
 
-    def _round(self) -> None:
-        """Answer with option, seconds and accepted drafts of a round, with chunks of prompts in mode `mixed`."""
-        simulation = self._simulation
-        requests = column(self._state.places, "running", self._server.num_running)
-        contexts = self._request_column("ahead", requests)
-        choice = self._chosen(requests) if len(contexts) else Choice(-1)
-        option = choice.setting
-        config = self._configs[max(option, 0)]
-        if self._server.num_chunks and simulation.prefill == "mixed":
-            seconds = simulation.cost.mixed(*self._chunks(), contexts, config)
+    def step(self) -> None:
+        """Plan, launch and read once."""
+        runner = self._runner
+        start = runner.now
+        mode = self._simulation.prefill
+        plan = self.plan()
+        pages = self._pages.num_needed
+        waiting = len(self._queue.waiting)
+        shares = mode == "mixed" and bool(plan.requests)
+        runner.shared_chunks = Chunks.of(plan.chunks) if shares else None
+        if plan.requests and not shares:
+            self.prefill(plan)
+        running = 0 if mode == "first" and plan.requests else len(runner.requests)
+        if running or shares:
+            self.decode()
+        if shares:
+            self.prefill(plan)
+        self.read_due()
+        has_launched = bool(running or plan.requests)
+        self._planned = start if has_launched and self.serving.schedule == "overlap" else runner.now
+        if has_launched:
+            runner.ordinal += 1
+            self._most_pages = max(self._most_pages, pages)
+            if self._simulation.log:
+                new_tokens = sum(end - start for start, end in plan.chunks)
+                option = self._option if running else -1
+                seconds = runner.now - start
+                self._steps.append(
+                    LoggedStep(start, seconds, running, len(plan.chunks), waiting, new_tokens, option, pages)
+                )
+        self._log = StepLog(self.step_index + 1)
+
+    @property
+    def _option(self) -> int:
+        """Option of this step's round."""
+        fixed = self._simulation.fixed
+        return self._log.setting if fixed is None else fixed
+
+    def _prepare(self, request: Any) -> None:
+        """Reject no request, as `check` has done that."""
+
+    def _note_admitted(self, request: Any) -> None:
+        request.committed = 0 if request.num_preemptions else request.cached
+
+    def _read(self, launched: Any) -> None:
+        if launched.is_round:
+            self._read_round(launched)
         else:
-            seconds = simulation.cost.round(contexts, config)
-            self._tabulate(len(contexts))
-        self._server.option = option
-        self._server.seconds = seconds
-        if len(contexts) and self._is_answered:
-            accepted = self._accepted(choice, requests, contexts)
-            self._unread.append(_Unread(int(self._server.num_steps), requests, choice, accepted, seconds))
-            self._write_accepted(accepted)
+            self._read_firsts(launched)
+        if len(self._gaps) >= MOST_GAPS:
+            self._quantiles.add(np.array(self._gaps))
+            self._gaps.clear()
 
-    def _chosen(self, requests: np.ndarray) -> Choice:
-        """Let the policy choose from what the host knows.
+    def _read_firsts(self, results: SimulatedResults) -> None:
+        """Read first tokens."""
+        for request in results.requests:
+            request.remaining -= 1
+            request.first = request.last = results.ready
+            request.first_step = results.ordinal
+            if not request.remaining:
+                self._end(request, results)
 
-        It knows all rounds, under an overlap schedule those up to the one before the last step.
-        """
-        policy = self._simulation.policy
-        num_read = int(self._server.num_steps) - self._is_lagging
-        while self._unread and self._unread[0].step < num_read:
-            read = self._unread.pop(0)
-            observe(policy, read.requests, read.choice, read.accepted, read.seconds)
-        return choose(policy, requests, self._request_column("length", requests))
+    def _read_round(self, results: SimulatedResults) -> None:
+        """Read the tokens of a round, and drop those beyond a request's end."""
+        ready, gaps = results.ready, self._gaps
+        histogram = self._histograms[results.choice.setting]
+        if self.adaptation and results.requests:
+            accepted = np.array(results.accepted, dtype=np.int64)
+            policy = self._simulation.policy
+            observe(policy, numbers(results.requests), results.choice, accepted, results.duration)
+        for request, drafts in zip(results.requests, results.accepted, strict=True):
+            remaining = request.remaining
+            if not remaining:  # it ended while this round ran
+                continue
+            num_tokens = drafts + 1 if drafts < remaining else remaining
+            request.remaining = remaining - num_tokens
+            request.prefill_len = request.committed = request.prefill_len + num_tokens
+            gaps.append(ready - request.last)
+            request.last = ready
+            request.rounds += 1
+            request.drafts += drafts
+            histogram[drafts] += 1
+            if num_tokens == remaining:
+                self._end(request, results)
 
-    def _chunks(self) -> _Chunks:
-        size = self._server.num_chunks
-        starts, ends = (column(self._state.places, name, size) for name in ("chunk_start", "chunk_end"))
-        return _Chunks(ends - starts, starts)
+    def _end(self, request: Any, results: SimulatedResults) -> None:
+        """Note the end of a request."""
+        request.last_step = results.ordinal
+        request.draws = iter(())
+        self._arriving.ends.append(results.ready)
+        self._finish(request, "length")
 
-    def _tabulate(self, size: int) -> None:
-        """Add a batch size to the tables, where rounds are looked up."""
-        cost = self._simulation.cost
-        if self._tabled is not None and isinstance(cost, CostModel):
-            batch = self._state.batches[size]
-            for name, part in cost.parts(size, self._configs[self._tabled])._asdict().items():
-                setattr(batch, name, part.seconds)
-                setattr(batch, f"{name}_least", part.launching)
-
-    def _accepted(self, choice: Choice, requests: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-        """Draw the accepted drafts of a round, for each request at most its draft steps."""
-        num_steps = self._configs[choice.setting].num_steps
-        if not num_steps:
-            return np.zeros(len(requests), dtype=np.int64)
-        acceptance = self._simulation.options[choice.setting].acceptance
-        positions = contexts - self._simulation.workload.prompt_tokens[requests]
-        uniforms = named_uniforms(self._keys[requests], positions)
-        rounds = DraftedRounds(requests, self._request_column("launched", requests), positions, uniforms)
-        return np.minimum(acceptance.accepted(rounds), num_steps if choice.steps is None else choice.steps)
-
-    def _write_accepted(self, accepted: np.ndarray) -> None:
-        """Write the accepted drafts where the round will find them."""
-        pending_requests = self._state.pending_requests
-        first = 2 * self._server.half * self._simulation.places
-        if isinstance(pending_requests, np.ndarray):
-            pending_requests["accepted"][first : first + len(accepted)] = accepted
-            return
-        for index, drafts in enumerate(accepted.tolist(), start=first):
-            pending_requests[index].accepted = drafts
-
-    def _request_column(self, name: str, requests: np.ndarray) -> np.ndarray:
-        """Read a column of some requests, int64."""
-        table = self._state.requests
-        if isinstance(table, np.ndarray):
-            return table[name][requests]
-        return np.array([getattr(table[number], name) for number in requests.tolist()], dtype=np.int64)
-
-    def _flush(self) -> None:
-        """Read gaps and log, and empty them."""
-        state = self._state
-        self._gaps.add(np.asarray(state.gaps[: self._server.num_gaps]))
-        self._server.num_gaps = 0
-        entries = [
-            column(state.log, name, self._server.num_logged).tolist() for name in LoggedStep.__dataclass_fields__
-        ]
-        self._log += map(LoggedStep, *entries)
-        self._server.num_logged = 0
+    def _seconds(self) -> float:
+        return self._runner.now
 
     def _run(self) -> SimulatedRun:
-        state = self._state
-        names = {field.name for field in fields(SimulatedRun)} & {field.name for field in fields(SimulatedRequest)}
-        histogram = np.asarray(state.histogram).reshape(len(self._configs), -1)
+        requests: list[Any] = list(self.requests.values())
+        names = ("sent", "first", "last", "first_step", "last_step", "rounds", "drafts", "num_preemptions")
+        columns = [np.array([getattr(request, name) for request in requests]) for name in names]
+        arrivals, firsts, lasts, first_steps, last_steps, rounds, drafts, preemptions = columns
+        work = self._simulation.workload
         return SimulatedRun(
-            **{name: column(state.requests, name) for name in names},
-            prompt_tokens=self._simulation.workload.prompt_tokens,
-            output_tokens=self._simulation.workload.output_tokens,
-            gaps=self._gaps,
-            accepted_drafts=tuple(
-                rounds[: config.num_steps + 1] for rounds, config in zip(histogram, self._configs, strict=True)
-            ),
-            num_steps=int(self._server.num_steps),
-            most_pages=int(self._server.most_pages),
-            log=self._log,
+            arrivals=arrivals,
+            firsts=firsts,
+            lasts=lasts,
+            first_steps=first_steps,
+            last_steps=last_steps,
+            prompt_tokens=work.prompt_tokens,
+            output_tokens=work.output_tokens,
+            rounds=rounds,
+            drafts=drafts,
+            preemptions=preemptions,
+            gaps=self._quantiles,
+            accepted_drafts=tuple(np.array(histogram) for histogram in self._histograms),
+            num_steps=self._runner.ordinal,
+            most_pages=self._most_pages,
+            log=self._steps,
         )
 
 
@@ -204,7 +280,7 @@ def simulate(
     if serving is None:
         serving = ServingConfig(getattr(cost, "schedule", "sync"), max_running=256, num_slots=2**31 - 1)
     check(cost, options, workload, serving, prefill)
-    return Server(Simulation(cost, options, workload, serving, prefill, policy or Always(), seed, log)).serve()
+    return SimulatedServer(Simulation(cost, options, workload, serving, prefill, policy or Always(), seed, log)).serve()
 
 
 def check(
@@ -220,11 +296,45 @@ def check(
     if serving.schedule == "overlap" and any(option.config.release == "round" for option in options):
         raise InputError("schedule", "overlap", "sync with release 'round', which frees slots after every round")
     configs = tuple(option.config for option in options)
-    page = configs[0].page_size
-    # Lanes' copies of a prefix's tail grow with it: a round from the last token of a page may need most pages.
+    needed = most_request_pages(configs, workload) * configs[0].page_size
+    if needed.max() > serving.num_slots:
+        request = int(needed.argmax())
+        raise InputError("num_slots", serving.num_slots, f"at least {needed[request]}, which request {request} needs")
+
+
+def most_request_pages(configs: tuple[SpecConfig, ...], workload: SimulatedWorkload) -> np.ndarray:
+    """Compute the most pages that each request needs for a round, int64 [R].
+
+    Lanes' copies of a prefix's tail grow with it: a round from the last token of a page may need most pages.
+    """
     last = workload.prompt_tokens + np.maximum(workload.output_tokens - 2, 0)
-    fullest = np.maximum(last - last % page - 1, workload.prompt_tokens)
-    most = np.maximum(round_pages(last, configs), round_pages(fullest, configs)) * page
-    if most.max() > serving.num_slots:
-        request = int(most.argmax())
-        raise InputError("num_slots", serving.num_slots, f"at least {most[request]}, which request {request} needs")
+    fullest = np.maximum(last - last % configs[0].page_size - 1, workload.prompt_tokens)
+    return np.maximum(round_pages(last, configs), round_pages(fullest, configs))
+
+
+def round_columns(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:
+    """Compute the most columns, int64 [B], that requests of these lengths [B] own in their next round."""
+    columns = _reach(lengths, config)
+    page = config.page_size
+    return -(-columns // page) * page if config.release == "finish" else columns
+
+
+def round_pages(lengths: np.ndarray, configs: tuple[SpecConfig, ...]) -> np.ndarray:
+    """Compute the pages of these columns, int64 [B], where the next round may have any of several settings.
+
+    All settings have the same page size.
+    """
+    columns = _reach(lengths, configs[0])
+    for config in configs[1:]:
+        columns = np.maximum(columns, _reach(lengths, config))
+    return -(-columns // configs[0].page_size)
+
+
+def _reach(lengths: np.ndarray, config: SpecConfig) -> np.ndarray:
+    """Compute the same columns before rounding to whole pages."""
+    if config.release == "finish":
+        return np.minimum(lengths, config.length_limit) + 2 * config.need
+    page = config.page_size
+    tail = 0 if config.lanes_share_prefix else lengths % page
+    stride = config.num_steps if config.lanes_share_prefix else -(-(tail + config.num_steps) // page) * page
+    return np.maximum(lengths - tail + config.topk * stride, lengths + config.num_draft_tokens)

@@ -16,7 +16,7 @@ from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.correctness.differential.pairs import make_pair
 from specsim.serving.generation import load_engine
-from specsim.simulator.initial_state import round_pages
+from specsim.simulator.server import round_pages
 from specsim.simulator.workload import SimulatedWorkload
 
 TREE = SpecConfig(2, 3, 6, page_size=4, max_len=64)

@@ -12,9 +12,8 @@ from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.simulator import CostModel, drafter, hardware, model
 from specsim.simulator.acceptance import Mixture, Option, PerPosition, iid, steady
-from specsim.simulator.initial_state import round_columns
 from specsim.simulator.results import Quantiles
-from specsim.simulator.server import simulate
+from specsim.simulator.server import round_columns, simulate
 from specsim.simulator.workload import SimulatedWorkload, closed_loop, poisson
 
 LLAMA = model("llama-3-8b")
@@ -222,22 +221,19 @@ def test_a_front_end_takes_requests_in_one_by_one():
     assert run.ttft.tolist() == [0.75, 1.25, 1.75]
 
 
-def test_time_and_memory_grow_with_the_work(monkeypatch):
+def test_time_and_memory_grow_with_the_work():
     """Twice the requests take twice the steps, and the notes of a round do not outlive it."""
     import tracemalloc
 
-    pytest.importorskip("numba")
-    monkeypatch.setenv("SPECSIM_COMPILED", "1")
-    simulate(Linear(), OPTION, closed_loop(1, 1, 20, 128))  # loads the compiled loop
     peaks, steps = [], []
     for count in (1024, 2048):  # accepted drafts are drawn for 1024 requests at once
-        load = closed_loop(count, 64, 20, 128)
+        load = closed_loop(count, 64, 20, 512)
         tracemalloc.start()
         steps.append(simulate(Linear(), OPTION, load, log=False).num_steps)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert steps[1] == pytest.approx(2 * steps[0], rel=0.1)
-    assert peaks[1] - peaks[0] < 1024 * 300  # bytes a request; its rounds alone would be 8 · 51 · 1024
+    assert peaks[1] - peaks[0] < 1024 * 1100  # bytes a request; its rounds alone would be 8 · 205 · 1024
 
 
 def test_quantiles_of_many_values_in_little_memory():

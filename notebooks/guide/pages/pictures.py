@@ -64,7 +64,7 @@ FOLDERS = {  # by name, in a few words
     "reference": "plain PyTorch, to be read with a paper; the oracle",
     "fast": "Triton kernels under CUDA graphs",
     "core": "states, pools, uniforms, configs: what both implementations share",
-    "simulator": "simulator: time predicted without a model; imports core only, and needs no PyTorch",
+    "simulator": "simulator: time predicted without a model; drives the serving loop, needs no PyTorch",
 }
 ROUND_PARTS = (  # states in boxes of draft nodes, phases in boxes of accepted ones
     *(("DraftInput", TREE), ("→", None), ("draft", ACCEPTED), ("→", None), ("VerifyInput", TREE), ("→", None)),

@@ -24,6 +24,9 @@ class Choice(NamedTuple):
     steps: np.ndarray | None = None  # int64 [B], of each request, at most the setting's; None: the setting's
 
 
+FIRST_SETTING = Choice(0)  # the first setting, or the one that an engine has
+
+
 @runtime_checkable
 class RequestPolicy(Protocol):
     """A choice of draft steps for every request of a round, under a setting that has at least as many."""

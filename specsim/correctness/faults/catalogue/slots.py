@@ -157,7 +157,7 @@ FAULTS = (
         cause="slots released after a round are rounded down to pages, which misses the page at the edge",
         symptom="a page leaks every round, until none is left",
         fields=("allocator balance",),
-        edits={"specsim.core.pool": "self._allocator.free(pages[num_pages{+ + 1 +}:])"},
+        edits={"specsim.core.page_pool": "self._allocator.free(pages[num_pages{+ + 1 +}:])"},
         trial=Trial("batched", TREE | dict(impl="reference", page_size=4, release="round")),
     ),
 )

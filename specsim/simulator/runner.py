@@ -1,0 +1,226 @@
+"""Runner of a simulated server: a cost model gives the seconds of prefills and rounds, uniforms the accepted drafts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from specsim.core.config import ServingConfig
+from specsim.core.policies.per_request import AnyPolicy, Choice, choose
+from specsim.core.policies.policy import Always
+from specsim.serving.requests import Arrival
+from specsim.simulator.acceptance import Cost, DraftedRounds, Option
+from specsim.simulator.cost import CostModel, RoundParts
+from specsim.simulator.draws import DrawnRounds, draw_rounds, is_drawn_before
+from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
+from specsim.simulator.workload import SimulatedWorkload
+
+Prefill = Literal["mixed", "beside", "first"]
+PREFILLS = get_args(Prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Arguments of specsim.simulator.server.simulate, which describes them."""
+
+    cost: Cost
+    options: tuple[Option, ...]
+    workload: SimulatedWorkload
+    serving: ServingConfig
+    prefill: Prefill
+    policy: AnyPolicy
+    seed: int
+    log: bool
+
+    @property
+    def places(self) -> int:
+        """Most requests that are admitted at once."""
+        return min(self.serving.max_running, len(self.workload))
+
+    @property
+    def keys(self) -> np.ndarray:
+        """Names of the requests' uniforms, uint64 [R]."""
+        return keys(self.seed, UniformStream.ROUND, np.arange(len(self.workload)))
+
+    @property
+    def fixed(self) -> int | None:
+        """The option of every round, None where a policy chooses."""
+        return self.policy.setting if type(self.policy) is Always else None
+
+    def drafts(self) -> DrawnRounds | None:
+        """Draw the accepted drafts of every request's rounds, None where they are only known in the round."""
+        if self.fixed is None:
+            return None
+        option = self.options[self.fixed]
+        if not option.config.num_steps:
+            return DrawnRounds(np.zeros(len(self.workload) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint8))
+        return draw_rounds(option, self.keys, self.workload) if is_drawn_before(option) else None
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRequest:
+    """A request with lengths in place of tokens, and the fields of serving.requests.Request that a schedule needs."""
+
+    priority: ClassVar[int] = 0
+    continues: ClassVar[None] = None
+    abort_at: ClassVar[None] = None
+    keep: ClassVar[bool] = False
+    prompt_ids: ClassVar[range] = range(1)
+    token_ids: ClassVar[tuple] = ()
+
+    request_id: int  # number in the order of arrival
+    arrival: int  # step
+    sent: float  # seconds
+    prompt_tokens: int
+    output_tokens: int
+    cached: int  # columns of its prompt in the prefix cache
+    draws: Iterator[int]  # accepted drafts of its rounds, where they are drawn before
+    prefill_len: int  # committed columns, filled or to be filled again, known to the host
+    remaining: int  # tokens still to come, known to the host
+    committed: int = 0  # columns with final KV, as far as the host knows
+    ahead: int = 0  # committed columns on the device
+    launched: int = 0  # rounds
+    row: int = -1
+    num_preemptions: int = 0
+    arrived: Arrival | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+    side_outputs: dict[str, Any] | None = None
+    first: float = 0.0  # seconds of the first delivery
+    last: float = 0.0  # seconds of the last delivery
+    first_step: int = 0  # step that launched the first token
+    last_step: int = 0  # step that launched the last token
+    rounds: int = 0
+    drafts: int = 0  # accepted
+
+
+class SimulatedResults(NamedTuple):
+    """Results of a prefill or a round on their way to the host."""
+
+    step: int  # of the scheduler
+    ordinal: int  # of the step among those that launched
+    is_round: bool
+    requests: Sequence[SimulatedRequest]  # of a prefill: those that get their first token
+    accepted: Sequence[int]  # drafts of each request in a round
+    choice: Choice
+    ready: float  # seconds, when the host can read them
+    duration: float  # seconds of the round
+
+
+class Chunks(NamedTuple):
+    """Chunks of prompts of a step."""
+
+    new_tokens: np.ndarray  # int64 [C]
+    behind: np.ndarray  # int64 [C], tokens before each
+
+    @classmethod
+    def of(cls, chunks: Sequence[tuple[int, int]]) -> "Chunks":
+        """Make the chunks of (start, end) pairs."""
+        starts, ends = np.array(chunks, dtype=np.int64).reshape(-1, 2).T
+        return cls(ends - starts, starts)
+
+
+class SimulatedAdaptation:
+    """The policy of a simulated server."""
+
+    def __init__(self, policy: AnyPolicy) -> None:
+        self._policy = policy
+
+    def choose(self, step: int, requests: Sequence[SimulatedRequest], now: float) -> Choice:
+        """Let the policy choose from what the host knows; -1 without requests."""
+        lengths = np.array([request.prefill_len for request in requests])
+        return choose(self._policy, numbers(requests), lengths) if requests else Choice(-1)
+
+
+def numbers(requests: Sequence[SimulatedRequest]) -> np.ndarray:
+    """List the numbers of requests, int64 [B]."""
+    return np.array([request.request_id for request in requests], dtype=np.int64)
+
+
+class SimulatedRunner:
+    """Prefills and rounds that take the seconds of a cost model."""
+
+    def __init__(self, simulation: Simulation, are_drawn: bool) -> None:
+        self.requests: list[SimulatedRequest] = []  # the running batch
+        self.now = 0.0  # seconds
+        self.ordinal = 0  # of the step among those that launched
+        self.shared_chunks: Chunks | None = None  # chunks of prompts in the next round's forward
+        self._simulation = simulation
+        self._cost: Any = simulation.cost
+        self._keys = simulation.keys
+        self._are_drawn = are_drawn
+        self._configs = [option.config for option in simulation.options]
+        self._fixed = None if simulation.fixed is None else Choice(simulation.fixed)
+        self._parts: dict[int, RoundParts] = {}  # of a fixed setting's rounds, by batch size
+
+    def prefill(
+        self, step: int, requests: Sequence[SimulatedRequest], chunks: Sequence[tuple[int, int]]
+    ) -> SimulatedResults:
+        """Run chunks of prompts, in their own forward unless a round has shared it; complete ones join the batch."""
+        if self._simulation.prefill != "mixed":
+            self.now += self._cost.prefill(*Chunks.of(chunks))
+        fresh = []
+        for request, (_, end) in zip(requests, chunks, strict=True):
+            if end == request.prefill_len:
+                request.ahead = end
+                self.requests.append(request)
+                if request.remaining == request.output_tokens:
+                    fresh.append(request)
+        return SimulatedResults(step, self.ordinal, False, fresh, (), Choice(-1), self.now, 0.0)
+
+    def round(self, step: int, choice: Choice) -> SimulatedResults:
+        """Run a round of the batch, with the shared chunks."""
+        requests = [*self.requests]
+        choice = (self._fixed or choice) if requests else Choice(-1)
+        contexts = [request.ahead for request in requests]
+        seconds = self._round_seconds(contexts, choice)
+        self.now += seconds
+        accepted = (
+            [next(request.draws) for request in requests] if self._are_drawn else self._accepted(choice, requests)
+        )
+        for request, count in zip(requests, accepted, strict=True):
+            request.ahead += count + 1
+        return SimulatedResults(step, self.ordinal, True, requests, accepted, choice, self.now, seconds)
+
+    def _round_seconds(self, contexts: list[int], choice: Choice) -> float:
+        cost = self._cost
+        config = self._configs[max(choice.setting, 0)]
+        if self.shared_chunks is not None:
+            return cost.mixed(*self.shared_chunks, np.array(contexts, dtype=np.int64), config)
+        if self._fixed is None or type(cost) is not CostModel:
+            return cost.round(np.array(contexts, dtype=np.int64), config)
+        size = len(contexts)
+        if size not in self._parts:
+            self._parts[size] = cost.parts(size, config)
+        return cost.seconds_of(self._parts[size], contexts, config)
+
+    def _accepted(self, choice: Choice, requests: Sequence[SimulatedRequest]) -> list[int]:
+        """Draw the accepted drafts of a round, for each request at most its draft steps."""
+        num_steps = self._configs[choice.setting].num_steps
+        if not num_steps or not requests:
+            for request in requests:
+                request.launched += 1
+            return [0] * len(requests)
+        acceptance = self._simulation.options[choice.setting].acceptance
+        indices, positions = np.array(
+            [(request.launched, request.ahead - request.prompt_tokens) for request in requests], dtype=np.int64
+        ).T
+        ids = numbers(requests)
+        rounds = DraftedRounds(ids, indices, positions, named_uniforms(self._keys[ids], positions))
+        for request in requests:
+            request.launched += 1
+        most = num_steps if choice.steps is None else choice.steps
+        return np.minimum(acceptance.accepted(rounds), most).tolist()
+
+    def drop(self, requests: Sequence[SimulatedRequest]) -> None:
+        """Remove requests from the batch."""
+        dropped = set(map(id, requests))
+        self.requests = [request for request in self.requests if id(request) not in dropped]
+
+    def side_outputs(self, request: SimulatedRequest) -> dict[str, Any]:
+        """Give no side outputs, which tokens would have."""
+        return {}
+
+    def finish(self, request: SimulatedRequest) -> None:
+        """Forget nothing of a request that has ended."""
