@@ -73,8 +73,7 @@ format: $(INSTALLED) ## apply ruff's rules and its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-notebooks: $(INSTALLED) ## write the exercises into the notebooks, and run them again
-	$(BIN)/python -m specsim.maintain.starters
+notebooks: $(INSTALLED) ## run the notebooks again
 	$(BIN)/python notebooks/execute.py $(ARGS)
 
 papers: $(INSTALLED) ## published figures and ours, in papers/ledger.md

@@ -1,13 +1,14 @@
 """Exact enumeration of answers that are acceptance rules, for exercises that observe it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from specsim.core.rule import Accept, Accepted
+    from specsim.core.rule import Accept
+    from specsim.core.verifiers import Drafts
     from specsim.correctness.exact.cases import ExactCase
 
 Weights = tuple[int, ...]
@@ -23,70 +24,64 @@ def inverse_cdf(weights: torch.Tensor, uniform: float) -> int:
 
 def with_one_draft(rule: Rule, target: Weights, drafter: Weights) -> dict[str, Fraction]:
     """Enumerate a rule for one draft that the drafter draws; the two models are given by their weights."""
-    case = _case(target, drafter, 1)
-    _, _ = rule(0, *_rows(case), 0.5, 0.5)  # an exception is the reader's to see
-
-    def accept(tree: Any, prob_NV: Any, draft_prob: Any, uniforms: list[float], final: float) -> "Accepted":
-        draft = tree.tokens[1]
-        is_kept, token = rule(draft, prob_NV[0], draft_prob[0], uniforms[0], final)
-        return _round_end((is_kept, draft if is_kept else token), [draft], prob_NV, final)
-
+    case, prob_NV = _case(target, drafter, 1)
+    _, _ = rule(0, *prob_NV, 0.5, 0.5)  # an exception is the reader's to see
+    accept = _below_root(rule, lambda drafts, target_V, draft_V, uniforms: (drafts[0], target_V, draft_V, uniforms[0]))
     return _figures(accept, "sampled", case, "a share of kept drafts of")
 
 
 def with_given_drafts(rule: Rule, target: Weights, drafts: list[int]) -> dict[str, Fraction]:
     """Enumerate a rule for given drafts below the root; the target is given by its weights."""
-    case = _case(target, target, len(drafts), tuple(drafts))
-    _, _ = rule(list(drafts), _rows(case)[0], 0.5, 0.5)
-
-    def accept(_tree: Any, prob_NV: Any, _draft_prob: Any, uniforms: list[float], final: float) -> "Accepted":
-        return _round_end(rule(list(drafts), prob_NV[0], uniforms[0], final), drafts, prob_NV, final)
-
-    return _figures(accept, "best", case)
+    case, prob_NV = _case(target, target, len(drafts), tuple(drafts))
+    _, _ = rule(list(drafts), prob_NV[0], 0.5, 0.5)
+    accept = _below_root(rule, lambda drafts, target_V, _, uniforms: (drafts, target_V, uniforms[0]))
+    return _figures(accept, "best", case, "a share of accepted drafts of")
 
 
 def with_drawn_siblings(rule: Rule, target: Weights, drafter: Weights, num_siblings: int) -> dict[str, Fraction]:
     """Enumerate a rule for siblings that the drafter draws; the two models are given by their weights."""
-    case = _case(target, drafter, num_siblings)
-    likely = max(range(len(drafter)), key=lambda token: drafter[token])
-    _, _ = rule([likely] * num_siblings, *_rows(case), [0.5] * num_siblings, 0.5)
-
-    def accept(tree: Any, prob_NV: Any, draft_prob: Any, uniforms: list[float], final: float) -> "Accepted":
-        drafts = list(tree.tokens[1:])
-        verdict = rule(list(drafts), prob_NV[0], draft_prob[0], list(uniforms[1:]), final)
-        return _round_end(verdict, drafts, prob_NV, final)
-
-    return _figures(accept, "siblings", case)
+    case, prob_NV = _case(target, drafter, num_siblings)
+    _, _ = rule([drafter.index(max(drafter))] * num_siblings, *prob_NV, [0.5] * num_siblings, 0.5)
+    accept = _below_root(rule, lambda drafts, target_V, draft_V, uniforms: (drafts, target_V, draft_V, uniforms[1:]))
+    return _figures(accept, "siblings", case, "a share of accepted drafts of")
 
 
 def on_rule_case(rule: Rule, case: str) -> dict[str, Fraction]:
     """Enumerate a rule for given drafts on one of the package's own cases."""
     from specsim.correctness.exact.cases import RULE_CASES
 
-    rule_case = next(row for row in RULE_CASES["best"] if row.name == case)
+    (rule_case,) = (row for row in RULE_CASES["best"] if row.name == case)
     return _figures(rule, "best", rule_case, "accepted drafts of")
 
 
-def _case(target: Weights, drafter: Weights, num_drafts: int, drafts: tuple[int, ...] | None = None) -> "ExactCase":
-    """Make a case of drafts below the root."""
+def _case(target: Weights, drafter: Weights, size: int, drafts: Weights | None = None) -> tuple["ExactCase", Any]:
+    """Make a case of drafts below the root, and the distributions of target and drafter there."""
     from specsim.correctness.exact.cases import ExactCase, ExactModel
-
-    return ExactCase("drafts", ExactModel((target,)), ExactModel((drafter,)), (-1, *[0] * num_drafts), drafts)
-
-
-def _rows(case: "ExactCase") -> torch.Tensor:
-    """Make the distributions of target and drafter at the root."""
     from specsim.correctness.exact.verifier import rows
 
-    return rows([case.target(()), case.draft(())])
+    case = ExactCase("drafts", ExactModel((target,)), ExactModel((drafter,)), (-1, *[0] * size), drafts)
+    return case, rows([case.target(()), case.draft(())])
 
 
-def _figures(
-    accept: "Accept",
-    drafts: Literal["best", "siblings", "sampled"],
-    case: "ExactCase",
-    share: str = "a share of accepted drafts of",
-) -> dict[str, Fraction]:
+def _below_root(rule: Rule, arguments: Callable[..., Any]) -> "Accept":
+    """Make an acceptance rule from an exercise's, whose arguments but the final uniform a function makes."""
+    from specsim.core.rule import Accepted
+
+    def accept(tree: Any, prob_NV: Any, draft_prob_NV: Any, uniforms: list[float], final_uniform: float) -> Accepted:
+        drafts = list(tree.tokens[1:])
+        draft_prob_V = None if draft_prob_NV is None else draft_prob_NV[0]
+        is_accepted, token = rule(*arguments(list(drafts), prob_NV[0], draft_prob_V, uniforms), final_uniform)
+        if not is_accepted:
+            return Accepted([0], token)
+        if token not in drafts:
+            raise ValueError(f"token {token} is accepted, but it is no draft")
+        node = 1 + drafts.index(token)
+        return Accepted([0, node], inverse_cdf(prob_NV[node], final_uniform))
+
+    return accept
+
+
+def _figures(accept: "Accept", drafts: "Drafts", case: "ExactCase", share: str) -> dict[str, Fraction]:
     """Enumerate a rule exactly on a case."""
     from specsim.core.rule import AcceptanceRule
     from specsim.correctness.exact.rule_distribution import Broken, NotCertified, rule_distribution
@@ -102,16 +97,3 @@ def _figures(
         allowed = "compute with the values as they are given: compare, +, -, *, /, clamp, sum, clone"
         raise RuntimeError(f"{error}; {allowed}") from None
     return {"a distance from the target of": exact.total_variation(case), share: exact.accepted}
-
-
-def _round_end(verdict: tuple[bool, int], drafts: Sequence[int], prob_NV: Any, final_uniform: float) -> "Accepted":
-    """Make the result of a rule whose drafts, all below the root, have these tokens."""
-    from specsim.core.rule import Accepted
-
-    is_accepted, token = verdict
-    if not is_accepted:
-        return Accepted([0], token)
-    if token not in drafts:
-        raise ValueError(f"token {token} is accepted, but it is no draft")
-    node = 1 + list(drafts).index(token)
-    return Accepted([0, node], inverse_cdf(prob_NV[node], final_uniform))

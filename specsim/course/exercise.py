@@ -1,7 +1,7 @@
-"""An exercise of the course: a solution with a comment, inputs that tell answers apart, and usual wrong answers.
+"""An exercise of a notebook: a solution with a comment, inputs that tell answers apart, and usual wrong answers.
 
-The comment above a solution has paragraphs of the statement, one that begins with "Why: ", and a list of wrong answers.
-The code of a wrong answer is a change of the solution, as `old` → `new`, several of them, or the value that it returns.
+The comment above a solution gives the reason for it and lists wrong answers. The code of a wrong answer is a change of
+the solution, as `old` → `new`, several of them, or the value that it returns. The statement is in the notebook.
 """
 
 import ast
@@ -41,7 +41,6 @@ class Exercise:
     """
 
     name: str  # number of the notebook and of the exercise, such as 03-2
-    question: str  # paragraphs of Markdown, which the notebook shows
     solution: Answer
     cases: tuple[tuple[Any, ...], ...]  # arguments of each call
     mistakes: tuple[Mistake, ...]  # at least two
@@ -69,24 +68,18 @@ def solves(name: str, *cases: tuple[Any, ...], observe: Callable[..., Any] = cal
 
     def exercise_of(solution: Answer) -> Exercise:
         comment = re.sub(r"^# ?", "", getcomments(solution) or "", flags=re.MULTILINE)
-        *statement, explanation, wrong_answers = comment.strip().split("\n\n")
-        question = "\n\n".join(map(_joined, statement))
-        items = re.split(r"^- ", wrong_answers, flags=re.MULTILINE)[1:]
-        mistakes = tuple(_mistake(solution, _joined(item)) for item in items)
-        return Exercise(name, question, solution, cases, mistakes, _joined(explanation)[len("Why: ") :], observe)
+        texts = [" ".join(text.split()) for text in re.split(r"^- ", comment, flags=re.MULTILINE)]
+        mistakes = tuple(_mistake(solution, text) for text in texts[1:])
+        return Exercise(name, solution, cases, mistakes, texts[0], observe)
 
     return exercise_of
 
 
-def _joined(lines: str) -> str:
-    return " ".join(lines.split())
-
-
-def _mistake(solution: Answer, item: str) -> Mistake:
+def _mistake(solution: Answer, text: str) -> Mistake:
     """Make a wrong answer of its code and its sentence; ValueError for code that does not fit the solution."""
-    match = _WRONG_ANSWER.fullmatch(item)
+    match = _WRONG_ANSWER.fullmatch(text)
     if match is None:
-        raise ValueError(f"a wrong answer to {solution.__name__} has no code with a sentence: {item}")
+        raise ValueError(f"a wrong answer to {solution.__name__} has no code with a sentence: {text}")
     code, sentence = match.groups()
     names = {**vars(sys.modules[solution.__module__]), solution.__name__: solution}
     changes = _CHANGE.findall(code)

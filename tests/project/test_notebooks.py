@@ -9,7 +9,7 @@ import pytest
 
 from notebooks.guide.pages.course import notebook_head
 from specsim import SpecConfig, generate
-from specsim.course import exercise, names
+from specsim.course import exercise, names, starter
 
 jupytext = pytest.importorskip("jupytext")
 nbformat = pytest.importorskip("nbformat")
@@ -19,6 +19,7 @@ pytest.importorskip("matplotlib")
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SOURCES = sorted(NOTEBOOKS.glob("[0-9]*.py"))
 FIRST = "01_first_round"
+CHECK = re.compile(r'^specsim\.course\.check\("([^"]*)"', re.MULTILINE)
 SECONDS = re.compile(r"(\d+) seconds? to run")
 # Functions that only arrange what a notebook shows; algorithms belong to the package.
 OWN_FUNCTIONS = {"01_first_round": {"start", "tensors", "play"}}
@@ -110,6 +111,16 @@ def defined(text: str) -> set[str]:
 def test_notebook_defines_only_its_exercises(source):
     exercises = {exercise(name).solution.__name__ for name in names() if name.startswith(source.stem[:2])}
     assert defined(source.read_text(encoding="utf-8")) == exercises | OWN_FUNCTIONS.get(source.stem, set())
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_notebook_has_its_exercises_with_starter_and_check(source):
+    text = source.read_text(encoding="utf-8")
+    assert CHECK.findall(text) == [name for name in names() if name.startswith(source.stem[:2])]
+    for name in CHECK.findall(text):
+        starting = exercise(name)
+        cells = f'# %%\n{starter(starting)}\n\n# %%\nspecsim.course.check("{name}", {starting.solution.__name__})\n'
+        assert cells in text.partition(f"# %% [markdown]\n# ### Exercise {name}\n#\n# ")[2]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

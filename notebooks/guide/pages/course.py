@@ -54,6 +54,12 @@ def course_pages(root: Path) -> dict[str, str]:
     return {"generated/course.md": "\n".join(overview) + "\n", "generated/teaching.md": "\n".join(notes) + "\n"}
 
 
+def statement(source: str, name: str) -> str:
+    """Read the first paragraph of an exercise from a notebook's source."""
+    paragraph = source.partition(f"# ### Exercise {name}\n#\n")[2].partition("\n#\n")[0].partition("\n\n")[0]
+    return " ".join(re.sub(r"^# ?", "", paragraph, flags=re.MULTILINE).split())
+
+
 def _notes(stem: str, head: Head, source: str) -> list[str]:
     """Write a section of the page for teachers."""
     lines = [f"## {int(stem[:2])}. {head.title}", ""]
@@ -62,8 +68,8 @@ def _notes(stem: str, head: Head, source: str) -> list[str]:
     if questions:
         lines += ["Predictions:", "", *(f"- {question}" for question in questions), ""]
     for name in (name for name in names() if name.startswith(stem[:2])):
-        chosen = exercise(name)
-        lines += [f"**Exercise {name}**, `{chosen.solution.__name__}`. {chosen.question.partition(chr(10))[0]}", ""]
-        lines += ["What goes wrong:", "", *(f"- {mistake.reason}" for mistake in chosen.mistakes), ""]
-        lines += [f"Why the solution is right: {chosen.explanation}", ""]
+        solved = exercise(name)
+        lines += [f"**Exercise {name}**, `{solved.solution.__name__}`. {statement(source, name)}", ""]
+        lines += ["What goes wrong:", "", *(f"- {mistake.reason}" for mistake in solved.mistakes), ""]
+        lines += [f"Why the solution is right: {solved.explanation}", ""]
     return lines

@@ -1,4 +1,4 @@
-"""Exercises by their names; module notebook_03 holds those of notebook 03."""
+"""Exercises by their names; module notebook_03 holds those of notebook 03, and the notebook their statements."""
 
 from importlib import import_module
 from pkgutil import iter_modules

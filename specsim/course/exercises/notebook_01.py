@@ -7,15 +7,10 @@ TREE = [-1, 0, 0, 1, 2, 4]
 BRANCHES = [-1, 0, 0, 1]
 
 
-# Write `visible_nodes`: the nodes of the tree that a node attends to, in ascending order. `parents[j]` is the parent of
-# node j. The root is node 0, and its parent is given as -1.
-#
-# Why: The walk from the node to the root gives the node's text backwards, and it attends to exactly these tokens.
-#
+# The walk from the node to the root gives the node's text backwards, and it attends to exactly these tokens.
 # - `list(range(node + 1))`: That is the mask of a chain: a node sees every node with a smaller number. In a tree some
 #   of them belong to another branch, and their tokens are not part of the node's text.
-# - `sorted(seen)` → `sorted(seen[1:])`: The node itself is missing. Its own token is the last one of the text that it
-#   ends.
+# - `(seen)` → `(seen[1:])`: The node itself is missing. Its own token is the last one of the text that it ends.
 # - `[parents[node], node] if node else [0]`: That stops at the parent. The text that a node ends begins at the root, so
 #   all ancestors belong to it.
 @solves("01-1", (TREE, 5), (TREE, 3), ([-1, 0, 1, 2], 3), ([-1], 0))
@@ -28,15 +23,8 @@ def visible_nodes(parents: list[int], node: int) -> list[int]:
     return sorted(seen)
 
 
-# Write `tokens_of_round`: the tokens that a round gives at temperature 0, in their order, with the bonus token at the
-# end. `tokens[j]` is the token of node j, `parents[j]` its parent, and `next_tokens[j]` the target's next token after
-# node j. Children of a node have different tokens.
-#
-# Hint: start at the root. The target's next token belongs to the text in any case. Has a child this token?
-#
-# Why: Every node of the walk gives one token, the target's own. So a round gives at least one token, and the text is
-# the one that the target generates without drafts.
-#
+# Every node of the walk gives one token, the target's own. So a round gives at least one token, and the text is the one
+# that the target generates without drafts.
 # - `return output` → `return output[:-1]`: The bonus token is missing: where no child fits, the target's own token ends
 #   the round.
 # - `return output` → `return [tokens[0], *output]`: The root is not one of them. It was the bonus token of the round
@@ -45,13 +33,8 @@ def visible_nodes(parents: list[int], node: int) -> list[int]:
 #   token.
 # - `parent == node` → `child > node`: That looks for the token in the whole tree. Only a child of the node continues
 #   its text.
-@solves(
-    "01-2",
-    ([9, 1, 2, 5, 6, 7], TREE, [2, 0, 6, 0, 7, 3]),
-    ([9, 1, 2, 5], BRANCHES, [2, 0, 5, 7]),
-    ([9, 1, 2, 5], BRANCHES, [8, 5, 6, 7]),
-    ([9], [-1], [4]),
-)
+@solves("01-2", ([9, 1, 2, 5, 6, 7], TREE, [2, 0, 6, 0, 7, 3]), ([9, 1, 2, 5], BRANCHES, [2, 0, 5, 7]),
+        ([9, 1, 2, 5], BRANCHES, [8, 5, 6, 7]), ([9], [-1], [4]))  # fmt: skip
 def tokens_of_round(tokens: list[int], parents: list[int], next_tokens: list[int]) -> list[int]:
     """List the tokens that a round gives, bonus token last.
 

@@ -3,15 +3,8 @@
 from specsim.course.exercise import solves
 
 
-# Write `free_tokens`: the number of tokens in one forward pass at which the arithmetic takes as long as reading the
-# weights. Every parameter is read once for all tokens. Every token needs one multiplication and one addition for each
-# parameter.
-#
-# Hint: compute the seconds of both. Only one of them grows with the number of tokens.
-#
-# Why: Reading takes parameters · bytes / bandwidth, one token's arithmetic 2 · parameters / peak. The size of the model
+# Reading takes parameters · bytes / bandwidth, one token's arithmetic 2 · parameters / peak. The size of the model
 # cancels: the number depends on the GPU and the number format alone.
-#
 # - `2 * parameters` → `parameters`: That is twice too many: a token needs two operations for each parameter, not one.
 # - `reading / arithmetic_of_one_token` → `arithmetic_of_one_token / reading`: The ratio is upside down: divide the time
 #   of reading by the arithmetic of one token.
@@ -28,18 +21,10 @@ def free_tokens(parameters: float, bytes_per_parameter: float, bandwidth: float,
     return reading / arithmetic_of_one_token
 
 
-# Write `expected_tokens`. A round proposes a chain of gamma drafts. Each is accepted with probability alpha if all
-# drafts before it are accepted; after a rejection no later draft counts. Every round also gives one token of the
-# target. Return the mean number of tokens, also for alpha 0 and 1.
-#
-# Hint: the mean of a count is the sum of the probabilities that it is at least 1, at least 2, and so on.
-#
-# Why: At least i drafts are accepted with probability alpha^i. Together with the bonus token: 1 + α + … + α^γ.
-#
+# At least i drafts are accepted with probability alpha^i. Together with the bonus token: 1 + α + … + α^γ.
 # - `1 + alpha * gamma`: That counts every draft with probability alpha. Draft i is accepted only if all drafts before
 #   it are, which has probability alpha to the power of i.
-# - `range(gamma + 1)` → `range(1, gamma + 1)`: The bonus token is missing: a round gives one token even if no draft is
-#   accepted.
+# - `(gamma + 1)` → `(1, gamma + 1)`: The bonus token is missing: a round gives one token even if no draft is accepted.
 # - `1 + gamma * alpha**gamma`: That accepts either all drafts or none. The drafts before the first rejection count too.
 @solves("02-2", (0.8, 3), (0.5, 5), (0.9, 1), (1.0, 4), (0.0, 4), (0.7, 0))
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -50,13 +35,8 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return float(sum(alpha**accepted for accepted in range(gamma + 1)))
 
 
-# Write `best_gamma`: the number of drafts with the largest speed-up, from 0 to `most`. A round of gamma drafts takes
-# gamma · cost_ratio + 1 times as long as plain decoding takes for one token, and gives as many tokens as in Exercise
-# 02-2.
-#
-# Why: The next draft is worth its time as long as it adds more tokens, in proportion, than time. If α ≤ c not even the
-# first one is.
-#
+# The next draft is worth its time as long as it adds more tokens, in proportion, than time. If α ≤ c not even the first
+# one is.
 # - `most`: The longest chain gives the most tokens, but not the most tokens per second: late drafts are seldom
 #   accepted, and each costs as much as the first.
 # - `max(1, best_gamma(alpha, cost_ratio, most))`: Where a draft costs more than it gains, the best number is 0: plain

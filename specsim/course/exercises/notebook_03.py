@@ -14,14 +14,7 @@ PAIRS = tuple(
 )
 
 
-# Write `accept_rate`. It receives the two distributions as lists of fractions, and returns the probability that the
-# draft is kept. The drafter may give a token probability 0.
-#
-# Hint: the drafter proposes x with probability q(x), and the rule keeps it with probability min(1, p(x) / q(x)).
-# Multiply, and look at the two cases of the minimum. Then no division remains.
-#
-# Why: q(x) · min(1, p(x) / q(x)) is min(q(x), p(x)). The sum over x is the overlap of the two distributions.
-#
+# q(x) · min(1, p(x) / q(x)) is min(q(x), p(x)). The sum over x is the overlap of the two distributions.
 # - `sum(p * q for p, q in zip(target_prob, draft_prob))`: Σ p·q is the probability that two independent draws are
 #   equal. The rule keeps more: where p(x) ≥ q(x) it keeps every draft x.
 # - `sum(q for p, q in zip(target_prob, draft_prob) if p >= q)`: That counts only the drafts that are certain to be
@@ -35,15 +28,8 @@ def accept_rate(target_prob: list[Fraction], draft_prob: list[Fraction]) -> Frac
     return sum(map(min, target_prob, draft_prob), Fraction(0))
 
 
-# Write `residual`. It returns the distribution of the token that replaces a rejected draft, as a list of fractions that
-# sum to 1. If target and drafter agree on every token, no draft is ever rejected; return the target's distribution
-# then.
-#
-# Hint: token x must have probability p(x) in the end. Kept drafts already give it min(p(x), q(x)).
-#
-# Why: Kept drafts give min(p, q) of the target's p. The rest is max(p - q, 0), and its sum is the probability of a
+# Kept drafts give min(p, q) of the target's p. The rest is max(p - q, 0), and its sum is the probability of a
 # rejection.
-#
 # - `list(target_prob)`: That is the target's own distribution. Tokens that the drafter likes too little get their
 #   share, but tokens that it likes too much are given out twice: once as kept drafts and once as replacements.
 # - `[weight / total for weight in weights]` → `weights`: The weights are right, but they sum to the probability of a
@@ -58,16 +44,7 @@ def residual(target_prob: list[Fraction], draft_prob: list[Fraction]) -> list[Fr
     return [weight / total for weight in weights] if total else list(target_prob)
 
 
-# Write the rule itself, for one draft. Two independent uniforms decide: the first whether the draft is kept, the second
-# which token replaces it. `inverse_cdf(weights, uniform)` draws a token; the weights need not sum to 1. For the
-# residual's weights you may write `(target_prob - draft_prob).clamp(min=0)`.
-#
-# The check enumerates your rule exactly. Its distance from the target's distribution must be 0, and no such rule may
-# keep more drafts than yours. It passes exact numbers in place of floats, so compute with the values as they are,
-# without `float(...)` or `torch.tensor(...)`.
-#
-# Why: The draft is kept if uniform · q(x) < p(x), which has probability min(1, p(x) / q(x)) and divides by nothing.
-#
+# The draft is kept if uniform · q(x) < p(x), which has probability min(1, p(x) / q(x)) and divides by nothing.
 # - `inverse_cdf(weights, final_uniform)` → `inverse_cdf(target_prob, final_uniform)`: The replacement is drawn from the
 #   whole target instead of the residual distribution, so tokens that the drafter likes come out too often.
 # - `uniform * draft_prob[token] < target_prob[token]` → `draft_prob[token] <= target_prob[token]`: The uniform is not
@@ -76,14 +53,8 @@ def residual(target_prob: list[Fraction], draft_prob: list[Fraction]) -> list[Fr
 #   replacement does not follow the residual distribution: its last tokens come out too often.
 # - `False, inverse_cdf(target_prob, final_uniform)`: Every token is the target's own. That is lossless, but no draft is
 #   ever kept, so nothing is gained.
-@solves(
-    "03-3",
-    ((5, 2, 1), (3, 1, 4)),
-    ((1, 1, 6), (6, 1, 1)),
-    ((2, 3, 3), (2, 3, 3)),
-    ((0, 0, 8), (4, 4, 0)),
-    observe=with_one_draft,
-)
+@solves("03-3", ((5, 2, 1), (3, 1, 4)), ((1, 1, 6), (6, 1, 1)), ((2, 3, 3), (2, 3, 3)), ((0, 0, 8), (4, 4, 0)),
+        observe=with_one_draft)  # fmt: skip
 def keep_or_replace(
     token: int, target_prob: torch.Tensor, draft_prob: torch.Tensor, uniform: float, final_uniform: float
 ) -> tuple[bool, int]:

@@ -3,27 +3,15 @@
 from specsim.course.exercise import solves
 
 
-# Write `head_rows`. A request has the tokens t0, t1, …, tL. The target has read all but the last one, which is the root
-# of the tree: it was sampled, but not read. So there are features of the positions 0 to L − 1. `drafted` holds the
-# drafts on one path below the root; it may be empty.
-#
-# Return all rows that the head has to read before it can propose the next draft, in order. A row is a tuple of the
-# model whose hidden state it reads, the position of that state, and the id of the token one position ahead.
-#
-# Hint: every token but t0 is in exactly one row. Row p always holds token p + 1, be it a token of the text or a draft.
-#
-# Why: Row p holds token p + 1: L rows with features of the target, then a row for each draft with the head's own state.
-#
-# - `tokens[position + 1]` → `tokens[position]`, `enumerate(drafted)` → `enumerate([tokens[-1], *drafted][:-1])`: The
-#   tokens are not shifted: row p must have the token of position p + 1, so that the head knows which token was sampled
-#   after the features.
+# Row p holds token p + 1: L rows with features of the target, then a row for each draft with the head's own state.
+# - `position + 1` → `position`, `(drafted)` → `([tokens[-1], *drafted][:-1])`: The tokens are not shifted: row p must
+#   have the token of position p + 1, so that the head knows which token was sampled after the features.
 # - `("drafter", num_read` → `("drafter" if depth else "target", num_read`: The target has not read the root yet, so it
 #   has no features of the root's position. The row of the first draft reads the head's own output.
-# - `num_read + depth` → `num_read + depth - 1`: The positions of the head's own states are one too low. The output of
-#   row p − 1 takes the place of the features of token p: it counts as the state of position p, and stands in row p with
-#   token p + 1.
-# - `num_read + depth` → `num_read + depth + 1`: The positions of the drafts are one too high. The first draft is the
-#   token of position L + 1, so it is in row L; no position is left out.
+# - `+ depth` → `+ depth - 1`: The positions of the head's own states are one too low. The output of row p − 1 takes the
+#   place of the features of token p: it counts as the state of position p, and stands in row p with token p + 1.
+# - `+ depth` → `+ depth + 1`: The positions of the drafts are one too high. The first draft is the token of position L
+#   + 1, so it is in row L; no position is left out.
 @solves("04-1", ([5, 6, 7, 8], []), ([5, 6, 7, 8], [20, 21]), ([3, 9], [4]), ([3, 9], []))
 def head_rows(tokens: list[int], drafted: list[int]) -> list[tuple[str, int, int]]:
     """List the rows that the head reads, as (model, position, token id).
@@ -36,15 +24,8 @@ def head_rows(tokens: list[int], drafted: list[int]) -> list[tuple[str, int, int
     return of_target + of_drafter
 
 
-# Write `best_drafts`. It receives the candidates of a tree: for each its parent and the probability of its own token.
-# Return the numbers of the `count` candidates with the best scores, in ascending order. A score is the product of the
-# probabilities on the path. Of equal scores the lower number wins.
-#
-# Hint: a parent comes before its children, so one pass in order computes all scores.
-#
-# Why: A child's score is its parent's score times its own probability. Sorting by (−score, number) breaks ties by the
-# lower number, so every chosen candidate has its parent with it.
-#
+# A child's score is its parent's score times its own probability. Sorting by (−score, number) breaks ties by the lower
+# number, so every chosen candidate has its parent with it.
 # - `scores[parent] * prob` → `prob`: Candidates are ranked by their own probability. A likely token after an unlikely
 #   one is seldom reached: multiply the probabilities on the path.
 # - `(-scores[number], number)` → `(-scores[number], -number)`: Ties go to the higher number, so a certain child is
@@ -53,13 +34,10 @@ def head_rows(tokens: list[int], drafted: list[int]) -> list[tuple[str, int, int
 #   as the candidates are, so that a parent comes before its children: sort the numbers.
 # - `scores[parent] * prob` → `probs[parent] * prob`: The product takes only the parent's own probability. Multiply by
 #   the parent's score, which holds the whole path.
-@solves(
-    "04-2",
-    ([-1, -1, 0, 0, 1, 1], [0.5, 0.25, 0.5, 0.125, 0.75, 0.25], 3),
-    ([-1, -1, 0, 1, 2, 3], [0.5, 0.25, 1.0, 1.0, 1.0, 0.5], 2),
-    ([-1, -1, 0, 0, 2, 2, 3], [0.25, 0.5, 0.5, 0.5, 0.75, 0.25, 1.0], 4),
-    ([-1, 0, 1], [0.5, 0.5, 0.5], 3),
-)
+@solves("04-2", ([-1, -1, 0, 0, 1, 1], [0.5, 0.25, 0.5, 0.125, 0.75, 0.25], 3),
+        ([-1, -1, 0, 1, 2, 3], [0.5, 0.25, 1.0, 1.0, 1.0, 0.5], 2),
+        ([-1, -1, 0, 0, 2, 2, 3], [0.25, 0.5, 0.5, 0.5, 0.75, 0.25, 1.0], 4),
+        ([-1, 0, 1], [0.5, 0.5, 0.5], 3))  # fmt: skip
 def best_drafts(parents: list[int], probs: list[float], count: int) -> list[int]:
     """Choose the candidates that become nodes: the `count` best, as ascending numbers.
 
@@ -73,14 +51,7 @@ def best_drafts(parents: list[int], probs: list[float], count: int) -> list[int]
     return sorted(ranked[:count])
 
 
-# Write `bonus_tokens`. All tables are flat lists, as on a GPU: `predict` has `num_nodes` entries for each request,
-# `accept_index` has `width`. `num_accepted_drafts` has one number for each request, and the root is not counted in it.
-# Return the bonus token of each request: `predict` at the last node of its accepted path.
-#
-# Hint: entry 0 of a row of `accept_index` is the root. The entries are global node numbers.
-#
-# Why: Row b of `accept_index` begins at b · (S + 1), and its entry num_accepted_drafts is the last node of the path.
-#
+# Row b of `accept_index` begins at b · (S + 1), and its entry num_accepted_drafts is the last node of the path.
 # - `request * width` → `request * num_nodes`: That is the error of sglang#26866: rows of `accept_index` are `width`
 #   long, not `num_nodes`. Chains and single requests do not show it.
 # - `width + count` → `width + count + 1`: One entry too far. Entry 0 is the root, so the last accepted draft is at
@@ -90,16 +61,10 @@ def best_drafts(parents: list[int], probs: list[float], count: int) -> list[int]
 #   entry.
 # - `accept_index[request * width + count]` → `request * num_nodes + count`: That takes the accepted path to be the
 #   first nodes of the tree, which is true for a chain only. In a tree the path is in `accept_index`.
-@solves(
-    "04-3",  # Two requests, N = 6 and S = 2: paths 0, 2, 5 and 6 alone.
-    ([11, -1, 12, -1, -1, 13, 21, -1, -1, -1, -1, -1], [0, 2, 5, 6, -1, -1], [2, 0], 6, 3),
-    # Three requests, N = 4 and S = 1: paths 0, 3 and 4 alone and 8, 9.
-    ([31, -1, -1, 32, 41, -1, -1, -1, 51, 52, -1, -1], [0, 3, 4, -1, 8, 9], [1, 0, 1], 4, 2),
-    # A chain of 2: N = S + 1.
-    ([61, 62, -1, 71, 72, 73], [0, 1, -1, 3, 4, 5], [1, 2], 3, 3),
-    # One request without an accepted draft.
-    ([81, -1, -1, -1, -1], [0, -1, -1], [0], 5, 3),
-)
+@solves("04-3", ([11, -1, 12, -1, -1, 13, 21, -1, -1, -1, -1, -1], [0, 2, 5, 6, -1, -1], [2, 0], 6, 3),  # 0, 2, 5; 6
+        ([31, -1, -1, 32, 41, -1, -1, -1, 51, 52, -1, -1], [0, 3, 4, -1, 8, 9], [1, 0, 1], 4, 2),  # paths 0, 3; 4; 8, 9
+        ([61, 62, -1, 71, 72, 73], [0, 1, -1, 3, 4, 5], [1, 2], 3, 3),  # a chain: N = S + 1
+        ([81, -1, -1, -1, -1], [0, -1, -1], [0], 5, 3))  # fmt: skip
 def bonus_tokens(
     predict: list[int], accept_index: list[int], num_accepted_drafts: list[int], num_nodes: int, width: int
 ) -> list[int]:

@@ -5,14 +5,7 @@ from specsim.course.exercise import solves
 TREES = ([-1, 0, 0, 1, 1, 2, 3], [-1, 0, 1, 2], [-1, 0, 0, 0, 0], [-1], [-1, 0, 0, 2, 3, 4, 1, 5])
 
 
-# Write `ancestor_bits`. It receives the parents of a tree's nodes, -1 for the root. Return one integer for each node:
-# its row of the mask, as bits. Bit c is 1 where the node sees node c. A node sees its ancestors, the root among them,
-# and itself.
-#
-# Hint: `1 << c` is the word in which only bit c is 1. `a | b` has the bits of both.
-#
-# Why: The parent's word holds the whole path down to it, so one more bit is enough. No walk up the tree is needed.
-#
+# The parent's word holds the whole path down to it, so one more bit is enough. No walk up the tree is needed.
 # - `words[parent] if` → `1 << parent if`: Only the parent and the node itself are visible. From depth 2 on, the older
 #   ancestors are missing: take the parent's whole row.
 # - `return words` → `return [word & ~(1 << node) for node, word in enumerate(words)]`: A row must see itself too: its
@@ -34,13 +27,7 @@ def ancestor_bits(parents: list[int]) -> list[int]:
     return words
 
 
-# Write `tree_positions`. It receives the parents of a tree's nodes and the number of committed tokens, L. Return the
-# position of every node: the place that its token has in the text of its own branch.
-#
-# Hint: the committed tokens have the positions 0 to L − 1, and the root comes next.
-#
-# Why: The root has position L, and a child comes one position after its parent.
-#
+# The root has position L, and a child comes one position after its parent.
 # - `[seq_len + node for node in range(len(parents))]`: That is the column of a node. Siblings are alternatives for the
 #   same place in the text, so they have the same position.
 # - `else seq_len` → `else seq_len + 1`: One too high: L committed tokens have the positions 0 to L - 1, so the root has
@@ -58,20 +45,11 @@ def tree_positions(parents: list[int], seq_len: int) -> list[int]:
     return positions
 
 
-# Write `visible_columns`, the part of an attention kernel that reads a row of the mask. It receives the row as words of
-# 32 bits: bit c of the first word is node c, bit c of the second word is node 32 + c, and so on. The mask is of the
-# tree only. The row also sees all L committed columns, and node c is in column L + c. Return all columns that the row
-# sees.
-#
-# Words are signed: where bit 31 is 1, the number is negative. Hint: `word >> c & 1` is bit c, for negative numbers too.
-#
-# Why: Bit c of word w is node 32·w + c, which is in column L + 32·w + c. The prefix needs no bits.
-#
+# Bit c of word w is node 32·w + c, which is in column L + 32·w + c. The prefix needs no bits.
 # - `*range(seq_len), *(` → `*(`: The committed columns 0 to L - 1 are missing: every row sees the whole prefix.
 # - `visible_columns(words, 0)`: Numbers of nodes are no columns: node c is in column L + c. The columns before it hold
 #   the prefix, and all of them are visible.
-# - `word >> bit` → `word >> (31 - bit)`: The bits are read from the wrong end: node 0 is bit 0, the one with the value
-#   1.
+# - `>> bit` → `>> (31 - bit)`: The bits are read from the wrong end: node 0 is bit 0, the one with the value 1.
 # - `for bit in range(32) if word >> bit & 1` → `for bit, digit in enumerate(bin(word)[:1:-1]) if digit == "1"`: For a
 #   negative word `bin` prints a sign and the digits of its size, which are other bits. Shift the word and test one bit.
 # - `32 * index + bit for` → `bit for`, `for node in nodes` → `for node in sorted({*nodes})`: All words are read as the

@@ -8,38 +8,19 @@ from specsim.course.enumeration import inverse_cdf, with_drawn_siblings, with_gi
 from specsim.course.exercise import solves
 
 
-# Write `sample_with_drafts`: target-only sampling at one node. The drafts are given, all of them different. Return
-# whether one of them is accepted, and the token: the accepted draft, or else the token that is drawn in its place.
-#
-# Lay the drafts' probabilities p side by side, in order, on the line from 0 to 1. The draft in whose part `uniform`
-# lies is accepted. If it lies in no part, draw from the target without the drafts. `inverse_cdf(weights, uniform)`
-# draws a token; the weights need not sum to 1. Copy a tensor with `.clone()` before you set an entry to 0.
-#
-# The check enumerates your rule exactly. It passes exact numbers in place of floats, so do not write `float(...)` or
-# `torch.tensor(...)`.
-#
-# Why: A draft is accepted if uniform lies between the sum before it and the sum with it, an interval of length p. The
-# rest of the line has length 1 minus all drafts' p, and is divided like p without them. So this is one draw from the
-# target, with the drafts at the front of the line.
-#
+# A draft is accepted if uniform lies between the sum before it and the sum with it, an interval of length p. The rest
+# of the line has length 1 minus all drafts' p, and is divided like p without them. So this is one draw from the target,
+# with the drafts at the front of the line.
 # - `inverse_cdf(remaining,` → `inverse_cdf(target_prob,`: The last draw is from the whole target. There a draft gets a
 #   second chance, so that drafts come out too often: draw from the target without them.
-# - `total + target_prob[token]` → `target_prob[token]`: Each draft is compared with its own probability, but they share
-#   one uniform. After the first draft is rejected the uniform is known to be large. Compare with the sum of the
-#   probabilities so far.
+# - `total = total +` → `total =`: Each draft is compared with its own probability, but they share one uniform. After
+#   the first draft is rejected the uniform is known to be large. Compare with the sum of the probabilities so far.
 # - `final_uniform` → `uniform`: The last draw uses `uniform` again. If no draft is accepted, it is known to be large,
 #   so the last tokens come out too often. Draw with `final_uniform`.
 # - `False, inverse_cdf(target_prob, final_uniform)`: That is lossless, but no draft is ever accepted, so nothing is
 #   gained.
-@solves(
-    "06-1",
-    ((5, 2, 1), [1, 2]),
-    ((1, 1, 6), [0]),
-    ((2, 3, 2, 1), [3, 0, 1]),
-    ((4, 4), [1, 0]),
-    ((5, 2, 1), [2]),
-    observe=with_given_drafts,
-)
+@solves("06-1", ((5, 2, 1), [1, 2]), ((1, 1, 6), [0]), ((2, 3, 2, 1), [3, 0, 1]), ((4, 4), [1, 0]), ((5, 2, 1), [2]),
+        observe=with_given_drafts)  # fmt: skip
 def sample_with_drafts(
     drafts: list[int], target_prob: torch.Tensor, uniform: float, final_uniform: float
 ) -> tuple[bool, int]:
@@ -57,17 +38,8 @@ def sample_with_drafts(
     return False, inverse_cdf(remaining, final_uniform)
 
 
-# Write `try_siblings`: multi-round verification at one node. The drafts were drawn independently from the drafter's
-# distribution, so two of them may be equal. Try them in order. Each is accepted as in notebook 03, but after a
-# rejection the target's distribution p is replaced by its residual distribution max(p − q, 0), *normalised*, and the
-# next draft is compared with this. If none is accepted, draw the token from the last residual distribution.
-#
-# Return whether a draft is accepted, and the token. Each draft has a uniform of its own. The check enumerates your rule
-# exactly, as in Exercise 06-1.
-#
-# Why: After a rejection the problem is the old one with another target: the residual distribution. So each step is
-# lossless for the target that it is given, and the whole is lossless for p.
-#
+# After a rejection the problem is the old one with another target: the residual distribution. So each step is lossless
+# for the target that it is given, and the whole is lossless for p.
 # - `< remaining[token]` → `< target_prob[token]`, `(remaining - draft_prob)` → `(target_prob - draft_prob)`: Every
 #   draft is compared with the target itself. After a rejection the token must follow the residual distribution: a token
 #   that was drafted often has had its share.
@@ -78,15 +50,8 @@ def sample_with_drafts(
 #   After a rejection it is known to be large, so the next draft is rejected too often. Here each draft needs its own.
 # - `zip(drafts, uniforms, strict=True)` → `zip(drafts[:1], uniforms)`: Only the first draft is tried. That is lossless,
 #   but the other siblings are of no use then.
-@solves(
-    "06-2",
-    ((5, 2, 1), (3, 1, 4), 2),
-    ((1, 1, 6), (6, 1, 1), 2),
-    ((2, 5, 9), (10, 4, 2), 2),
-    ((1, 3), (3, 1), 3),
-    ((5, 2, 1), (3, 1, 4), 1),
-    observe=with_drawn_siblings,
-)
+@solves("06-2", ((5, 2, 1), (3, 1, 4), 2), ((1, 1, 6), (6, 1, 1), 2), ((2, 5, 9), (10, 4, 2), 2), ((1, 3), (3, 1), 3),
+        ((5, 2, 1), (3, 1, 4), 1), observe=with_drawn_siblings)  # fmt: skip
 def try_siblings(
     drafts: list[int],
     target_prob: torch.Tensor,
@@ -107,15 +72,8 @@ def try_siblings(
     return False, inverse_cdf(remaining, final_uniform)
 
 
-# Write `tokens_needed`. A lossless rule gives some token with probability p, `prob`. A wrong rule gives it with
-# `wrong_prob`. We count the token among n tokens. Return the smallest n for which the expected count under the wrong
-# rule differs from n · p by at least `errors` standard errors of the count under p.
-#
-# Hint: the standard error of such a count is √(n · p · (1 − p)). Solve for n, and round up.
-#
-# Why: n · |wrong − p| ≥ errors · √(n · p · (1 − p)) gives n ≥ errors² · p · (1 − p) / (wrong − p)². A difference half
-# as large needs four times as many tokens.
-#
+# n · |wrong − p| ≥ errors · √(n · p · (1 − p)) gives n ≥ errors² · p · (1 − p) / (wrong − p)². A difference half as
+# large needs four times as many tokens.
 # - `ceil(errors * (prob * (1 - prob)) ** 0.5 / abs(wrong_prob - prob))`: The square is missing. The difference grows
 #   with n and its error with √n, so the equation is one for √n.
 # - `prob * (1 - prob)` → `prob`: The factor 1 − p is missing: the variance of the count is n · p · (1 − p).

@@ -5,16 +5,8 @@ from specsim.course.exercise import solves
 TREE_OF_8 = ["prefix 0", "prefix 1", *(f"node {node}" for node in range(8))]
 
 
-# Write `lane_column` for a drafter with several lanes. The prefix has `length` tokens. Lane 0 continues right after it,
-# on the prefix's last page if that page has room. Every other lane has whole pages of its own, as many as lane 0 uses
-# from that page on, and no page between two lanes is left out. A lane first has the copy of the prefix's unfinished
-# page, then its steps.
-#
-# Hint: compare with the numbers printed above. How far is it from a step of one lane to the same step of the next?
-#
-# Why: A lane needs room for L mod P copied tokens and S steps, rounded up to pages. All lanes have the same offset
-# within a page, so the distance between them is this number of columns.
-#
+# A lane needs room for L mod P copied tokens and S steps, rounded up to pages. All lanes have the same offset within a
+# page, so the distance between them is this number of columns.
 # - `num_pages * page_size` → `num_steps`: That is the layout for pages of one slot. With larger pages two lanes would
 #   share a page, and a page belongs to one lane.
 # - `(tail + num_steps)` → `num_steps`: The pages of a lane hold the copy of the prefix's unfinished page too. Round up
@@ -33,16 +25,9 @@ def lane_column(length: int, lane: int, step: int, num_steps: int, page_size: in
     return length + lane * num_pages * page_size + step
 
 
-# Write the commit of one request. Before it, columns 0 to `length` − 1 hold the prefix, and column `length` + j holds
-# node j. Change `content` so that the nodes of `path` stand in the columns right after the prefix, in their order. What
-# is in later columns afterwards does not matter.
-#
-# Hint: node 5 may go to the column where node 2 is now. Is node 2 already safe?
-#
-# Why: The whole path is read before any of it is written. In this order no overlap matters. Moving one by one from the
-# first node would work on one thread, since a node only moves to the left; a kernel that moves all in parallel has no
-# such order.
-#
+# The whole path is read before any of it is written. In this order no overlap matters. Moving one by one from the first
+# node would work on one thread, since a node only moves to the left; a kernel that moves all in parallel has no such
+# order.
 # - `content[: length + len(path)]`: Nothing has moved. That is right for a chain, whose path has no gaps. Of a tree,
 #   the next round would read rejected nodes.
 # - `path_content = [content[length + node] for node in path]` →
@@ -55,13 +40,8 @@ def lane_column(length: int, lane: int, step: int, num_steps: int, page_size: in
 #   and node j is in column `length` + j.
 # - `content[length : length + len(path)] =` → `content[: len(path)] =`: The prefix is overwritten. Its columns stay as
 #   they are, and the path follows from column `length` on.
-@solves(
-    "07-2",
-    (TREE_OF_8, 2, [0, 2, 5, 7]),
-    (TREE_OF_8, 2, [0, 1, 2]),
-    (TREE_OF_8, 2, [0]),
-    (TREE_OF_8[1:], 1, [0, 1, 2, 3, 6]),
-)
+@solves("07-2", (TREE_OF_8, 2, [0, 2, 5, 7]), (TREE_OF_8, 2, [0, 1, 2]), (TREE_OF_8, 2, [0]),
+        (TREE_OF_8[1:], 1, [0, 1, 2, 3, 6]))  # fmt: skip
 def compact(content: list[str], length: int, path: list[int]) -> list[str]:
     """Move the content of the path's nodes to the columns after the prefix, and return what the next round reads.
 
@@ -73,34 +53,20 @@ def compact(content: list[str], length: int, path: list[int]) -> list[str]:
     return content[: length + len(path)]
 
 
-# Write `commit_moves`, the commit of a whole batch, as a list of pairs: the slot in which an accepted node is, and the
-# slot to which it moves. Take the requests in order, and the nodes of a path in order, root first. A node that stays
-# where it is has a pair, too.
-#
-# `accept_index` is flat, as a kernel sees it: `num_steps` + 1 entries for each request. Every tree has `num_nodes`
-# nodes. `slots[b][c]` is the slot of column c of request b, and `seq_lens[b]` its number of committed tokens.
-#
-# Hint: go from the entry to the node of the request, from there to its column, and then to the slot.
-#
-# Why: Entry number, node, column, slot: row b of accept_index begins at b · (S + 1), its nodes at b · N, the node's
-# column is L + j, and the table names the slot. The reference does the same in kv.commit.
-#
-# - `num_steps + 1, []` → `num_nodes, []`: Rows of accept_index are read as if they were as long as a tree. They have
-#   num_steps + 1 entries. So the first request reads the others' nodes too, and the others read rows that are not
-#   theirs.
+# Entry number, node, column, slot: row b of accept_index begins at b · (S + 1), its nodes at b · N, the node's column
+# is L + j, and the table names the slot. The reference does the same in kv.commit.
+# - `num_steps + 1` → `num_nodes`: Rows of accept_index are read as if they were as long as a tree. They have num_steps
+#   + 1 entries. So the first request reads the others' nodes too, and the others read rows that are not theirs.
 # - `node - request * num_nodes` → `node`: Nodes are numbered over the whole batch. Node j of request b has the number b
 #   · num_nodes + j, and is in column L + j of this request.
 # - `(slots[request][length + node], slots[request][length + depth])` → `(length + node, length + depth)`: Those are
 #   columns. KV is stored in slots: look up each column in the request's row of the table.
 # - `in row if node >= 0` → `in row`: The entries of −1 are not nodes. They fill up the row of a request that has
 #   accepted fewer drafts.
-@solves(
-    "07-3",
-    ([0, 2, 5, 6, -1, -1], [3, 2], [[*range(16)], [*range(20, 36)]], 6, 2),
-    ([0, 1, 3, 4, 6, -1], [1, 1], [[*range(10, 20)], [*range(9, -1, -1)]], 4, 2),
-    ([0, 2, 5, -1], [2], [[6, 7, 0, 1, 2, 3, 4, 5, 12, 13]], 8, 3),
-    ([0, 2, 5, -1], [0, 4], [[*range(8, 24)], [*range(30, 46)]], 5, 1),
-)
+@solves("07-3", ([0, 2, 5, 6, -1, -1], [3, 2], [[*range(16)], [*range(20, 36)]], 6, 2),
+        ([0, 1, 3, 4, 6, -1], [1, 1], [[*range(10, 20)], [*range(9, -1, -1)]], 4, 2),
+        ([0, 2, 5, -1], [2], [[6, 7, 0, 1, 2, 3, 4, 5, 12, 13]], 8, 3),
+        ([0, 2, 5, -1], [0, 4], [[*range(8, 24)], [*range(30, 46)]], 5, 1))  # fmt: skip
 def commit_moves(
     accept_index: list[int], seq_lens: list[int], slots: list[list[int]], num_nodes: int, num_steps: int
 ) -> list[tuple[int, int]]:

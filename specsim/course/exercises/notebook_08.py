@@ -30,16 +30,8 @@ def with_old_counter(
     return {**(figures if isinstance(figures, dict) else {}), **arguments}
 
 
-# Write `next_hidden`. Draft-extend has computed a hidden state for every one of its rows, and the next draft phase
-# needs one for each request: that of its last accepted token. Request b has the rows from `row_starts[b]` up to
-# `row_starts[b + 1]`, which is not included. Its first `num_accepted_tokens[b]` rows are accepted tokens. With
-# `extend="fixed"` there is padding behind them.
-#
-# The rows are texts here, so that you can see whose they are. Return a list with one of them for each request.
-#
-# Why: The last accepted row of request b is row_starts[b] + num_accepted_tokens[b] - 1. The package has it as
+# The last accepted row of request b is row_starts[b] + num_accepted_tokens[b] - 1. The package has it as
 # DraftExtendInput.last_rows. A new list is made, so nobody's earlier state changes.
-#
 # - `start + count - 1` → `start`: These are the rows of the roots. The next drafts follow the last accepted token,
 #   whose features are in the last accepted row.
 # - `[hidden[end - 1] for end in row_starts[1:]]`: The last row of a request's block is right only without padding. With
@@ -56,13 +48,9 @@ def with_old_counter(
 # - `[hidden[sum(num_accepted_tokens[: request + 1]) - 1] for request in range(len(num_accepted_tokens))]`: A sum of
 #   counts is right only without padding. The rows of request b begin at row_starts[b], however many tokens the requests
 #   before it have accepted.
-@solves(
-    "08-1",
-    ([*_rows(0, 4, 4), *_rows(1, 4, 4), *_rows(2, 2, 2)], [0, 4, 8, 10], [4, 4, 2]),
-    ([*_rows(0, 2, 4), *_rows(1, 4, 4), *_rows(2, 1, 4)], [0, 4, 8, 12], [2, 4, 1]),
-    (_rows(0, 1, 1), [0, 1], [1]),
-    ([], [0], []),
-)
+@solves("08-1", ([*_rows(0, 4, 4), *_rows(1, 4, 4), *_rows(2, 2, 2)], [0, 4, 8, 10], [4, 4, 2]),
+        ([*_rows(0, 2, 4), *_rows(1, 4, 4), *_rows(2, 1, 4)], [0, 4, 8, 12], [2, 4, 1]), (_rows(0, 1, 1), [0, 1], [1]),
+        ([], [0], []))  # fmt: skip
 def next_hidden(hidden: list[str], row_starts: list[int], num_accepted_tokens: list[int]) -> list[str]:
     """Select the row of draft-extend from which each request's next drafts are made.
 
@@ -71,16 +59,8 @@ def next_hidden(hidden: list[str], row_starts: list[int], num_accepted_tokens: l
     return [hidden[start + count - 1] for start, count in zip(row_starts[:-1], num_accepted_tokens, strict=True)]
 
 
-# Write `between_rounds`, which a server calls after every round. `state` is the draft input of the running requests: a
-# list for each field, with one entry for each request. Remove the requests that have finished, keep the others in their
-# order, and append the requests that arrive. `arriving` has the same fields; if nobody arrives, its lists are empty.
-#
-# If all requests have finished, the result is still a state. And the old state must not change: under the overlap
-# schedule another part still reads it.
-#
-# Why: Entries are selected by the index of their request, and nothing is changed in place. A batch without requests has
-# an empty list in each field, to which the next arrivals can be appended.
-#
+# Entries are selected by the index of their request, and nothing is changed in place. A batch without requests has an
+# empty list in each field, to which the next arrivals can be appended.
 # - `[values[request] for request in keep]` → `values[: len(keep)]`: That keeps the first entries, as many as there are
 #   requests left. If any but the last request finishes, another request's entries are kept. Select by index.
 # - `state.update(between_rounds(state, is_finished, arriving)) or state`: The result is right, but the old state has
@@ -97,15 +77,9 @@ def next_hidden(hidden: list[str], row_starts: list[int], num_accepted_tokens: l
 #   be read for the wrong requests.
 # - `state if all(is_finished) else between_rounds(state, is_finished, arriving)`: When all requests have finished, the
 #   last state is returned: it has entries, and nobody owns them. Those that arrive are lost.
-@solves(
-    "08-2",
-    (RUNNING, [False, True, False], NEW),
-    (RUNNING, [False, False, True], NOBODY),
-    (RUNNING, [True, True, True], NEW),
-    (RUNNING, [True, True, True], NOBODY),
-    (NOBODY, [], NEW),
-    observe=with_old_state,
-)
+@solves("08-2", (RUNNING, [False, True, False], NEW), (RUNNING, [False, False, True], NOBODY),
+        (RUNNING, [True, True, True], NEW), (RUNNING, [True, True, True], NOBODY), (NOBODY, [], NEW),
+        observe=with_old_state)  # fmt: skip
 def between_rounds(
     state: dict[str, list[Any]], is_finished: list[bool], arriving: dict[str, list[Any]]
 ) -> dict[str, list[Any]]:
@@ -117,18 +91,8 @@ def between_rounds(
     return {name: [values[request] for request in keep] + arriving[name] for name, values in state.items()}
 
 
-# Write `round_figures`. A round of some requests with a chain or a tree of `num_steps` steps has accepted
-# `num_accepted_drafts` drafts, a number for each request. Return a dictionary with five entries. For each request:
-# `num_accepted_tokens`, `seq_lens` after the round (the old ones are given), and `last_entry`, the place of the last
-# accepted node in its row of accept_index, where the root has place 0. For the whole round: `accept_length`, the mean
-# number of tokens of a request, and `accept_rate`. The rate is one number: of all requests' drafts, the share that is
-# accepted, where each request counts `num_steps` drafts.
-#
-# Choose one of the two counters for each entry. The arguments must not change.
-#
-# Why: Lengths and accept length count tokens. The rate and the place in the path count drafts. Both counters are made
-# once, and neither is changed.
-#
+# Lengths and accept length count tokens. The rate and the place in the path count drafts. Both counters are made once,
+# and neither is changed.
 # - `num_accepted_tokens = [` → `last_entry = [*num_accepted_drafts]; num_accepted_drafts[:] = num_accepted_tokens = [`,
 #   `list(num_accepted_drafts)` → `last_entry`: One was added in place. The rate, which was computed after that, counts
 #   bonus tokens as drafts, and the caller's counter has changed too. This is the line that sglang#23962 removed.

@@ -49,27 +49,18 @@ def after_replays(
     return replayed(lambda: answer(*buffers.values(), window, last_step), buffers, replays)
 
 
-# Write `write_column`. It is captured once and replayed for every draft step, so it must work on the tensors in place.
-# `draft_tokens[b, s]` is the draft of request b in step s, and `step` says which column comes next. Afterwards `step`
-# must be one larger.
-#
-# Hint: the functions of torch that write in place end in `_`. `table.index_copy_(1, columns, values)` writes the
-# values, [B, number of columns], to these columns. What does `table[:, columns]` give: a view or a copy?
-#
-# Why: Both tensors are changed in place, at the addresses that the graph has, and the column is selected on the device.
-#
-# - `draft_tokens.index_copy_(1, step, tokens[:, None])` → `draft_tokens[:, int(step)] = tokens`: The step number is
-#   read on the host. A capture refuses that: at replay there is no host to read it, and every replay would write the
-#   column of the capture.
-# - `draft_tokens.index_copy_(1, step, tokens[:, None])` → `draft_tokens[:, step].copy_(tokens[:, None])`: The table has
-#   not changed: the tokens were written into a copy. Indexing with a tensor makes one, and so does `index_copy` without
-#   `_`. A slice would be a view, but its bounds are numbers of the host.
+# Both tensors are changed in place, at the addresses that the graph has, and the column is selected on the device.
+# - `.index_copy_(1, step, tokens[:, None])` → `[:, int(step)] = tokens`: The step number is read on the host. A capture
+#   refuses that: at replay there is no host to read it, and every replay would write the column of the capture.
+# - `.index_copy_(1, step, tokens[:, None])` → `[:, step].copy_(tokens[:, None])`: The table has not changed: the tokens
+#   were written into a copy. Indexing with a tensor makes one, and so does `index_copy` without `_`. A slice would be a
+#   view, but its bounds are numbers of the host.
 # - `step.add_(1)` → `step = step + 1`: The graph's own step stays what it was, so every replay writes the same column.
 #   `step = step + 1` only makes a new tensor and gives it the old name. Use `step.add_(1)`.
 # - `tokens[:, None]` → `tokens`: The values need the two axes [B, 1]: a row for each request, and one column.
 #   `tokens[:, None]` has them.
-# - `draft_tokens.index_copy_(1, step, tokens[:, None])` → `draft_tokens[:, step] = tokens`: The selected part of the
-#   table has the axes [B, 1], and the tokens have [B]. `tokens[:, None]` fits.
+# - `.index_copy_(1, step, tokens[:, None])` → `[:, step] = tokens`: The selected part of the table has the axes [B, 1],
+#   and the tokens have [B]. `tokens[:, None]` fits.
 # - `step.add_(1)` → `pass`, `draft_tokens.index_copy_` → `step.add_(1); draft_tokens.index_copy_`: The step grows
 #   before the tokens are written. So column 0 stays empty, and the last step writes outside the table.
 @solves("09-1", (2, 3, 3), (1, 4, 2), (3, 2, 1), observe=after_steps)
@@ -79,14 +70,7 @@ def write_column(draft_tokens: torch.Tensor, step: torch.Tensor, tokens: torch.T
     step.add_(1)
 
 
-# Write `visible_keys`. The prefix has the positions 0 to `length` − 1, and draft step i stands at position `length` +
-# i. It sees itself and the positions before it, `window` positions in all, or fewer where the text has just begun.
-# Return the first position and the number of positions, as a pair.
-#
-# Hint: compare with the upper panel of the picture.
-#
-# Why: Both follow from the position of this step: a row at position r sees the key at position c if r − c < window.
-#
+# Both follow from the position of this step: a row at position r sees the key at position c if r − c < window.
 # - `length + step` → `length`: That is the window of step 0, whatever the step. Later steps do not see their own token.
 # - `position - window + 1` → `length - window + 1`: The end advances, and the start stays that of step 0. Each step
 #   sees one key more than the step before. This is the fault of vllm#41162.
@@ -111,21 +95,10 @@ def visible_keys(length: int, step: int, window: int) -> tuple[int, int]:
     return first, position - first + 1
 
 
-# Write `advance`, the update between two draft steps. It is captured together with the step and replayed with it.
-# `seq_lens` and `window_starts` have one entry for each request, `step` has one element; `window` and `last_step` are
-# numbers of the host, which never change. All lengths and the step grow by one. Then each window starts `window` keys
-# before the new end of its request, or at 0 if the text is shorter than that.
-#
-# The graph is replayed after the last step too. If `step` has reached `last_step`, nothing may change.
-#
-# Hint: a comparison of tensors gives a tensor. What is `(step < last_step).long()` before the last step, and after it?
-#
-# Why: The comparison stays on the device and is added in place of 1, so a replay after the last step adds 0. The starts
-# are computed again from the new lengths, and written to the buffer that the graph reads.
-#
-# - `window_starts.copy_((seq_lens - window).clamp(min=0))` → `pass`: The starts of the windows have not changed: they
-#   are not updated, or a new tensor has got their name. Lengths advance, so each step sees one key more. This is the
-#   fault of vllm#41162.
+# The comparison stays on the device and is added in place of 1, so a replay after the last step adds 0. The starts are
+# computed again from the new lengths, and written to the buffer that the graph reads.
+# - `window_starts.copy_(` → `window_starts = (`: The starts of the windows have not changed: they are not updated, or a
+#   new tensor has got their name. Lengths advance, so each step sees one key more. This is the fault of vllm#41162.
 # - `(step < last_step).long()` → `1 if step < last_step else 0`: `if` needs the value of a tensor on the host, and a
 #   capture refuses that. Compute with the comparison's result instead: add it where you would add 1.
 # - `(step < last_step).long()` → `1`: The replay after the last step advances everything once more. The metadata is
@@ -137,19 +110,11 @@ def visible_keys(length: int, step: int, window: int) -> tuple[int, int]:
 # - `window_starts.copy_((seq_lens - window).clamp(min=0))` → `window_starts.add_(live)`: Every start grows by one. But
 #   a text that is shorter than the window begins at 0, and its start has to stay there until the window is full.
 #   Compute the starts from the lengths.
-# - `step < last_step` → `step < last_step + 1`: That is one step too many: nothing may change if `step` is equal to
-#   `last_step`.
-# - `step.add_(live)` → `pass`, `seq_lens.add_(live)` → `step.add_(live); seq_lens.add_((step < last_step).long())`: The
-#   step has changed before it is compared again, so in the last step the lengths do not grow. Compare once, and add the
-#   result everywhere.
-@solves(
-    "09-3",
-    ([21, 24, 9], 16, 5, 3),
-    ([21, 24, 9], 16, 5, 5),
-    ([15, 16], 16, 2, 4),
-    ([4], 8, 0, 1),
-    observe=after_replays,
-)
+# - `<` → `<=`: That is one step too many: nothing may change if `step` is equal to `last_step`.
+# - `seq_lens.add_(live)` → `seq_lens.add_((step + live < last_step).long())`: The step has changed before it is
+#   compared again, so in the last step the lengths do not grow. Compare once, and add the result everywhere.
+@solves("09-3", ([21, 24, 9], 16, 5, 3), ([21, 24, 9], 16, 5, 5), ([15, 16], 16, 2, 4), ([4], 8, 0, 1),
+        observe=after_replays)  # fmt: skip
 def advance(
     seq_lens: torch.Tensor, window_starts: torch.Tensor, step: torch.Tensor, window: int, last_step: int
 ) -> None:

@@ -29,19 +29,8 @@ def _run(scores: float, keys: float, logprobs: float, bonus: int) -> Steps:
     ]
 
 
-# Write `first_difference`. It receives the steps of two runs, in the order in which they ran. A step is a tuple of
-# round, phase, and a dictionary of fields. The fields of a step are in the order in which they were computed, and each
-# holds a list of numbers. Both runs have the same steps and fields. A value is right if it is within `tolerance` of the
-# value of the reference: their difference, upwards or downwards, is at most `tolerance`. So integers must be equal, as
-# it is below 1.
-#
-# Return the round, phase, field and index of the *first* wrong value, or None if all are right.
-#
-# Hint: a value that was never computed may be NaN. Every comparison with NaN is false.
-#
-# Why: The first wrong value is the nearest to the cause, since all that came before it is right. The condition is
-# written so that NaN is wrong: not (error <= tolerance).
-#
+# The first wrong value is the nearest to the cause, since all that came before it is right. The condition is written so
+# that NaN is wrong: not (error <= tolerance).
 # - `not abs(right - value) <= tolerance` → `right != value`: Two right implementations add in different orders, so
 #   their floats differ in the last digits. An exact comparison reports rounding as a fault.
 # - `not abs(right - value) <= tolerance` → `abs(right - value) > tolerance`: `abs(right - value) > tolerance` is false
@@ -57,21 +46,17 @@ def _run(scores: float, keys: float, logprobs: float, bonus: int) -> Steps:
 # - `<= tolerance` → `<= tolerance * max(abs(right), abs(value))`: The difference is compared with a share of the value.
 #   Near 0 that share is almost nothing, so rounding is reported as a fault. Compare the difference itself with
 #   `tolerance`.
-# - `<= tolerance` → `< tolerance`: A difference of exactly `tolerance` is still right: with tolerance 0, equal values
-#   must pass.
+# - `<=` → `<`: A difference of exactly `tolerance` is still right: with tolerance 0, equal values must pass.
 # - `fields.items()` → `sorted(fields.items())`: The fields of a step were visited by their names. A field that was
 #   computed later may only pass the error on: keep the order in which the fields were computed.
-@solves(
-    "10-1",
-    (_run(0.125, 1.0, -2.0, 5), _run(0.1250001, 1.5, -9.0, 5), 1e-3),
-    (_run(0.125, 1.0, -2.0, 5), _run(0.125, nan, -2.0, 6), 1e-3),
-    (_run(0.125, 1.0, -2.0, 5), _run(0.125, 1.0, -2.5, 8), 1e-3),
-    (_run(0.125, 1.0, -2.0, 5), _run(0.1250001, 1.0, -2.0, 5), 1e-3),
-    (_run(0.125, 1.0, -2.0, 5), _run(0.125, 1.0, -2.0, 5), 0.0),
-    (_run(0.0, 1.0, -2.0, 5), _run(0.0005, 1.0, -2.0, 5), 1e-3),
-    ([(1, "verify", {"logprobs": [-1.0, -2.0, -3.0]})], [(1, "verify", {"logprobs": [-1.0, -2.5, -9.0]})], 0.25),
-    ([], [], 1e-3),
-)
+@solves("10-1", (_run(0.125, 1.0, -2.0, 5), _run(0.1250001, 1.5, -9.0, 5), 1e-3),
+        (_run(0.125, 1.0, -2.0, 5), _run(0.125, nan, -2.0, 6), 1e-3),
+        (_run(0.125, 1.0, -2.0, 5), _run(0.125, 1.0, -2.5, 8), 1e-3),
+        (_run(0.125, 1.0, -2.0, 5), _run(0.1250001, 1.0, -2.0, 5), 1e-3),
+        (_run(0.125, 1.0, -2.0, 5), _run(0.125, 1.0, -2.0, 5), 0.0),
+        (_run(0.0, 1.0, -2.0, 5), _run(0.0005, 1.0, -2.0, 5), 1e-3),
+        ([(1, "verify", {"logprobs": [-1.0, -2.0, -3.0]})], [(1, "verify", {"logprobs": [-1.0, -2.5, -9.0]})], 0.25),
+        ([], [], 1e-3))  # fmt: skip
 def first_difference(
     reference: list[tuple[int, str, dict[str, list[float]]]],
     fast: list[tuple[int, str, dict[str, list[float]]]],
@@ -86,17 +71,8 @@ def first_difference(
     return None
 
 
-# Write `diagnose`. For the number of a fault it returns three texts: the phase of the first difference, the first wrong
-# field, and the letter of the cause. Take phase and field from the pictures of the trees, exactly as they are written
-# there.
-#
-# A dictionary with three entries is enough.
-#
-# Hint: for each suspect, think which field it would make wrong first, and whether a chain would show it too.
-#
-# Why: In the fault catalogue these are drafter-keeps-draft-features (vllm#14649), kv-not-moved (sglang#15360) and
+# In the fault catalogue these are drafter-keeps-draft-features (vllm#14649), kv-not-moved (sglang#15360) and
 # logprob-after-compaction (a class of faults around sglang#26866).
-#
 # - `{1: ("draft", "scores", "A"), 2: ("draft_extend", "tokens", "H"), 3: ("verify", "tokens", "C")}[fault]`: These are
 #   the places where the faults do harm: fewer accepted drafts, another text. The cause is earlier; take phase and field
 #   of the first difference.

@@ -5,15 +5,8 @@ from math import ceil
 from specsim.course.exercise import solves
 
 
-# Write `time_per_token`, the TPOT of a request in steps. It receives the deliveries of the request: pairs of the step
-# and the number of tokens that arrived in it. Return the number of steps from the first delivery to the last, divided
-# by the number of tokens after the first *token*. Return 0 for a request with one token.
-#
-# A request may miss steps, for instance while it is preempted. These steps count.
-#
-# Why: With speculation TPOT falls below 1: tokens of one round arrive in the same step. The gap between deliveries does
-# not fall. Users of a chat see the second, totals show the first.
-#
+# With speculation TPOT falls below 1: tokens of one round arrive in the same step. The gap between deliveries does not
+# fall. Users of a chat see the second, totals show the first.
 # - `sum(number for _, number in deliveries)` → `len(deliveries)`: That is the time between two deliveries (ITL). A
 #   round delivers several tokens at once, so a token takes less than the time between deliveries.
 # - `in deliveries) - 1` → `in deliveries)`: The first token is the start of the measurement: it took the time to the
@@ -22,18 +15,11 @@ from specsim.course.exercise import solves
 #   A request that waits in between has steps without a delivery.
 # - `in deliveries) - 1` → `in deliveries[1:])`: The first delivery may hold several tokens, and only the first *token*
 #   is left out. Count the others of that delivery too.
-# - `deliveries[0][0]` → `deliveries[0][0] + 1`: Both ends were counted as steps. From step 5 to step 11 there are 6
-#   steps, not 7.
+# - `steps /` → `(steps + 1) /`: Both ends were counted as steps. From step 5 to step 11 there are 6 steps, not 7.
 # - `deliveries[-1][0] - deliveries[0][0]` → `deliveries[-1][0]`: The steps were counted from step 0. The time before
 #   the first delivery is the TTFT.
-@solves(
-    "11-1",
-    ([(0, 1), (1, 1), (2, 4), (3, 1)],),
-    ([(5, 4), (10, 1), (11, 3)],),
-    ([(7, 1)],),
-    ([(3, 4), (4, 4), (5, 4)],),
-    ([(2, 3)],),
-)
+@solves("11-1", ([(0, 1), (1, 1), (2, 4), (3, 1)],), ([(5, 4), (10, 1), (11, 3)],), ([(7, 1)],),
+        ([(3, 4), (4, 4), (5, 4)],), ([(2, 3)],))  # fmt: skip
 def time_per_token(deliveries: list[tuple[int, int]]) -> float:
     """Compute the mean number of steps that a token takes after the first delivery.
 
@@ -44,27 +30,19 @@ def time_per_token(deliveries: list[tuple[int, int]]) -> float:
     return steps / tokens if tokens else 0.0
 
 
-# Write `slots_of_chain`. A request has `seq_len` committed tokens. A round needs a column for each of its
-# `num_draft_tokens` nodes. The next round may begin before the host knows how many drafts this one accepted, so the
-# request needs room for *two* rounds. Slots come in pages of `page_size`. Return the number of slots.
-#
-# Why: L + 2N columns, rounded up to whole pages. For a tree, N is replaced by what its lanes need, which is more: see
+# L + 2N columns, rounded up to whole pages. For a tree, N is replaced by what its lanes need, which is more: see
 # `SpecConfig.reserved_columns`.
-#
 # - `2 * num_draft_tokens` → `num_draft_tokens`: That is enough for one round. Under `overlap` a second round begins
 #   before the lengths are read, and it would write into another request's pages.
-# - `ceil(columns / page_size)` → `columns // page_size`: The last page must be reserved also if only a part of it is
-#   needed: round up.
+# - `ceil` → `int`: The last page must be reserved also if only a part of it is needed: round up.
 # - `(ceil(seq_len / page_size) + ceil(2 * num_draft_tokens / page_size)) * page_size`: Drafts follow the committed
 #   tokens in the same page. Add first, then round up once.
 # - `ceil(columns / page_size)` → `(columns // page_size + 1)`: One page too many where the columns fill whole pages
 #   exactly. Round up, but only if something is left.
-# - `ceil(columns / page_size) * page_size` → `ceil(columns / page_size)`: That is the number of pages. Multiply it by
-#   the slots of a page.
+# - `) * page_size` → `)`: That is the number of pages. Multiply it by the slots of a page.
 # - `2 * num_draft_tokens` → `2 * (num_draft_tokens + 1)`: The root is one of the `num_draft_tokens` nodes already, so
 #   nothing is added for it.
-# - `ceil(columns / page_size) * page_size` → `columns`: A pool hands out whole pages. Round up to a multiple of the
-#   page size.
+# - `seq_len + 2 * num_draft_tokens`: A pool hands out whole pages. Round up to a multiple of the page size.
 @solves("11-2", (5, 4, 4), (8, 4, 16), (24, 4, 16), (3, 4, 1), (9, 6, 8), (9, 4, 8))
 def slots_of_chain(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
     """Compute the number of KV slots that a request with chains of drafts reserves: two rounds, in whole pages."""
@@ -72,12 +50,7 @@ def slots_of_chain(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
     return ceil(columns / page_size) * page_size
 
 
-# Write `victim`. When slots run out, one of the running requests must give its slots back and wait. Each is a tuple of
-# its id, its priority and its step of arrival. A higher priority is more important. Return the id of the request that
-# arrived last among those of the lowest priority. If two arrived in the same step, take the later one in the list.
-#
-# Why: The latest arrival has the least KV to lose in most cases, and no request waits for ever: the oldest always runs.
-#
+# The latest arrival has the least KV to lose in most cases, and no request waits for ever: the oldest always runs.
 # - `max(reversed(requests), key=lambda request: request[2])[0]`: A request of high priority was preempted although one
 #   of lower priority was running. Compare priorities first.
 # - `max(arrival` → `min(arrival`: The request that has waited longest was preempted. It has the most tokens, so most is
@@ -91,14 +64,8 @@ def slots_of_chain(seq_len: int, num_draft_tokens: int, page_size: int) -> int:
 #   need not be in the order of arrival.
 # - `[number for number, _, _ in requests].index(victim(requests))`: That is the request's place in the list. Return its
 #   id, the first entry of its tuple.
-@solves(
-    "11-3",
-    ([(0, 0, 0), (1, 0, 1), (2, 0, 3), (3, 0, 3)],),
-    ([(0, 0, 0), (1, 1, 1), (2, 0, 2), (3, 1, 3)],),
-    ([(4, 5, 9)],),
-    ([(7, 2, 4), (8, -1, 4), (9, -1, 2)],),
-    ([(9, 0, 3), (2, 0, 3)],),
-)
+@solves("11-3", ([(0, 0, 0), (1, 0, 1), (2, 0, 3), (3, 0, 3)],), ([(0, 0, 0), (1, 1, 1), (2, 0, 2), (3, 1, 3)],),
+        ([(4, 5, 9)],), ([(7, 2, 4), (8, -1, 4), (9, -1, 2)],), ([(9, 0, 3), (2, 0, 3)],))  # fmt: skip
 def victim(requests: list[tuple[int, int, int]]) -> int:
     """Choose the request that loses its slots: of the lowest priority, the one that arrived last.
 

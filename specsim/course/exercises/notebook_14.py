@@ -3,16 +3,7 @@
 from specsim.course.exercise import solves
 
 
-# Write `numbers_of_drafts`. A report prints an accept length and an accept rate, both with two decimals. A chain of K
-# drafts was used in every round, so that the true figures satisfy accept length = 1 + K · accept rate. Return all K
-# from 1 to `most` for which both printed figures can be true; an empty list says that they contradict each other.
-#
-# A printed 0.34 stands for every number from 0.335 to 0.345.
-#
-# Hint: K = (accept length − 1) / accept rate. Compute its smallest and its largest value.
-#
-# Why: The smallest K comes from the smallest accept length and the largest rate, the largest K from the opposite ends.
-#
+# The smallest K comes from the smallest accept length and the largest rate, the largest K from the opposite ends.
 # - `fewest <= drafts <= largest` → `abs(1 + drafts * accept_rate - accept_length) < 1e-9`: That takes the printed
 #   figures as exact, and calls a correct report impossible. Each of them stands for an interval.
 # - `half - 1` → `half`: The accept length counts the bonus token, the accept rate does not: subtract 1 before you
@@ -36,15 +27,8 @@ def numbers_of_drafts(accept_length: float, accept_rate: float, most: int) -> li
     return [drafts for drafts in range(1, most + 1) if fewest <= drafts <= largest]
 
 
-# Write `most_tokens_per_s`: the largest output throughput that a report's latencies allow. There are `clients` clients.
-# Each sends a request, waits until it is complete, and sends the next one. All requests put out equally many tokens.
-# The latencies are in ms, the result is in tokens per second.
-#
-# Hint: how long does a request take? How many can a client complete in a second?
-#
-# Why: This is Little's law: requests in flight = requests per second · time of a request. A throughput above this bound
+# This is Little's law: requests in flight = requests per second · time of a request. A throughput above this bound
 # contradicts the latencies.
-#
 # - `clients * 1000 / tpot`: That is the rate between the first and the last token. Until its first token a request
 #   gives nothing.
 # - `clients * tokens` → `tokens`: That is the throughput of one client. All clients work at the same time.
@@ -63,13 +47,7 @@ def most_tokens_per_s(clients: int, ttft: float, tpot: float, tokens: int) -> fl
     return clients * tokens / (e2e / 1000)
 
 
-# Write `most_by_hardware`: a bound on the tokens per second of a whole server. In every round the GPU reads all weights
-# once, for all requests together. It takes two operations for each parameter and each token that the target reads.
-# Reading and arithmetic can happen at the same time. Nothing else takes time: no drafter, no KV, no host. A round gives
-# `accept_length` tokens to each request.
-#
-# Why: Everything that is left out makes a server slower, so no correct report can exceed this bound.
-#
+# Everything that is left out makes a server slower, so no correct report can exceed this bound.
 # - `max(reading, arithmetic)` → `reading`: The arithmetic is missing. With many requests it takes longer than reading
 #   the weights.
 # - `requests * accept_length` → `accept_length`: That is the rate of one request. A round gives its tokens to every one
@@ -78,22 +56,15 @@ def most_tokens_per_s(clients: int, ttft: float, tpot: float, tokens: int) -> fl
 #   for each. That is why servers batch.
 # - `max(reading, arithmetic)` → `arithmetic`: The reading is missing. With few requests it takes longer than the
 #   arithmetic.
-# - `2 * parameters / bandwidth` → `parameters / bandwidth`: A parameter has 2 bytes, so the weights are twice as many
-#   bytes.
-# - `2 * parameters * requests` → `parameters * requests`: A parameter takes two operations for each token: a product
-#   and a sum.
+# - `reading = 2 *` → `reading =`: A parameter has 2 bytes, so the weights are twice as many bytes.
+# - `arithmetic = 2 *` → `arithmetic =`: A parameter takes two operations for each token: a product and a sum.
 # - `requests * nodes` → `requests * accept_length`: The target computes every node that it verifies, also those that
 #   are rejected afterwards.
 # - `requests * accept_length` → `requests`: A round gives each request as many tokens as its accept length, not one.
 # - `max(reading, arithmetic)` → `(reading + arithmetic)`: That adds both times. They can overlap completely, so a bound
 #   may only count the longer one.
-@solves(
-    "14-3",
-    (1.8933, 1, 4, 7.5e9, 8.0e12, 2.25e15),
-    (2.0, 64, 4, 7.5e9, 3.35e12, 9.894e14),
-    (2.0, 256, 8, 7.5e9, 3.35e12, 9.894e14),
-    (1.0, 1, 1, 70e9, 4.8e12, 9.894e14),
-)
+@solves("14-3", (1.8933, 1, 4, 7.5e9, 8.0e12, 2.25e15), (2.0, 64, 4, 7.5e9, 3.35e12, 9.894e14),
+        (2.0, 256, 8, 7.5e9, 3.35e12, 9.894e14), (1.0, 1, 1, 70e9, 4.8e12, 9.894e14))  # fmt: skip
 def most_by_hardware(
     accept_length: float, requests: int, nodes: int, parameters: float, bandwidth: float, peak_flops: float
 ) -> float:

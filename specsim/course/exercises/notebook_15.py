@@ -28,25 +28,12 @@ def conforms(kernel: Callable[..., Any], case: str) -> dict[str, str]:
     return {"the result": f"{outcome.status}: {outcome.detail}" if outcome.detail else outcome.status}
 
 
-# Write `follow`, a rule for drafts that were not drawn, but chosen: the drafter's best tokens. Begin at the root, node
-# 0. At a node of depth d, draw the target's token with `inverse_cdf(prob_NV[node], uniforms[d])`. If an acceptable
-# child holds this token, go on there. Otherwise the round ends with it. Return `Accepted(path, bonus)`: the nodes from
-# the root on, and the token after them.
-#
-# The check enumerates your rule on cases of `certify`. Its distance from the target must be 0, and it must accept as
-# many drafts as this description allows.
-#
-# Hint: a node may have several children. `tree.acceptable_children(path)` lists those children of the path's last node
-# that the length limit of the request allows. `tree.tokens[child]` is the token of a child.
-#
-# Why: Every token is drawn from the target with a uniform of its own, so the text follows the target's distribution.
-# The drafts only decide how many of the tokens come out of one round.
-#
+# Every token is drawn from the target with a uniform of its own, so the text follows the target's distribution. The
+# drafts only decide how many of the tokens come out of one round.
 # - `uniforms[len(path) - 1]` → `uniforms[0]`: One uniform decides at every depth. An accepted draft says that this
 #   uniform was in the draft's part, so the tokens after it depend on that.
-# - `Accepted(path, token)` → `Accepted(path, inverse_cdf(prob_NV[path[-1]], final_uniform))`: The last token is drawn a
-#   second time. Where the first draw equalled no child, the second one may equal a child, and the tokens of drafts come
-#   out too often.
+# - `path, token` → `path, inverse_cdf(prob_NV[path[-1]], final_uniform)`: The last token is drawn a second time. Where
+#   the first draw equalled no child, the second one may equal a child, and the tokens of drafts come out too often.
 # - `tree.acceptable_children(path)` → `list(tree.acceptable_children(path))[:1]`: Only the first child is compared. The
 #   distribution is right, but drafts that could be accepted are lost.
 # - `tree.acceptable_children(path)` → `tree.children(path[-1])`: The path goes beyond the length limit of the request:
@@ -58,16 +45,9 @@ def conforms(kernel: Callable[..., Any], case: str) -> dict[str, str]:
 #   deeper drafts are never accepted: repeat the step at the accepted node.
 # - `inverse_cdf(prob_NV[path[-1]], uniforms[len(path) - 1])` → `int(prob_NV[path[-1]].argmax())`: No uniform is used:
 #   every token is the target's most probable one. That is greedy decoding; draw each token with `inverse_cdf`.
-@solves(
-    "15-1",
-    ("2 tokens, no draft",),
-    ("2 tokens, 1 given draft",),
-    ("2 tokens, both given",),
-    ("2 tokens, a given chain of 2 drafts",),
-    ("3 tokens, 3 given drafts",),
-    ("4 tokens, a given tree of 6 drafts, 0 within max_len",),
-    observe=on_rule_case,
-)
+@solves("15-1", ("2 tokens, no draft",), ("2 tokens, 1 given draft",), ("2 tokens, both given",),
+        ("2 tokens, a given chain of 2 drafts",), ("3 tokens, 3 given drafts",),
+        ("4 tokens, a given tree of 6 drafts, 0 within max_len",), observe=on_rule_case)  # fmt: skip
 def follow(
     tree: Tree, prob_NV: torch.Tensor, draft_prob_NV: None, uniforms: list[float], final_uniform: float
 ) -> Accepted:
@@ -84,17 +64,7 @@ def follow(
         path.append(equal[0])
 
 
-# Write `propose`, the method of a token drafter. It receives the tokens of a request so far. Find the latest earlier
-# place that has the same two tokens as the end of the text, and propose the tokens that followed it there, as a chain.
-# Without such a place, return an empty proposal: `Proposal([], [], [])`.
-#
-# `Proposal(tokens, parents, scores)` lists the drafts below the root. A parent is the index of an earlier draft, or −1
-# for the root. Give every draft the score 1. Propose at most `limits.max_depth` drafts, and at most `limits.max_nodes`.
-#
-# Hint: the last two tokens of the text are not an earlier place.
-#
-# Why: This is prompt lookup with two tokens. It is worth most where the output repeats parts of the prompt.
-#
+# This is prompt lookup with two tokens. It is worth most where the output repeats parts of the prompt.
 # - `starts[-1] + 2` → `starts[-1] + 1`: The first draft is the root itself. The last two tokens are already in the
 #   text: begin with the token after them.
 # - `starts[-1] + 2` → `starts[0] + 2`: That is the first occurrence. The latest one is nearer to the end of the text,
@@ -113,18 +83,9 @@ def follow(
 # - `starts[-1] + 2` → `starts[-1] + 3`: The first token after the place is left out. The chain begins with it.
 # - `range(-1, len(drafts) - 1)` → `range(len(drafts))`: Every draft is its own parent. The first draft has the root,
 #   −1, as its parent, the next one has draft 0.
-@solves(
-    "15-2",
-    ([1, 2, 3, 9, 1, 2], 8, 8),
-    ([1, 2, 3, 1, 2, 4, 1, 2], 2, 8),
-    ([1, 2, 3, 9, 8, 7, 1, 2], 8, 3),
-    ([1, 2, 3, 5, 2, 6, 1, 2], 8, 8),
-    ([4, 1, 2, 3, 9, 4, 1, 2], 2, 8),
-    ([5, 5, 5], 4, 4),
-    ([1, 2, 3], 4, 4),
-    ([7], 4, 4),
-    observe=proposed,
-)
+@solves("15-2", ([1, 2, 3, 9, 1, 2], 8, 8), ([1, 2, 3, 1, 2, 4, 1, 2], 2, 8), ([1, 2, 3, 9, 8, 7, 1, 2], 8, 3),
+        ([1, 2, 3, 5, 2, 6, 1, 2], 8, 8), ([4, 1, 2, 3, 9, 4, 1, 2], 2, 8), ([5, 5, 5], 4, 4), ([1, 2, 3], 4, 4),
+        ([7], 4, 4), observe=proposed)  # fmt: skip
 def propose(request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Proposal:
     """Propose a chain: the tokens that followed the latest earlier occurrence of the last two tokens.
 
@@ -138,22 +99,8 @@ def propose(request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Propo
     return Proposal(drafts, parents=list(range(-1, len(drafts) - 1)), scores=[1.0] * len(drafts))
 
 
-# Write `verify_tree_greedy`, in the convention of SGLang's kernel (in plain loops; speed does not count). Node 0 of
-# each request is the root. `candidates` holds the token of every node, `target_predict` the target's best token after
-# every node. `retrive_next_token` is a node's first child, `retrive_next_sibling` the next child of the same parent, −1
-# for none. `retrive_index` is the number of a node in the whole batch.
-#
-# Walk down from the root while one of the children is the target's best token. Write to `predicts`, at the number of
-# every node of the path, the target's best token after it; to `accept_index` the numbers of the path's nodes, the root
-# first; to `accept_token_num` the number of accepted *drafts*. A path has at most W nodes. All other entries stay as
-# they are.
-#
-# Hint: a request's tree is in its own row. For example, `int(retrive_next_token[request, node])` is a node of the same
-# row.
-#
-# Why: The walk is the reference's `greedy`. Most errors in such kernels are in the convention: what is counted, how
-# nodes are numbered, who fills the rest.
-#
+# The walk is the reference's `greedy`. Most errors in such kernels are in the convention: what is counted, how nodes
+# are numbered, who fills the rest.
 # - `accept_token_num[request] = count` → `accept_token_num[request] = count + 1`: The count includes the bonus token.
 #   In this convention accept_token_num counts drafts only, whatever its name says.
 # - `= retrive_index[request, 0]` → `= 0`, `= retrive_index[request, node]` → `= node`: The nodes are numbered within
@@ -174,17 +121,8 @@ def propose(request_id: int, tokens: Sequence[int], limits: TreeLimits) -> Propo
 #   for a request. Stop when they are full.
 # - `candidates[request, child] != best` → `target_predict[request, child] != candidates[request, node]`: The comparison
 #   is the wrong way round. A child is accepted if *its* token is the target's best token after its parent.
-@solves(
-    "15-3",
-    ("every end of a walk over two levels",),
-    ("rows shorter than the tree is deep",),
-    ("random trees",),
-    ("chains",),
-    ("padded requests",),
-    ("token ids beyond 2^24",),
-    ("no requests",),
-    observe=conforms,
-)
+@solves("15-3", ("every end of a walk over two levels",), ("rows shorter than the tree is deep",), ("random trees",),
+        ("chains",), ("padded requests",), ("token ids beyond 2^24",), ("no requests",), observe=conforms)  # fmt: skip
 def verify_tree_greedy(
     predicts: torch.Tensor,
     accept_index: torch.Tensor,

@@ -13,23 +13,12 @@ _STATES = ("embedding", "output of layer 0", "output of layer 1", "output of lay
 def with_norm(answer: Callable[..., Any], hidden: list[float], norm_weight: list[float]) -> dict[str, Any]:
     """Observe both results with an RMS norm, and an lm_head that doubles."""
     weight = torch.tensor(norm_weight)
-
-    def norm(x: torch.Tensor) -> torch.Tensor:
-        return weight * x / x.square().mean().sqrt()
-
-    logits, following = answer(torch.tensor(hidden), norm, lambda x: 2 * x)
+    logits, following = answer(torch.tensor(hidden), lambda x: weight * x / x.square().mean().sqrt(), lambda x: 2 * x)
     return {"logits": logits, "next hidden": following}
 
 
-# Write `label_column`. At step i, row r has read the tokens up to r + i + 1, and drafts the token after them. Its label
-# is the target's distribution over this token. Return the column of the target that holds this distribution. Rows,
-# steps, columns and tokens are counted from 0.
-#
-# Hint: the target's output in column c is its distribution over token c + 1.
-#
-# Why: The row drafts token r + i + 2, and the target predicts token c + 1 in column c. So c = r + i + 1: the column of
-# the last token that the row has read.
-#
+# The row drafts token r + i + 2, and the target predicts token c + 1 in column c. So c = r + i + 1: the column of the
+# last token that the row has read.
 # - `row + step`: In that column the target predicts the token that the row has just read. The head learns to repeat its
 #   input: the loss becomes very small, and no draft is right.
 # - `row + step + 2`: That is the number of the drafted token. The distribution over it is one column earlier, so this
@@ -44,32 +33,18 @@ def label_column(row: int, step: int) -> int:
     return row + step + 1
 
 
-# Write `feature_states`. `hidden_states` is what transformers returns: entry 0 is the embedding, which enters layer 0,
-# and entry i is the state that enters layer i. Return a list with the states that the head reads, in the order of
-# `layers`.
-#
-# If `convention` is "entering", id i means the state that enters layer i. If it is "output", id i means the state that
-# leaves layer i.
-#
-# Why: The state that leaves layer i enters layer i + 1, so an output id is moved by one.
-#
+# The state that leaves layer i enters layer i + 1, so an output id is moved by one.
 # - `layer + offset` → `layer`: The convention is not used. With output ids every feature is taken one layer too early.
 #   Nothing fails, and the accept length is lower.
-# - `layer + offset` → `layer + 1`: The convention is not used. With entering ids every feature is taken one layer too
-#   late.
+# - `+ offset` → `+ 1`: The convention is not used. With entering ids every feature is taken one layer too late.
 # - `convention == "output"` → `convention == "entering"`: The conventions are swapped: the state that leaves layer i is
 #   the one with index i + 1.
 # - `layer + offset` → `layer - offset`: Output ids were moved to the wrong side. Layer i reads entry i and leaves entry
 #   i + 1, not i − 1.
 # - `in layers` → `in sorted(layers)`: The states are in another order than the ids. The head's first projection expects
 #   the given order.
-@solves(
-    "16-2",
-    (_STATES, (1, 2, 3), "entering"),
-    (_STATES, (0, 1, 2), "output"),
-    (_STATES, (0,), "entering"),
-    (_STATES, (3, 1), "output"),
-)
+@solves("16-2", (_STATES, (1, 2, 3), "entering"), (_STATES, (0, 1, 2), "output"), (_STATES, (0,), "entering"),
+        (_STATES, (3, 1), "output"))  # fmt: skip
 def feature_states(hidden_states: Sequence[Any], layers: Sequence[int], convention: str) -> list[Any]:
     """Choose the hidden states that a head reads, in the order of its layer ids.
 
@@ -79,15 +54,8 @@ def feature_states(hidden_states: Sequence[Any], layers: Sequence[int], conventi
     return [hidden_states[layer + offset] for layer in layers]
 
 
-# Write `read_out`. The layer of the head has computed `hidden`. Return two values: the logits of the draft, and the
-# hidden state that the next step reads. `norm` and `lm_head` are functions.
-#
-# Hint: lm_head reads normed states only. The next step must read what step 0 reads: a hidden state as it leaves a
-# layer, to which no norm has been applied yet.
-#
-# Why: The norm stands between the hidden state and lm_head alone. The next step applies a norm of its own to what it
-# reads, and adds to the state without it.
-#
+# The norm stands between the hidden state and lm_head alone. The next step applies a norm of its own to what it reads,
+# and adds to the state without it.
 # - `lm_head(norm(hidden)), norm(hidden)`: The logits are right, so the first draft is too. But the next step reads a
 #   normed state, which has another length and other proportions: later drafts get worse.
 # - `lm_head(hidden), hidden`: The hidden state is taken before the norm for the logits. lm_head was made for normed
@@ -100,9 +68,8 @@ def feature_states(hidden_states: Sequence[Any], layers: Sequence[int], conventi
 #   state.
 # - `lm_head(norm(hidden)), lm_head(norm(hidden))`: The next step reads a hidden state, not logits. Logits have one
 #   entry for each token of the vocabulary.
-@solves(
-    "16-3", ([3.0, 4.0], [1.0, 1.0]), ([1.0, -2.0, 0.5], [2.0, 1.0, 0.5]), ([0.1, 0.1], [1.0, 3.0]), observe=with_norm
-)
+@solves("16-3", ([3.0, 4.0], [1.0, 1.0]), ([1.0, -2.0, 0.5], [2.0, 1.0, 0.5]), ([0.1, 0.1], [1.0, 3.0]),
+        observe=with_norm)  # fmt: skip
 def read_out(
     hidden: torch.Tensor, norm: Callable[..., Any], lm_head: Callable[..., Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
