@@ -237,7 +237,7 @@ def test_neighbouring_names_draw_independently(change):
 
 
 @kernel
-def _indexed(names_ptr, out_ptr, stream_id, size, BLOCK: tl.constexpr):
+def _indexed(names_ptr, out_ptr, stream_id, size, IS_NOISE: tl.constexpr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     mask = offs < size
     seed = tl.load(names_ptr + offs, mask=mask, other=0)
@@ -245,19 +245,23 @@ def _indexed(names_ptr, out_ptr, stream_id, size, BLOCK: tl.constexpr):
     root_len = tl.load(names_ptr + 2 * size + offs, mask=mask, other=0)
     depth = tl.load(names_ptr + 3 * size + offs, mask=mask, other=0)
     index = tl.load(names_ptr + 4 * size + offs, mask=mask, other=0)
-    tl.store(out_ptr + offs, fast.named_uniform(seed, request_id, stream_id, root_len, depth, index), mask=mask)
+    if IS_NOISE:
+        tl.store(out_ptr + offs, fast.token_noise(seed, request_id, root_len, index), mask=mask)
+    else:
+        tl.store(out_ptr + offs, fast.named_uniform(seed, request_id, stream_id, root_len, depth, index), mask=mask)
 
 
-def kernel_uniforms(stream: Stream, named: list[tuple], device: str) -> torch.Tensor:
-    """Draw the uniforms of (seed, request id, root length, depth, index) in a kernel."""
+def kernel_draws(stream: Stream, named: list[tuple], device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Draw the uniforms, or in float64 the noise, of (seed, request id, root length, depth, index) in a kernel."""
     names_5M = torch.tensor(named, dtype=torch.int64).T.contiguous().to(device)
-    out = torch.empty(len(named), device=device)
-    _indexed[(1,)](names_5M, out, int(stream), len(named), BLOCK=triton.next_power_of_2(len(named)))
+    out = torch.empty(len(named), dtype=dtype, device=device)
+    block = triton.next_power_of_2(len(named))
+    _indexed[(1,)](names_5M, out, int(stream), len(named), IS_NOISE=dtype == torch.float64, BLOCK=block)
     return out.cpu()
 
 
 def test_a_uniform_in_a_kernel_takes_every_end_of_its_range(device):
-    drawn = kernel_uniforms(Stream.ACCEPT, [(7, *name) for _, name, _ in EXTREME_DRAWS], device)
+    drawn = kernel_draws(Stream.ACCEPT, [(7, *name) for _, name, _ in EXTREME_DRAWS], device)
     assert drawn.dtype == torch.float32
     assert (drawn.double() * 2**24).tolist() == [cell for _, _, cell in EXTREME_DRAWS]
 
@@ -268,26 +272,13 @@ def test_a_uniform_in_a_kernel_is_the_uniform_of_its_name(named, stream):
     named = [(seed, request, length, depth, index) for seed, (request, _, length, depth, index) in named]
     seeds, requests, lengths, depths, indices = torch.tensor(named, dtype=torch.int64).T
     expected = named_uniforms(seeds, requests, stream, lengths, depths, indices)
-    assert torch.equal(kernel_uniforms(stream, named, DEVICE).double(), expected)
-
-
-@kernel
-def _noise(names_ptr, out_ptr, size, BLOCK: tl.constexpr):
-    offs = tl.arange(0, BLOCK)
-    mask = offs < size
-    seed = tl.load(names_ptr + offs, mask=mask, other=0)
-    request_id = tl.load(names_ptr + size + offs, mask=mask, other=0)
-    position = tl.load(names_ptr + 2 * size + offs, mask=mask, other=0)
-    token = tl.load(names_ptr + 3 * size + offs, mask=mask, other=0)
-    tl.store(out_ptr + offs, fast.token_noise(seed, request_id, position, token), mask=mask)
+    assert torch.equal(kernel_draws(stream, named, DEVICE).double(), expected)
 
 
 def kernel_noise(named: list[tuple], device: str) -> torch.Tensor:
     """Draw the Gumbel noise of (seed, request id, position, token) in a kernel."""
-    names_4M = torch.tensor(named, dtype=torch.int64).T.contiguous().to(device)
-    out = torch.empty(len(named), dtype=torch.float64, device=device)
-    _noise[(1,)](names_4M, out, len(named), BLOCK=triton.next_power_of_2(len(named)))
-    return out.cpu()
+    named = [(*name, 0, token) for *name, token in named]
+    return kernel_draws(Stream.TOKEN_NOISE, named, device, torch.float64)
 
 
 def test_noise_in_a_kernel_is_the_noise_of_its_name(device):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
+from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
-from specsim.core.phases import Batch, PrefillInput, VerifyInput
+from specsim.core.phases import Batch, DraftInput, PrefillInput, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.correctness.differential import Cell, check
 from specsim.correctness.differential.cell import cell_of
@@ -104,6 +105,35 @@ def assert_bfloat16_accepts_drafts(pair: Pair, graph: str) -> None:
     options = EngineOptions("fast", torch.bfloat16, graph=graph)
     outputs = generate(pair, PROMPTS, CHAIN, SamplingParams(max_new_tokens=8), engine=options).outputs
     assert max(max(output.num_accepted_tokens_per_round) for output in outputs) > 1
+
+
+class Prefilled(NamedTuple):
+    """Requests whose prompts are in the pools of an engine."""
+
+    engine: Engine
+    batch: Batch
+    draft_input: DraftInput
+    pools: KVPool
+
+
+def prefilled(
+    pair: Pair, config: SpecConfig, options: EngineOptions, prompts=PROMPTS, params=None, grammars=None, next_token=-1
+) -> Prefilled:
+    """Prefill prompts, by default greedily and without a known next token, in pools of NaN."""
+    engine = load_engine(pair, config, options, grammars=grammars)
+    pools = engine.make_pools(len(prompts), 2048)
+    for buffer in filter(None, (pools.target, pools.draft)):
+        buffer.keys.fill_(torch.nan)
+        buffer.values.fill_(torch.nan)
+    rows = [pools.open() for _ in prompts]
+    lengths = [len(prompt) for prompt in prompts]
+    for row, length in zip(rows, lengths, strict=True):
+        pools.reserve(row, length)
+    params = params or [SamplingParams()] * len(prompts)
+    batch = Batch.of(range(len(prompts)), rows, lengths, params, pair.target.config.vocab_size).to(engine.device)
+    prefill = PrefillInput.of_prompts(prompts)
+    prefill = replace(prefill, next_tokens=torch.full((len(prompts),), next_token)).to(engine.device)
+    return Prefilled(engine, batch, engine.prefill(batch, prefill, pools).draft_input, pools)
 
 
 class Drafted(NamedTuple):

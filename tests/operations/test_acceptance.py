@@ -25,17 +25,9 @@ from specsim.reference.acceptance import (
 from specsim.reference.tree import links
 
 LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.core.uniforms.named_uniforms
-
-
 V = 4
-
-
 MASS = 4  # enumerated probabilities are multiples of 1/4
-
-
 ACCEPT_UNIFORMS = [(cell + 0.5) / MASS for cell in range(MASS)]  # one in every cell: no uniform lies on an edge
-
-
 FINAL_UNIFORMS = [(cell + 0.5) / 12 for cell in range(12)]  # 12 divides by every mass that a residual can have
 
 
@@ -166,17 +158,6 @@ def test_text_has_exactly_the_targets_distribution(tree, seed, count):
     """Total variation is zero, in fractions: each uniform takes one value in every cell without a change."""
     target = Target(seed)
     assert joint_distribution(tree, target, count) == plain_distribution(target, count)
-
-
-@pytest.mark.parametrize(
-    "weights", [[1, 1, 1, 1], [0, 2, 1, 1], [0, 0, 2, 2], [4, 0, 0, 0], [0, 4, 0, 0], [1, 0, 0, 3]]
-)
-@pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3], 2)) + list(itertools.permutations(range(V))))
-def test_first_token_has_the_targets_distribution(weights, order):
-    tree = make_tree([-1] + [0] * len(order), [0, *order])
-    prob_NV = torch.tensor([weights] * len(tree.tokens)).double() / MASS
-    drawn = [tokens[0] for tokens in rounds(tree, prob_NV)]
-    assert [Fraction(drawn.count(token), len(drawn)) for token in range(V)] == [Fraction(w, MASS) for w in weights]
 
 
 def test_a_node_has_one_uniform_for_all_its_children():

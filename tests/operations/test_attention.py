@@ -19,6 +19,8 @@ from specsim.reference.attention import (
     tree_metadata,
 )
 
+from .trees import tree_batch
+
 # Queries of one request, its keys, query heads, key heads, head dim.
 SHAPES = [(1, 1, 1, 1, 2), (1, 17, 4, 2, 16), (5, 13, 3, 3, 7), (7, 31, 6, 2, 10), (16, 16, 5, 1, 3)]
 
@@ -191,18 +193,6 @@ def ancestors(parents: list[int], node: int) -> list[int]:
     return [node, *ancestors(parents, parents[node])] if node >= 0 else []
 
 
-def tree_input(parents: list[list[int]], lengths: list[int], locations: torch.Tensor) -> VerifyInput:
-    nodes = torch.tensor(parents)
-    depths = torch.tensor([[len(ancestors(own, node)) - 1 for node in range(len(own))] for own in parents])
-    positions = torch.tensor(lengths)[:, None] + depths
-    mask = [[[c in ancestors(own, node) for c in range(len(own))] for node in range(len(own))] for own in parents]
-    return VerifyInput(
-        draft_tokens=nodes, parents=nodes, scores=nodes.float(), positions=positions.flatten(),
-        mask=torch.tensor(mask), retrieve_index=nodes, retrieve_next_token=nodes, retrieve_next_sibling=nodes,
-        cache_locations=locations, proposed_depth=torch.zeros(len(parents), dtype=torch.int32),
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("max_len", [100, 9])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_a_tree_row_sees_the_prefix_and_its_ancestors(shuffled_pools, page_size, max_len):
@@ -220,7 +210,7 @@ def test_a_tree_row_sees_the_prefix_and_its_ancestors(shuffled_pools, page_size,
             expected.append(sorted(prefix + path) if kept[node] else [])
             locations.append(table[row][length + node] if kept[node] else -1)
             positions.append(length + depth[node] if kept[node] else 0)
-    verify_input = tree_input(PARENTS, lengths, torch.tensor(locations))
+    verify_input = tree_batch(PARENTS, lengths, locations=torch.tensor(locations))
     metadata = tree_metadata(make_batch(rows, lengths), verify_input, pools)
     assert seen(metadata) == expected
     assert metadata.slots.tolist() == locations
@@ -231,7 +221,7 @@ def test_a_node_without_a_slot_is_seen_by_no_other_node(shuffled_pools):
     pools, (row,) = shuffled_pools(1, [10])
     table, chain = pools.req_to_token[row].tolist(), [PARENTS[1]]
     locations = torch.tensor([-1 if node == 2 else table[3 + node] for node in range(7)])
-    metadata = tree_metadata(make_batch([row], [3]), tree_input(chain, [3], locations), pools)
+    metadata = tree_metadata(make_batch([row], [3]), tree_batch(chain, [3], locations=locations), pools)
     everything = sorted((table[c], c) for c in range(10) if c != 5)
     assert seen(metadata)[6] == everything
     assert seen(metadata)[2] == []

@@ -420,8 +420,6 @@ SAMPLED = {
     "multi_round": SpecConfig(2, 2, 5, page_size=1, verifier="multi_round"),
     "gumbel": SpecConfig(1, 2, 3, page_size=1, verifier="gumbel"),
 }
-
-
 SAMPLES = 2500
 FALSE_ALARM = 1e-6
 LOGITS_RV = torch.tensor([[0.5, 2.0, -1.0], [1.0, 1.0, 3.0], [0.0, 4.0, 0.0], [2.0, 1.0, 0.0]])

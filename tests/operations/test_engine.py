@@ -8,35 +8,25 @@ import torch
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.phases import Batch, PrefillInput
+from specsim.core.phases import PrefillInput
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import load_engine
+
+from .rounds import CHAIN, EXACT, prefilled
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3, list(range(47, 20, -1))]
 WARM = SamplingParams(temperature=1.0, max_new_tokens=24, seed=7)
 TREE = SpecConfig(topk=4, num_steps=4, num_draft_tokens=12, page_size=4)
-CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4)
 LANES = SpecConfig(topk=3, num_steps=3, num_draft_tokens=10, page_size=4, verifier="multi_round")
 SAMPLED = [LANES, *(replace(CHAIN, verifier=name) for name in ("rejection", "block", "gumbel"))]
 
 
 def tokens(pair, config, sampling=WARM, prompts=PROMPTS):
-    return [
-        output.token_ids
-        for output in generate(pair, prompts, config, sampling, engine=EngineOptions(dtype=torch.float64)).outputs
-    ]
+    return [output.token_ids for output in generate(pair, prompts, config, sampling, engine=EXACT).outputs]
 
 
-def start(pair, config, prompts=PROMPTS, num_slots=2048, ids=None):
-    """Make an engine after prefill: (engine, batch, draft input, pools)."""
-    engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
-    pools = engine.make_pools(len(prompts), num_slots)
-    rows, lengths = [pools.open() for _ in prompts], [len(prompt) for prompt in prompts]
-    for row, length in zip(rows, lengths, strict=True):
-        pools.reserve(row, length)
-    params, vocab_size = [WARM] * len(prompts), pair.target.config.vocab_size
-    batch = Batch.of(ids or range(len(prompts)), rows, lengths, params, vocab_size)
-    return engine, batch, engine.prefill(batch, PrefillInput.of_prompts(prompts), pools).draft_input, pools
+def start(pair, config, prompts=PROMPTS):
+    return prefilled(pair, config, EXACT, prompts, [WARM] * len(prompts))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -88,7 +78,7 @@ def test_chunked_prefill_starts_the_same_round(config, chunk):
     """A chunk that is not the last gives the drafter the next known token."""
     pair, prompt = synthetic_pair("eagle3"), PROMPTS[3]
     _, batch, expected, _ = start(pair, config, [prompt])
-    engine = load_engine(pair, config, EngineOptions("reference", torch.float64))
+    engine = load_engine(pair, config, EXACT)
     pools = engine.make_pools(1, 512)
     row = pools.open()
     pools.reserve(row, len(prompt))

@@ -9,16 +9,16 @@ import torch
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.phases import Batch, PrefillInput, State
+from specsim.core.phases import State
 from specsim.fast import layers
 from specsim.fast.model import product_plan
 from specsim.fast.runtime.buffers import GuardError
 from specsim.models.synthetic_pair import synthetic_pair
-from specsim.serving.generation import load_engine
+
+from .rounds import CHAIN, prefilled
 
 PROMPTS = [[5, 17, 3, 40, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30] * 3, list(range(47, 20, -1))]
 WARM = SamplingParams(temperature=1.0, max_new_tokens=24, seed=7)
-CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4)
 LANES = SpecConfig(topk=3, num_steps=3, num_draft_tokens=10, page_size=4, verifier="multi_round")
 SAMPLED = [LANES, *(replace(CHAIN, verifier=name) for name in ("rejection", "block", "gumbel"))]
 SMALL = SpecConfig(topk=3, num_steps=3, num_draft_tokens=7, page_size=4)
@@ -30,19 +30,8 @@ FOUR = [PROMPTS[0], PROMPTS[1], PROMPTS[2], [9, 8, 7, 6]]
 def fast_start(pair, config, device, prompts=FOUR, graph="eager", bucket=None, params=None, grammars=None):
     """Make a fast engine, or for graph `reference` the reference: (engine, batch, draft input, pools) after prefill."""
     options = EngineOptions() if graph == "reference" else EngineOptions("fast", torch.float32, device, graph, bucket)
-    device = options.device or "cpu"
-    engine = load_engine(pair, config, options, grammars=grammars)
-    pools = engine.make_pools(len(prompts), 1024)
-    for buffer in (pools.target, pools.draft):
-        if buffer is not None:
-            buffer.keys.fill_(float("nan"))
-            buffer.values.fill_(float("nan"))
-    rows, lengths = [pools.open() for _ in prompts], [len(prompt) for prompt in prompts]
-    for row, length in zip(rows, lengths, strict=True):
-        pools.reserve(row, length)
     params = params or [replace(WARM, temperature=float(index % 2)) for index in range(len(prompts))]
-    batch = Batch.of(range(len(prompts)), rows, lengths, params, pair.target.config.vocab_size).to(device)
-    return engine, batch, engine.prefill(batch, PrefillInput.of_prompts(prompts).to(device), pools).draft_input, pools
+    return prefilled(pair, config, options, prompts, params, grammars=grammars)
 
 
 def fast_rounds(engine, batch, draft_input, pools, count=2):
@@ -82,7 +71,7 @@ def bits(tensor):
 
 
 MODE_CONFIGS = {
-    "chain": SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=4),
+    "chain": CHAIN,
     "ancestor, ragged": replace(SMALL, draft_kv="ancestor", extend="ragged", page_size=1),
     "one step": SpecConfig(topk=3, num_steps=1, num_draft_tokens=4, page_size=2),
     "plain": PLAIN,
@@ -231,15 +220,9 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
 
     monkeypatch.setattr(product_plan, "choose", choose)
     monkeypatch.setattr(layers, "attention", attention)
-    engine = load_engine(
-        synthetic_pair(kind), SMALL, EngineOptions("fast", device=device, batch_invariant=batch_invariant)
-    )
-    pools = engine.make_pools(1, 64)
-    row = pools.open()
-    pools.reserve(row, 5)
-    batch = Batch.of([0], [row], [5], [WARM], engine.target.config.vocab_size).to(engine.device)
-    prefilled = engine.prefill(batch, PrefillInput.of_prompts([PROMPTS[0]]).to(engine.device), pools)
-    engine.round(batch, prefilled.draft_input, pools)
+    options = EngineOptions("fast", device=device, batch_invariant=batch_invariant)
+    engine, batch, draft_input, pools = prefilled(synthetic_pair(kind), SMALL, options, PROMPTS[:1], [WARM])
+    engine.round(batch, draft_input, pools)
     assert told == {"choose": {batch_invariant}, "attention": {batch_invariant}}
 
 

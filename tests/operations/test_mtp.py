@@ -122,9 +122,8 @@ def test_rounds_are_the_oracles(name, family, kind):
 
 
 def test_the_oracle_refuses_stale_rows():
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError, check=lambda error: error.name == "boundary"):
         oracle.generate(stale_pair(), LONG, CHAIN, SamplingParams(), None)
-    assert refused.value.name == "boundary"
 
 
 def test_cells_equal_the_reference_and_drafts_are_accepted():
@@ -214,12 +213,10 @@ def test_a_ring_returns_the_last_positions_that_it_holds():
     ("config", "name"), [(SpecConfig(1, 4), "num_steps"), (SpecConfig(49, 1, 50), "topk")], ids=["steps", "topk"]
 )
 def test_more_steps_than_modules_are_refused(impl, config, name):
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError, check=lambda error: error.name == name):
         load_engine(pair_of("mtp"), config, EngineOptions(impl, torch.float32))
-    assert refused.value.name == name
 
 
 def test_an_unknown_boundary_is_refused():
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError, check=lambda error: error.name == "boundary"):
         replace(pair_of("mtp").drafter.config, boundary="kept")
-    assert refused.value.name == "boundary"

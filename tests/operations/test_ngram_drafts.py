@@ -6,28 +6,14 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from specsim.core.token_drafter import NgramConfig, Proposal, TreeLimits
+from specsim.core.token_drafter import NgramConfig, TreeLimits
 from specsim.fast.drafters import ngram as fast
 from specsim.reference.drafters import ngram as reference
 
+from .lookup import assert_a_reused_id_starts_over, assert_equal_proposals, chain, digits, paths
+
 NGRAM = {"reference": reference.Ngram, "fast": fast.Ngram}
 both = pytest.mark.parametrize("impl", ["reference", "fast"])
-
-
-def chain(num_steps: int) -> TreeLimits:
-    return TreeLimits(num_steps, num_steps, 1)
-
-
-def paths(proposal: Proposal) -> list[str]:
-    """Write each candidate as its path of tokens, which are below 10."""
-    written = []
-    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
-        written.append(f"{written[parent] if parent >= 0 else ''}{token}")
-    return written
-
-
-def digits(text: str) -> list[int]:
-    return [int(digit) for digit in text if digit != " "]
 
 
 @both
@@ -155,12 +141,7 @@ def test_ngram_drafts_are_of_the_request_only(impl):
 
 @both
 def test_reused_request_id_starts_over(impl):
-    for limits in (chain(3), TreeLimits(3, 7, 2)):
-        drafter = NGRAM[impl](NgramConfig())
-        for text in ("1231", "12314", "4561", "1", "11", "4561456"):
-            proposal = drafter.propose(0, tuple(digits(text)), limits)
-            assert proposal == NGRAM[impl](NgramConfig()).propose(0, digits(text), limits)
-        assert proposal.tokens
+    assert_a_reused_id_starts_over(lambda: NGRAM[impl](NgramConfig()))
 
 
 def random_config(rng: random.Random) -> NgramConfig:
@@ -172,22 +153,5 @@ def random_config(rng: random.Random) -> NgramConfig:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("topk", [1, 2, 3])
-def test_fast_ngram_drafts_are_the_references(topk, seed, token_streams, assert_within_limits):
-    """Proposals are equal, scores bit for bit, while requests interleave, end and reuse ids."""
-    rng = random.Random(f"{topk} {seed}")
-    num_drafts = 0
-    for _ in range(10):
-        config = random_config(rng)
-        drafters = [make(config) for make in NGRAM.values()]
-        for request_id, text in token_streams(rng):
-            num_steps = rng.randint(0, 6)
-            limits = chain(num_steps) if topk == 1 else TreeLimits(num_steps, rng.randint(0, 12), topk)
-            expected, proposal = (drafter.propose(request_id, text, limits) for drafter in drafters)
-            assert proposal == expected
-            assert_within_limits(proposal, limits)
-            num_drafts += len(proposal.tokens)
-            if rng.random() < 0.15:
-                prompt_len = rng.randint(0, len(text))
-                for drafter in drafters:
-                    drafter.finish(request_id, text, prompt_len)
-    assert num_drafts > 200
+def test_fast_ngram_drafts_are_the_references(topk, seed):
+    assert_equal_proposals(NGRAM, random_config, topk, seed)

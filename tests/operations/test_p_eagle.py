@@ -154,13 +154,11 @@ def test_served_rounds_are_those_of_a_solo_run(page_size, serving, release):
 
 @pytest.mark.parametrize("impl", ["reference", "fast"])
 def test_more_lanes_than_draft_tokens_are_refused(impl):
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError, check=lambda error: error.name == "topk"):
         load_engine(pair_of("p-eagle"), SpecConfig(43, 1, 44), EngineOptions(impl, torch.float32))
-    assert refused.value.name == "topk"
 
 
 @pytest.mark.parametrize("token", [-1, 48])
 def test_a_mask_token_outside_the_vocabulary_is_refused(token):
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError, check=lambda error: error.name == "mask_token_id"):
         replace(pair_of("p-eagle").drafter.config, mask_token_id=token)
-    assert refused.value.name == "mask_token_id"

@@ -48,9 +48,8 @@ def test_own_rows_end_with_the_token_after_the_chunk(make, device):
 
 
 def test_an_unknown_kind_of_rows_is_refused():
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, check=lambda error: error.name == "rows"):
         replace(pair_of("standalone").checkpoint.config, rows="left")
-    assert error.value.name == "rows"
 
 
 # Drafts and KV against transformers.

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
-from specsim.core.phases import Batch, Verdict, VerifyInput
+from specsim.core.phases import Batch, Verdict
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.synthetic_acceptance import ONE, SCHEDULES, SyntheticAcceptance
 from specsim.fast import synthetic as fast
 from specsim.fast.verify import verify as fast_verify
 from specsim.models.synthetic_pair import synthetic_pair
-from specsim.reference import tree
 from specsim.reference.acceptance import Tree
 from specsim.reference.synthetic import accepting, scheduled_drafts, scheduled_path
 from specsim.reference.verify import verify as reference_verify
@@ -25,6 +24,8 @@ from specsim.serving.generation import generate, load_engine
 from specsim.serving.requests import make_request
 from specsim.serving.serve import serve
 from specsim.serving.trace import Trace
+
+from .trees import tree_batch
 
 EXACT = EngineOptions(dtype=torch.float64)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -195,29 +196,6 @@ def chain_like(rng: random.Random, num_nodes: int, num_steps: int) -> list[int]:
     return parents
 
 
-def verify_input_of(trees: list[list[int]], lengths: list[int], num_steps: int):
-    """Make the VerifyInput of trees from their parents, as tree.build would.
-
-    Length 0 is padding.
-    """
-    num_nodes, rows = len(trees[0]), []
-    for parents, length in zip(trees, lengths, strict=True):
-        depths = [0]
-        for parent in parents[1:]:
-            depths.append(depths[parent] + 1)
-        next_token, next_sibling = tree.links(parents)
-        rows.append((list(range(num_nodes)), parents, [length + depth for depth in depths], next_token, next_sibling))
-        if length == 0:
-            rows[-1] = ([0] * num_nodes, [-1] * num_nodes, [0] * num_nodes, [-1] * num_nodes, [-1] * num_nodes)
-    tokens, parents, positions, next_token, next_sibling = (torch.tensor(column) for column in zip(*rows, strict=True))
-    none = torch.empty(0)
-    return VerifyInput(
-        draft_tokens=tokens % 8, parents=parents, scores=none, positions=positions.flatten(), mask=none,
-        retrieve_index=none, retrieve_next_token=next_token, retrieve_next_sibling=next_sibling, cache_locations=none,
-        proposed_depth=torch.zeros(len(trees), dtype=torch.int32), candidates=None,
-    )  # fmt: skip
-
-
 def pool_of(rows: int, device: str = "cpu") -> KVPool:
     pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 8, torch.float32, device), None, 1, rows, 80)
     pools.token_ids[:] = 3
@@ -233,7 +211,9 @@ def test_both_implementations_give_the_same_verdict(schedule, temperature, num_s
     for num_nodes in (num_steps + 1, 7):
         config = SpecConfig(topk=8, num_steps=num_steps, num_draft_tokens=num_nodes, page_size=1, max_len=64)
         lengths = [5, 17, 40, 59, 60, 62, 63, 0]
-        grown = verify_input_of([chain_like(rng, num_nodes, num_steps) for _ in lengths], lengths, num_steps)
+        grown = tree_batch([chain_like(rng, num_nodes, num_steps) for _ in lengths], lengths)
+        for name in ("parents", "retrieve_next_token", "retrieve_next_sibling"):
+            getattr(grown, name)[7] = -1
         rates = sorted((rng.random() for _ in range(num_steps)), reverse=True)
         acceptance = SyntheticAcceptance(tuple(rates), schedule, seed=rng.randrange(2**64))
         params = replace(GREEDY, temperature=temperature, seed=3)
@@ -270,7 +250,7 @@ def test_kernel_decides_as_the_reference_in_any_round(rates, schedule, seed, dat
     lengths, num_rounds = ([data.draw(st.integers(1, 1 << 21)) for _ in range(6)] for _ in range(2))
     config = SpecConfig(topk=1, num_steps=num_steps, num_draft_tokens=num_steps + 1, page_size=1, max_len=1 << 22)
     batch = batch_of(range(6), lengths, num_rounds)
-    grown = verify_input_of([[-1, *range(num_steps)]] * 6, lengths, num_steps).to(DEVICE)
+    grown = tree_batch([[-1, *range(num_steps)]] * 6, lengths).to(DEVICE)
     verdict, rejected = empty_verdict(batch, config), torch.empty(6, dtype=torch.int64, device=DEVICE)
     on_device = fast.SyntheticSchedule.of(acceptance, DEVICE)
     fast.follow(batch.to(DEVICE), grown, on_device, config, verdict, rejected)

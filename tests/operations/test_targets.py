@@ -14,7 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from specsim import SamplingParams, SpecConfig, generate
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair, TargetCheckpoint
-from specsim.core.phases import Batch, PrefillInput, VerifyInput
+from specsim.core.phases import Batch, PrefillInput
 from specsim.core.pool import KVBuffer, KVPool
 from specsim.core.target import ModelConfig
 from specsim.models.synthetic_pair import LLAMA3, random_target, synthetic_pair
@@ -23,6 +23,7 @@ from specsim.reference.attention import causal_metadata, tree_metadata
 from specsim.reference.targets import FAMILIES
 
 from .transformers_models import norm_in_its_type, sizes_of
+from .trees import tree_batch
 
 CASES = {
     "llama": tiny_config("llama"),
@@ -165,23 +166,6 @@ def path(parents: list[int], node: int) -> list[int]:
     return [*path(parents, parents[node]), node] if node >= 0 else []
 
 
-def tree_input(served: Served, trees: list[list[int]], lengths: list[int]) -> VerifyInput:
-    """Make trees of the shapes PARENTS over the columns after the prefix."""
-    columns = [
-        table[length : length + 8]
-        for table, length in zip(served.pools.req_to_token[served.rows], lengths, strict=True)
-    ]
-    depths = [[len(path(parents, node)) - 1 for node in range(8)] for parents in PARENTS]
-    mask = [[[c in path(parents, node) for c in range(8)] for node in range(8)] for parents in PARENTS]
-    unused = torch.empty(3, 8)
-    return VerifyInput(
-        draft_tokens=torch.tensor(trees), parents=torch.tensor(PARENTS), scores=unused,
-        positions=(torch.tensor(lengths)[:, None] + torch.tensor(depths)).flatten(), mask=torch.tensor(mask),
-        retrieve_index=unused, retrieve_next_token=unused, retrieve_next_sibling=unused,
-        cache_locations=torch.cat(columns), proposed_depth=torch.zeros(3, dtype=torch.int32),
-    )  # fmt: skip
-
-
 def make_batch(rows: list[int], lengths: list[int]) -> Batch:
     return Batch.of(rows, rows, lengths, [SamplingParams()] * len(rows), vocab_size=48)
 
@@ -193,7 +177,10 @@ def test_every_node_of_a_tree_equals_transformers_on_its_path(config, page_size)
     model, prompts, trees = transformers_model(checkpoint), random_prompts(*lengths), random_prompts(8, 8, 8)
     served = Served(checkpoint, page_size, 3)
     served.prefill(prompts, [0, 0, 0])
-    metadata = tree_metadata(make_batch(served.rows, lengths), tree_input(served, trees, lengths), served.pools)
+    tables = zip(served.pools.req_to_token[served.rows], lengths, strict=True)
+    columns = torch.cat([table[length : length + 8] for table, length in tables])
+    tree_input = tree_batch(PARENTS, lengths, torch.tensor(trees), columns)
+    metadata = tree_metadata(make_batch(served.rows, lengths), tree_input, served.pools)
     ours = [part.view(3, 8, -1) for part in served.forward(torch.tensor(trees).flatten(), metadata)]
     for request, (prompt, tree, parents) in enumerate(zip(prompts, trees, PARENTS, strict=True)):
         for node in range(8):

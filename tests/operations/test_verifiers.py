@@ -28,8 +28,6 @@ SETTINGS = {
     "multi_round": SpecConfig(3, 2, 7, page_size=1, max_len=40, verifier="multi_round"),
     "typical": SpecConfig(3, 2, 7, page_size=1, max_len=40, verifier="typical"),
 }
-
-
 PARAMS = [
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_p=0.9, seed=2**63 + 5),

@@ -129,14 +129,8 @@ def loaded_by(modules: list[str], folder: Path) -> set[str]:
     return set(run_python(f"{code}\nanswer = dict(modules=sorted(sys.modules))", folder)["modules"])
 
 
-def test_import_specsim_is_light(tmp_path):
-    loaded = loaded_by(["specsim"], tmp_path)
-    assert "specsim" in loaded
-    assert not HEAVY & loaded
-
-
-def test_command_line_starts_light(tmp_path):
-    loaded = loaded_by(["specsim.cli.main"], tmp_path)
+def test_import_specsim_and_the_command_line_are_light(tmp_path):
+    loaded = loaded_by(["specsim", "specsim.cli.main"], tmp_path)
     assert "specsim.cli.generate" in loaded
     assert not HEAVY & loaded
 
@@ -193,9 +187,9 @@ def test_type_checkers_see_every_public_name():
     assert all(getattr(specsim, name) is getattr(sys.modules[module], name) for name, module in declared.items())
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_implementation_is_loaded_from_its_folder_and_once(implementation):
-    names = [name for name, path in MODULES.items() if ROOT / implementation in path.parents]
+def test_implementations_are_loaded_from_their_folders_and_once():
+    folders = {ROOT / implementation for implementation in IMPLEMENTATIONS}
+    names = [name for name, path in MODULES.items() if folders & {*path.parents}]
     loaded = run_python(
         f"import importlib\nmodules = [importlib.import_module(name) for name in {names}]\n"
         "answer = dict(files=[module.__file__ for module in modules], modules=sorted(sys.modules))",

@@ -19,8 +19,7 @@ from specsim.serving.generation import load_engine
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
 
-TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4, max_len=64)
-SHORT = [5, 17, 3, 40]
+from .settings import LONG, OTHER, SHORT, TREE
 
 
 class AuditedScheduler(Scheduler):
@@ -105,8 +104,7 @@ def three_running(make, ask) -> Callable[..., AuditedScheduler]:
 
     def start(priorities=(0, 0, 0), **serving: Any) -> AuditedScheduler:
         scheduler = make(**serving)
-        prompts = ([7 * i % 47 for i in range(20)], SHORT, [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32])
-        for request_id, prompt in enumerate(prompts):
+        for request_id, prompt in enumerate((LONG, SHORT, OTHER)):
             schedule = {"arrival": request_id, "priority": priorities[request_id]}
             scheduler.submit(ask(request_id, prompt, 14, schedule=schedule, temperature=1.0))
         for _ in range(4):

@@ -20,11 +20,12 @@ from specsim.core.settings import Settings
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.correctness.differential.pairs import make_pair
 from specsim.serving.generation import load_adaptive_engine, load_engine
-from specsim.serving.requests import make_request
+from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
 
+from .settings import TREE
+
 EXACT = EngineOptions("reference", torch.float64)
-TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4, max_len=64)
 OTHERS = (SpecConfig(3, 2, 8, page_size=4, max_len=64), SpecConfig(1, 3, 4, page_size=4, max_len=64))
 TREES = Settings((TREE, SpecConfig.plain(4, 64), *OTHERS))
 CHAINS = Settings.of_steps(SpecConfig(1, 3, 4, page_size=4, max_len=64), (3, 0, 1))
@@ -84,15 +85,21 @@ def test_switches_keep_greedy_outputs(kind, serving):
         assert scheduler.trace.counts()["preempted"]
 
 
-def replayed(engine, pair, request) -> list[int]:
-    """Run a request solo, each round under the setting that it had in a batch, and return its tokens."""
-    policy = Scripted(request.settings or [0])
-    scheduler = Scheduler(engine, ServingConfig(max_running=1, num_slots=640), policy=policy)
-    solo = make_request(pair.target.config, None, request.request_id, request.prompt_ids, request.params)
+def run_alone(engine, pair, request, script: list[int], **changes) -> Request:
+    """Run a request again, or one with another prompt or parameters, under a script of settings."""
+    fields = {"prompt": request.prompt_ids, "params": request.params} | changes
+    solo = make_request(pair.target.config, None, request.request_id, **fields)
+    scheduler = Scheduler(engine, ServingConfig(max_running=1, num_slots=640), policy=Scripted(script))
     scheduler.submit(solo)
     with torch.inference_mode():
         scheduler.run()
         scheduler.close()
+    return solo
+
+
+def replayed(engine, pair, request) -> list[int]:
+    """Run a request solo, each round under the setting that it had in a batch, and return its tokens."""
+    solo = run_alone(engine, pair, request, request.settings or [0])
     assert solo.settings == request.settings
     assert solo.accepted == request.accepted
     return solo.token_ids
@@ -183,14 +190,7 @@ def test_own_steps_give_the_tokens_of_a_setting_of_those(kind, name, temperature
     script = [count or steps[1] for count in OWN_STEPS]
     scheduler = serve(engine, pair, RequestScript(settings, script), (temperature,))
     for request in scheduler.requests.values():
-        policy = Scripted([steps.index(count) for count in request.draft_steps])
-        alone = Scheduler(engine, ServingConfig(max_running=1, num_slots=640), policy=policy)
-        alone.submit(
-            solo := make_request(pair.target.config, None, request.request_id, request.prompt_ids, request.params)
-        )
-        with torch.inference_mode():
-            alone.run()
-            alone.close()
+        solo = run_alone(engine, pair, request, [steps.index(count) for count in request.draft_steps])
         assert (solo.token_ids, solo.accepted) == (request.token_ids, request.accepted)
         assert solo.proposed == request.proposed == request.draft_steps
     assert max(len(record.decoded) for record in scheduler.trace.records) > 1
@@ -205,12 +205,9 @@ def test_every_round_accepts_as_after_a_fresh_prefill(kind):
     request = serve(engine, pair, Scripted([choice % len(settings) for choice in SCRIPT])).requests[1]
     start = 0  # of a round: tokens before its root
     for setting, accepted in zip(request.settings, request.accepted, strict=True):
-        scheduler = Scheduler(engine, ServingConfig(max_running=1, num_slots=640), policy=Scripted([setting]))
         params = replace(request.params, max_new_tokens=2)
         prompt = request.prompt_ids + request.token_ids[:start]
-        scheduler.submit(fresh := make_request(pair.target.config, None, 1, prompt, params))
-        with torch.inference_mode():
-            scheduler.run()
+        fresh = run_alone(engine, pair, request, [setting], prompt=prompt, params=params)
         assert fresh.accepted == [accepted]
         start += accepted
     assert max(request.accepted) > 1

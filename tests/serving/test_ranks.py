@@ -6,16 +6,13 @@ from functools import partial
 import pytest
 import torch
 
-from specsim import InputError, SpecConfig
+from specsim import InputError
 from specsim.core.engine_options import EngineOptions
 from specsim.serving.generation import load_engine
 from specsim.serving.ranks import Ranks
 
-TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4, max_len=64)
-LONG = [7 * i % 47 for i in range(20)]
-SHORT = [5, 17, 3, 40]
-OTHER = [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
-SCHEDULES = pytest.mark.parametrize("schedule", ["sync", "overlap"])
+from .settings import LONG, OTHER, SCHEDULES, SHORT, TREE
+
 pytestmark = pytest.mark.usefixtures("inference")
 
 

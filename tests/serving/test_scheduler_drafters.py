@@ -12,13 +12,10 @@ from specsim.correctness.differential.pairs import KINDS, make_pair
 from specsim.serving.generation import load_engine
 from specsim.serving.ranks import Ranks
 
-TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4, max_len=64)
+from .settings import LONG, OTHER, SCHEDULES, SHORT, TREE
+
 CHAIN = SpecConfig(topk=1, num_steps=3, page_size=4, max_len=64)
-LONG = [7 * i % 47 for i in range(20)]
-SHORT = [5, 17, 3, 40]
-OTHER = [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
 FLOAT64 = EngineOptions("reference", torch.float64)
-SCHEDULES = pytest.mark.parametrize("schedule", ["sync", "overlap"])
 pytestmark = pytest.mark.usefixtures("inference")
 
 

@@ -14,11 +14,8 @@ from specsim.serving.generation import load_engine
 from specsim.serving.runner import HostCopy, Launched
 from specsim.serving.scheduler import Scheduler
 
-TREE = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6, page_size=4, max_len=64)
-LONG = [7 * i % 47 for i in range(20)]
-SHORT = [5, 17, 3, 40]
-OTHER = [9, 8, 7, 6, 5, 4, 3, 2, 1, 30, 31, 32]
-SCHEDULES = pytest.mark.parametrize("schedule", ["sync", "overlap"])
+from .settings import LONG, OTHER, SCHEDULES, SHORT, TREE
+
 pytestmark = pytest.mark.usefixtures("inference")
 
 

@@ -30,17 +30,9 @@ from specsim.training.estimate import agreement, greedy_drafts
 from specsim.training.train import build_drafter
 
 CONFIG = LlamaConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    bos_token_id=0,
-    eos_token_id=0,
-    initializer_range=0.2,
-)
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=0, initializer_range=0.2,
+)  # fmt: skip
 DEPTH = 4
 STEPS = 3
 ROOTS = (1, 2, 7, 12)
