@@ -34,6 +34,6 @@ def matching_speedups(file: str) -> float:
 
 def continued_length(series: str, given: int, num_steps: int) -> float:
     """Continue the first accept lengths of a published series to a longer chain."""
-    (found,) = (each for each in published_series() if each.name == series)
-    rates = rates_of_lengths({steps: length for steps, length in found.lengths.items() if steps <= given})
+    (published,) = (candidate for candidate in published_series() if candidate.name == series)
+    rates = rates_of_lengths({steps: length for steps, length in published.lengths.items() if steps <= given})
     return 1 + sum(continued(rates, num_steps))

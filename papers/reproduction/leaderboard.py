@@ -94,7 +94,7 @@ class _Counted(Sequence):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(self.size))]
+            return [self[number] for number in range(*index.indices(self.size))]
         self.read.add(index)
         return self.value
 
@@ -104,11 +104,11 @@ def reads(accept: Any, cases: Sequence[ExactCase]) -> str:
     most = 0
     needs_draft = False
     for draw in (draw for case in cases for draw in draws(case)):
-        given = DraftedTree.of(draw)
-        other = DraftedTree(given.tree, given.prob_NV, given.draft_prob_NV.flip(-1).roll(1, 0))
+        tree = DraftedTree.of(draw)
+        other = DraftedTree(tree.tree, tree.prob_NV, tree.draft_prob_NV.flip(-1).roll(1, 0))
         for value in PROBES:
             uniforms = _Counted(len(draw.tokens), value)
-            outcome = accept(given, uniforms, 0.5)
+            outcome = accept(tree, uniforms, 0.5)
             most = max(most, len(uniforms.read))
             needs_draft = needs_draft or accept(other, _Counted(len(draw.tokens), value), 0.5) != outcome
     names = ["the drafter's distributions"] if needs_draft else []
@@ -119,9 +119,10 @@ def reads(accept: Any, cases: Sequence[ExactCase]) -> str:
 def built_in() -> Iterator[Entry]:
     """Certify the verifiers of the package."""
     rows = [row for row in exact.certify().rows if row.promise != "wrong"]
-    for each in VERIFIERS:
-        own = tuple(row for row in rows if row.verifier == each.name)
-        yield Entry(each.name, KINDS[each.drafts], each.promise == "lossless", own, _built_in_reads(each))
+    for verifier in VERIFIERS:
+        certificates = tuple(row for row in rows if row.verifier == verifier.name)
+        is_lossless = verifier.promise == "lossless"
+        yield Entry(verifier.name, KINDS[verifier.drafts], is_lossless, certificates, _built_in_reads(verifier))
 
 
 def _built_in_reads(verifier: Verifier) -> str:
@@ -130,24 +131,24 @@ def _built_in_reads(verifier: Verifier) -> str:
     return reads(verifier.accept, CASES[verifier.drafts])
 
 
-def of_users(places: Sequence[str]) -> Iterator[Entry]:
+def of_users(modules: Sequence[str]) -> Iterator[Entry]:
     """Certify rules of modules; InputError for one that cannot be certified."""
-    for place in places:
-        for rule in exact.load_rules(place):
-            found = exact.certify_rules([rule])
-            unknown = (*found.inconsistent, *found.not_certified)
+    for module in modules:
+        for rule in exact.load_rules(module):
+            report = exact.certify_rules([rule])
+            unknown = (*report.inconsistent, *report.not_certified)
             require(
                 not unknown, "rule", rule.name, f"one that `specsim certify` proves or refutes: {'; '.join(unknown)}"
             )
-            shown = {case.name for cases in CASES.values() for case in cases}
-            rows = tuple(row for row in found.rows if row.case in shown)
+            names = {case.name for cases in CASES.values() for case in cases}
+            rows = tuple(row for row in report.rows if row.case in names)
             if rows:
                 yield Entry(rule.name, KINDS[rule.drafts], rule.lossless, rows, _own_reads(rule))
 
 
 def _own_reads(rule: AcceptanceRule) -> str:
-    def accept(given: DraftedTree, uniforms: Any, final: float) -> Any:
-        accepted = rule.accept(given.tree, given.prob_NV, given.draft_prob_NV, uniforms, final)
+    def accept(draw: DraftedTree, uniforms: Any, final: float) -> Any:
+        accepted = rule.accept(draw.tree, draw.prob_NV, draw.draft_prob_NV, uniforms, final)
         return list(accepted.path), int(accepted.bonus)
 
     return reads(accept, CASES[rule.drafts])
@@ -155,16 +156,21 @@ def _own_reads(rule: AcceptanceRule) -> str:
 
 def page(entries: Sequence[Entry]) -> str:
     """Write the page: the rules of each kind of drafts in order, then a table for each case."""
-    order = sorted(entries, key=lambda each: (each.distance > 0, -each.share if each.distance == 0 else each.distance))
+    order = sorted(entries, key=_rank)
     parts = [HEAD]
     for drafts in dict.fromkeys(KINDS.values()):
-        rows = [_cells(each) for each in order if each.drafts == drafts]
+        rows = [_cells(entry) for entry in order if entry.drafts == drafts]
         parts += [f"## Rules for {TITLES[drafts]}\n", *markdown(RULES, rows), ""]
     for case in dict.fromkeys(case.name for cases in CASES.values() for case in cases):
-        own = [_case_cells(each, row) for each in order for row in each.rows if row.case == case]
-        if own:
-            parts += [f"## {case}\n", *markdown(CASE, own), ""]
+        rows = [_case_cells(entry, row) for entry in order for row in entry.rows if row.case == case]
+        if rows:
+            parts += [f"## {case}\n", *markdown(CASE, rows), ""]
     return "\n".join([*parts, FOOT])
+
+
+def _rank(entry: Entry) -> tuple[bool, float | Fraction]:
+    """Rank lossless rules by what they accept, then others by their distance."""
+    return entry.distance > 0, entry.distance or -entry.share
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:

@@ -58,22 +58,23 @@ def function(by: str) -> Callable[..., float]:
     """Find the function that reproduces a figure."""
     module, _, name = by.partition(".")
     require(module in MODULES, "by", by, f"a function of {', '.join(MODULES)}, as module.function")
-    found: Any = vars(MODULES[module]).get(name)
-    if name.startswith("_") or getattr(found, "__module__", None) != MODULES[module].__name__:
+    reproduced: Any = vars(MODULES[module]).get(name)
+    if name.startswith("_") or getattr(reproduced, "__module__", None) != MODULES[module].__name__:
         raise InputError("by", by, f"a public function of papers.reproduction.{module}")
-    return found
+    return reproduced
 
 
 def rows(paper: Paper, root: Path) -> list[Row]:
     """Reproduce the figures of a paper: its own first, then those of simulated tables, then what is missing."""
-    found = [_own(figure) for figure in paper.figures]
+    figures = [_row(figure) for figure in paper.figures]
     for name in paper.tables:
-        found += _kept(root / "papers" / paper.folder / "notes.md", name) if name in KEPT else _table(name)
-    found += [Row(each.claim, each.where, each.printed, "-", NOT, each.because) for each in paper.missing]
-    return found
+        figures += _kept(root / "papers" / paper.folder / "notes.md", name) if name in KEPT else _table(name)
+    return figures + [
+        Row(missing.claim, missing.where, missing.printed, "-", NOT, missing.because) for missing in paper.missing
+    ]
 
 
-def _own(figure: Published) -> Row:
+def _row(figure: Published) -> Row:
     value = function(figure.by)(**figure.arguments)
     module, _, name = figure.by.partition(".")
     by = f"[`{name}`]({FUNCTIONS}/{module}.py#{name})"
@@ -110,39 +111,39 @@ def _command(name: str) -> str:
     return f"`specsim simulate --table {name}`"
 
 
-def with_figures(notes: str, own: Sequence[Row]) -> str:
+def with_figures(notes: str, paper_rows: Sequence[Row]) -> str:
     """Write a paper's rows between the marks of its notes; notes without marks stay as they are."""
-    text = "\n".join(line.replace("](../", "](../../") for line in _tables(own))
+    text = "\n".join(line.replace("](../", "](../../") for line in _tables(paper_rows))
     return filled(notes, lambda region: text if region == "reproduced" else None)
 
 
-def _tables(own: Sequence[Row]) -> list[str]:
+def _tables(paper_rows: Sequence[Row]) -> list[str]:
     """Write the reproduced figures of a paper, then those that are not."""
-    found = [row.cells() for row in own if row.role != NOT]
-    missing = [row.cells() for row in own if row.role == NOT]
-    lines = [*markdown(ROW, found), ""] if found else []
+    reproduced = [row.cells() for row in paper_rows if row.role != NOT]
+    missing = [row.cells() for row in paper_rows if row.role == NOT]
+    lines = [*markdown(ROW, reproduced), ""] if reproduced else []
     return [*lines, *markdown(MISSING, missing), ""] if missing else lines
 
 
 def page(papers: Sequence[tuple[Paper, Sequence[Row]]]) -> str:
     """Write the ledger: a summary with a row for every paper, then a section for each with all figures."""
-    parts = [HEAD, *markdown(SUMMARY, [_summary(paper, own) for paper, own in papers]), ""]
-    for paper, own in papers:
+    parts = [HEAD, *markdown(SUMMARY, [_summary(*paper) for paper in papers]), ""]
+    for paper, paper_rows in papers:
         parts += [f"## {paper.folder}", "", f"[Notes]({paper.folder}/notes.md)", ""]
-        parts += _tables(own)
+        parts += _tables(paper_rows)
     return "\n".join(parts)
 
 
-def _summary(paper: Paper, own: Sequence[Row]) -> tuple[Any, ...]:
-    errors = [abs(row.error) for row in own if row.error is not None]
-    limits = [row.is_kept for row in own if row.is_kept is not None]
+def _summary(paper: Paper, paper_rows: Sequence[Row]) -> tuple[Any, ...]:
+    errors = [abs(row.error) for row in paper_rows if row.error is not None]
+    limits = [row.is_kept for row in paper_rows if row.is_kept is not None]
     return (
         f"[{paper.folder}]({paper.folder}/notes.md)",
         len(errors),
         f"{fmean(errors):.1%}" if errors else "-",
         f"{max(errors):.1%}" if errors else "-",
         f"{sum(limits)} of {len(limits)}" if limits else "-",
-        sum(row.role == NOT for row in own),
+        sum(row.role == NOT for row in paper_rows),
     )
 
 

@@ -98,7 +98,8 @@ def read(folder: Path) -> Paper:
     for entry in value.get("rows", ()):
         figures += _rows(folder, entry)
     missing = [
-        Missing(each["claim"], each["where"], each["published"], each["because"]) for each in value.get("missing", ())
+        Missing(entry["claim"], entry["where"], entry["published"], entry["because"])
+        for entry in value.get("missing", ())
     ]
     return Paper(folder.name, tuple(value.get("tables", ())), tuple(figures), tuple(missing))
 
@@ -132,13 +133,13 @@ def _rows(folder: Path, entry: Mapping[str, Any]) -> Iterator[Published]:
             continue
         read_row = {name: _number(row[column]) for name, column in entry["columns"].items()}
         role = row.get(entry.get("role", ""), "computed").replace(CHOSEN, "fitted")
-        own = {
+        of_row = {
             "claim": entry["claim"].format_map(row),
             "published": row[entry["published"]],
             "with": {**entry.get("with", {}), **read_row},
             "role": role,
         }
-        yield _figure({**entry, **own})
+        yield _figure({**entry, **of_row})
 
 
 def _number(text: str) -> int | float | str:

@@ -24,21 +24,21 @@ PLAIN = SpecConfig.plain()
 
 def billions(config: str, active: bool = False) -> float:
     """Count the parameters of a config.json in papers/, or those that one token uses."""
-    own = model(ROOT / "papers" / config)
-    return (own.active_parameters if active else own.parameters) / 1e9
+    target = model(ROOT / "papers" / config)
+    return (target.active_parameters if active else target.parameters) / 1e9
 
 
 def mtp_closed_form(config: str, acceptance: float) -> float:
     """Compute the textbook's speed-up of one MTP module, whose cost is its share of the active parameters."""
-    own = model(ROOT / "papers" / config)
-    cost_ratio = drafter("mtp", own).model.active_parameters / own.active_parameters
+    target = model(ROOT / "papers" / config)
+    cost_ratio = drafter("mtp", target).model.active_parameters / target.active_parameters
     return (1 + acceptance) / (1 + cost_ratio)
 
 
 def mtp_speedup(config: str, acceptance: float, gpu: str, gpus: int, requests: int, context: int) -> float:
     """Compute the speed-up of one draft by an MTP module over plain decoding, by the cost model."""
-    own = model(ROOT / "papers" / config)
-    cost = CostModel(hardware(gpu), own, drafter("mtp", own), tensor_parallel=gpus)
+    target = model(ROOT / "papers" / config)
+    cost = CostModel(hardware(gpu), target, drafter("mtp", target), tensor_parallel=gpus)
     contexts = np.full(requests, context)
     plain = replace(cost, drafter=None).round(contexts, PLAIN)
     return (1 + acceptance) * plain / cost.round(contexts, SpecConfig(1, 1, 2))
@@ -51,8 +51,8 @@ def plain_tokens_per_s(name: str, gpu: str, context: int, requests: int = 1) -> 
 
 def sparse_draft_ms(name: str, gpus: int, gpu: str, prefill: int, requests: int, drafts: int, budget: int) -> float:
     """Compute the milliseconds in which the model itself, with a KV budget, drafts for a batch."""
-    whole = model(name)
-    sparse = replace(whole, layers=tuple(replace(group, window=budget) for group in whole.layers))
+    dense = model(name)
+    sparse = replace(dense, layers=tuple(replace(group, window=budget) for group in dense.layers))
     return drafts * plain_ms(sparse, gpus, gpu, prefill, requests)
 
 
@@ -64,8 +64,8 @@ def verify_ms(name: str, gpus: int, gpu: str, prefill: int, requests: int, draft
 
 def plain_ms(name: str | Model, gpus: int, gpu: str, prefill: int, requests: int) -> float:
     """Compute the milliseconds of a step of a batch without drafts."""
-    own = name if isinstance(name, Model) else model(name)
-    return 1e3 * CostModel(hardware(gpu), own, tensor_parallel=gpus).round(np.full(requests, prefill), PLAIN)
+    target = name if isinstance(name, Model) else model(name)
+    return 1e3 * CostModel(hardware(gpu), target, tensor_parallel=gpus).round(np.full(requests, prefill), PLAIN)
 
 
 def sparse_speedup(
@@ -105,7 +105,7 @@ def goodput_gain(requests: int, acceptance: float) -> float:
     workload = closed_loop(2 * requests, requests, (256, 768), (64, 128), 0)
     cost = _eagle3()
     goodput = Goodput(cost, [option.config for option in options])
-    plain, chosen = (simulate(cost, options, workload, policy=each) for each in (Always(0), goodput))
+    plain, chosen = (simulate(cost, options, workload, policy=policy) for policy in (Always(0), goodput))
     return plain.duration / chosen.duration
 
 

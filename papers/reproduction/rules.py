@@ -10,14 +10,14 @@ from specsim.correctness.exact.certificates import VERIFIERS
 from specsim.correctness.exact.distribution import ExactDistribution, exact_distribution
 from specsim.correctness.exact.optimum import optimum
 from specsim.correctness.exact.rule_distribution import rule_distribution
+from specsim.correctness.exact.verifier import Verifier
 
 K_SEQ = Path(__file__).resolve().parents[2] / "notebooks" / "examples" / "my_rule.py"
 
 
 def distance(verifier: str) -> float:
     """Compute the largest total variation of a verifier from the target's distribution, over its cases."""
-    found = [_distribution(verifier, case).total_variation(case) for case in _cases(verifier)]
-    return float(max(found))
+    return float(max(_distribution(verifier, case).total_variation(case) for case in _cases(verifier)))
 
 
 def accepted(verifier: str, case: str) -> float:
@@ -27,8 +27,8 @@ def accepted(verifier: str, case: str) -> float:
 
 def share_of_optimum(verifier: str, case: str) -> float:
     """Compute the accepted drafts of a verifier over the most that a lossless rule accepts on the case."""
-    own = _case(verifier, case)
-    return float(_distribution(verifier, own).accepted / optimum(own))
+    exact_case = _case(verifier, case)
+    return float(_distribution(verifier, exact_case).accepted / optimum(exact_case))
 
 
 def k_seq_share(siblings: int) -> float:
@@ -47,7 +47,7 @@ def k_seq_distance() -> float:
 def agreement_over_bound() -> float:
     """Compute P(agree) of two samples with the same Gumbel noise over (1 - TV) / (1 + TV): the least of two cases."""
     shares = []
-    coupled = next(each for each in VERIFIERS if each.is_coupled)
+    coupled = next(verifier for verifier in VERIFIERS if verifier.is_coupled)
     for case in (ONE, CUT_CHAIN):
         pairs = zip(case.target(()), case.draft(()), strict=True)
         variation = sum(abs(target - draft) for target, draft in pairs) / 2
@@ -61,17 +61,21 @@ def _k_seq() -> AcceptanceRule:
     return rule
 
 
+def _verifier(name: str) -> Verifier:
+    (verifier,) = (verifier for verifier in VERIFIERS if verifier.name == name)
+    return verifier
+
+
 def _cases(verifier: str) -> tuple[ExactCase, ...]:
-    (own,) = (each for each in VERIFIERS if each.name == verifier)
-    return CASES[own.drafts]
+    return CASES[_verifier(verifier).drafts]
 
 
 def _case(verifier: str, name: str) -> ExactCase:
-    (case,) = (each for each in _cases(verifier) if each.name == name)
-    return case
+    (exact_case,) = (case for case in _cases(verifier) if case.name == name)
+    return exact_case
 
 
 @cache
 def _distribution(verifier: str, case: ExactCase) -> ExactDistribution:
-    (own,) = (each for each in VERIFIERS if each.name == verifier)
-    return exact_distribution(own, case, implementations.reference(own))
+    exact_verifier = _verifier(verifier)
+    return exact_distribution(exact_verifier, case, implementations.reference(exact_verifier))

@@ -134,8 +134,8 @@ def _edit(text: str) -> str | None:
     lines = text.splitlines()
     renamed = [re.sub(rf"\b{old}\b", new, line) for line in lines]
     changed = [index for index, (line, other) in enumerate(zip(lines, renamed, strict=True)) if line != other]
-    shown = max(changed[0] + 1, -(-len(lines) // 4))
-    rest = "\n".join(lines[shown:])
-    if changed[-1] < shown or 2 * len(rest) < len(text):
+    num_repeated = max(changed[0] + 1, -(-len(lines) // 4))
+    rest = "\n".join(lines[num_repeated:])
+    if changed[-1] < num_repeated or 2 * len(rest) < len(text):
         return None
-    return "\n".join([*lines, "", "", HEADING.format(old=old, new=new), *renamed[:shown]]).rstrip()
+    return "\n".join([*lines, "", "", HEADING.format(old=old, new=new), *renamed[:num_repeated]]).rstrip()
