@@ -1,5 +1,6 @@
 """Equality checks and contests of a benchmark: no time without a passed check."""
 
+import gc
 import io
 import math
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from specsim.bench.clock import interleaved_times, timing
+from specsim.bench.clock import interleaved_times, timing, without_collection
 from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.linears import check_product
 from specsim.bench.roofline import Peaks, RooflineBound, TensorBytes
@@ -241,3 +242,16 @@ def test_outputs_are_compared_token_for_token_and_bit_for_bit():
     assert same_tokens("x", company, other, 1).passed
     assert not _equal("x", company, other, 1).passed
     assert same_tokens("x", company, other, 0).difference == "requests [0]"
+
+
+def test_no_garbage_is_collected_while_a_part_is_timed():
+    seen = []
+    interleaved_times({"call": lambda: seen.append(gc.isenabled())}, samples=2)
+    assert seen == [False, False]
+    assert gc.isenabled()
+
+
+def test_garbage_is_collected_again_after_an_error():
+    with pytest.raises(KeyError), without_collection():
+        raise KeyError
+    assert gc.isenabled()

@@ -1,5 +1,6 @@
 """Generated texts of the guide: protocol, combinations and acceptance of drafters, cells of grids, counted faults."""
 
+import json
 from itertools import product
 
 import pytest
@@ -13,7 +14,7 @@ from specsim.correctness.differential.drafter_grid import KINDS as GRID_KINDS
 from specsim.correctness.differential.drafter_grid import is_possible
 from specsim.correctness.differential.grids import GRIDS
 from specsim.correctness.differential.pairs import make_pair
-from specsim.maintain import drafter_tables, tables
+from specsim.maintain import drafter_tables, kv_acceptance, tables
 from specsim.maintain.drafter_tables import (
     COMBINATIONS,
     DRAFTERS,
@@ -25,6 +26,7 @@ from specsim.maintain.drafter_tables import (
     refused_rows,
     target_rows,
 )
+from specsim.maintain.kv_acceptance import CONFIGS, FILE, FORMATS, measured
 from specsim.models.shipped import TINY
 
 
@@ -124,3 +126,26 @@ def test_equal_combinations_of_targets_share_a_row():
     assert list(target_rows(made)) == [("all", "eagle, mtp", "step, round", "model and model")]
     (row,) = target_rows(made[:2])
     assert row == ("llama", "eagle", "step, round", "model and model")
+
+
+def kept_rows():
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def test_every_format_is_kept_with_every_tree():
+    rows = {(row["kv_dtype"], row["draft_kv_dtype"], row["topk"]) for row in kept_rows()}
+    assert rows == {(*formats, config.topk) for formats in FORMATS for config in CONFIGS}
+    assert len({(row["prompts"], len(row["counts"])) for row in kept_rows()}) == 1
+
+
+@pytest.mark.parametrize("formats", [FORMATS[0], FORMATS[-1]], ids=["model", "fp8"])
+def test_the_first_prompts_have_the_kept_counts(formats):
+    kept = next(row for row in kept_rows() if (row["kv_dtype"], row["draft_kv_dtype"]) == formats)
+    again = measured(CONFIGS[0], *formats, count=3)
+    assert [[each.rounds, each.accepted_drafts] for each in again.counts] == kept["counts"][:3]
+
+
+def test_the_table_has_a_line_for_every_format(tmp_path):
+    lines = [line for line in kv_acceptance.table().splitlines() if line.startswith("| ")]
+    assert len(lines) == 1 + len(FORMATS)
+    assert lines[1].startswith("| model | model | ")

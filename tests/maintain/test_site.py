@@ -2,18 +2,24 @@
 
 import json
 import os
+import re
 from importlib import import_module
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from notebooks.guide.pages.api import api_pages, describe, restructured
 from notebooks.guide.pages.commands import command_pages
+from notebooks.guide.pages.course import Head, course_pages, notebook_head
 from notebooks.guide.pages.docstrings import cell, code_cell, markdown
+from notebooks.guide.pages.gallery import EXAMPLES, gallery_pages
 from notebooks.guide.pages.links import Linker
 from notebooks.guide.pages.schemas import schema_pages
 from notebooks.guide.pages.sources import source_html
 from notebooks.guide.pages.stage import page_paths, stage, write_changed
+from specsim import plots
+from specsim.course import exercise, names
 
 ROOT = Path(__file__).parents[2]
 
@@ -171,3 +177,58 @@ def test_pages_that_stay_the_same_are_not_written_again(tmp_path):
     assert page.stat().st_mtime_ns == 1
     write_changed(page, "other")
     assert page.read_text() == "other"
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return gallery_pages()
+
+
+def test_every_function_that_draws_has_an_example():
+    assert set(EXAMPLES) == set(plots.__all__) - {"Slot", "slots"}
+
+
+def test_the_page_links_every_picture_with_an_alternative_text(pages):
+    linked = re.findall(r"!\[(.+)\]\((generated/pictures/\w+\.svg)\)", pages["pictures.md"])
+    assert {path for _, path in linked} == set(pages) - {"pictures.md"}
+    assert all(len(text) > 20 for text, _ in linked)
+    for path in set(pages) - {"pictures.md"}:
+        ElementTree.fromstring(pages[path])
+
+
+SOURCE = """# %% [markdown]
+# # A title
+#
+# * **Goal:** You can read
+#   two lines.
+# * **Before:** Nothing.
+# * **Time:** 20 minutes to work through, 3 seconds to run.
+#
+# Text.
+
+# %%
+1
+"""
+
+
+def test_head_is_read_from_the_first_cell():
+    time = "20 minutes to work through, 3 seconds to run."
+    head = notebook_head(SOURCE)
+    assert head == Head("A title", "You can read two lines.", "Nothing.", time)
+    assert head.minutes == 20
+
+
+@pytest.mark.parametrize("line", ["# # A title\n", "# * **Before:** Nothing.\n", "20 minutes"])
+def test_head_without_a_part_is_refused(line):
+    with pytest.raises(ValueError, match="first cell"):
+        notebook_head(SOURCE.replace(line, ""))
+
+
+def test_pages_list_every_notebook_and_every_mistake():
+    pages = course_pages(ROOT)
+    for path in (ROOT / "notebooks").glob("[0-9]*.py"):
+        assert f"(notebooks/{path.stem}.ipynb)" in pages["generated/course.md"]
+    for name in names():
+        assert f"**Exercise {name}**" in pages["generated/teaching.md"]
+        assert all(each.reason in pages["generated/teaching.md"] for each in exercise(name).mistakes)
+    assert "Of 1000 drafts, how many can the best rule keep?" in pages["generated/teaching.md"]
