@@ -6,8 +6,16 @@ import torch
 
 from specsim.core.block import BlockConfig
 from specsim.core.phases import ExplicitCandidates, VerifyInput
-from specsim.correctness.differential.comparison import Mismatch, Trio, log_prob_budget, present
-from specsim.correctness.differential.ranking import DrawnRow, LogitsPair, compare_drafts, compare_draws, log_scores
+from specsim.correctness.differential.comparison import Trio, log_prob_budget, present
+from specsim.correctness.differential.ranking import (
+    DraftRow,
+    LogitsPair,
+    candidates_of,
+    compare_drafts,
+    compare_draws,
+    log_scores,
+    require_falling,
+)
 from specsim.correctness.differential.step import ComparedRequest
 
 TOKENS = "candidates.tokens"
@@ -35,7 +43,7 @@ def compare_slots(request: ComparedRequest[VerifyInput]) -> bool:
     The lanes of a depth, and the number of candidates, have to follow exactly from the implementation's own scores and
     confidences.
     """
-    candidates = request.of(request.states.map(lambda tree: _explicit(tree)))
+    candidates = candidates_of(request, ExplicitCandidates)
     config = request.config
     limit = min(config.num_steps, max(0, config.length_limit - 1 - request.length))
     noise_of_lanes = torch.zeros(1, dtype=torch.float64)
@@ -59,12 +67,6 @@ def compare_slots(request: ComparedRequest[VerifyInput]) -> bool:
         previous = level
         first += size
     return _compare_alive(candidates, limit)
-
-
-def _explicit(tree: VerifyInput) -> ExplicitCandidates:
-    if not isinstance(tree.candidates, ExplicitCandidates):
-        raise Mismatch("candidates (type)", "ExplicitCandidates", type(tree.candidates).__name__)
-    return tree.candidates
 
 
 def _compare_lanes(candidates: BlockCandidates, level: BlockLevel, previous: BlockLevel | None) -> torch.Tensor | None:
@@ -105,13 +107,16 @@ def _compare_children(
     if not config.is_sampled:
         if not compare_drafts(candidates, TOKENS, tokens, logits):
             return None
-        _require_falling(candidates, level)
+        scores = candidates.field("scores").fast
+        parents = level.rows(candidates.field("parents")).fast[:, 0]
+        above = torch.where(parents < 0, 1.0 if config.score == "prob" else 0.0, scores[parents.clamp(min=0)])
+        require_falling(SCORES, above, level.rows(candidates.field("scores")).fast, level.entries.start)
         return log_prob_budget(*logits, request.check.eps)
     noise = []
     draft_prob = request.field("draft_prob")
     for lane in range(level.num_lanes):
         node = 1 + (level.depth - 1) * config.topk + lane if level.depth else 0
-        row = DrawnRow(
+        row = DraftRow(
             name=TOKENS,
             tokens=tokens.map(lambda rows, i=lane: rows[i]),
             draft_prob=draft_prob.map(lambda prob_MV, at=node: None if prob_MV is None else prob_MV[at]),
@@ -124,20 +129,6 @@ def _compare_children(
             return None
         noise.append(row.logits.log_noise(request))
     return torch.tensor(noise, dtype=torch.float64)
-
-
-def _require_falling(candidates: BlockCandidates, level: BlockLevel) -> None:
-    """Require that an implementation's scores do not rise from parent to child, nor from sibling to sibling."""
-    scores = candidates.field("scores").fast
-    level_scores = level.rows(candidates.field("scores")).fast
-    parents = level.rows(candidates.field("parents")).fast[:, 0]
-    root = 1.0 if candidates.config.score == "prob" else 0.0
-    above = torch.where(parents < 0, root, scores[parents.clamp(min=0)])
-    rising = (torch.cat([above[:, None], level_scores], 1).diff(dim=1) > 0).flatten()
-    if rising.any():
-        entry = int(rising.nonzero()[0])
-        score = float(level_scores.flatten()[entry])
-        raise Mismatch(SCORES, "at most its parent's and its elder siblings'", score, entry)
 
 
 def _compare_alive(candidates: BlockCandidates, limit: int) -> bool:

@@ -7,7 +7,7 @@ import torch
 from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.correctness.differential.block import compare_slots
 from specsim.correctness.differential.comparison import Mismatch, Trio, log_prob_budget, present
-from specsim.correctness.differential.draft_input import compare_product, first_draft_logits
+from specsim.correctness.differential.draft_input import compare_product, draft_logits
 from specsim.correctness.differential.kv import compare_kv
 from specsim.correctness.differential.ranking import (
     LogitsPair,
@@ -16,6 +16,7 @@ from specsim.correctness.differential.ranking import (
     compare_lanes,
     lane_logits,
     log_scores,
+    require_falling,
 )
 from specsim.correctness.differential.step import ComparedRequest
 
@@ -56,12 +57,13 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> bool:
         return True
     if config.is_plain:
         return True
-    first = request.of(request.step.entered)
+    entered = request.of(request.step.entered)
     if request.step.entered.reference.has_all_drafts:
-        return compare_product(request, first)
+        return compare_product(request, entered)
+    first_logits = draft_logits(request, entered.field("hidden"))
     if config.is_sampled:
-        return compare_lanes(request, first_draft_logits(first))
-    candidates = candidates_of(request)
+        return compare_lanes(request, first_logits)
+    candidates = candidates_of(request, Candidates)
     parents = candidates.field("parent_list")
     tokens = candidates.field("tokens")
     k = config.topk
@@ -71,7 +73,7 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> bool:
     for step in range(config.num_steps):
         if step > 1 and not _compare_lanes(candidates, step):
             return False
-        logits = lane_logits(candidates, step) if step else first_draft_logits(first)
+        logits = lane_logits(candidates, step) if step else first_logits
         if step and not _compare_children(candidates, step, logits):
             return False
         noise += log_prob_budget(*logits, check.eps)
@@ -81,7 +83,7 @@ def _compare_candidates(request: ComparedRequest[VerifyInput]) -> bool:
 
 def _compare_explicit(request: ComparedRequest[VerifyInput]) -> None:
     """Require the same candidates, bit for bit: they follow from token ids alone."""
-    candidates = request.of(request.states.map(lambda tree: present("candidates", tree.candidates)))
+    candidates = candidates_of(request, ExplicitCandidates)
     alive = candidates.field("num_alive")
     request.check.same("candidates.num_alive", alive.reference, alive.fast)
     for name in ("tokens", "parents", "scores"):
@@ -138,12 +140,7 @@ def _compare_scores(candidates: ComparedRequest[Candidates], index: int, noise: 
     level_scores = scores.fast[level].view(-1, config.topk)
     root_score = 1.0 if config.score == "prob" else 0.0
     above = scores.fast[_lanes(candidates, index).fast] if index else level_scores.new_full((1,), root_score)
-    best_first = torch.cat([above[:, None], level_scores], dim=1)
-    rising = (best_first[:, 1:] > best_first[:, :-1]).flatten()
-    if rising.any():
-        entry = int(rising.nonzero()[0])
-        expected = scores.exact[level][entry].item()
-        raise Mismatch(SCORES, expected, level_scores.flatten()[entry].item(), level.start + entry)
+    require_falling(SCORES, above, level_scores, level.start)
     logs = scores.map(lambda scores: log_scores(scores[level], config.score))
     candidates.check.within(SCORES, logs.exact, logs.fast, noise)
 
@@ -182,7 +179,7 @@ def _compare_selection(request: ComparedRequest[VerifyInput]) -> bool:
     if not request.step.drafter.block_rows:
         if isinstance(request.states.reference.candidates, ExplicitCandidates):
             return True
-        exact = candidates_of(request).field("scores").exact
+        exact = candidates_of(request, Candidates).field("scores").exact
         request.check.tally.coverage["ties"] += _ties_at_an_edge(exact, request.config.num_draft_tokens - 1)
     i = request.index
     trees = request.states.map(lambda tree: (tree.draft_tokens[i].tolist(), tree.parents[i].tolist()))

@@ -6,53 +6,63 @@ import torch
 
 from specsim.core.engine import Engine
 from specsim.core.grammar import allowed_first
-from specsim.core.phases import AutoregressiveInput, DraftExtendInput, DraftInput, PrefillOutput, VerifyInput
+from specsim.core.phases import (
+    AutoregressiveInput,
+    Candidates,
+    DraftExtendInput,
+    DraftInput,
+    PrefillOutput,
+    VerifyInput,
+)
 from specsim.correctness.differential.comparison import FLOAT32_EPS, Trio, budget, present
 from specsim.correctness.differential.distribution import RowDistribution, rounding
 from specsim.correctness.differential.kv import compare_committed
 from specsim.correctness.differential.ranking import (
-    DrawnRow,
+    DraftRow,
     LogitsPair,
     Ranking,
     candidates_of,
-    compare_drafts,
-    compare_draws,
+    compare_row,
     log_scores,
 )
 from specsim.correctness.differential.step import ComparedRequest, ComparedStep
 
+DRAFT_FIELDS = ("hidden", "topk_index", "topk_scores", "draft_prob")
+
 
 def compare_all_drafts(request: ComparedRequest[Any], prefix: str) -> bool:
-    """Compare the finished drafts depth by depth, each ranked by the logits of exact's hidden state, or drawn.
+    """Compare the finished drafts depth by depth.
 
     A draft that rounding decided ends the comparison, as the rows of deeper modules read it.
     """
-    check = request.check
-    config = request.config
-    for depth in range(config.num_steps):
-        hidden, tokens, scores, draft_prob = (
-            request.field(name).map(lambda entries, at=depth: None if entries is None else entries[at])
-            for name in ("hidden", "topk_index", "topk_scores", "draft_prob")
-        )
+    for depth in range(request.config.num_steps):
+        fields = {
+            name: request.field(name).map(lambda entries, at=depth: None if entries is None else entries[at])
+            for name in DRAFT_FIELDS
+        }
         if _is_dropped(request, depth):
-            check.same(f"{prefix}topk_index", *(present("topk_index", values) for values in tokens[::2]))
-            check.same(f"{prefix}topk_scores", *(present("topk_scores", values) for values in scores[::2]))
-            continue
-        hidden = hidden.map(lambda entries: present("hidden", entries))
-        check.close(f"{prefix}hidden", hidden)
-        logits = _logits(request, hidden)
-        tokens = tokens.map(lambda entries: present("topk_index", entries))
-        name = f"{prefix}topk_index"
-        values = scores.map(lambda entries: log_scores(present("topk_scores", entries), config.score))
-        if config.is_sampled:
-            row = DrawnRow(name, tokens, draft_prob, logits, request.end, depth, range(config.topk))
-            is_same = compare_draws(request, row)
-        else:
-            is_same = compare_drafts(request, name, tokens.map(lambda entries: entries[None]), logits)
-        if not is_same:
+            for name in ("topk_index", "topk_scores"):
+                request.check.same(f"{prefix}{name}", *(present(name, values) for values in fields[name][::2]))
+        elif not _compare_depth(request, prefix, fields, depth):
             return False
-        check.within(f"{prefix}topk_scores", values.exact, values.fast, logits.log_noise(request))
     _compare_features(request)
+    return True
+
+
+def _compare_depth(request: ComparedRequest[Any], prefix: str, fields: dict[str, Trio[Any]], depth: int) -> bool:
+    """Compare the drafts after one hidden state, ranked by the logits of exact's hidden, or drawn."""
+    check = request.check
+    hidden, tokens, scores = (
+        fields[name].map(lambda entries, of=name: present(of, entries)) for name in DRAFT_FIELDS[:3]
+    )
+    check.close(f"{prefix}hidden", hidden)
+    logits = draft_logits(request, hidden)
+    lanes = range(request.config.topk)
+    row = DraftRow(f"{prefix}topk_index", tokens, fields["draft_prob"], logits, request.end, depth, lanes)
+    if not compare_row(request, row):
+        return False
+    values = scores.map(lambda entries: log_scores(entries, request.config.score))
+    check.within(f"{prefix}topk_scores", values.exact, values.fast, logits.log_noise(request))
     return True
 
 
@@ -61,9 +71,12 @@ def _is_dropped(request: ComparedRequest[Any], depth: int) -> bool:
     return depth > 0 and request.step.drafter.num_mask_rows > 0 and request.end + depth > request.config.length_limit
 
 
-def _logits(request: ComparedRequest[Any], hidden: Trio[torch.Tensor]) -> LogitsPair:
+def draft_logits(request: ComparedRequest[Any], hidden: Trio[Any]) -> LogitsPair:
+    """Compute the logits [1, draft V] of the drafts after a hidden state."""
     pairs = zip(request.step.implementations[:2], hidden[:2], strict=True)
-    return LogitsPair(*(implementation.engine.drafter.logits(hidden_H[None]) for implementation, hidden_H in pairs))
+    return LogitsPair(
+        *(implementation.engine.drafter.logits(present("hidden", hidden_H)[None]) for implementation, hidden_H in pairs)
+    )
 
 
 def _compare_features(request: ComparedRequest[Any]) -> None:
@@ -86,7 +99,7 @@ def compare_product(request: ComparedRequest[VerifyInput], entered: ComparedRequ
     drafter = request.step.implementations.reference.engine.drafter
     draft_input = entered.states.fast.to("cpu").filter(torch.tensor([request.index]))
     expected = drafter.propose(request.batch, draft_input, request.step.pools.reference)
-    product = candidates_of(request)
+    product = candidates_of(request, Candidates)
     for name in ("parent_list", "tokens"):
         check.same(f"candidates.{name}", getattr(expected, name)[0], product.field(name).fast)
     config = request.config
@@ -127,37 +140,12 @@ def _compare_draft_state(request: ComparedRequest[DraftInput], bonus: int, prefi
 
 
 def _compare_draft_input(request: ComparedRequest[DraftInput], bonus: int, prefix: str) -> bool:
-    """Compare the state for the next round, whose root is `bonus`.
-
-    The first drafts are ranked by the logits of exact's hidden, or drawn from their distribution.
-    """
-    check = request.check
+    """Compare the state for the next round, whose root is `bonus`."""
     bonus_tokens = request.field("bonus_tokens").fast
-    check.same(f"{prefix}bonus_tokens", torch.tensor(bonus, dtype=torch.int32), bonus_tokens)
+    request.check.same(f"{prefix}bonus_tokens", torch.tensor(bonus, dtype=torch.int32), bonus_tokens)
     if not isinstance(request.states.reference, AutoregressiveInput):
         return True
-    topk_index = request.field("topk_index")
-    check.close(f"{prefix}hidden", request.field("hidden").map(lambda hidden: present("hidden", hidden)))
-    logits = first_draft_logits(request)
-    name = f"{prefix}topk_index"
-    if request.config.is_sampled:
-        lanes = range(request.config.topk)
-        row = DrawnRow(name, topk_index, request.field("draft_prob"), logits, request.end, 0, lanes)
-        is_same = compare_draws(request, row)
-    else:
-        is_same = compare_drafts(request, name, topk_index.map(lambda tokens: tokens[None]), logits)
-    if not is_same:
-        return False
-    scores = request.field("topk_scores").map(lambda scores: log_scores(scores, request.config.score))
-    check.within(f"{prefix}topk_scores", scores.exact, scores.fast, logits.log_noise(request))
-    return True
-
-
-def first_draft_logits(request: ComparedRequest[Any]) -> LogitsPair:
-    """Compute the logits [1, draft V] of a request's first drafts."""
-    drafters = [implementation.engine.drafter for implementation in request.step.implementations[:2]]
-    pairs = zip(drafters, request.field("hidden")[:2], strict=True)
-    return LogitsPair(*(drafter.logits(present("hidden", hidden)[None]) for drafter, hidden in pairs))
+    return _compare_depth(request, prefix, {name: request.field(name) for name in DRAFT_FIELDS}, 0)
 
 
 def prefill_logits(step: ComparedStep) -> LogitsPair:

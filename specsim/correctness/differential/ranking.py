@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from specsim.core.phases import Candidates, VerifyInput
+from specsim.core.phases import Candidates, ExplicitCandidates, VerifyInput
 from specsim.core.uniforms import draft_uniforms, token_noise
 from specsim.correctness.differential.comparison import (
     FLOAT32_EPS,
@@ -19,6 +19,7 @@ from specsim.correctness.differential.comparison import (
 )
 from specsim.correctness.differential.step import ComparedRequest
 
+C = TypeVar("C", Candidates, ExplicitCandidates)
 LEAST = 1e-30  # smaller probabilities lose bits in float32, or are 0
 
 
@@ -85,9 +86,21 @@ def log_scores(scores: torch.Tensor, score: str = "prob") -> torch.Tensor:
     return scores.double().log() if score == "prob" else scores.double()
 
 
+def require_falling(name: str, above: torch.Tensor, level_scores: torch.Tensor, first: int) -> None:
+    """Require scores [L, K] that rise neither from parent to child nor from sibling to sibling.
+
+    above: [L], scores of the parents. first: index of the level's first entry.
+    """
+    rising = (torch.cat([above[:, None], level_scores], dim=1).diff(dim=1) > 0).flatten()
+    if rising.any():
+        entry = int(rising.nonzero()[0])
+        score = level_scores.flatten()[entry].item()
+        raise Mismatch(name, "at most its parent's and its elder siblings'", score, first + entry)
+
+
 @dataclass(frozen=True, slots=True)
-class DrawnRow:
-    """Drafts of one row, with their distribution and the place of their uniform."""
+class DraftRow:
+    """Drafts of one row, with their distribution and the place of their uniform where they are drawn."""
 
     name: str  # field of the tokens
     tokens: Trio[torch.Tensor]  # i64 [K], target ids
@@ -103,7 +116,14 @@ class DrawnRow:
         return "draft_input.draft_prob" if self.name.startswith("draft_input.") else "draft_prob"
 
 
-def compare_draws(request: ComparedRequest[Any], row: DrawnRow) -> bool:
+def compare_row(request: ComparedRequest[Any], row: DraftRow) -> bool:
+    """Compare a row's drafts with its logits: the best ones, or those drawn from its distribution."""
+    if request.config.is_sampled:
+        return compare_draws(request, row)
+    return compare_drafts(request, row.name, row.tokens.map(lambda tokens: tokens[None]), row.logits)
+
+
+def compare_draws(request: ComparedRequest[Any], row: DraftRow) -> bool:
     """Compare drafts and distribution with the row's logits; a greedy request's drafts are the best ones."""
     check = request.check
     tokens = row.tokens
@@ -123,7 +143,7 @@ def compare_draws(request: ComparedRequest[Any], row: DrawnRow) -> bool:
     return check.decided(tokens.map(torch.Tensor.tolist))
 
 
-def _possible(request: ComparedRequest[Any], row: DrawnRow, lane: int, prob_V: torch.Tensor) -> torch.Tensor:
+def _possible(request: ComparedRequest[Any], row: DraftRow, lane: int, prob_V: torch.Tensor) -> torch.Tensor:
     """Find the tokens that the lane's draw may have given, bool [V].
 
     The logarithms of their probabilities are off by at most the noise of the lane's logits.
@@ -145,7 +165,7 @@ def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: LogitsPai
     """Compare a static tree's drafts: first those of the draft input, then one of every lane a step."""
     check = request.check
     k = request.config.topk
-    lanes_candidates = candidates_of(request)
+    lanes_candidates = candidates_of(request, Candidates)
     entered = request.of(request.step.entered)
     parents = lanes_candidates.field("parent_list")
     tokens = lanes_candidates.field("tokens")
@@ -160,7 +180,7 @@ def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: LogitsPai
     for at in range(request.config.num_steps * k):
         step, lane = divmod(at, k)
         if step:
-            row = DrawnRow(
+            row = DraftRow(
                 name="candidates.tokens",
                 tokens=tokens.map(lambda entries, i=at: entries[i : i + 1]),
                 # of the lane's last token, which is the parent
@@ -178,15 +198,15 @@ def compare_lanes(request: ComparedRequest[VerifyInput], first_logits: LogitsPai
     return True
 
 
-def candidates_of(request: ComparedRequest[VerifyInput]) -> ComparedRequest[Candidates]:
-    """Give the request with the candidates that its tree was selected from."""
-    return request.of(request.states.map(lambda tree: _lanes_of(tree)))
+def candidates_of(request: ComparedRequest[VerifyInput], kind: type[C]) -> ComparedRequest[C]:
+    """Give the request with the candidates, of that type, that its tree was selected from."""
 
+    def candidates(tree: VerifyInput) -> C:
+        if not isinstance(tree.candidates, kind):
+            raise Mismatch("candidates (type)", kind.__name__, type(tree.candidates).__name__)
+        return tree.candidates
 
-def _lanes_of(tree: VerifyInput) -> Candidates:
-    if not isinstance(tree.candidates, Candidates):
-        raise Mismatch("candidates (type)", "Candidates", type(tree.candidates).__name__)
-    return tree.candidates
+    return request.of(request.states.map(candidates))
 
 
 def lane_logits(candidates: ComparedRequest[Candidates], step: int) -> LogitsPair:
@@ -194,7 +214,7 @@ def lane_logits(candidates: ComparedRequest[Candidates], step: int) -> LogitsPai
     return LogitsPair(*(pool.draft_logits[step - 1][candidates.index] for pool in candidates.states[:2]))
 
 
-def _compare_child(request: ComparedRequest[VerifyInput], row: DrawnRow) -> bool:
+def _compare_child(request: ComparedRequest[VerifyInput], row: DraftRow) -> bool:
     """Compare one lane's draft; a dropped lane proposes token 0 with a distribution of zeros."""
     if not request.is_dropped(row.depth):
         return compare_draws(request, row)
