@@ -171,7 +171,7 @@ def build(
         chosen, parents = _chosen(candidates, steps_B, config)
     tokens_BN = _entries(candidates.tokens, chosen, config.num_draft_tokens - 1)
     scores_BN = _entries(candidates.scores, chosen, config.num_draft_tokens - 1)
-    tree = _lay_out(parents, tokens_BN, scores_BN, (bonus_tokens, seq_lens, cache_locations), config)
+    tree = lay_out(parents, tokens_BN, scores_BN, (bonus_tokens, seq_lens, cache_locations), config)
     pool = replace(candidates, draft_prob=None)
     depth = tree.proposed_depth if isinstance(candidates, ExplicitCandidates) else steps_B
     return replace(tree, candidates=pool, draft_prob=candidates.draft_prob, proposed_depth=depth)
@@ -217,7 +217,7 @@ def _entries(values_BM: torch.Tensor, chosen: list[list[int]], width: int) -> to
     return entries
 
 
-def _lay_out(
+def lay_out(
     parents: list[list[int]],
     tokens_BN: torch.Tensor,
     scores_BN: torch.Tensor,

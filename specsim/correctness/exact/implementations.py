@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -104,32 +105,17 @@ def _winners(draw: Draw, noise_PWV: torch.Tensor) -> torch.Tensor:
 
 
 def _verify_input(draws: Sequence[Draw], config: SpecConfig) -> VerifyInput:
-    from specsim.reference.tree import links, visibility
+    from specsim.reference.tree import lay_out
 
-    parents = list(draws[0].parents)
-    size = len(draws)
-    living = [list(draw.living_parents) for draw in draws]
-    parents_BN = torch.tensor(living)
-    next_token_BN, next_sibling_BN = torch.tensor([links(tree_parents) for tree_parents in living]).unbind(1)
-    depths_N = torch.tensor([draws[0].depth(node) for node in range(len(parents))])
-    index_BN = torch.arange(size * len(parents)).view(size, -1)
-    inner = max(parents) + 1
-    draft_prob = None
-    if config.has_draft_prob:
-        draft_prob = torch.stack([rows(draw.draft_NV[:inner]).float() for draw in draws])
-    return VerifyInput(
-        draft_tokens=torch.tensor([draw.tokens for draw in draws]),
-        parents=parents_BN,
-        scores=torch.ones(parents_BN.shape),
-        positions=(LENGTH + depths_N).repeat(size),
-        mask=torch.stack([visibility(tree_parents) for tree_parents in living]),
-        retrieve_index=index_BN,
-        retrieve_next_token=next_token_BN.contiguous(),
-        retrieve_next_sibling=next_sibling_BN.contiguous(),
-        cache_locations=index_BN.flatten(),
-        proposed_depth=torch.tensor([min(int(depths_N.max()), draw.drafted_depth) for draw in draws]).int(),
-        draft_prob=draft_prob,
-    )
+    parents = [list(draw.living_parents) for draw in draws]
+    tokens_BN = torch.tensor([draw.tokens for draw in draws])
+    slots_BN = torch.arange(tokens_BN.numel()).view_as(tokens_BN)
+    roots = (tokens_BN[:, 0], torch.full((len(draws),), LENGTH), slots_BN)
+    tree = lay_out(parents, tokens_BN[:, 1:], torch.ones(tokens_BN[:, 1:].shape), roots, config)
+    if not config.has_draft_prob:
+        return tree
+    inner = max(draws[0].parents) + 1
+    return replace(tree, draft_prob=torch.stack([rows(draw.draft_NV[:inner]).float() for draw in draws]))
 
 
 def _accepted(verdict: Verdict) -> list[Accepted]:

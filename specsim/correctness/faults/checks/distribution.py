@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.phases import Batch, VerifyInput
+from specsim.core.phases import Batch
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
 from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF
 from specsim.correctness.faults.fault import FaultFinding
@@ -85,39 +85,22 @@ def _sampled(batch: Batch, config: SpecConfig) -> tuple[torch.Tensor, torch.Tens
 
 
 def _drawn(impl: str, count: int, params: SamplingParams, config: SpecConfig, device: str) -> list[list[int]]:
-    from specsim.reference.tree import links, visibility
+    from specsim.reference.tree import lay_out
 
-    rows = list(range(count))
     num_nodes = config.num_draft_tokens
-    parents = PARENTS[:num_nodes]
-    logits_NV = torch.tensor(LOGITS[:num_nodes])
-    batch = Batch.of(rows, rows, [LENGTH] * count, [params] * count, VOCAB)
+    batch = Batch.of(range(count), range(count), [LENGTH] * count, [params] * count, VOCAB)
     pools = KVPool(KVBuffer(KVLayout(1, 1, 2), 1, torch.float32, device), None, 1, count, LENGTH + num_nodes + 1)
     pools.token_ids[:, : LENGTH + 1] = TOKENS[0]
-    first, sibling = links(parents)
-    depths = torch.tensor([0, 1, 1])[:num_nodes]
-
-    def table(row: Any) -> torch.Tensor:
-        return torch.as_tensor(row).expand(count, -1).contiguous()
-
-    tokens = table(TOKENS[:num_nodes])
+    tokens_BN = torch.tensor(TOKENS[:num_nodes]).repeat(count, 1)
     draft_prob = None
     if config.is_sampled:
-        tokens[:, 1:], draft_prob = _sampled(batch, config)
-    tree = VerifyInput(
-        draft_tokens=tokens,
-        parents=table(parents),
-        scores=torch.ones(count, num_nodes),
-        positions=table(LENGTH + depths).flatten(),
-        mask=visibility(parents).expand(count, -1, -1).contiguous(),
-        retrieve_index=torch.arange(count * num_nodes).view(count, -1),
-        retrieve_next_token=table(first),
-        retrieve_next_sibling=table(sibling),
-        cache_locations=torch.zeros(count * num_nodes, dtype=torch.int64),
-        proposed_depth=depths.max().int().repeat(count),
-        draft_prob=draft_prob,
+        tokens_BN[:, 1:], draft_prob = _sampled(batch, config)
+    roots = (tokens_BN[:, 0], batch.seq_lens, torch.zeros_like(tokens_BN))
+    scores_BN = torch.ones(count, num_nodes - 1)
+    tree = replace(
+        lay_out([PARENTS[:num_nodes]] * count, tokens_BN[:, 1:], scores_BN, roots, config), draft_prob=draft_prob
     )
     verify = import_module(f"specsim.{impl}.verify").verify
-    logits_RV = logits_NV.repeat(count, 1).to(device)
+    logits_RV = torch.tensor(LOGITS[:num_nodes]).repeat(count, 1).to(device)
     verdict = verify(batch.to(device), tree.to(device), logits_RV, config, pools)
     return verdict.to("cpu").accepted_tokens()
