@@ -7,7 +7,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -63,16 +63,10 @@ def two_rounds(verifier: Verifier, case: ExactCase, is_named_by_position: bool) 
         held = Held(draws_of_round.tokens[1:], draws_of_round.uniforms[1:]) if is_named_by_position else Held()
         later = _round(verifier, drafted, held) if len(text) == 1 else [((), Fraction(1), None)]
         for more, share, _ in later:
-            emitted[text + more] += volume * share
+            emitted[(*text, *more)[: case.num_steps + 1]] += volume * share
             num_regions += 1
-    target_V = case.target(())
-    length = case.num_steps + 1
-    text_probs = defaultdict(Fraction)
-    for text, volume in emitted.items():
-        for rest in itertools.product(range(len(target_V)), repeat=max(0, length - len(text))):
-            prob = math.prod((target_V[token] for token in rest), start=Fraction(1))
-            text_probs[(*text, *rest)[:length]] += volume * prob
-    return ExactDistribution(dict(text_probs), accepted, num_regions, Fraction(0))
+    distribution = ExactDistribution.of_round(case, emitted, num_regions, Fraction(0))
+    return replace(distribution, accepted=accepted)
 
 
 def _round(
