@@ -33,11 +33,6 @@ def parted(mine: float, theirs: float) -> tuple[Answer, Answer]:
     return a, b
 
 
-def test_equal_answers():
-    finding = one(*[answer([5, 6], [-0.1, -0.2])] * 2)
-    assert (finding.verdict, finding.place, finding.drift) == ("equal", None, 0.0)
-
-
 @pytest.mark.parametrize(
     ("mine", "theirs", "verdict"),
     [(0.0, 0.0, "numerics"), (0.02, 0.0199, "numerics"), (0.0, 0.041, "fault"), (0.021, 0.02, "fault")],
@@ -50,7 +45,9 @@ def test_two_margins_are_compared_with_four_errors(mine, theirs, verdict):
 
 
 def test_the_bound_is_sharp():
-    """Two engines with an error of e per logit can differ by exactly 4e."""
+    """Two engines with an error of e per logit can differ by exactly 4e; in 16 bits e is a roundoff of 32."""
+    for name in ("float16", "bfloat16"):
+        assert Noise.of(name).error == 32 * torch.finfo(getattr(torch, name)).eps / 2
     logits, error = torch.tensor([1.0, 1.0], dtype=torch.float64), 0.25
     shifts = torch.tensor([error, -error], dtype=torch.float64)
     first, second = (logits + shifts).log_softmax(0), (logits - shifts).log_softmax(0)
@@ -66,8 +63,9 @@ def test_drift_before_the_first_difference_is_a_fault():
         finding = one(answer([5, 6, 7], [-0.1, -0.2, -0.3]), answer(tokens, [-0.1, -0.25, -0.3]))
         assert (finding.verdict, finding.drift_place) == ("fault", 1)
         assert finding.drift == pytest.approx(0.05)
-    same_length = one(answer([5, 6], [-0.1, None]), answer([5, 6], [-0.1, -9.0]))
-    assert same_length.verdict == "equal"
+    for logprobs in ([-0.1, None], [-0.1, -9.0]):
+        finding = one(answer([5, 6], logprobs), answer([5, 6], [-0.1, -9.0]))
+        assert (finding.verdict, finding.place, finding.drift) == ("equal", None, 0.0)
 
 
 def test_a_nan_differs_from_every_log_probability():
@@ -126,11 +124,6 @@ def test_a_token_below_any_reported_one_was_drawn():
     assert one(b, answer([5], [-5.0], [{1: -0.1, 2: -3.0}])).verdict == "undecided"
     for top in ({1: -0.7, 2: -3.0}, {5: -0.69999, 2: -3.0}):
         assert one(answer([5], [-0.7], [top]), b).verdict == "fault"
-
-
-def test_errors_of_16_bits_are_a_roundoff_at_a_logit_of_32():
-    for name in ("float16", "bfloat16"):
-        assert Noise.of(name).error == 32 * torch.finfo(getattr(torch, name)).eps / 2
 
 
 def test_answers_have_to_belong_together():
@@ -207,18 +200,12 @@ def test_engines_are_read(written, tmp_path):
     assert read_answers(tmp_path / "a.jsonl", "a") == (found, found)
 
 
-def test_a_prompt_may_be_a_text(tmp_path):
-    (output,) = VLLM["outputs"]
-    (tmp_path / "a.json").write_text(json.dumps({"prompt": "x = 1", "outputs": [output]}))
-    (found,) = read_answers(tmp_path / "a.json", "a")
-    assert found.prompt == "x = 1"
-
-
-def test_tokens_by_their_text(tmp_path):
+def test_prompts_and_tokens_may_be_texts(tmp_path):
     logprobs = {"tokens": ["7", " x"], "token_logprobs": [-0.5, -0.1], "top_logprobs": None}
-    (tmp_path / "a.json").write_text(json.dumps({"choices": [{"logprobs": logprobs}]}))
-    (found,) = read_answers(tmp_path / "a.json", "a")
-    assert found.tokens == ("7", " x")
+    value = [{"prompt": "x = 1"} | VLLM | {"prompt_token_ids": None}, {"choices": [{"logprobs": logprobs}]}]
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    first, second = read_answers(tmp_path / "a.json", "a")
+    assert (first.prompt, second.tokens) == ("x = 1", ("7", " x"))
 
 
 def chat(tmp_path, *places: list[tuple[str, float, list[int] | None]]) -> Answer:
@@ -237,10 +224,7 @@ def test_bytes_distinguish_tokens_of_equal_text(tmp_path):
     assert (one(a, near).verdict, one(a, near).tokens) == ("numerics", ("A", r"\xf0"))
     assert (one(a, far).verdict, one(a, far).at_least[0]) == ("fault", pytest.approx(8.31))
     assert one(near, far).place == 0
-
-
-def test_the_likeliest_of_tokens_of_equal_text_counts(tmp_path):
-    """Without the bytes of one engine, a margin is never overestimated."""
+    # Without the bytes of one engine, the likeliest of equal texts counts, so that no margin is overestimated.
     b = chat(tmp_path, [("\ufffd", -0.69, None), ("A", -0.70, None)])
     for given in ([240], None):
         a = chat(tmp_path, [("A", -0.69, [65]), ("\ufffd", -0.70, given), ("\ufffd", -9.0, given)])
@@ -331,53 +315,53 @@ def test_float64_is_not_measured_against_itself():
     assert ComparedWeights.of(target, torch.float64).measure(context, (5, 6))[1].error == ERRORS["float64"]
 
 
-def test_the_command(tmp_path, capsys):
-    def write(name: str, *changes: dict) -> str:
-        (tmp_path / name).write_text(json.dumps({"outputs": [OURS | change for change in changes]}))
-        return str(tmp_path / name)
+@pytest.fixture
+def command(tmp_path, capsys):
+    """Run the command on two answers, or lists of outputs; its exit status and what it printed."""
+
+    def run(a: object, b: object, *options: str) -> tuple[int, str, str]:
+        paths = [tmp_path / "a.json", tmp_path / "b.json"]
+        for path, value in zip(paths, (a, b), strict=True):
+            path.write_text(json.dumps({"outputs": value} if isinstance(value, list) else value))
+        with pytest.raises(SystemExit) as status:
+            main(["explain", "--a", str(paths[0]), "--b", str(paths[1]), *options])
+        return status.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command(tmp_path, command):
 
     near = {"token_ids": [11, 13], "logprobs": [-0.5, -0.3], "top_logprobs": [None, {"12": -0.3}]}
-    near_a = {"top_logprobs": [None, {"13": -0.26}]}
-    a, b = write("a.json", near_a, {}), write("b.json", near, {"logprobs": [-0.5, -1.5]})
-    out = str(tmp_path / "out.json")
-    with pytest.raises(SystemExit) as status:
-        main(["explain", "--a", a, "--b", b, "--json", out])
-    assert status.value.code == 1
-    assert [each["verdict"] for each in json.loads((tmp_path / "out.json").read_text())["findings"]] == [
-        "numerics",
-        "fault",
-    ]
-    shown = capsys.readouterr().out
+    a = [OURS | {"top_logprobs": [None, {"13": -0.26}]}, OURS]
+    b = [OURS | near, OURS | {"logprobs": [-0.5, -1.5]}]
+    out = tmp_path / "out.json"
+    status, shown, _ = command(a, b, "--json", str(out))
+    assert status == 1
+    assert [each["verdict"] for each in json.loads(out.read_text())["findings"]] == ["numerics", "fault"]
     assert "near-tie" in shown
     assert f"{ERRORS['bfloat16']:.3g}" in shown
-    with pytest.raises(SystemExit) as status:
-        main(["explain", "--a", a, "--b", a])
-    assert status.value.code == 0
-    with pytest.raises(SystemExit) as status:
-        main(["explain", "--a", a, "--b", b, "--target", "tiny", "--dtype", "float32", "--json", out])
-    assert status.value.code == 1
+    assert command(a, a)[0] == 0
+    status, shown, _ = command(a, b, "--target", "tiny", "--dtype", "float32", "--json", str(out))
+    assert status == 1
     distance, _ = ComparedWeights.of(load().target, torch.float32).measure([1, 2, 11], (12, 13))
-    assert [each["exact"] for each in json.loads((tmp_path / "out.json").read_text())["findings"]] == [distance, None]
-    assert "in float64 their logits lie" in " ".join(capsys.readouterr().out.split())
+    assert [each["exact"] for each in json.loads(out.read_text())["findings"]] == [distance, None]
+    assert "in float64 their logits lie" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("tokens", [[], [7]])
-def test_answers_of_which_none_is_decided_fail(tokens, tmp_path, capsys):
-    for name, ids in (("a", []), ("b", tokens)):
-        (tmp_path / name).write_text(json.dumps({"token_ids": ids, "logprobs": [-0.1] * len(ids)}))
-    with pytest.raises(SystemExit) as status:
-        main(["explain", "--a", str(tmp_path / "a"), "--b", str(tmp_path / "b")])
-    assert status.value.code == 2
-    assert capsys.readouterr().err.startswith("specsim: b is ")
+def test_answers_of_which_none_is_decided_fail(tokens, command):
+    a, b = ({"token_ids": ids, "logprobs": [-0.1] * len(ids)} for ids in ([], tokens))
+    status, _, printed = command(a, b)
+    assert (status, printed.startswith("specsim: b is ")) == (2, True)
 
 
-def test_a_token_of_white_space_stays_in_its_row(tmp_path, capsys):
-    for name, token in (("a", "\n"), ("b", " x")):
-        place = {"token": token, "logprob": -0.5, "top_logprobs": []}
-        (tmp_path / name).write_text(json.dumps({"choices": [{"logprobs": {"content": [place]}}]}))
-    with pytest.raises(SystemExit):
-        main(["explain", "--a", str(tmp_path / "a"), "--b", str(tmp_path / "b")])
-    assert r"'\n' | ' x'" in capsys.readouterr().out
+def test_a_token_of_white_space_stays_in_its_row(command):
+    a, b = (
+        {"choices": [{"logprobs": {"content": [{"token": token, "logprob": -0.5, "top_logprobs": []}]}}]}
+        for token in ("\n", " x")
+    )
+    assert r"'\n' | ' x'" in command(a, b)[1]
 
 
 @pytest.mark.parametrize(
@@ -390,11 +374,9 @@ def test_a_token_of_white_space_stays_in_its_row(tmp_path, capsys):
         ({"prompt_token_ids": []}, {}, "a is 'answers without prompt_token_ids'"),
     ],
 )
-def test_ids_outside_the_targets_vocabulary_are_refused(a, b, says, tmp_path, capsys):
-    answers = {"a": {"token_ids": [8], "prompt_token_ids": [1]} | a, "b": {"token_ids": [9]} | b}
-    for name, each in answers.items():
-        (tmp_path / name).write_text(json.dumps(each | {"logprobs": [-0.1]}))
-    with pytest.raises(SystemExit) as status:
-        main(["explain", "--a", str(tmp_path / "a"), "--b", str(tmp_path / "b"), "--target", "tiny"])
-    assert status.value.code == 2
-    assert re.search(says, " ".join(capsys.readouterr().err.split()))
+def test_ids_outside_the_targets_vocabulary_are_refused(a, b, says, command):
+    a = {"token_ids": [8], "prompt_token_ids": [1], "logprobs": [-0.1]} | a
+    b = {"token_ids": [9], "logprobs": [-0.1]} | b
+    status, _, printed = command(a, b, "--target", "tiny")
+    assert status == 2
+    assert re.search(says, " ".join(printed.split()))

@@ -56,12 +56,8 @@ def shown(result: Soak) -> str:
 # What is right passes.
 
 
-@pytest.fixture(scope="module")
-def small() -> Soak:
-    return soak(150, seed=0)
-
-
-def test_a_small_soak_passes(small):
+def test_a_small_soak_passes():
+    small = soak(150, seed=0)
     assert small.failures == ()
     assert small.is_ok
     figures = small.figures()
@@ -72,16 +68,11 @@ def test_a_small_soak_passes(small):
     assert 0 <= figures["largest logprob error"] <= 2e-6
     met = ("tokens", "preempted", "turns", "reused columns", "prefill chunks", "cut inside a path", "slots audited")
     assert [name for name in met if not figures[name]] == []
-
-
-def test_its_figures_are_shown_and_written(small):
     value = json.loads(json.dumps(small.to_json(), allow_nan=False))
     assert value["command"] == "specsim soak --requests 150 --seed 0"
-    assert value["figures"]["requests"] == 150
-    assert len(value["programs"]) == value["figures"]["programs"]
-    assert value["is_ok"]
-    assert value["failures"] == []
-    assert value["missing"] is None  # so short a run has to go through nothing
+    assert value["figures"] == figures
+    assert len(value["programs"]) == figures["programs"]
+    assert (value["is_ok"], value["failures"], value["missing"]) == (True, [], None)
     assert (value["date"], value["versions"]) == (small.date, small.versions)
     text = shown(small)
     assert all(name in text for name in value["figures"])
@@ -99,13 +90,10 @@ def test_results_do_not_depend_on_processes():
 
 def test_a_program_is_made_again_from_its_name():
     assert all(named(program.name) == program for program in PROGRAMS[:20])
-
-
-@pytest.mark.parametrize("most", [1, 5])
-def test_a_program_of_fewer_requests_is_the_same_cut(most):
-    cut, whole = draw(0, 7, most), draw(0, 7)
-    assert cut.name == f"0-7-{most}"
-    assert cut == replace(whole, name=cut.name, submissions=whole.submissions[:most])
+    whole = draw(0, 7)
+    for most in (1, 5):
+        cut = replace(whole, name=f"0-7-{most}", submissions=whole.submissions[:most])
+        assert draw(0, 7, most) == cut
 
 
 @pytest.mark.parametrize("name", ["", "7", "0-1", "0-1-0", f"0-1-{MOST_REQUESTS + 1}", "0-x-3", "0--1-3"])
@@ -359,20 +347,13 @@ ALL = dict.fromkeys((*REQUIRED_EVENTS, *(accepted_name(count, 2) for count in ra
 }
 
 
-@pytest.mark.parametrize("counts", [{}, {"requests": 3}, ALL | {"compared": 0}])
-def test_a_run_that_compared_nothing_does_not_pass(counts):
-    assert not result_of(counts).is_ok
-
-
-def test_a_mismatch_without_a_sentence_is_a_failure():
-    result = Soak("specsim soak", "", "cpu", (ProgramResult("0-0-1", 2, ALL, mismatches=1),), 1.0, "", {})
-    assert [each.program for each in result.failures] == ["0-0-1"]
-
-
 def test_a_run_that_went_through_everything_passes():
     result = result_of(ALL)
-    assert result.is_ok
-    assert result.missing == ()
+    assert (result.is_ok, result.missing) == (True, ())
+    for counts in ({}, {"requests": 3}, ALL | {"compared": 0}):
+        assert not result_of(counts).is_ok
+    wrong = replace(result, programs=(replace(result.programs[0], mismatches=1),))
+    assert [each.program for each in wrong.failures] == ["0-0-1"]  # also without a sentence
     assert result.to_json().items() >= {"date": result.date, "versions": result.versions}.items()
 
 
@@ -385,18 +366,13 @@ def test_a_required_event_that_never_occurs_fails(name):
     assert json.loads(json.dumps(result.to_json()))["missing"] == [name]
 
 
-def test_every_depth_has_its_own_accepted_counts():
+def test_required_names_what_is_zero():
+    """Every depth has its own accepted counts, and a short run has to go through nothing."""
     assert result_of(ALL, num_steps=3).missing == tuple(accepted_name(count, 3) for count in range(4))
-
-
-def test_a_short_run_has_to_go_through_nothing():
     short = result_of({"requests": LEAST_REQUESTS - 1, "compared": 1})
     assert short.is_ok
     assert short.missing is short.to_json()["missing"] is None
     assert not result_of({"requests": LEAST_REQUESTS, "compared": 1}).is_ok
-
-
-def test_required_names_what_is_zero():
     counts = dict.fromkeys(REQUIRED, 3)
     assert required(counts) == ()
     assert required(counts | {"turns": 0}) == ("turns",)
@@ -426,40 +402,43 @@ def asked(*prompt_ids: int, tokens: int = 6, **fields) -> Submission:
     return Submission(0, prompt_ids, SamplingParams(max_new_tokens=tokens), **fields)
 
 
-def test_turns_and_their_kept_columns_are_counted():
-    """The first finds what the request that it continues has left, the second finds it taken; the last is rejected."""
-    turns = [asked(7, 8, continues=0), asked(9, continues=0), asked(*[1] * 600, continues=0)]
-    scheduler, counts = served([asked(1, 2, 3, 4, 5), *turns], ServingConfig(), page_size=4)
-    assert counts["turns"] == 2
-    assert counts["turns on kept KV"] == counts["rejected"] == 1
-    assert "turns preempted" not in counts
-    assert counts["reused columns"] == scheduler.requests[0].prefill_len
-    assert counts["finished length"] == 3
-    assert "shared pages" not in counts
+TWO_CHUNKS = [asked(*range(7)), asked(3)]
+ENDS = [asked(*range(9)), asked(1, abort_at=0), asked(2, abort_at=3, tokens=40), asked(*[1] * 600)]
+# Requests, how they are served, the counts, and events that do not occur.
+SERVED = {
+    # The first turn finds what the request that it continues has left, the second finds it taken; the last is rejected.
+    "turns": (
+        [asked(1, 2, 3, 4, 5), *(asked(*ids, continues=0) for ids in ((7, 8), (9,), [1] * 600))],
+        ServingConfig(),
+        {"turns": 2, "turns on kept KV": 1, "rejected": 1, "finished length": 3},
+        {"turns preempted", "shared pages"},
+    ),
+    "pages of the tree": (
+        [asked(*range(9)), asked(*range(9), arrival=4)],
+        ServingConfig(prefix_cache=True),
+        {"shared pages": 2, "reused columns": 8},
+        {"turns on kept KV"},
+    ),
+    "chunks that go on": (TWO_CHUNKS, ServingConfig(chunk_tokens=3), {"prefill chunks": 2}, set()),
+    "whole prompts": (TWO_CHUNKS, ServingConfig(), {}, {"prefill chunks"}),
+    "ends": (
+        ENDS,
+        ServingConfig(schedule="overlap"),
+        {"finished length": 1, "finished abort": 2, "aborted": 2, "aborted with tokens": 1, "rejected": 1},
+        set(),
+    ),
+}
 
 
-def test_pages_of_the_tree_are_counted():
-    same = [asked(*range(9)), asked(*range(9), arrival=4)]
-    _, counts = served(same, ServingConfig(prefix_cache=True), page_size=4)
-    assert counts["shared pages"] == 2
-    assert counts["reused columns"] == 8
-    assert "turns on kept KV" not in counts
-
-
-def test_chunks_that_go_on_are_counted():
-    _, counts = served([asked(*range(7)), asked(3)], ServingConfig(chunk_tokens=3), page_size=4)
-    assert counts["prefill chunks"] == 2
-    _, counts = served([asked(*range(7)), asked(3)], ServingConfig(), page_size=4)
-    assert "prefill chunks" not in counts
-
-
-def test_ends_are_counted():
-    requests = [asked(*range(9)), asked(1, abort_at=0), asked(2, abort_at=3, tokens=40), asked(*range(300, 350))]
-    requests[-1] = replace(requests[-1], prompt_ids=(1,) * 600)
-    _, counts = served(requests, ServingConfig(schedule="overlap"), page_size=4)
-    expected = {"finished length": 1, "finished abort": 2, "aborted": 2, "aborted with tokens": 1, "rejected": 1}
+@pytest.mark.parametrize("name", SERVED)
+def test_events_are_counted(name):
+    submissions, serving, expected, missing = SERVED[name]
+    scheduler, counts = served(submissions, serving, page_size=4)
     assert counts.items() >= expected.items()
-    assert counts["late results dropped"] >= 1
+    assert missing.isdisjoint(counts)
+    if name == "turns":
+        assert counts["reused columns"] == scheduler.requests[0].prefill_len
+    assert name != "ends" or counts["late results dropped"] >= 1
 
 
 def test_preemptions_are_counted():
@@ -501,19 +480,22 @@ def test_events_of_a_trace_by_hand():
     assert {name: counts[name] for name in (*once, "batches emptied")} == dict.fromkeys((*once, "batches emptied"), 1)
 
 
-def test_what_nobody_may_read_is_poisoned():
-    pair = make_pair("eagle3-llama")
-    engine = load_engine(pair, SpecConfig(page_size=4), EngineOptions("reference", torch.float64))
-    scheduler = Scheduler(engine, ServingConfig(num_slots=256))
+@pytest.mark.parametrize(("pair", "dtype"), [("eagle3-llama", "model"), ("eagle3-deepseek_v3", "fp8_e4m3")])
+def test_what_nobody_may_read_is_poisoned(pair, dtype):
+    pair = make_pair(pair)
+    options = EngineOptions("reference", torch.float64, kv_dtype=dtype, draft_kv_dtype=dtype)
+    scheduler = Scheduler(load_engine(pair, SpecConfig(page_size=4), options), ServingConfig(num_slots=256))
     scheduler.submit(asked(*range(9)).request(0, pair.target.config))
     with torch.inference_mode():
         scheduler.step()
         trial._poison(scheduler)
+    length = scheduler.requests[0].prefill_len
     for buffer in (scheduler.pools.target, scheduler.pools.draft):
-        poisoned = buffer.keys.isnan().all(dim=(0, 2, 3))
-        assert torch.equal(poisoned, buffer.values.isnan().any(dim=(0, 2, 3)))
-        assert int((~poisoned).sum()) == scheduler.requests[0].prefill_len
-        assert not poisoned[scheduler.pools.slots(0, torch.arange(scheduler.requests[0].prefill_len))].any()
+        keys, values = (part.float().isnan().flatten(2) for part in (buffer.keys, buffer.values))
+        poisoned = keys.all(2).all(0)
+        assert torch.equal(poisoned, values.any(2).any(0))
+        assert int((~poisoned).sum()) == length
+        assert not poisoned[scheduler.pools.slots(0, torch.arange(length))].any()
 
 
 # Rounding, and what cannot run.
@@ -532,35 +514,19 @@ def alter_solo(monkeypatch, **changes):
 
 
 def test_only_float32_may_leave_a_difference_undecided(monkeypatch, device):
+    """A wrong logprob is never within rounding error."""
     pytest.importorskip("triton")
-    alter_solo(monkeypatch, token_ids=lambda ids: (*ids[:-1], ids[-1] ^ 1))
-    exact, rounded = soak(program="0-3-1"), soak(program="0-3-1", impl="fast", device=device, graph="eager")
-    assert (exact.total("mismatches"), exact.total("within_rounding_error")) == (1, 0)
-    assert (rounded.total("mismatches"), rounded.total("within_rounding_error")) == (0, 1)
-    assert not exact.is_ok
-    assert rounded.is_ok
-    assert rounded.command == f"specsim soak --program 0-3-1 --impl fast --device {device} --graph eager"
-
-
-def test_a_wrong_logprob_is_never_within_rounding_error(monkeypatch, device):
-    pytest.importorskip("triton")
+    fast = dict(impl="fast", device=device, graph="eager")
+    with monkeypatch.context() as patched:
+        alter_solo(patched, token_ids=lambda ids: (*ids[:-1], ids[-1] ^ 1))
+        exact, rounded = soak(program="0-3-1"), soak(program="0-3-1", **fast)
     alter_solo(monkeypatch, logprobs=lambda values: tuple(value + 1 for value in values))
-    result = soak(program="0-0-1", impl="fast", device=device, graph="eager")
-    assert (result.total("mismatches"), result.total("within_rounding_error")) == (1, 0)
-    assert "logprob 0 is" in result.failures[0].difference
-
-
-def test_fp8_slots_that_nobody_may_read_are_poisoned():
-    pair = make_pair("eagle3-deepseek_v3")
-    options = EngineOptions("reference", torch.float64, kv_dtype="fp8_e4m3", draft_kv_dtype="fp8_e4m3")
-    scheduler = Scheduler(load_engine(pair, SpecConfig(page_size=4), options), ServingConfig(num_slots=256))
-    scheduler.submit(asked(*range(9)).request(0, pair.target.config))
-    with torch.inference_mode():
-        scheduler.step()
-        trial._poison(scheduler)
-    for buffer in (scheduler.pools.target, scheduler.pools.draft):
-        poisoned = buffer.keys.float().isnan().all(dim=(0, 2, 3))
-        assert int((~poisoned).sum()) == scheduler.requests[0].prefill_len
+    wrong = soak(program="0-0-1", **fast)
+    for result, counts in ((exact, (1, 0)), (rounded, (0, 1)), (wrong, (1, 0))):
+        assert (result.total("mismatches"), result.total("within_rounding_error")) == counts
+        assert result.is_ok == (result is rounded)
+    assert rounded.command == f"specsim soak --program 0-3-1 --impl fast --device {device} --graph eager"
+    assert "logprob 0 is" in wrong.failures[0].difference
 
 
 @pytest.mark.parametrize(
