@@ -10,9 +10,8 @@ from specsim.correctness.differential.grids import DRAFTERS, OWN_KV, OWN_STEPS, 
 
 OTHER_KV = ("standalone", "standalone.tli", "frozen-kv")
 BLOCKS = ("dflash", "dspark")  # which draft a tree or lanes from the slots of one forward
-CELLS = dict.fromkeys(OTHER_KV, [OWN_KV[place] for place in (0, 1, 2, 4)]) | dict.fromkeys(
-    BLOCKS, [*OWN_KV[:3], SAMPLED[1], SAMPLED[3]]
-)
+CELLS = dict.fromkeys(OTHER_KV, (*OWN_KV[:3], OWN_KV[4]))
+CELLS |= dict.fromkeys(BLOCKS, (*OWN_KV[:3], SAMPLED[1], SAMPLED[3]))
 MODES = {"standalone.shifted": [OWN_KV[2]], "frozen-kv.next": [OWN_KV[2]]}
 OWN = {"tree of lanes": [OWN_STEPS[7]], "chain of a block": [OWN_STEPS[11]]}
 

@@ -11,6 +11,7 @@ import torch
 
 import specsim
 from specsim.cli.main import main
+from specsim.core import uniforms
 from specsim.core.provenance import versions
 from specsim.correctness.faults import Fault, FaultFinding, StaleFault, Trial
 from specsim.correctness.faults import campaign as running
@@ -20,6 +21,7 @@ from specsim.correctness.faults.checks import CHECKS, run_check
 from specsim.correctness.faults.checks.memory import guarded
 from specsim.correctness.faults.fault import apply, changed, copied_package, environment, path_of, read, sources
 from specsim.correctness.faults.trial import findings
+from specsim.reference import drafting, tree
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 SHARED = "specsim.serving.requests"
@@ -63,15 +65,9 @@ def test_injected_code_defines_the_names_that_it_uses(tmp_path):
 def test_an_edit_has_to_match_exactly_once(old, copies):
     with pytest.raises(StaleFault):
         apply(f"[-{old}-]{{+new+}}", SHARED, read(SHARED) * copies)
-
-
-def test_a_removed_module_makes_its_fault_stale():
     with pytest.raises(StaleFault):
         changed({"specsim.gone": "[-a-]"})
-
-
-def test_edits_of_one_module_follow_each_other():
-    edits = {SHARED: "def take{+n+}(@@def [-taken-]{+given+}("}
+    edits = {SHARED: "def take{+n+}(@@def [-taken-]{+given+}("}  # one after the other
     assert list(changed(edits)) == [SHARED]
     assert "def given(" in changed(edits)[SHARED]
 
@@ -129,12 +125,7 @@ def test_a_copy_finds_packages_of_the_python_path(tmp_path, monkeypatch):
 def test_only_a_change_with_an_effect_is_found(monkeypatch):
     catalogue = shown(monkeypatch, fault(STOPS), replace(fault(HARMLESS), name="harmless"))
     found, harmless = catalogue.results
-    assert (found.is_detected, found.is_detected_as_named, found.first.field, found.before) == (
-        True,
-        True,
-        "tokens",
-        (),
-    )
+    assert (found.is_detected_as_named, found.first.field, found.before) == (True, "tokens", ())
     assert found.fault.code == "shared"
     assert (harmless.is_detected, harmless.first, catalogue.missed) == (False, None, (harmless,))
     first, second = catalogue.to_json()["results"]
@@ -143,19 +134,20 @@ def test_only_a_change_with_an_effect_is_found(monkeypatch):
     assert (second["detected"], second["detected_by"], second["first_divergence"]) == (False, None, None)
 
 
-def test_a_fault_found_by_another_field_is_not_as_named():
-    found = FaultResult(fault(STOPS), (FaultFinding("counters", "p", 1, 2),), (), 0.0)
-    assert (found.is_detected, found.is_detected_as_named, found.first.field) == (True, False, "counters")
+COUNTERS, TOKENS = FaultFinding("counters", "p", 1, 2), FaultFinding("tokens", "p", 3, 4)
 
 
-def test_a_named_field_is_what_a_fault_is_known_by():
-    both = FaultFinding("counters", "p", 1, 2), FaultFinding("tokens", "p", 3, 4)
-    assert FaultResult(fault(STOPS), both, (), 0.0).first == both[1]
-
-
-def test_a_check_that_fails_without_the_fault_kills_none():
-    one = (FaultFinding("tokens", "p", 1, 2),)
-    assert not FaultResult(fault(STOPS), one, one, 0.0).is_detected
+@pytest.mark.parametrize(
+    ("findings", "before", "is_detected", "is_as_named", "first"),
+    [
+        ((COUNTERS,), (), True, False, COUNTERS),
+        ((COUNTERS, TOKENS), (), True, True, TOKENS),  # a named field identifies the fault
+        ((TOKENS,), (TOKENS,), False, False, TOKENS),  # a check that fails without the fault detects none
+    ],
+)
+def test_a_fault_is_detected_by_what_it_alone_changes(findings, before, is_detected, is_as_named, first):
+    found = FaultResult(fault(STOPS), findings, before, 0.0)
+    assert (found.is_detected, found.is_detected_as_named, found.first) == (is_detected, is_as_named, first)
 
 
 def test_a_process_that_dies_or_does_not_end_is_a_finding(monkeypatch):
@@ -183,38 +175,44 @@ def fields_of(name: str, **setting) -> list[str]:
     return [each.field for each in run_check(name, setting, "cpu")]
 
 
-def test_pools_of_equal_scores_prefer_the_lower_index(monkeypatch):
-    from specsim.reference import tree
-
-    assert fields_of("trees", pools="tied", impl="reference", count=50) == []
-    monkeypatch.setattr(tree, "select", lambda scores, count, _: scores.topk(count).indices.flip(0).sort(-1).values)
-    assert fields_of("trees", pools="tied", impl="reference", count=50) == ["tree"]
+def by_higher_index(scores, count, _):
+    return scores.topk(count).indices.flip(0).sort(-1).values
 
 
-def test_valid_and_malformed_parent_lists_are_fuzzed(monkeypatch):
-    from specsim.reference import tree
-
-    assert fields_of("trees", pools="malformed", impl="reference", count=200) == []
-    monkeypatch.setattr(tree, "parents_of", lambda *arguments: [])
-    assert fields_of("trees", pools="malformed", impl="reference", count=200) == ["malformed trees"]
+def accept_noise(*names):
+    return uniforms.accept_uniforms(*names, 0)[:, 0]
 
 
-def test_a_uniform_that_is_used_twice_is_found(monkeypatch):
-    from specsim.core import uniforms
+# A check with its setting, the function that an error replaces, and the field that shows it.
+ERRORS = {
+    "equal scores": ("trees", dict(pools="tied", count=50), (tree, "select", by_higher_index), "tree"),
+    "parent lists": (
+        "trees",
+        dict(pools="malformed", count=200),
+        (tree, "parents_of", lambda *arguments: []),
+        "malformed trees",
+    ),
+    "a uniform used twice": (
+        "distribution",
+        dict(n=500, temperature=0.7, top_k=3),
+        (uniforms, "final_uniforms", accept_noise),
+        "distribution",
+    ),
+    "sampled drafts": (
+        "distribution",
+        dict(n=600, verifier="rejection"),
+        (drafting, "draft_uniforms", lambda *names: uniforms.final_uniforms(*names[:3])[:, None]),
+        "distribution",
+    ),
+}
 
-    assert fields_of("distribution", impl="reference", n=500, temperature=0.7, top_k=3) == []
-    twice = lambda *names: uniforms.accept_uniforms(*names, 0)[:, 0]  # noqa: E731
-    monkeypatch.setattr(uniforms, "final_uniforms", twice)
-    assert fields_of("distribution", impl="reference", n=500) == ["distribution"]
 
-
-def test_drafts_are_sampled_where_the_verifier_needs_it(monkeypatch):
-    from specsim.core import uniforms
-    from specsim.reference import drafting
-
-    assert fields_of("distribution", impl="reference", n=600, verifier="rejection") == []
-    monkeypatch.setattr(drafting, "draft_uniforms", lambda *names: uniforms.final_uniforms(*names[:3])[:, None])
-    assert fields_of("distribution", impl="reference", n=600, verifier="rejection") == ["distribution"]
+@pytest.mark.parametrize(("check", "setting", "error", "field"), ERRORS.values(), ids=ERRORS)
+def test_a_check_finds_an_error_and_nothing_without_it(check, setting, error, field, monkeypatch):
+    assert fields_of(check, impl="reference", **setting) == []
+    monkeypatch.setattr(*error)
+    filters = {"temperature": 1.0, "top_k": 0} if "top_k" in setting else {}
+    assert fields_of(check, impl="reference", **setting | filters) == [field]
 
 
 BATCHED = dict(impl="reference", topk=2, num_steps=2, num_draft_tokens=5, page_size=4, batch=3, ids=[4, 2, 9])
@@ -254,7 +252,7 @@ def test_the_command_shows_and_writes_every_result(tmp_path, capsys, monkeypatch
     )
     monkeypatch.setattr("specsim.correctness.faults.run_catalogue", lambda names, **options: catalogue)
     file = tmp_path / "faults.json"
-    main_ok(["faults", "--name", "made-up", "--json", str(file)])
+    assert status(["faults", "--name", "made-up", "--json", str(file)]) == 0
     assert "made-up" in capsys.readouterr().out
     value = json.loads(file.read_text())
     assert (value["faults"], value["detected"], value["detected_as_named"]) == (1, 1, 1)
@@ -263,10 +261,6 @@ def test_the_command_shows_and_writes_every_result(tmp_path, capsys, monkeypatch
     monkeypatch.setattr("specsim.correctness.faults.run_catalogue", lambda names, **options: missed)
     assert status(["faults"]) == 1
     assert "the check finds nothing" in capsys.readouterr().out
-
-
-def main_ok(arguments: list[str]) -> None:
-    assert status(arguments) == 0
 
 
 def status(arguments: list[str]) -> int:
