@@ -239,7 +239,7 @@ def test_a_module_may_make_its_functions_lazily(tmp_path):
         (LAZY.format("raise ImportError('no libcuda')"), "(ImportError: no libcuda, {}, line 4)"),
     ],
 )
-def test_a_module_that_fails_to_load_or_make_a_function_is_bad_input(source, shown, tmp_path):
+def test_a_module_that_fails_at_import_or_later_is_bad_input(source, shown, tmp_path):
     module = module_of(source, tmp_path)
     shown = shown.format(Path(module).name)
     with pytest.raises(InputError, check=lambda error: error.name == "module" and error.allowed.endswith(shown)):

@@ -45,8 +45,8 @@ def test_two_margins_are_compared_with_four_errors(mine, theirs, verdict):
 
 
 def test_the_bound_is_sharp():
-    """Two engines with an error of e per logit can differ by exactly 4e; in 16 bits e is a roundoff of 32."""
-    for name in ("float16", "bfloat16"):
+    """Two engines with an error of e per logit can differ by exactly 4e."""
+    for name in ("float16", "bfloat16"):  # whose error is a roundoff at a logit of 32
         assert Noise.of(name).error == 32 * torch.finfo(getattr(torch, name)).eps / 2
     logits, error = torch.tensor([1.0, 1.0], dtype=torch.float64), 0.25
     shifts = torch.tensor([error, -error], dtype=torch.float64)

@@ -53,7 +53,7 @@ def test_every_difference_is_named(changes, named):
     assert named in difference(*ended(**changes), BUDGET)
 
 
-def test_no_difference_is_reported_within_the_budget_or_after_an_abort():
+def test_equal_and_aborted_requests_have_no_difference():
     cut = dict(token_ids=lambda ids: ids[:3], logprobs=lambda values: values[:3], accepted=lambda counts: counts[:1])
     aborted = {"finish_reason": lambda reason: "abort"}
     for changes in ({}, {"logprobs": lambda values: [value + BUDGET / 2 for value in values]}, {**cut, **aborted}):

@@ -137,114 +137,97 @@ def test_programs_cover_what_requests_may_ask_for():
 # What is wrong is found, and named with what repeats it.
 
 
-def forget_next_token(monkeypatch):
+FAULTS = {}
+
+
+def fault(owner, name: str, program: str, seen: str):
+    """Register a function that replaces an attribute, with a small program that shows it, and what is seen.
+
+    It is called with the attribute that it replaces, and then as that is.
+    """
+
+    def register(wrong):
+        def inject(monkeypatch) -> None:
+            right = getattr(owner, name)
+            monkeypatch.setattr(owner, name, lambda *given, **named: wrong(right, *given, **named), raising=False)
+
+        FAULTS[wrong.__name__] = (inject, program, seen)
+        return inject
+
+    return register
+
+
+@fault(PrefixTree, "__init__", "5-11-8", "accepted is")
+def forget_next_token(init, self, pools, lookahead=0):
     """Pages are shared whose last draft slot holds another token."""
-    init = PrefixTree.__init__
-
-    def wrong(self, pools, lookahead=0):
-        init(self, pools, lookahead)
-        self._label_len = self._page_size
-
-    monkeypatch.setattr(PrefixTree, "__init__", wrong)
+    init(self, pools, lookahead)
+    self._label_len = self._page_size
 
 
-def slice_after_index(monkeypatch):
+@fault(DraftInput, "filter", "0-6-4", "token_ids is")
+def slice_after_index(index, self, keep):
     """The first rows are kept, not those that were meant."""
-    index = DraftInput.filter
-    monkeypatch.setattr(DraftInput, "filter", lambda self, keep: index(self, torch.arange(len(keep))), raising=False)
+    return index(self, torch.arange(len(keep)))
 
 
-def keep_draft_input(monkeypatch):
+@fault(Runner, "drop", "0-2-4", "RuntimeError: The size of tensor")
+def keep_draft_input(drop, self, requests):
     """The batch loses rows, and the draft state keeps them."""
-    drop = Runner.drop
-
-    def wrong(self, requests):
-        before = self._draft_input
-        drop(self, requests)
-        self._draft_input = before
-
-    monkeypatch.setattr(Runner, "drop", wrong)
+    before = self._draft_input
+    drop(self, requests)
+    self._draft_input = before
 
 
-def resume_with_old_drafts(monkeypatch):
+FIRST = {}
+
+
+@fault(Runner, "_join", "0-6-4", "token_ids is")
+def resume_with_old_drafts(join, self, requests, batch, draft_input):
     """A resumed request joins with the draft state that it had when it first joined."""
-    join, first = Runner._join, {}
-
-    def wrong(self, requests, batch, draft_input):
-        places = torch.arange(len(requests))
-        rows = [first.setdefault(each, draft_input.filter(places[at : at + 1])) for at, each in enumerate(requests)]
-        join(self, requests, batch, reduce(DraftInput.merge, rows, draft_input.filter(places[:0])))
-
-    monkeypatch.setattr(Runner, "_join", wrong)
+    places = torch.arange(len(requests))
+    rows = [FIRST.setdefault(each, draft_input.filter(places[at : at + 1])) for at, each in enumerate(requests)]
+    join(self, requests, batch, reduce(DraftInput.merge, rows, draft_input.filter(places[:0])))
 
 
-def draw_again_on_resumption(monkeypatch):
+@fault(Admission, "_preempt", "0-10-4", "token_ids is")
+def draw_again_on_resumption(preempt, self, request):
     """A resumed request samples its last token again."""
-    preempt = Admission._preempt
-
-    def wrong(self, request):
-        preemption = preempt(self, request)
-        del request.token_ids[-1:], request.logprobs[-1:]
-        return preemption
-
-    monkeypatch.setattr(Admission, "_preempt", wrong)
+    preemption = preempt(self, request)
+    del request.token_ids[-1:], request.logprobs[-1:]
+    return preemption
 
 
-def commit_too_much(monkeypatch):
+@fault(Reservations, "mark_committed", "0-0-4", "NotFinite")  # KV of slots that nothing wrote is NaN
+def commit_too_much(mark_committed, self, request, columns):
     """The bonus token's column counts as filled."""
-    mark_committed = Reservations.mark_committed
-    monkeypatch.setattr(
-        Reservations, "mark_committed", lambda self, request, columns: mark_committed(self, request, columns + 1)
-    )
+    return mark_committed(self, request, columns + 1)
 
 
-def keep_tokens_after_the_end(monkeypatch):
+@fault(Request, "take", "0-0-4", "token_ids is")
+def keep_tokens_after_the_end(take, self, token_ids, logprobs):
     """A stop inside an accepted path ends the request after the path."""
-    take = Request.take
-
-    def wrong(self, token_ids, logprobs):
-        kept = take(self, token_ids, logprobs)
-        self.token_ids += token_ids[kept:]
-        self.logprobs += logprobs[kept:]
-        return len(token_ids)
-
-    monkeypatch.setattr(Request, "take", wrong)
+    kept = take(self, token_ids, logprobs)
+    self.token_ids += token_ids[kept:]
+    self.logprobs += logprobs[kept:]
+    return len(token_ids)
 
 
-def forget_a_session(monkeypatch):
-    """Nobody gives the slots of a conversation back that nobody continued."""
-    monkeypatch.setattr(Reservations, "close", lambda self: None)
-
-
-def share_and_record_nothing(monkeypatch):
+@fault(Reservations, "_open", "1-4-4", "token_ids is")
+def share_and_record_nothing(_, self, request):
     """Shared pages are taken over without a record of their tokens."""
-
-    def wrong(self, request):
-        row = self._pools.open()
-        if self._tree is not None:
-            self._pools.share(row, self._tree.match(request.known_ids, request.prefill_len - 1))
-        return row
-
-    monkeypatch.setattr(Reservations, "_open", wrong)
+    row = self._pools.open()
+    if self._tree is not None:
+        self._pools.share(row, self._tree.match(request.known_ids, request.prefill_len - 1))
+    return row
 
 
-# Each with a small program that shows it, and what is seen.
-FAULTS = {
-    forget_next_token: ("5-11-8", "accepted is"),
-    slice_after_index: ("0-6-4", "token_ids is"),
-    keep_draft_input: ("0-2-4", "RuntimeError: The size of tensor"),
-    resume_with_old_drafts: ("0-6-4", "token_ids is"),
-    draw_again_on_resumption: ("0-10-4", "token_ids is"),
-    commit_too_much: ("0-0-4", "NotFinite"),  # KV of slots that nothing wrote is NaN
-    keep_tokens_after_the_end: ("0-0-4", "token_ids is"),
-    share_and_record_nothing: ("1-4-4", "token_ids is"),
-    forget_a_session: ("0-1-4", "AssertionError: slots or rows are still held after the last request"),
-}
+@fault(Reservations, "close", "0-1-4", "AssertionError: slots or rows are still held after the last request")
+def forget_a_session(_, self):
+    """Nobody gives the slots of a conversation back that nobody continued."""
 
 
-@pytest.mark.parametrize(("inject", "shown_by"), FAULTS.items(), ids=[inject.__name__ for inject in FAULTS])
-def test_an_injected_fault_is_found_and_repeats_by_its_name(inject, shown_by, monkeypatch, capsys):
-    name, seen = shown_by
+@pytest.mark.parametrize(("inject", "name", "seen"), FAULTS.values(), ids=FAULTS)
+def test_an_injected_fault_is_found_and_repeats_by_its_name(inject, name, seen, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         inject(patched)
         result = soak(program=name)

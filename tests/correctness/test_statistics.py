@@ -20,14 +20,33 @@ from specsim.correctness.statistics.small_vocabulary import (
     VOCAB,
     SmallVocabulary,
     draft_distribution,
-    dyadic,
     next_distribution,
     opposed,
 )
 from specsim.correctness.statistics.suite import CONTROLS, FALSE_ALARM
+from specsim.models.synthetic.weights import CLASSES
 from specsim.reference import acceptance
 from specsim.reference.sampling import adjust_logits, target_prob
 from specsim.serving.outputs import Output
+
+
+def dyadic() -> SmallVocabulary:
+    """Make distributions uniform on 2 or 4 tokens, whose float32 sums are exact in any order.
+
+    A token is allowed where the bits of its number fit the tokens before it. The drafter knows bit 1, requires a bit 0
+    that the target leaves open, and after some tokens a bit 2.
+    """
+    last_VV = np.zeros((VOCAB, VOCAB))
+    before_VC = np.zeros((VOCAB, CLASSES))
+    draft_VV = np.zeros((VOCAB, VOCAB))
+    for following, last in product(range(VOCAB), repeat=2):
+        bits = [following >> bit & 1 for bit in range(4)]
+        is_wrong = bits[1] != (last >> 3 ^ last) & 1
+        last_VV[following, last] = -1e4 * is_wrong
+        draft_VV[following, last] = -1e4 * (is_wrong or bits[0] != last >> 1 & 1 or (bits[2] and last >> 2 & 1))
+        before_VC[following, last % CLASSES] = -1e4 * bits[2 + last % CLASSES]
+    return SmallVocabulary(last_VV, before_VC, draft_VV)
+
 
 OPPOSED = opposed()
 DYADIC = dyadic()

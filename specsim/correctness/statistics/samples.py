@@ -13,7 +13,7 @@ from specsim.core.kinds import TESTED
 from specsim.core.rule import AcceptanceRule
 from specsim.core.verifiers import VERIFIER_KINDS
 from specsim.correctness.statistics.e_value import Sample
-from specsim.correctness.statistics.small_vocabulary import SmallVocabulary, draft_distribution, next_distribution
+from specsim.correctness.statistics.small_vocabulary import KIND, SmallVocabulary, draft_distribution, next_distribution
 from specsim.serving.generation import generate
 from specsim.serving.outputs import Output
 
@@ -73,7 +73,7 @@ class Load:
     seed: int = 0  # of all requests
     engine: EngineOptions = field(default_factory=EngineOptions)
     rule: AcceptanceRule | None = None  # in place of the setting's verifier
-    kind: str = "eagle"  # of drafter
+    kind: str = KIND  # of drafter
 
     @property
     def batch(self) -> int:

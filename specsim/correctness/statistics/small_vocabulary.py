@@ -8,7 +8,6 @@ enter the distribution. A drafter with weights, such as an EAGLE head without at
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import torch
@@ -21,10 +20,10 @@ from specsim.models.checkpoint.layout import target_layout
 from specsim.models.synthetic.weights import CLASSES, DRAFT, HIDDEN, VOCAB, blank
 from specsim.models.synthetic_pair import with_vocabulary_of
 
+KIND = "eagle"  # drafter of a test that names none
 EPS = 1e-6
 _OWN = VOCAB  # first feature of the own class
 _BEFORE = VOCAB + CLASSES  # first feature of the attended classes
-_FORBIDDEN = -1e4
 _LAYER = LayerConfig(HeadAttention(1, 1, 16, Rope(10000.0, 16), window=2), DenseMLP(16))
 _CONFIG = ModelConfig(
     family="mistral",
@@ -55,7 +54,7 @@ class SmallVocabulary:
         scale = np.sqrt((2 + heard_C @ heard_C) / HIDDEN + EPS)
         return (self.last_VV[:, last] + self.before_VC @ heard_C) / scale / np.sqrt(HIDDEN)
 
-    def pair(self, kind: str = "eagle") -> Pair:
+    def pair(self, kind: str = KIND) -> Pair:
         """Make checkpoints with float64 tensors, or a drafter without weights for the same target.
 
         kind: one that `specsim sampling-test` runs, or EAGLE heads.
@@ -92,24 +91,6 @@ def opposed() -> SmallVocabulary:
     draft_VV = -0.6 * last_VV
     draft_VV[last_VV.argmax(0), np.arange(VOCAB)] = draft_VV.max(0) + 1.5
     return SmallVocabulary(last_VV, generator.normal(0, 2.5, (VOCAB, CLASSES)), draft_VV)
-
-
-def dyadic() -> SmallVocabulary:
-    """Make distributions uniform on 2 or 4 tokens, whose float32 sums are exact in any order.
-
-    A token is allowed where the bits of its number fit the tokens before it. The drafter knows bit 1, requires a bit 0
-    that the target leaves open, and after some tokens a bit 2.
-    """
-    last_VV = np.zeros((VOCAB, VOCAB))
-    before_VC = np.zeros((VOCAB, CLASSES))
-    draft_VV = np.zeros((VOCAB, VOCAB))
-    for following, last in product(range(VOCAB), repeat=2):
-        bits = [following >> bit & 1 for bit in range(4)]
-        is_wrong = bits[1] != (last >> 3 ^ last) & 1
-        last_VV[following, last] = _FORBIDDEN * is_wrong
-        draft_VV[following, last] = _FORBIDDEN * (is_wrong or bits[0] != last >> 1 & 1 or (bits[2] and last >> 2 & 1))
-        before_VC[following, last % CLASSES] = _FORBIDDEN * bits[2 + last % CLASSES]
-    return SmallVocabulary(last_VV, before_VC, draft_VV)
 
 
 def next_distribution(

@@ -34,7 +34,7 @@ from specsim.correctness.statistics.samples import (
     outputs,
     sample,
 )
-from specsim.correctness.statistics.small_vocabulary import opposed
+from specsim.correctness.statistics.small_vocabulary import KIND, opposed
 from specsim.correctness.wrong_rules import at_least
 from specsim.serving.generation import kernel_device
 from specsim.serving.outputs import Output
@@ -55,7 +55,7 @@ class WrongEngine:
     replaced: str | None = None  # function of the reference; None where the config itself is wrong
     wrong: Callable[..., Any] | None = None  # function in its place
     tokens: int = 2304  # enough for it to be rejected
-    kind: str = "eagle"  # of drafter
+    kind: str = KIND  # of drafter
 
     @contextmanager
     def injected(self) -> Iterator[None]:
