@@ -38,10 +38,10 @@ def test_bfloat16_rounds_choices_and_gives_no_mismatch(cell):
     assert not result.is_empty
 
 
-@pytest.mark.parametrize("cell", FEW.values(), ids=FEW)
-def test_fast_equals_reference(cell):
+@pytest.mark.parametrize("name", [*FEW, "a peaked drafter"])
+def test_fast_equals_reference(name, request):
     """Runs on the GPU if there is one."""
-    result = check(cell)
+    result = check(FEW[name] if name in FEW else request.getfixturevalue("peaked"))
     assert (result.mismatches, result.first_divergence) == (0, None)
     assert not result.is_empty
     assert result.within_rounding_error <= 1
@@ -55,13 +55,6 @@ def test_requests_that_diverged_by_rounding_are_realigned(near_twins, mode, grap
     assert result.within_rounding_error > 0
     assert sum(result.not_compared.values()) >= result.within_rounding_error
     assert result.coverage["rounds"] > 3
-
-
-def test_fast_equals_reference_with_a_peaked_drafter(peaked):
-    result = check(peaked)
-    assert (result.mismatches, result.first_divergence) == (0, None)
-    assert not result.is_empty
-    assert result.within_rounding_error <= 1
 
 
 @pytest.mark.parametrize(

@@ -349,10 +349,3 @@ def test_diff_refuses_bad_input(call, arguments, name):
     status, out, err = call("--impl", "reference", *arguments)
     assert (status, out) == (2, "")
     assert err.startswith(f"specsim: {name} is ")
-
-
-def test_the_help_of_diff_is_plain_text(call):
-    status, out, _ = call("--help")
-    assert status == 0
-    assert out.isascii()
-    assert max(map(len, out.splitlines())) <= 80
