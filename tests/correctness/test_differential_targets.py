@@ -65,7 +65,7 @@ def test_no_two_scales_are_alike_or_powers_of_two():
 
 
 @pytest.mark.parametrize("impl", ["reference", "fast"])
-def test_drafters_on_frozen_kv_have_no_kv_in_fp8_and_no_latent_kv(impl):
+def test_drafters_on_frozen_kv_refuse_fp8_and_latent_kv(impl):
     with pytest.raises(InputError, check=lambda error: error.name == "draft_kv_dtype"):
         cell_of(SMALL | dict(kind="frozen-kv", kv="fp8"))
     pytest.importorskip("triton")
