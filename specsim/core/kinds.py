@@ -47,7 +47,8 @@ class DrafterKind:
     specsim.reference.drafters and specsim.fast.drafters. oracle: a function of specsim.reference.oracle's Request,
     tokens, root and depth that grows the candidates. format: of its checkpoints, a DrafterFormat of
     specsim.models.checkpoint.drafter_format. settings: class of its settings, of a kind without weights. synthetic: its
-    test models, a SyntheticDrafter or SyntheticLookup of specsim.models.synthetic.drafter.
+    test models, a SyntheticDrafter of specsim.models.synthetic.drafter, or a SyntheticLookup for a kind without weights
+    whose tests need other settings than the defaults.
     """
 
     name: str  # in commands, configs and files
@@ -251,7 +252,6 @@ _RECORDS = (
         reference="specsim.reference.drafters.ngram:make",
         fast="specsim.fast.drafters.ngram:make",
         settings="specsim.core.token_drafter:NgramConfig",
-        synthetic="specsim.models.synthetic.drafter:NGRAM",
         sampling_tests=(VERIFIER_OF["best"],),
         on_host="trees",
         **_LOOKED_UP,
@@ -287,5 +287,7 @@ OWN = DrafterKind(
 
 def resolve(path: str) -> Any:
     """Import the object of a record, named as MODULE:NAME."""
+    if not path:
+        raise ValueError("a record lacks the place that is read here; see DrafterKind in specsim.core.kinds")
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)

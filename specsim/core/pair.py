@@ -14,7 +14,7 @@ from specsim.core.kinds import KINDS, OWN, DrafterKind
 from specsim.core.rank_group import RankGroup
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import Attention, HeadAttention, ModelConfig
-from specsim.core.token_drafter import NgramConfig, SuffixConfig, TokenDrafter
+from specsim.core.token_drafter import LookupConfig, TokenDrafter
 from specsim.core.verifiers import VERIFIER_KINDS, one_of
 
 
@@ -76,7 +76,7 @@ def _slices(
     return {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.numel() or name in tables}
 
 
-AnyDrafter = DrafterCheckpoint | NgramConfig | SuffixConfig | TokenDrafter
+AnyDrafter = DrafterCheckpoint | LookupConfig | TokenDrafter
 
 
 def runs_on_host(drafter: AnyDrafter | None, config: SpecConfig) -> bool:

@@ -51,8 +51,15 @@ class UserDrafter:
     kind: str  # its class name, or what it calls itself
 
 
+class LookupConfig:
+    """Settings of a drafter without weights; every kind has a frozen dataclass of its own."""
+
+    __slots__ = ()
+    kind: ClassVar[str]  # name of its record in specsim.core.kinds
+
+
 @dataclass(frozen=True, slots=True)
-class NgramConfig:
+class NgramConfig(LookupConfig):
     """Settings of the n-gram drafter: prompt lookup for a chain, a trie for a tree.
 
     Sources: n-gram proposer of vLLM; n-gram trie of SGLang.
@@ -81,7 +88,7 @@ class NgramConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SuffixConfig:
+class SuffixConfig(LookupConfig):
     """Settings of the suffix drafter.
 
     Source: SuffixDecoding (arXiv 2411.04975) as in ArcticInference, with the defaults of vLLM.

@@ -32,6 +32,17 @@ def test_drafters_are_made_with_the_same_parameters(kind: DrafterKind):
     assert list(inspect.signature(resolve(kind.oracle)).parameters) == ["request", "tokens", "root", "depth"]
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_records_name_what_their_kinds_need(kind: DrafterKind):
+    needed = ("format", "synthetic") if kind.has_weights else ("settings",)
+    assert [name for name in needed if not getattr(kind, name)] == []
+
+
+def test_a_place_that_a_record_lacks_is_an_error():
+    with pytest.raises(ValueError, match="record"):
+        resolve("")
+
+
 def leaves(config: type) -> list[type]:
     """List the config classes that name a kind of their own."""
     below = [leaf for each in config.__subclasses__() for leaf in leaves(each)]

@@ -46,7 +46,7 @@ DRAFTER_AXES: dict[str, list[Any]] = {
     "max_len": [None, "near"],
     "chunks": [1, 2],
 }
-_LOOKED_UP = [name for name, kind in RECORDS.items() if not kind.has_weights]
+WITHOUT_WEIGHTS = [name for name, kind in RECORDS.items() if not kind.has_weights]
 
 
 def with_verifiers(drafts: Drafts, *settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ _TREE = dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3)
 LOOKED_UP_CELLS = (
     *(
         each | {"kind": kind}
-        for kind in _LOOKED_UP
+        for kind in WITHOUT_WEIGHTS
         for each in (
             dict(_TREE, topk=1, num_steps=5, graph="phase", idle=True),
             dict(_TREE, graph="phase", sampling="warm", threshold_acc=0.1),
@@ -71,7 +71,7 @@ LOOKED_UP_CELLS = (
     ),
     *(
         each | {"kind": kind, "topk": 1, "graph": "round"}
-        for kind in _LOOKED_UP
+        for kind in WITHOUT_WEIGHTS
         if not RECORDS[kind].drafts_on_host(topk=1)
         for each in (
             dict(_TREE, family="mistral", bucket=4),

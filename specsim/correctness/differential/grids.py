@@ -12,6 +12,7 @@ from specsim.correctness.differential.drafter_grid import (
     KINDS,
     LOOKED_UP_CELLS,
     MODES,
+    WITHOUT_WEIGHTS,
     drafter_settings,
     with_verifiers,
 )
@@ -151,7 +152,7 @@ P_EAGLE = (
 # Requests with their own draft steps, others in every round, down to none.
 _OWN = dict(topk=2, num_steps=3, num_draft_tokens=8, page_size=4, batch=3, sampling="warm", draft_steps="own")
 OWN_STEPS = (
-    *(_OWN | {"kind": kind, "graph": "phase"} for kind in ("eagle3", "mtp", "frozen-kv", "dspark", "ngram", "suffix")),
+    *(_OWN | {"kind": kind, "graph": "phase"} for kind in ("eagle3", "mtp", "frozen-kv", "dspark", *WITHOUT_WEIGHTS)),
     dict(_OWN, kind="eagle", graph="step", topk=4, num_draft_tokens="most", draft_kv="ancestor", score="logprob"),
     dict(_OWN, kind="standalone", graph="round", sampling="greedy", max_len="near", bucket=4),
     *with_verifiers("best", dict(_OWN, kind="eagle3", graph="round")),

@@ -16,6 +16,7 @@ from specsim.correctness.differential.cell import AXES
 from specsim.correctness.differential.drafter_grid import KINDS as COVERED
 from specsim.correctness.differential.drafter_grid import MODES, variants
 from specsim.models.load import load
+from specsim.models.synthetic.drafter import lookup_of
 from specsim.models.synthetic.wide_weights import SHAPE, language_model
 from specsim.models.synthetic_pair import synthetic_pair, with_vocabulary_of
 from specsim.models.tiny_config import tiny_config
@@ -64,7 +65,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
         raise InputError("pair", name, f"{' or '.join(KINDS)}, a hyphen, {' or '.join(FAMILIES)}")
     record = TESTED[kind]
     if not record.has_weights:
-        return replace(make_pair(f"eagle-{family}", dtype), drafter=resolve(record.synthetic).solo, name=name)
+        return replace(make_pair(f"eagle-{family}", dtype), drafter=lookup_of(record).solo, name=name)
     if family == "shipped":
         if kind not in RECORDS:
             raise InputError("pair", name, f"{kind} with another family, as no such drafter is shipped")

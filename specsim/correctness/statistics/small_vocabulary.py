@@ -17,6 +17,7 @@ from specsim.core.kinds import TESTED, resolve
 from specsim.core.pair import Pair, TargetCheckpoint
 from specsim.core.target import DenseMLP, HeadAttention, LayerConfig, ModelConfig, Rope
 from specsim.models.checkpoint.layout import target_layout
+from specsim.models.synthetic.drafter import lookup_of
 from specsim.models.synthetic.weights import CLASSES, DRAFT, HIDDEN, VOCAB, blank
 from specsim.models.synthetic_pair import with_vocabulary_of
 
@@ -60,8 +61,10 @@ class SmallVocabulary:
         kind: one that `specsim sampling-test` runs, or EAGLE heads.
         """
         record = TESTED[kind]
-        small = resolve(record.synthetic).small
-        drafter = small(_CONFIG, torch.from_numpy(self.draft_VV)) if record.has_weights else small
+        if record.has_weights:
+            drafter = resolve(record.synthetic).small(_CONFIG, torch.from_numpy(self.draft_VV))
+        else:
+            drafter = lookup_of(record).small
         target = TargetCheckpoint(_CONFIG, self._target())
         return with_vocabulary_of(kind, Pair(target, drafter, None, "small vocabulary"))
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from specsim.core.drafter import DrafterConfig
-from specsim.core.pair import AnyDrafter, DrafterCheckpoint, TargetCheckpoint
+from specsim.core.kinds import DrafterKind, resolve
+from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.core.token_drafter import NgramConfig, SuffixConfig
+from specsim.core.token_drafter import LookupConfig, SuffixConfig
 
 Tensors = dict[str, torch.Tensor]
 
@@ -34,9 +35,16 @@ class SyntheticDrafter:
 class SyntheticLookup:
     """Settings of a drafter without weights."""
 
-    solo: AnyDrafter  # drafts of a request do not depend on other requests
-    small: AnyDrafter  # for the small-vocabulary model
+    solo: LookupConfig  # drafts of a request do not depend on other requests
+    small: LookupConfig  # for the small-vocabulary model
 
 
-NGRAM = SyntheticLookup(NgramConfig(), NgramConfig())
+def lookup_of(kind: DrafterKind) -> SyntheticLookup:
+    """Find the settings of a kind without weights: its class's defaults, unless the record has others."""
+    if kind.synthetic:
+        return resolve(kind.synthetic)
+    config = resolve(kind.settings)()
+    return SyntheticLookup(config, config)
+
+
 SUFFIX = SyntheticLookup(SuffixConfig(shared=False), SuffixConfig(offset=2.0))
