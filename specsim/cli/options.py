@@ -110,7 +110,7 @@ AdaptivePerRequest = Annotated[
 ]
 Verifier = Annotated[
     str,
-    option("Verification", f"Acceptance rule. All rules are lossless except {_LOSSY}.", metavar="|".join(VERIFIERS)),
+    option("Verification", f"Acceptance rule, lossless unless it is {_LOSSY}.", metavar="|".join(VERIFIERS)),
 ]
 PageSize = Annotated[int, option("KV cache", "Tokens in a KV page. [1 to 65536]")]
 DraftKV = Annotated[

@@ -90,7 +90,7 @@ class SpecConfig:
         require_int("page_size", self.page_size, 1, 2**16)
         self._check_verifier()
         self._check_tree()
-        for name in ("threshold_single", "threshold_acc", "typical_epsilon", "typical_delta"):
+        for name in (name for kind in VERIFIER_KINDS for name in kind.thresholds):
             require_number(name, getattr(self, name), 0, 1, "a number from 0 to 1")
         if self.max_len is not None:
             require_int("max_len", self.max_len, 2, MOST_TOKENS)
