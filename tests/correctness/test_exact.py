@@ -192,10 +192,12 @@ def is_certified(name: str, case: ExactCase) -> bool:
 @pytest.mark.parametrize(("name", "case", "text", "instead"), MUTANTS)
 def test_a_wrong_verifier_is_not_certified(name, case, text, instead, monkeypatch):
     source = inspect.getsource(acceptance)
-    assert source.count(text) == 1
+    function = inspect.getsource(getattr(acceptance, name))
+    part = function if text in function else source
+    assert part.count(text) == 1
     changed = types.ModuleType("specsim.reference.changed")
     monkeypatch.setitem(sys.modules, changed.__name__, changed)
-    exec(source.replace(text, instead), changed.__dict__)
+    exec(source.replace(part, part.replace(text, instead)), changed.__dict__)
     monkeypatch.setattr(acceptance, name, getattr(changed, name))
     assert not is_certified(name, case)
 

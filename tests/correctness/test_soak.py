@@ -17,6 +17,7 @@ from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import DraftInput
+from specsim.core.verifiers import VERIFIER_KINDS
 from specsim.correctness.differential.pairs import make_pair
 from specsim.correctness.invariance.replay import ReplayedRuns
 from specsim.correctness.soak.coverage import REQUIRED, accepted_name, coverage_of, required
@@ -275,8 +276,7 @@ def test_programs_have_settings_that_fit_their_drafters():
     assert {each.kind for each in PROGRAMS} == set(KINDS)
     drafting = [each for each in PROGRAMS if not each.config.is_plain]
     assert {each.config.verifier for each in drafting if each.kind in ("ngram", "suffix", SHARED)} == {
-        "target_only",
-        "typical",
+        kind.name for kind in VERIFIER_KINDS if kind.drafts == "best"
     }
     assert max(each.config.num_steps for each in drafting if each.kind == "mtp") == 3
     assert {each.kind for each in drafting if each.graph == "round"}.isdisjoint({"suffix", SHARED})

@@ -8,6 +8,7 @@ import torch
 from specsim import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
+from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIERS
 from specsim.correctness.differential.oracle import draws
 from specsim.correctness.pairwise import pairwise
 from specsim.models.synthetic_pair import synthetic_pair
@@ -93,7 +94,7 @@ def test_tokens_logprobs_and_counters_equal_the_oracle(cell):
 
 
 VERIFIER_AXES = {
-    "verifier": ["typical", "rejection", "block", "multi_round", "gumbel"],
+    "verifier": [name for name in VERIFIERS if name != DEFAULT_VERIFIER],
     "topk": [1, 2, 4],
     "num_steps": [1, 2, 4],
     "page_size": [1, 4, 64],
@@ -111,9 +112,9 @@ VERIFIER_AXES = {
 def verifies(cell):
     """Check whether a verifier takes this setting.
 
-    Three of them verify chains.
+    Those of sampled drafts verify chains.
     """
-    return cell.get("topk", 1) == 1 or cell.get("verifier") not in ("rejection", "block", "gumbel")
+    return cell.get("topk", 1) == 1 or KIND_OF[cell.get("verifier", DEFAULT_VERIFIER)].drafts != "sampled"
 
 
 def setting_of(cell):

@@ -54,22 +54,7 @@ DYNAMIC_IMPORTS = {
     "specsim.serving.generation": {"specsim.reference.engine", "specsim.fast.engine", "specsim.fast.runtime.launch"},
 }
 # The oracle, which has no twin in fast/.
-REFERENCE_ALONE = {
-    "oracle",
-    "oracle_block",
-    "oracle_distributions",
-    "oracle_draft",
-    "oracle_eagle",
-    "oracle_forward",
-    "oracle_frozen_kv",
-    "oracle_layer",
-    "oracle_mtp",
-    "oracle_p_eagle",
-    "oracle_parts",
-    "oracle_request",
-    "oracle_standalone",
-    "oracle_verify",
-}
+REFERENCE_ALONE = {path.stem for path in (ROOT / "reference").glob("oracle*.py")}
 HEAVY = {"torch", "triton", "transformers", "matplotlib", "pandas", "specsim.reference", "specsim.fast"}
 
 
@@ -228,6 +213,12 @@ def operations(implementation: str) -> set[str]:
 def test_fast_has_twins_of_the_reference():
     twins = operations("reference") - REFERENCE_ALONE
     assert operations("fast") == twins | {"frame", "sections"}
+
+
+def test_contracts_name_every_file_of_the_oracle():
+    contracts = {each["name"]: each for each in PYPROJECT["tool"]["importlinter"]["contracts"]}
+    alone = contracts["The oracle stands alone"]["source_modules"]
+    assert set(alone) == {f"specsim.reference.{name}" for name in REFERENCE_ALONE}
 
 
 def untested(implementation: str, tests: str) -> set[str]:

@@ -11,8 +11,9 @@ MOST = 6  # the record, the reference, the kernels, the oracle, the certificate,
 # before it decides.
 MORE = {"target_only": 8, "rejection": 7, "block": 9}
 
-# By drafter. EAGLE-3 is the default, and what benchmarks time.
-MOST_OF_DRAFTER = {
+MOST_OF_A_DRAFTER = 12  # files that CONTRIBUTING.md lists, and one or two more
+# Others than those: EAGLE-3 is the default, and what benchmarks time.
+MORE_OF_DRAFTER = {
     "eagle": 22,
     "eagle3": 55,
     "p-eagle": 20,
@@ -20,16 +21,14 @@ MOST_OF_DRAFTER = {
     "frozen-kv": 13,
     "dflash": 16,
     "dspark": 16,
-    "standalone": 11,
     "ngram": 14,
-    "suffix": 11,
 }
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_few_files_name_a_drafter(name):
     found = kind_map.files_naming_drafter(name)
-    assert len(found) <= MOST_OF_DRAFTER[name], found
+    assert len(found) <= MORE_OF_DRAFTER.get(name, MOST_OF_A_DRAFTER), found
     assert "specsim/core/kinds.py" in found
 
 
