@@ -249,7 +249,7 @@ def test_a_shared_tree_changes_rounds_and_no_token():
     """Without the recorded proposals other rounds are found; with them, all is equal, and what is not is found."""
     options = trial.options_of("reference")
     program = named("2-4-8")
-    assert program.kind == SHARED
+    assert program.kind == SHARED, "with other drafters or verifiers the program is another: choose one of this kind"
     pair = pair_of(program.pair, options.dtype)
     proposals = {}
     schedulers = trial._schedulers(program, pair, options, proposals)

@@ -12,6 +12,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.grammar import stacked
 from specsim.core.phases import Batch, Candidates, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.verifiers import VERIFIER_KINDS
 from specsim.fast import verify as fast
 from specsim.fast.vocabulary.penalties import Allowed
 from specsim.reference import verify as reference
@@ -21,13 +22,12 @@ LOWEST, HIGHEST = 2.0**-24, 1 - 2.0**-24  # the bounds of specsim.core.uniforms.
 
 
 SETTINGS = {
-    "target_only": SpecConfig(3, 2, 7, page_size=1, max_len=40, threshold_single=0.6, threshold_acc=0.8),
-    "rejection": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="rejection"),
-    "block": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="block"),
-    "gumbel": SpecConfig(1, 3, 4, page_size=1, max_len=40, verifier="gumbel"),
-    "multi_round": SpecConfig(3, 2, 7, page_size=1, max_len=40, verifier="multi_round"),
-    "typical": SpecConfig(3, 2, 7, page_size=1, max_len=40, verifier="typical"),
+    kind.name: SpecConfig(
+        *((1, 3, 4) if kind.drafts == "sampled" else (3, 2, 7)), page_size=1, max_len=40, verifier=kind.name
+    )
+    for kind in VERIFIER_KINDS
 }
+SETTINGS["target_only"] = replace(SETTINGS["target_only"], threshold_single=0.6, threshold_acc=0.8)
 PARAMS = [
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_p=0.9, seed=2**63 + 5),
@@ -56,7 +56,7 @@ def drafted(config: SpecConfig, batch: Batch, vocab_size: int) -> tuple[Candidat
         if config.verifier == "target_only":  # siblings differ
             tokens = prob_BCV[:, ::k].topk(k).indices.flatten(1)
     scores = torch.rand(size, count)
-    if config.verifier in ("target_only", "typical"):
+    if not config.is_sampled:
         scores[:, k:] *= scores[:, :k].repeat_interleave(k, 1)
     draft_prob_BMV = torch.where(batch.sampling.temperature[:, None, None] > 0, draft_logits_BMV.softmax(-1), 0.0)
     parent_list = torch.arange(-1, config.num_parents - 1).expand(size, -1)
