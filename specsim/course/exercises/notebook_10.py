@@ -15,9 +15,8 @@ def error(right: float, value: float) -> float:
 
 def largest_error(reference: Steps, fast: Steps) -> float:
     """Compute the largest difference of two runs."""
-    pairs = [(fields[name], fast_fields[name]) for (*_, fields), (*_, fast_fields) in zip(reference, fast, strict=True)
-             for name in fields]  # fmt: skip
-    return max(max(map(error, *pair)) for pair in pairs)
+    steps = zip(reference, fast, strict=True)
+    return max(max(map(error, fields[name], others[name])) for (*_, fields), (*_, others) in steps for name in fields)
 
 
 def _run(scores: float, keys: float, logprobs: float, bonus: int) -> Steps:
