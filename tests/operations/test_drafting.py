@@ -199,19 +199,6 @@ def test_a_selected_child_has_its_parent_selected_before_it(seed, setting):
     assert len(set(every)) == num_draft_tokens
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 5])
-@pytest.mark.parametrize("draft_kv", ["lane", "ancestor"])
-def test_one_lane_drafts_greedily_in_a_chain(num_steps, draft_kv):
-    model, greedy = MadeUp(3), ()
-    for _ in range(num_steps):
-        greedy = (*greedy, max(range(V), key=model(greedy).__getitem__))
-    config = SpecConfig(topk=1, num_steps=num_steps, num_draft_tokens=num_steps + 1, draft_kv=draft_kv)
-    candidates, _, verify_input = propose([model], config)
-    assert paths(verify_input, 0) == [greedy[:length] for length in range(num_steps + 1)]
-    assert candidates.parent_list.tolist() == [list(range(-1, num_steps - 1))]
-    assert verify_input.parents.tolist() == [list(range(-1, num_steps))]
-
-
 def test_requests_are_drafted_each_with_its_own_distribution():
     models, config = [MadeUp(1), MadeUp(2), MadeUp(1, dyadic=True)], SpecConfig(3, 3, 9, page_size=4)
     _, _, together = propose(models, config)

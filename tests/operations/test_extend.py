@@ -115,14 +115,6 @@ def test_fixed_rows_are_the_ragged_ones_and_padding():
     assert rows.last_rows.tolist() == [2, 4]
 
 
-@pytest.mark.parametrize("extend", ["fixed", "ragged"])
-def test_the_bonus_token_is_predicted_by_the_last_accepted_node(extend):
-    """accept_index has S + 1 = 4 columns where a tree has N = 6 nodes."""
-    rows = extended(extend)
-    assert rows.bonus_tokens.tolist() == [105, 106]
-    assert rows.bonus_tokens.dtype == torch.int32
-
-
 @pytest.mark.parametrize("num_accepted_drafts", [0, 1, 2, 3])
 def test_the_bonus_token_is_right_at_every_length_of_the_path(num_accepted_drafts):
     paths = [[0, 1, 3, 5][: num_accepted_drafts + 1], [0, 2, 4, 5][: 4 - num_accepted_drafts]]

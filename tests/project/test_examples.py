@@ -10,6 +10,7 @@ from specsim import SamplingParams, SpecConfig, generate, load
 from specsim.cli.main import main
 from specsim.core.token_drafter import TreeLimits
 from specsim.core.user_module import load_module, load_object
+from specsim.correctness import exact
 from specsim.correctness.exact import Certificates, certify_rules, load_rules
 from specsim.correctness.exact.cases import RULE_CASES
 
@@ -44,15 +45,15 @@ def test_the_drafter_changes_no_greedy_token():
 
 
 @cache
-def certified_rule() -> Certificates:
-    return certify_rules(load_rules(f"{RULE}:rule"))
+def certified(name: str) -> Certificates:
+    return certify_rules(load_rules(f"{RULE}:{name}"))
 
 
 def test_the_rule_is_proved_and_its_variant_refuted():
-    proved = certified_rule()
+    proved = certified("rule")
     assert (proved.failures, proved.not_certified) == ((), ())
     assert {row.total_variation for row in proved.rows} == {0}
-    refuted = certify_rules(load_rules(f"{RULE}:broken"))
+    refuted = certified("broken")
     assert refuted.failures
     assert refuted.not_certified == ()
     assert any(row.counterexample for row in refuted.rows)
@@ -60,7 +61,7 @@ def test_the_rule_is_proved_and_its_variant_refuted():
 
 def test_k_seq_reaches_its_guaranteed_share_of_the_optimum():
     """1 - (1 - 1/k)^k of it, for k siblings of the root (arXiv 2310.15141)."""
-    rows = {row.case: row for row in certified_rule().rows}
+    rows = {row.case: row for row in certified("rule").rows}
     checked = [(case, len(case.parents) - 1) for case in RULE_CASES["siblings"] if set(case.parents[1:]) == {0}]
     assert {count for _, count in checked} == {1, 2, 3}
     for case, count in checked:
@@ -69,11 +70,15 @@ def test_k_seq_reaches_its_guaranteed_share_of_the_optimum():
 
 
 @pytest.mark.parametrize(("name", "status"), [("rule", 0), ("broken", 1)])
-def test_the_command_of_the_rules_docstring(name, status, capsys):
+def test_the_command_of_the_rules_docstring(name, status, monkeypatch, capsys):
     module = load_module(RULE)
     assert f"specsim certify --module notebooks/examples/my_rule.py:{name}" in module.__doc__
+    (expected,) = load_rules(f"{RULE}:{name}")
+    rules = []
+    monkeypatch.setattr(exact, "certify_rules", lambda loaded, progress: rules.extend(loaded) or certified(name))
     with pytest.raises(SystemExit, check=lambda error: error.code == status):
         main(["certify", "--module", f"{RULE}:{name}"])
+    assert [rule.name for rule in rules] == [expected.name]
     assert ("Counterexample" in capsys.readouterr().out) == bool(status)
 
 
