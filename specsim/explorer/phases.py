@@ -58,7 +58,7 @@ def _draft_kind(recorded_round: Round) -> str:
     return "none" if has_none else recorded_round.draft_kind
 
 
-def few(value: float | None) -> float | None:
+def significant(value: float | None) -> float | None:
     """Round to four significant digits."""
     return None if value is None else float(f"{value:.4g}")
 
@@ -68,7 +68,7 @@ def _path_probs(scores: list[float], parents: list[int], root: float, config: Sp
     above = torch.tensor([root if parent < 0 else scores[parent] for parent in parents], dtype=torch.float64)
     node_scores = torch.tensor(scores, dtype=torch.float64)
     probs = node_scores / above if config.score == "prob" else (node_scores - above).exp()
-    return [few(value) for value in probs.tolist()]
+    return [significant(value) for value in probs.tolist()]
 
 
 def _candidates(columns: dict[str, list[Any]], config: SpecConfig, has_probs: bool) -> dict[str, list[Any]]:
@@ -77,7 +77,7 @@ def _candidates(columns: dict[str, list[Any]], config: SpecConfig, has_probs: bo
         "steps": columns["step"],
         "parents": columns["parent"],
         "tokens": columns["token_id"],
-        "scores": [few(score) for score in columns["score"]],
+        "scores": [significant(score) for score in columns["score"]],
         "probs": _path_probs(columns["score"], columns["parent"], root, config) if has_probs else [],
         "nodes": [-1 if node is None else node for node in columns["node"]],
     }
@@ -89,10 +89,10 @@ def _nodes(columns: dict[str, list[Any]], states: RecordedStates, row: int, has_
         "parents": columns["parent"],
         "depths": columns["depth"],
         "tokens": columns["token_id"],
-        "scores": [few(score) for score in columns["score"]],
-        "draft_probs": [few(prob) if has_probs else None for prob in columns["draft_prob"]],
-        "target_probs": [few(prob) for prob in columns["target_prob"]],
-        "uniforms": [few(uniform) for uniform in columns["uniform"]],
+        "scores": [significant(score) for score in columns["score"]],
+        "draft_probs": [significant(prob) if has_probs else None for prob in columns["draft_prob"]],
+        "target_probs": [significant(prob) for prob in columns["target_prob"]],
+        "uniforms": [significant(uniform) for uniform in columns["uniform"]],
         "slots": locations[row, : len(columns["node"])].tolist(),
     }
 
@@ -127,9 +127,9 @@ def _after(
         for token, child in [*((nodes["token_id"][child], child) for child in children), *unnamed]:
             drafted = proposed_tokens.get(token)
             if walk.draft_probs_MV is not None and node < len(walk.draft_probs_MV):
-                drafted = few(float(walk.draft_probs_MV[node, token]))
-            rows.append([token, few(float(walk.probs_NV[node, token])), drafted, child])
-        rows_after.append(sorted(rows, key=lambda recorded_round: -(recorded_round[1] or 0)))
+                drafted = significant(float(walk.draft_probs_MV[node, token]))
+            rows.append([token, significant(float(walk.probs_NV[node, token])), drafted, child])
+        rows_after.append(sorted(rows, key=lambda row: -(row[1] or 0)))
     return rows_after
 
 
@@ -173,7 +173,7 @@ def _extend(states: RecordedStates, row: int) -> dict[str, Any]:
             following.topk_scores[row].reshape(shape).tolist(),
             strict=True,
         )
-        levels = [{"tokens": tokens, "scores": [few(score) for score in scores]} for tokens, scores in drafts]
+        levels = [{"tokens": tokens, "scores": [significant(score) for score in scores]} for tokens, scores in drafts]
     return {
         "tokens": rows.input_ids[low:high].tolist(),
         "positions": rows.positions[low:high].tolist(),

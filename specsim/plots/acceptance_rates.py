@@ -10,13 +10,13 @@ from specsim.core.metrics import Acceptance
 from specsim.plots.sheet import (
     CHART_WIDTH,
     FONT,
-    INK,
     LINES,
     SIZE,
     Axes,
     End,
     FigureCanvasAgg,
     Picture,
+    label_axes,
     label_ends,
     new_chart,
 )
@@ -46,7 +46,10 @@ def acceptance_rates(records: Mapping[str, AcceptanceRecord]) -> Picture:
     most = max(len(record.rates) for record in records.values())
     for panel, (title, labels) in enumerate(_PANELS.items()):
         axes = figure.add_axes((0.09 + 0.5 * panel, 0.15, 0.39, 0.6))
-        _style(axes, title, labels, most)
+        label_axes(axes, title, *labels, 9)
+        axes.set_xticks(range(1, most + 1))
+        axes.set_xlim(0.6, most + 0.4)
+        axes.set_ylim(0, 1.02)
         for shift, ((name, record), (color, dash)) in enumerate(zip(records.items(), LINES, strict=False)):
             rates = record.conditional if panel else record.rates
             offset = 0.05 * (shift - (len(records) - 1) / 2)
@@ -55,18 +58,6 @@ def acceptance_rates(records: Mapping[str, AcceptanceRecord]) -> Picture:
     _names(figure, records)
     figure.description = _alternative_text(records)
     return figure
-
-
-def _style(axes: Axes, title: str, labels: tuple[str, str], most: int) -> None:
-    axes.set_title(title, family=FONT, fontsize=9, weight="bold", loc="left", parse_math=False)
-    for label, write in zip(labels, (axes.set_xlabel, axes.set_ylabel), strict=True):
-        write(label, family=FONT, fontsize=SIZE, color=INK)
-    axes.tick_params(labelsize=SIZE, labelfontfamily=FONT)
-    axes.set_xticks(range(1, most + 1))
-    axes.set_xlim(0.6, most + 0.4)
-    axes.set_ylim(0, 1.02)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
 
 
 def _line(

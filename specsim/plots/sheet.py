@@ -181,13 +181,18 @@ def new_chart(title: str, x: str, y: str = "", height: float = 4.0, names: Itera
     longest = max(map(len, names), default=0)
     right = longest * SIZE * EM / CHART_WIDTH if longest else 0.04
     axes = figure.add_axes((0.11, 0.56 / height, 0.85 - right, 1 - 0.96 / height))
-    axes.set_title(title, family=FONT, fontsize=9.5, weight="bold", loc="left", parse_math=False)
+    label_axes(axes, title, x, y, 9.5)
+    return figure, axes
+
+
+def label_axes(axes: Axes, title: str, x: str, y: str, size: float) -> None:
+    """Write a title of this size and the labels, and leave out the lines above and on the right."""
+    axes.set_title(title, family=FONT, fontsize=size, weight="bold", loc="left", parse_math=False)
     axes.set_xlabel(x, family=FONT, fontsize=SIZE, color=INK)
     axes.set_ylabel(y, family=FONT, fontsize=SIZE, color=INK)
     axes.tick_params(labelsize=SIZE, labelfontfamily=FONT)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    return figure, axes
 
 
 def label_point(axes: Axes, x: float, y: float, text: str, color: str, offset: tuple[float, float]) -> None:
