@@ -14,6 +14,7 @@ from specsim.bench.random_trees import random_parents, tree_input
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.workers import python_path
 from specsim.fast.attention import Scores, attention
 from specsim.fast.model.attention_plan import make_plan
 from specsim.fast.model.metadata import tree_metadata
@@ -154,7 +155,7 @@ CASES = {
 @pytest.mark.whole
 def test_the_kernel_fits_into_a_multiprocessor(tmp_path):
     """Nothing is kept in local memory."""
-    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    env = {**os.environ, **python_path(), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     run = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     lines = [line.split() for line in run.stdout.splitlines()]

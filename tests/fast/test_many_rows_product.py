@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import silu
 
 from specsim.core.pool import KVBuffer, KVLayout
+from specsim.core.workers import python_path
 from specsim.fast import layers
 from specsim.fast.model import rotary
 from specsim.fast.model.linear import linear, linear_gated, linear_residual
@@ -45,7 +46,7 @@ on_hopper = pytest.mark.skipif(not has_warp_roles(), reason="needs a GPU of comp
 
 @pytest.mark.whole
 def test_wide_products_fit_into_a_multiprocessor(tmp_path):
-    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    env = {**os.environ, **python_path(), "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     run = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     lines = [line.split() for line in run.stdout.splitlines()]
