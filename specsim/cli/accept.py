@@ -1,119 +1,98 @@
 """specsim accept: measure the acceptance of any pair, or of the shipped drafters."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
-from specsim.cli import options
-from specsim.cli.file_options import check_png, png, reads, writes
-from specsim.cli.option_groups import EngineGroup, flat, with_groups
-from specsim.cli.options import option
+from specsim.cli.file_options import check_png, png
+from specsim.cli.option_fields import command_line, common, option, refuse_others
+from specsim.cli.options import (
+    DraftTreeOptions,
+    ImplementationOptions,
+    JsonOptions,
+    pick,
+    report,
+    shipped_texts,
+)
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.errors import InputError, require, require_int
+from specsim.core.errors import InputError, require
 from specsim.core.files import write_whole
 from specsim.core.kinds import DEFAULT, KINDS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specsim.simulator.acceptance_record import AcceptanceRecord
+    from specsim.acceptance.measured_pair import Prompt
 
 
-STEPS = 3  # of a chain, unless given
-_PAIR_ONLY = {
-    "draft": None,
-    "topk": 1,
-    "num_steps": STEPS,
-    "num_draft_tokens": None,
-    "temperature": 0.0,
-    "seed": 0,
-    "batch": None,
-    "baseline": None,
-    "tolerance": None,
-    "plot": None,
-    "impl": "reference",
-    "dtype": "float32",
-    "device": None,
-    "graph": None,
-    "bucket": None,
-    "batch_invariant": False,
-    "kv_dtype": "model",
-    "draft_kv_dtype": "model",
-    "forward": "auto",
-}
+@dataclass(frozen=True, kw_only=True)
+class AcceptOptions(DraftTreeOptions, ImplementationOptions, JsonOptions):
+    """Options of specsim accept."""
 
-
-@with_groups
-def accept(
-    *,
-    target: Annotated[
-        str | None,
-        option(
-            "Model",
-            "Target model: a folder, a hub id, or tiny, the shipped one. Measures one setting of this pair.",
-            show_default="study of the shipped drafters",
-            callback=reads,
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        option("Model", "Drafter's weights: a folder or a hub id.", show_default="of --drafter", callback=reads),
-    ] = None,
+    # Target model: a folder, a hub id, or tiny, the shipped one. Measures one setting of this pair.
+    target: Annotated[str | None, common("Model", default="study of the shipped drafters", file="reads")] = None
+    # Drafter's weights: a folder or a hub id.
+    draft: Annotated[str | None, common("Model", default="of --drafter", file="reads")] = None
+    # Drafter: {names}, or MODULE:NAME of your own; may be repeated. With --target also a folder or hub id of weights.
     drafter: Annotated[
         list[str] | None,
-        option(
+        common(
             "Model",
-            f"Drafter: {', '.join(sorted(KINDS, key=lambda name: name != DEFAULT))}, or MODULE:NAME of your own; may "
-            "be repeated. With --target also a folder or hub id of weights.",
-            metavar="NAME",
-            show_default="all shipped ones",
-            callback=reads,
+            names=", ".join(sorted(KINDS, key=lambda name: name != DEFAULT)),
+            values="NAME",
+            default="all shipped ones",
+            file="reads",
         ),
-    ] = None,
-    topk: options.Topk = 1,
-    num_steps: options.NumSteps = STEPS,
-    num_draft_tokens: options.NumDraftTokens = None,
+    ] = None
+    # File of prompts, a text per line or JSON Lines; or a number of shipped prompts, and of edits.
     prompts: Annotated[
         str | None,
-        option(
-            "Requests",
-            "File of prompts, a text per line or JSON Lines; or a number of shipped prompts, and of edits. [at least "
-            "1]",
-            metavar="FILE|N",
-            show_default="all shipped ones",
-            callback=reads,
-        ),
-    ] = None,
-    max_new_tokens: Annotated[int, option("Requests", "Largest number of new tokens per prompt. [at least 1]")] = 64,
-    temperature: Annotated[float, option("Sampling", "Sampling temperature; 0 is greedy. [at least 0]")] = 0.0,
-    seed: Annotated[int, option("Sampling", "Random seed. [0 to 2^64 - 1]")] = 0,
-    batch: Annotated[
-        int | None, option("Execution", "Requests that run at once. [at least 1]", show_default="16")
-    ] = None,
-    engine: EngineGroup,
-    jobs: Annotated[int, option("Execution", "Processes that share the study's runs. [at least 1]")] = 1,
-    baseline: Annotated[
-        str | None,
-        option(
-            "Answers",
-            "Earlier record, or metrics of an engine, that the accept length is compared with.",
-            metavar="FILE",
-            show_default=False,
-            callback=reads,
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        option("Answers", "Relative loss that is no regression. [0 to 1]", show_default="0.02"),
-    ] = None,
-    json_file: options.JsonFile = None,
-    plot: Annotated[
-        Path | None,
-        option("Output", "Draw acceptance by position to this PNG file.", metavar="FILE", callback=writes),
-    ] = None,
-) -> None:
+        common("Requests", limits="at least 1", values="FILE|N", default="all shipped ones", file="reads"),
+    ] = None
+    # Largest number of new tokens per prompt.
+    max_new_tokens: Annotated[int, common("Requests", at_least=1)] = 64
+    # Sampling temperature; 0 is greedy.
+    temperature: Annotated[float, common("Sampling", at_least=0)] = 0.0
+    # Random seed.
+    seed: Annotated[int, option("Sampling", at_least=0, at_most=2**64 - 1)] = 0
+    # Requests that run at once.
+    batch: Annotated[int | None, option("Execution", at_least=1, default="16")] = None
+    # Processes that share the study's runs.
+    jobs: Annotated[int, common("Execution", at_least=1)] = 1
+    # Earlier record, or metrics of an engine, that the accept length is compared with.
+    baseline: Annotated[str | None, common("Answers", values="FILE", file="reads")] = None
+    # Relative loss that is no regression.
+    tolerance: Annotated[float | None, common("Answers", limits="0 to 1", default="0.02")] = None
+    # Draw acceptance by position to this PNG file.
+    plot: Annotated[Path | None, common("Output", file="writes")] = None
+
+    def drafter_and_weights(self) -> tuple[str | None, str | None]:
+        """Give the kind of the drafter and its weights; a name that is no kind is that of weights."""
+        names = self.drafter or []
+        require(len(names) <= 1, "drafter", ", ".join(names), "one drafter with --target")
+        name = names[0] if names else None
+        require(name != "none", "drafter", name, "a drafter: plain decoding has no drafts")
+        if name is None or name in KINDS or ":" in name:
+            return name, self.draft
+        if self.draft is not None:
+            raise InputError("drafter", name, "a kind of drafter with --draft, which names the weights")
+        return None, name
+
+    def texts(self) -> "list[Prompt]":
+        """Read the prompts of a file, or the shipped ones."""
+        from specsim.acceptance.measured_pair import read_prompts
+
+        if self.prompts is None or self.prompts.isdecimal():
+            return list(shipped_texts(_count(self.prompts)))
+        return read_prompts(Path(self.prompts))
+
+
+_OF_STUDY = ("drafter", "prompts", "max_new_tokens", "jobs", "json")
+
+
+def accept(options: AcceptOptions) -> None:
     """Measure the accept length of a pair, or of all shipped ones.
 
     With --target it measures one setting on your prompts, and --json writes an acceptance record, which plan,
@@ -131,38 +110,29 @@ def accept(
       specsim accept --target tiny --drafter eagle3 --baseline record.json
       specsim accept --drafter ngram --drafter my_drafter.py:SameAgain --prompts 5
     """
-    arguments = flat(locals())
-    SamplingParams(max_new_tokens=max_new_tokens)
-    require_int("jobs", jobs)
-    if target is not None:
-        require(jobs == 1, "jobs", jobs, "1 with --target, whose requests run in one batch")
-        accept_pair(
-            arguments, engine, options.command(accept, arguments, ("json_file", "plot", "baseline", "tolerance"))
-        )
+    SamplingParams(max_new_tokens=options.max_new_tokens)
+    if options.target is not None:
+        require(options.jobs == 1, "jobs", options.jobs, "1 with --target, whose requests run in one batch")
+        accept_pair(options, options.target)
         return
-    for name, default in _PAIR_ONLY.items():
-        require(
-            arguments[name] == default, name, str(arguments[name]), f"only {default}, the default, without --target"
-        )
-    _study(arguments)
+    refuse_others(options, _OF_STUDY, "without --target")
+    _study(options)
 
 
-def _study(arguments: dict[str, Any]) -> None:
+def _study(options: AcceptOptions) -> None:
     """Study shipped drafters."""
     from specsim.acceptance.settings import DRAFTERS, settings_of
     from specsim.acceptance.study import measure, show
     from specsim.models.load import load_shipped
 
-    count = _count(arguments["prompts"])
-    drafters = list(dict.fromkeys(arguments["drafter"] or DRAFTERS))
+    count = _count(options.prompts)
+    drafters = list(dict.fromkeys(options.drafter or DRAFTERS))
     settings = [setting for name in drafters for setting in settings_of(name)]
     for name in drafters:
         load_shipped(name)  # bad input, if any, is refused before the first run
-    texts = {"prompts": options.shipped_texts(count), "edits": options.shipped_texts(None, "edits")[:count]}
-    study = measure(load_shipped, texts, arguments["max_new_tokens"], settings, arguments["jobs"], progress=True)
-    options.report(
-        "accept", lambda console: show(study, console), study.to_json(), arguments["json_file"], study.is_lossless
-    )
+    texts = {"prompts": shipped_texts(count), "edits": shipped_texts(None, "edits")[:count]}
+    study = measure(load_shipped, texts, options.max_new_tokens, settings, options.jobs, progress=True)
+    report("accept", lambda console: show(study, console), study.to_json(), options.json, study.is_lossless)
 
 
 def _count(prompts: str | None) -> int | None:
@@ -175,32 +145,29 @@ def _count(prompts: str | None) -> int | None:
         raise InputError("prompts", prompts, "a number of shipped prompts; a file goes with --target") from None
 
 
-def accept_pair(arguments: dict[str, Any], engine: EngineGroup, source: str) -> None:
-    """Measure a pair, report the record, and compare it with a baseline; source: the command line."""
+def accept_pair(options: AcceptOptions, target: str) -> None:
+    """Measure a pair, report the record, and compare it with a baseline."""
     from specsim.acceptance.baseline import TOLERANCE, compare
     from specsim.acceptance.files import read_record
-    from specsim.acceptance.measured_pair import BATCH, measure_pair, read_prompts
+    from specsim.acceptance.measured_pair import BATCH, measure_pair
     from specsim.acceptance.record_prediction import show_record
     from specsim.models.load import is_token_drafter, load, load_config
 
-    config = options.pick(SpecConfig, arguments)
+    config = pick(SpecConfig, options)
     require(not config.is_plain, "num_steps", config.num_steps, "at least 1: plain decoding has no drafts")
-    sampling = options.pick(SamplingParams, arguments)
-    tolerance = arguments["tolerance"]
-    earlier = None if arguments["baseline"] is None else read_record(arguments["baseline"], "baseline")
+    sampling = pick(SamplingParams, options)
+    tolerance = options.tolerance
+    earlier = None if options.baseline is None else read_record(options.baseline, "baseline")
     require(tolerance is None or earlier, "tolerance", tolerance, "nothing without --baseline")
     require(tolerance is None or 0 <= tolerance < 1, "tolerance", tolerance, "a relative loss from 0 up to 1")
-    check_png(arguments["plot"])
-    file = _prompt_file(arguments["prompts"])
-    prompts = read_prompts(file) if file is not None else list(options.shipped_texts(_count(arguments["prompts"])))
-    kind, draft = _drafter(arguments)
-    places = (arguments["target"], draft, kind)
-    engine_options = engine.options(config, drafts_on_host=is_token_drafter(kind))
-    config.within(load_config(*places).max_position_embeddings)
-    pair = load(*places)
-    batch = BATCH if arguments["batch"] is None else arguments["batch"]
-    record = measure_pair(pair, prompts, config, sampling, engine_options, batch, progress=True)
-    record = replace(record, source=source)
+    check_png(options.plot)
+    prompts = options.texts()
+    kind, draft = options.drafter_and_weights()
+    engine_options = options.engine_options(config, drafts_on_host=is_token_drafter(kind))
+    config.within(load_config(target, draft, kind).max_position_embeddings)
+    pair = load(target, draft, kind)
+    record = measure_pair(pair, prompts, config, sampling, engine_options, options.batch or BATCH, progress=True)
+    record = replace(record, source=command_line("accept", options, ("baseline", "tolerance")))
     compared = None if earlier is None else compare(record, earlier, TOLERANCE if tolerance is None else tolerance)
 
     def print_all(console: "Console") -> None:
@@ -212,32 +179,9 @@ def accept_pair(arguments: dict[str, Any], engine: EngineGroup, source: str) -> 
             paragraph(console, str(compared))
 
     try:
-        options.report("acceptance", print_all, record.to_json(), arguments["json_file"])
+        report("acceptance", print_all, record.to_json(), options.json)
     finally:
-        if arguments["plot"] is not None:
-            write_whole(arguments["plot"], _picture(record), "plot")
+        if options.plot is not None:
+            write_whole(options.plot, png("acceptance_rates", {record.pair: record}), "plot")
     if compared is not None and compared.is_regression:
-        raise typer.Exit(1)
-
-
-def _picture(record: "AcceptanceRecord") -> bytes:
-    return png("acceptance_rates", {record.pair: record})
-
-
-def _drafter(arguments: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Give the kind of the drafter and its weights; a name that is no kind is that of weights."""
-    names = arguments["drafter"] or []
-    require(len(names) <= 1, "drafter", ", ".join(names), "one drafter with --target")
-    name = names[0] if names else None
-    is_kind = name is None or name in (*KINDS, "none") or ":" in name
-    require(name != "none", "drafter", name, "a drafter: plain decoding has no drafts")
-    if is_kind:
-        return name, arguments["draft"]
-    if arguments["draft"] is not None:
-        raise InputError("drafter", name, "a kind of drafter with --draft, which names the weights")
-    return None, name
-
-
-def _prompt_file(prompts: str | None) -> Path | None:
-    """Give the file of prompts; None for shipped ones."""
-    return None if prompts is None or prompts.isdecimal() else Path(prompts)
+        raise click.exceptions.Exit(1)

@@ -1,59 +1,42 @@
 """specsim bench: time the fast implementation on a GPU, or the simulator."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
-from specsim.cli import options
-from specsim.cli.file_options import reads
-from specsim.cli.options import option
-from specsim.cli.ranks import MOST_RANKS, RankTimeout, start_ranks
-from specsim.core.errors import require_int
+from specsim.cli.option_fields import command_line, common
+from specsim.cli.options import JsonOptions
+from specsim.cli.ranks import MOST_RANKS, RankTimeoutOptions, start_ranks
 
 if TYPE_CHECKING:
     from specsim.bench.suites import Options
 
 
-def bench(
-    suite: Annotated[
-        str,
-        option(
-            "Benchmark",
-            "What is timed: kernels, experts, round, persistent, scale, baselines, adaptive, serving, simulator, "
-            "tensor-parallel.",
-            metavar="NAME",
-        ),
-    ],
-    shape: Annotated[
-        str,
-        option(
-            "Model", "Shape of the model, whose weights are random.", metavar="NAME|config.json|folder", callback=reads
-        ),
-    ] = "llama-3-8b",
-    only: Annotated[
-        str, option("Benchmark", "Time only groups whose name contains this text.", show_default="all groups")
-    ] = "",
-    quick: Annotated[bool, option("Benchmark", "Time a few points of each group.", "--quick")] = False,
-    full: Annotated[
-        bool, option("Benchmark", "Time all settings of scale, and batches in persistent.", "--full")
-    ] = False,
-    seconds: Annotated[
-        float | None,
-        option(
-            "Benchmark", "Start no further row after this many seconds. [above 0]", show_default="60 to 400, by suite"
-        ),
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(RankTimeoutOptions, JsonOptions):
+    """Options of specsim bench."""
+
+    # What is timed: kernels, experts, round, persistent, scale, baselines, adaptive, serving, simulator,
+    # tensor-parallel.
+    suite: Annotated[str, common("Benchmark", values="NAME")]
+    # Shape of the model, whose weights are random.
+    shape: Annotated[str, common("Model", values="NAME|config.json|folder", file="reads")] = "llama-3-8b"
+    # Time only groups whose name contains this text.
+    only: Annotated[str, common("Benchmark", default="all groups")] = ""
+    # Time a few points of each group.
+    quick: Annotated[bool, common("Benchmark")] = False
+    # Time all settings of scale, and batches in persistent.
+    full: Annotated[bool, common("Benchmark")] = False
+    # Start no further row after this many seconds.
+    seconds: Annotated[float | None, common("Benchmark", above=0, default="60 to 400, by suite")] = None
+    # GPUs that share the model in the suite tensor-parallel, one process each.
     tensor_parallel: Annotated[
-        int | None,
-        option(
-            "Ranks",
-            "GPUs that share the model in the suite tensor-parallel, one process each. [1 to 64]",
-            show_default="2 with that suite, else 1",
-        ),
-    ] = None,
-    rank_timeout: RankTimeout = 300.0,
-    json_file: options.JsonFile = None,
-) -> None:
+        int | None, common("Ranks", at_least=1, at_most=MOST_RANKS, default="2 with that suite, else 1")
+    ] = None
+
+
+def bench(options: BenchOptions) -> None:
     """Time kernels and rounds on a GPU, after equality checks.
 
     Only the suite simulator needs no GPU: it times the event loop on one core. The suite tensor-parallel needs two.
@@ -65,48 +48,42 @@ def bench(
       specsim bench --suite round --shape llama-3-8b --json round.json
       specsim bench --suite simulator
     """
-    arguments = locals()
-    size = arguments["tensor_parallel"] = _size(suite, tensor_parallel)
+    size = options.tensor_parallel or _default_size(options.suite)
     if size == 1:
-        _bench(**arguments)
+        _bench(options)
     else:
-        _check(arguments)
-        start_ranks(_bench, arguments, size, rank_timeout, None)
+        _check(options)
+        start_ranks(_bench, options, size, None)
 
 
-def _size(suite: str, tensor_parallel: int | None) -> int:
-    """Choose the number of ranks, two where a suite needs some and none is given."""
+def _default_size(suite: str) -> int:
+    """Choose the number of ranks, two where a suite needs some."""
     from specsim.bench.suites import SUITES
 
-    if tensor_parallel is not None:
-        return require_int("tensor_parallel", tensor_parallel, 1, MOST_RANKS)
     return 2 if suite in SUITES and SUITES[suite].needs_ranks else 1
 
 
-def _check(arguments: dict[str, Any]) -> "Options":
+def _check(options: BenchOptions) -> "Options":
     """Check the options."""
     from specsim.bench.session import check_options
     from specsim.bench.suites import Options
 
-    suite_options = Options(
-        **{name: value for name, value in arguments.items() if name not in ("json_file", "rank_timeout")}
-    )
+    size = options.tensor_parallel or _default_size(options.suite)
+    names = ("suite", "shape", "only", "quick", "full", "seconds")
+    suite_options = Options(**{name: getattr(options, name) for name in names}, tensor_parallel=size)
     check_options(suite_options)
     return suite_options
 
 
-def _bench(**arguments: Any) -> None:
+def _bench(options: BenchOptions) -> None:
     from specsim.bench.session import bench as run_suite
     from specsim.bench.session import show
     from specsim.core.display import stdout_console
 
-    suite_options = _check(arguments)
     console = stdout_console()
-    size = arguments["tensor_parallel"]
-    line = options.command(
-        bench, arguments | {"tensor_parallel": None if size == _size(arguments["suite"], None) else size}
-    )
-    result = run_suite(suite_options, line, arguments["json_file"], console)
+    if options.tensor_parallel == _default_size(options.suite):
+        options = replace(options, tensor_parallel=None)
+    result = run_suite(_check(options), command_line("bench", options), options.json, console)
     show(result, console)
     if not result.passed:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)

@@ -1,15 +1,13 @@
 """specsim calibrate: a server's profile from the files of its benchmarks."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from specsim.cli import options
-from specsim.cli import server_options as server
-from specsim.cli.file_options import reads, writes
-from specsim.cli.options import option
-from specsim.core.errors import InputError, require_choice
+from specsim.cli.option_fields import common
+from specsim.cli.options import DraftTreeOptions, JsonOptions, report
+from specsim.cli.server_options import GpuOptions
+from specsim.core.errors import InputError
 from specsim.core.kinds import DEFAULT, KINDS, SERVED
 
 if TYPE_CHECKING:
@@ -18,53 +16,33 @@ if TYPE_CHECKING:
 DRAFTERS = tuple(name for name in SERVED if not KINDS[name].is_parallel)
 
 
-def calibrate(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Results of vLLM's or SGLang's benchmarks in JSON, or tables in CSV.",
-            metavar="FILE...",
-            rich_help_panel="Report",
-            show_default=False,
-            callback=reads,
-        ),
-    ] = None,
-    published: Annotated[
-        bool,
-        option("Published table", "Calibrate on six cells of every published table instead.", "--published"),
-    ] = False,
-    model: server.Model = "llama-3.1-8b",
-    hardware: server.Hardware = "H100-SXM",
-    tensor_parallel: server.TensorParallel = 1,
-    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="|".join(DRAFTERS))] = DEFAULT,
-    draft_vocab: server.DraftVocab = 32000,
-    topk: options.Topk = 1,
-    num_steps: Annotated[
-        int | None,
-        option(
-            "Draft tree",
-            "Draft steps of files that do not contain them; 0 without drafts. [at least 0]",
-            show_default="none",
-        ),
-    ] = None,
-    num_draft_tokens: options.NumDraftTokens = None,
-    batch: Annotated[
-        int | None,
-        option("Load", "Requests in flight, of files that do not contain them. [at least 1]", show_default="none"),
-    ] = None,
-    prompt_tokens: Annotated[
-        int | None, option("Load", "Mean prompt length of such files. [at least 1]", show_default="none")
-    ] = None,
-    output_tokens: Annotated[
-        int | None, option("Load", "Mean output length of such files. [at least 1]", show_default="none")
-    ] = None,
-    name: Annotated[str, option("Output", "Name of the profile.", metavar="NAME")] = "calibrated",
-    out: Annotated[
-        Path | None,
-        option("Output", "Write the profile to this file.", metavar="FILE", show_default=False, callback=writes),
-    ] = None,
-    json_file: options.JsonFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions(GpuOptions, DraftTreeOptions, JsonOptions):
+    """Options of specsim calibrate."""
+
+    # Results of vLLM's or SGLang's benchmarks in JSON, or tables in CSV.
+    files: Annotated[list[Path] | None, common("Report", values="FILE...", is_argument=True, file="reads")] = None
+    # Calibrate on six cells of every published table instead.
+    published: Annotated[bool, common("Published table")] = False
+    # Shipped name, hub id of a shipped shape, or a config.json.
+    model: Annotated[str, common("Model", file="reads")] = "llama-3.1-8b"
+    # Drafter architecture.
+    drafter: Annotated[str, common("Model", choices=DRAFTERS)] = DEFAULT
+    # Draft steps of files that do not contain them; 0 without drafts.
+    num_steps: Annotated[int | None, common("Draft tree", at_least=0, default="none")] = None  # pyright: ignore[reportIncompatibleVariableOverride] - files contain it
+    # Requests in flight, of files that do not contain them.
+    batch: Annotated[int | None, common("Load", at_least=1, default="none")] = None
+    # Mean prompt length of such files.
+    prompt_tokens: Annotated[int | None, common("Load", at_least=1, default="none")] = None
+    # Mean output length of such files.
+    output_tokens: Annotated[int | None, common("Load", at_least=1, default="none")] = None
+    # Name of the profile.
+    name: Annotated[str, common("Output", values="NAME")] = "calibrated"
+    # Write the profile to this file.
+    out: Annotated[Path | None, common("Output", file="writes")] = None
+
+
+def calibrate(options: CalibrateOptions) -> None:
     """Calibrate the simulator on your benchmark files.
 
     Fits what the measured cells determine and writes a profile for simulate, plan and sweep.
@@ -78,13 +56,13 @@ def calibrate(
     """
     from specsim.core.files import write_json
 
-    paths = list(files or ())
-    if published == bool(paths):
-        raise InputError("file", ", ".join(map(str, paths)) or "none", "benchmark files, or --published without any")
-    if published:
-        _published(json_file)
+    paths = options.files or []
+    if options.published == bool(paths):
+        names = ", ".join(map(str, paths)) or "none"
+        raise InputError("file", names, "benchmark files, or --published without any")
+    if options.published:
+        _published(options.json)
         return
-    require_choice("drafter", drafter, DRAFTERS)
     from specsim.simulator import hardware as gpus
     from specsim.simulator import model as models
     from specsim.simulator.calibration.benchmark_file import Context
@@ -92,12 +70,13 @@ def calibrate(
     from specsim.simulator.cost import CostModel
     from specsim.simulator.drafter import drafter as drafters
 
-    target = models(model)
-    head = drafters(drafter, target, draft_vocab)
-    cost = CostModel(gpus(hardware), target, head, tensor_parallel=tensor_parallel)
-    context = Context(num_steps, topk, num_draft_tokens, batch, prompt_tokens, output_tokens)
-    sources, cells = read_files(paths, context)
-    fit = fit_server(cost, cells, sources, name, drafter)
+    target = models(options.model)
+    head = drafters(options.drafter, target, options.draft_vocab)
+    cost = CostModel(gpus(options.hardware), target, head, tensor_parallel=options.tensor_parallel)
+    names = ("num_steps", "topk", "num_draft_tokens", "batch", "prompt_tokens", "output_tokens")
+    sources, cells = read_files(paths, Context(**{name: getattr(options, name) for name in names}))
+    fit = fit_server(cost, cells, sources, options.name, options.drafter)
+    out = options.out
 
     def print_all(console: "Console") -> None:
         show(fit, console)
@@ -105,11 +84,12 @@ def calibrate(
         if out is not None:
             console.print(f"\nThe profile is in {out}: specsim plan --profile {out}", soft_wrap=True)
 
-    options.report("calibrate", print_all, fit.to_json(), json_file)
+    report("calibrate", print_all, fit.to_json(), options.json)
 
 
-def _published(json_file: Path | None) -> None:
-    from specsim.simulator.calibration.published_report import report, show
+def _published(file: Path | None) -> None:
+    from specsim.simulator.calibration import published_report
 
-    fit_report = report()
-    options.report("calibrate-published", lambda console: show(fit_report, console), fit_report.to_json(), json_file)
+    fit_report = published_report.report()
+    show = published_report.show
+    report("calibrate-published", lambda console: show(fit_report, console), fit_report.to_json(), file)

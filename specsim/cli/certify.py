@@ -1,38 +1,30 @@
 """specsim certify: exact distributions of the verifiers."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from specsim.cli import options
-from specsim.cli.file_options import reads
-from specsim.cli.options import option
+from specsim.cli.option_fields import changed, command_line, common
+from specsim.cli.options import DeviceOptions, JsonOptions, exclusive, report
 from specsim.core.errors import InputError
 from specsim.core.verifiers import BY_DRAFTS, one_of
 
 
-def certify(
+@dataclass(frozen=True, kw_only=True)
+class CertifyOptions(DeviceOptions, JsonOptions):
+    """Options of specsim certify."""
+
+    # Acceptance rule: greedy, {names}.
     verifier: Annotated[
         str | None,
-        option(
-            "Verification",
-            f"Acceptance rule: greedy, {one_of(BY_DRAFTS)}.",
-            metavar="NAME",
-            show_default="all, and wrong ones that must fail",
-        ),
-    ] = None,
-    module: Annotated[
-        str | None,
-        option(
-            "Verification",
-            "Python module or file with your own acceptance rules, or one of them.",
-            metavar="FILE.py[:NAME]",
-            show_default="none",
-            callback=reads,
-        ),
-    ] = None,
-    impl: Annotated[str, option("Execution", "Implementation that runs.", metavar="reference|fast|both")] = "reference",
-    device: options.Device = None,
-    json_file: options.JsonFile = None,
-) -> None:
+        common("Verification", names=one_of(BY_DRAFTS), values="NAME", default="all, and wrong ones that must fail"),
+    ] = None
+    # Python module or file with your own acceptance rules, or one of them.
+    module: Annotated[str | None, common("Verification", values="FILE.py[:NAME]", default="none", file="reads")] = None
+    # Implementation that runs.
+    impl: Annotated[Literal["reference", "fast", "both"], common("Execution")] = "reference"
+
+
+def certify(options: CertifyOptions) -> None:
     """Compute the verifiers' exact output distributions.
 
     On small vocabularies, every draft tree and every region of the uniform random numbers is enumerated, in fractions.
@@ -46,22 +38,18 @@ def certify(
       specsim certify --verifier rejection --impl both
       specsim certify --module my_rule.py:rule
     """
-    arguments = locals()
     from specsim.correctness import exact
 
-    line = options.command(certify, arguments)
+    module = options.module
     if module is None:
-        result = exact.certify(verifier, impl=impl, device=device, progress=True)
+        result = exact.certify(options.verifier, impl=options.impl, device=options.device, progress=True)
     else:
-        for name, value, default in (
-            ("verifier", verifier, None),
-            ("impl", impl, "reference"),
-            ("device", device, None),
-        ):
-            if value != default:
-                raise options.exclusive(name, value, "--module")
+        for name, value in changed(options).items():
+            if name not in ("module", "json"):
+                raise exclusive(name, value, "--module")
         result = exact.certify_rules(exact.load_rules(module), progress=True)
-    options.report("certify", result.show, {"command": line} | result.to_json(), json_file, not result.failures)
+    value = {"command": command_line("certify", options)} | result.to_json()
+    report("certify", result.show, value, options.json, not result.failures)
     if result.not_certified:
         allowed = "rules with an exact distribution; specsim sampling-test --rule FILE.py:NAME tests others"
         raise InputError("module", "; ".join(result.not_certified), allowed)

@@ -1,33 +1,26 @@
 """specsim conformance: kernels of a third party against the contract."""
 
 import sys
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from specsim.cli import options
-from specsim.cli.file_options import reads
-from specsim.cli.options import option
+from specsim.cli.option_fields import command_line, common
+from specsim.cli.options import DeviceOptions, JsonOptions, report
 
 
-def conformance(
-    module: Annotated[
-        str,
-        option("Kernels", "Python module or file whose functions are checked.", metavar="NAME|FILE.py", callback=reads),
-    ],
-    ops: Annotated[
-        str | None,
-        option("Kernels", "Operations to check.", metavar="A,B,...", show_default="all that the module defines"),
-    ] = None,
-    device: Annotated[
-        str | None,
-        option(
-            "Execution",
-            "Device that the kernels run on.",
-            metavar="cpu|cuda",
-            show_default="cuda if there is a GPU, else cpu",
-        ),
-    ] = None,
-    json_file: options.JsonFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ConformanceOptions(DeviceOptions, JsonOptions):
+    """Options of specsim conformance."""
+
+    # Python module or file whose functions are checked.
+    module: Annotated[str, common("Kernels", values="NAME|FILE.py", file="reads")]
+    # Operations to check.
+    ops: Annotated[str | None, common("Kernels", values="A,B,...", default="all that the module defines")] = None
+    # Device that the kernels run on.
+    device: Literal["cpu", "cuda"] | None = None
+
+
+def conformance(options: ConformanceOptions) -> None:
     """Check your kernels against the operations' contract.
 
     The kernels are functions of one module, named like the operations.
@@ -38,17 +31,16 @@ def conformance(
       specsim conformance --module my_kernels.py
       specsim conformance --module my_kernels.py --ops build_tree,verify_greedy
     """
-    arguments = locals()
     from specsim.core.engine_options import check_device
     from specsim.core.provenance import now, versions
     from specsim.correctness.conformance.report import ConformanceReport
 
-    line = options.command(conformance, arguments)
-    device = check_device(device)
+    device = check_device(options.device)
     used = versions(device)  # before a kernel can break the GPU, which then does not say its name
-    report = ConformanceReport.of(module, None if ops is None else ops.split(","), device, _show_progress)
-    value = {"command": line, "date": now(), "versions": used} | report.to_json()
-    options.report("conformance", report.show, value, json_file, not report.failures)
+    ops = None if options.ops is None else options.ops.split(",")
+    result = ConformanceReport.of(options.module, ops, device, _show_progress)
+    value = {"command": command_line("conformance", options), "date": now(), "versions": used} | result.to_json()
+    report("conformance", result.show, value, options.json, not result.failures)
 
 
 def _show_progress(done: int, cases: int) -> None:

@@ -1,6 +1,6 @@
 """specsim demo: speculation on the shipped pair, round by round."""
 
-import typer
+import click
 
 DEMO_PROMPTS = 6
 
@@ -20,4 +20,4 @@ def demo() -> None:
 
     texts = [prompt["text"] for prompt in load_prompts()[:DEMO_PROMPTS]]
     if not run(load(), texts, stdout_console()):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)

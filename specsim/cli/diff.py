@@ -1,18 +1,25 @@
 """specsim diff: compare the fast implementation with the reference."""
 
-from dataclasses import fields, replace
-from inspect import signature
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+import click
 
-from specsim.cli import options
-from specsim.cli.file_options import writes
-from specsim.cli.option_groups import TreeGroup, flat, with_groups
-from specsim.cli.options import option
+from specsim.cli.option_fields import common, option, option_fields, refuse_others
+from specsim.cli.options import (
+    GREEDY,
+    DeviceOptions,
+    GraphName,
+    HtmlOptions,
+    JsonOptions,
+    KVFormatName,
+    RuleOptions,
+    TreeOptions,
+    pick,
+)
 from specsim.cli.ranks import RankOptions, in_ranks
-from specsim.core.config import SamplingParams, SpecConfig
+from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.kinds import DEFAULT, TESTED
 
@@ -22,126 +29,102 @@ if TYPE_CHECKING:
     from specsim.correctness.differential.cell import Cell
     from specsim.correctness.differential.result import GridResult
 
-_GREEDY = SamplingParams()
 _DRAFTERS = [
     f"{name} (another vocabulary)" if kind.variant(name).differs_in == "vocabulary" else name
     for name, kind in TESTED.items()
     if kind.variant(name).differs_in != "mode"
 ]
-RANKS = tuple(each.name for each in fields(RankOptions))
+_RUN = ("impl", "dtype", "device", "shard", "jobs", "resume")  # of a grid too
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions(TreeOptions, DeviceOptions, RuleOptions, RankOptions, HtmlOptions, JsonOptions):
+    """Options of specsim diff."""
+
+    # Compare many settings: quick (half a minute), pairwise or drafters (minutes), full (hours; minutes on a GPU).
+    grid: Annotated[
+        Literal["quick", "pairwise", "drafters", "full"] | None,
+        common("Grid", default="the one setting of the options below"),
+    ] = None
+    # Compare only this cell of the grid, by the name that a failure shows.
+    cell: Annotated[str | None, common("Grid")] = None
+    # Drafter: {names}.
+    drafter: Annotated[str, common("Model", values="NAME", names=f"{', '.join(_DRAFTERS[:-1])} or {_DRAFTERS[-1]}")] = (
+        DEFAULT
+    )
+    # Small target: llama, qwen2, qwen3, mistral, gpt_oss, qwen3_moe, deepseek_v3, noisy, twins (equal logits), wide,
+    # wide_qwen3, wide_mistral, large_heads (of 128 channels, also large_heads_qwen3 and large_heads_mistral) or
+    # shipped.
+    family: Annotated[str, common("Model", values="NAME")] = "llama"
+    # Sampling temperature; 0 is greedy.
+    temperature: Annotated[float, common("Sampling", at_least=0)] = GREEDY.temperature
+    # Batch size.
+    batch: Annotated[int, common("Requests", at_least=1)] = 3
+    # Regular expression that every other output must match; needs --family shipped.
+    regex: Annotated[str | None, option("Sampling", default="none")] = None
+    # Part of a round that is replayed as one CUDA graph; eager: none.
+    graph: Annotated[GraphName, common("Execution")] = "eager"
+    # Each implementation continues from its own state; without it, both start each phase from the same state.
+    free: Annotated[bool, option("Execution")] = False
+    # Implementation that is compared with the reference.
+    impl: Annotated[Literal["fast", "reference"], option("Execution")] = "fast"
+    # Device of that implementation.
+    device: Literal["cpu", "cuda"] | None = None
+    # Data type of weights and activations.
+    dtype: Annotated[Literal["float32", "bfloat16"], option("Execution")] = "float32"
+    # Number format of the target's KV; fp8_e4m3: 8 bits, rounded once when written.
+    kv_dtype: Annotated[KVFormatName, option("Execution", default="model, as --dtype")] = "model"
+    # Number format of the drafter's KV.
+    draft_kv_dtype: Annotated[KVFormatName, option("Execution", default="model, as --dtype")] = "model"
+    # Decode and verify forwards of the target: a kernel for each step, or one resident kernel; auto: the faster one as
+    # measured.
+    forward: Annotated[Literal["auto", "kernels", "persistent"], option("Execution")] = "auto"
+    # Compare every n-th cell, starting at the i-th.
+    shard: Annotated[str | None, option("Grid", values="i/n", default="all cells")] = None
+    # Processes that share the cells.
+    jobs: Annotated[int, common("Execution", at_least=1)] = 1
+    # Keep the cells that the --json file has.
+    resume: Annotated[bool, common("Output")] = False
+    # Write the result to this JSON file, cell by cell; its fields: specsim schema diff.
+    json: Path | None = None
+    # Write the first mismatch to this HTML file, a page with both sides of its round.
+    html: Path | None = None
+
+    def cells(self, config: SpecConfig) -> "tuple[str, Sequence[Cell]]":
+        """Make the cells of a grid, which takes no option of a cell, or one cell; with a name."""
+        from specsim.correctness import differential
+
+        if self.grid is None:
+            require(self.cell is None, "cell", self.cell, "the name of a cell, together with its --grid")
+            return "one cell", (self._one_cell(config),)
+        names = (*_RUN, *option_fields(RankOptions), "forward", "grid", "cell", "json", "html")
+        refuse_others(self, names, "with --grid")
+        cells = differential.grid(self.grid, self.dtype, self.draft_parallel if self.tensor_parallel > 1 else None)
+        if self.cell is None:
+            return self.grid, cells
+        cells = tuple(cell for cell in cells if cell.id == self.cell)
+        require(cells, "cell", self.cell, f"the name of a cell of the grid {self.grid}")
+        return "one cell", cells
+
+    def _one_cell(self, config: SpecConfig) -> "Cell":
+        from specsim.core.kv_buffer import KVFormat
+        from specsim.correctness.differential.cell import one_cell
+        from specsim.correctness.differential.pairs import FAMILIES, KINDS
+
+        require_choice("drafter", self.drafter, KINDS)
+        require_choice("family", self.family, FAMILIES)
+        if self.impl == "reference" and self.graph != "eager":
+            raise InputError("graph", self.graph, "eager with impl reference, which replays nothing")
+        mode = "free" if self.free else "lockstep"
+        pair = f"{self.drafter}-{self.family}"
+        cell = one_cell(config, self.temperature, pair, self.batch, mode, self.graph)
+        cell = replace(cell, kv=(KVFormat(self.kv_dtype), KVFormat(self.draft_kv_dtype)))
+        cell = cell if self.regex is None else _constrained(cell, self.regex)
+        return cell if self.rule is None else _with_rule(cell, self.rule)
 
 
 @in_ranks
-@with_groups
-def diff(
-    *,
-    grid: Annotated[
-        str | None,
-        option(
-            "Grid",
-            "Compare many settings: quick (half a minute), pairwise or drafters (minutes), full (hours; minutes on a "
-            "GPU).",
-            metavar="quick|pairwise|drafters|full",
-            show_default="the one setting of the options below",
-        ),
-    ] = None,
-    cell: Annotated[
-        str | None, option("Grid", "Compare only this cell of the grid, by the name that a failure shows.")
-    ] = None,
-    drafter: Annotated[
-        str,
-        option(
-            "Model",
-            f"Drafter: {', '.join(_DRAFTERS[:-1])} or {_DRAFTERS[-1]}.",
-            metavar="NAME",
-        ),
-    ] = DEFAULT,
-    family: Annotated[
-        str,
-        option(
-            "Model",
-            "Small target: llama, qwen2, qwen3, mistral, gpt_oss, qwen3_moe, deepseek_v3, noisy, twins (equal logits), "
-            "wide, wide_qwen3, wide_mistral, large_heads (of 128 channels, also large_heads_qwen3 and "
-            "large_heads_mistral) or shipped.",
-            metavar="NAME",
-        ),
-    ] = "llama",
-    tree: TreeGroup,
-    temperature: Annotated[float, option("Sampling", "Sampling temperature; 0 is greedy. [at least 0]")] = (
-        _GREEDY.temperature
-    ),
-    batch: Annotated[int, option("Requests", "Batch size. [at least 1]")] = 3,
-    regex: Annotated[
-        str | None,
-        option(
-            "Sampling",
-            "Regular expression that every other output must match; needs --family shipped.",
-            show_default="none",
-        ),
-    ] = None,
-    rule: options.Rule = None,
-    graph: Annotated[
-        str,
-        option(
-            "Execution",
-            "Part of a round that is replayed as one CUDA graph; eager: none.",
-            metavar="eager|step|phase|round",
-        ),
-    ] = "eager",
-    free: Annotated[
-        bool,
-        option(
-            "Execution",
-            "Each implementation continues from its own state; without it, both start each phase from the same state.",
-            "--free",
-        ),
-    ] = False,
-    impl: Annotated[
-        str, option("Execution", "Implementation that is compared with the reference.", metavar="fast|reference")
-    ] = "fast",
-    device: Annotated[
-        str | None,
-        option(
-            "Execution",
-            "Device of that implementation.",
-            metavar="cpu|cuda",
-            show_default="cuda if there is a GPU, else cpu",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str, option("Execution", "Data type of weights and activations.", metavar="float32|bfloat16")
-    ] = "float32",
-    kv_dtype: options.KVDtype = "model",
-    draft_kv_dtype: options.DraftKVDtype = "model",
-    forward: options.Forward = "auto",
-    ranks: RankOptions,
-    shard: Annotated[
-        str | None,
-        option("Grid", "Compare every n-th cell, starting at the i-th.", metavar="i/n", show_default="all cells"),
-    ] = None,
-    jobs: Annotated[int, option("Execution", "Processes that share the cells. [at least 1]")] = 1,
-    resume: Annotated[bool, option("Output", "Keep the cells that the --json file has.", "--resume")] = False,
-    json_file: Annotated[
-        Path | None,
-        option(
-            "Output",
-            "Write the result to this JSON file, cell by cell; its fields: specsim schema diff.",
-            "--json",
-            metavar="FILE",
-            callback=writes,
-        ),
-    ] = None,
-    html_file: Annotated[
-        Path | None,
-        option(
-            "Output",
-            "Write the first mismatch to this HTML file, a page with both sides of its round.",
-            "--html",
-            metavar="FILE",
-            callback=writes,
-        ),
-    ] = None,
-) -> None:
+def diff(options: DiffOptions) -> None:
     """Compare the fast implementation with the reference.
 
     Integers and tree structure must be equal after each phase, and floats within an error budget.
@@ -152,57 +135,20 @@ def diff(
       specsim diff --grid quick
       specsim diff --topk 1 --num-steps 3 --temperature 1
     """
-    _diff(flat(locals()))
-
-
-def _diff(arguments: dict[str, Any]) -> None:
-    """Run a grid, which takes no option of a cell, or the one cell of the options."""
     from specsim.core.display import stdout_console
-    from specsim.core.kv_buffer import KV_DTYPES, KVFormat
     from specsim.correctness import differential
-    from specsim.correctness.differential.cell import one_cell
     from specsim.correctness.differential.implementation import Shares
-    from specsim.correctness.differential.pairs import FAMILIES, KINDS
     from specsim.correctness.differential.result import show
 
-    name = arguments["grid"]
-    config = options.pick(SpecConfig, arguments)
-    run = {key: arguments[key] for key in ("impl", "dtype", "device", "shard", "jobs", "resume", "json_file")}
-    if name is not None:
-        for key, parameter in signature(diff).parameters.items():
-            if (
-                key not in (*run, *RANKS, "forward", "grid", "cell", "html_file")
-                and arguments[key] != parameter.default
-            ):
-                raise InputError(key, arguments[key], f"only {parameter.default}, the default, with --grid")
-        shared = arguments["draft_parallel"] if arguments["tensor_parallel"] > 1 else None
-        cells = differential.grid(name, arguments["dtype"], shared)
-        if arguments["cell"] is not None:
-            name = "one cell"
-            cells = tuple(cell for cell in cells if cell.id == arguments["cell"])
-            require(cells, "cell", arguments["cell"], f"the name of a cell of the grid {arguments['grid']}")
-    elif arguments["cell"] is not None:
-        raise InputError("cell", arguments["cell"], "the name of a cell, together with its --grid")
-    else:
-        choices = {"drafter": KINDS, "family": FAMILIES, "kv_dtype": KV_DTYPES, "draft_kv_dtype": KV_DTYPES}
-        for key, names in choices.items():
-            require_choice(key, arguments[key], names)
-        if arguments["impl"] == "reference" and arguments["graph"] != "eager":
-            raise InputError("graph", arguments["graph"], "eager with impl reference, which replays nothing")
-        pair = f"{arguments['drafter']}-{arguments['family']}"
-        mode = "free" if arguments["free"] else "lockstep"
-        cell = one_cell(config, arguments["temperature"], pair, arguments["batch"], mode, arguments["graph"])
-        formats = tuple(KVFormat(arguments[key]) for key in ("kv_dtype", "draft_kv_dtype"))
-        cell = replace(cell, kv=formats)
-        cell = cell if arguments["regex"] is None else _constrained(cell, arguments["regex"])
-        cells = (cell if arguments["rule"] is None else _with_rule(cell, arguments["rule"]),)
-    shares = Shares(arguments["tensor_parallel"], arguments["draft_parallel"], arguments["forward"])
-    result = differential.run_grid(name or "one cell", cells, progress=True, shares=shares, **run)
+    name, cells = options.cells(pick(SpecConfig, options))
+    settings = {name: getattr(options, name) for name in _RUN}
+    shares = Shares(options.tensor_parallel, options.draft_parallel, options.forward)
+    result = differential.run_grid(name, cells, progress=True, shares=shares, json_file=options.json, **settings)
     show(result, stdout_console())
-    if arguments["html_file"] is not None:
-        _write_mismatch(arguments["html_file"], result, cells)
+    if options.html is not None:
+        _write_mismatch(options.html, result, cells)
     if result.failures():
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _write_mismatch(path: Path, result: "GridResult", cells: "Sequence[Cell]") -> None:

@@ -1,12 +1,11 @@
 """specsim explain: the first token at which two engines differ, and whether rounding explains it."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from specsim.cli import options
-from specsim.cli.file_options import reads
-from specsim.cli.options import option
+from specsim.cli.option_fields import common
+from specsim.cli.options import JsonOptions, report
 from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -18,42 +17,24 @@ if TYPE_CHECKING:
     from specsim.correctness.explain.finding import ComparedWeights
 
 
-def explain(
-    a: Annotated[
-        Path,
-        option(
-            "Answers",
-            "One engine's answers with log-probabilities, as written by generate --json, run --json, vLLM, SGLang or "
-            "the OpenAI API.",
-            metavar="FILE",
-            show_default=False,
-            callback=reads,
-        ),
-    ],
-    b: Annotated[
-        Path,
-        option(
-            "Answers",
-            "The other engine's answers to the same prompts.",
-            metavar="FILE",
-            show_default=False,
-            callback=reads,
-        ),
-    ],
-    dtype: Annotated[
-        str, option("Answers", "Data type of both engines.", metavar="|".join(options.DTYPES))
-    ] = "bfloat16",
-    target: Annotated[
-        str | None,
-        option(
-            "Answers",
-            "Target that measures the rounding error: a folder, a hub id, or tiny.",
-            show_default="assume a rounding error from --dtype",
-            callback=reads,
-        ),
-    ] = None,
-    json_file: options.JsonFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(JsonOptions):
+    """Options of specsim explain."""
+
+    # One engine's answers with log-probabilities, as written by generate --json, run --json, vLLM, SGLang or the OpenAI
+    # API.
+    a: Annotated[Path, common("Answers", file="reads")]
+    # The other engine's answers to the same prompts.
+    b: Annotated[Path, common("Answers", file="reads")]
+    # Data type of both engines.
+    dtype: Annotated[Literal["float32", "float64", "bfloat16", "float16"], common("Answers")] = "bfloat16"
+    # Target that measures the rounding error: a folder, a hub id, or tiny.
+    target: Annotated[str | None, common("Answers", default="assume a rounding error from --dtype", file="reads")] = (
+        None
+    )
+
+
+def explain(options: ExplainOptions) -> None:
     """Tell rounding from faults where two engines differ.
 
     For each request, the verdict depends on the margin between the two tokens at the first difference.
@@ -69,23 +50,24 @@ def explain(
     from specsim.correctness.explain import Noise, read_answers
     from specsim.correctness.explain import explain as compare
 
-    answers_a = read_answers(a, "a")
-    noise = Noise.of(dtype)
-    findings = list(compare(answers_a, read_answers(b, "b"), noise))
-    if target is not None:
-        weights = _weights(target, dtype)
+    answers_a = read_answers(options.a, "a")
+    noise = Noise.of(options.dtype)
+    findings = list(compare(answers_a, read_answers(options.b, "b"), noise))
+    if options.target is not None:
+        weights = _weights(options.target, options.dtype)
         findings = [_measured(finding, answers_a[finding.request], weights) for finding in findings]
 
     def show(console: "Console") -> None:
-        if target is None:
+        if options.target is None:
             heading(console, f"assumed: a logit is off by {noise.error:.3g} at most ({noise.source})")
         columns = ("request", "verdict", "place", "tokens", "margins", "drift", "")
         print_table(console, columns, [_row(finding) for finding in findings])
 
-    value = {"a": str(a), "b": str(b), "dtype": dtype, "findings": [asdict(finding) for finding in findings]}
-    options.report("explain", show, value, json_file, all(finding.verdict != "fault" for finding in findings))
+    files = {"a": str(options.a), "b": str(options.b)}
+    value = files | {"dtype": options.dtype, "findings": [asdict(finding) for finding in findings]}
+    report("explain", show, value, options.json, all(finding.verdict != "fault" for finding in findings))
     is_decided = any(finding.verdict != "undecided" for finding in findings)
-    require(is_decided, "b", str(b), "answers that can be compared; the table has the reasons why none can")
+    require(is_decided, "b", str(options.b), "answers that can be compared; the table has the reasons why none can")
 
 
 def _row(finding: "AnswerComparison") -> tuple[str, ...]:

@@ -1,22 +1,23 @@
 """specsim faults: run the fault catalogue."""
 
+from dataclasses import dataclass, replace
 from typing import Annotated
 
-from specsim.cli import options
-from specsim.cli.options import option
+from specsim.cli.option_fields import command_line, common
+from specsim.cli.options import DeviceOptions, JsonOptions, report
 
 
-def faults(
-    name: Annotated[
-        list[str] | None,
-        option(
-            "Fault catalogue", "Inject only this fault; may be repeated.", metavar="NAME", show_default="all faults"
-        ),
-    ] = None,
-    jobs: Annotated[int, option("Execution", "Processes that share the faults. [at least 1]")] = 2,
-    device: options.Device = None,
-    json_file: options.JsonFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class FaultsOptions(DeviceOptions, JsonOptions):
+    """Options of specsim faults."""
+
+    # Inject only this fault; may be repeated.
+    name: Annotated[list[str] | None, common("Fault catalogue", values="NAME", default="all faults")] = None
+    # Processes that share the faults.
+    jobs: Annotated[int, common("Execution", at_least=1)] = 2
+
+
+def faults(options: FaultsOptions) -> None:
     """Inject known faults and check that each is detected.
 
     Each fault goes into a copy of the package, which is checked in a process of its own.
@@ -26,11 +27,8 @@ def faults(
     Example:
       specsim faults --jobs 4 --json faults.json
     """
-    arguments = locals()
-    from dataclasses import replace
-
     from specsim.correctness.faults import run_catalogue
 
-    line = options.command(faults, arguments)
-    catalogue = replace(run_catalogue(name, device=device, jobs=jobs, progress=True), command=line)
-    options.report("faults", catalogue.show, catalogue.to_json(), json_file, not catalogue.missed)
+    catalogue = run_catalogue(options.name, device=options.device, jobs=options.jobs, progress=True)
+    catalogue = replace(catalogue, command=command_line("faults", options))
+    report("faults", catalogue.show, catalogue.to_json(), options.json, not catalogue.missed)

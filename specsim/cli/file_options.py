@@ -5,15 +5,15 @@ Every output of a command can be written, and is none of its other files.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
-
+from specsim.cli.option_fields import OptionField
 from specsim.core.errors import InputError
-from specsim.core.files import check_writable, is_same_file
+from specsim.core.files import is_same_file
 
 if TYPE_CHECKING:
     from specsim.core.pair import Pair
@@ -22,49 +22,37 @@ if TYPE_CHECKING:
     from specsim.serving.serve import Served
 
 
-class _NamedFile(NamedTuple):
-    """A file, the option or argument that names it, and whether the command writes it."""
+class NamedFile(NamedTuple):
+    """A file of a command, the option or argument that names it, and whether the command writes it."""
 
     path: Path
-    parameter: typer.CallbackParam
+    name: str  # of the field
+    label: str  # of the option in the command line
     is_output: bool
 
 
-def reads(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
-    """Protect the files that the value of an option or argument may name: the callback of every input."""
-    for text in value if isinstance(value, (list, tuple)) else (value,):
-        for path in () if text is None else _paths(str(text)):
-            _add(context, _NamedFile(path, parameter, is_output=False))
-    return value
+def named_files(field: OptionField, value: Any) -> list[NamedFile]:
+    """List the files that the value of a field names."""
+    role = field.option.file
+    if value is None or not role:
+        return []
+    texts = value if isinstance(value, list) else [value]
+    if role != "reads":
+        return [NamedFile(Path(text), field.name, field.label, is_output=True) for text in texts]
+    paths = [path for text in texts for path in _paths(str(text))]
+    return [NamedFile(path, field.name, field.label, is_output=False) for path in paths]
 
 
-def writes(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
-    """Check that a file can be written and is no other file of the command: the callback of every output."""
-    if value is not None:
-        _add(context, _NamedFile(Path(value), parameter, is_output=True))
-        check_writable(Path(value), _name(parameter))
-    return value
-
-
-def writes_folder(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
-    """Check that a new folder is no other file of the command."""
-    _add(context, _NamedFile(Path(value), parameter, is_output=True))
-    return value
-
-
-def _add(context: typer.Context, new: _NamedFile) -> None:
-    """Compare a file with those of the parameters before it; InputError if one of two equal ones is an output."""
-    files: list[_NamedFile] = context.meta.setdefault(__name__, [])
-    for file in files:
-        output, other = (new, file) if new.is_output else (file, new)
-        if output.parameter is other.parameter or not output.is_output:
+def check_files(files: Sequence[NamedFile]) -> None:
+    """Raise InputError if an output is another file of the command."""
+    for first, second in combinations(files, 2):
+        output, other = (second, first) if second.is_output else (first, second)
+        if output.name == other.name or not output.is_output:
             continue
-        label = other.parameter.opts[0] if other.parameter.param_type_name == "option" else other.parameter.metavar
         if is_same_file(output.path, other.path):
-            raise InputError(_name(output.parameter), str(output.path), f"another file than that of {label}")
+            raise InputError(output.name, str(output.path), f"another file than that of {other.label}")
         if not other.is_output and _is_part(output.path, other.path):
-            raise InputError(_name(output.parameter), str(output.path), f"a file outside the folder of {label}")
-    files.append(new)
+            raise InputError(output.name, str(output.path), f"a file outside the folder of {other.label}")
 
 
 def _is_part(file: Path, folder: Path) -> bool:
@@ -76,10 +64,6 @@ def _is_part(file: Path, folder: Path) -> bool:
             is_same_file(file, entry) for entry in folder.iterdir()
         )
     return False
-
-
-def _name(parameter: typer.CallbackParam) -> str:
-    return parameter.opts[0].removeprefix("--").replace("-", "_")
 
 
 def _paths(text: str) -> Iterator[Path]:

@@ -1,16 +1,28 @@
 """specsim generate: continue a text."""
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from specsim.cli import options
-from specsim.cli.file_options import MOST_ROUNDS, reads, write_rounds
-from specsim.cli.option_groups import EngineGroup, PairGroup, TreeGroup, flat, with_groups
-from specsim.cli.options import option
+from specsim.cli.file_options import MOST_ROUNDS, write_rounds
+from specsim.cli.option_fields import command_line, common, option
+from specsim.cli.options import (
+    GREEDY,
+    HtmlOptions,
+    ImplementationOptions,
+    JsonOptions,
+    PairOptions,
+    PolicyOptions,
+    RuleOptions,
+    exclusive,
+    pick,
+    report,
+    shipped_texts,
+)
 from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import SamplingParams, SpecConfig
-from specsim.core.errors import InputError, require, require_int
+from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,76 +32,94 @@ if TYPE_CHECKING:
     from specsim.serving.guidance import Guidance
     from specsim.serving.outputs import Generation
 
-_GREEDY = SamplingParams()
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(
+    PairOptions, ImplementationOptions, RankOptions, PolicyOptions, RuleOptions, HtmlOptions, JsonOptions
+):
+    """Options of specsim generate."""
+
+    # Text to continue.
+    prompt: Annotated[str | None, common("Requests", default="the first shipped prompt")] = None
+    # UTF-8 text file to continue, instead of --prompt.
+    prompt_file: Annotated[Path | None, common("Requests", file="reads")] = None
+    # Random prompt tokens; needs --shape.
+    prompt_length: Annotated[int | None, option("Requests", at_least=1, default="128")] = None
+    # Largest number of new tokens.
+    max_new_tokens: Annotated[int, common("Requests", at_least=1)] = GREEDY.max_new_tokens
+    # Sampling temperature; 0 is greedy.
+    temperature: Annotated[float, common("Sampling", at_least=0)] = GREEDY.temperature
+    # Sample from this many most likely tokens; 0: from all. Trees have --topk.
+    top_k: Annotated[
+        int,
+        option(
+            "Sampling",
+            at_least=0,
+            remark=", tokens kept by sampling (topk is another: drafts kept at each step)",
+        ),
+    ] = GREEDY.top_k
+    # Sample from the most likely tokens up to this probability mass.
+    top_p: Annotated[float, option("Sampling", above=0, at_most=1)] = GREEDY.top_p
+    # Drop tokens below this fraction of the highest probability.
+    min_p: Annotated[float, option("Sampling", at_least=0, at_most=1)] = GREEDY.min_p
+    # Penalty on tokens of prompt and output; 1: off.
+    repetition_penalty: Annotated[float, option("Sampling", at_least=0.001, at_most=1000)] = GREEDY.repetition_penalty
+    # Penalty on tokens that the output has; 0: off.
+    presence_penalty: Annotated[float, option("Sampling", at_least=-2, at_most=2)] = GREEDY.presence_penalty
+    # Penalty per occurrence of a token in the output; 0: off.
+    frequency_penalty: Annotated[float, option("Sampling", at_least=-2, at_most=2)] = GREEDY.frequency_penalty
+    # Random seed.
+    seed: Annotated[int, option("Sampling", at_least=0, at_most=2**64 - 1)] = GREEDY.seed
+    # Regular expression that the output must match.
+    regex: Annotated[str | None, option("Sampling", default="none")] = None
+    # JSON Schema file that the output must match.
+    json_schema: Annotated[Path | None, option("Sampling", default="none", file="reads")] = None
+
+    def sampling(self) -> SamplingParams:
+        """Make the sampling parameters; InputError for a filter that the greedy choice ignores."""
+        sampling = pick(SamplingParams, self)
+        for name in ("top_k", "top_p", "min_p") if self.temperature == 0 else ():
+            value = getattr(self, name)
+            default = getattr(GREEDY, name)
+            if value != default:
+                other = "; the tree's width is --topk" if name == "top_k" else ""
+                raise InputError(name, value, f"only {default}, the default, at temperature 0, which is greedy{other}")
+        return sampling
+
+    def text(self) -> str | None:
+        """Read the prompt, by default the first shipped one; None with random weights, which have random prompts."""
+        if self.shape is not None:
+            for name in ("prompt", "prompt_file"):
+                if getattr(self, name) is not None:
+                    raise exclusive(name, getattr(self, name), "--shape")
+            return None
+        text = self.prompt
+        if self.prompt_file is not None:
+            if text is not None:
+                raise exclusive("prompt_file", self.prompt_file, "--prompt")
+            text = _read_prompt_file(self.prompt_file)
+        length = self.prompt_length
+        require(length is None, "prompt_length", length, "nothing without --shape, which has random prompts")
+        return shipped_texts(1)[0] if text is None else text
+
+    def constraint(self) -> tuple[str, Any] | None:
+        """Read what the output has to match, as a form of Guidance with its argument; None: it is free."""
+        if self.regex is None and self.json_schema is None:
+            return None
+        if self.accept_rates is not None:
+            name = "json_schema" if self.regex is None else "regex"
+            raise exclusive(name, getattr(self, name), "--accept-rates")
+        from specsim.core.files import read_json
+
+        if self.json_schema is None:
+            return "regex", self.regex
+        if self.regex is not None:
+            raise exclusive("json_schema", self.json_schema, "--regex")
+        return "json_schema", read_json(self.json_schema, "json_schema", "a file with a JSON schema")
 
 
 @in_ranks
-@with_groups
-def generate(
-    *,
-    tree: TreeGroup,
-    pair: PairGroup,
-    prompt: Annotated[
-        str | None, option("Requests", "Text to continue.", show_default="the first shipped prompt")
-    ] = None,
-    prompt_file: Annotated[
-        Path | None,
-        option("Requests", "UTF-8 text file to continue, instead of --prompt.", metavar="FILE", callback=reads),
-    ] = None,
-    prompt_length: Annotated[
-        int | None,
-        option("Requests", "Random prompt tokens; needs --shape. [at least 1]", show_default="128"),
-    ] = None,
-    max_new_tokens: Annotated[
-        int, option("Requests", "Largest number of new tokens. [at least 1]")
-    ] = _GREEDY.max_new_tokens,
-    temperature: Annotated[
-        float, option("Sampling", "Sampling temperature; 0 is greedy. [at least 0]")
-    ] = _GREEDY.temperature,
-    top_k: Annotated[
-        int,
-        option("Sampling", "Sample from this many most likely tokens; 0: from all. Trees have --topk. [at least 0]"),
-    ] = _GREEDY.top_k,
-    top_p: Annotated[
-        float,
-        option("Sampling", "Sample from the most likely tokens up to this probability mass. [above 0, at most 1]"),
-    ] = _GREEDY.top_p,
-    min_p: Annotated[
-        float,
-        option("Sampling", "Drop tokens below this fraction of the highest probability. [0 to 1]"),
-    ] = _GREEDY.min_p,
-    repetition_penalty: Annotated[
-        float, option("Sampling", "Penalty on tokens of prompt and output; 1: off. [0.001 to 1000]")
-    ] = _GREEDY.repetition_penalty,
-    presence_penalty: Annotated[
-        float, option("Sampling", "Penalty on tokens that the output has; 0: off. [-2 to 2]")
-    ] = _GREEDY.presence_penalty,
-    frequency_penalty: Annotated[
-        float, option("Sampling", "Penalty per occurrence of a token in the output; 0: off. [-2 to 2]")
-    ] = _GREEDY.frequency_penalty,
-    seed: Annotated[int, option("Sampling", "Random seed. [0 to 2^64 - 1]")] = _GREEDY.seed,
-    regex: Annotated[
-        str | None,
-        option("Sampling", "Regular expression that the output must match.", show_default="none"),
-    ] = None,
-    json_schema: Annotated[
-        Path | None,
-        option(
-            "Sampling",
-            "JSON Schema file that the output must match.",
-            metavar="FILE",
-            show_default="none",
-            callback=reads,
-        ),
-    ] = None,
-    rule: options.Rule = None,
-    adaptive: options.Adaptive = None,
-    adaptive_per_request: options.AdaptivePerRequest = False,
-    engine: EngineGroup,
-    ranks: RankOptions,
-    json_file: options.JsonFile = None,
-    html_file: options.HtmlFile = None,
-) -> None:
+def generate(options: GenerateOptions) -> None:
     """Continue a text with speculative decoding.
 
     Prints the text, accept lengths and speed. The shipped pair runs unless --target or --shape names another.
@@ -101,32 +131,28 @@ def generate(
       specsim generate --temperature 0.8 --verifier rejection --topk 1
       specsim generate --html rounds.html
     """
-    arguments = flat(locals())
-    config = pair.config(tree)
-    sampling = options.pick(SamplingParams, arguments)
-    _check_filters(sampling)
-    for name, value in (("rule", rule), ("html", html_file)):
-        options.without(name, adaptive, value)
-    policy = options.policy(adaptive, adaptive_per_request)
-    verifier = None if rule is None else _load_rule(rule, config)
-    has_grammar = regex is not None or json_schema is not None
-    engine_options = engine.options(config, has_grammar, pair.drafts_on_host(config), verifier is not None)
-    engine_options = ranks.of(engine_options)
-    acceptance = pair.acceptance(tree.num_steps)
-    text = None if pair.shape is not None else _read_prompt(prompt, prompt_file)
-    _check_prompt(arguments)
+    config = options.config()
+    sampling = options.sampling()
+    options.without("rule", "html")
+    policy = options.policy()
+    verifier = None if options.rule is None else _load_rule(options.rule, config)
+    has_grammar = options.regex is not None or options.json_schema is not None
+    engine_options = options.engine_options(config, has_grammar, options.drafts_on_host(config), verifier is not None)
+    engine_options = options.in_ranks(engine_options)
+    acceptance = options.acceptance()
+    text = options.text()
     from specsim.core.provenance import now
     from specsim.models.shapes import random_prompts
 
     header = {
-        "command": options.command(generate, arguments),
+        "command": command_line("generate", options),
         "date": now(),
-        "impl": engine.impl,
-        "dtype": engine.dtype,
+        "impl": options.impl,
+        "dtype": options.dtype,
     }
-    constraint = _constraint(arguments)
-    length = 128 if prompt_length is None else require_int("prompt_length", prompt_length)
-    loaded = pair.load(config, engine_options)
+    constraint = options.constraint()
+    length = 128 if options.prompt_length is None else options.prompt_length
+    loaded = options.load(config, engine_options)
     prompts = random_prompts(1, length, loaded.target.config.vocab_size) if text is None else text
     grammar = None if constraint is None else _grammar(*constraint, loaded)
     settings: dict[str, Any] = {
@@ -138,20 +164,20 @@ def generate(
         **({} if policy is None else {"adaptive": policy}),
     }
     with ExitStack() as after:  # no output that fails costs the others their result
-        generation = _run(after, html_file, (loaded, prompts, config, sampling), settings)
-        _report(loaded.name, generation, json_file, header)
+        generation = _run(after, options.html, (loaded, prompts, config, sampling), settings)
+        _report(loaded.name, generation, options.json, header)
 
 
-def _run(after: ExitStack, html_file: Path | None, request: tuple[Any, ...], settings: dict[str, Any]) -> "Generation":
+def _run(after: ExitStack, page: Path | None, request: tuple[Any, ...], settings: dict[str, Any]) -> "Generation":
     """Generate, and record the rounds where they go to a page, which is written after the other outputs."""
-    if html_file is None:
+    if page is None:
         from specsim.serving.generation import generate as continue_texts
 
         return continue_texts(*request, **settings)
     from specsim.explorer.rounds import trace
 
     rounds = trace(*request, **settings, most_rounds=MOST_ROUNDS)
-    after.callback(write_rounds, html_file, rounds)
+    after.callback(write_rounds, page, rounds)
     return rounds.generation
 
 
@@ -164,7 +190,7 @@ def _load_rule(rule_path: str, config: SpecConfig) -> "AcceptanceRule":
     return rule
 
 
-def _report(name: str, generation: "Generation", json_file: Path | None, header: dict[str, Any]) -> None:
+def _report(name: str, generation: "Generation", file: Path | None, header: dict[str, Any]) -> None:
     from specsim.core.display import metrics_rows, output_text, print_table
 
     def show(console: "Console") -> None:
@@ -172,41 +198,7 @@ def _report(name: str, generation: "Generation", json_file: Path | None, header:
         console.print()
         print_table(console, (), [("pair", name), *metrics_rows(generation)])
 
-    options.report("generate", show, header | {"pair": name} | generation.to_json(), json_file)
-
-
-def _check_filters(sampling: SamplingParams) -> None:
-    """Refuse a filter that the greedy choice ignores."""
-    for name in ("top_k", "top_p", "min_p") if sampling.temperature == 0 else ():
-        value = getattr(sampling, name)
-        default = getattr(_GREEDY, name)
-        if value != default:
-            other = "; the tree's width is --topk" if name == "top_k" else ""
-            raise InputError(name, value, f"only {default}, the default, at temperature 0, which is greedy{other}")
-
-
-def _check_prompt(arguments: dict[str, Any]) -> None:
-    """Refuse a text with random weights, and a length without them."""
-    if arguments["shape"] is None:
-        length = arguments["prompt_length"]
-        require(length is None, "prompt_length", length, "nothing without --shape, which has random prompts")
-        return
-    for name in ("prompt", "prompt_file"):
-        if arguments[name] is not None:
-            raise options.exclusive(name, arguments[name], "--shape")
-
-
-def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """Give the text of an option, or the first shipped prompt."""
-    if prompt_file is not None:
-        if prompt is not None:
-            raise options.exclusive("prompt_file", prompt_file, "--prompt")
-        return _read_prompt_file(prompt_file)
-    if prompt is None:
-        from specsim.models.shipped import load_prompts
-
-        return load_prompts()[0]["text"]
-    return prompt
+    report("generate", show, header | {"pair": name} | generation.to_json(), file)
 
 
 def _read_prompt_file(path: Path) -> str:
@@ -216,24 +208,6 @@ def _read_prompt_file(path: Path) -> str:
     text = read_text(path, "prompt_file", allowed)
     require(text, "prompt_file", str(path), f"{allowed} (it is empty)")
     return text
-
-
-def _constraint(arguments: dict[str, Any]) -> tuple[str, Any] | None:
-    """Read what the output has to match, as a form of Guidance with its argument; None: it is free."""
-    pattern: str | None = arguments["regex"]
-    file: Path | None = arguments["json_schema"]
-    if pattern is None and file is None:
-        return None
-    if arguments["accept_rates"] is not None:
-        name = "json_schema" if pattern is None else "regex"
-        raise options.exclusive(name, arguments[name], "--accept-rates")
-    from specsim.core.files import read_json
-
-    if file is None:
-        return "regex", pattern
-    if pattern is not None:
-        raise options.exclusive("json_schema", file, "--regex")
-    return "json_schema", read_json(file, "json_schema", "a file with a JSON schema")
 
 
 def _grammar(form: str, argument: Any, pair: "Pair") -> "Guidance":

@@ -2,15 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from specsim.cli import options
-from specsim.cli.file_options import reads
-from specsim.cli.options import option
-from specsim.core.errors import InputError, require, require_int
+from specsim.cli.option_fields import common
+from specsim.cli.options import JsonOptions, report
+from specsim.core.errors import InputError, require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,28 +19,20 @@ if TYPE_CHECKING:
 SHOWN = 8  # reports whose findings are all shown, beyond which they are counted
 
 
-def lint_report(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="A benchmark client's JSON or printed text, a CSV file of metric and value, an acceptance record, or "
-            "metrics of vLLM, SGLang or AIPerf.",
-            metavar="FILE",
-            rich_help_panel="Report",
-            show_default=False,
-            callback=reads,
-        ),
-    ],
-    output_tokens: Annotated[
-        int | None,
-        option("Report", "Stated output tokens of each request. [at least 1]", show_default="unknown"),
-    ] = None,
-    num_drafts: Annotated[
-        int | None,
-        option("Report", "Stated draft tokens in each round. [at least 1]", show_default="unknown"),
-    ] = None,
-    json_file: options.JsonFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class LintReportOptions(JsonOptions):
+    """Options of specsim lint-report."""
+
+    # A benchmark client's JSON or printed text, a CSV file of metric and value, an acceptance record, or metrics of
+    # vLLM, SGLang or AIPerf.
+    file: Annotated[Path, common("Report", is_argument=True, file="reads")]
+    # Stated output tokens of each request.
+    output_tokens: Annotated[int | None, common("Report", at_least=1, default="unknown")] = None
+    # Stated draft tokens in each round.
+    num_drafts: Annotated[int | None, common("Report", at_least=1, default="unknown")] = None
+
+
+def lint_report(options: LintReportOptions) -> None:
     """Check a benchmark report for impossible figures.
 
     Throughput, latencies and accept lengths of one report must satisfy identities such as Little's law.
@@ -54,21 +44,16 @@ def lint_report(
       specsim lint-report results.json
       specsim lint-report results.csv --output-tokens 128 --num-drafts 3
     """
-    from dataclasses import asdict
-
     from specsim.simulator.lint import Stated, lint
 
-    for name, value in (("output_tokens", output_tokens), ("num_drafts", num_drafts)):
-        if value is not None:
-            require_int(name, value)
-    checked = _reports(file, Stated(output_tokens, num_drafts))
-    reports = [report for report, _ in checked]
-    findings = [finding for report, stated in checked for finding in lint(report, stated)]
-    value = {"file": str(file), "findings": [asdict(finding) for finding in findings]}
+    checked = _reports(options.file, Stated(options.output_tokens, options.num_drafts))
+    reports = [benchmark for benchmark, _ in checked]
+    findings = [finding for benchmark, stated in checked for finding in lint(benchmark, stated)]
+    value = {"file": str(options.file), "findings": [asdict(finding) for finding in findings]}
     is_ok = all(finding.verdict != "cannot be true" for finding in findings)
-    options.report("lint-report", lambda console: show(reports, findings, console), value, json_file, is_ok)
+    report("lint-report", lambda console: show(reports, findings, console), value, options.json, is_ok)
     is_checked = any(finding.verdict != "follows" for finding in findings)
-    require(is_checked, "file", str(file), "a report with figures that can be checked against each other")
+    require(is_checked, "file", str(options.file), "a report with figures that can be checked against each other")
 
 
 def _reports(file: Path, stated: "Stated") -> "list[tuple[Report, Stated]]":

@@ -4,19 +4,22 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from io import TextIOWrapper
-from itertools import pairwise
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated, Any, NoReturn
+from typing import NoReturn
 
-import typer
+import click
+from click.shell_completion import shell_complete
 
 from specsim import __version__
 from specsim.cli.accept import accept
 from specsim.cli.bench import bench
 from specsim.cli.calibrate import calibrate
 from specsim.cli.certify import certify
+from specsim.cli.command import Command, command_name, summary
+from specsim.cli.completion import completion_options
 from specsim.cli.conformance import conformance
 from specsim.cli.convert import convert
 from specsim.cli.demo import demo
@@ -24,7 +27,7 @@ from specsim.cli.diff import diff
 from specsim.cli.explain import explain
 from specsim.cli.faults import faults
 from specsim.cli.generate import generate
-from specsim.cli.help import CommandHelp, GenerateHelp, ProgramHelp
+from specsim.cli.help import write_rows, write_text
 from specsim.cli.lint_report import lint_report
 from specsim.cli.plan import plan
 from specsim.cli.predict import predict
@@ -40,18 +43,9 @@ from specsim.core.files import Unwritten, write_whole
 
 # Commands of models so small that threads only wait for each other; libraries read the number when they are loaded.
 SMALL = {"demo", "train", "soak", "accept", "diff", "certify", "conformance", "sampling-test", "predict"}
-# The usage error of typer's own click, which typer does not export.
-_UsageError: type[Exception] = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "UsageError")
-_KINDS = {"integer": "an integer", "int": "an integer", "number": "a number", "float": "a number"}
 _COMPLETION = "_SPECSIM_COMPLETE"
 _INTERRUPTED = 130
 _UNREAD = 141
-app = typer.Typer(
-    cls=ProgramHelp,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,22 +58,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="replace")
     try:
         try:
-            status = app(arguments, prog_name="specsim", standalone_mode=False)
+            status = app(arguments)
         finally:
             sys.stdout.flush()
-        if status == _INTERRUPTED:
-            tell("interrupted")
+    except KeyboardInterrupt:
+        tell("interrupted")
+        status = _INTERRUPTED
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # typer's own end of a program whose output nobody reads
+        if isinstance(end.__context__, BrokenPipeError):  # rich's own end of a program whose output nobody reads
             _end_unread()
-        is_completion = _COMPLETION in os.environ  # a shell's question, which typer answers and ends
-        if not end.code and not is_completion:  # no command ends like that, so it is not done
+        if not end.code:  # no command ends like that, so it is not done
             _fail("code that this command ran has called exit(); let it return or raise an error")
         raise
     except InputError as error:
         _fail(error)
-    except _UsageError as error:
-        _fail(_sentence(error, sys.argv[1:] if arguments is None else arguments))
+    except click.UsageError as error:
+        _fail(" ".join(error.format_message().split()))
     except BrokenPipeError:
         _end_unread()
     except OSError as error:
@@ -92,17 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _fail("not enough memory for this setting; use smaller pages, trees, batches or lengths")
     sys.exit(status or 0)
-
-
-def _sentence(error: Any, words: Sequence[str]) -> InputError | str:
-    """Phrase a usage error, as an InputError where the value of an option has another type."""
-    names = getattr(getattr(error, "param", None), "opts", ())
-    values = [after for before, after in pairwise(words) if before in names]
-    values += [value for name, _, value in (word.partition("=") for word in words) if name in names and value]
-    kinds = [kind for word, kind in _KINDS.items() if f"valid {word}" in error.message]
-    if values and kinds:
-        return InputError(error.param.name, values[-1], kinds[0])
-    return " ".join(error.format_message().split())
 
 
 def _fail(error: InputError | str) -> NoReturn:
@@ -149,33 +132,6 @@ def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print("specsim", __version__)
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def specsim(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """Speculative decoding with token trees (EAGLE-1, EAGLE-2, EAGLE-3).
-
-    Every command explains itself: specsim COMMAND --help.
-
-    Exit status: 0 when done, 1 if a check fails, 2 for bad input, 130 after
-    Ctrl-C, 141 after a closed pipe.
-    """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-    if context.invoked_subcommand in SMALL:
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ.setdefault(name, "1")
-
-
 COMMANDS = {
     "Run": (generate, run, train, convert),
     "Check": (diff, certify, sampling_test, soak, conformance, faults, explain, lint_report),
@@ -183,7 +139,83 @@ COMMANDS = {
     "Simulate": (simulate, plan, sweep, calibrate),
     "Learn": (demo, schema),
 }
-for group, commands in COMMANDS.items():
-    for command in commands:
-        layout = GenerateHelp if command is generate else CommandHelp
-        app.command(cls=layout, rich_help_panel=group)(command)
+
+
+FUNCTIONS = {command_name(function): function for functions in COMMANDS.values() for function in functions}
+
+
+@cache
+def command(name: str) -> Command:
+    """Make a command."""
+    return Command(FUNCTIONS[name])
+
+
+class CommandLine(click.Group):
+    """The program, whose help shows its commands by group."""
+
+    def main(self, args: Sequence[str] | None = None) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - no more
+        """Answer a shell's question, or run a command; returns the exit status, and raises what the command raises."""
+        if question := os.environ.get(_COMPLETION):
+            return shell_complete(self, {}, "specsim", _COMPLETION, question)
+        try:
+            with self.make_context("specsim", list(sys.argv[1:] if args is None else args)) as context:
+                self.invoke(context)
+        except click.exceptions.Exit as end:
+            return end.exit_code
+        return 0
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the names of the commands."""
+        return list(FUNCTIONS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> Command | None:
+        """Make a command when it is called."""
+        return command(cmd_name) if cmd_name in FUNCTIONS else None
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write usage, text, commands and options."""
+        self.format_usage(ctx, formatter)
+        write_text(formatter, self.help or "")
+        groups = {
+            group: [(command_name(function), summary(function), "") for function in functions]
+            for group, functions in COMMANDS.items()
+        }
+        write_rows(formatter, groups, names=17)
+        records = [param.get_help_record(ctx) for param in self.get_params(ctx)]
+        write_rows(formatter, {"Options": [(*record, "") for record in records if record is not None]})
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Run a command, or show the help without one; processes of small models get one thread."""
+        if not ctx._protected_args:
+            print(ctx.get_help())
+            return
+        if ctx._protected_args[0] in SMALL:
+            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+                os.environ.setdefault(name, "1")
+        super().invoke(ctx)
+
+
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        print("specsim", __version__)
+        context.exit()
+
+
+app = CommandLine(
+    "specsim",
+    params=[
+        click.Option(
+            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+            help="Show the version.",
+        ),
+        *completion_options(_COMPLETION),
+    ],
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Speculative decoding with token trees (EAGLE-1, EAGLE-2, EAGLE-3).
+
+Every command explains itself: specsim COMMAND --help.
+
+Exit status: 0 when done, 1 if a check fails, 2 for bad input, 130 after
+Ctrl-C, 141 after a closed pipe.""",
+)  # fmt: skip

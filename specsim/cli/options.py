@@ -1,297 +1,313 @@
-"""Options that commands of the command line share."""
+"""Groups of options that commands share: their fields are options, and their methods give settings."""
 
 import json
-import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from inspect import signature
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import typer
+import click
 
-from specsim.cli.file_options import reads, writes
+from specsim.cli.option_fields import common, option, option_fields, refuse_changes
 from specsim.core.config import PRESETS, SamplingParams, ServingConfig, SpecConfig
-from specsim.core.errors import InputError, require, require_choice
+from specsim.core.errors import InputError, require
 from specsim.core.json_schema import schema_name
-from specsim.core.kinds import DEFAULT, KINDS
-from specsim.core.synthetic_acceptance import SCHEDULES
-from specsim.core.verifiers import VERIFIER_KINDS, VERIFIERS, one_of
+from specsim.core.kinds import DEFAULT, KINDS, OWN
+from specsim.core.synthetic_acceptance import SyntheticAcceptance
+from specsim.core.verifiers import VERIFIER_KINDS, Verifier, one_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specsim.core.engine_options import EngineOptions
+    from specsim.core.pair import Pair
+    from specsim.models.load import Parts
+
+GREEDY = SamplingParams()
+_TREE = SpecConfig()
 _LOSSY = one_of(kind for kind in VERIFIER_KINDS if not kind.is_lossless)
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 _Settings = TypeVar("_Settings", SpecConfig, SamplingParams, ServingConfig)
+KVFormatName = Literal["model", "fp8_e4m3"]
+GraphName = Literal["eager", "step", "phase", "round"]
 
 
-def option(group: str, text: str, *names: str, **settings: Any) -> Any:
-    """Make an option of a group of --help; its text may end with a range in brackets: [at least 1]."""
-    return typer.Option(*names, help=text, rich_help_panel=group, **settings)
+@dataclass(frozen=True, kw_only=True)
+class JsonOptions:
+    """The JSON output of a command."""
+
+    # Also write the result to this JSON file; its fields: specsim schema COMMAND.
+    json: Annotated[Path | None, common("Output", file="writes")] = None
 
 
-Impl = Annotated[str, option("Execution", "Implementation that runs.", metavar="reference|fast")]
-Drafter = Annotated[
-    str | None,
-    option(
-        "Model",
-        f"Drafter: {', '.join(KINDS)}, MODULE:NAME of your own, or none, which is plain decoding.",
-        metavar="NAME",
-        show_default=f"{DEFAULT}, or the kind of --draft",
-        callback=reads,
-    ),
-]
+@dataclass(frozen=True, kw_only=True)
+class HtmlOptions:
+    """The page of a command that runs rounds."""
+
+    # Write the first 64 rounds to this HTML file, a page to click through.
+    html: Annotated[Path | None, common("Output", file="writes")] = None
 
 
-def _start_from(context: typer.Context, name: str | None) -> str | None:
-    """Make a preset's values the defaults of the options that set them."""
-    if name is not None:
-        require_choice("preset", name, tuple(PRESETS))
-        context.default_map = dict(PRESETS[name])
-    return name
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """A policy that chooses the draft steps of every round."""
+
+    # Policy that chooses the draft steps of every round, up to --num-steps: moving-average (as in SGLang), throughput,
+    # or a JSON file of a policy or of an engine's schedule.
+    adaptive: Annotated[
+        str | None, option("Draft tree", values="POLICY|FILE.json", default="always --num-steps", file="reads")
+    ] = None
+    # Let the policy choose draft steps for each request of a round: moving-average, goodput and scripted can.
+    adaptive_per_request: Annotated[bool, option("Draft tree")] = False
+
+    def policy(self) -> Any:
+        """Read the value of --adaptive, None without it."""
+        from specsim.core.policies.named import policy_value
+
+        if self.adaptive is not None:
+            return policy_value(self.adaptive, self.adaptive_per_request)
+        if self.adaptive_per_request:
+            raise InputError("adaptive_per_request", True, "given with --adaptive POLICY only")
+        return None
+
+    def without(self, *names: str) -> None:
+        """Refuse options that --adaptive excludes, where they are given."""
+        for name in names:
+            value = getattr(self, name)
+            if self.adaptive is not None and value not in (None, False):
+                raise exclusive(name, value, "--adaptive")
 
 
-Preset = Annotated[
-    str | None,
-    option(
-        "Draft tree",
-        "Start from these settings, which other options change. naive-eagle: topk 1, one step, pages of one token.",
-        metavar="|".join(PRESETS),
-        show_default="none",
-        is_eager=True,
-        callback=_start_from,
-    ),
-]
-Topk = Annotated[
-    int,
-    option("Draft tree", "Draft tokens kept at each step; 1 makes a chain. Sampling has --top-k instead. [at least 1]"),
-]
-NumSteps = Annotated[
-    int, option("Draft tree", "Draft steps, the depth of the tree; 0 with --topk 1 is plain decoding. [at least 0]")
-]
-NumDraftTokens = Annotated[
-    int | None,
-    option(
-        "Draft tree",
-        "Nodes of the tree that the target verifies, root included. [at least 2]",
-        show_default="num_steps + 1 for a chain, 8 for a tree, or what fits",
-    ),
-]
-Rule = Annotated[
-    str | None,
-    option(
-        "Verification",
-        "Acceptance rule of your own, in place of the verifier.",
-        metavar="FILE.py:NAME",
-        show_default="none",
-        callback=reads,
-    ),
-]
-Adaptive = Annotated[
-    str | None,
-    option(
-        "Draft tree",
-        "Policy that chooses the draft steps of every round, up to --num-steps: moving-average (as in SGLang), "
-        "throughput, or a JSON file of a policy or of an engine's schedule.",
-        metavar="POLICY|FILE.json",
-        show_default="always --num-steps",
-        callback=reads,
-    ),
-]
-AdaptivePerRequest = Annotated[
-    bool,
-    option(
-        "Draft tree",
-        "Let the policy choose draft steps for each request of a round: moving-average, goodput and scripted can.",
-        "--adaptive-per-request",
-    ),
-]
-Verifier = Annotated[
-    str,
-    option("Verification", f"Acceptance rule, lossless unless it is {_LOSSY}.", metavar="|".join(VERIFIERS)),
-]
-PageSize = Annotated[int, option("KV cache", "Tokens in a KV page. [1 to 65536]")]
-DraftKV = Annotated[
-    str,
-    option(
-        "KV cache",
-        "KV that a draft token attends to: that of its lane, as in SGLang, or that of its ancestors, as in EAGLE.",
-        metavar="lane|ancestor",
-    ),
-]
-Score = Annotated[
-    str,
-    option(
-        "Draft tree",
-        "Rank drafts by products of probabilities or by sums of log-probabilities, as in EAGLE.",
-        metavar="prob|logprob",
-    ),
-]
-Penalties = Annotated[
-    str,
-    option(
-        "Verification",
-        "Penalties count the tokens on a draft's own path (exact), or not, as in engines (relaxed, not lossless).",
-        metavar="exact|relaxed",
-    ),
-]
-Extend = Annotated[
-    str,
-    option(
-        "Execution",
-        "Tokens of a request that draft-extend runs: always num_steps + 1 (fixed), or only the accepted ones (ragged).",
-        metavar="fixed|ragged",
-    ),
-]
-Release = Annotated[
-    str,
-    option(
-        "KV cache",
-        "When unused KV slots are freed: when the request ends, or after each round.",
-        metavar="finish|round",
-    ),
-]
-MaxLen = Annotated[
-    int | None,
-    option(
-        "KV cache",
-        "Longest request in tokens, prompt included; at most the target's limit. [at least 2]",
-        show_default="the target's limit",
-    ),
-]
-Target = Annotated[
-    str | None,
-    option("Model", "Target model: a folder or a hub id.", show_default="the shipped target, tiny", callback=reads),
-]
-Draft = Annotated[
-    str | None,
-    option("Model", "Drafter's weights: a folder or a hub id.", show_default="the shipped drafter", callback=reads),
-]
-DraftField = Annotated[
-    list[str] | None,
-    option(
-        "Model",
-        "Set a field that the drafter's config.json lacks or has wrong; may be repeated.",
-        metavar="NAME=JSON",
-    ),
-]
-BridgeVocabularies = Annotated[
-    bool,
-    option(
-        "Model",
-        "Draft only the tokens that target and drafter have in common, where their vocabularies differ (standalone).",
-        "--bridge-vocabularies",
-    ),
-]
-Shape = Annotated[
-    str | None,
-    option(
-        "Model",
-        "Random weights of this shape. NAME-tpK-slice is one GPU's share of K in tensor parallelism.",
-        metavar="NAME|config.json|folder",
-        show_default="trained weights",
-        callback=reads,
-    ),
-]
-AcceptRates = Annotated[
-    str | None,
-    option(
-        "Acceptance",
-        "Fraction of rounds that accept draft 1, 2, ...: a schedule decides in place of the target, for timing only. "
-        "[0 to 1, never rising]",
-        metavar="R1,R2,...",
-        show_default="the target decides",
-    ),
-]
-AcceptSchedule = Annotated[
-    str,
-    option("Acceptance", "How --accept-rates are spread over the rounds.", metavar="|".join(SCHEDULES)),
-]
-Dtype = Annotated[str, option("Execution", "Data type of weights and activations.", metavar="|".join(DTYPES))]
-Device = Annotated[
-    str | None,
-    option(
-        "Execution",
-        "Device of the fast implementation.",
-        metavar="cpu|cuda",
-        show_default="cuda if there is a GPU, else cpu",
-    ),
-]
-Graph = Annotated[
-    str | None,
-    option(
-        "Execution",
-        "Part of a round that the fast implementation replays as one CUDA graph; eager: none.",
-        metavar="eager|step|phase|round",
-        show_default="round; phase with --release round",
-    ),
-]
-Bucket = Annotated[
-    int | None,
-    option(
-        "Execution",
-        "Batch size that the fast implementation's buffers hold. [at least 1]",
-        show_default="the batch size, rounded up to a power of two",
-    ),
-]
-BatchInvariant = Annotated[
-    bool,
-    option(
-        "Execution",
-        "Results do not depend on the batch; slower, as no library matrix products run.",
-        "--batch-invariant",
-    ),
-]
-Forward = Annotated[
-    str,
-    option(
-        "Execution",
-        "Decode and verify forwards of the target: a kernel for each step, or one resident kernel; auto: the faster "
-        "one as measured.",
-        metavar="auto|kernels|persistent",
-    ),
-]
-_KV_DTYPES = "model|fp8_e4m3"
-KVDtype = Annotated[
-    str,
-    option(
-        "Execution",
-        "Number format of the target's KV; fp8_e4m3: 8 bits, rounded once when written.",
-        metavar=_KV_DTYPES,
-        show_default="model, as --dtype",
-    ),
-]
-DraftKVDtype = Annotated[
-    str,
-    option("Execution", "Number format of the drafter's KV.", metavar=_KV_DTYPES, show_default="model, as --dtype"),
-]
-JsonFile = Annotated[
-    Path | None,
-    option(
-        "Output",
-        "Also write the result to this JSON file; its fields: specsim schema COMMAND.",
-        "--json",
-        metavar="FILE",
-        callback=writes,
-    ),
-]
-HtmlFile = Annotated[
-    Path | None,
-    option(
-        "Output",
-        "Write the first 64 rounds to this HTML file, a page to click through.",
-        "--html",
-        metavar="FILE",
-        callback=writes,
-    ),
-]
+@dataclass(frozen=True, kw_only=True)
+class RuleOptions:
+    """An acceptance rule of a user."""
+
+    # Acceptance rule of your own, in place of the verifier.
+    rule: Annotated[str | None, option("Verification", values="FILE.py:NAME", default="none", file="reads")] = None
 
 
-def pick(settings: type[_Settings], options: dict[str, Any]) -> _Settings:
+@dataclass(frozen=True, kw_only=True)
+class DraftTreeOptions:
+    """Width, depth and nodes of a tree."""
+
+    # Draft tokens kept at each step; 1 makes a chain. Sampling has --top-k instead.
+    topk: Annotated[
+        int,
+        common(
+            "Draft tree",
+            at_least=1,
+            remark=", drafts kept at each step (top_k is another: tokens kept by sampling)",
+        ),
+    ] = 1
+    # Draft steps, the depth of the tree; 0 with --topk 1 is plain decoding.
+    num_steps: Annotated[int, common("Draft tree", at_least=0)] = _TREE.num_steps
+    # Nodes of the tree that the target verifies, root included.
+    num_draft_tokens: Annotated[
+        int | None,
+        common("Draft tree", limits="at least 2", default="num_steps + 1 for a chain, 8 for a tree, or what fits"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageSizeOptions:
+    """The pages of a KV pool."""
+
+    # Tokens in a KV page.
+    page_size: Annotated[int, option("KV cache", at_least=1, at_most=65536)] = _TREE.page_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeOptions(DraftTreeOptions, PageSizeOptions):
+    """The tree of a round and its KV."""
+
+    # Start from these settings, which other options change. naive-eagle: topk 1, one step, pages of one token.
+    preset: Annotated[str | None, option("Draft tree", presets=PRESETS, default="none")] = None
+    topk: int = _TREE.topk
+    # Acceptance rule, lossless unless it is {names}.
+    verifier: Annotated[Verifier, common("Verification", names=_LOSSY)] = _TREE.verifier
+    # KV that a draft token attends to: that of its lane, as in SGLang, or that of its ancestors, as in EAGLE.
+    draft_kv: Annotated[Literal["lane", "ancestor"], option("KV cache")] = _TREE.draft_kv
+    # Rank drafts by products of probabilities or by sums of log-probabilities, as in EAGLE.
+    score: Annotated[Literal["prob", "logprob"], option("Draft tree")] = _TREE.score
+    # Penalties count the tokens on a draft's own path (exact), or not, as in engines (relaxed, not lossless).
+    penalties: Annotated[Literal["exact", "relaxed"], option("Verification")] = _TREE.penalties
+    # Tokens of a request that draft-extend runs: always num_steps + 1 (fixed), or only the accepted ones (ragged).
+    extend: Annotated[Literal["fixed", "ragged"], option("Execution")] = _TREE.extend
+    # When unused KV slots are freed: when the request ends, or after each round.
+    release: Annotated[Literal["finish", "round"], option("KV cache")] = _TREE.release
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """The device of an implementation."""
+
+    # Device of the fast implementation.
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, common("Execution", default="cuda if there is a GPU, else cpu")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImplementationOptions(DeviceOptions):
+    """The implementation that runs, and how."""
+
+    # Implementation that runs.
+    impl: Annotated[Literal["reference", "fast"], common("Execution")] = "reference"
+    # Data type of weights and activations.
+    dtype: Annotated[Literal["float32", "float64", "bfloat16", "float16"], option("Execution")] = "float32"
+    # Part of a round that the fast implementation replays as one CUDA graph; eager: none.
+    graph: Annotated[GraphName | None, option("Execution", default="round; phase with --release round")] = None
+    # Batch size that the fast implementation's buffers hold.
+    bucket: Annotated[
+        int | None, option("Execution", at_least=1, default="the batch size, rounded up to a power of two")
+    ] = None
+    # Results do not depend on the batch; slower, as no library matrix products run.
+    batch_invariant: Annotated[bool, option("Execution")] = False
+    # Number format of the target's KV; fp8_e4m3: 8 bits, rounded once when written.
+    kv_dtype: Annotated[KVFormatName, option("Execution", default="model, as --dtype")] = "model"
+    # Number format of the drafter's KV.
+    draft_kv_dtype: Annotated[KVFormatName, option("Execution", default="model, as --dtype")] = "model"
+    # Decode and verify forwards of the target: a kernel for each step, or one resident kernel; auto: the faster one as
+    # measured.
+    forward: Annotated[Literal["auto", "kernels", "persistent"], option("Execution")] = "auto"
+
+    def engine_options(
+        self,
+        config: SpecConfig,
+        has_grammars: bool = False,
+        drafts_on_host: bool = False,
+        verifies_on_host: bool = False,
+    ) -> "EngineOptions":
+        """Make the engine's options, for what this machine can run."""
+        import torch
+
+        from specsim.core.engine_options import EngineOptions
+        from specsim.serving.generation import kernel_device
+
+        values = {name: getattr(self, name) for name in option_fields(ImplementationOptions)}
+        engine_options = EngineOptions(**values | {"dtype": getattr(torch, self.dtype)})
+        if engine_options.impl == "fast":
+            kernel_device(engine_options.device)
+        return engine_options.resolve(config, has_grammars, drafts_on_host, verifies_on_host)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftFieldOptions:
+    """Fields of a drafter's config."""
+
+    # Set a field that the drafter's config.json lacks or has wrong; may be repeated.
+    draft_field: Annotated[list[str] | None, option("Model", values="NAME=JSON")] = None
+
+    def draft_fields(self) -> dict[str, Any]:
+        """Parse each NAME=JSON; a value that is no JSON is itself, so that words need no quotes."""
+        values: dict[str, Any] = {}
+        for assignment in self.draft_field or ():
+            name, equals, value = assignment.partition("=")
+            require(name and equals, "draft_field", assignment, "NAME=JSON, such as norm_before_residual=true")
+            try:
+                values[name] = json.loads(value)
+            except (ValueError, RecursionError):
+                values[name] = value
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions(TreeOptions, DraftFieldOptions):
+    """A target and its drafter, trained or with random weights, and the acceptance of its drafts."""
+
+    # Drafter: {names}, MODULE:NAME of your own, or none, which is plain decoding.
+    drafter: Annotated[
+        str | None,
+        common(
+            "Model", names=", ".join(KINDS), values="NAME", default=f"{DEFAULT}, or the kind of --draft", file="reads"
+        ),
+    ] = None
+    # Longest request in tokens, prompt included; at most the target's limit.
+    max_len: Annotated[int | None, option("KV cache", at_least=2, default="the target's limit")] = None
+    # Target model: a folder or a hub id.
+    target: Annotated[str | None, common("Model", default="the shipped target, tiny", file="reads")] = None
+    # Drafter's weights: a folder or a hub id.
+    draft: Annotated[str | None, common("Model", default="the shipped drafter", file="reads")] = None
+    # Draft only the tokens that target and drafter have in common, where their vocabularies differ (standalone).
+    bridge_vocabularies: Annotated[bool, option("Model")] = False
+    # Random weights of this shape. NAME-tpK-slice is one GPU's share of K in tensor parallelism.
+    shape: Annotated[
+        str | None, option("Model", values="NAME|config.json|folder", default="trained weights", file="reads")
+    ] = None
+    # Fraction of rounds that accept draft 1, 2, ...: a schedule decides in place of the target, for timing only.
+    accept_rates: Annotated[
+        str | None,
+        option("Acceptance", limits="0 to 1, never rising", values="R1,R2,...", default="the target decides"),
+    ] = None
+    # How --accept-rates are spread over the rounds.
+    accept_schedule: Annotated[Literal["minimum-variance", "independent"], option("Acceptance")] = "minimum-variance"
+
+    def config(self) -> SpecConfig:
+        """Make the setting; with drafter `none` the tree has to be the default."""
+        if self.drafter != "none":
+            return pick(SpecConfig, self)
+        refuse_changes(self, [name for name in option_fields(TreeOptions) if name != "page_size"], "with drafter none")
+        return SpecConfig.plain(self.page_size, self.max_len)
+
+    def drafts_on_host(self, config: SpecConfig) -> bool:
+        """Check whether the drafter runs on the host, between graphs."""
+        from specsim.models.load import is_token_drafter
+
+        kind = self.drafter or DEFAULT
+        return is_token_drafter(kind) and KINDS.get(kind, OWN).drafts_on_host(config.topk)
+
+    def acceptance(self) -> SyntheticAcceptance | None:
+        """Make the schedule that decides the acceptance; None if the target decides it."""
+        if self.accept_rates is None:
+            refuse_changes(self, ("accept_schedule",), "without --accept-rates")
+            return None
+        rates = accepted_shares(self.accept_rates)
+        if self.drafter == "none":
+            raise exclusive("accept_rates", self.accept_rates, "--drafter none")
+        with told_as(rates="accept_rates", schedule="accept_schedule"):  # run has a --schedule of its own
+            return SyntheticAcceptance(rates, self.accept_schedule).fit(self.num_steps)
+
+    def load(self, config: SpecConfig, engine: "EngineOptions", is_whole: bool = False) -> "Pair":
+        """Load the pair, or make one of random weights on the engine's device; before, see that the setting fits it.
+
+        Where ranks share the model, a rank reads only its slices, unless `is_whole`.
+        """
+        drafter: Any = self.drafter  # which `load` and `random_pair` check
+        if self.shape is None:
+            from specsim.models.load import load, load_config
+
+            draft_fields = self.draft_fields()
+            config.within(load_config(self.target, self.draft, drafter).max_position_embeddings)
+            parts = None if is_whole else parts_of(engine)
+            return load(self.target, self.draft, drafter, draft_fields, self.bridge_vocabularies, parts)
+        for name in ("target", "draft", "draft_field", "bridge_vocabularies"):
+            if value := getattr(self, name):
+                raise exclusive(name, value, "--shape")
+        from specsim.models.load import is_token_drafter, token_drafter
+        from specsim.models.shapes import random_pair, shape
+
+        of = shape(self.shape)
+        config.within(of.config.max_position_embeddings)
+        device = engine.device or "cpu"
+        if is_token_drafter(drafter):
+            return random_pair(of, device, engine.dtype, None).with_drafter(token_drafter(drafter))
+        kind = None if drafter == "none" else drafter or DEFAULT
+        return random_pair(of, device, engine.dtype, kind)
+
+
+def parts_of(engine: "EngineOptions") -> "Parts | None":
+    """Name this rank's slices of target and drafter; None: one rank has the whole model."""
+    from specsim.core.rank_group import RankGroup
+    from specsim.models.load import Parts
+
+    group = RankGroup.joined(engine.tensor_parallel)
+    return group and Parts(group.part, group.part if engine.draft_parallel == "sharded" else None)
+
+
+def pick(settings: type[_Settings], options: Any, **changes: Any) -> _Settings:
     """Make settings from the options of the same names."""
-    return settings(**{field.name: options[field.name] for field in fields(settings) if field.name in options})
+    values = {field.name: getattr(options, field.name) for field in fields(settings) if hasattr(options, field.name)}
+    return settings(**values | changes)
 
 
 @contextmanager
@@ -312,23 +328,6 @@ def exclusive(name: str, value: object, other: str) -> InputError:
     return InputError(name, display_value, f"nothing with {other}: leave out {option} or {other}")
 
 
-def without(name: str, adaptive: str | None, value: object) -> None:
-    """Refuse an option that --adaptive excludes, where it is given."""
-    if adaptive is not None and value not in (None, False):
-        raise exclusive(name, value, "--adaptive")
-
-
-def policy(adaptive: str | None, per_request: bool) -> Any:
-    """Read the value of --adaptive, None without it."""
-    from specsim.core.policies.named import policy_value
-
-    if adaptive is None:
-        if per_request:
-            raise InputError("adaptive_per_request", True, "given with --adaptive POLICY only")
-        return None
-    return policy_value(adaptive, per_request)
-
-
 def accepted_shares(text: str) -> tuple[float, ...]:
     """Parse the numbers of --accept-rates."""
     try:
@@ -346,23 +345,8 @@ def shipped_texts(count: int | None, name: str = "prompts") -> list[str]:
     return texts[:count]
 
 
-def command(
-    function: Callable, arguments: dict[str, Any], without: Collection[str] = ("json_file", "html_file", "preset")
-) -> str:
-    """Write the command line that gives a command these options, without some of them."""
-    words = ["specsim", function.__name__.replace("_", "-")]
-    for key, parameter in signature(function).parameters.items():
-        value = arguments[key]
-        if key in without or value == parameter.default:
-            continue
-        for single_value in value if isinstance(value, list) else [value]:
-            option = f"--{key.replace('_', '-')}"
-            words += [option] if single_value is True else [option, str(single_value)]
-    return shlex.join(words)
-
-
 def report(
-    output: str, show: Callable[["Console"], object], value: dict[str, Any], json_file: Path | None, is_ok: bool = True
+    output: str, show: Callable[["Console"], object], value: dict[str, Any], file: Path | None, is_ok: bool = True
 ) -> None:
     """Print a result and write it as JSON with its schema's name; exit with status 1 unless is_ok."""
     from specsim.core.display import stdout_console
@@ -371,16 +355,6 @@ def report(
     try:
         show(stdout_console())
     finally:  # neither a closed terminal nor a full disk costs the other its result
-        write_json(json_file, {"schema": schema_name(output)} | value)
+        write_json(file, {"schema": schema_name(output)} | value)
     if not is_ok:
-        raise typer.Exit(1)
-
-
-def draft_field(assignment: str) -> tuple[str, Any]:
-    """Parse NAME=JSON; a value that is no JSON is itself, so that words need no quotes."""
-    name, equals, value = assignment.partition("=")
-    require(name and equals, "draft_field", assignment, "NAME=JSON, such as norm_before_residual=true")
-    try:
-        return name, json.loads(value)
-    except (ValueError, RecursionError):
-        return name, value
+        raise click.exceptions.Exit(1)

@@ -1,23 +1,13 @@
 """specsim plan: the best setting for a model, hardware and load."""
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from specsim.cli import options
-from specsim.cli.acceptance_options import AcceptanceGroup
-from specsim.cli.option_groups import flat, with_groups
-from specsim.cli.options import option
-from specsim.cli.plan_options import EngineFileGroup, SloGroup, highest_rates, plain_values, show_chains, show_slo
-from specsim.cli.server_options import LoadGroup, Seed, ServerGroup, cell, describe_acceptance
-from specsim.cli.traffic_options import (
-    TrafficGroup,
-    check_times,
-    check_traffic,
-    describe_load,
-    show_workload,
-    trace_fields,
-)
-from specsim.core.errors import require_int
+from specsim.cli.option_fields import common, option
+from specsim.cli.options import report
+from specsim.cli.plan_options import EngineFileOptions, SloOptions, highest_rates, plain_values, show_chains, show_slo
+from specsim.cli.server_options import ServerOptions, describe_load, show_workload
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,38 +17,22 @@ if TYPE_CHECKING:
 SHOWN = 12
 
 
-@with_groups
-def plan(
-    *,
-    server: ServerGroup,
-    acceptance: AcceptanceGroup,
-    load: LoadGroup,
-    traffic: TrafficGroup,
-    page_size: options.PageSize = 16,
-    seed: Seed = 0,
-    replicates: Annotated[
-        int, option("Search", "Simulated runs of each setting, each with other requests. [at least 1]")
-    ] = 8,
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ServerOptions, SloOptions, EngineFileOptions):
+    """Options of specsim plan."""
+
+    # Figure to optimise.
     objective: Annotated[
-        str | None,
-        option(
-            "Search",
-            "Figure to optimise.",
-            metavar="throughput|latency|goodput",
-            show_default="throughput; latency with --rate; goodput with --slo",
-        ),
-    ] = None,
-    slos: SloGroup,
-    policies: Annotated[
-        bool,
-        option("Search", "Also compare policies that choose the number of drafts in every round.", "--policies"),
-    ] = False,
-    draft: Annotated[
-        str, option("Output", "Drafter's path or hub id in the printed flags of SGLang and vLLM.", metavar="NAME")
-    ] = "DRAFT_MODEL",
-    files: EngineFileGroup,
-    json_file: options.JsonFile = None,
-) -> None:
+        Literal["throughput", "latency", "goodput"] | None,
+        common("Search", default="throughput; latency with --rate; goodput with --slo"),
+    ] = None
+    # Also compare policies that choose the number of drafts in every round.
+    policies: Annotated[bool, option("Search")] = False
+    # Drafter's path or hub id in the printed flags of SGLang and vLLM.
+    draft: Annotated[str, option("Output", values="NAME")] = "DRAFT_MODEL"
+
+
+def plan(options: PlanOptions) -> None:
     """Find the best setting for a model, GPUs and a load.
 
     Prints the candidates, the best setting by batch size, and the flags for SGLang and vLLM. With --slo it also finds
@@ -73,30 +47,29 @@ def plan(
       specsim plan --workload chats.json --concurrency 32 --vllm-file spec.json
       specsim plan --profile server.json --goodput-file goodput.json
     """
-    arguments = flat(locals())
     from tqdm.auto import tqdm
 
     from specsim.simulator.candidates import candidates
     from specsim.simulator.plan import plan as make
     from specsim.simulator.plan import policy_metrics
 
-    files.check()
-    check_traffic(arguments)
-    planned = cell(arguments | trace_fields(traffic))
-    check_times(arguments, planned)
-    goal = slos.goal(require_int("replicates", replicates))
+    options.check_files()
+    options.check_load()
+    planned = options.cell(shares=options.assumed().shares)
+    options.check_times(planned)
+    goal = options.goal()
     configs = candidates(planned)
-    with tqdm(total=len(configs) * replicates, unit="run", disable=None) as bar:
-        best_plan = make(planned, objective, configs, replicates, bar.update, goal and goal.slo)
+    with tqdm(total=len(configs) * options.replicates, unit="run", disable=None) as bar:
+        best_plan = make(planned, options.objective, configs, options.replicates, bar.update, goal and goal.slo)
     rates = None if goal is None else highest_rates(planned, configs, goal)
     # At the crossover plain is best.
-    limit = load.max_running if best_plan.crossover is None else best_plan.crossover - 1
-    compared = policy_metrics(planned, limit) if policies else {}
-    contents = files.contents(best_plan, draft)
-    usage = files.usage(best_plan, draft)
+    limit = options.max_running if best_plan.crossover is None else best_plan.crossover - 1
+    compared = policy_metrics(planned, limit) if options.policies else {}
+    contents = options.contents(best_plan, options.draft)
+    usage = options.usage(best_plan, options.draft)
 
     def print_all(console: "Console") -> None:
-        show(best_plan, draft, describe_acceptance(arguments, planned), console)
+        show(best_plan, options.draft, options.describe_acceptance(planned), console)
         show_slo(best_plan, rates, console)
         for line in usage:
             console.print()
@@ -104,11 +77,11 @@ def plan(
         if compared:
             show_policies(compared, console)
 
-    value = best_plan.to_json(draft) | {"policies": compared, "highest_rates": rates and plain_values(rates)}
+    value = best_plan.to_json(options.draft) | {"policies": compared, "highest_rates": rates and plain_values(rates)}
     try:
-        options.report("plan", print_all, value, json_file)
+        report("plan", print_all, value, options.json)
     finally:
-        files.write(contents)
+        options.write_files(contents)
 
 
 def show(best_plan: "SettingPlan", draft: str, acceptance: str, console: "Console") -> None:

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from specsim.cli.file_options import writes
-from specsim.cli.options import option
-from specsim.core.errors import InputError, require
+from specsim.cli.option_fields import common, option, refuse_changes
+from specsim.core.errors import InputError
 from specsim.core.files import write_whole
 
 if TYPE_CHECKING:
@@ -21,56 +20,20 @@ if TYPE_CHECKING:
     from specsim.simulator.slo import RateGoal
 
 
-_FILE = "Write the best chain by batch size as"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFileGroup:
+@dataclass(frozen=True, kw_only=True)
+class EngineFileOptions:
     """Files with the schedule by batch size that engines read, and that of the goodput policy."""
 
-    sglang_file: Annotated[
-        Path | None,
-        option(
-            "Output",
-            f"{_FILE} SGLang's --speculative-adaptive-config.",
-            metavar="FILE",
-            show_default=False,
-            callback=writes,
-        ),
-    ] = None
-    vllm_file: Annotated[
-        Path | None,
-        option(
-            "Output",
-            f"{_FILE} the value of vLLM's --speculative-config.",
-            metavar="FILE",
-            show_default=False,
-            callback=writes,
-        ),
-    ] = None
-    tensorrt_llm_file: Annotated[
-        Path | None,
-        option(
-            "Output",
-            f"{_FILE} TensorRT-LLM's --config: YAML or JSON.",
-            metavar="FILE",
-            show_default=False,
-            callback=writes,
-        ),
-    ] = None
+    # Write the best chain by batch size as SGLang's --speculative-adaptive-config.
+    sglang_file: Annotated[Path | None, option("Output", file="writes")] = None
+    # Write the best chain by batch size as the value of vLLM's --speculative-config.
+    vllm_file: Annotated[Path | None, option("Output", file="writes")] = None
+    # Write the best chain by batch size as TensorRT-LLM's --config: YAML or JSON.
+    tensorrt_llm_file: Annotated[Path | None, option("Output", file="writes")] = None
+    # Write the cost of rounds by batch size as a policy for specsim's --adaptive.
+    goodput_file: Annotated[Path | None, option("Output", values="FILE.json", file="writes")] = None
 
-    goodput_file: Annotated[
-        Path | None,
-        option(
-            "Output",
-            "Write the cost of rounds by batch size as a policy for specsim's --adaptive.",
-            metavar="FILE.json",
-            show_default=False,
-            callback=writes,
-        ),
-    ] = None
-
-    def check(self) -> None:
+    def check_files(self) -> None:
         """Refuse a policy's file by a name that --adaptive does not take for a file."""
         if self.goodput_file is not None and self.goodput_file.suffix != ".json":
             raise InputError("goodput_file", str(self.goodput_file), "a name that ends in .json")
@@ -85,14 +48,14 @@ class EngineFileGroup:
 
         return {name: text(_value(name, plan, draft), path).encode() for name, path in self._paths().items()}
 
-    def write(self, contents: dict[str, bytes]) -> None:
+    def write_files(self, contents: dict[str, bytes]) -> None:
         """Write the files."""
         with ExitStack() as after:  # no file that fails costs the others
             for name, path in self._paths().items():
                 after.callback(write_whole, path, contents[name], name)
 
     def _paths(self) -> dict[str, Path]:
-        paths = {field.name: getattr(self, field.name) for field in fields(self)}
+        paths = {field.name: getattr(self, field.name) for field in fields(EngineFileOptions)}
         return {name: path for name, path in paths.items() if path is not None}
 
 
@@ -148,33 +111,25 @@ def _span(low: int, high: int) -> str:
 RUNS = 2  # most replicates of every rate: a search has many rates
 
 
-@dataclass(frozen=True, slots=True)
-class SloGroup:
+@dataclass(frozen=True, kw_only=True)
+class SloOptions:
     """Bounds on latencies, and the share of requests that has to stay within them."""
 
-    slo: Annotated[
-        str | None,
-        option(
-            "Search",
-            "Largest TTFT, TPOT and E2E latency of a request.",
-            metavar="ttft=200ms,tpot=20ms,e2e=5s",
-            show_default="no bounds",
-        ),
-    ] = None
-    attainment: Annotated[
-        float,
-        option("Search", "Share of requests within --slo at the highest rate. [above 0, at most 1]"),
-    ] = 0.99
+    # Largest TTFT, TPOT and E2E latency of a request.
+    slo: Annotated[str | None, common("Search", values="ttft=200ms,tpot=20ms,e2e=5s", default="no bounds")] = None
+    # Share of requests within --slo at the highest rate.
+    attainment: Annotated[float, option("Search", above=0, at_most=1)] = 0.99
+    # Simulated runs of each setting, each with other requests.
+    replicates: Annotated[int, option("Search", at_least=1)] = 8
 
-    def goal(self, replicates: int) -> "RateGoal | None":
+    def goal(self) -> "RateGoal | None":
         """Make the goal of the highest rate; None without bounds."""
         from specsim.simulator.slo import RateGoal, Slo
 
         if self.slo is None:
-            allowed = "only 0.99, the default, without --slo"
-            require(self.attainment == 0.99, "attainment", self.attainment, allowed)
+            refuse_changes(self, ("attainment",), "without --slo")
             return None
-        return RateGoal(Slo.parse(self.slo), self.attainment, min(replicates, RUNS))
+        return RateGoal(Slo.parse(self.slo), self.attainment, min(self.replicates, RUNS))
 
 
 def highest_rates(cell: "Cell", configs: "Sequence[SpecConfig]", goal: "RateGoal") -> dict[str, Any]:

@@ -1,40 +1,34 @@
 """specsim predict: predict accept lengths of many settings from one recording, and measure them."""
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated
 
-from specsim.cli import options
-from specsim.cli.acceptance_options import AcceptLengths, check_one, given_record
-from specsim.cli.file_options import reads
-from specsim.cli.options import option
+from specsim.cli.acceptance_options import MeasuredAcceptance
+from specsim.cli.option_fields import common, refuse_changes
+from specsim.cli.options import JsonOptions, report, shipped_texts
 from specsim.core.config import SamplingParams
-from specsim.core.errors import require
 from specsim.core.kinds import DEFAULT, KINDS, SERVED
 
-PROMPTS = 12
-NEW_TOKENS = 64
 DRAFTERS = tuple(name for name in SERVED if KINDS[name].drafts == "lanes")
 
 
-def predict(
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(MeasuredAcceptance, JsonOptions):
+    """Options of specsim predict."""
+
+    # Predict from this acceptance record, or metrics of vLLM, SGLang or AIPerf, without running a model.
     acceptance: Annotated[
-        str | None,
-        option(
-            "Acceptance",
-            "Predict from this acceptance record, or metrics of vLLM, SGLang or AIPerf, without running a model.",
-            metavar="FILE",
-            show_default="record the shipped pair",
-            callback=reads,
-        ),
-    ] = None,
-    accept_lengths: AcceptLengths = None,
-    prompts: Annotated[int, option("Requests", "Number of shipped prompts. [at least 1]")] = PROMPTS,
-    max_new_tokens: Annotated[
-        int, option("Requests", "Largest number of new tokens per prompt. [at least 1]")
-    ] = NEW_TOKENS,
-    drafter: Annotated[str, option("Model", "Drafter architecture.", metavar="|".join(DRAFTERS))] = DEFAULT,
-    json_file: options.JsonFile = None,
-) -> None:
+        str | None, common("Acceptance", values="FILE", default="record the shipped pair", file="reads")
+    ] = None
+    # Number of shipped prompts.
+    prompts: Annotated[int, common("Requests", at_least=1)] = 12
+    # Largest number of new tokens per prompt.
+    max_new_tokens: Annotated[int, common("Requests", at_least=1)] = 64
+    # Drafter architecture.
+    drafter: Annotated[str, common("Model", choices=DRAFTERS)] = DEFAULT
+
+
+def predict(options: PredictOptions) -> None:
     """Predict accept lengths of 30 settings, then measure them.
 
     All predictions come from one recorded run of the shipped pair; the command takes a few minutes. With --acceptance
@@ -47,33 +41,25 @@ def predict(
       specsim predict --acceptance shares.json
       specsim predict --accept-lengths 1.8,2.4,2.8
     """
-    if acceptance is not None or accept_lengths is not None:
-        for name, value, default in (
-            ("prompts", prompts, PROMPTS),
-            ("max_new_tokens", max_new_tokens, NEW_TOKENS),
-            ("drafter", drafter, DEFAULT),
-        ):
-            require(value == default, name, value, f"only {default}, the default, with a measured acceptance")
-        _from_record({"acceptance": acceptance, "accept_lengths": accept_lengths, "accept_rates": None}, json_file)
+    if options.acceptance is not None or options.accept_lengths is not None:
+        refuse_changes(options, ("prompts", "max_new_tokens", "drafter"), "with a measured acceptance")
+        _predict_from_record(options)
         return
     from specsim.acceptance.prediction import TARGET_ERROR, show
     from specsim.acceptance.prediction import predict as run
     from specsim.models.load import load
 
-    SamplingParams(max_new_tokens=max_new_tokens)
-    texts = options.shipped_texts(prompts)
-    require(drafter in DRAFTERS, "drafter", drafter, " or ".join(DRAFTERS))
-    predictions = run(load(drafter=drafter), texts, max_new_tokens, progress=True)
+    SamplingParams(max_new_tokens=options.max_new_tokens)
+    texts = shipped_texts(options.prompts)
+    predictions = run(load(drafter=options.drafter), texts, options.max_new_tokens, progress=True)
     is_ok = predictions.mean_error <= TARGET_ERROR
-    options.report("predict", lambda console: show(predictions, console), predictions.to_json(), json_file, is_ok)
+    report("predict", lambda console: show(predictions, console), predictions.to_json(), options.json, is_ok)
 
 
-def _from_record(arguments: dict[str, str | None], json_file: Path | None) -> None:
-    """Predict from a record."""
+def _predict_from_record(options: PredictOptions) -> None:
     from specsim.acceptance.record_prediction import predict_from, show
 
-    check_one(arguments)
-    record = given_record(arguments)
+    record = options.record()
     assert record is not None
     predictions = predict_from(record)
-    options.report("predict-record", lambda console: show(predictions, console), predictions.to_json(), json_file)
+    report("predict-record", lambda console: show(predictions, console), predictions.to_json(), options.json)

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
-import typer
+import click
 
-from specsim.cli.options import option
-from specsim.core.errors import InputError, require_choice, require_int, require_number, tell
+from specsim.cli.option_fields import option
+from specsim.core.errors import InputError, require_choice, tell
 from specsim.core.workers import python_path
 
 if TYPE_CHECKING:
@@ -28,65 +28,60 @@ if TYPE_CHECKING:
     from specsim.core.rank_group import RankProgress
 
 
-_OUTPUTS = ("json_file", "html_file", "trace")
+_OUTPUTS = ("json", "html", "trace")
 MOST_RANKS = 64
-
-TensorParallel = Annotated[
-    int,
-    option("Ranks", "Ranks that share the model, one process each; needs --impl fast. [1 to 64]"),
-]
-DraftParallel = Annotated[
-    str,
-    option("Ranks", "Drafter's weights: a slice on each rank, or all on each.", metavar="sharded|replicated"),
-]
-RankTimeout = Annotated[
-    float, option("Ranks", "Seconds after which ranks that wait for another are ended. [at least 1]")
-]
+_Options = TypeVar("_Options", bound="RankTimeoutOptions")
 
 
-@dataclass(frozen=True, slots=True)
-class RankOptions:
+@dataclass(frozen=True, kw_only=True)
+class RankTimeoutOptions:
+    """The wait of ranks for each other."""
+
+    # Seconds after which ranks that wait for another are ended.
+    rank_timeout: Annotated[float, option("Ranks", at_least=1, at_most=86400)] = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(RankTimeoutOptions):
     """Ranks that share the model, and the drafter's part of each."""
 
-    tensor_parallel: TensorParallel = 1
-    draft_parallel: DraftParallel = "sharded"
-    rank_timeout: RankTimeout = 300.0
+    # Ranks that share the model, one process each; needs --impl fast.
+    tensor_parallel: Annotated[int, option("Ranks", at_least=1, at_most=MOST_RANKS)] = 1
+    # Drafter's weights: a slice on each rank, or all on each.
+    draft_parallel: Annotated[Literal["sharded", "replicated"], option("Ranks")] = "sharded"
 
-    def of(self, options: "EngineOptions") -> "EngineOptions":
+    def in_ranks(self, options: "EngineOptions") -> "EngineOptions":
         """Add the ranks to an engine's options."""
-        draft_parallel: Any = self.draft_parallel  # which EngineOptions checks
-        return replace(options, tensor_parallel=self.tensor_parallel, draft_parallel=draft_parallel)
+        return replace(options, tensor_parallel=self.tensor_parallel, draft_parallel=self.draft_parallel)
 
 
-def in_ranks(command: Callable[..., None]) -> Callable[..., None]:
+def in_ranks(command: Callable[[_Options], None]) -> Callable[[_Options], None]:
     """Run a command in as many processes as --tensor-parallel says; torchrun's own take part as they are."""
 
     @wraps(command)
-    def started(**arguments: Any) -> None:
-        size = require_int("tensor_parallel", arguments["tensor_parallel"], 1, MOST_RANKS)
-        if size == 1:
-            command(**arguments)
+    def started(options: Any) -> None:
+        if options.tensor_parallel == 1:
+            command(options)
             return
-        require_choice("impl", arguments["impl"], ("fast",))
-        start_ranks(command, arguments, size, arguments["rank_timeout"], arguments["device"])
+        require_choice("impl", options.impl, ("fast",))
+        start_ranks(command, options, options.tensor_parallel, options.device)
 
     return started
 
 
-def start_ranks(
-    command: Callable[..., None], arguments: dict[str, Any], size: int, timeout: float, device: str | None
-) -> None:
+def start_ranks(command: Callable[[_Options], None], options: _Options, size: int, device: str | None) -> None:
     """Run a command in processes of its own for each rank, or as the rank that this process is."""
-    require_number("rank_timeout", timeout, 1, 86400, "a number of seconds from 1 to 86400")
-    chosen = _device(device, size)
+    timeout = options.rank_timeout
+    rank_device = _device(device, size)
     from specsim.core.rank_group import is_joined, join
 
     if not is_joined() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        join(size, timeout, chosen)
+        join(size, timeout, rank_device)
     if is_joined():
-        _run_own(command, arguments, size)
+        _run_own(command, options, size)
         return
-    raise typer.Exit(run_ranks(lambda folder, rank: _words(folder, rank, size, timeout, chosen), size, timeout))
+    status = run_ranks(lambda folder, rank: _words(folder, rank, size, timeout, rank_device), size, timeout)
+    raise click.exceptions.Exit(status)
 
 
 def _device(device: str | None, size: int) -> str:
@@ -106,17 +101,18 @@ def _words(folder: Path, rank: int, size: int, timeout: float, device: str) -> l
     return [sys.executable, "-m", "specsim.cli.rank_process", *rank_arguments, *sys.argv[1:]]
 
 
-def _run_own(command: Callable[..., None], arguments: dict[str, Any], size: int) -> None:
+def _run_own(command: Callable[[_Options], None], options: _Options, size: int) -> None:
     """Run this rank's command; ranks other than 0 print nothing and write their files where nobody reads them."""
     from specsim.core.rank_group import RankGroup
 
     group = RankGroup.joined(size)
     if group is None or group.rank == 0:
-        command(**arguments)
+        command(options)
         return
     with TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        aside = {name: _aside(arguments[name], Path(folder)) for name in _OUTPUTS if arguments.get(name) is not None}
-        command(**arguments | aside)
+        files = {name: getattr(options, name, None) for name in _OUTPUTS}
+        aside = {name: _aside(file, Path(folder)) for name, file in files.items() if file is not None}
+        command(replace(options, **aside))
 
 
 def _aside(file: Path, folder: Path) -> Path:

@@ -1,30 +1,37 @@
 """specsim sampling-test: the tokens of running engines against the target's distribution."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from specsim.cli import options
-from specsim.cli.options import option
+from specsim.cli.option_fields import command_line, common
+from specsim.cli.options import DeviceOptions, JsonOptions, RuleOptions, exclusive, report
 from specsim.core.errors import require
 from specsim.core.verifiers import VERIFIER_KINDS, one_of
 
 
-def sampling_test(
+@dataclass(frozen=True, kw_only=True)
+class SamplingTestOptions(DeviceOptions, RuleOptions, JsonOptions):
+    """Options of specsim sampling-test."""
+
+    # Acceptance rule: {names}.
     verifier: Annotated[
         str | None,
-        option(
+        common(
             "Verification",
-            f"Acceptance rule: {one_of(kind for kind in VERIFIER_KINDS if kind.is_lossless)}.",
-            metavar="NAME",
-            show_default="all, and wrong ones that must fail",
+            names=one_of(kind for kind in VERIFIER_KINDS if kind.is_lossless),
+            values="NAME",
+            default="all, and wrong ones that must fail",
         ),
-    ] = None,
-    rule: options.Rule = None,
-    impl: Annotated[str, option("Execution", "Implementation that runs.", metavar="reference|fast|both")] = "reference",
-    tokens: Annotated[int, option("Sampling", "Least number of tokens per implementation. [at least 1]")] = 200_000,
-    device: options.Device = None,
-    seed: Annotated[int, option("Sampling", "Random seed of all requests. [0 to 2^64 - 1]")] = 0,
-    json_file: options.JsonFile = None,
-) -> None:
+    ] = None
+    # Implementation that runs.
+    impl: Annotated[Literal["reference", "fast", "both"], common("Execution")] = "reference"
+    # Least number of tokens per implementation.
+    tokens: Annotated[int, common("Sampling", at_least=1)] = 200_000
+    # Random seed of all requests.
+    seed: Annotated[int, common("Sampling", at_least=0, at_most=2**64 - 1)] = 0
+
+
+def sampling_test(options: SamplingTestOptions) -> None:
     """Test sampled tokens against the target's distribution.
 
     Whole engines run with a known target distribution, a drafter opposed to it and six sampling settings. Engines with
@@ -38,14 +45,19 @@ def sampling_test(
       specsim sampling-test --verifier rejection --impl both
       specsim sampling-test --rule my_rule.py:rule
     """
-    arguments = locals()
     from specsim.core.rule import load_rule
     from specsim.correctness.statistics import run_sampling_tests
 
-    if rule is not None and verifier is not None:
-        raise options.exclusive("verifier", verifier, "--rule")
-    line = options.command(sampling_test, arguments)
-    tested = verifier if rule is None else load_rule(rule)
-    result = run_sampling_tests(tested, impl=impl, tokens=tokens, device=device, seed=seed, progress=True)
-    options.report("sampling-test", result.show, {"command": line} | result.to_json(), json_file, not result.failures)
-    require(result.has_power, "tokens", tokens, "more: no test of so few tokens would detect an error")
+    if options.rule is not None and options.verifier is not None:
+        raise exclusive("verifier", options.verifier, "--rule")
+    result = run_sampling_tests(
+        options.verifier if options.rule is None else load_rule(options.rule),
+        impl=options.impl,
+        tokens=options.tokens,
+        device=options.device,
+        seed=options.seed,
+        progress=True,
+    )
+    value = {"command": command_line("sampling-test", options)} | result.to_json()
+    report("sampling-test", result.show, value, options.json, not result.failures)
+    require(result.has_power, "tokens", options.tokens, "more: no test of so few tokens would detect an error")

@@ -7,13 +7,13 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
-import typer
-
+from specsim.cli.option_fields import common
 from specsim.core.errors import require_choice
 from specsim.core.json_schema import VERSIONS, schema_name
 
@@ -24,19 +24,16 @@ _UNDEFINED = re.compile(r"\b(nan|infinite|infinity)\b", re.IGNORECASE)
 _NULL = re.compile(r"\b(None|nan|NaN|infinite|infinity)\b")
 
 
-def schema(
-    output: Annotated[
-        str | None,
-        typer.Argument(
-            help="Command whose output is described, or acceptance (of accept --target), predict-record (of predict "
-            "--acceptance), simulate-table (of simulate --table), run-compare (of run --compare) or exploration (the "
-            "data of --html).",
-            metavar="COMMAND",
-            rich_help_panel="Output",
-            show_default="list all",
-        ),
-    ] = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class SchemaOptions:
+    """Options of specsim schema."""
+
+    # Command whose output is described, or acceptance (of accept --target), predict-record (of predict --acceptance),
+    # simulate-table (of simulate --table), run-compare (of run --compare) or exploration (the data of --html).
+    output: Annotated[str | None, common("Output", values="COMMAND", default="list all", is_argument=True)] = None
+
+
+def schema(options: SchemaOptions) -> None:
     """Print the JSON Schema of a command's --json output.
 
     Every output names its schema under the key "schema", such as specsim/generate/1. The number is the version.
@@ -47,8 +44,8 @@ def schema(
       specsim schema
       specsim schema generate
     """
-    if output is not None:
-        print(json.dumps(document(output), indent=1, ensure_ascii=False))
+    if options.output is not None:
+        print(json.dumps(document(options.output), indent=1, ensure_ascii=False))
         return
     from specsim.core.display import print_table, stdout_console
 
@@ -80,9 +77,9 @@ def comments(owner: type | ModuleType) -> dict[str, str]:
     definition = tree if isinstance(owner, ModuleType) else tree.body[0]
     assert isinstance(definition, (ast.Module, ast.ClassDef))
     texts: dict[str, str] = {}
-    for name in [ast.unparse(base) for base in getattr(definition, "bases", ())]:
-        base = vars(sys.modules[owner.__module__]).get(name)
-        texts |= comments(base) if isinstance(base, type) and hasattr(base, "__annotations__") else {}
+    names = [ast.unparse(base) for base in getattr(definition, "bases", ())]  # a TypedDict has no other record of them
+    for base in [vars(sys.modules[owner.__module__]).get(name) for name in names] + [*getattr(owner, "__bases__", ())]:
+        texts = comments(base) | texts if isinstance(base, type) and hasattr(base, "__annotations__") else texts
     for node in definition.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(target, ast.Name):

@@ -1,52 +1,37 @@
 """specsim soak: serve random programs of requests, and compare each request with its solo run."""
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from specsim.cli import options
-from specsim.cli.option_groups import with_groups
-from specsim.cli.options import option
+from specsim.cli.option_fields import common, option
+from specsim.cli.options import DeviceOptions, GraphName, JsonOptions, PolicyOptions, report
 from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.errors import InputError
 
 
-@in_ranks
-@with_groups
-def soak(
-    *,
-    requests: Annotated[
-        int | None, option("Requests", "Number of requests. [at least 1]", show_default="10000")
-    ] = None,
-    seed: Annotated[
-        int | None, option("Requests", "Seed of the random workloads. [at least 0]", show_default="0")
-    ] = None,
-    impl: options.Impl = "reference",
-    device: options.Device = None,
-    graph: Annotated[
-        str | None,
-        option(
-            "Execution",
-            "Part of a round that the fast implementation replays as one CUDA graph; eager: none.",
-            metavar="eager|step|phase|round",
-            show_default="varies between workloads",
-        ),
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class SoakOptions(DeviceOptions, PolicyOptions, RankOptions, JsonOptions):
+    """Options of specsim soak."""
+
+    # Number of requests.
+    requests: Annotated[int | None, common("Requests", at_least=1, default="10000")] = None
+    # Seed of the random workloads.
+    seed: Annotated[int | None, common("Requests", at_least=0, default="0")] = None
+    # Run only this workload, by the name that a failure shows.
+    program: Annotated[str | None, common("Requests", default="all workloads")] = None
+    # Implementation that runs.
+    impl: Annotated[Literal["reference", "fast"], common("Execution")] = "reference"
+    # Part of a round that the fast implementation replays as one CUDA graph; eager: none.
+    graph: Annotated[GraphName | None, option("Execution", default="varies between workloads")] = None
+    # Processes that share the workloads.
     jobs: Annotated[
         int | None,
-        option(
-            "Execution",
-            "Processes that share the workloads. [at least 1]",
-            show_default="2, and 1 with --tensor-parallel, whose ranks are processes",
-        ),
-    ] = None,
-    program: Annotated[
-        str | None,
-        option("Requests", "Run only this workload, by the name that a failure shows.", show_default="all workloads"),
-    ] = None,
-    adaptive: options.Adaptive = None,
-    adaptive_per_request: options.AdaptivePerRequest = False,
-    ranks: RankOptions,
-    json_file: options.JsonFile = None,
-) -> None:
+        common("Execution", at_least=1, default="2, and 1 with --tensor-parallel, whose ranks are processes"),
+    ] = None
+
+
+@in_ranks
+def soak(options: SoakOptions) -> None:
     """Compare random batched workloads with solo runs.
 
     Requests arrive, wait, are preempted and are cancelled; the output of each must equal that of its solo run.
@@ -59,19 +44,27 @@ def soak(
       specsim soak --impl fast --program 0-0-1
     """
     from specsim.correctness.differential.implementation import Shares
-    from specsim.correctness.soak import soak
+    from specsim.correctness.soak import soak as serve_programs
 
-    drawn = {"num_requests": requests, "seed": seed}
+    drawn = {"num_requests": options.requests, "seed": options.seed}
     drawn = {name: value for name, value in drawn.items() if value is not None}
+    program = options.program
     if program is not None and drawn:
         raise InputError("program", program, "nothing with --requests or --seed, which are parts of the program's name")
-    if jobs is None:
-        jobs = 2 if ranks.tensor_parallel == 1 else 1
-    arguments = {"impl": impl, "device": device, "graph": graph, "jobs": jobs, "program": program}
-    policy = options.policy(adaptive, adaptive_per_request)
-    name = f"{adaptive} --adaptive-per-request" if adaptive_per_request else adaptive
-    arguments |= {"adaptive": policy, "policy_name": name}
-    draft_parallel: Any = ranks.draft_parallel  # which EngineOptions checks
-    shares = Shares(ranks.tensor_parallel, draft_parallel)
-    result = soak(**drawn, progress=True, shares=shares, **arguments)
-    options.report("soak", result.show, result.to_json(), json_file, result.is_ok)
+    policy = options.policy()
+    policy_name = options.adaptive
+    if options.adaptive_per_request:
+        policy_name = f"{policy_name} --adaptive-per-request"
+    result = serve_programs(
+        **drawn,
+        impl=options.impl,
+        device=options.device,
+        graph=options.graph,
+        jobs=options.jobs or (2 if options.tensor_parallel == 1 else 1),
+        program=program,
+        adaptive=policy,
+        policy_name=policy_name,
+        progress=True,
+        shares=Shares(options.tensor_parallel, options.draft_parallel),
+    )
+    report("soak", result.show, result.to_json(), options.json, result.is_ok)

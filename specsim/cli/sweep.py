@@ -6,26 +6,15 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from specsim.cli import options
-from specsim.cli.acceptance_options import AcceptanceGroup
-from specsim.cli.file_options import check_png, png, reads, writes
-from specsim.cli.option_groups import flat, with_groups
-from specsim.cli.options import option
-from specsim.cli.server_options import (
-    LoadGroup,
-    Seed,
-    ServerGroup,
-    cell,
-    check_one_load,
-    describe_acceptance,
-    length,
-    sentence,
-)
-from specsim.cli.traffic_options import TrafficGroup, check_times, check_traffic, show_workload, trace_fields
-from specsim.core.errors import InputError, require, require_int, tell
+from specsim.cli.file_options import check_png, png
+from specsim.cli.option_fields import common, option
+from specsim.cli.options import DraftTreeOptions, exclusive, report
+from specsim.cli.server_options import ServerOptions, length, sentence, show_workload
+from specsim.core.errors import InputError, require, tell
 from specsim.core.workers import Workers
 
 if TYPE_CHECKING:
@@ -44,62 +33,34 @@ _ORDER = (
 )
 
 
-@with_groups
-def sweep(
-    *,
-    out: Annotated[
-        Path,
-        option(
-            "Output",
-            "SQLite file that collects the cells; the cells it has are kept.",
-            metavar="FILE",
-            callback=writes,
-        ),
-    ],
-    vary: Annotated[
-        list[str],
-        option(
-            "Sweep",
-            "Values of one option below, or of accept_rate; may be repeated.",
-            metavar="NAME=V1,V2,...",
-            callback=reads,
-        ),
-    ],
-    server: ServerGroup,
-    topk: options.Topk = 1,
-    num_steps: options.NumSteps = 3,
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(ServerOptions, DraftTreeOptions):
+    """Options of specsim sweep."""
+
+    # SQLite file that collects the cells; the cells it has are kept.
+    out: Annotated[Path, common("Output", file="writes")]
+    # Values of one option below, or of accept_rate; may be repeated.
+    vary: Annotated[list[str], common("Sweep", values="NAME=V1,V2,...", file="reads")]
+    # Nodes of the tree that the target verifies, root included.
     num_draft_tokens: Annotated[
-        int | None,
-        option(
-            "Draft tree",
-            "Nodes of the tree that the target verifies, root included. [at least 2]",
-            show_default="num_steps + 1; a tree needs a number",
-        ),
-    ] = None,
-    page_size: options.PageSize = 16,
-    acceptance: AcceptanceGroup,
-    load: LoadGroup,
-    traffic: TrafficGroup,
-    seed: Seed = 0,
-    jobs: Annotated[
-        int | None,
-        option("Execution", "Processes that share the cells. [at least 1]", show_default="one per CPU core"),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        option("Execution", "Dask scheduler to run the cells on.", metavar="ADDRESS", show_default="this machine"),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        option(
-            "Output",
-            "Draw tokens/s of all requests against tokens/s of one to this PNG file.",
-            metavar="FILE",
-            callback=writes,
-        ),
-    ] = None,
-    json_file: options.JsonFile = None,
-) -> None:
+        int | None, common("Draft tree", limits="at least 2", default="num_steps + 1; a tree needs a number")
+    ] = None
+    # Processes that share the cells.
+    jobs: Annotated[int | None, option("Execution", at_least=1, default="one per CPU core")] = None
+    # Dask scheduler to run the cells on.
+    cluster: Annotated[str | None, option("Execution", values="ADDRESS", default="this machine")] = None
+    # Draw tokens/s of all requests against tokens/s of one to this PNG file.
+    plot: Annotated[Path | None, option("Output", file="writes")] = None
+
+    def base_cell(self, varied: "dict[str, list[Any]]") -> "Cell":
+        """Make the cell whose fields vary; InputError for options that would be ignored."""
+        self.check_load(varied)
+        base = self.cell(shares=self.assumed().shares)
+        self.check_times(base, varied.get("concurrency"))
+        return base
+
+
+def sweep(options: SweepOptions) -> None:
     """Simulate every combination of settings and loads.
 
     Each combination is a cell of a grid. An interrupted sweep goes on where it stopped when you run it again.
@@ -110,58 +71,50 @@ def sweep(
       specsim sweep --out cells.sqlite --vary concurrency=1,16,64
       specsim sweep --out cells.sqlite --vary num_steps=1,2,3 --vary rate=1,4
     """
-    arguments = flat(locals())
     from tqdm.auto import tqdm
 
     from specsim.core.files import write_whole
     from specsim.simulator.sweep import Results, cells, check, key, rank_by_load
     from specsim.simulator.sweep import sweep as run
 
-    varied = _varied(vary)
-    base = _base(arguments, varied, traffic)
-    wanted = cells(base, varied)
-    if all(swept_cell.rate is not None for swept_cell in wanted):
-        check_one_load(arguments | varied | {"workload": None})
-    check_png(plot)
-    check(wanted)
-    names = list(dict.fromkeys(map(key, wanted)))
-    with _executor(jobs, cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
+    out = options.out
+    varied = _varied(options.vary)
+    base = options.base_cell(varied)
+    swept_cells = cells(base, varied)
+    clients = options.concurrency or varied.get("concurrency")
+    if clients and all(swept_cell.rate is not None for swept_cell in swept_cells):
+        raise exclusive("rate", varied.get("rate", options.rate), "--concurrency")
+    check_png(options.plot)
+    check(swept_cells)
+    names = list(dict.fromkeys(map(key, swept_cells)))
+    with _executor(options.jobs, options.cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
         results = Results(out)
         try:
-            counts = run(wanted, results, executor, bar.update)
+            counts = run(swept_cells, results, executor, bar.update)
         except BrokenExecutor as error:
             allowed = f"fewer: a process was ended from outside, as for lack of memory; finished cells stay in {out}"
-            raise InputError("jobs", jobs or os.cpu_count(), allowed) from error
+            raise InputError("jobs", options.jobs or os.cpu_count(), allowed) from error
         except KeyboardInterrupt:
             bar.close()
             written = len(results.keys().intersection(names))
             tell(f"interrupted; {written:,} of {len(names):,} cells are in {out}")
             sys.exit(130)  # as after every interrupt, which `main` tells in fewer words
     rows = results.rows(names)
-    said = [
-        "" if "shares" in varied else describe_acceptance(arguments, base),
+    notes = [
+        "" if "shares" in varied else options.describe_acceptance(base),
         "" if "profile" in varied else sentence(base),
     ]
-    assumed = " ".join(filter(None, said))
     value = {"cells": rows, "best": [ranking[0] for ranking in rank_by_load(rows)]}
 
     def print_all(console: "Console") -> None:
-        show(rows, list(varied), counts, out, assumed, console)
+        show(rows, list(varied), counts, out, " ".join(filter(None, notes)), console)
         show_workload(base, console)
 
     try:
-        options.report("sweep", print_all, value, json_file)
+        report("sweep", print_all, value, options.json)
     finally:
-        if plot is not None:
-            write_whole(plot, png("pareto", rows), "plot")
-
-
-def _base(arguments: dict[str, Any], varied: dict[str, list[Any]], traffic: TrafficGroup) -> "Cell":
-    """Make the cell whose fields vary; InputError for options that would be ignored."""
-    check_traffic(arguments | {"rate": varied.get("rate", arguments["rate"]), "concurrency": None})
-    base = cell(arguments | trace_fields(traffic))
-    check_times(arguments | {name: varied[name] for name in ("concurrency",) if name in varied}, base)
-    return base
+        if options.plot is not None:
+            write_whole(options.plot, png("pareto", rows), "plot")
 
 
 def show(
@@ -243,14 +196,12 @@ def _value(text: str) -> Any:
 
 @contextmanager
 def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
-    if jobs is not None:
-        require_int("jobs", jobs)
     if cluster is None:
         with Workers(jobs or os.cpu_count() or 1) as executor:
             yield executor
         return
     if jobs is not None:
-        raise options.exclusive("jobs", jobs, "--cluster")
+        raise exclusive("jobs", jobs, "--cluster")
     try:
         from distributed import Client
     except ImportError as error:

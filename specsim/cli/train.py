@@ -1,12 +1,11 @@
 """specsim train: train a drafter for a target."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from specsim.cli.file_options import reads, writes_folder
-from specsim.cli.options import option
-from specsim.core.errors import require, require_int
+from specsim.cli.option_fields import common, option
+from specsim.core.errors import require
 from specsim.core.kinds import DEFAULT, TRAINABLE
 
 if TYPE_CHECKING:
@@ -18,82 +17,50 @@ CHECKPOINT = "training.pt"
 SMOKE_STEPS = 8
 
 
-def train(
-    out: Annotated[
-        Path,
-        option(
-            "Output",
-            "Folder for the drafter. A run that was ended continues from the checkpoint in it.",
-            metavar="FOLDER",
-            callback=writes_folder,
-        ),
-    ],
-    drafter: Annotated[str, option("Model", "Kind of drafter.", metavar="|".join(TRAINABLE))] = DEFAULT,
-    target: Annotated[
-        str | None,
-        option(
-            "Model",
-            "Target, a Llama of transformers: its folder or hub id.",
-            metavar="FOLDER",
-            show_default="the shipped one",
-            callback=reads,
-        ),
-    ] = None,
-    num_layers: Annotated[
-        int, option("Model", "Layers of P-EAGLE, block, frozen-KV and standalone drafters. [at least 1]")
-    ] = 2,
-    intermediate_size: Annotated[
-        int | None, option("Model", "Width of its feed-forward layers. [at least 1]", show_default="the target's")
-    ] = None,
-    draft_vocab_size: Annotated[int, option("Model", "Most frequent tokens that EAGLE-3 drafts. [at least 1]")] = 1024,
-    data: Annotated[
-        Path | None,
-        option(
-            "Data",
-            "UTF-8 text, or .jsonl with a text a line; one of 16 texts, or of a single one the last sixteenth, is "
-            "held out.",
-            metavar="FILE",
-            show_default="shipped excerpts",
-            callback=reads,
-        ),
-    ] = None,
-    continuations: Annotated[
-        int,
-        option(
-            "Data",
-            "Windows that the target continues before training, greedily and as many by sampling; the drafter then "
-            "learns from what the target writes. 0: from the text. [at least 0]",
-        ),
-    ] = 0,
-    window: Annotated[int, option("Data", "Tokens of a window. [at least num_drafts + 2]")] = 64,
-    num_windows: Annotated[int, option("Training", "Windows of a step. [at least 1]")] = 4,
-    num_roots: Annotated[
-        int, option("Training", "Tokens of a window after which blocks and mask rows draft. [at least 1]")
-    ] = 16,
-    num_steps: Annotated[int, option("Training", "Steps. [at least 1]")] = 1000,
-    num_drafts: Annotated[
-        int, option("Training", "Depth that the drafter learns; MTP has a module for each. [at least 1]")
-    ] = 3,
-    loss: Annotated[
-        str,
-        option(
-            "Training",
-            "Loss of a draft against the target's distribution; tv is 1 - acceptance, lk turns from kl to tv.",
-            metavar="cross-entropy|kl|tv|log-acceptance|lk",
-        ),
-    ] = "cross-entropy",
-    position_weights: Annotated[
-        str,
-        option(
-            "Training",
-            "Weights of depths: 0.9 to the power of the depth, equal, or by the drafter's own confidence (d-pace).",
-            metavar="decay|equal|d-pace",
-        ),
-    ] = "decay",
-    peak_rate: Annotated[float, option("Training", "Largest learning rate. [0 to 1]")] = 4e-3,
-    seed: Annotated[int, option("Training", "Random seed. [0 to 2^31 - 1]")] = 0,
-    smoke: Annotated[bool, option("Training", f"Take {SMOKE_STEPS} steps, to see that all works.", "--smoke")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of specsim train."""
+
+    # Folder for the drafter. A run that was ended continues from the checkpoint in it.
+    out: Annotated[Path, common("Output", values="FOLDER", file="folder")]
+    # Kind of drafter.
+    drafter: Annotated[str, common("Model", choices=TRAINABLE)] = DEFAULT
+    # Target, a Llama of transformers: its folder or hub id.
+    target: Annotated[str | None, common("Model", values="FOLDER", default="the shipped one", file="reads")] = None
+    # Layers of P-EAGLE, block, frozen-KV and standalone drafters.
+    num_layers: Annotated[int, option("Model", at_least=1)] = 2
+    # Width of its feed-forward layers.
+    intermediate_size: Annotated[int | None, option("Model", at_least=1, default="the target's")] = None
+    # Most frequent tokens that EAGLE-3 drafts.
+    draft_vocab_size: Annotated[int, option("Model", at_least=1)] = 1024
+    # UTF-8 text, or .jsonl with a text a line; one of 16 texts, or of a single one the last sixteenth, is held out.
+    data: Annotated[Path | None, common("Data", default="shipped excerpts", file="reads")] = None
+    # Windows that the target continues before training, greedily and as many by sampling; the drafter then learns from
+    # what the target writes. 0: from the text.
+    continuations: Annotated[int, common("Data", at_least=0)] = 0
+    # Tokens of a window.
+    window: Annotated[int, common("Data", limits="at least num_drafts + 2")] = 64
+    # Windows of a step.
+    num_windows: Annotated[int, common("Training", at_least=1)] = 4
+    # Tokens of a window after which blocks and mask rows draft.
+    num_roots: Annotated[int, option("Training", at_least=1)] = 16
+    # Steps.
+    num_steps: Annotated[int, common("Training", at_least=1)] = 1000
+    # Depth that the drafter learns; MTP has a module for each.
+    num_drafts: Annotated[int, common("Training", at_least=1)] = 3
+    # Loss of a draft against the target's distribution; tv is 1 - acceptance, lk turns from kl to tv.
+    loss: Annotated[Literal["cross-entropy", "kl", "tv", "log-acceptance", "lk"], common("Training")] = "cross-entropy"
+    # Weights of depths: 0.9 to the power of the depth, equal, or by the drafter's own confidence (d-pace).
+    position_weights: Annotated[Literal["decay", "equal", "d-pace"], common("Training")] = "decay"
+    # Largest learning rate.
+    peak_rate: Annotated[float, common("Training", at_least=0, at_most=1)] = 4e-3
+    # Random seed.
+    seed: Annotated[int, common("Training", at_least=0, at_most=2**31 - 1)] = 0
+    # Take 8 steps, to see that all works.
+    smoke: Annotated[bool, common("Training")] = False
+
+
+def train(options: TrainOptions) -> None:
     """Train a drafter for a target, on a CPU or one GPU.
 
     The drafter learns the target's distributions, and its acceptance is estimated on texts that are held out. Measure
@@ -105,25 +72,21 @@ def train(
       specsim train --out head --num-steps 300
       specsim train --drafter dflash --position-weights d-pace --out block
     """
-    given = locals()
-    require_int("seed", seed, 0, 2**31 - 1)
-    require_int("continuations", continuations, 0)
-    if intermediate_size is not None:
-        require_int("intermediate_size", intermediate_size)
     from specsim.training import TrainingOptions
 
-    names = [field.name for field in fields(TrainingOptions) if field.name in given]
-    chosen: dict[str, Any] = {name: given[name] for name in names}
-    if smoke:
-        chosen["num_steps"] = SMOKE_STEPS
-    options = TrainingOptions(**chosen)
+    names = {field.name for field in fields(options)} & {field.name for field in fields(TrainingOptions)}
+    values: dict[str, Any] = {name: getattr(options, name) for name in names}
+    if options.smoke:
+        values["num_steps"] = SMOKE_STEPS
+    training = TrainingOptions(**values)
+    out = options.out
     require(not (out / "config.json").exists(), "out", str(out), "a folder without a drafter")
-    folder = _target_folder(target)
+    folder = _target_folder(options.target)
     model = _load(folder)
-    options.feature_layers_of(model.config.num_hidden_layers)
-    trained, prompts = _train(model, folder, data, continuations, options, out)
+    training.feature_layers_of(model.config.num_hidden_layers)
+    trained, prompts = _train(model, folder, options, training)
     trained.drafter.write(out)
-    _show(model, trained, prompts, options, out)
+    _show(model, trained, prompts, training, out)
 
 
 def _target_folder(target: str | None) -> Path:
@@ -146,12 +109,7 @@ def _load(folder: Path) -> "LlamaForCausalLM":
 
 
 def _train(
-    model: "LlamaForCausalLM",
-    folder: Path,
-    data: Path | None,
-    continuations: int,
-    options: "TrainingOptions",
-    out: Path,
+    model: "LlamaForCausalLM", folder: Path, options: TrainOptions, training: "TrainingOptions"
 ) -> tuple["Trained", list[list[int]]]:
     """Read the texts and train; with the prompts that are held out."""
     from specsim.models.checkpoint.vocabulary import LazyTokenizer
@@ -159,15 +117,16 @@ def _train(
     from specsim.training import TrainingText, continue_windows, train_drafter
     from specsim.training.text import split_texts
 
+    data = options.data
     texts = [text["text"] for text in load_prompts(name="text")] if data is None else _texts(data)
     end: Any = model.config.eos_token_id
     separator = end[0] if isinstance(end, list) else end or 0
     split = split_texts(texts, LazyTokenizer(folder), separator)
     text = TrainingText(split.tokens_T)
-    if continuations:
-        text = continue_windows(model, split.tokens_T, continuations, options.window // 2, options.window, options.seed)
-    out.mkdir(parents=True, exist_ok=True)
-    return train_drafter(model, text, options, checkpoint=out / CHECKPOINT, progress=True), split.prompts
+    if count := options.continuations:
+        text = continue_windows(model, split.tokens_T, count, options.window // 2, options.window, options.seed)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return train_drafter(model, text, training, checkpoint=options.out / CHECKPOINT, progress=True), split.prompts
 
 
 def _texts(path: Path) -> list[str]:

@@ -29,7 +29,7 @@ def test_a_pair_is_recorded(call, record, tmp_path):
     found = read_record(record)
     assert (found.num_steps, found.topk, len(found.counts), found.is_by_request) == (2, 1, 3, True)
     value = json.loads(Path(record).read_text())
-    assert value["source"] == "specsim accept --target tiny --drafter eagle3 --num-steps 2 --max-new-tokens 12"
+    assert value["source"] == "specsim accept --target tiny --drafter eagle3 --max-new-tokens 12 --num-steps 2"
     status, out, _ = call(*PAIR)
     assert status == 0
     assert f"accept length  {found.accept_length:.3f} tokens a round, bonus included" in out

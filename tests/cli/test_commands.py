@@ -18,13 +18,29 @@ def test_version(call):
 
 
 def test_a_shell_completes_commands_and_options(monkeypatch, call):
-    """Complete the words so far, as typer's script of a shell does."""
-    monkeypatch.setenv("_SPECSIM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("_SPECSIM_COMPLETE", "bash_complete")
     for words, completed in (("specsim ge", "generate"), ("specsim generate --topk 1 --num-d", "--num-draft-tokens")):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
         status, out, _ = call()
-        assert (status, out.split()) == (0, [completed])
+        assert (status, out.split()) == (0, [f"plain,{completed}"])
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_is_installed_once(monkeypatch, call, tmp_path, shell):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", f"/bin/{shell}")
+    _, script, _ = call("--show-completion")
+    for _ in range(2):
+        assert call("--install-completion")[0] == 0
+    texts = {path.name: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert script.strip() == texts[f"specsim.{shell}"].strip()
+    assert shell == "fish" or texts[".zshrc"].count("source") == 1
+
+
+def test_completion_of_another_shell_is_refused(monkeypatch, call, assert_one_sentence):
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert_one_sentence(call("--install-completion"), "SHELL")
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,8 @@ def test_json_of_run_says_where_it_comes_from(tiny, call, serve, tmp_path):
     assert serve(*given, "--max-running", "8", "--json", str(file))[::2] == (0, "")
     first = json.loads(file.read_text())
     assert first["file"] == str(lines)
-    command = f"specsim run --requests {lines} --slots 700 --prefix-cache --topk 2 --draft-field"
-    assert first["command"] == f"{command} '{fields[0]}' --draft-field {fields[1]}"
+    command = f"specsim run --requests {lines} --slots 700 --prefix-cache --draft-field"
+    assert first["command"] == f"{command} '{fields[0]}' --draft-field {fields[1]} --topk 2"
     assert first["versions"] == specsim.core.provenance.versions("cpu")
     assert datetime.fromisoformat(first["date"]) <= datetime.now(UTC)
     assert call(*shlex.split(first["command"])[1:], "--json", str(file))[0] == 0
@@ -281,7 +281,7 @@ def test_a_command_with_a_preset_is_written_without_it(serve, tmp_path):
     for options in (("--preset", "naive-eagle", "--num-steps", "3"), ("--topk", "1", "--page-size", "1")):
         assert serve(*options, "--json", str(tmp_path / "out.json"))[::2] == (0, "")
         written.append(json.loads((tmp_path / "out.json").read_text())["command"])
-    assert shlex.split(written[0])[4:] == shlex.split(written[1])[4:] == ["--topk", "1", "--page-size", "1"]
+    assert shlex.split(written[0])[4:] == shlex.split(written[1])[4:] == ["--page-size", "1", "--topk", "1"]
 
 
 def test_an_adaptive_server_counts_rounds_by_setting(serve, tmp_path):

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-from typer.main import get_command
 
-from specsim.cli.main import app
+from specsim.cli.main import FUNCTIONS, app, command
 
 pytest.importorskip("matplotlib")
 
@@ -97,28 +96,26 @@ def fault(words: list[str]) -> str | None:
 
 def unparsed(arguments: list[str]) -> str | None:
     """The complaint of the command line about its arguments; nothing is run."""
-    program = get_command(app)
     try:
-        context = program.make_context("specsim", list(arguments))
-        if context.invoked_subcommand or context.args or context._protected_args:
-            name, command, rest = program.resolve_command(context, [*context._protected_args, *context.args])
-            command.make_context(name, rest, parent=context)
+        context = app.make_context("specsim", list(arguments))
+        if words := [*context._protected_args, *context.args]:
+            name, program, rest = app.resolve_command(context, words)
+            program.make_context(name, rest, parent=context)
     except Exception as error:
         name = type(error).__name__  # --help and --version end by an exception
-        return None if name == "Exit" else f"{name}: {getattr(error, 'message', error)}"
+        is_reader_file = getattr(error, "name", "") == "config"
+        return None if name == "Exit" or is_reader_file else f"{name}: {getattr(error, 'message', error)}"
     return None
 
 
 def unknown_parts(line: str) -> list[str]:
     """Options of a command within a sentence that it does not have; its values may be left open."""
-    program = get_command(app)
     _, name, *words = line.split()
-    names = program.commands if name.islower() else {}
     if name.startswith("-") or name.isupper():  # specsim --help, specsim COMMAND
         return []
-    if name not in names:
+    if name not in FUNCTIONS:
         return [name]
-    known = {option for param in names[name].params for option in (*param.opts, *param.secondary_opts)}
+    known = {option for param in command(name).params for option in (*param.opts, *param.secondary_opts)}
     used = {word.partition("=")[0] for word in words if word.startswith("--")}
     return sorted(used - known - {"--help"})
 

@@ -1,7 +1,7 @@
 """Cells have the defaults of the commands, and refuse values that are not acceptance rates."""
 
 import json
-from inspect import signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,25 +9,28 @@ import pytest
 from specsim import SpecConfig
 from specsim.acceptance.files import read_record
 from specsim.cli import server_options
-from specsim.cli.plan import plan
-from specsim.cli.simulate import simulate
-from specsim.cli.sweep import sweep
+from specsim.cli.plan import PlanOptions
+from specsim.cli.simulate import SimulateOptions
+from specsim.cli.sweep import SweepOptions
 from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.rank_by_depth import chain_shares
 
-
-@pytest.mark.parametrize("command", [plan, sweep])
-def test_defaults_of_commands_are_those_of_a_cell(command):
-    given = {name: each.default for name, each in signature(command).parameters.items()}
-    assert server_options.cell(given) == Cell(profile="vllm-2026-dense")
+PLAN = PlanOptions()
+SWEEP = SweepOptions(out=Path("cells.sqlite"), vary=["seed=1"])
 
 
-@pytest.mark.parametrize(("command", "means"), [(plan, (512, 256)), (sweep, (512, 256)), (simulate, (512, 128))])
-def test_lengths_are_spread_by_default(command, means):
-    given = {name: each.default for name, each in signature(command).parameters.items()}
-    lengths = [server_options.length(name, given[name]) for name in ("prompt_tokens", "output_tokens")]
+@pytest.mark.parametrize("options", [PLAN, SWEEP])
+def test_defaults_of_commands_are_those_of_a_cell(options):
+    assert options.cell() == Cell(profile="vllm-2026-dense")
+
+
+@pytest.mark.parametrize(
+    ("options", "means"), [(PLAN, (512, 256)), (SWEEP, (512, 256)), (SimulateOptions(), (512, 128))]
+)
+def test_lengths_are_spread_by_default(options, means):
+    lengths = [server_options.length(name, getattr(options, name)) for name in ("prompt_tokens", "output_tokens")]
     assert all(least < most for least, most in lengths)
     assert [np.mean(each) for each in lengths] == list(means)
 

@@ -82,7 +82,7 @@ def test_a_sweep_serves_a_file_of_requests(command, azure, tmp_path):
         (["--vary", "num_steps=1", "--prompt-tokens", "5"], "prompt_tokens", "5"),
         (["--vary", "num_steps=1", "--concurrency", "5"], "concurrency", 5),
         (["--vary", "concurrency=1,2"], "concurrency", [1, 2]),
-        (["--vary", "num_steps=1", "--burstiness", "2"], "burstiness", "2.0"),
+        (["--vary", "num_steps=1", "--burstiness", "2"], "burstiness", 2.0),
         (["--vary", "trace=a.csv"], "vary", "trace"),
     ],
 )
