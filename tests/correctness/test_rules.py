@@ -29,10 +29,18 @@ wrong = AcceptanceRule("wrong", "sampled", from_target)
 
 
 @pytest.fixture
-def module(tmp_path):
-    path = tmp_path / "sampled_rules_of_a_user.py"
-    path.write_text(FILE)
-    return str(path)
+def run(tmp_path, capsys):
+    """Run a command; {} stands for the file of rules. Returns exit status, output, error, and what --json wrote."""
+    module = tmp_path / "sampled_rules_of_a_user.py"
+    module.write_text(FILE)
+    written = tmp_path / "out.json"
+
+    def run(words: str) -> tuple[int, str, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main([*words.format(module).split(), "--json", str(written)])
+        return exit_info.value.code, *capsys.readouterr(), written.read_text() if written.exists() else ""
+
+    return run
 
 
 def by_precision(_tree, prob_NV, _draft_prob_NV, _uniforms, _final):
@@ -66,62 +74,35 @@ def test_a_rule_that_differs_between_engines_is_a_mismatch():
     assert len(found.failures()) == 1
 
 
-def test_the_diff_command_takes_a_rule(module, tmp_path, capsys):
-    arguments = ["diff", "--rule", f"{module}:right", "--verifier", "rejection", "--topk", "1", "--num-steps", "2"]
-    main_arguments = [*arguments, "--temperature", "1", "--batch", "1", "--device", DEVICE]
-    with pytest.raises(SystemExit) as exit_info:
-        main([*main_arguments, "--json", str(tmp_path / "d.json")])
-    assert exit_info.value.code == 0
-    assert "The implementations are equal." in capsys.readouterr().out
-    assert "rule right" in (tmp_path / "d.json").read_text()
+CHAIN = "--rule {}:right --verifier rejection --topk 1 --temperature 1"
 
 
-def test_generate_takes_a_rule(module, tmp_path, capsys):
-    file = tmp_path / "g.json"
-    given = ["--rule", f"{module}:right", "--verifier", "rejection", "--topk", "1", "--temperature", "1"]
-    with pytest.raises(SystemExit) as exit_info:
-        main(["generate", *given, "--max-new-tokens", "6", "--json", str(file)])
-    assert exit_info.value.code == 0
-    assert "acceptance rule right" in capsys.readouterr().out
-    assert json.loads(file.read_text())["acceptance"] == {"synthetic": False, "rule": "right"}
+def test_commands_take_a_rule(run):
+    status, printed, _, written = run(f"diff {CHAIN} --num-steps 2 --batch 1 --device {DEVICE}")
+    assert (status, "The implementations are equal." in printed, "rule right" in written) == (0, True, True)
+    status, printed, _, written = run(f"generate {CHAIN} --max-new-tokens 6")
+    assert (status, "acceptance rule right" in printed) == (0, True)
+    assert json.loads(written)["acceptance"] == {"synthetic": False, "rule": "right"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"),
+    ("words", "name"),
     [
-        (["generate", "--rule", "{}:right"], "verifier"),
-        (
-            [
-                "generate",
-                "--rule",
-                "{}:right",
-                "--verifier",
-                "rejection",
-                "--topk",
-                "1",
-                "--impl",
-                "fast",
-                "--device",
-                DEVICE,
-                "--graph",
-                "round",
-            ],
-            "graph",
-        ),
-        (["diff", "--rule", "{}:right"], "verifier"),
-        (["diff", "--rule", "{}"], "rule"),
-        (["diff", "--rule", "{}:from_target"], "rule"),
-        (["diff", "--rule", "{}:nothing"], "rule"),
-        (["diff", "--grid", "quick", "--rule", "{}:right"], "rule"),
-        (["sampling-test", "--verifier", "block", "--rule", "{}:right"], "verifier"),
-        (["sampling-test", "--rule", "nothing.py:right"], "module"),
+        ("generate --rule {}:right", "verifier"),
+        (f"generate {CHAIN.replace(' --temperature 1', '')} --impl fast --device {DEVICE} --graph round", "graph"),
+        ("diff --rule {}:right", "verifier"),
+        ("diff --rule {}", "rule"),
+        ("diff --rule {}:from_target", "rule"),
+        ("diff --rule {}:nothing", "rule"),
+        ("diff --grid quick --rule {}:right", "rule"),
+        ("sampling-test --verifier block --rule {}:right", "verifier"),
+        ("sampling-test --rule nothing.py:right", "module"),
     ],
 )
-def test_bad_places_of_rules_are_refused(module, arguments, name, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main([each.format(module) for each in arguments])
-    assert exit_info.value.code == 2
-    assert capsys.readouterr().err.startswith(f"specsim: {name} is ")
+def test_bad_places_of_rules_are_refused(run, words, name):
+    status, _, error, _ = run(words)
+    assert status == 2
+    assert error.startswith(f"specsim: {name} is ")
 
 
 def test_whole_graphs_and_rules_exclude_each_other():
@@ -133,11 +114,10 @@ RULE = AcceptanceRule("mine", "best", lambda *_: Accepted([0], 0))
 
 
 @pytest.mark.parametrize(("name", "status"), [("right", 0), ("wrong", 1)])
-def test_sampling_tests_accept_and_reject_rules(module, tmp_path, name, status):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["sampling-test", "--rule", f"{module}:{name}", "--tokens", "4000", "--json", str(tmp_path / "s.json")])
-    assert exit_info.value.code == status
-    rows = json.loads((tmp_path / "s.json").read_text())["tests"]
+def test_sampling_tests_accept_and_reject_rules(run, name, status):
+    exit_status, _, _, written = run(f"sampling-test --rule {{}}:{name} --tokens 4000")
+    assert exit_status == status
+    rows = json.loads(written)["tests"]
     assert {row["name"] for row in rows} == {name}
     assert any(row["is_rejected"] for row in rows) == bool(status)
 
