@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specsim.cli.main import main
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.core.user_module import load_module
@@ -160,17 +159,12 @@ def test_an_injected_error_is_found(operation, tmp_path):
 # The command
 
 
-def command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["conformance", *arguments])
-    return ended.value.code or 0
-
-
-def test_the_command_names_the_case_and_first_wrong_element(tmp_path, capsys):
+def test_the_command_names_the_case_and_first_wrong_element(tmp_path, call):
     source = Path(PLAIN).read_text().replace("= topk_index[b]", "= topk_index[0]")
     module, file = module_of(source, tmp_path), tmp_path / "report.json"
-    assert command("--module", module, "--ops", "shift_ids,move_kv", "--device", "cpu", "--json", str(file)) == 1
-    printed = capsys.readouterr().out
+    options = ["--module", module, "--ops", "shift_ids,move_kv", "--device", "cpu", "--json", str(file)]
+    status, printed, _ = call("conformance", *options)
+    assert status == 1
     assert re.search(r"shift_ids +rotate_input_ids_triton +4 +1 +0 +3", printed)
     shown = "input_ids[2]: expected 8, found 7 (2 elements differ)"
     assert f"shift_ids: chunks of 1, 2 and 8 tokens\n    different: {shown}\n" in printed
@@ -186,11 +180,11 @@ def test_a_message_of_several_lines_stands_under_its_case(capsys):
     assert "select: a chain\n    raised: CompilationError: at 30:4:\n    no such type\n" in capsys.readouterr().out
 
 
-def test_the_pages_adapter_passes(tmp_path, capsys):
+def test_the_pages_adapter_passes(tmp_path, call):
     """Every case, a malformed tree in its own process included."""
     (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert command("--module", module_of(source, tmp_path), "--device", "cpu") == 0
-    assert "Wrong" not in capsys.readouterr().out
+    status, printed, _ = call("conformance", "--module", module_of(source, tmp_path), "--device", "cpu")
+    assert (status, "Wrong" in printed) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -209,10 +203,10 @@ def test_the_pages_adapter_passes(tmp_path, capsys):
         (["--module", PLAIN, "--json", "no/such/folder.json"], "json is"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments, sentence, capsys):
-    assert command(*arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert sentence in line
+def test_bad_input_is_one_sentence(arguments, sentence, call):
+    status, _, error = call("conformance", *arguments)
+    assert (status, error.count("\n")) == (2, 1)
+    assert sentence in error
 
 
 LAZY = """

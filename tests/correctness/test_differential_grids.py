@@ -11,7 +11,6 @@ import torch
 
 import specsim.correctness.differential.grid_run as running
 from specsim import SpecConfig
-from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.correctness.differential import CellResult, GridResult, check, grid, run_grid
 from specsim.correctness.differential.cell import AXES, cell_of
@@ -249,13 +248,13 @@ def test_an_infinite_logprob_error_is_resumed(kept_grid):
 def test_a_result_of_another_schema_is_not_resumed(tmp_path, call):
     file = tmp_path / "grid.json"
     words = ["--topk", "1", "--num-steps", "1", "--batch", "1", "--impl", "reference", "--json", str(file)]
-    assert call(*words)[0] == 0
+    assert call("diff", *words)[0] == 0
     kept = json.loads(file.read_text())
     assert kept["schema"] == "specsim/diff/1"
-    assert call(*words, "--resume")[0] == 0
+    assert call("diff", *words, "--resume")[0] == 0
     for schema in ("specsim/diff/0", "specsim/diff/99", None):
         file.write_text(json.dumps(kept | {"schema": schema}))
-        status, out, err = call(*words, "--resume")
+        status, out, err = call("diff", *words, "--resume")
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert f"allowed: a file of schema specsim/diff/1, not {schema}; without --resume" in err
 
@@ -282,21 +281,11 @@ def test_a_cell_that_cannot_be_is_refused(changes):
 # The command.
 
 
-@pytest.fixture
-def call(capsys):
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exit_info:
-            main(("diff", *arguments))
-        return exit_info.value.code, *capsys.readouterr()
-
-    return call
-
-
 def test_diff_shows_one_cell(call, tmp_path):
     file = tmp_path / "out.json"
     setting = "--topk 2 --num-steps 3 --num-draft-tokens 6 --page-size 4 --drafter eagle --family qwen3 --batch 2"
     modes = "--draft-kv ancestor --extend ragged --release round --temperature 0.8 --free"
-    status, out, err = call(*setting.split(), *modes.split(), "--impl", "reference", "--json", str(file))
+    status, out, err = call("diff", *setting.split(), *modes.split(), "--impl", "reference", "--json", str(file))
     assert (status, err) == (0, "")
     assert out.rstrip().endswith("The implementations are equal.")
     names = [line.split("  ")[0] for line in out.splitlines()]
@@ -309,7 +298,7 @@ def test_diff_shows_one_cell(call, tmp_path):
 def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):
     cells = []
     monkeypatch.setattr(running, "check", lambda cell, **_: cells.append(cell) or replace(GOOD, id=cell.id))
-    status, _, err = call("--family", "shipped", "--regex", "(no|yes)!", "--impl", "reference", "--jobs", "2")
+    status, _, err = call("diff", "--family", "shipped", "--regex", "(no|yes)!", "--impl", "reference", "--jobs", "2")
     assert (status, err) == (0, "")
     (cell,) = cells
     assert (cell.id, list(cell.grammars)) == ("one cell, (no|yes)!", [0, 2])
@@ -319,7 +308,7 @@ def test_diff_puts_every_other_request_under_an_expression(call, monkeypatch):
 def test_diff_fails_on_a_mismatch_and_names_its_place(call, monkeypatch):
     wrong = replace(GOOD, mismatches=1, first_divergence=Divergence("a", 1, "draft", 0, 0, "positions", 15, 16))
     monkeypatch.setattr(running, "check", lambda cell, **_: replace(wrong, id=cell.id))
-    status, out, _ = call("--impl", "reference")
+    status, out, _ = call("diff", "--impl", "reference")
     assert status == 1
     assert "First divergence: " in out
     assert "positions is 16" in out
@@ -346,6 +335,6 @@ def test_diff_fails_on_a_mismatch_and_names_its_place(call, monkeypatch):
     ],
 )
 def test_diff_refuses_bad_input(call, arguments, name):
-    status, out, err = call("--impl", "reference", *arguments)
+    status, out, err = call("diff", "--impl", "reference", *arguments)
     assert (status, out) == (2, "")
     assert err.startswith(f"specsim: {name} is ")

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from specsim import AcceptanceRule, Accepted, InputError
-from specsim.cli.main import main
 from specsim.core.uniforms import lane_accept_uniforms
 from specsim.correctness import wrong_rules
 from specsim.correctness.exact import certify_rules, load_rules
@@ -438,18 +437,16 @@ def module(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "status"), [("right", 0), ("wrong", 1), ("unknown", 2)])
-def test_the_command_proves_refutes_or_declines(module, tmp_path, capsys, name, status):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["certify", "--module", f"{module}:{name}", "--json", str(tmp_path / "c.json")])
-    assert exit_info.value.code == status
-    printed = capsys.readouterr()
+def test_the_command_proves_refutes_or_declines(module, tmp_path, call, name, status):
+    exit_status, out, error = call("certify", "--module", f"{module}:{name}", "--json", str(tmp_path / "c.json"))
+    assert exit_status == status
     result = json.loads((tmp_path / "c.json").read_text())
     assert result["is_ok"] == (status == 0)
-    words = " ".join(printed.out.split())
+    words = " ".join(out.split())
     assert ("lossless certificates hold" in words) == (status == 0)
     assert ("Counterexample to wrong: on 2 tokens, 1 draft" in words) == (status == 1)
-    assert ("multiplies uniforms[0] by final_uniform" in printed.err) == (status == 2)
-    assert "Traceback" not in printed.err
+    assert ("multiplies uniforms[0] by final_uniform" in error) == (status == 2)
+    assert "Traceback" not in error
     assert bool(result["not_certified"]) == (status == 2)
     assert any(row["counterexample"] for row in result["certificates"]) == (status == 1)
 
@@ -468,8 +465,6 @@ def test_a_place_without_a_rule_is_refused(module, place):
 
 
 @pytest.mark.parametrize("arguments", [["--verifier", "block"], ["--impl", "fast"], ["--device", "cpu"]])
-def test_options_of_the_packages_verifiers_are_refused(module, arguments, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["certify", "--module", module, *arguments])
-    assert exit_info.value.code == 2
-    assert f"{arguments[0].strip('-')} is " in capsys.readouterr().err
+def test_options_of_the_packages_verifiers_are_refused(module, arguments, call):
+    status, _, error = call("certify", "--module", module, *arguments)
+    assert (status, f"{arguments[0].strip('-')} is " in error) == (2, True)

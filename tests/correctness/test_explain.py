@@ -7,7 +7,6 @@ from math import inf, nan
 import pytest
 import torch
 
-from specsim.cli.main import main
 from specsim.core.errors import InputError
 from specsim.correctness.explain import Answer, Noise, explain, read_answers
 from specsim.correctness.explain.finding import ERRORS, AnswerComparison, ComparedWeights, decide
@@ -316,16 +315,14 @@ def test_float64_is_not_measured_against_itself():
 
 
 @pytest.fixture
-def command(tmp_path, capsys):
+def command(tmp_path, call):
     """Run the command on two answers, or lists of outputs; its exit status and what it printed."""
 
     def run(a: object, b: object, *options: str) -> tuple[int, str, str]:
         paths = [tmp_path / "a.json", tmp_path / "b.json"]
         for path, value in zip(paths, (a, b), strict=True):
             path.write_text(json.dumps({"outputs": value} if isinstance(value, list) else value))
-        with pytest.raises(SystemExit) as status:
-            main(["explain", "--a", str(paths[0]), "--b", str(paths[1]), *options])
-        return status.value.code or 0, *capsys.readouterr()
+        return call("explain", "--a", str(paths[0]), "--b", str(paths[1]), *options)
 
     return run
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import specsim
-from specsim.cli.main import main
 from specsim.core import uniforms
 from specsim.core.provenance import versions
 from specsim.correctness.faults import Fault, FaultFinding, StaleFault, Trial
@@ -246,33 +245,27 @@ def test_accesses_outside_the_tensors_are_found_and_masked():
 # The command.
 
 
-def test_the_command_shows_and_writes_every_result(tmp_path, capsys, monkeypatch):
+def test_the_command_shows_and_writes_every_result(tmp_path, call, monkeypatch):
     catalogue = CatalogueResult(
         (FaultResult(fault(STOPS), (FaultFinding("tokens", "p", 1, 2),), (), 1.0),), "cpu", 2.0, "", versions("cpu")
     )
     monkeypatch.setattr("specsim.correctness.faults.run_catalogue", lambda names, **options: catalogue)
     file = tmp_path / "faults.json"
-    assert status(["faults", "--name", "made-up", "--json", str(file)]) == 0
-    assert "made-up" in capsys.readouterr().out
+    status, out, _ = call("faults", "--name", "made-up", "--json", str(file))
+    assert (status, "made-up" in out) == (0, True)
     value = json.loads(file.read_text())
     assert (value["faults"], value["detected"], value["detected_as_named"]) == (1, 1, 1)
     assert value["command"] == "specsim faults --name made-up"
     missed = replace(catalogue, results=(replace(catalogue.results[0], findings=()),))
     monkeypatch.setattr("specsim.correctness.faults.run_catalogue", lambda names, **options: missed)
-    assert status(["faults"]) == 1
-    assert "the check finds nothing" in capsys.readouterr().out
-
-
-def status(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return ended.value.code or 0
+    status, out, _ = call("faults")
+    assert (status, "the check finds nothing" in out) == (1, True)
 
 
 @pytest.mark.parametrize(("option", "text"), [(["--name", "none"], "name is 'none'"), (["--jobs", "0"], "jobs is 0")])
-def test_bad_input_is_a_sentence(option, text, capsys):
-    assert status(["faults", *option]) == 2
-    assert text in capsys.readouterr().err
+def test_bad_input_is_a_sentence(option, text, call):
+    status, _, error = call("faults", *option)
+    assert (status, text in error) == (2, True)
 
 
 # The catalogue.

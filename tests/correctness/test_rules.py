@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from specsim import AcceptanceRule, Accepted, InputError, SamplingParams, SpecConfig
-from specsim.cli.main import main
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.grid_run import run_grid
 from specsim.correctness.statistics import run_sampling_tests
@@ -29,16 +28,15 @@ wrong = AcceptanceRule("wrong", "sampled", from_target)
 
 
 @pytest.fixture
-def run(tmp_path, capsys):
+def run(tmp_path, call):
     """Run a command; {} stands for the file of rules. Returns exit status, output, error, and what --json wrote."""
     module = tmp_path / "sampled_rules_of_a_user.py"
     module.write_text(FILE)
     written = tmp_path / "out.json"
 
     def run(words: str) -> tuple[int, str, str, str]:
-        with pytest.raises(SystemExit) as exit_info:
-            main([*words.format(module).split(), "--json", str(written)])
-        return exit_info.value.code, *capsys.readouterr(), written.read_text() if written.exists() else ""
+        result = call(*words.format(module).split(), "--json", str(written))
+        return *result, written.read_text() if written.exists() else ""
 
     return run
 

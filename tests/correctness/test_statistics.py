@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from specsim import SamplingParams, SpecConfig, generate
-from specsim.cli.main import main
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import Batch
@@ -329,11 +328,11 @@ def test_fast_and_reference_write_equal_tokens_on_dyadic_models(verifier, device
 # The command
 
 
-def test_the_command_prints_and_writes_the_tests(tmp_path, capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["sampling-test", "--verifier", "gumbel", "--tokens", "30", "--json", str(tmp_path / "tests.json")])
-    assert done.value.code == 2  # as so few tokens would detect no error
-    (shown, said), written = capsys.readouterr(), json.loads((tmp_path / "tests.json").read_text())
+def test_the_command_prints_and_writes_the_tests(tmp_path, call):
+    options = ["--verifier", "gumbel", "--tokens", "30", "--json", str(tmp_path / "tests.json")]
+    status, shown, said = call("sampling-test", *options)
+    assert status == 2  # as so few tokens would detect no error
+    written = json.loads((tmp_path / "tests.json").read_text())
     assert "None is rejected" in shown
     assert [row["sampling"] for row in written["tests"]] == [setting.name for setting in SETTINGS]
     assert said.startswith("specsim: tokens is 30; ")
