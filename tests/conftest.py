@@ -182,6 +182,19 @@ def in_two_ranks() -> Callable[[Callable[[Any], Any]], list[Any]]:
     return run_in_ranks
 
 
+@pytest.fixture
+def call(capsys) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in this process: (exit status, stdout, stderr)."""
+    from specsim.cli.main import main
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main(arguments)
+        return exit_info.value.code, *capsys.readouterr()
+
+    return call
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """Choose the device on which the fast implementation is tested."""

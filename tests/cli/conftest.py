@@ -1,4 +1,4 @@
-"""Fixtures of the command line tests: a small pair instead of the shipped one, and calls of commands."""
+"""Fixtures of the command line tests: a small pair instead of the shipped one, and files of bad input."""
 
 import json
 import os
@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 import specsim.core.provenance
 import specsim.models.shipped
-from specsim.cli.main import main
 from specsim.core.block import BlockDrafterConfig
 from specsim.core.pair import Pair
 from specsim.core.target import ModelConfig
@@ -93,18 +92,6 @@ def tiny(tmp_path_factory) -> Path:
 @pytest.fixture
 def shipped(tiny, monkeypatch):
     monkeypatch.setattr(specsim.models.shipped, "TINY", tiny)
-
-
-@pytest.fixture
-def call(capsys):
-    """Run the command line in this process: (exit status, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exit_info:
-            main(arguments)
-        return exit_info.value.code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture

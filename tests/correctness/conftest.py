@@ -1,4 +1,4 @@
-"""The command line, and fixtures of the differential: budgets computed once, and engines with one fault."""
+"""Fixtures of the differential tests: budgets computed once, and engines with one fault."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,22 +7,9 @@ from functools import partial
 import pytest
 
 import specsim.correctness.differential.grid_run as running
-from specsim.cli.main import main
 from specsim.correctness.differential import Cell, CellResult, check
 from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.pairs import make_pair
-
-
-@pytest.fixture
-def call(capsys) -> Callable[..., tuple[int, str, str]]:
-    """Run the command line in this process: (exit status, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exit_info:
-            main(arguments)
-        return exit_info.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture(scope="session")
