@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from specsim.serving.outputs import Generation
 
 
+RANDOM_PROMPT = 128  # tokens of the prompt of random weights
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(
     PairOptions, ImplementationOptions, RankOptions, PolicyOptions, RuleOptions, HtmlOptions, JsonOptions
@@ -43,8 +46,6 @@ class GenerateOptions(
     prompt: Annotated[str | None, common("Requests", default="the first shipped prompt")] = None
     # UTF-8 text file to continue, instead of --prompt.
     prompt_file: Annotated[Path | None, common("Requests", file="reads")] = None
-    # Random prompt tokens; needs --shape.
-    prompt_length: Annotated[int | None, option("Requests", at_least=1, default="128")] = None
     # Largest number of new tokens.
     max_new_tokens: Annotated[int, common("Requests", at_least=1)] = GREEDY.max_new_tokens
     # Sampling temperature; 0 is greedy.
@@ -98,8 +99,6 @@ class GenerateOptions(
             if text is not None:
                 raise exclusive("prompt_file", self.prompt_file, "--prompt")
             text = _read_prompt_file(self.prompt_file)
-        length = self.prompt_length
-        require(length is None, "prompt_length", length, "nothing without --shape, which has random prompts")
         return shipped_texts(1)[0] if text is None else text
 
     def constraint(self) -> tuple[str, Any] | None:
@@ -138,7 +137,6 @@ def generate(options: GenerateOptions) -> None:
     verifier = None if options.rule is None else _load_rule(options.rule, config)
     has_grammar = options.regex is not None or options.json_schema is not None
     engine_options = options.engine_options(config, has_grammar, options.drafts_on_host(config), verifier is not None)
-    engine_options = options.in_ranks(engine_options)
     acceptance = options.acceptance()
     text = options.text()
     from specsim.core.provenance import now
@@ -151,9 +149,8 @@ def generate(options: GenerateOptions) -> None:
         "dtype": options.dtype,
     }
     constraint = options.constraint()
-    length = 128 if options.prompt_length is None else options.prompt_length
     loaded = options.load(config, engine_options)
-    prompts = random_prompts(1, length, loaded.target.config.vocab_size) if text is None else text
+    prompts = random_prompts(1, RANDOM_PROMPT, loaded.target.config.vocab_size) if text is None else text
     grammar = None if constraint is None else _grammar(*constraint, loaded)
     settings: dict[str, Any] = {
         "grammars": grammar,

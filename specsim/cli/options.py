@@ -157,10 +157,6 @@ class ImplementationOptions(DeviceOptions):
     dtype: Annotated[Literal["float32", "float64", "bfloat16", "float16"], option("Execution")] = "float32"
     # Part of a round that the fast implementation replays as one CUDA graph; eager: none.
     graph: Annotated[GraphName | None, option("Execution", default="round; phase with --release round")] = None
-    # Batch size that the fast implementation's buffers hold.
-    bucket: Annotated[
-        int | None, option("Execution", at_least=1, default="the batch size, rounded up to a power of two")
-    ] = None
     # Results do not depend on the batch; slower, as no library matrix products run.
     batch_invariant: Annotated[bool, option("Execution")] = False
     # Number format of the target's KV; fp8_e4m3: 8 bits, rounded once when written.
@@ -184,7 +180,8 @@ class ImplementationOptions(DeviceOptions):
         from specsim.core.engine_options import EngineOptions
         from specsim.serving.generation import kernel_device
 
-        values = {name: getattr(self, name) for name in option_fields(ImplementationOptions)}
+        names = [field.name for field in fields(EngineOptions) if hasattr(self, field.name)]
+        values = {name: getattr(self, name) for name in names}
         engine_options = EngineOptions(**values | {"dtype": getattr(torch, self.dtype)})
         if engine_options.impl == "fast":
             kernel_device(engine_options.device)

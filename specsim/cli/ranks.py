@@ -24,7 +24,6 @@ from specsim.core.errors import InputError, require_choice, tell
 from specsim.core.workers import python_path
 
 if TYPE_CHECKING:
-    from specsim.core.engine_options import EngineOptions
     from specsim.core.rank_group import RankProgress
 
 
@@ -49,10 +48,6 @@ class RankOptions(RankTimeoutOptions):
     tensor_parallel: Annotated[int, option("Ranks", at_least=1, at_most=MOST_RANKS)] = 1
     # Drafter's weights: a slice on each rank, or all on each.
     draft_parallel: Annotated[Literal["sharded", "replicated"], option("Ranks")] = "sharded"
-
-    def in_ranks(self, options: "EngineOptions") -> "EngineOptions":
-        """Add the ranks to an engine's options."""
-        return replace(options, tensor_parallel=self.tensor_parallel, draft_parallel=self.draft_parallel)
 
 
 def in_ranks(command: Callable[[_Options], None]) -> Callable[[_Options], None]:

@@ -53,6 +53,10 @@ class RunOptions(PairOptions, ImplementationOptions, RankOptions, PolicyOptions,
     prefix_cache: Annotated[bool, common("KV cache", is_negatable=True)] = _SERVING.prefix_cache
     # Request that is preempted when the pool is full.
     preemption: Annotated[Literal["latest", "shortest", "longest"], option("Server")] = _SERVING.preemption
+    # Batch size that the fast implementation's buffers hold.
+    bucket: Annotated[
+        int | None, option("Execution", at_least=1, default="the batch size, rounded up to a power of two")
+    ] = None
     # Run both schedules with and without the prefix cache, and compare each output with that of a solo run.
     compare: Annotated[bool, common("Server")] = False
     # Write the scheduler's steps to this Parquet file.
@@ -90,7 +94,7 @@ def run(options: RunOptions) -> None:
         if options.bucket is not None and options.bucket < serving.max_running:
             raise InputError("bucket", options.bucket, f"at least max_running, {serving.max_running}")
         drafts_on_host = options.drafts_on_host(config)
-        engine_options = options.in_ranks(options.engine_options(config, drafts_on_host=drafts_on_host))
+        engine_options = options.engine_options(config, drafts_on_host=drafts_on_host)
         acceptance = options.acceptance()
         options.check()
         chosen = options.policy()

@@ -106,7 +106,7 @@ def test_first_shipped_prompt_is_the_default(call):
 @pytest.mark.parametrize("impl", ["reference", "fast"])
 def test_generate_times_a_shape_at_synthetic_acceptance(call, shape, tmp_path, impl):
     pytest.importorskip("triton")
-    options = ("--shape", f"{shape}-tp2-slice", *CHAIN, *RATES, "--impl", impl, "--prompt-length", "5")
+    options = ("--shape", f"{shape}-tp2-slice", *CHAIN, *RATES, "--impl", impl)
     status, out, err = call("generate", *options, "--max-new-tokens", "7", "--json", str(tmp_path / "out.json"))
     assert (status, err) == (0, "")
     assert "random weights of" in out
