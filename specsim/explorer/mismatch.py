@@ -18,6 +18,7 @@ from specsim.correctness.differential.lockstep import PHASES, Lockstep
 from specsim.correctness.differential.pairs import make_pair, rounded
 from specsim.correctness.differential.result import Divergence
 from specsim.explorer.document import finished, head_of
+from specsim.explorer.page_data import MismatchJson
 from specsim.explorer.phases import request_round
 from specsim.explorer.recorder import RecordedStates, tables
 from specsim.explorer.round import Round
@@ -150,7 +151,7 @@ def _head(cell: Cell, pair: Pair, reference: Noted, impl: str, lockstep: Lockste
     return head_of(source, reference.engine.config, verifier, requests, decode)
 
 
-def _mismatch(divergence: Divergence, impl: str, request: int | None, note: str) -> dict[str, Any]:
+def _mismatch(divergence: Divergence, impl: str, request: int | None, note: str) -> MismatchJson:
     is_node = divergence.field in _OF_NODES
     return {
         "cell": divergence.cell,

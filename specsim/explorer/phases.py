@@ -9,6 +9,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates
 from specsim.core.pool import KVPool
 from specsim.explorer.decisions import VerifierInput, bonus_origin, decide
+from specsim.explorer.page_data import CandidateColumns, DepthDrafts, ExtendRows, NodeColumns
 from specsim.explorer.recorder import RecordedStates
 from specsim.explorer.round import Round
 from specsim.explorer.tables import candidate_columns, lane_candidates, node_columns, target_probs
@@ -71,7 +72,7 @@ def _path_probs(scores: list[float], parents: list[int], root: float, config: Sp
     return [significant(value) for value in probs.tolist()]
 
 
-def _candidates(columns: dict[str, list[Any]], config: SpecConfig, has_probs: bool) -> dict[str, list[Any]]:
+def _candidates(columns: dict[str, list[Any]], config: SpecConfig, has_probs: bool) -> CandidateColumns:
     root = 1.0 if config.score == "prob" else 0.0
     return {
         "steps": columns["step"],
@@ -83,7 +84,7 @@ def _candidates(columns: dict[str, list[Any]], config: SpecConfig, has_probs: bo
     }
 
 
-def _nodes(columns: dict[str, list[Any]], states: RecordedStates, row: int, has_probs: bool) -> dict[str, list[Any]]:
+def _nodes(columns: dict[str, list[Any]], states: RecordedStates, row: int, has_probs: bool) -> NodeColumns:
     locations = states.verify_input.cache_locations.view_as(states.verify_input.draft_tokens)
     return {
         "parents": columns["parent"],
@@ -160,12 +161,12 @@ def _pages(pools: KVPool, row: int, first: int) -> list[int]:
     return (slots[slots >= 0] // pools.page_size).tolist()
 
 
-def _extend(states: RecordedStates, row: int) -> dict[str, Any]:
+def _extend(states: RecordedStates, row: int) -> ExtendRows:
     """Describe the rows of draft-extend, and the drafts that it leaves to the next round."""
     rows = states.verify_output.draft_extend_input
     low, high = rows.row_starts[row : row + 2].tolist()
     following: Any = states.next_draft_input
-    levels: list[dict[str, list[Any]]] = []
+    levels: list[DepthDrafts] = []
     if hasattr(following, "topk_index"):  # it holds drafts
         shape = (-1, following.topk_index.shape[-1])
         drafts = zip(
