@@ -1,15 +1,14 @@
 """Contents of a metrics file: its text, and its JSON values where it has any."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specsim.core.errors import InputError
+from specsim.core.files import parse_json_lines
 from specsim.core.limits import MOST_COUNT, MOST_STEPS, parse_number, read_integer, read_number
 from specsim.simulator.acceptance_record import Counts
 
-STREAM_END = "[DONE]"
 _ALLOWED = "numbers of verify steps by accepted drafts: a list from 0 on, or an object with the drafts as keys"
 
 
@@ -25,13 +24,8 @@ class Content:
     def of_text(cls, text: str, source: str) -> "Content":
         """Parse a text that is one JSON value, or one a line, as in an event stream."""
         try:
-            return cls(source, text, (json.loads(text),))
-        except (ValueError, RecursionError):
-            lines = [line.strip().removeprefix("data:").strip() for line in text.split("\n")]
-            lines = [line for line in lines if line not in ("", STREAM_END)]
-        try:
-            return cls(source, text, tuple(map(json.loads, lines)))
-        except (ValueError, RecursionError):
+            return cls(source, text, tuple(parse_json_lines(text, "file", source, "JSON, or a JSON value a line")))
+        except InputError:
             return cls(source, text, ())
 
     def objects(self, *keys: str) -> Iterator[Mapping[str, Any]]:

@@ -6,7 +6,7 @@ from operator import mul
 from typing import Any
 
 from specsim.acceptance.content import Content
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, incompleteness
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts, Interval
 from specsim.simulator.rank_by_depth import checked_shares
 
@@ -31,7 +31,8 @@ def read(content: Content) -> list[AcceptanceRecord]:
     except InputError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise InputError("acceptance", content.source, f"a complete file of {FORMAT} ({error})") from error
+        allowed = f"a complete file of {FORMAT} ({incompleteness(error)})"
+        raise InputError("acceptance", content.source, allowed) from error
 
 
 def _record(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRecord]:

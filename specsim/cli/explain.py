@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class ExplainOptions(JsonOptions):
     """Options of specsim explain."""
 
-    # One engine's answers with log-probabilities, as written by generate --json, run --json, vLLM, SGLang or the OpenAI
-    # API.
+    # One engine's answers, with log probabilities if it gives them, as written by generate --json, run --json, vLLM,
+    # SGLang or the OpenAI API.
     a: Annotated[Path, common("Answers", file="reads")]
     # The other engine's answers to the same prompts.
     b: Annotated[Path, common("Answers", file="reads")]

@@ -61,6 +61,11 @@ def text_of(write: Callable[[object], str], value: object) -> str:
         return f"an object of type {type(value).__name__}"
 
 
+def incompleteness(error: Exception) -> str:
+    """Say what a file of ours lacks, by the error of code that looked for it."""
+    return f"it has no {error.args[0]}" if isinstance(error, KeyError) else "a field has a value of another kind"
+
+
 class NotFinite(InputError):
     """Numbers of a model that are NaN or infinite, in one sentence with the request, the round and the place."""
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from specsim.core.errors import InputError
 
+_STREAM_END = "[DONE]"
+
 
 def read_text(path: Path, name: str, allowed: str) -> str:
     """Read a UTF-8 file, with or without a byte order mark, or raise InputError with that name."""
@@ -31,12 +33,21 @@ def parse_json(text: str, name: str, source: str, allowed: str) -> Any:
         raise InputError(name, source, f"{allowed} (no JSON: {error})") from error
 
 
+def is_event_stream(text: str) -> bool:
+    """Whether a text is a stream of server-sent events, as of an answer that comes token by token."""
+    return text.lstrip().startswith("data:")
+
+
 def parse_json_lines(text: str, name: str, source: str, allowed: str) -> list[Any]:
-    """Parse a text as one JSON value, or as one value a line."""
+    """Parse a text as one JSON value, or as one value a line, as the data of an event stream are."""
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError):
-        return [parse_json(line, name, source, allowed) for line in text.split("\n") if line.strip()]
+        lines = [line.strip() for line in text.split("\n")]
+        if is_event_stream(text):
+            lines = [line.removeprefix("data:").strip() for line in lines if line.startswith("data:")]
+            lines = [line for line in lines if line != _STREAM_END]
+        return [parse_json(line, name, source, allowed) for line in lines if line]
 
 
 def read_json(path: Path, name: str, allowed: str) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from math import inf, nan
+from math import exp, inf, log, nan
 
 import pytest
 import torch
@@ -242,7 +242,7 @@ def test_a_text_of_several_tokens_is_no_fault(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "7", '{"outputs": [{"token_ids": [1]}]}', '{"outputs": [{"token_ids": [1, 2], "logprobs": [-1]}]}',
+    ["", "{", "[]", "7", '{"outputs": [{"token_ids": 1}]}', '{"outputs": [{"token_ids": [1, 2], "logprobs": [-1]}]}',
      '{"choices": [{"logprobs": null}]}', '{"meta_info": {"output_token_logprobs": [7]}}', "[" * 100_000,
      '{"token_ids": [1.7], "logprobs": [-1]}', '{"token_ids": [true], "logprobs": [-1]}',
      '{"token_ids": [1], "logprobs": [-1' + "0" * 400 + "]}"],
@@ -269,6 +269,119 @@ def test_lines_end_only_at_line_feeds(tmp_path):
     line = json.dumps(OURS | {"text": "a\u2028b\u0085c"}, ensure_ascii=False)
     (tmp_path / "a.jsonl").write_bytes(f"{line}\r\n\r\n{line}".encode())
     assert len(read_answers(tmp_path / "a.jsonl", "a")) == 2
+
+
+def test_without_alternatives_the_rest_of_the_probability_bounds_the_other_token(tmp_path):
+    """Another token has at most 1 - P(chosen): 0.049 and 0.030 here, so the two lie 6.4 apart or more."""
+    a, b = (answer(["The", word], [-0.02, logprob]) for word, logprob in ((" blue", -0.05), (" grey", -0.03)))
+    finding = one(a, b, Noise.of("bfloat16"))
+    bounds = tuple(logprob - log(1 - exp(logprob)) for logprob in (-0.05, -0.03))
+    assert (finding.verdict, finding.margins, finding.at_least) == ("fault", (None, None), pytest.approx(bounds))
+    assert "unless an answer was sampled" in finding.says
+    near = one(*(answer([word], [log(0.5)]) for word in "ab"), Noise.of("bfloat16"))
+    assert (near.verdict, near.at_least) == ("undecided", (0.0, 0.0))
+    certain = one(answer([5, 6], [-0.1, 0.0]), answer([5, 7], [-0.1, -0.1])).at_least
+    assert certain[0] == pytest.approx(24 * log(2))
+
+
+def test_log_probabilities_that_are_all_zero_or_missing_prove_nothing():
+    sound = answer([5, 6, 7], [-0.1, -0.2, -0.3])
+    for logprobs, says in (([0.0] * 3, "all log probabilities of b are 0"), ([None] * 3, "b has no log probabilities")):
+        for tokens in ([5, 6, 7], [5, 6, 8]):
+            finding = one(sound, answer(tokens, logprobs))
+            assert finding.verdict == "undecided"
+        assert says in one(sound, answer([5, 6, 7], logprobs)).says
+    assert one(answer([5, 6], [0.0, -0.1]), answer([5, 6], [0.0, -0.1])).verdict == "equal"
+    ids = answer([5, 6, 7], [None] * 3)
+    assert (one(ids, ids).verdict, one(ids, ids).says) == (
+        "equal",
+        "all tokens are equal; no log probabilities compared",
+    )
+    differs = one(ids, answer([5, 6, 8], [None] * 3))
+    assert (differs.verdict, differs.place, differs.tokens) == ("undecided", 2, (7, 8))
+    assert "number 2, counted from 0; without log probabilities of a and b" in differs.says
+
+
+def read(tmp_path, *values: object) -> tuple[Answer, ...]:
+    (tmp_path / "read.jsonl").write_text("\n".join(map(json.dumps, values)))
+    return read_answers(tmp_path / "read.jsonl", "a")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda text: {"choices": [{"message": {"content": text}, "logprobs": None}]},
+        lambda text: {"choices": [{"text": text}]},
+        lambda text: {"text": text, "meta_info": {"id": "r"}},
+        lambda text: {"prompt": "x", "outputs": [{"text": text}]},
+    ],
+)
+def test_texts_alone_are_compared(form, tmp_path):
+    a, b = (read(tmp_path, form(text))[0] for text in ("The sky is blue.", "The sky is grey."))
+    finding = one(a, b)
+    assert (finding.verdict, finding.unit, finding.place) == ("undecided", "character", 11)
+    assert finding.tokens == ("blue.", "grey.")
+    assert (one(a, a).verdict, one(a, a).unit) == ("equal", "character")
+    named = answer(["The", " sky", " is", " blue", "."], [-0.1] * 5)
+    assert (one(named, b).place, one(named, a).verdict) == (11, "undecided")
+    assert "without log probabilities of b" in one(named, b).says
+    assert one(named, a).says == "all characters are equal, but b has no log probabilities to compare"
+    shorter = one(a, read(tmp_path, form("The sky"))[0])
+    assert (shorter.place, shorter.tokens) == (7, (" is blue.", None))
+    with pytest.raises(InputError, match="names tokens by text"):
+        one(answer([5], [-0.1]), b)
+
+
+def test_ids_alone_are_decided_by_the_weights(tmp_path, capsys):
+    for name, ids in (("a", [364, 322, 10]), ("b", [364, 321, 10])):
+        (tmp_path / name).write_text(json.dumps({"token_ids": ids, "prompt_token_ids": [5, 6, 7]}))
+    arguments = ["explain", "--a", str(tmp_path / "a"), "--b", str(tmp_path / "b")]
+    with pytest.raises(SystemExit) as status:
+        main(arguments)
+    assert status.value.code == 2
+    with pytest.raises(SystemExit) as status:
+        main([*arguments, "--target", "tiny", "--dtype", "float32"])
+    distance, _ = ComparedWeights.of(load().target, torch.float32).measure([5, 6, 7, 364], (322, 321))
+    assert status.value.code == 1
+    assert f"in float64 their logits lie {abs(distance):.3g} apart" in " ".join(capsys.readouterr().out.split())
+
+
+def test_several_choices_of_a_response_are_answers_in_the_order_of_their_index(tmp_path):
+    choices = [
+        {"index": index, "logprobs": {"tokens": [text], "token_logprobs": [-0.1]}}
+        for index, text in ((1, "b"), (0, "a"))
+    ]
+    assert [found.tokens for found in read(tmp_path, {"choices": choices})] == [("a",), ("b",)]
+    assert [found.tokens for found in read(tmp_path, {"outputs": [OURS, OURS | {"token_ids": [1, 2]}]})] == [
+        (11, 12),
+        (1, 2),
+    ]
+
+
+def test_a_stream_is_one_answer(tmp_path):
+    """OpenAI's chunks are joined for each choice; SGLang's events grow, and the last has all."""
+    words = ["The", " sky", " is"]
+    places = [{"content": [{"token": word, "logprob": -0.5}]} for word in words]
+    chat = [
+        {"id": "c", "choices": [{"index": choice, "delta": {"content": word}, "logprobs": place}]}
+        for word, place in zip(words, places, strict=True)
+        for choice in (0, 1)
+    ]
+    completion = [
+        {"id": "c", "choices": [{"index": 0, "text": word, "logprobs": {"tokens": [word], "token_logprobs": [-0.5]}}]}
+        for word in words
+    ]
+    grown = [
+        {"text": "".join(words[:end]), "meta_info": {"id": "c", "output_token_logprobs": [[-0.5, 7, None]] * end}}
+        for end in (1, 2, 3)
+    ]
+    for events, number, tokens in ((chat, 2, tuple(words)), (completion, 1, tuple(words)), (grown, 1, (7, 7, 7))):
+        lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+        (tmp_path / "stream").write_text("".join(lines) + "data: [DONE]\n")
+        answers = read_answers(tmp_path / "stream", "a")
+        assert [found.tokens for found in answers] == [tokens] * number
+        assert {found.logprobs for found in answers} == {(-0.5,) * 3}
+        assert {found.text for found in answers} == {"The sky is"}
 
 
 def test_the_weights_decide():

@@ -69,3 +69,9 @@ def test_a_count_that_allows_no_choice_is_refused(count):
 def test_too_many_choices_are_refused():
     with pytest.raises(InputError, match="at most 100,000 choices; these are 6,540,715,896"):
         most_informative(COSTS, LOADS * 8, 10, NAMES)
+
+
+@pytest.mark.parametrize("name", ["tpot_s", "itl_s"])
+def test_a_time_between_tokens_needs_two_of_them(name):
+    with pytest.raises(InputError, match=f"output_tokens is 1; allowed: at least 2 where {name} was measured"):
+        Observation("cell", SpecConfig.plain(), 4, 1.0, 512, 1, {name: 0.01})

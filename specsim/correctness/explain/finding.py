@@ -4,15 +4,18 @@ A correct logit is off by at most e, its rounding error. So the distance of two 
 engine, and so is a token's log probability, because its normaliser is off by no more than the logits. Compare greedy
 answers after the same tokens. The first engine's margin between its token and the other's, and the second's margin
 between its token and the first's, add up to at most 4e. Log probabilities of the same token differ by at most 4e.
+
+A token that an engine did not report is less likely than all that it did, the chosen one aside, and has at most the
+probability that they leave: without alternatives 1 - P(chosen).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isnan
+from math import exp, inf, isnan, log
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from specsim.core.errors import InputError, require, require_choice
-from specsim.correctness.explain.answers import UNCLEAR, Answer, Token
+from specsim.correctness.explain.answers import UNCLEAR, Answer, Token, Unit
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 Verdict = Literal["equal", "numerics", "fault", "undecided"]
 
 # One unit of roundoff at a logit of 32; in float32 and float64 sums of thousands of products err more than that.
+_LEAST_LEFT = 2.0**-24  # probability beside the reported ones: float32, in which engines compute them, has no less
+_UNSURE_SUM = 1.001  # above it reported values are not probabilities of one distribution
+_EXCERPT = 20  # characters of a text that are shown from its first difference on
 ERRORS = {"float64": 1e-10, "float32": 1e-4, "float16": 2.0**-11 * 32, "bfloat16": 2.0**-8 * 32}
 
 
@@ -61,6 +67,7 @@ class AnswerComparison:
     is_drawn: bool = False  # whether an engine sampled: its file says so, or reports a likelier token than its own
     drift: float = 0.0  # largest difference of log probabilities of equal tokens before `place`, or infinite
     drift_place: int | None = None  # place of the drift; None for none
+    unit: Unit = "token"  # what `place` counts; characters where a file has the text alone
     exact: float | None = None  # distance of the two tokens' logits in float64, where weights were given
 
 
@@ -71,13 +78,16 @@ def explain(a: Sequence[Answer], b: Sequence[Answer], noise: Noise) -> Iterator[
     """
     require(len(a) == len(b), "b", f"{len(b)} answers", f"the number that a has, {len(a)}")
     for request, (one, other) in enumerate(zip(a, b, strict=True)):
+        missing = _without_logprobs(one, other)
+        if "character" in (one.unit, other.unit):
+            one, other = one.by_character(), other.by_character()
         if type(one.prompt) is type(other.prompt) and one.prompt != other.prompt:
             raise InputError("b", f"an answer to another prompt (request {request})", "answers to the prompts of a")
         if one.tokens and other.tokens and type(one.tokens[0]) is not type(other.tokens[0]):
             by = "text" if isinstance(other.tokens[0], str) else "id"
             allowed = "answers named as a's are, by text or by id (vLLM's server: return_tokens_as_token_ids)"
             raise InputError("b", f"an answer that names tokens by {by} (request {request})", allowed)
-        yield _finding(request, one, other, noise)
+        yield _finding(request, one, other, noise, missing)
 
 
 def first_difference(one: Answer, other: Answer) -> int | None:
@@ -89,12 +99,14 @@ def first_difference(one: Answer, other: Answer) -> int | None:
     return index
 
 
-def _finding(request: int, one: Answer, other: Answer, noise: Noise) -> AnswerComparison:
+def _finding(request: int, one: Answer, other: Answer, noise: Noise, missing: Sequence[str]) -> AnswerComparison:
     index = first_difference(one, other)
     drift, drift_place = _drift(one, other, index)
-    finding = AnswerComparison(request, "undecided", "", index, drift=drift, drift_place=drift_place)
+    finding = AnswerComparison(request, "undecided", "", index, drift=drift, drift_place=drift_place, unit=one.unit)
     if index is not None:
         finding = replace(finding, tokens=(_token_at(one, index), _token_at(other, index)))
+    if reason := _proves_nothing(one, other, index, missing):
+        return replace(finding, says=reason)
     if index is not None and index < min(len(one.tokens), len(other.tokens)):
         mine = _margin(one, other, index)
         theirs = _margin(other, one, index)
@@ -113,13 +125,34 @@ def _finding(request: int, one: Answer, other: Answer, noise: Noise) -> AnswerCo
     return replace(finding, verdict=verdict, says=says)
 
 
+def _without_logprobs(one: Answer, other: Answer) -> list[str]:
+    """Name the answers that have tokens and no log probability of any."""
+    answers = {"a": one, "b": other}
+    return [name for name, answer in answers.items() if answer.tokens and set(answer.logprobs) == {None}]
+
+
+def _proves_nothing(one: Answer, other: Answer, index: int | None, missing: Sequence[str]) -> str:
+    """Say why the log probabilities decide nothing; "" if they do, or if neither has any and the tokens are equal."""
+    for name, answer in (("a", one), ("b", other)):
+        if answer.tokens and set(answer.logprobs) == {0.0}:
+            return f"all log probabilities of {name} are 0, which no model gives: they prove nothing"
+    names = " and ".join(missing)
+    if not (one.tokens and other.tokens) or not missing or (index is None and len(missing) == 2):
+        return ""
+    if index is None:
+        return f"all {one.unit}s are equal, but {names} has no log probabilities to compare"
+    where = f"the first {one.unit} that differs is number {index}, counted from 0"
+    return f"{where}; without log probabilities of {names} nothing tells rounding from a fault"
+
+
 def verdict_of(finding: AnswerComparison, noise: Noise) -> tuple[Verdict, str]:
     """Decide by the engines' own log probabilities under that noise; with the reason."""
     if finding.drift > noise.most:
         says = f"the same token after the same tokens has log probabilities {finding.drift:.3g} apart"
         return "fault", f"{says}, more than {noise.most:.3g}"
     if finding.place is None:
-        return "equal", "all tokens are equal"
+        has_logprobs = finding.drift_place is not None
+        return "equal", f"all {finding.unit}s are equal" + ("" if has_logprobs else "; no log probabilities compared")
     if finding.at_least is None or finding.margins is None:
         says = "one answer ends here, the other goes on: limits or stops differ, or one engine missed the end of text"
         return "undecided", says
@@ -127,7 +160,8 @@ def verdict_of(finding: AnswerComparison, noise: Noise) -> tuple[Verdict, str]:
         return "undecided", "an answer was sampled, and engines draw different random numbers"
     least = sum(finding.at_least)
     if least > noise.most:
-        return "fault", f"the two tokens lie {least:.3g} apart or more, rounding explains {noise.most:.3g}"
+        says = f"the two tokens lie {least:.3g} apart or more, rounding explains {noise.most:.3g}"
+        return "fault", says + ("; unless an answer was sampled" if None in finding.margins else "")
     if None in finding.margins:
         says = "the other's token is not among the reported log probabilities: have the engines report more of them"
         return "undecided", says
@@ -135,6 +169,9 @@ def verdict_of(finding: AnswerComparison, noise: Noise) -> tuple[Verdict, str]:
 
 
 def _token_at(answer: Answer, index: int) -> Token | None:
+    """Look up the token at a place, or the next characters of a text; None where the answer has ended."""
+    if answer.unit == "character":
+        return "".join(map(str, answer.tokens[index : index + _EXCERPT])) or None
     return answer.tokens[index] if index < len(answer.tokens) else None
 
 
@@ -176,8 +213,20 @@ def _margin(mine: Answer, theirs: Answer, index: int) -> _Margin:
     if other_logprob is not None:
         margin = _above(logprob, other_logprob)
         return _Margin(margin, max(0.0, margin))
-    # A token that is not reported is less likely than all that are, the chosen one aside.
-    return _Margin(None, max([0.0, *(_above(logprob, value) for value in top.values())]))
+    return _Margin(
+        None, max([0.0, _above(logprob, _most_left(top)), *(_above(logprob, value) for value in top.values())])
+    )
+
+
+def _most_left(top: Mapping[Token, float]) -> float:
+    """Bound the log probability of a token that is not reported by what the reported ones leave; infinite without one.
+
+    Reported values that are no probabilities of one distribution bound nothing.
+    """
+    total = sum(exp(value) for value in top.values())
+    if isnan(total) or total > _UNSURE_SUM:
+        return inf
+    return log(max(1 - total, _LEAST_LEFT))
 
 
 def _is_drawn(answer: Answer, index: int) -> bool:

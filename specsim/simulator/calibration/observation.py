@@ -56,6 +56,9 @@ class Observation:
         require(self.figures, "figures", self.label, "at least one measured figure")
         for name, value in self.figures.items():
             positive(f"{name} of {self.label}", value)
+        if named := {"tpot_s", "itl_s"}.intersection(self.figures):
+            allowed = f"at least 2 where {min(named)} was measured, which a first token alone does not have"
+            require(self.output_tokens > 1, "output_tokens", self.output_tokens, allowed)
 
     @cached_property
     def rounds(self) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.core.errors import InputError, require, require_choice, require_type
+from specsim.core.errors import InputError, incompleteness, require, require_choice, require_type
 from specsim.core.files import parse_json, read_text
 from specsim.core.json_schema import schema_name
 from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
@@ -205,7 +205,7 @@ class Profile:
         except InputError as error:
             raise error.within(location) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError("profile", location, f"{_ALLOWED} ({error})") from error
+            raise InputError("profile", location, f"{_ALLOWED} ({incompleteness(error)})") from error
 
 
 def _rounded(value: float) -> float:
