@@ -8,6 +8,8 @@ from specsim.core.errors import InputError
 from specsim.core.files import parse_json_lines
 from specsim.core.limits import MOST_COUNT, MOST_STEPS, parse_number, read_integer, read_number
 from specsim.simulator.acceptance_record import Counts
+from specsim.simulator.measurement import Rounded
+from specsim.simulator.tool_figures import ToolFigures
 
 _ALLOWED = "numbers of verify steps by accepted drafts: a list from 0 on, or an object with the drafts as keys"
 
@@ -89,6 +91,33 @@ def request_counts(content: Content, value: Mapping[str, Any]) -> Counts:
         parts = [_of_length(row, length, depth) for length, row in rows.items()]
         return Counts.pooled(parts)
     return Counts.of_histogram(dense(content, value.get("acceptance_histogram")), steps)
+
+
+_REQUEST_FIGURES = {  # names of vLLM and AIPerf, then of TensorRT-LLM
+    "rounds": ("num_spec_steps",),
+    "accepted": ("num_accepted_draft_tokens", "total_accepted_draft_tokens"),
+    "proposed": ("num_draft_tokens", "total_draft_tokens"),
+    "accept_length": ("mean_acceptance_length",),
+    "accept_rate": ("draft_acceptance_rate", "acceptance_rate"),
+}
+
+
+def request_figures(content: Content, index: int, value: Mapping[str, Any]) -> ToolFigures:
+    """Collect what a request's counters state."""
+    histogram = value.get("acceptance_histogram")
+    counts = tuple(dense(content, histogram)) if histogram else ()
+    steps = content.count(value, "num_spec_tokens", most=MOST_STEPS) or None
+    return tool_figures(content, f"request {index}", value, _REQUEST_FIGURES, histogram=counts, num_steps=steps)
+
+
+def tool_figures(
+    content: Content, label: str, value: Mapping[str, Any], keys: Mapping[str, Sequence[str]], **others: Any
+) -> ToolFigures:
+    """Read the figures of an object, each by the first of its keys that is there; others: further figures."""
+    names = {name: next((key for key in tried if value.get(key) is not None), "") for name, tried in keys.items()}
+    names = {name: key for name, key in names.items() if key}
+    figures = {name: Rounded.of(content.number(key, value[key])) for name, key in names.items()}
+    return ToolFigures(label, names, **figures, **others)
 
 
 def reported(content: Content, requests: Sequence[Mapping[str, Any]], counts: Sequence[Counts]) -> dict[str, Any]:

@@ -5,20 +5,27 @@ from pathlib import Path
 from typing import Any
 
 from specsim.acceptance import own_results, sglang_metrics, vllm_metrics
-from specsim.acceptance.content import Content, dense, reported, request_counts
+from specsim.acceptance.content import Content, dense, reported, request_counts, request_figures
 from specsim.core.display import short_setting
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 from specsim.core.limits import MOST_STEPS
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
-from specsim.simulator.measurement import SPECULATION, Report
+from specsim.simulator.measurement import SPECULATION, Report, Rounded
 from specsim.simulator.report import read_reports
+from specsim.simulator.tool_figures import ToolFigures, contradiction
 
 AIPERF = "AIPerf's profile_export.jsonl (spec_decode_acceptance) and profile_export_aiperf.json"
 AIPERF_CONVENTION = (
     "acceptance_histogram counts verify steps by accepted drafts, without the bonus token, which "
     "mean_acceptance_length includes."
 )
+_TOTALS = {  # of a run, by the figure that each states; the rate is in percent
+    "rounds": "total_spec_decode_steps",
+    "accepted": "total_accepted_draft_tokens",
+    "accept_length": "spec_decode_token_weighted_acceptance_length",
+    "accept_rate": "spec_decode_overall_draft_acceptance_rate",
+}
 _POOLED = "pooled_spec_decode_acceptance_histogram"
 REPORTS = "the results of `vllm bench serve` and SGLang's bench_serving, as JSON or printed"
 REPORT_CONVENTION = (
@@ -40,6 +47,7 @@ def read_aiperf(content: Content) -> list[AcceptanceRecord]:
         engines = {str(request["engine"]) for request in requests if request.get("engine")}
         tool = " ".join(["aiperf", *sorted(engines)])
         stated = reported(content, requests, counts)
+        stated["stated"] = tuple(request_figures(content, index, request) for index, request in enumerate(requests))
         return [_aiperf_record(content, counts, tool, max(steps, *map(_depth, counts)), True, **stated)]
     return [_pooled(content, entry) for entry in content.objects(_POOLED)]
 
@@ -48,7 +56,23 @@ def _pooled(content: Content, value: Mapping[str, Any]) -> AcceptanceRecord:
     pooled = value[_POOLED]
     histogram = pooled.get("histogram", pooled) if isinstance(pooled, Mapping) else pooled
     counts = Counts.of_histogram(dense(content, histogram))
-    return _aiperf_record(content, [counts], "aiperf", _depth(counts), False)
+    figures = {name: _average(content, value, key) for name, key in _TOTALS.items()}
+    rate = figures.pop("accept_rate")
+    stated = ToolFigures(
+        "the run",
+        {**_TOTALS, "the sum of the histogram": _POOLED},
+        histogram=tuple(dense(content, histogram)),
+        accept_rate=None if rate is None else rate / Rounded.of(100),
+        **figures,
+    )
+    return _aiperf_record(content, [counts], "aiperf", _depth(counts), False, stated=(stated,))
+
+
+def _average(content: Content, value: Mapping[str, Any], name: str) -> Rounded | None:
+    """Read the average of one of AIPerf's figures, which it gives as a number or with its unit."""
+    figure = value.get(name)
+    figure = figure.get("avg") if isinstance(figure, Mapping) else figure
+    return None if figure is None else Rounded.of(content.number(name, figure))
 
 
 def _aiperf_record(
@@ -126,13 +150,21 @@ def read_record(location: Path | str, name: str = "acceptance") -> AcceptanceRec
     records = read_records(path, name)
     if number:
         if 1 <= int(number) <= len(records):
-            return records[int(number) - 1]
+            return _consistent(records[int(number) - 1], name)
         raise InputError(name, str(location), f"one of {len(records)} records, {path}#1 to {path}#{len(records)}")
     if len(records) == 1:
-        return records[0]
+        return _consistent(records[0], name)
     listed = [f"{path}#{index} ({_name(record)})" for index, record in enumerate(records[:SHOWN], start=1)]
     more = ", ..." if len(records) > SHOWN else ""
     raise InputError(name, path, f"one record; the file has {len(records)}: {', '.join(listed)}{more}")
+
+
+def _consistent(record: AcceptanceRecord, name: str) -> AcceptanceRecord:
+    """Refuse a record whose figures contradict each other."""
+    broken = next(filter(None, map(contradiction, record.stated)), "")
+    allowed = f"figures that agree ({broken}); specsim lint-report {record.source} lists all"
+    require(not broken, name, record.source, allowed)
+    return record
 
 
 def _name(record: AcceptanceRecord) -> str:

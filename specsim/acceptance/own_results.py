@@ -8,7 +8,9 @@ from typing import Any
 from specsim.acceptance.content import Content
 from specsim.core.errors import InputError, incompleteness
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts, Interval
+from specsim.simulator.measurement import Rounded
 from specsim.simulator.rank_by_depth import checked_shares
+from specsim.simulator.tool_figures import ToolFigures
 
 CONVENTION = (
     "rounds with drafts are counted for each request, accept lengths include the bonus token, rates by position are "
@@ -55,6 +57,28 @@ def _record(content: Content, value: Mapping[str, Any]) -> Iterator[AcceptanceRe
         pair=value["pair"],
         prompts=value["prompts"],
         temperature=value["temperature"],
+        stated=(_figures(content, value, counts, rows),),
+    )
+
+
+def _figures(content: Content, value: Mapping[str, Any], counts: list, rows: list) -> ToolFigures:
+    """Collect what a record states of its accept length."""
+
+    def rounded(name: str, figure: object) -> Rounded | None:
+        return None if figure is None else Rounded.of(content.number(name, figure))
+
+    interval = value["interval"] and _interval(content, content.mapping("interval", value["interval"]))
+    totals = {
+        name: Rounded.of(sum(content.integer(name, entry[name]) for entry in counts)) if counts else None
+        for name in ("rounds", "accepted_drafts")
+    }
+    return ToolFigures(
+        "the record",
+        rounds=totals["rounds"],
+        accepted=totals["accepted_drafts"],
+        accept_length=rounded("accept_length", value["accept_length"]),
+        rates=tuple(Rounded.of(content.number("unconditional", row["unconditional"])) for row in rows),
+        interval=(Rounded.of(interval.low), Rounded.of(interval.high)) if interval else None,
     )
 
 

@@ -4,15 +4,17 @@ Names are those of several versions (sglang/srt/managers/tokenizer_manager.py an
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from specsim.acceptance.content import Content, dense
+from specsim.acceptance.content import Content, dense, tool_figures
 from specsim.core.errors import InputError, require
 from specsim.core.limits import MOST_STEPS, MOST_WIDTH, parse_number
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
+from specsim.simulator.measurement import Rounded
+from specsim.simulator.tool_figures import ToolFigures, common_steps
 
 FORMAT = (
     "SGLang's responses (meta_info), /get_server_info (avg_spec_accept_length), /metrics page "
@@ -25,16 +27,25 @@ CONVENTION = (
 _DRAFTS = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
 _PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 _HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+_REQUEST_FIGURES = {
+    "rounds": ("spec_verify_ct",),
+    "accepted": _DRAFTS,
+    "proposed": _PROPOSED,
+    "accept_rate": ("spec_accept_rate",),
+    "tokens": ("completion_tokens",),
+    "tokens_a_round": ("spec_accept_length",),
+}
 _ARGUMENTS = {
     "topk": ("speculative_eagle_topk", MOST_WIDTH),
     "num_steps": ("speculative_num_steps", MOST_STEPS),
     "num_draft_tokens": ("speculative_num_draft_tokens", MOST_WIDTH),
 }  # the server's names, and the most of each
 _GAUGE = re.compile(
-    r"^sglang:spec_(accept_length|num_steps|num_draft_tokens)(?:\{.*\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
+    r"^sglang:spec_(accept_length|accept_rate|num_steps|num_draft_tokens)(\{.*\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
 )
 _RUNNING = re.compile(r"#running-req: (\d+)")
-_LENGTH = re.compile(r"accept len: ([0-9.]+)")
+_LENGTH = re.compile(r"accept len: ([0-9.]+)(?:, accept rate: ([0-9.]+))?")
+_LOG_UNIT = 0.005  # half of the last printed place
 
 
 def read(content: Content) -> list[AcceptanceRecord]:
@@ -58,7 +69,14 @@ def _responses(content: Content) -> Iterator[AcceptanceRecord]:
     setting = _setting(content) or {"num_draft_tokens": _draft_tokens(content, requests), "num_steps": depth or None}
     if depth and depth < (setting["num_steps"] or 0):
         counts = [_padded(request_counts, setting["num_steps"]) for request_counts in counts]
+    setting["stated"] = tuple(_figures(content, name, request) for name, request in latest.items())
     yield AcceptanceRecord.of_counts(counts, content.source, "sglang", CONVENTION, is_by_request=True, **setting)
+
+
+def _figures(content: Content, name: object, value: Mapping[str, Any]) -> ToolFigures:
+    key = next((key for key in _HISTOGRAMS if value.get(key)), None)
+    histogram = () if key is None else tuple(dense(content, value[key]))
+    return tool_figures(content, f"response {name}", value, _REQUEST_FIGURES, histogram=histogram)
 
 
 def _setting(content: Content) -> dict[str, Any]:
@@ -112,34 +130,64 @@ def _server(content: Content) -> Iterator[AcceptanceRecord]:
 
 def _gauges(content: Content) -> Iterator[AcceptanceRecord]:
     """Read the gauges, which show the latest interval of the server."""
-    gauges: dict[str, list[float]] = {}
-    for name, text in _GAUGE.findall(content.text):
-        gauges.setdefault(name, []).append(content.number(f"sglang:spec_{name}", parse_number(text)))
-    if lengths := [length for length in gauges.get("accept_length", []) if length]:
-        setting = {
-            name: content.integer(name, max(gauges[name]), _ARGUMENTS[name][1])
-            for name in ("num_steps", "num_draft_tokens")
-            if name in gauges
-        }
-        yield _of_length(content, float(np.mean(lengths)), **setting)
+    gauges: dict[str, dict[str, float]] = {}  # by name and labels
+    for name, labels, text in _GAUGE.findall(content.text):
+        gauges.setdefault(name, {})[labels] = content.number(f"sglang:spec_{name}", parse_number(text))
+    lengths = {labels: length for labels, length in gauges.get("accept_length", {}).items() if length}
+    if not lengths:
+        return
+    setting: dict[str, Any] = {
+        name: content.integer(name, max(gauges[name].values()), _ARGUMENTS[name][1])
+        for name in ("num_steps", "num_draft_tokens")
+        if name in gauges
+    }
+    rates = gauges.get("accept_rate", {})
+    stated = [
+        ToolFigures(
+            labels or "the server",
+            {"accept_length": "sglang:spec_accept_length", "accept_rate": "sglang:spec_accept_rate"},
+            accept_length=Rounded.of(length),
+            accept_rate=Rounded.of(rates[labels]) if labels in rates else None,
+            num_steps=setting.get("num_steps") or None,
+        )
+        for labels, length in lengths.items()
+    ]
+    yield _of_length(content, float(np.mean(list(lengths.values()))), stated, **setting)
 
 
 def _log(content: Content) -> Iterator[AcceptanceRecord]:
     """Read the accept lengths of a log's intervals, each weighted by the running requests."""
-    if used := [(running, length) for running, length in _intervals(content) if running and length >= 1]:
-        weights, lengths = zip(*used, strict=True)
-        yield _of_length(content, float(np.average(lengths, weights=weights)))
+    if used := [(running, stated) for running, stated in _intervals(content) if running and _length(stated) >= 1]:
+        weights, stated = zip(*used, strict=True)
+        yield _of_length(content, float(np.average(list(map(_length, stated)), weights=weights)), stated)
 
 
-def _intervals(content: Content) -> Iterator[tuple[int, float]]:
-    """Yield running requests and accept length of every line of an interval that has both."""
-    for line in content.text.split("\n"):
+def _length(stated: ToolFigures) -> float:
+    return 0.0 if stated.accept_length is None else stated.accept_length.value
+
+
+def _intervals(content: Content) -> Iterator[tuple[int, ToolFigures]]:
+    """Yield running requests and accept length of every line of an interval that has both, with its rate."""
+    for number, line in enumerate(content.text.split("\n"), start=1):
         _, _, interval = line.partition("Decode batch")
         running = _RUNNING.search(interval)
         if running and (length := _LENGTH.search(interval, running.end())):
             requests = content.integer("#running-req", parse_number(running[1]))
-            yield requests, content.number("accept len", parse_number(length[1]))
+            rate = None if length[2] is None else content.number("accept rate", parse_number(length[2]))
+            yield (
+                requests,
+                ToolFigures(
+                    f"line {number}",
+                    {"accept_length": "accept len", "accept_rate": "accept rate"},
+                    accept_length=Rounded.of(content.number("accept len", parse_number(length[1])), _LOG_UNIT),
+                    accept_rate=None if rate is None else Rounded.of(rate, _LOG_UNIT),
+                    is_per_node=True,
+                ),
+            )
 
 
-def _of_length(content: Content, length: float, **setting: Any) -> AcceptanceRecord:
-    return AcceptanceRecord(content.source, "sglang", CONVENTION, length, **setting)
+def _of_length(content: Content, length: float, stated: Sequence[ToolFigures] = (), **setting: Any) -> AcceptanceRecord:
+    """Make a record of an accept length; its steps follow from rates where all of them give the same."""
+    if not setting.get("num_steps"):
+        setting["num_steps"] = common_steps(stated)
+    return AcceptanceRecord(content.source, "sglang", CONVENTION, length, stated=tuple(stated), **setting)

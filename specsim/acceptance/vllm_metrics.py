@@ -5,13 +5,16 @@ https://docs.vllm.ai/en/stable/features/speculative_decoding/acceptance_metrics/
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from specsim.acceptance.content import Content, reported, request_counts
+from specsim.acceptance.content import Content, reported, request_counts, request_figures
 from specsim.core.errors import require
-from specsim.core.limits import MOST_STEPS, parse_number, read_number
+from specsim.core.limits import MOST_STEPS, half_unit, parse_number, read_number
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
+from specsim.simulator.measurement import Rounded
+from specsim.simulator.tool_figures import ToolFigures
 
 FORMAT = (
     "vLLM's responses with --per-request-spec-decode-metrics, its /metrics page (vllm:spec_decode_...) and its log "
@@ -26,12 +29,19 @@ _LABEL = re.compile(r'(?<!\w)(\w++)="((?:[^"\\]|\\.)*+)"')  # possessive, or a l
 _MEAN = re.compile(r"SpecDecoding metrics: Mean acceptance length: (?P<length>[\d.]+),")
 _TOTALS = re.compile(
     r"Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens, "
-    r"Per-position acceptance rate: (?P<rates>[\d., ]+), Avg Draft acceptance rate"
+    r"Per-position acceptance rate: (?P<rates>[\d., ]+), Avg Draft acceptance rate(?:: (?P<average>[\d.]+)%)?"
 )
 LENGTH_ROUNDING = 0.01  # half of the last printed place, and as much for the rounds that follow from rounded rates
 _DRAFTS = "num_drafts"
 _ACCEPTED = "num_accepted_tokens"
+_COUNTERS = {"rounds": _DRAFTS, "accepted": _ACCEPTED, "proposed": "num_draft_tokens"}
 _BY_POSITION = "num_accepted_tokens_per_pos"
+_LOG_NAMES = {
+    "accepted": "Accepted",
+    "proposed": "Drafted",
+    "accept_length": "Mean acceptance length",
+    "accept_rate": "Avg Draft acceptance rate",
+}
 _RATES = "Per-position acceptance rate"
 
 
@@ -45,6 +55,7 @@ def _responses(content: Content) -> Iterator[AcceptanceRecord]:
     if requests:
         counts = [request_counts(content, request) for request in requests]
         stated = reported(content, requests, counts)
+        stated["stated"] = tuple(request_figures(content, index, request) for index, request in enumerate(requests))
         yield AcceptanceRecord.of_counts(
             counts, content.source, "vllm", CONVENTION, topk=1, is_by_request=True, **stated
         )
@@ -54,12 +65,14 @@ def _samples(content: Content) -> Iterator[AcceptanceRecord]:
     """Read the counters of each model, added over its engines."""
     totals: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     positions: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    half_units: dict[str, float] = defaultdict(float)
     for name, labels, text in _SAMPLE.findall(content.text):
         if name.endswith("_created"):
             continue
         named: Mapping[str, str] = dict(_LABEL.findall(labels))
         model = named.get("model_name", "")
         value = content.integer(f"vllm:spec_decode_{name}", parse_number(text))
+        half_units[model] += half_unit(text)
         if name == _BY_POSITION:
             position = content.integer("position", parse_number(named.get("position", "0")), MOST_STEPS)
             positions[model][position] += value
@@ -72,10 +85,27 @@ def _samples(content: Content) -> Iterator[AcceptanceRecord]:
         allowed = f"a page with its {_ACCEPTED} too (in {content.source})"
         require(rows or _ACCEPTED in counters, _DRAFTS, counters[_DRAFTS], allowed)
         counts = Counts(counters[_DRAFTS], sum(rows) if rows else counters[_ACCEPTED], rows)
-        proposed = counters.get("num_draft_tokens")
+        stated = _counter_figures(model, counters, rows, half_units[model])
         yield AcceptanceRecord.of_counts(
-            [counts], content.source, "vllm", CONVENTION, topk=1, pair=model, proposed_drafts=proposed
+            [counts],
+            content.source,
+            "vllm",
+            CONVENTION,
+            topk=1,
+            pair=model,
+            proposed_drafts=counters.get("num_draft_tokens"),
+            stated=(stated,),
         )
+
+
+def _counter_figures(model: str, counters: Mapping[str, int], rows: Sequence[int], unit: float) -> ToolFigures:
+    """Collect what the counters of a model state; unit: error of all of them together, as they are printed."""
+    figures = {name: Rounded.of(counters[key], unit) for name, key in _COUNTERS.items() if key in counters}
+    is_exact = bool(rows) and not unit
+    histogram = tuple(before - after for before, after in pairwise((counters[_DRAFTS], *rows, 0))) if is_exact else ()
+    rounds = figures.get("rounds")
+    rates = tuple(Rounded.of(count, unit) / rounds for count in rows) if rounds is not None and rounds.value else ()
+    return ToolFigures(model or "the counters", _COUNTERS, histogram=histogram, rates=rates, **figures)
 
 
 def _log(content: Content) -> Iterator[AcceptanceRecord]:
@@ -96,6 +126,7 @@ def _log(content: Content) -> Iterator[AcceptanceRecord]:
         reported_length=weighted / total.rounds,
         reported_rounding=LENGTH_ROUNDING,
         proposed_drafts=sum(interval.drafted for interval, _ in used),
+        stated=tuple(interval.figures() for interval, _ in used),
     )
 
 
@@ -107,6 +138,21 @@ class _Interval:
     accepted: int
     drafted: int
     rates: list[float]
+    average: float | None  # percent of the drafts that were accepted
+    number: int  # of the line, from 1
+
+    def figures(self) -> ToolFigures:
+        """Collect what the line states, with the places that it prints."""
+        average = None if self.average is None else Rounded.of(self.average / 100, 0.0005)
+        return ToolFigures(
+            f"line {self.number}",
+            _LOG_NAMES,
+            accepted=Rounded.of(self.accepted),
+            proposed=Rounded.of(self.drafted),
+            accept_length=Rounded.of(self.length, LENGTH_ROUNDING),
+            accept_rate=average,
+            rates=tuple(Rounded.of(rate, 0.0005) for rate in self.rates),
+        )
 
     def counts(self, source: str) -> Counts | None:
         """Count the rounds; None where nothing was drafted."""
@@ -123,14 +169,17 @@ class _Interval:
 
 def _intervals(content: Content) -> Iterator[_Interval]:
     """Yield the figures of every line of an interval."""
-    for line in content.text.split("\n"):
+    for number, line in enumerate(content.text.split("\n"), start=1):
         mean = _MEAN.search(line)
         if mean and (totals := _TOTALS.search(line, mean.end())):
             texts = totals["rates"].split(",")
             require(len(texts) <= MOST_STEPS, _RATES, f"{len(texts)} positions", f"at most {MOST_STEPS}")
             rates = [read_number(parse_number(text), _RATES, content.source, 0, 1) for text in texts]
             accepted, drafted = (content.integer(name, parse_number(totals[name])) for name in ("accepted", "drafted"))
-            yield _Interval(content.number("length", parse_number(mean["length"])), accepted, drafted, rates)
+            length = content.number("length", parse_number(mean["length"]))
+            text = totals["average"]
+            average = None if text is None else content.number(_LOG_NAMES["accept_rate"], parse_number(text))
+            yield _Interval(length, accepted, drafted, rates, average, number)
 
 
 def _nearest(rates: list[float], accepted: int, rounds: int) -> Counts:

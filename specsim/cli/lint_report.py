@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from specsim.simulator.lint import Finding, Stated
     from specsim.simulator.measurement import Report
+    from specsim.simulator.tool_figures import ToolFigures
 
 SHOWN = 8  # reports whose findings are all shown, beyond which they are counted
+MOST_FINDINGS = 100  # findings that are all shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +49,8 @@ def lint_report(options: LintReportOptions) -> None:
     from specsim.simulator.lint import Stated, lint
 
     checked = _reports(options.file, Stated(options.output_tokens, options.num_drafts))
-    reports = [benchmark for benchmark, _ in checked]
-    findings = [finding for benchmark, stated in checked for finding in lint(benchmark, stated)]
+    reports = [benchmark for benchmark, *_ in checked]
+    findings = [finding for benchmark, stated, parts in checked for finding in lint(benchmark, stated, parts)]
     value = {"file": str(options.file), "findings": [asdict(finding) for finding in findings]}
     is_ok = all(finding.verdict != "cannot be true" for finding in findings)
     report("lint-report", lambda console: show(reports, findings, console), value, options.json, is_ok)
@@ -56,20 +58,20 @@ def lint_report(options: LintReportOptions) -> None:
     require(is_checked, "file", str(options.file), "a report with figures that can be checked against each other")
 
 
-def _reports(file: Path, stated: "Stated") -> "list[tuple[Report, Stated]]":
-    """Read reports with what is stated of them: those of a benchmark, or else acceptance records."""
+def _reports(file: Path, stated: "Stated") -> "list[tuple[Report, Stated, Sequence[ToolFigures]]]":
+    """Read reports with what is stated of them: those of a benchmark, or else acceptance records, with their parts."""
     from specsim.acceptance.files import read_records
     from specsim.simulator.lint import report_of, stated_of
     from specsim.simulator.report import read_reports
 
     try:
-        return [(report, stated) for report in read_reports(file)]
+        return [(report, stated, ()) for report in read_reports(file)]
     except InputError as error:
         try:
             records = read_records(file, "file")
         except InputError as other:
             raise (error if other.name == "file" else other) from None  # of no record, or of a bad value in one
-    return [(report_of(record), stated_of(record, stated)) for record in records]
+    return [(report_of(record), stated_of(record, stated), record.stated) for record in records]
 
 
 def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "Console") -> None:
@@ -84,7 +86,8 @@ def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "C
     heading(console, "identities")
     rows = [(identity, verdict, f"{count:,}") for (identity, verdict), count in counts.items()]
     print_table(console, ("identity", "", "runs"), rows)
-    printed_findings = [finding for finding in findings if len(reports) <= SHOWN or finding.verdict == "cannot be true"]
+    is_short = len(reports) <= SHOWN and len(findings) <= MOST_FINDINGS
+    printed_findings = [finding for finding in findings if is_short or finding.verdict == "cannot be true"]
     if printed_findings:
         heading(console, "findings")
         print_table(

@@ -39,7 +39,7 @@ def is_event_stream(text: str) -> bool:
 
 
 def parse_json_lines(text: str, name: str, source: str, allowed: str) -> list[Any]:
-    """Parse a text as one JSON value, or as one value a line, as the data of an event stream are."""
+    """Parse a text as one JSON value, one a line, or those of an event stream."""
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError):

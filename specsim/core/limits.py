@@ -55,6 +55,15 @@ def parse_number(text: str) -> float | str:
         return text
 
 
+def half_unit(text: str) -> float:
+    """Give half of the last printed place of a number; 0 for an integer that is printed in full."""
+    digits, _, exponent = text.lower().partition("e")
+    places = len(digits.partition(".")[2])
+    if not exponent:
+        return 0.0 if not digits.partition(".")[2].strip("0") else 0.5 * 10.0**-places
+    return 0.5 * 10.0 ** (int(exponent) - places)
+
+
 def _finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         return None

@@ -15,6 +15,7 @@ from specsim.core.files import without_nan
 from specsim.core.limits import MOST_COUNT, MOST_STEPS, MOST_WIDTH
 from specsim.simulator.bounds import integer, number, probability
 from specsim.simulator.rank_by_depth import Shares
+from specsim.simulator.tool_figures import ToolFigures
 
 _INTEGERS = (  # fields of a record with their least and most
     ("topk", 1, MOST_WIDTH),
@@ -123,6 +124,7 @@ class AcceptanceRecord:
     pair: str = ""  # target and drafter
     prompts: str = ""  # digest of the prompts; empty if unknown
     temperature: float | None = None  # None: unknown
+    stated: tuple[ToolFigures, ...] = field(default=(), repr=False, compare=False)  # all figures of the file
 
     def __post_init__(self) -> None:
         number("accept_length", self.accept_length, 1)

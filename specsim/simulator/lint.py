@@ -1,16 +1,14 @@
 """Identities of a benchmark's report: figures that cannot be true, and others that follow."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
 
 from specsim.simulator.acceptance_record import AcceptanceRecord
 from specsim.simulator.measurement import LATENCIES, SPECULATION, Report, Rounded
+from specsim.simulator.tool_figures import EXACT, ToolFigures, Verdict, verdicts
 
-Verdict = Literal["holds", "cannot be true", "follows"]
 Verdicts = Iterator[tuple[Verdict, str]]  # each with its reason, with figures
-EXACT = 1e-3  # relative error of an identity whose printed places are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,16 +308,21 @@ class Finding:
     says: str  # the reason, with figures
 
 
-def lint(report: Report, stated: Stated = NOTHING_STATED) -> list[Finding]:
-    """Check every identity that the report has the figures for.
+def lint(report: Report, stated: Stated = NOTHING_STATED, parts: Sequence[ToolFigures] = ()) -> list[Finding]:
+    """Check every identity that the report, or one of its parts, has the figures for.
 
     A mean TPOT or ITL of 0 counts as missing: clients write it where they measured nothing. A printed figure stands for
     all numbers that are printed alike.
     """
-    return [
+    findings = [
         Finding(report.label, identity, verdict, says)
         for identity, check in IDENTITIES.items()
         for verdict, says in check(report, stated)
+    ]
+    return findings + [
+        Finding(report.label, identity, verdict, f"{part.label}: {says}")
+        for part in parts
+        for identity, verdict, says in verdicts(replace(part, num_steps=part.num_steps or stated.num_drafts))
     ]
 
 

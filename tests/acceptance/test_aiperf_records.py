@@ -8,9 +8,9 @@ from specsim.acceptance.files import read_record
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance_record import Counts
 
-# As in https://docs.nvidia.com/aiperf/reference/per-request-speculative-decoding-acceptance
+# In the form of https://docs.nvidia.com/aiperf/reference/per-request-speculative-decoding-acceptance
 RECORD = {
-    "engine": "vllm", "mean_acceptance_length": 2.0, "draft_acceptance_rate": 0.2,
+    "engine": "vllm", "mean_acceptance_length": 1 + 7 / 9, "draft_acceptance_rate": 7 / 45,
     "acceptance_histogram": {"0": 5, "1": 2, "3": 1, "2": 1, "5": 0}, "num_accepted_draft_tokens": 7,
     "num_draft_tokens": 45, "num_spec_steps": 9, "num_spec_tokens": 5,
 }  # fmt: skip
@@ -24,7 +24,7 @@ def test_records_of_requests_are_counted(tmp_path):
     assert found.counts == (Counts(9, 7, (4, 2, 1, 0, 0)),) * 2
     assert (found.tool, found.num_steps, found.is_by_request) == ("aiperf vllm", 5, True)
     assert found.accept_length == 1 + 14 / 18
-    assert (found.reported_length, found.proposed_drafts) == (2.0, 90)
+    assert (found.reported_length, found.proposed_drafts) == (1 + 7 / 9, 90)
 
 
 def test_the_pooled_histogram_of_a_run_is_counted(tmp_path):

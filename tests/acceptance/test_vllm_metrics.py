@@ -39,8 +39,15 @@ vllm:spec_decode_num_accepted_tokens_per_pos_created{engine="0",model_name="a/mo
 LOG = (
     "INFO 07-01 12:00:0{second} [metrics.py:96] SpecDecoding metrics: Mean acceptance length: {length}, Accepted "
     "throughput: 16.00 tokens/s, Drafted throughput: 30.00 tokens/s, Accepted: {accepted} tokens, Drafted: {drafted} "
-    "tokens, Per-position acceptance rate: {rates}, Avg Draft acceptance rate: 53.3%\n"
+    "tokens, Per-position acceptance rate: {rates}, Avg Draft acceptance rate: {average:.1f}%\n"
 )
+
+
+def log_line(**figures) -> str:
+    """Write the line of an interval, its average rate that of the drafts."""
+    accepted, drafted = figures["accepted"], figures["drafted"]
+    average = 100 * int(accepted) / drafted if drafted and len(str(accepted)) < 20 else 0.0
+    return LOG.format(**figures, average=average)
 
 
 def response(metrics: dict | None) -> dict:
@@ -93,9 +100,9 @@ def test_each_model_of_a_server_is_a_record(write):
 
 def test_intervals_of_a_log_are_added(write):
     rates = "0.730, 0.520, 0.350"
-    one = LOG.format(second=1, length="2.60", accepted=1600, drafted=3000, rates=rates)
-    idle = LOG.format(second=2, length="nan", accepted=0, drafted=0, rates="nan, nan, nan")
-    two = LOG.format(second=3, length="1.50", accepted=100, drafted=600, rates="0.300, 0.150, 0.050")
+    one = log_line(second=1, length="2.60", accepted=1600, drafted=3000, rates=rates)
+    idle = log_line(second=2, length="nan", accepted=0, drafted=0, rates="nan, nan, nan")
+    two = log_line(second=3, length="1.50", accepted=100, drafted=600, rates="0.300, 0.150, 0.050")
     found = read_record(write("INFO something else\n" + one + idle + two))
     assert found.counts == (Counts(1200, 1700, (790, 550, 360)),)
     assert found.accept_length == pytest.approx(2.4167, abs=1e-4)
@@ -105,7 +112,7 @@ def test_intervals_of_a_log_are_added(write):
 
 def test_rounds_of_a_log_follow_from_accepted_drafts(write):
     """Drafts of varying number: 400 rounds of 600 drafts accept 500."""
-    line = LOG.format(second=1, length="2.25", accepted=500, drafted=600, rates="0.750, 0.500")
+    line = log_line(second=1, length="2.25", accepted=500, drafted=600, rates="0.750, 0.500")
     found = read_record(write(line))
     assert found.rounds == 400
     assert found.rates == (0.75, 0.5)
@@ -123,11 +130,11 @@ def test_rounds_of_a_log_follow_from_accepted_drafts(write):
         json.dumps(response(SUMMARY | {"num_spec_tokens": 10**9})),
         json.dumps(response(SUMMARY | {"per_step_accepted": [0, 1], "per_step_drafted": [2]})),
         json.dumps(response(SUMMARY | {"per_step_accepted": [0, 3], "per_step_drafted": [2, 2]})),
-        LOG.format(second=1, length="1.2.3", accepted=3, drafted=6, rates="0.5, 0.5"),
-        LOG.format(second=1, length="1.50", accepted=3, drafted=6, rates="0.5, 0..5"),
-        LOG.format(second=1, length="1.50", accepted=3, drafted=6, rates="0.0, 0.0"),
-        LOG.format(second=1, length="1.50", accepted="9" * 5000, drafted=6, rates="0.5, 0.5"),
-        LOG.format(second=1, length="1.00", accepted=0, drafted=0, rates="0.0, 0.0"),
+        log_line(second=1, length="1.2.3", accepted=3, drafted=6, rates="0.5, 0.5"),
+        log_line(second=1, length="1.50", accepted=3, drafted=6, rates="0.5, 0..5"),
+        log_line(second=1, length="1.50", accepted=3, drafted=6, rates="0.0, 0.0"),
+        log_line(second=1, length="1.50", accepted="9" * 5000, drafted=6, rates="0.5, 0.5"),
+        log_line(second=1, length="1.00", accepted=0, drafted=0, rates="0.0, 0.0"),
     ],
 )
 def test_impossible_counts_are_refused(write, text):

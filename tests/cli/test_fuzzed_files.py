@@ -1,4 +1,4 @@
-"""Readers of files, given 200 changed copies of each of their good files: a value or one sentence, never a traceback.
+"""Readers of files, each given changed copies of its good files: a value or one sentence, never a traceback.
 
 A change puts another number, field or value into a file, or removes, repeats or replaces some of its characters.
 """

@@ -271,7 +271,7 @@ def test_lines_end_only_at_line_feeds(tmp_path):
     assert len(read_answers(tmp_path / "a.jsonl", "a")) == 2
 
 
-def test_without_alternatives_the_rest_of_the_probability_bounds_the_other_token(tmp_path):
+def test_the_rest_of_the_probability_bounds_the_other_token(tmp_path):
     """Another token has at most 1 - P(chosen): 0.049 and 0.030 here, so the two lie 6.4 apart or more."""
     a, b = (answer(["The", word], [-0.02, logprob]) for word, logprob in ((" blue", -0.05), (" grey", -0.03)))
     finding = one(a, b, Noise.of("bfloat16"))
@@ -284,7 +284,7 @@ def test_without_alternatives_the_rest_of_the_probability_bounds_the_other_token
     assert certain[0] == pytest.approx(24 * log(2))
 
 
-def test_log_probabilities_that_are_all_zero_or_missing_prove_nothing():
+def test_log_probabilities_of_zero_or_none_prove_nothing():
     sound = answer([5, 6, 7], [-0.1, -0.2, -0.3])
     for logprobs, says in (([0.0] * 3, "all log probabilities of b are 0"), ([None] * 3, "b has no log probabilities")):
         for tokens in ([5, 6, 7], [5, 6, 8]):
@@ -346,7 +346,7 @@ def test_ids_alone_are_decided_by_the_weights(tmp_path, capsys):
     assert f"in float64 their logits lie {abs(distance):.3g} apart" in " ".join(capsys.readouterr().out.split())
 
 
-def test_several_choices_of_a_response_are_answers_in_the_order_of_their_index(tmp_path):
+def test_choices_of_a_response_are_answers_by_index(tmp_path):
     choices = [
         {"index": index, "logprobs": {"tokens": [text], "token_logprobs": [-0.1]}}
         for index, text in ((1, "b"), (0, "a"))

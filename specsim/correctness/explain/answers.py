@@ -220,14 +220,14 @@ def _joined(events: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _append(whole: dict[str, Any], chunk: Mapping[str, Any]) -> None:
+def _append(response: dict[str, Any], chunk: Mapping[str, Any]) -> None:
     """Add a chunk's text, token ids and log probabilities to those of the chunks before it."""
     text = _text(_mapping(chunk.get("delta") or {}, "delta").get("content", chunk.get("text")), "text")
     if text is not None:
-        whole["text"] = whole.get("text", "") + text
+        response["text"] = response.get("text", "") + text
     if chunk.get("token_ids") is not None:
-        whole.setdefault("token_ids", []).extend(_list(chunk["token_ids"], "token_ids"))
-    logprobs = whole.setdefault("logprobs", {})
+        response.setdefault("token_ids", []).extend(_list(chunk["token_ids"], "token_ids"))
+    logprobs = response.setdefault("logprobs", {})
     for name, values in _mapping(chunk.get("logprobs") or {}, "logprobs").items():
         if isinstance(values, list):
             logprobs.setdefault(name, []).extend(values)
@@ -240,7 +240,7 @@ def _token(token: Any) -> Token:
         is_id = number != token and number.isascii() and number.isdecimal() and len(number) <= len(str(MOST_TOKENS))
         return int(number) if is_id else token
     if type(token) is not int or abs(token) > MOST_TOKENS:
-        raise _Unreadable(f"{_shown(token)} stands where a token's id or text is expected")
+        raise _Unreadable(f"{_repr_of(token)} stands where a token's id or text is expected")
     return token
 
 
@@ -265,7 +265,7 @@ def _by_id(row: Any) -> dict[int, float | None]:
     for token, value in _mapping(row or {}, "logprobs").items():
         number = token.removeprefix("-")
         if not (number.isascii() and number.isdecimal() and len(number) <= len(str(MOST_TOKENS))):
-            raise _Unreadable(f"{_shown(token)} stands where a token's id is expected")
+            raise _Unreadable(f"{_repr_of(token)} stands where a token's id is expected")
         logprobs[int(token)] = _logprob(value.get("logprob") if isinstance(value, Mapping) else value)
     return logprobs
 
@@ -310,7 +310,7 @@ def _prompt(value: Mapping[str, Any], name: str) -> Any:
         return [_token(token) for token in prompt]
     if prompt is None or isinstance(prompt, str):
         return prompt
-    raise _Unreadable(f"{name} is {_shown(prompt)}, neither a text nor token ids")
+    raise _Unreadable(f"{name} is {_repr_of(prompt)}, neither a text nor token ids")
 
 
 def _list(value: Any, name: str) -> list[Any]:
@@ -318,19 +318,19 @@ def _list(value: Any, name: str) -> list[Any]:
         return []
     if isinstance(value, list):
         return value
-    raise _Unreadable(f"{name} is {_shown(value)}, no list")
+    raise _Unreadable(f"{name} is {_repr_of(value)}, no list")
 
 
 def _mapping(value: Any, name: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
-    raise _Unreadable(f"{name} is {_shown(value)}, no JSON object")
+    raise _Unreadable(f"{name} is {_repr_of(value)}, no JSON object")
 
 
 def _text(value: Any, name: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    raise _Unreadable(f"{name} is {_shown(value)}, no text")
+    raise _Unreadable(f"{name} is {_repr_of(value)}, no text")
 
 
 def _number(value: Any, name: str) -> float:
@@ -339,11 +339,11 @@ def _number(value: Any, name: str) -> float:
         or not isinstance(value, (int, float))
         or (isinstance(value, int) and abs(value) > 2**53)
     ):
-        raise _Unreadable(f"{name} is {_shown(value)}, no number")
+        raise _Unreadable(f"{name} is {_repr_of(value)}, no number")
     return float(value)
 
 
-def _shown(value: Any) -> str:
+def _repr_of(value: Any) -> str:
     """Write a value of a message: one that JSON nests by its kind alone."""
     if isinstance(value, (list, Mapping)):
         return "a list" if isinstance(value, list) else "a JSON object"

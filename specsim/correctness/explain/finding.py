@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Verdict = Literal["equal", "numerics", "fault", "undecided"]
 
 # One unit of roundoff at a logit of 32; in float32 and float64 sums of thousands of products err more than that.
-_LEAST_LEFT = 2.0**-24  # probability beside the reported ones: float32, in which engines compute them, has no less
+_LEAST_LEFT = 2.0**-24  # probability that reported ones leave: float32, in which engines compute them, has no less
 _UNSURE_SUM = 1.001  # above it reported values are not probabilities of one distribution
 _EXCERPT = 20  # characters of a text that are shown from its first difference on
 ERRORS = {"float64": 1e-10, "float32": 1e-4, "float16": 2.0**-11 * 32, "bfloat16": 2.0**-8 * 32}
