@@ -56,7 +56,7 @@ def _pooled(content: Content, value: Mapping[str, Any]) -> AcceptanceRecord:
     pooled = value[_POOLED]
     histogram = pooled.get("histogram", pooled) if isinstance(pooled, Mapping) else pooled
     counts = Counts.of_histogram(dense(content, histogram))
-    figures = {name: _average(content, value, key) for name, key in _TOTALS.items()}
+    figures: dict[str, Any] = {name: _average(content, value, key) for name, key in _TOTALS.items()}
     rate = figures.pop("accept_rate")
     stated = ToolFigures(
         "the run",

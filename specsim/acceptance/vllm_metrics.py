@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from specsim.acceptance.content import Content, reported, request_counts, request_figures
 from specsim.core.errors import require
@@ -100,7 +101,9 @@ def _samples(content: Content) -> Iterator[AcceptanceRecord]:
 
 def _counter_figures(model: str, counters: Mapping[str, int], rows: Sequence[int], unit: float) -> ToolFigures:
     """Collect what the counters of a model state; unit: error of all of them together, as they are printed."""
-    figures = {name: Rounded.of(counters[key], unit) for name, key in _COUNTERS.items() if key in counters}
+    figures: dict[str, Any] = {
+        name: Rounded.of(counters[key], unit) for name, key in _COUNTERS.items() if key in counters
+    }
     is_exact = bool(rows) and not unit
     histogram = tuple(before - after for before, after in pairwise((counters[_DRAFTS], *rows, 0))) if is_exact else ()
     rounds = figures.get("rounds")

@@ -160,10 +160,31 @@ def _shipped() -> dict[str, Path]:
     return {path.stem: path for folder in _FOLDERS for path in folder.glob("*.json")}
 
 
+_SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
+
+
+def _with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add transformers' defaults for a family's config that leaves out its sizes, as small published ones do."""
+    if all(config.get(field) is not None for field in _SIZES):
+        return config
+    from transformers import CONFIG_MAPPING  # slow to load
+
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        return config
+    stated = {name: value for name, value in config.items() if value is not None}
+    try:
+        filled = CONFIG_MAPPING[kind](**stated).to_dict()
+    except Exception:  # transformers' checks raise many types; ours say what is wrong
+        return config
+    return {name: value for name, value in filled.items() if value is not None} | stated
+
+
 def _model(name: str, source: Mapping[str, Any]) -> Model:
     config = source.get("text_config") or source  # of a multimodal model; its encoder is left out
     if not isinstance(config, Mapping):
         raise InputError("text_config", config, "an object")
+    config = _with_defaults(config)
     for field, most in (("hidden_size", MOST_WIDTH), ("vocab_size", MOST_WIDTH), ("num_hidden_layers", MOST_LAYERS)):
         model_size(field, config.get(field), most=most)
     layers = layers_of(config)

@@ -77,7 +77,8 @@ def load_language_model(
 
     Raises InputError with file and key for a missing, extra or misshapen tensor.
     """
-    entries = [entry for entry in stored if module_key(entry.key, config.num_layers, num_modules) is None]
+    texts = [entry for entry in stored if not _OTHER_SENSES.match(entry.key)]
+    entries = [entry for entry in texts if module_key(entry.key, config.num_layers, num_modules) is None]
     required = target_layout(config)
     optional = {}
     if config.tie_word_embeddings:
@@ -93,5 +94,12 @@ def load_language_model(
     return TargetCheckpoint(config, tensors)
 
 
+# Encoders of images and sounds in a multimodal checkpoint, whose language model is read.
+_OTHER_SENSES = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\.")
+
+
 def _canonical(key: str) -> str:
+    bare = key.removeprefix("model.").removeprefix("language_model.")
+    is_wrapped = bare != key.removeprefix("model.")
+    key = bare if is_wrapped else key
     return key if key.startswith(("model.", "lm_head.")) else f"model.{key}"

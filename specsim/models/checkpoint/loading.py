@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from specsim.core.target import ModelConfig
 from specsim.models.checkpoint.drafter_format import drafter_kind, format_of
 from specsim.models.checkpoint.fields import read_json
 from specsim.models.checkpoint.language_model import load_language_model, num_modules_of
-from specsim.models.checkpoint.model_config import read_target_config
+from specsim.models.checkpoint.model_config import language_fields, read_target_config
 from specsim.models.checkpoint.weights import Stored, read_weights
 
 _HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"
@@ -28,8 +29,12 @@ def load_target(path_or_hub: str | Path, read: Read = read_weights) -> TargetChe
     """
     folder = locate("target", path_or_hub)
     config = read_target_config(folder)
-    num_modules = num_modules_of(read_json(folder / "config.json"))
-    return load_language_model(config, folder, read(folder), num_modules)
+    fields = read_json(folder / "config.json")
+    stored = read(folder)
+    if "text_config" in fields.values and fields.values.get("tie_word_embeddings") is None:
+        has_head = any(entry.key.endswith("lm_head.weight") for entry in stored)  # transformers ties a missing one
+        config = replace(config, tie_word_embeddings=config.tie_word_embeddings or not has_head)
+    return load_language_model(config, folder, stored, num_modules_of(language_fields(fields)))
 
 
 def load_drafter(

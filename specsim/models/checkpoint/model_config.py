@@ -56,10 +56,19 @@ def read_target_config(folder: Path) -> ModelConfig:
 
     End tokens of generation_config.json take precedence, as in transformers.
     """
-    fields = read_json(folder / "config.json")
+    fields = language_fields(read_json(folder / "config.json"))
     generation = folder / "generation_config.json"
     ends = _end_tokens(read_json(generation)) if generation.exists() else ()
     return model_config(fields, ends or _end_tokens(fields))
+
+
+def language_fields(fields: Fields) -> Fields:
+    """Give the fields of the language model in a multimodal config, `text_config`; of another config all of them."""
+    if fields.values.get("model_type") in FAMILIES or not fields.values.get("text_config"):
+        return fields
+    text = fields.mapping("text_config").filled({"eos_token_id": fields.values.get("eos_token_id")})
+    ties = fields.values.get("tie_word_embeddings")  # the whole model's, which transformers asks
+    return text if ties is None else text.replaced({"tie_word_embeddings": ties})
 
 
 def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelConfig:
@@ -71,7 +80,7 @@ def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelCo
     num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     mlps = read_mlps(family, fields, num_layers)
     layers = zip(read_attention(family, fields, num_layers), mlps, strict=True)
-    _refuse_unread(family, fields)
+    _refuse_unread(family, fields, num_layers)
     return ModelConfig(
         family=family,
         vocab_size=fields.integer("vocab_size"),
@@ -93,13 +102,29 @@ def _refuse_quantised(family: str, fields: Fields) -> None:
         raise fields.error("quantization_config", allowed)
 
 
-def _refuse_unread(family: str, fields: Fields) -> None:
-    """Refuse fields that belong to another architecture, which would silently be read as a plain model."""
+def _refuse_unread(family: str, fields: Fields, num_layers: int) -> None:
+    """Refuse fields that belong to another architecture, which would silently be read as a plain model.
+
+    A field that states what the family's forward does anyway is no obstacle.
+    """
+    implied = _implied(family, fields, num_layers)
     for name in _STRUCTURAL:
         value = fields.values.get(name)
-        is_neutral = not value or (value == 1 and value is not True)
+        is_neutral = not value or (value == 1 and value is not True) or (name in implied and value == implied[name])
         if name not in fields.read_names and not is_neutral:
             raise fields.error(name, f"absent in a {family} model")
+
+
+def _implied(family: str, fields: Fields, num_layers: int) -> dict[str, Any]:
+    """List values of structural fields that a family's forward has without them."""
+    implied: dict[str, Any] = {"no_rope_layers": [1] * num_layers}
+    if family in ("qwen3", "qwen3_moe"):
+        implied["use_qk_norm"] = True
+    heads, size = fields.values.get("num_attention_heads"), fields.values.get("hidden_size")
+    head_dim = fields.values.get("head_dim") or (size // heads if type(size) is type(heads) is int and heads else None)
+    if type(head_dim) is int and head_dim > 0:
+        implied |= {"query_pre_attn_scalar": head_dim, "attention_multiplier": head_dim**-0.5}
+    return implied
 
 
 def _end_tokens(fields: Fields) -> tuple[int, ...]:
