@@ -1,11 +1,11 @@
 """Options of assumed acceptance: a record or an engine's metrics, rates, or accept lengths."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from specsim.cli.option_fields import common, option
 from specsim.cli.options import accepted_shares, exclusive
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, require
 from specsim.core.kinds import DEFAULT, SERVED
 
 if TYPE_CHECKING:
@@ -35,14 +35,24 @@ class MeasuredAcceptance:
     accept_lengths: Annotated[str | None, option("Acceptance", limits="1 to steps + 1", values="L1,L2,...")] = None
 
     def record(self) -> "AcceptanceRecord | None":
-        """Read the record of --acceptance, or make that of --accept-lengths; None for neither."""
+        """Read the record of --acceptance, or make that of --accept-lengths; None for neither.
+
+        Draft steps that the record does not say are those of --num-steps, where a command has it.
+        """
         first, *others = [name for name in NAMES if getattr(self, name, None) is not None] or [""]
         if others:
             raise exclusive(others[0], getattr(self, others[0]), f"--{first.replace('_', '-')}")
         if self.acceptance is not None:
             from specsim.acceptance.files import read_record
 
-            return read_record(self.acceptance)
+            record = read_record(self.acceptance)
+            steps = getattr(self, "num_steps", None)
+            if record.num_steps is None and type(steps) is int and steps > 0:
+                most = 1 + steps
+                allowed = f"at most {most} at the {steps} steps of --num-steps, which the file does not say"
+                require(record.accept_length <= most, "acceptance", record.accept_length, allowed)
+                return replace(record, num_steps=steps)
+            return record
         if self.accept_lengths is None:
             return None
         from specsim.simulator.acceptance_record import AcceptanceRecord

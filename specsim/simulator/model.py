@@ -155,6 +155,17 @@ def _same_shape(name: str) -> Path | None:
     return _shipped().get(_SAME_SHAPE.get(shape, shape))
 
 
+def shape_of(name: str) -> str | None:
+    """Name the shipped config of a hub id's shape; None for another model."""
+    path = _same_shape(name)
+    return None if path is None else path.stem
+
+
+def same_model(name: str, other: str) -> bool:
+    """Whether two names, hub ids or paths end alike, but for case."""
+    return name.rstrip("/").rsplit("/", 1)[-1].lower() == other.rstrip("/").rsplit("/", 1)[-1].lower()
+
+
 @cache
 def _shipped() -> dict[str, Path]:
     return {path.stem: path for folder in _FOLDERS for path in folder.glob("*.json")}

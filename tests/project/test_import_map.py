@@ -25,7 +25,7 @@ def test_package_has_one_box_a_folder_and_no_circle():
     found = import_map()
     assert found.circle == ()
     assert found.levels["core"] == 1
-    assert found.arrows["simulator"] == {"core"}
+    assert found.arrows["simulator"] == {"core", "serving"}
     assert {"reference", "fast", "correctness"} <= set(found.arrows)
 
 

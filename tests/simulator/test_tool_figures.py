@@ -170,3 +170,22 @@ def test_steps_of_gauges_and_logs_follow_from_their_rates(tmp_path):
     for text in (GAUGES, BATCH):
         (tmp_path / "metrics.txt").write_text(text)
         assert read_record(tmp_path / "metrics.txt").num_steps == 3
+
+
+META = (
+    '{"meta_info": {"id": "c", "completion_tokens": 300, "spec_verify_ct": 250, "spec_accept_token_num": 49, '
+    '"spec_draft_token_num": 1250}}'
+)
+
+
+def test_steps_that_a_file_does_not_say_are_those_of_the_option(tmp_path, call):
+    (path := tmp_path / "meta.jsonl").write_text(META)
+    words = ("simulate", "--requests", "4", "--acceptance", str(path))
+    status, shown, _ = call(*words, "--num-steps", "5")
+    assert status == 0
+    assert "Accept length 1.20, from 1.20 at 5 steps" in " ".join(shown.split())
+    (tmp_path / "gauges.txt").write_text("sglang:spec_accept_length 3.2\n")
+    status, _, said = call(*words[:-1], str(tmp_path / "gauges.txt"), "--num-steps", "2")
+    assert status == 2
+    assert "acceptance is 3.2; allowed: at most 3 at the 2 steps of --num-steps" in said
+    assert call("plan", *words[3:])[0] == 2

@@ -188,6 +188,7 @@ class BenchmarkSource:
     tool: str  # tool that wrote it
     sha256: str  # SHA-256 of its content
     cells: int  # cells read from it
+    model: str = ""  # model that it names; empty if none
 
 
 def read(path: Path, context: Context) -> tuple[BenchmarkSource, list[Observation]]:
@@ -196,6 +197,7 @@ def read(path: Path, context: Context) -> tuple[BenchmarkSource, list[Observatio
     location = str(path)
     if text.lstrip()[:1] not in ("{", "["):
         tool = "CSV"
+        model = ""
         cells = read_csv(text, location, context)
     else:
         values = _flat(parse_json_lines(text, "file", location, _ALLOWED))
@@ -206,8 +208,19 @@ def read(path: Path, context: Context) -> tuple[BenchmarkSource, list[Observatio
         else:
             reports = read_results(path)
             cells = [_served(*pair, location, context) for pair in zip(reports, values, strict=True)]
+        model = next(filter(None, map(_model, values)), "")
     digest = sha256(path.read_bytes()).hexdigest()
-    return BenchmarkSource(path.name, tool, digest, len(cells)), cells
+    return BenchmarkSource(path.name, tool, digest, len(cells), model), cells
+
+
+def _model(value: Mapping[str, Any]) -> str:
+    """Look up the model that a result names: vLLM's model_id, or the path in SGLang's server information."""
+    server = value.get("server_info")
+    server = server if isinstance(server, Mapping) else {}
+    decode = server.get("decode")
+    servers = [server, *(decode if isinstance(decode, list) else [])]
+    paths = [entry.get("model_path") for entry in servers if isinstance(entry, Mapping)]
+    return next((name for name in (value.get("model_id"), *paths) if name and isinstance(name, str)), "")
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:

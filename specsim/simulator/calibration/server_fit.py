@@ -19,6 +19,7 @@ from specsim.simulator.calibration.posterior import CONFIDENCE, DETERMINED, meas
 from specsim.simulator.calibration.profile import Profile, chain_acceptance
 from specsim.simulator.calibration.structure import MARGIN, Calibrated, ServerStructure, calibrate, doubts, left_out
 from specsim.simulator.cost import CostModel
+from specsim.simulator.model import same_model, shape_of
 
 UNITS = {"tokens_per_s": "tok/s", "decode_tokens_per_s": "tok/s, decoding", "tpot_s": "TPOT, ms", "ttft_s": "TTFT, ms"}
 
@@ -96,8 +97,26 @@ def fit_server(
         worst,
         None if every is None else float(np.abs(every).mean()),
         calibrated.tried,
-        tuple(doubts(calibrated.posterior, speeds, outside)),
+        (*other_models(cost.model.name, sources), *doubts(calibrated.posterior, speeds, outside)),
     )
+
+
+def other_models(name: str, sources: Sequence[BenchmarkSource]) -> list[str]:
+    """Say which files name another model than the calibrated one, unless it is one of the same shape.
+
+    InputError where that model is known to have another shape.
+    """
+    says = []
+    for source in sources:
+        if not source.model or same_model(name, source.model):
+            continue
+        shape = shape_of(source.model)
+        if shape == name:
+            continue
+        allowed = f"results of {name}: {source.path} is of {source.model}, so give --model {shape}"
+        require(shape is None, "file", source.path, allowed)
+        says.append(f"{source.path} names the model {source.model}, and the profile is of {name} (--model)")
+    return says
 
 
 def provenance(
