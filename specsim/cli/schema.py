@@ -181,7 +181,9 @@ def _merged(kind: Any, changes: tuple[Any, ...], description: str) -> Schema:
 
 def _object(kind: type, names: list[str], description: str) -> Schema:
     """Describe a class, or those of its fields and properties that formats names."""
-    hints = get_type_hints(kind, include_extras=True)
+    import torch  # which annotations of modules name that do not need it to run
+
+    hints = get_type_hints(kind, localns={"torch": torch}, include_extras=True)
     for words in names:
         chosen = words.lstrip("+-").split()
         if words.startswith("-"):

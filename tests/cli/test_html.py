@@ -91,21 +91,3 @@ def test_diff_writes_its_first_mismatch(call, file, monkeypatch):
     assert f"{found['field']} is {found['other']}, the reference has {found['reference']}" in " ".join(out.split())
     own, other = value["rounds"][0]["requests"][0], value["other"][0]["requests"][0]
     assert other["nodes"]["tokens"][1] == own["nodes"]["tokens"][1] + 1
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        ("generate --html {folder}/missing/page.html", "html"),
-        ("generate --html {folder}", "html"),
-        ("generate --json {folder}/a --html {folder}/a", "html"),
-        ("run --html {folder}/missing/page.html", "html"),
-        ("run --compare --html {folder}/page.html", "html"),
-        ("diff --html {folder}/missing/page.html", "html"),
-    ],
-)
-def test_a_page_that_cannot_be_written_is_refused_first(call, tmp_path, words, name):
-    status, out, err = call(*words.format(folder=tmp_path).split())
-    assert (status, out) == (2, "")
-    assert f"{name} is " in err
-    assert list(tmp_path.iterdir()) == []
