@@ -204,7 +204,7 @@ def test_bad_lines_of_a_request_file(serve, tmp_path, assert_one_sentence):
         ("--json {tmp}", "json"),
         ("--trace {tmp}", "trace"),
         ("--trace {tmp}/missing/x", "trace"),
-        ("--json {tmp}/x --trace {tmp}/x", "trace"),
+        ("--json {tmp}/x --trace {tmp}/x", "json"),
     ],
 )
 def test_bad_input_of_run(call, bad_files, arguments, name, assert_one_sentence):
