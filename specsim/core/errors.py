@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import fields
+from functools import cache
 from typing import Any, Literal, Self, get_args, get_origin
 
 MOST_MESSAGE = 2000  # characters of a sentence
@@ -110,12 +111,22 @@ def require_choice(name: str, value: object, choices: Collection[object]) -> Non
 
 def require_choices(value: Any) -> None:
     """Check every field of a dataclass that takes one of a few strings, or None besides."""
-    for field in fields(value):
+    for name, choices in _choices(type(value)):
+        chosen = getattr(value, name)
+        if chosen not in choices:
+            require_choice(name, chosen, [choice for choice in choices if choice is not None])
+
+
+@cache
+def _choices(kind: type) -> list[tuple[str, list[object]]]:
+    """List the fields of a dataclass that take one of a few strings, with these, and None where it is allowed."""
+    rows: list[tuple[str, list[object]]] = []
+    for field in fields(kind):
         kinds = (field.type,) if get_origin(field.type) is Literal else get_args(field.type)
         choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-        chosen = getattr(value, field.name)
-        if choices and not (chosen is None and type(None) in kinds):
-            require_choice(field.name, chosen, choices)
+        if choices:
+            rows.append((field.name, [*choices, *([None] if type(None) in kinds else [])]))
+    return rows
 
 
 def require_int(name: str, value: object, least: int = 1, most: float = math.inf) -> int:

@@ -15,7 +15,7 @@ from specsim.simulator.forward import Forward, padded
 from specsim.simulator.hardware import Hardware
 from specsim.simulator.model import Model
 
-MOST_PARTS = 2**14  # most cached results of a cost model
+MOST_PARTS = 2**16  # most cached results of a cost model
 _PLAIN = SpecConfig.plain()
 
 
@@ -149,12 +149,17 @@ class CostModel:
         new_tokens, behind: tokens of each chunk and those before it. Without chunks it is a round. With them no graph
         fits: kernels are launched one by one, and weights are read once for both.
         """
-        new = lengths("new_tokens", new_tokens).astype(float)
-        behind = lengths("behind", behind).astype(float)
-        contexts = lengths("contexts", contexts)
-        size = len(contexts)
+        new = lengths("new_tokens", new_tokens)
+        behind = lengths("behind", behind)
         if len(behind) != len(new):
             raise InputError("behind", behind.tolist(), f"one number for each of {len(new)} chunks")
+        return self.mixed_of(new, behind, lengths("contexts", contexts), config)
+
+    def mixed_of(self, new_tokens: np.ndarray, behind: np.ndarray, contexts: np.ndarray, config: SpecConfig) -> float:
+        """Compute the same without a check of the lengths."""
+        new = new_tokens.astype(float)
+        behind = behind.astype(float)
+        size = len(contexts)
         if not len(new):
             return self.round(contexts, config)
         nodes = config.num_draft_tokens
@@ -168,7 +173,7 @@ class CostModel:
             else:
                 device += self._mixed_forward(self.drafter.model, new, behind, contexts, rows, head_rows)
         if size and self.drafter and not config.is_plain:
-            device += self.phases(contexts, config).draft
+            device += self.parts(size, config).draft.at(contexts, float(contexts.sum()))
         return device + self._exposed(size + len(new), device, config if size else _PLAIN)
 
     @property
@@ -207,13 +212,12 @@ class CostModel:
         all_head_rows = size * head_rows + len(new)
         products = lambda: forward.products(all_rows, all_head_rows, entry=True)  # noqa: E731
         device = self._cached((is_target, all_rows, all_head_rows), products)
-        device += self._cached(
-            (is_target, new.tobytes(), behind.tobytes()), lambda: forward.chunk_attention(new, behind)
-        )
+        attention = lambda: forward.chunk_attention(new, behind)  # noqa: E731
+        device += self._cached((is_target, new.tobytes(), behind.tobytes()), attention)
         if size and rows:
             part = self._cached((is_target, rows), lambda: RoundPart(0.0, _slopes(forward, rows, rows / 2)))
             device += part.at(contexts, float(contexts.sum()))
-        return max(device, forward.launching)
+        return max(device, self._cached((is_target, "launching"), lambda: forward.launching))
 
     def _cached(self, key: tuple, make: Callable[[], Any]) -> Any:
         """Return a cached result: a simulated server needs the same one again and again."""
@@ -224,7 +228,9 @@ class CostModel:
         return self._parts[key]
 
     def _forward(self, model: Model, graph: bool = True) -> Forward:
-        return Forward(self.hardware, model, self.efficiency, self.tensor_parallel, self.dtype, graph)
+        key = ("forward", model is self.model, graph)
+        make = lambda: Forward(self.hardware, model, self.efficiency, self.tensor_parallel, self.dtype, graph)  # noqa: E731
+        return self._cached(key, make)
 
     def _round_parts(self, size: int, config: SpecConfig) -> RoundParts:
         rows, graph = padded(size, self.buckets)

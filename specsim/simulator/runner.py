@@ -187,7 +187,8 @@ class SimulatedRunner:
         cost = self._cost
         config = self._configs[max(choice.setting, 0)]
         if self.shared_chunks is not None:
-            return cost.mixed(*self.shared_chunks, np.array(contexts, dtype=np.int64), config)
+            mixed = cost.mixed_of if type(cost) is CostModel else cost.mixed
+            return mixed(*self.shared_chunks, np.array(contexts, dtype=np.int64), config)
         if self._fixed is None or type(cost) is not CostModel:
             return cost.round(np.array(contexts, dtype=np.int64), config)
         size = len(contexts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from specsim.simulator.workload import SimulatedWorkload
 if TYPE_CHECKING:
     from specsim.simulator.calibration.profile import Profile
 
+_cost_model = lru_cache(maxsize=16)(CostModel)  # equal servers share what a cost model remembers
 MOST_SLOTS = 2**31 - 1
 LARGEST_BATCH = 512
 
@@ -72,7 +74,7 @@ class Scenario:
     def cost(self, option: Option) -> CostModel:
         """Make the cost model of an option's rounds; without drafts no drafter is loaded."""
         drafter = None if option.config.is_plain else self.drafter
-        return CostModel(
+        return _cost_model(
             self.hardware,
             self.model,
             drafter,
