@@ -11,8 +11,9 @@ from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 from specsim.core.limits import MOST_STEPS
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
-from specsim.simulator.measurement import SPECULATION, Report, Rounded
+from specsim.simulator.measurement import Report, Rounded
 from specsim.simulator.report import read_reports
+from specsim.simulator.results import SPECULATION
 from specsim.simulator.tool_figures import ToolFigures, contradiction
 
 AIPERF = "AIPerf's profile_export.jsonl (spec_decode_acceptance) and profile_export_aiperf.json"

@@ -11,8 +11,7 @@ from specsim.bench.clock import timing
 from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine import Engine
-from specsim.core.policies.per_request import AnyPolicy
-from specsim.core.policies.policy import Always
+from specsim.core.policies.policy import Always, AnyPolicy
 from specsim.serving.adaptation import settings_of
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler

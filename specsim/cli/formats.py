@@ -40,12 +40,12 @@ from specsim.simulator.calibration.structure import ServerStructure
 from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.lint import Finding as Verdict
-from specsim.simulator.measurement import METRICS
 from specsim.simulator.plan import BatchChoice, Candidate, SettingPlan
 from specsim.simulator.reproduce.reproduction import Figure, Reproduction
+from specsim.simulator.results import ATTAINMENT, GOODPUT, METRICS
 from specsim.simulator.scenario import SpeedupRange
 from specsim.simulator.show import Took
-from specsim.simulator.slo import ATTAINMENT, GOODPUT, HighestRate
+from specsim.simulator.slo import HighestRate
 
 Metrics = dict[Literal[METRICS], float | None]
 Impl = Literal["reference", "fast"]

@@ -51,7 +51,6 @@ def plan(options: PlanOptions) -> None:
 
     from specsim.simulator.candidates import candidates
     from specsim.simulator.plan import plan as make
-    from specsim.simulator.plan import policy_metrics
 
     options.check_files()
     options.check_load()
@@ -64,7 +63,11 @@ def plan(options: PlanOptions) -> None:
     rates = None if goal is None else highest_rates(planned, configs, goal)
     # At the crossover plain is best.
     limit = options.max_running if best_plan.crossover is None else best_plan.crossover - 1
-    compared = policy_metrics(planned, limit) if options.policies else {}
+    compared = {}
+    if options.policies:
+        from specsim.simulator.policy_comparison import policy_metrics
+
+        compared = policy_metrics(planned, limit)
     contents = options.contents(best_plan, options.draft)
     usage = options.usage(best_plan, options.draft)
 
@@ -112,7 +115,7 @@ def show(best_plan: "SettingPlan", draft: str, acceptance: str, console: "Consol
 def show_candidates(best_plan: "SettingPlan", console: "Console") -> None:
     """Print the best candidates with their regret, and with objectives their goodput."""
     from specsim.core.display import figure, paragraph, print_table, short_setting
-    from specsim.simulator.slo import ATTAINMENT, GOODPUT
+    from specsim.simulator.results import ATTAINMENT, GOODPUT
 
     figures = {"tok/s": ("Output Throughput (tok/s)", 0)}
     times = {"TTFT ms": ("Mean TTFT (ms)", 1), "TPOT ms": ("Mean TPOT (ms)", 2), "P99 ITL ms": ("P99 ITL (ms)", 1)}

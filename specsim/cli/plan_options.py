@@ -44,6 +44,8 @@ class EngineFileOptions:
 
     def contents(self, plan: "SettingPlan", draft: str) -> dict[str, bytes]:
         """Make the content of each file, by its option; InputError where a plan has none."""
+        if not self._paths():
+            return {}
         from specsim.simulator.engine_files import text
 
         return {name: text(_value(name, plan, draft), path).encode() for name, path in self._paths().items()}
@@ -124,11 +126,11 @@ class SloOptions:
 
     def goal(self) -> "RateGoal | None":
         """Make the goal of the highest rate; None without bounds."""
-        from specsim.simulator.slo import RateGoal, Slo
-
         if self.slo is None:
             refuse_changes(self, ("attainment",), "without --slo")
             return None
+        from specsim.simulator.slo import RateGoal, Slo
+
         return RateGoal(Slo.parse(self.slo), self.attainment, min(self.replicates, RUNS))
 
 
@@ -153,7 +155,7 @@ def plain_values(rates: dict[str, Any]) -> dict[str, Any]:
 def show_slo(plan: "SettingPlan", rates: Mapping[str, Any] | None, console: "Console") -> None:
     """Print the goodput of the best setting and the highest rate within the objectives."""
     from specsim.core.display import heading, paragraph, short_setting
-    from specsim.simulator.slo import ATTAINMENT, GOODPUT
+    from specsim.simulator.results import ATTAINMENT, GOODPUT
 
     if plan.slo is None or rates is None:
         return

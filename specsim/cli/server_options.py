@@ -205,12 +205,12 @@ def describe_load(cell: "Cell") -> str:
 
 def show_workload(cell: "Cell", console: "Console") -> None:
     """Say what was read of a file of requests."""
+    if cell.trace is None:
+        return
     from specsim.core.display import paragraph
     from specsim.simulator.acceptance import Option as ServedSetting
     from specsim.simulator.request_formats import read_requests
 
-    if cell.trace is None:
-        return
     file = read_requests(cell.trace, cell.tokenizer, cell.characters_per_token)
     work = cell.serving(ServedSetting.plain(cell.page_size)).workload
     cached = work.cached_columns.sum() / work.prompt_tokens.sum()

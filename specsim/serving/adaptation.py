@@ -12,8 +12,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.display import figure, short_setting
 from specsim.core.engine import Engine
 from specsim.core.policies.named import NamedPolicy
-from specsim.core.policies.per_request import AnyPolicy, Choice, choose, observe
-from specsim.core.policies.policy import Always
+from specsim.core.policies.policy import Always, AnyPolicy, Choice, choose, observe
 from specsim.core.rank_group import RankGroup
 from specsim.core.settings import Settings
 from specsim.serving.requests import Request

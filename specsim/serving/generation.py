@@ -17,7 +17,7 @@ from specsim.core.errors import InputError, require_type
 from specsim.core.grammar import Grammar, Grammars
 from specsim.core.pair import AnyDrafter, Pair
 from specsim.core.policies.named import NamedPolicy, named_policy
-from specsim.core.policies.per_request import AnyPolicy
+from specsim.core.policies.policy import AnyPolicy
 from specsim.core.rule import AcceptanceRule, check_rule
 from specsim.core.settings import Settings
 from specsim.core.synthetic_acceptance import SyntheticAcceptance

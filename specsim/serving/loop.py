@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from specsim.core.config import ServingConfig
 from specsim.core.page_pool import PagePool
-from specsim.core.policies.per_request import FIRST_SETTING
+from specsim.core.policies.policy import FIRST_SETTING
 from specsim.serving.admission import Admission, PrefillPlan, Queue
 from specsim.serving.requests import Arrival, Request
 from specsim.serving.reservations import Reservations

@@ -1,12 +1,15 @@
 """Owners of KV: admitted requests, sessions that wait for their next turn, cached prefixes."""
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from specsim.core.column_counts import round_columns
 from specsim.core.config import SpecConfig
 from specsim.core.page_pool import PagePool
-from specsim.serving.prefix import PrefixTree
 from specsim.serving.requests import Request
+
+if TYPE_CHECKING:
+    from specsim.serving.prefix import PrefixTree
 
 
 class RoundPages(dict[int, int]):
@@ -35,7 +38,7 @@ class Reservations:
         self._pools = pools
         self._config = settings[0]
         self._ahead = ahead  # columns that the drafter needs after the committed ones
-        self._tree = PrefixTree(pools, lookahead) if prefix_cache else None
+        self._tree = _prefix_tree(pools, lookahead) if prefix_cache else None
         self._sessions: dict[int, Request] = {}
         self._rows: set[int] = set()  # of requests and sessions
         # The engine switches between the settings: reservations hold the largest need of all.
@@ -197,3 +200,9 @@ class Reservations:
             pass
         if self._tree is not None:
             self._tree.clear()
+
+
+def _prefix_tree(pools: PagePool, lookahead: int) -> "PrefixTree":
+    from specsim.serving.prefix import PrefixTree  # a simulated server has none
+
+    return PrefixTree(pools, lookahead)

@@ -9,7 +9,7 @@ import torch
 
 from specsim.core.engine import Engine, target_error
 from specsim.core.phases import Batch, DraftInput, PrefillInput, Verdict
-from specsim.core.policies.per_request import FIRST_SETTING, Choice
+from specsim.core.policies.policy import FIRST_SETTING, Choice
 from specsim.core.pool import KVPool
 from specsim.core.state import upload
 from specsim.serving.requests import Request

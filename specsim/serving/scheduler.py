@@ -7,7 +7,7 @@ from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.drafter import columns_ahead
 from specsim.core.engine import Engine
 from specsim.core.errors import InputError, require, require_type
-from specsim.core.policies.per_request import AnyPolicy
+from specsim.core.policies.policy import AnyPolicy
 from specsim.core.pool import KVPool
 from specsim.serving.adaptation import adaptation_of, settings_of
 from specsim.serving.loop import ServingLoop

@@ -7,7 +7,6 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
 from specsim.core.kinds import DEFAULT as DEFAULT_DRAFTER
 from specsim.core.kinds import SERVED
-from specsim.core.policies.named import named_policy, policy_value
 from specsim.simulator.acceptance import Option
 from specsim.simulator.bounds import count, is_number
 from specsim.simulator.calibration.profile import profile
@@ -18,12 +17,10 @@ from specsim.simulator.model import model
 from specsim.simulator.quantization import KV_BYTES
 from specsim.simulator.rank_by_depth import Shares, checked_shares, rank_by_depth
 from specsim.simulator.record_shares import DEFAULT
-from specsim.simulator.request_file import Replay, replay
-from specsim.simulator.request_formats import CHARACTERS, read_requests
 from specsim.simulator.results import SimulatedRun
 from specsim.simulator.runner import Prefill
 from specsim.simulator.scenario import Scenario, with_profile
-from specsim.simulator.workload import DAY, Arrivals, Length, SimulatedWorkload, closed_loop, open_loop
+from specsim.simulator.workload import CHARACTERS, DAY, Arrivals, Length, SimulatedWorkload, closed_loop, open_loop
 
 SCHEDULES = ("sync", "overlap")
 _CHOICES = {
@@ -109,6 +106,9 @@ class Cell:
 
     def _replayed(self, trace: str, arrivals: Arrivals, slots: int | None) -> SimulatedWorkload:
         """Make the workload of a file of requests for a server with this number of KV slots."""
+        from specsim.simulator.request_file import Replay, replay
+        from specsim.simulator.request_formats import read_requests
+
         page = self.page_size if self.prefix_cache else None
         choice = Replay(self.requests, self.rate, self.concurrency, arrivals, page, slots, self.seed)
         return replay(read_requests(trace, self.tokenizer, self.characters_per_token), choice)
@@ -136,6 +136,8 @@ class Cell:
         uncalibrated = Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
         scenario = uncalibrated if self.profile is None else with_profile(uncalibrated, profile(self.profile))
         if self.adaptive is not None and not option.config.is_plain:
+            from specsim.core.policies.named import named_policy, policy_value
+
             policy = named_policy(
                 policy_value(self.adaptive, self.adaptive_per_request), option.config, scenario.cost(option)
             )

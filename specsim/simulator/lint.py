@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from specsim.simulator.acceptance_record import AcceptanceRecord
-from specsim.simulator.measurement import LATENCIES, SPECULATION, Report, Rounded
+from specsim.simulator.measurement import Report, Rounded
+from specsim.simulator.results import LATENCIES, SPECULATION
 from specsim.simulator.tool_figures import EXACT, ToolFigures, Verdict, verdicts
 
 Verdicts = Iterator[tuple[Verdict, str]]  # each with its reason, with figures

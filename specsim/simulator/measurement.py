@@ -11,6 +11,7 @@ import numpy as np
 from specsim.core.errors import InputError, require
 from specsim.core.files import parse_json_lines, read_text
 from specsim.core.limits import read_integer, read_number
+from specsim.simulator.results import STATISTICS, THROUGHPUTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +139,6 @@ def _numbers(values: list, name: str, location: str) -> list:
 def _total(values: list | None, name: str, location: str) -> int | None:
     return None if values is None else sum(read_integer(value, name, location) for value in values)
 
-
-LATENCIES = ("TTFT", "TPOT", "ITL", "E2E Latency")
-STATISTICS = ("Mean", "Median", "P99")
-THROUGHPUTS = ("Output Throughput (tok/s)", "Request Throughput (req/s)", "Total Token Throughput (tok/s)")
-SPECULATION = ("Spec Decode Accept Length", "Spec Decode Accept Rate (%)")
-METRICS = (*THROUGHPUTS, *(f"{how} {what} (ms)" for what in LATENCIES for how in STATISTICS), *SPECULATION)
 
 _SHARED = {
     "Output Throughput (tok/s)": "output_throughput",

@@ -3,67 +3,20 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specsim.core.config import ServingConfig, SpecConfig
+from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
-from specsim.core.policies.by_batch_size import OffSwitch
-from specsim.core.policies.goodput import Goodput
-from specsim.core.policies.moving_average import MovingAverage
-from specsim.core.policies.policy import Always, Policy
-from specsim.core.policies.throughput import Throughput
-from specsim.simulator.acceptance import Cost, Option
+from specsim.simulator.acceptance import Option
 from specsim.simulator.candidates import candidates, limits_reached, sglang_flags, vllm_flags
 from specsim.simulator.cell import Cell
 from specsim.simulator.replicates import EQUAL, REPLICATES, Metrics, Replicated, cheapness, run_replicates
-from specsim.simulator.results import SimulatedRun
-from specsim.simulator.runner import Prefill
+from specsim.simulator.results import GOODPUT, SimulatedRun
 from specsim.simulator.scenario import USUAL_REQUESTS, Scenario, range_of, speedup_range
 from specsim.simulator.schedule import Range, SteadyBatch, schedule
-from specsim.simulator.server import simulate
-from specsim.simulator.slo import GOODPUT, Slo
-from specsim.simulator.workload import SimulatedWorkload
 
-
-def policies(cost: Cost, options: Sequence[Option], limit: int) -> dict[str, Policy]:
-    """Make policies by name: every option by itself, and one of each kind that chooses among all.
-
-    limit: of the off-switch, between plain decoding and the longest chain.
-    """
-    configs = [option.config for option in options]
-    lengths = [config.num_steps for config in configs]
-    require(0 in lengths, "options", f"{len(options)} chains", "chains and plain decoding (Option.plain)")
-    if any(config.topk != 1 for config in configs):
-        raise InputError("options", "a tree", "chains: the acceptance of one tree does not give that of another")
-    static: dict[str, Policy] = {_name(steps): Always(option) for option, steps in enumerate(lengths)}
-    return static | {
-        f"off above {limit}": OffSwitch(limit, lengths.index(max(lengths)), lengths.index(0)),
-        "moving average": MovingAverage(configs),
-        "throughput": Throughput(configs),
-        "goodput": Goodput(cost, configs),
-    }
-
-
-def compare_policies(
-    cost: Cost,
-    options: Sequence[Option],
-    workload: SimulatedWorkload,
-    serving: ServingConfig | None = None,
-    *,
-    limit: int = 32,
-    prefill: Prefill = "mixed",
-    seed: int = 0,
-) -> dict[str, SimulatedRun]:
-    """Run every policy on the same trace."""
-    return {
-        name: simulate(cost, options, workload, serving, prefill=prefill, policy=policy, seed=seed)
-        for name, policy in policies(cost, options, limit).items()
-    }
-
-
-def _name(steps: int) -> str:
-    return f"{steps} draft{'s' if steps > 1 else ''}" if steps else "no drafts"
-
+if TYPE_CHECKING:
+    from specsim.simulator.slo import Slo
 
 THROUGHPUT = "Output Throughput (tok/s)"
 OBJECTIVES = {"throughput": THROUGHPUT, "latency": "Mean E2E Latency (ms)", "goodput": GOODPUT}
@@ -126,7 +79,7 @@ class SettingPlan:
     by_batch: tuple[BatchChoice, ...]  # batches of 1, 2, 4, ... requests
     chains: tuple[Range, ...]  # best chain, or plain decoding, by batch size: what engines' schedules can express
     schedule: tuple[Range, ...]  # best setting, trees included
-    slo: Slo | None = None
+    slo: "Slo | None" = None
 
     @property
     def best(self) -> Candidate:
@@ -205,7 +158,7 @@ def plan(
     configs: Sequence[SpecConfig] | None = None,
     replicates: int = REPLICATES,
     done: Callable[[], object] = lambda: None,
-    slo: Slo | None = None,
+    slo: "Slo | None" = None,
 ) -> SettingPlan:
     """Simulate the cell under every setting, several times, each time on the same requests and uniforms.
 
@@ -240,28 +193,6 @@ def _cost(objective: str) -> Callable[[Metrics], float]:
 def _rank(row: Candidate) -> tuple[float, ...]:
     """Order candidates: the equal ones by cheapness, then the others by regret."""
     return (0, *cheapness(row.config)) if row.is_equal else (1, row.regret)
-
-
-def policy_metrics(cell: Cell, limit: int) -> dict[str, dict[str, float]]:
-    """Compute the metrics of every policy over plain decoding and all chains, on equal traces.
-
-    limit: batch size of the off-switch.
-    """
-    allowed = f"{cell.schedule}, the schedule, with policies: their server turns drafting on and off"
-    require(cell.plain_schedule in (None, cell.schedule), "plain_schedule", cell.plain_schedule, allowed)
-    options = [cell.option(config) for config in candidates(cell) if config.topk == 1]
-    longest = options[-1]
-    scenario = cell.serving(longest)
-    runs = compare_policies(
-        scenario.cost(longest),
-        options,
-        scenario.arriving,
-        scenario.serving(longest),
-        limit=limit,
-        prefill=scenario.prefill,
-        seed=scenario.seed,
-    )
-    return {name: run.metrics() for name, run in runs.items()}
 
 
 def _by_batch(cell: Cell, options: Sequence[Option], rows: Sequence[Candidate]) -> Iterator[BatchChoice]:

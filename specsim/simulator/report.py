@@ -8,7 +8,8 @@ from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 from specsim.core.limits import parse_number, read_integer, read_number
 from specsim.core.table import read_table
-from specsim.simulator.measurement import LATENCIES, METRICS, SPECULATION, STATISTICS, THROUGHPUTS, Report, read_results
+from specsim.simulator.measurement import Report, read_results
+from specsim.simulator.results import LATENCIES, METRICS, SPECULATION, STATISTICS, THROUGHPUTS
 
 _HEADER = " Serving Benchmark Result "
 _GAP = re.compile(r":[ \t]")  # between the name and the figure of a line

@@ -15,7 +15,7 @@ from specsim.core.limits import MOST_TOKENS
 from specsim.core.table import Table, TableRow, read_table
 from specsim.simulator.bounds import count, positive
 from specsim.simulator.request_file import RequestFile, Turn
-from specsim.simulator.workload import parse_workload
+from specsim.simulator.workload import CHARACTERS, parse_workload
 
 Count = Callable[[str], int]  # tokens of a text
 _MESSAGES = ("conversations", "conversation", "messages")
@@ -122,7 +122,6 @@ def _prompt(value: Mapping[str, Any], location: str, tokens: Count) -> int:
     return size
 
 
-CHARACTERS = 4.0  # per token of English text, a common rule; a tokenizer is better
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 _TOKENIZER = "a tokenizer.json, or a folder with one"

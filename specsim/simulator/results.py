@@ -7,8 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.simulator.measurement import METRICS
-
+# Figures of a run, as benchmarks print them.
+LATENCIES = ("TTFT", "TPOT", "ITL", "E2E Latency")
+STATISTICS = ("Mean", "Median", "P99")
+THROUGHPUTS = ("Output Throughput (tok/s)", "Request Throughput (req/s)", "Total Token Throughput (tok/s)")
+SPECULATION = ("Spec Decode Accept Length", "Spec Decode Accept Rate (%)")
+METRICS = (*THROUGHPUTS, *(f"{how} {what} (ms)" for what in LATENCIES for how in STATISTICS), *SPECULATION)
+GOODPUT = "Request Goodput (req/s)"  # as vLLM's benchmark names it
+ATTAINMENT = "SLO Attainment (%)"
 PER_DOUBLING = 512
 _LEAST = 2.0**-40
 _MOST = 2.0**24
@@ -136,7 +142,7 @@ class SimulatedRun:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Compute the figures of specsim.simulator.measurement.METRICS, as vLLM's benchmark defines them.
+        """Compute the figures of METRICS, as vLLM's benchmark defines them.
 
         ITL is over the deliveries of all requests, everything else over requests.
         """

@@ -9,7 +9,6 @@ import numpy as np
 
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError, require, require_choices
-from specsim.core.policies.named import NamedPolicy
 from specsim.simulator.acceptance import Option
 from specsim.simulator.calibration.posterior import SIDE, Posterior, gradient, half_width
 from specsim.simulator.calibration.profile import Profile, default_name, profile
@@ -24,6 +23,7 @@ from specsim.simulator.server import check, simulate
 from specsim.simulator.workload import SimulatedWorkload
 
 if TYPE_CHECKING:
+    from specsim.core.policies.named import NamedPolicy
     from specsim.simulator.calibration.profile import Profile
 
 _cost_model = lru_cache(maxsize=16)(CostModel)  # equal servers share what a cost model remembers
@@ -31,7 +31,7 @@ MOST_SLOTS = 2**31 - 1
 LARGEST_BATCH = 512
 
 
-def switched(option: Option, policy: NamedPolicy) -> list[Option]:
+def switched(option: Option, policy: "NamedPolicy") -> list[Option]:
     """Make the options of a policy's settings, which accept the first drafts of the same rounds."""
     allowed = "a policy of chains: the acceptance of one tree does not give that of another"
     require(all(config.topk == 1 for config in policy.settings), "adaptive", policy.name, allowed)
@@ -63,7 +63,7 @@ class Scenario:
     plain_schedule: Literal["sync", "overlap"] | None = None  # schedule of plain decoding, None for `schedule`
     front: FrontEnd | None = None  # of the profile; None: the workload's
     profile: "Profile | None" = None  # origin of the parameters (speedup_range.with_profile); None: uncalibrated
-    policy: NamedPolicy | None = None  # chooses among chains, the option's and shorter ones; None: always the option's
+    policy: "NamedPolicy | None" = None  # among chains, the option's and shorter ones; None: always the option's
 
     def __post_init__(self) -> None:
         splits = self.model.splits

@@ -13,8 +13,7 @@ import numpy as np
 from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.page_pool import PagePool
-from specsim.core.policies.per_request import AnyPolicy, observe
-from specsim.core.policies.policy import Always
+from specsim.core.policies.policy import Always, AnyPolicy, observe
 from specsim.serving.loop import ServingLoop
 from specsim.serving.reservations import Reservations
 from specsim.serving.trace import StepLog

@@ -13,10 +13,8 @@ from specsim.simulator.bounds import positive
 from specsim.simulator.bounds import share as check_share
 from specsim.simulator.cell import Cell
 from specsim.simulator.replicates import seeds
-from specsim.simulator.results import SimulatedRun
+from specsim.simulator.results import ATTAINMENT, GOODPUT, SimulatedRun
 
-GOODPUT = "Request Goodput (req/s)"  # as vLLM's benchmark names it
-ATTAINMENT = "SLO Attainment (%)"
 _UNITS = {"ms": 1e-3, "s": 1.0}
 
 

@@ -20,10 +20,10 @@ from specsim.core.errors import InputError, require
 from specsim.simulator.calibration.profile import names as profile_names
 from specsim.simulator.calibration.profile import profile
 from specsim.simulator.cell import Cell
-from specsim.simulator.measurement import METRICS
 from specsim.simulator.model import names, read_config
 from specsim.simulator.replicates import EQUAL
 from specsim.simulator.request_formats import read_requests
+from specsim.simulator.results import METRICS
 
 FIELDS = tuple(field.name for field in fields(Cell))
 LATER = {  # fields that the first sweeps did not have; their defaults leave keys and files as they were

@@ -13,6 +13,7 @@ from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
 
 Length = int | tuple[int, int] | str  # one for all; bounds of a uniform integer; lognormal:MEAN:CV
 LOGNORMAL = "lognormal"
+CHARACTERS = 4.0  # per token of English text, a common rule; a tokenizer is better
 
 
 def draw(name: str, length: Length, uniforms: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specsim import EngineOptions, SamplingParams, SpecConfig, generate, load
-from specsim.core.policies.per_request import Choice
+from specsim.core.policies.policy import Choice
 from specsim.correctness.differential import check
 from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.implementation import Shares

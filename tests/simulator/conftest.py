@@ -10,7 +10,8 @@ from specsim.core.errors import InputError
 from specsim.simulator import CostModel, drafter, hardware, model
 from specsim.simulator.calibration.observation import AssumedAcceptance, Observation, Parameters
 from specsim.simulator.efficiency import FrontEnd
-from specsim.simulator.measurement import LATENCIES, Report
+from specsim.simulator.measurement import Report
+from specsim.simulator.results import LATENCIES
 
 
 class Ended(NamedTuple):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specsim.simulator.cell import Cell
-from specsim.simulator.measurement import METRICS
+from specsim.simulator.results import METRICS
 from specsim.simulator.sweep import CHOSEN, FIELDS, GIVEN, rank_by_load
 
 THROUGHPUT, LATENCY = "Output Throughput (tok/s)", "Mean E2E Latency (ms)"

@@ -7,9 +7,10 @@ from specsim.cli.lint_report import SHOWN, show
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.simulator.lint import IDENTITIES, NOTHING_STATED, Stated, derived, lint
-from specsim.simulator.measurement import METRICS, Report
+from specsim.simulator.measurement import Report
 from specsim.simulator.report import read_reports
 from specsim.simulator.reproduce.reproduction import TABLES
+from specsim.simulator.results import METRICS
 
 VLLM_41162 = TABLES / "vllm_41162.csv"
 

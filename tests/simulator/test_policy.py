@@ -9,7 +9,7 @@ from specsim.core.errors import InputError
 from specsim.core.policies.goodput import Goodput
 from specsim.simulator import CostModel, drafter, hardware, model
 from specsim.simulator.acceptance import Callback, Option, PerPosition, RecordedAcceptance, iid
-from specsim.simulator.plan import compare_policies
+from specsim.simulator.policy_comparison import compare_policies
 from specsim.simulator.server import simulate
 from specsim.simulator.workload import closed_loop
 

@@ -14,7 +14,7 @@ from specsim.serving.reservations import RoundPages
 from specsim.simulator import CostModel, drafter, hardware, model
 from specsim.simulator.acceptance import Callback, Mixture, Option, RecordedAcceptance, iid, steady
 from specsim.simulator.efficiency import Efficiency
-from specsim.simulator.plan import policies
+from specsim.simulator.policy_comparison import policies
 from specsim.simulator.results import SimulatedRun
 from specsim.simulator.runner import PREFILLS, Simulation
 from specsim.simulator.server import SimulatedServer, round_pages, simulate

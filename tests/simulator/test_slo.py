@@ -7,7 +7,8 @@ import pytest
 
 from specsim.core.errors import InputError
 from specsim.simulator.cell import Cell
-from specsim.simulator.slo import ATTAINMENT, GOODPUT, PRECISION, RateGoal, Slo, best_rate, highest_rate, is_within
+from specsim.simulator.results import ATTAINMENT, GOODPUT
+from specsim.simulator.slo import PRECISION, RateGoal, Slo, best_rate, highest_rate, is_within
 
 CELL = Cell(requests=60, rate=5.0, prompt_tokens=(200, 600), output_tokens=(20, 60), max_running=64)
 RUN = CELL.run()

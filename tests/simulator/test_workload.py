@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from specsim.core.errors import InputError
-from specsim.simulator.measurement import METRICS, read_results
+from specsim.simulator.measurement import read_results
+from specsim.simulator.results import METRICS
 from specsim.simulator.workload import SimulatedWorkload, closed_loop, parse_workload, poisson
 
 LATENCY = {f"{how}_{what}_ms": 1.5 for how in ("mean", "median", "p99") for what in ("ttft", "tpot", "itl")}

@@ -14,8 +14,8 @@ from specsim.core.policies.by_batch_size import BatchTable, OffSwitch
 from specsim.core.policies.fields import CHOICE, COST, FIELDS, NEEDED, PER_REQUEST, RULE_FIELDS, TABLE, TREE
 from specsim.core.policies.goodput import CostTable, Goodput, RoundCost
 from specsim.core.policies.moving_average import AverageRule, MovingAverage
-from specsim.core.policies.per_request import AnyPolicy, RequestAverages, RequestGoodput, RequestPolicy, RequestScript
-from specsim.core.policies.policy import Policy, Scripted, number_of
+from specsim.core.policies.per_request import RequestAverages, RequestGoodput, RequestScript
+from specsim.core.policies.policy import AnyPolicy, Policy, RequestPolicy, Scripted, number_of
 from specsim.core.policies.throughput import Throughput
 from specsim.core.settings import Settings
 from specsim.core.verifiers import DEFAULT_VERIFIER

@@ -1,7 +1,7 @@
-"""Policies that choose the draft steps of every request, and what serving and the simulator ask any policy."""
+"""Policies that choose the draft steps of every request."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -9,53 +9,12 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import require, require_int, require_number
 from specsim.core.policies.goodput import Rates, RoundCost
 from specsim.core.policies.moving_average import Average, AverageRule, rules_of
-from specsim.core.policies.policy import Policy, by_steps
+from specsim.core.policies.policy import Choice, by_steps
 from specsim.core.settings import with_steps
 
 MOST_REQUESTS = 4096  # of which a policy remembers what it measured, those that it saw last
 _ITERATIONS = 20  # towards the best ratio, which takes two or three
 T = TypeVar("T")
-
-
-class Choice(NamedTuple):
-    """The setting of a round, and the draft steps of its requests."""
-
-    setting: int  # number
-    steps: np.ndarray | None = None  # int64 [B], of each request, at most the setting's; None: the setting's
-
-
-FIRST_SETTING = Choice(0)  # the first setting, or the one that an engine has
-
-
-@runtime_checkable
-class RequestPolicy(Protocol):
-    """A choice of draft steps for every request of a round, under a setting that has at least as many."""
-
-    def choose_requests(self, requests: np.ndarray, contexts: np.ndarray) -> Choice:
-        """Choose for requests of these ids [B] and committed lengths [B]."""
-        ...
-
-    def observe_requests(self, requests: np.ndarray, choice: Choice, accepted: np.ndarray, seconds: float) -> None:
-        """Observe the accepted drafts [B] of a round, as Policy.observe does."""
-        ...
-
-
-AnyPolicy = Policy | RequestPolicy
-
-
-def choose(policy: AnyPolicy, requests: np.ndarray, contexts: np.ndarray) -> Choice:
-    """Let a policy of either kind choose."""
-    if isinstance(policy, RequestPolicy):
-        return policy.choose_requests(requests, contexts)
-    return Choice(policy.choose(contexts))
-
-
-def observe(policy: AnyPolicy, requests: np.ndarray, choice: Choice, accepted: np.ndarray, seconds: float) -> None:
-    """Tell a policy of either kind what a round accepted."""
-    if isinstance(policy, RequestPolicy):
-        policy.observe_requests(requests, choice, accepted, seconds)
-    else:
-        policy.observe(choice.setting, accepted, seconds)
 
 
 def check_settings(settings: Sequence[SpecConfig]) -> None:

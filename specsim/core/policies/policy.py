@@ -1,7 +1,7 @@
-"""The policy protocol, and the policies that follow no measurement: one setting, or a recorded sequence."""
+"""The protocols of policies, what serving asks them, and policies without measurement: a setting, or a sequence."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -25,6 +25,47 @@ class Policy(Protocol):
         Rounds are observed in the order of their choices, under an overlap schedule one choice late.
         """
         ...
+
+
+class Choice(NamedTuple):
+    """The setting of a round, and the draft steps of its requests."""
+
+    setting: int  # number
+    steps: np.ndarray | None = None  # int64 [B], of each request, at most the setting's; None: the setting's
+
+
+FIRST_SETTING = Choice(0)  # the first setting, or the one that an engine has
+
+
+@runtime_checkable
+class RequestPolicy(Protocol):
+    """A choice of draft steps for every request of a round, under a setting that has at least as many."""
+
+    def choose_requests(self, requests: np.ndarray, contexts: np.ndarray) -> Choice:
+        """Choose for requests of these ids [B] and committed lengths [B]."""
+        ...
+
+    def observe_requests(self, requests: np.ndarray, choice: Choice, accepted: np.ndarray, seconds: float) -> None:
+        """Observe the accepted drafts [B] of a round, as Policy.observe does."""
+        ...
+
+
+AnyPolicy = Policy | RequestPolicy
+
+
+def choose(policy: AnyPolicy, requests: np.ndarray, contexts: np.ndarray) -> Choice:
+    """Let a policy of either kind choose."""
+    if isinstance(policy, RequestPolicy):
+        return policy.choose_requests(requests, contexts)
+    return Choice(policy.choose(contexts))
+
+
+def observe(policy: AnyPolicy, requests: np.ndarray, choice: Choice, accepted: np.ndarray, seconds: float) -> None:
+    """Tell a policy of either kind what a round accepted."""
+    if isinstance(policy, RequestPolicy):
+        policy.observe_requests(requests, choice, accepted, seconds)
+    else:
+        policy.observe(choice.setting, accepted, seconds)
 
 
 class Always:
