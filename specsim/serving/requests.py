@@ -9,8 +9,6 @@ from specsim.core.config import SamplingParams
 from specsim.core.errors import InputError, require, require_int, require_type
 
 if TYPE_CHECKING:
-    import torch
-
     from specsim.core.pair import Pair
     from specsim.core.target import ModelConfig
 
@@ -66,9 +64,7 @@ class Request:
     proposed: list[int] = field(default_factory=list)  # depth of each round's deepest draft
     settings: list[int] = field(default_factory=list)  # number of each round's setting, 0 where the engine has one
     draft_steps: list[int] = field(default_factory=list)  # its own of each round, where a policy gives it any
-    side_outputs: dict[str, "torch.Tensor"] = field(
-        default_factory=dict
-    )  # at the end, by name, [known tokens - 1, ...]
+    side_outputs: dict[str, Any] = field(default_factory=dict)  # tensors by name at the end, [known tokens - 1, ...]
     finish_reason: str | None = None  # stop, length, abort or rejected
     stop_reason: int | str | None = None  # token id or stop string that ended it
     error: str | None = None  # reason of a rejection

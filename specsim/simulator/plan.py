@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
@@ -14,9 +14,7 @@ from specsim.simulator.replicates import EQUAL, REPLICATES, Metrics, Replicated,
 from specsim.simulator.results import GOODPUT, SimulatedRun
 from specsim.simulator.scenario import USUAL_REQUESTS, Scenario, range_of, speedup_range
 from specsim.simulator.schedule import Range, SteadyBatch, schedule
-
-if TYPE_CHECKING:
-    from specsim.simulator.slo import Slo
+from specsim.simulator.slo import Slo
 
 THROUGHPUT = "Output Throughput (tok/s)"
 OBJECTIVES = {"throughput": THROUGHPUT, "latency": "Mean E2E Latency (ms)", "goodput": GOODPUT}
@@ -79,7 +77,7 @@ class SettingPlan:
     by_batch: tuple[BatchChoice, ...]  # batches of 1, 2, 4, ... requests
     chains: tuple[Range, ...]  # best chain, or plain decoding, by batch size: what engines' schedules can express
     schedule: tuple[Range, ...]  # best setting, trees included
-    slo: "Slo | None" = None
+    slo: Slo | None = None
 
     @property
     def best(self) -> Candidate:
@@ -158,7 +156,7 @@ def plan(
     configs: Sequence[SpecConfig] | None = None,
     replicates: int = REPLICATES,
     done: Callable[[], object] = lambda: None,
-    slo: "Slo | None" = None,
+    slo: Slo | None = None,
 ) -> SettingPlan:
     """Simulate the cell under every setting, several times, each time on the same requests and uniforms.
 
