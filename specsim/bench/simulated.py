@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from specsim.bench.clock import timing
 from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine import Engine
-from specsim.core.policies.policy import Always, AnyPolicy
+from specsim.core.policies.policy import AnyPolicy
 from specsim.serving.adaptation import settings_of
 from specsim.serving.requests import Request, make_request
 from specsim.serving.scheduler import Scheduler
@@ -19,8 +19,7 @@ from specsim.serving.trace import StepRecord
 from specsim.simulator import CostModel, hardware, model
 from specsim.simulator.acceptance import Option, RecordedAcceptance
 from specsim.simulator.results import SimulatedRun
-from specsim.simulator.runner import Simulation
-from specsim.simulator.server import SimulatedServer, simulate
+from specsim.simulator.server import simulate
 from specsim.simulator.workload import SimulatedWorkload, closed_loop, poisson
 
 MODEL = "llama-3-8b"
@@ -31,6 +30,7 @@ OUTPUT_TOKENS = 128
 RATES = (40, 10, 4)  # requests a second: a saturated server, a busy one, one of small batches and many steps
 MOST_SECONDS = 4.0  # of a core
 SAMPLES = 5
+LOOP = ServingConfig("overlap", 256, 2**31 - 1, 8192)
 PAIR = "eagle-noisy"  # small, as only its steps count
 SCHEDULER = {
     "sync": ServingConfig("sync", 5, 148, chunk_tokens=11, preemption="longest"),
@@ -41,14 +41,14 @@ SCHEDULER = {
 def loop_rows(is_quick: bool) -> Iterator[BenchRow]:
     """Time a workload without speculation, by rate of arrivals."""
     for rate in RATES[:1] if is_quick else RATES:
-        simulation = _simulation(poisson(REQUESTS, rate, PROMPT_TOKENS, OUTPUT_TOKENS))
+        workload = poisson(REQUESTS, rate, PROMPT_TOKENS, OUTPUT_TOKENS)
         setting = {"model": MODEL, "requests": REQUESTS, "rate": rate, "tokens": f"{PROMPT_TOKENS} + {OUTPUT_TOKENS}"}
-        run = SimulatedServer(simulation).serve()
-        check = _equal(SimulatedServer(replace(simulation, cost=ForgetfulCost(*COST))).serve(), run)
+        run = simulate(CostModel(*COST), Option.plain(), workload, LOOP)
+        check = _equal(simulate(ForgetfulCost(*COST), Option.plain(), workload, LOOP), run)
         if not check.passed:
             yield BenchRow("event loop", setting, {OURS: check})
             continue
-        times = timing([_seconds(simulation) * 1e6 for _ in range(SAMPLES)])
+        times = timing([_seconds(workload) * 1e6 for _ in range(SAMPLES)])
         yield BenchRow(
             "event loop",
             setting,
@@ -66,16 +66,10 @@ class ForgetfulCost(CostModel):
 COST = (hardware(GPU), model(MODEL))
 
 
-def _simulation(workload: SimulatedWorkload) -> Simulation:
-    serving = ServingConfig("overlap", 256, 2**31 - 1, 8192)
-    return Simulation(CostModel(*COST), (Option.plain(),), workload, serving, "mixed", Always(), seed=0, log=False)
-
-
-def _seconds(simulation: Simulation) -> float:
+def _seconds(workload: SimulatedWorkload) -> float:
     """Measure the CPU time of a run, with its results' arrays and quantiles."""
-    fresh = replace(simulation, cost=CostModel(*COST))  # without remembered results
     before = time.process_time()
-    SimulatedServer(fresh).serve()
+    simulate(CostModel(*COST), Option.plain(), workload, LOOP)
     return time.process_time() - before
 
 

@@ -94,7 +94,6 @@ class SimulatedRun:
     gaps: Quantiles  # seconds between a request's successive deliveries, of all requests
     accepted_drafts: tuple[np.ndarray, ...]  # for each option int64 [num_steps + 1], rounds by accepted drafts
     num_steps: int
-    most_pages: int  # needed at once
     log: Sequence[LoggedStep]  # empty unless kept
 
     @property

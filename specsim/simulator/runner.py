@@ -7,12 +7,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from specsim.core.config import ServingConfig
-from specsim.core.policies.policy import Always, AnyPolicy, Choice, choose
+from specsim.core.policies.policy import AnyPolicy, Choice, choose
 from specsim.serving.requests import Arrival
 from specsim.simulator.acceptance import Cost, Distribution, DraftedRounds, Option
 from specsim.simulator.cost import CostModel, RoundParts
-from specsim.simulator.uniforms import UniformStream, keys, named_uniforms
+from specsim.simulator.uniforms import named_uniforms
 from specsim.simulator.workload import SimulatedWorkload
 
 Prefill = Literal["mixed", "beside", "first"]
@@ -76,42 +75,16 @@ def _draw(option: Option, keys: np.ndarray, requests: np.ndarray, output_tokens:
     return DrawnRounds(np.bincount(owner, minlength=len(requests)), np.concatenate(drawn)[order])
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """Arguments of specsim.simulator.server.simulate, which describes them."""
+def draw_all(option: Option | None, keys: np.ndarray, workload: SimulatedWorkload) -> DrawnRounds | None:
+    """Draw the accepted drafts of every request's rounds, None where they are only known in the round.
 
-    cost: Cost
-    options: tuple[Option, ...]
-    workload: SimulatedWorkload
-    serving: ServingConfig
-    prefill: Prefill
-    policy: AnyPolicy
-    seed: int
-    log: bool
-
-    @property
-    def places(self) -> int:
-        """Most requests that are admitted at once."""
-        return min(self.serving.max_running, len(self.workload))
-
-    @property
-    def keys(self) -> np.ndarray:
-        """Names of the requests' uniforms, uint64 [R]."""
-        return keys(self.seed, UniformStream.ROUND, np.arange(len(self.workload)))
-
-    @property
-    def fixed(self) -> int | None:
-        """The option of every round, None where a policy chooses."""
-        return self.policy.setting if type(self.policy) is Always else None
-
-    def drafts(self) -> DrawnRounds | None:
-        """Draw the accepted drafts of every request's rounds, None where they are only known in the round."""
-        if self.fixed is None:
-            return None
-        option = self.options[self.fixed]
-        if not option.config.num_steps:
-            return DrawnRounds(np.zeros(len(self.workload) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint8))
-        return draw_rounds(option, self.keys, self.workload) if is_drawn_before(option) else None
+    option: of every round, None where a policy chooses.
+    """
+    if option is None:
+        return None
+    if not option.config.num_steps:
+        return DrawnRounds(np.zeros(len(workload) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint8))
+    return draw_rounds(option, keys, workload) if is_drawn_before(option) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -197,24 +170,26 @@ def numbers(requests: Sequence[SimulatedRequest]) -> np.ndarray:
 class SimulatedRunner:
     """Prefills and rounds that take the seconds of a cost model."""
 
-    def __init__(self, simulation: Simulation, are_drawn: bool) -> None:
+    def __init__(
+        self, cost: Cost, options: Sequence[Option], prefill: Prefill, fixed: int | None, keys: np.ndarray
+    ) -> None:
         self.requests: list[SimulatedRequest] = []  # the running batch
         self.now = 0.0  # seconds
         self.ordinal = 0  # of the step among those that launched
         self.shared_chunks: Chunks | None = None  # chunks of prompts in the next round's forward
-        self._simulation = simulation
-        self._cost: Any = simulation.cost
-        self._keys = simulation.keys
-        self._are_drawn = are_drawn
-        self._configs = [option.config for option in simulation.options]
-        self._fixed = None if simulation.fixed is None else Choice(simulation.fixed)
+        self.are_drawn = False  # whether requests have their accepted drafts
+        self._cost: Any = cost
+        self._options = options
+        self._prefill = prefill
+        self._keys = keys  # names of the requests' uniforms, uint64 [R]
+        self._fixed = None if fixed is None else Choice(fixed)
         self._parts: dict[int, RoundParts] = {}  # of a fixed setting's rounds, by batch size
 
     def prefill(
         self, step: int, requests: Sequence[SimulatedRequest], chunks: Sequence[tuple[int, int]]
     ) -> SimulatedResults:
         """Run chunks of prompts, in their own forward unless a round has shared it; complete ones join the batch."""
-        if self._simulation.prefill != "mixed":
+        if self._prefill != "mixed":
             self.now += self._cost.prefill(*Chunks.of(chunks))
         fresh = []
         for request, (_, end) in zip(requests, chunks, strict=True):
@@ -232,16 +207,14 @@ class SimulatedRunner:
         contexts = [request.ahead for request in requests]
         seconds = self._round_seconds(contexts, choice)
         self.now += seconds
-        accepted = (
-            [next(request.draws) for request in requests] if self._are_drawn else self._accepted(choice, requests)
-        )
+        accepted = [next(request.draws) for request in requests] if self.are_drawn else self._accepted(choice, requests)
         for request, count in zip(requests, accepted, strict=True):
             request.ahead += count + 1
         return SimulatedResults(step, self.ordinal, True, requests, accepted, choice, self.now, seconds)
 
     def _round_seconds(self, contexts: list[int], choice: Choice) -> float:
         cost = self._cost
-        config = self._configs[max(choice.setting, 0)]
+        config = self._options[max(choice.setting, 0)].config
         if self.shared_chunks is not None:
             mixed = cost.mixed_of if type(cost) is CostModel else cost.mixed
             return mixed(*self.shared_chunks, np.array(contexts, dtype=np.int64), config)
@@ -254,12 +227,12 @@ class SimulatedRunner:
 
     def _accepted(self, choice: Choice, requests: Sequence[SimulatedRequest]) -> list[int]:
         """Draw the accepted drafts of a round, for each request at most its draft steps."""
-        num_steps = self._configs[choice.setting].num_steps
+        option = self._options[choice.setting]
+        num_steps = option.config.num_steps
         if not num_steps or not requests:
             for request in requests:
                 request.launched += 1
             return [0] * len(requests)
-        acceptance = self._simulation.options[choice.setting].acceptance
         indices, positions = np.array(
             [(request.launched, request.ahead - request.prompt_tokens) for request in requests], dtype=np.int64
         ).T
@@ -268,7 +241,7 @@ class SimulatedRunner:
         for request in requests:
             request.launched += 1
         most = num_steps if choice.steps is None else choice.steps
-        return np.minimum(acceptance.accepted(rounds), most).tolist()
+        return np.minimum(option.acceptance.accepted(rounds), most).tolist()
 
     def drop(self, requests: Sequence[SimulatedRequest]) -> None:
         """Remove requests from the batch."""

@@ -27,9 +27,10 @@ from specsim.simulator.runner import (
     SimulatedRequest,
     SimulatedResults,
     SimulatedRunner,
-    Simulation,
+    draw_all,
     numbers,
 )
+from specsim.simulator.uniforms import UniformStream, keys
 from specsim.simulator.workload import SimulatedWorkload
 
 MOST_GAPS = 2**13  # gaps that are kept before they are counted
@@ -94,31 +95,46 @@ class PageCounts(Reservations):
 class SimulatedServer(ServingLoop):
     """A serving loop over a simulated runner, on the runner's clock."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        serving = simulation.serving
-        configs = tuple(option.config for option in simulation.options)
-        drawn = simulation.drafts()
-        most_pages = int(most_request_pages(configs, simulation.workload).max())
-        num_pages = min(serving.num_slots // configs[0].page_size, simulation.places * most_pages)
-        pool = PagePool(num_pages * configs[0].page_size, configs[0].page_size, simulation.places)
+    def __init__(
+        self,
+        cost: Cost,
+        options: Sequence[Option],
+        workload: SimulatedWorkload,
+        serving: ServingConfig,
+        prefill: Prefill,
+        policy: AnyPolicy,
+        seed: int,
+        log: bool,
+    ) -> None:
+        configs = tuple(option.config for option in options)
+        fixed = policy.setting if type(policy) is Always else None  # the option of every round
+        uniforms = keys(seed, UniformStream.ROUND, np.arange(len(workload)))
+        self._drawn = draw_all(None if fixed is None else options[fixed], uniforms, workload)
+        self._runner: Any = SimulatedRunner(cost, options, prefill, fixed, uniforms)
+        self._runner.are_drawn = self._drawn is not None
+        places = min(serving.max_running, len(workload))
+        num_pages = serving.num_slots // configs[0].page_size
+        num_pages = min(num_pages, places * int(most_request_pages(configs, workload).max()))
+        pool = PagePool(num_pages * configs[0].page_size, configs[0].page_size, places)
         self._pages = PageCounts(pool, configs, prefix_cache=False)
-        self._runner: Any = SimulatedRunner(simulation, drawn is not None)
         super().__init__(serving, pool, self._pages, self._runner)
-        if simulation.fixed is None:
-            self.adaptation: Any = SimulatedAdaptation(simulation.policy)
-        self._simulation = simulation
-        self._drawn = drawn
-        self._arriving = Arriving(simulation.workload)
+        if fixed is None:
+            self.adaptation: Any = SimulatedAdaptation(policy)
+        self._workload = workload
+        self._prefill_mode = prefill
+        self._policy = policy
+        self._fixed = fixed
+        self._keeps_log = log
+        self._arriving = Arriving(workload)
         self._planned = 0.0  # seconds; arrivals up to this time are known to the next plan
         self._gaps: list[float] = []
         self._quantiles = Quantiles()
         self._histograms = [[0] * (config.num_steps + 1) for config in configs]
-        self._most_pages = 0
         self._steps: list[LoggedStep] = []
 
     def serve(self) -> SimulatedRun:
         """Run until every request has ended."""
-        size = len(self._simulation.workload)
+        size = len(self._workload)
         arriving = self._arriving
         while len(arriving.ends) < size:
             if not self.is_busy:
@@ -131,7 +147,7 @@ class SimulatedServer(ServingLoop):
         return self._run()
 
     def _request(self, number: int, sent: float) -> Any:
-        work = self._simulation.workload
+        work = self._workload
         prompt, output = int(work.prompt_tokens[number]), int(work.output_tokens[number])
         cached = 0 if work.cached_tokens is None else int(work.cached_tokens[number])
         draws = iter(()) if self._drawn is None else self._drawn.of(number)
@@ -141,7 +157,7 @@ class SimulatedServer(ServingLoop):
         """Plan, launch and read once."""
         runner = self._runner
         start = runner.now
-        mode = self._simulation.prefill
+        mode = self._prefill_mode
         plan = self.plan()
         pages = self._pages.num_needed
         waiting = len(self._queue.waiting)
@@ -159,8 +175,7 @@ class SimulatedServer(ServingLoop):
         self._planned = start if has_launched and self.serving.schedule == "overlap" else runner.now
         if has_launched:
             runner.ordinal += 1
-            self._most_pages = max(self._most_pages, pages)
-            if self._simulation.log:
+            if self._keeps_log:
                 new_tokens = sum(end - start for start, end in plan.chunks)
                 option = self._option if running else -1
                 seconds = runner.now - start
@@ -172,8 +187,7 @@ class SimulatedServer(ServingLoop):
     @property
     def _option(self) -> int:
         """Option of this step's round."""
-        fixed = self._simulation.fixed
-        return self._log.setting if fixed is None else fixed
+        return self._log.setting if self._fixed is None else self._fixed
 
     def _prepare(self, request: Any) -> None:
         """Reject no request, as `check` has done that."""
@@ -205,8 +219,7 @@ class SimulatedServer(ServingLoop):
         histogram = self._histograms[results.choice.setting]
         if self.adaptation and results.requests:
             accepted = np.array(results.accepted, dtype=np.int64)
-            policy = self._simulation.policy
-            observe(policy, numbers(results.requests), results.choice, accepted, results.duration)
+            observe(self._policy, numbers(results.requests), results.choice, accepted, results.duration)
         for request, drafts in zip(results.requests, results.accepted, strict=True):
             remaining = request.remaining
             if not remaining:  # it ended while this round ran
@@ -237,7 +250,7 @@ class SimulatedServer(ServingLoop):
         names = ("sent", "first", "last", "first_step", "last_step", "rounds", "drafts", "num_preemptions")
         columns = [np.array([getattr(request, name) for request in requests]) for name in names]
         arrivals, firsts, lasts, first_steps, last_steps, rounds, drafts, preemptions = columns
-        work = self._simulation.workload
+        work = self._workload
         return SimulatedRun(
             arrivals=arrivals,
             firsts=firsts,
@@ -252,7 +265,6 @@ class SimulatedServer(ServingLoop):
             gaps=self._quantiles,
             accepted_drafts=tuple(np.array(histogram) for histogram in self._histograms),
             num_steps=self._runner.ordinal,
-            most_pages=self._most_pages,
             log=self._steps,
         )
 
@@ -279,7 +291,7 @@ def simulate(
     if serving is None:
         serving = ServingConfig(getattr(cost, "schedule", "sync"), max_running=256, num_slots=2**31 - 1)
     check(cost, options, workload, serving, prefill)
-    return SimulatedServer(Simulation(cost, options, workload, serving, prefill, policy or Always(), seed, log)).serve()
+    return SimulatedServer(cost, options, workload, serving, prefill, policy or Always(), seed, log).serve()
 
 
 def check(

@@ -27,14 +27,12 @@ def test_the_loop_is_timed_after_its_check(few):
 
 
 def test_a_loop_with_other_results_has_no_time(few, monkeypatch):
-    def differing(simulation):
-        server = real(simulation)
-        if isinstance(simulation.cost, simulated.ForgetfulCost):
-            server.serve = lambda run=server.serve: _shifted(run())
-        return server
+    def differing(cost, *arguments):
+        run = real(cost, *arguments)
+        return _shifted(run) if isinstance(cost, simulated.ForgetfulCost) else run
 
-    real = simulated.SimulatedServer
-    monkeypatch.setattr(simulated, "SimulatedServer", differing)
+    real = simulated.simulate
+    monkeypatch.setattr(simulated, "simulate", differing)
     (row,) = simulated.loop_rows(is_quick=True)
     assert not row.passed
     assert row.checks[OURS].difference == "lasts differs"

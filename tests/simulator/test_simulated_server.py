@@ -9,23 +9,18 @@ from hypothesis import strategies as st
 
 from specsim import SpecConfig
 from specsim.core.config import ServingConfig
-from specsim.core.policies.policy import Always
 from specsim.serving.reservations import RoundPages
 from specsim.simulator import CostModel, drafter, hardware, model
 from specsim.simulator.acceptance import Callback, Mixture, Option, RecordedAcceptance, iid, steady
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.policy_comparison import policies
 from specsim.simulator.results import SimulatedRun
-from specsim.simulator.runner import PREFILLS, Simulation
-from specsim.simulator.server import SimulatedServer, round_pages, simulate
+from specsim.simulator.runner import PREFILLS
+from specsim.simulator.server import round_pages, simulate
 from specsim.simulator.workload import SimulatedWorkload, closed_loop, poisson
 
 HOST = Efficiency(host=3e-4, host_request=2e-6, host_drafts=1e-4, filters=1e-5)
 FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-
-
-def served(simulation: Simulation) -> SimulatedRun:
-    return SimulatedServer(simulation).serve()
 
 
 def assert_equal(run: SimulatedRun, other: SimulatedRun) -> None:
@@ -119,7 +114,8 @@ def workloads(draw) -> SimulatedWorkload:
 
 
 @st.composite
-def simulations(draw) -> Simulation:
+def simulations(draw) -> dict:
+    """Arguments of simulate."""
     cost = draw(costs())
     release = draw(st.sampled_from(["finish", "round"])) if cost.schedule == "sync" else "finish"
     option = draw(options(release))
@@ -132,22 +128,23 @@ def simulations(draw) -> Simulation:
     )
     work = draw(workloads())
     prefill = draw(st.sampled_from(PREFILLS))
-    return Simulation(cost, (option,), work, serving, prefill, Always(), draw(st.integers(0, 9)), log=True)
+    case = {"cost": cost, "options": option, "workload": work, "serving": serving, "prefill": prefill}
+    return case | {"seed": draw(st.integers(0, 9)), "log": True}
 
 
 @FEW
 @given(simulations())
 def test_tables_give_the_cost_models_seconds(simulation):
-    answers = replace(simulation, cost=Answers(simulation.cost, simulation.cost.schedule))
-    assert_equal(served(simulation), served(answers))
+    answers = Answers(simulation["cost"], simulation["cost"].schedule)
+    assert_equal(simulate(**simulation), simulate(**simulation | {"cost": answers}))
 
 
 @FEW
 @given(simulations())
 def test_scheduled_drafts_are_those_of_the_rounds(simulation):
-    option = simulation.options[0]
+    option = simulation["options"]
     answered = Option(option.config, Callback(option.acceptance.accepted, option.acceptance.num_steps))
-    assert_equal(served(simulation), served(replace(simulation, options=(answered,))))
+    assert_equal(simulate(**simulation), simulate(**simulation | {"options": answered}))
 
 
 @pytest.mark.parametrize("name", ["off above 4", "throughput"])
@@ -163,7 +160,7 @@ def test_policies_switch_between_settings(name):
 
 @given(simulations(), st.integers(1, 500))
 def test_pages_of_many_lengths_are_those_of_one(simulation, length):
-    configs = tuple(option.config for option in simulation.options)
+    configs = (simulation["options"].config,)
     assert RoundPages(configs, 0)[length] == round_pages(np.array([length]), configs)[0]
 
 
