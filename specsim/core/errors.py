@@ -119,7 +119,7 @@ def require_choices(value: Any) -> None:
 
 @cache
 def _choices(kind: type) -> list[tuple[str, list[object]]]:
-    """List the fields of a dataclass that take one of a few strings, with these, and None where it is allowed."""
+    """List the fields of a dataclass that take one of a few strings, with these, and None where allowed."""
     rows: list[tuple[str, list[object]]] = []
     for field in fields(kind):
         kinds = (field.type,) if get_origin(field.type) is Literal else get_args(field.type)
