@@ -33,7 +33,7 @@ PROMPT_LINES = 6
 NO_GPU = "(on Triton's interpreter: there is no GPU) "
 NEXT = """\
 specsim generate --prompt "def main():"    continue a text of your own
-specsim generate --help                    trees, drafters, sampling, penalties, page sizes
+specsim generate --help-all                trees, drafters, sampling, penalties, page sizes
 specsim diff --grid quick                  both implementations compared under more settings
 specsim accept                             acceptance over all shipped prompts (minutes)
 reference/engine.py                        the round as code: draft, verify, draft_extend

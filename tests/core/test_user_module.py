@@ -11,7 +11,7 @@ from specsim.core.errors import require
 from specsim.core.rule import Tree, load_rule
 from specsim.core.user_module import load_module, load_object, user_code
 
-LIBRARY = ("json", "random", "queue", "numpy", "torch", "typer")
+LIBRARY = ("json", "random", "queue", "numpy", "torch", "click")
 UNPRINTABLE = """
 class Mute(Exception):
     def __str__(self): raise SystemExit(0)

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from signal import SIGKILL
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-import typer
+import click
 from equivalents import EQUIVALENT
 from mutants import Mutant, mutants, sample
 from tqdm.auto import tqdm
@@ -271,16 +271,16 @@ def _tested(texts: dict[str, str], tests: Iterable[Path], limit: float) -> Tests
     return TestsOutcome(done.returncode, by, time.perf_counter() - start)
 
 
+@click.command()
+@click.option("--mutants", "count", default=300, help="Number of mutants.")
+@click.option("--seed", default=0, help="Seed of the sample.")
+@click.option("--only", default="", help="Modules, with commas between them. Default: all.")
+@click.option("--again", type=Path, metavar="FILE", help="A result, whose survivors are tested again.")
+@click.option("--jobs", default=2, help="Processes that share the mutants.")
+@click.option("--minutes", default=60.0, help="Begin no further mutant after these.")
+@click.option("--json", "json_file", type=Path, help="Also write the result here.")
 def command(
-    count: Annotated[int, typer.Option("--mutants", help="Number of mutants.")] = 300,
-    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
-    only: Annotated[str, typer.Option(help="Modules, with commas between them.", show_default="all")] = "",
-    again: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A result, whose survivors are tested again.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Processes that share the mutants.")] = 2,
-    minutes: Annotated[float, typer.Option(help="Begin no further mutant after these.")] = 60.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+    count: int, seed: int, only: str, again: Path | None, jobs: int, minutes: float, json_file: Path | None
 ) -> None:
     """Change the code at random, and see whether each module's tests notice."""
     check_writable(json_file)
@@ -293,10 +293,8 @@ def command(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; bad input is one sentence and exit status 2."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command()(command)
     try:
-        app(arguments, prog_name="python tests/tools/run_mutants.py")
+        command(arguments, prog_name="python tests/tools/run_mutants.py")
     except InputError as error:
         print(f"specsim: {error}", file=sys.stderr)
         sys.exit(2)

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
+import click
 import numpy as np
 import torch
 import torch.nn.functional as F
-import typer
 from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
@@ -86,7 +86,7 @@ class PairTraining:
         manifest = make_manifest(corpus, self.recipe.heldout_one_in)
         differences += compare_selection(manifest, wanted) if wanted else []
         for difference in differences:
-            typer.echo(f"not as in the manifest: {difference}")
+            click.echo(f"not as in the manifest: {difference}")
         write_documents(corpus.train, self.work / "train.jsonl")
         write_documents(corpus.heldout, self.work / "heldout.jsonl")
         write_json(self.work / "selection.json", {"sha256": manifest["train"]["sha256"], "differences": differences})
@@ -270,21 +270,15 @@ def estimate(
     return rows
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@app.command()
+@click.command()
+@click.option("--stage", multiple=True, help=f"Stages: {', '.join(STAGES)}, card. Default: all.")
+@click.option("--out", type=Path, default=Path("build/training/tiny"), help="Folder that receives the pair.")
+@click.option("--work", type=Path, default=Path("build/training/work"), help="Folder of what stages hand on.")
+@click.option("--manifest", type=click.Path(exists=True, path_type=Path), help="Distributions that are selected.")
+@click.option("--corpus-bytes", type=int, help="Bytes of the corpus to encode. Default: all.")
+@click.option("--smoke", is_flag=True, help="A toy pair from CPython's library, for a CPU.")
 def train(
-    stage: Annotated[
-        list[str] | None, typer.Option(help=f"Stages: {', '.join(STAGES)}, card.", show_default="all")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder that receives the pair.")] = Path("build/training/tiny"),
-    work: Annotated[Path, typer.Option(help="Folder of what stages hand on.")] = Path("build/training/work"),
-    manifest: Annotated[
-        Path | None, typer.Option(help="Select the distributions of this manifest.", exists=True)
-    ] = None,
-    corpus_bytes: Annotated[int | None, typer.Option(help="Bytes of the corpus to encode.", show_default="all")] = None,
-    smoke: Annotated[bool, typer.Option(help="A toy pair from CPython's library, for a CPU.")] = False,
+    stage: tuple[str, ...], out: Path, work: Path, manifest: Path | None, corpus_bytes: int | None, smoke: bool
 ) -> None:
     """Train the pair, or some of its stages; an interrupted drafter goes on where it stopped."""
     recipe = SMOKE if smoke else SHIPPED
@@ -300,8 +294,8 @@ def train(
             (out / "MODEL_CARD.md").write_text(write_card(recipe, out), encoding="utf-8")
         else:
             training.run(name)
-        typer.echo(f"{name}: {perf_counter() - start:.1f} s")
+        click.echo(f"{name}: {perf_counter() - start:.1f} s")
 
 
 if __name__ == "__main__":
-    app()
+    train()
