@@ -181,9 +181,7 @@ def _merged(kind: Any, changes: tuple[Any, ...], description: str) -> Schema:
 
 def _object(kind: type, names: list[str], description: str) -> Schema:
     """Describe a class, or those of its fields and properties that formats names."""
-    import torch  # which annotations of modules name that do not need it to run
-
-    hints = get_type_hints(kind, localns={"torch": torch}, include_extras=True)
+    hints = get_type_hints(kind, include_extras=True)
     for words in names:
         chosen = words.lstrip("+-").split()
         if words.startswith("-"):
