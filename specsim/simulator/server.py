@@ -73,8 +73,11 @@ class PageCounts(Reservations):
     """Reservations that count the pages of all next rounds and hold none, which admits the same requests."""
 
     num_needed = 0  # pages of the admitted requests' next rounds
+    counts = True  # whether the pages may run out, or are logged
 
     def growth(self, admitted_requests: Collection[Any]) -> int:
+        if not self.counts:
+            return 0
         pages = self._round_pages
         self.num_needed = sum([pages[request.prefill_len] for request in admitted_requests])
         return self.num_needed
@@ -113,10 +116,12 @@ class SimulatedServer(ServingLoop):
         self._runner: Any = SimulatedRunner(cost, options, prefill, fixed, uniforms)
         self._runner.are_drawn = self._drawn is not None
         places = min(serving.max_running, len(workload))
-        num_pages = serving.num_slots // configs[0].page_size
-        num_pages = min(num_pages, places * int(most_request_pages(configs, workload).max()))
-        pool = PagePool(num_pages * configs[0].page_size, configs[0].page_size, places)
+        page_size = configs[0].page_size
+        most_pages = places * int(most_request_pages(configs, workload).max())
+        num_pages = min(serving.num_slots // page_size, most_pages)
+        pool = PagePool(num_pages * page_size, page_size, places)
         self._pages = PageCounts(pool, configs, prefix_cache=False)
+        self._pages.counts = log or num_pages < most_pages
         super().__init__(serving, pool, self._pages, self._runner)
         if fixed is None:
             self.adaptation: Any = SimulatedAdaptation(policy)
