@@ -65,7 +65,8 @@ class Command(click.Command):
             values = read_config(files["config"], str(self.name), self.kind)
             for name in sorted(values.keys() & words):
                 allowed = f"nothing where {files['config']} has it: leave out {self.fields[name].label} or that key"
-                raise InputError(name, words[name], allowed)
+                value = words[name]
+                raise InputError(name, str(value) if isinstance(value, Path) else value, allowed)
             values |= words
         _check_files([(field, (values | files).get(name)) for name, field in self.all_fields.items()])
         for field in self.fields.values():

@@ -37,8 +37,9 @@ def read_config(path: Path, command: str, kind: type) -> dict[str, Any]:
     options = option_fields(kind)
     for name in values:
         if name not in options:
-            names = " or ".join(get_close_matches(name.replace("-", "_"), options)) or "an option"
-            raise InputError(f"key in {path}", name, f"{names}; specsim {command} --help-all lists all options")
+            names = " or ".join(get_close_matches(name.replace("-", "_"), options))
+            allowed = f"{names or 'an option'} of specsim {command}; --help-all lists all options"
+            raise InputError(f"key in {path}", name, allowed)
     try:
         return {name: options[name].read(value) for name, value in values.items()}
     except InputError as error:
