@@ -176,7 +176,7 @@ _SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 
 def _with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Add transformers' defaults for a family's config that leaves out its sizes, as small published ones do."""
-    if all(config.get(field) is not None for field in _SIZES):
+    if all(field in config for field in _SIZES):
         return config
     from transformers import CONFIG_MAPPING  # slow to load
 
@@ -188,7 +188,7 @@ def _with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
         filled = CONFIG_MAPPING[kind](**stated).to_dict()
     except Exception:  # transformers' checks raise many types; ours say what is wrong
         return config
-    return {name: value for name, value in filled.items() if value is not None} | stated
+    return {name: value for name, value in filled.items() if value is not None} | dict(config)
 
 
 def _model(name: str, source: Mapping[str, Any]) -> Model:

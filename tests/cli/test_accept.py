@@ -60,13 +60,16 @@ def test_the_same_run_is_no_regression(call, record):
 
 def test_a_regression_exits_with_status_1(call, record, tmp_path):
     better = [{"rounds": 9, "accepted_drafts": 18, "by_position": [9, 9], "reached": [9, 9]}] * 3
-    status, out, _ = call(*PAIR, "--baseline", changed(record, tmp_path, counts=better, accept_length=3.0))
+    positions = [{"position": position, "unconditional": 1.0} for position in (1, 2)]
+    figures = {"counts": better, "accept_length": 3.0, "positions": positions, "interval": None}
+    status, out, _ = call(*PAIR, "--baseline", changed(record, tmp_path, **figures))
     assert status == 1
     assert "Regression: accept length" in out
-    status, out, _ = call(
-        *PAIR, "--tolerance", "0.9", "--baseline", changed(record, tmp_path, counts=better, accept_length=3.0)
-    )
+    status, out, _ = call(*PAIR, "--tolerance", "0.9", "--baseline", changed(record, tmp_path, **figures))
     assert status == 0
+    status, _, said = call(*PAIR, "--baseline", changed(record, tmp_path, accept_length=1e308))
+    assert status == 2
+    assert "baseline is" in said
 
 
 def test_a_picture_is_written(call, tmp_path):

@@ -191,7 +191,7 @@ def test_commands_of_a_page():
         ("specsim --version", None),
         ("specsim plan --help | head -3", "no program head"),
         ("A=1 specsim soak --requests 10 > file.txt", None),
-        ("specsim soak --requests ten", "valid int"),
+        ("specsim soak --requests ten", "an integer"),
         ("specsim soak --request 10", "No such option"),
         ("specsim soaks", "No such command"),
         ("make docs PYTHON=python3", None),
