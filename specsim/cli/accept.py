@@ -20,6 +20,7 @@ from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError, require
 from specsim.core.files import write_whole
 from specsim.core.kinds import DEFAULT, KINDS
+from specsim.core.limits import MOST_JOBS, MOST_RUNNING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,9 +59,9 @@ class AcceptOptions(DraftTreeOptions, ImplementationOptions, JsonOptions):
     # Random seed.
     seed: Annotated[int, option("Sampling", at_least=0, at_most=2**64 - 1)] = 0
     # Requests that run at once.
-    batch: Annotated[int | None, option("Execution", at_least=1, default="16")] = None
+    batch: Annotated[int | None, option("Execution", at_least=1, at_most=MOST_RUNNING, default="16")] = None
     # Processes that share the study's runs.
-    jobs: Annotated[int, common("Execution", at_least=1)] = 1
+    jobs: Annotated[int, common("Execution", at_least=1, at_most=MOST_JOBS)] = 1
     # Earlier record, or metrics of an engine, that the accept length is compared with.
     baseline: Annotated[str | None, common("Answers", values="FILE", file="reads")] = None
     # Relative loss that is no regression.

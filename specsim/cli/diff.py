@@ -22,6 +22,7 @@ from specsim.cli.ranks import RankOptions, in_ranks
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.kinds import DEFAULT, TESTED
+from specsim.core.limits import MOST_JOBS, MOST_RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,7 @@ class DiffOptions(TreeOptions, DeviceOptions, RuleOptions, RankOptions, HtmlOpti
     # Sampling temperature; 0 is greedy.
     temperature: Annotated[float, common("Sampling", at_least=0)] = GREEDY.temperature
     # Batch size.
-    batch: Annotated[int, common("Requests", at_least=1)] = 3
+    batch: Annotated[int, common("Requests", at_least=1, at_most=MOST_RUNNING)] = 3
     # Regular expression that every other output must match; needs --family shipped.
     regex: Annotated[str | None, option("Sampling", default="none")] = None
     # Part of a round that is replayed as one CUDA graph; eager: none.
@@ -82,7 +83,7 @@ class DiffOptions(TreeOptions, DeviceOptions, RuleOptions, RankOptions, HtmlOpti
     # Compare every n-th cell, starting at the i-th.
     shard: Annotated[str | None, option("Grid", values="i/n", default="all cells")] = None
     # Processes that share the cells.
-    jobs: Annotated[int, common("Execution", at_least=1)] = 1
+    jobs: Annotated[int, common("Execution", at_least=1, at_most=MOST_JOBS)] = 1
     # Keep the cells that the --json file has.
     resume: Annotated[bool, common("Output")] = False
     # Write the result to this JSON file, cell by cell; its fields: specsim schema diff.

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from specsim.cli.option_fields import command_line, common
 from specsim.cli.options import DeviceOptions, JsonOptions, report
+from specsim.core.limits import MOST_JOBS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +15,7 @@ class FaultsOptions(DeviceOptions, JsonOptions):
     # Inject only this fault; may be repeated.
     name: Annotated[list[str] | None, common("Fault catalogue", values="NAME", default="all faults")] = None
     # Processes that share the faults.
-    jobs: Annotated[int, common("Execution", at_least=1)] = 2
+    jobs: Annotated[int, common("Execution", at_least=1, at_most=MOST_JOBS)] = 2
 
 
 def faults(options: FaultsOptions) -> None:

@@ -3,6 +3,8 @@
 A command is a function of one dataclass. Groups of options that commands share are its base classes.
 """
 
+import math
+import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -13,9 +15,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from specsim.core.errors import InputError, require, require_choice
+from specsim.core.limits import LEAST_MAGNITUDE, MOST_TOKENS
 
 _ALLOWED = {int: "an integer", float: "a number", str: "a text", Path: "a path", bool: "true or false"}
 _TYPES = {int: "INTEGER", float: "FLOAT", str: "TEXT", Path: "FILE"}
+_NUMBERS = {int: re.compile(r"[+-]?[0-9]+"), float: re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")}
+MOST_DIGITS = 40  # of an integer
 _LARGE = 2**31 - 1  # from here on a limit is written as a power of two
 
 
@@ -86,11 +91,11 @@ class OptionField:
 
     def parse(self, text: str) -> Any:
         """Read a value of the command line."""
-        try:
-            value = self.kind(text)
-        except ValueError:
-            raise InputError(self.name, text, _ALLOWED[self.kind]) from None
-        return self._checked(value)
+        form = _NUMBERS.get(self.kind)
+        digits = MOST_DIGITS if self.kind is int else len(text)
+        is_number = form is None or (form.fullmatch(text) and len(text) <= digits)
+        require(is_number, self.name, text, _ALLOWED[self.kind])
+        return self._checked(self.kind(text))
 
     def read(self, value: Any) -> Any:
         """Read a value of a file, which has a type."""
@@ -114,6 +119,12 @@ class OptionField:
             and (option.at_most is None or value <= option.at_most)
         )
         require(is_inside, self.name, value, self._allowed())
+        if self.kind is int and option.at_most is None:
+            require(abs(value) <= MOST_TOKENS, self.name, value, f"an integer of at most {_number(MOST_TOKENS)}")
+        if self.kind is float:
+            allowed = f"a finite number, 0 or of a magnitude of at least {LEAST_MAGNITUDE:g}"
+            is_sound = value == 0 or LEAST_MAGNITUDE <= abs(value) < math.inf
+            require(is_sound, self.name, value, allowed)
         return value
 
     def _allowed(self) -> str:

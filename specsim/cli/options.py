@@ -14,6 +14,7 @@ from specsim.core.config import PRESETS, SamplingParams, ServingConfig, SpecConf
 from specsim.core.errors import InputError, require
 from specsim.core.json_schema import schema_name
 from specsim.core.kinds import DEFAULT, KINDS, OWN
+from specsim.core.limits import MOST_STEPS
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.verifiers import VERIFIER_KINDS, Verifier, one_of
 
@@ -100,7 +101,7 @@ class DraftTreeOptions:
         ),
     ] = 1
     # Draft steps, the depth of the tree; 0 with --topk 1 is plain decoding.
-    num_steps: Annotated[int, common("Draft tree", at_least=0)] = _TREE.num_steps
+    num_steps: Annotated[int, common("Draft tree", at_least=0, at_most=MOST_STEPS)] = _TREE.num_steps
     # Nodes of the tree that the target verifies, root included.
     num_draft_tokens: Annotated[
         int | None,

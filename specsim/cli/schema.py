@@ -70,9 +70,13 @@ def document(output: str) -> Schema:
 def comments(owner: type | ModuleType) -> dict[str, str]:
     """Read the comment of each field or constant, and the first line of each property.
 
-    Where a class says that undefined figures are nan, each of its comments says so too.
+    Where a class says that undefined figures are nan, each of its comments says so too. A class that no `class`
+    statement makes, as by a call of NamedTuple or in C, has none.
     """
-    source = textwrap.dedent(inspect.getsource(owner))
+    try:
+        source = textwrap.dedent(inspect.getsource(owner))
+    except OSError:
+        return {}
     tree = ast.parse(source)
     definition = tree if isinstance(owner, ModuleType) else tree.body[0]
     assert isinstance(definition, (ast.Module, ast.ClassDef))

@@ -10,6 +10,7 @@ from specsim.cli.option_fields import common, option, refuse_changes
 from specsim.cli.options import JsonOptions, PageSizeOptions, exclusive
 from specsim.core.errors import InputError, require
 from specsim.core.kinds import SERVED
+from specsim.core.limits import MOST_GPUS, MOST_REQUESTS, MOST_RUNNING, MOST_WIDTH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,9 +32,9 @@ class GpuOptions:
     # .json file of your own.
     hardware: Annotated[str, common("Hardware", values="NAME|FILE", file="reads")] = "H100-SXM"
     # GPUs that share the model by tensor parallelism.
-    tensor_parallel: Annotated[int, option("Hardware", at_least=1)] = 1
+    tensor_parallel: Annotated[int, option("Hardware", at_least=1, at_most=MOST_GPUS)] = 1
     # Vocabulary of an {names} drafter, in tokens.
-    draft_vocab: Annotated[int, option("Model", at_least=1, names=_WITH_VOCABULARY)] = 32000
+    draft_vocab: Annotated[int, option("Model", at_least=1, at_most=MOST_WIDTH, names=_WITH_VOCABULARY)] = 32000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class ServerOptions(GpuOptions, AcceptanceOptions, PageSizeOptions, JsonOptions)
     # Numbers in the KV cache; auto: as the checkpoint's config says.
     kv_cache_dtype: Annotated[Literal["auto", "bfloat16", "fp8"], option("Model")] = "auto"
     # Number of requests.
-    requests: Annotated[int, option("Load", at_least=1)] = 256
+    requests: Annotated[int, option("Load", at_least=1, at_most=MOST_REQUESTS)] = 256
     # Clients in a closed loop, each with one request at a time.
     concurrency: Annotated[int | None, common("Load", at_least=1, default="16")] = None
     # Poisson arrivals per second, in place of clients.
@@ -62,7 +63,7 @@ class ServerOptions(GpuOptions, AcceptanceOptions, PageSizeOptions, JsonOptions)
     # Largest number of prompt tokens in a step.
     chunk_tokens: Annotated[int, option("Server", at_least=1)] = 8192
     # Largest number of running requests.
-    max_running: Annotated[int, option("Server", at_least=1)] = 256
+    max_running: Annotated[int, option("Server", at_least=1, at_most=MOST_RUNNING)] = 256
     # Fraction of GPU memory for weights and KV.
     memory_share: Annotated[float, option("Hardware", above=0, at_most=1)] = 0.9
     # Set, whatever the profile says, a parameter of the cost model: bandwidth, compute, overlap, experts,

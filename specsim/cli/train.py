@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from specsim.cli.option_fields import common, option
 from specsim.core.errors import require
 from specsim.core.kinds import DEFAULT, TRAINABLE
+from specsim.core.limits import MOST_LAYERS, MOST_WIDTH
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -28,11 +29,13 @@ class TrainOptions:
     # Target, a Llama of transformers: its folder or hub id.
     target: Annotated[str | None, common("Model", values="FOLDER", default="the shipped one", file="reads")] = None
     # Layers of P-EAGLE, block, frozen-KV and standalone drafters.
-    num_layers: Annotated[int, option("Model", at_least=1)] = 2
+    num_layers: Annotated[int, option("Model", at_least=1, at_most=MOST_LAYERS)] = 2
     # Width of its feed-forward layers.
-    intermediate_size: Annotated[int | None, option("Model", at_least=1, default="the target's")] = None
+    intermediate_size: Annotated[
+        int | None, option("Model", at_least=1, at_most=MOST_WIDTH, default="the target's")
+    ] = None
     # Most frequent tokens that EAGLE-3 drafts.
-    draft_vocab_size: Annotated[int, option("Model", at_least=1)] = 1024
+    draft_vocab_size: Annotated[int, option("Model", at_least=1, at_most=MOST_WIDTH)] = 1024
     # UTF-8 text, or .jsonl with a text a line; one of 16 texts, or of a single one the last sixteenth, is held out.
     data: Annotated[Path | None, common("Data", default="shipped excerpts", file="reads")] = None
     # Windows that the target continues before training, greedily and as many by sampling; the drafter then learns from

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,13 +14,21 @@ from typing import Any
 
 from specsim.core.errors import InputError
 
+MOST_BYTES = 2**32  # of a file that is read
+MOST_STREAM = 2**28  # of a pipe or a device
 _STREAM_END = "[DONE]"
 
 
 def read_text(path: Path, name: str, allowed: str) -> str:
     """Read a UTF-8 file, with or without a byte order mark, or raise InputError with that name."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno())
+            most = MOST_BYTES if stat.S_ISREG(size.st_mode) else MOST_STREAM
+            data = file.read(most + 1) if size.st_size <= most else b""
+        if len(data) > most or size.st_size > most:
+            raise InputError(name, str(path), f"{allowed}, of at most {most:,} bytes")
+        return data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.reason
         raise InputError(name, str(path), f"{allowed} ({reason})") from error

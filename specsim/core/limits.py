@@ -13,6 +13,10 @@ MOST_STEPS = 1024  # of a round
 MOST_RUNNING = 2**16  # requests of a batch
 MOST_TOKENS = 2**31 - 1  # of a request or a pool: positions and slots are 32-bit integers
 MOST_COUNT = 2**48  # of tokens, rounds or requests in a file
+MOST_GPUS = 1024  # that share a simulated model
+MOST_REQUESTS = 10_000_000  # of a simulation, whose arrays take some hundred bytes of each
+MOST_JOBS = 1024  # processes of a command
+LEAST_MAGNITUDE = 1e-30  # of a setting that is not 0: logits divided by a smaller temperature overflow float32
 _DIGITS = 18  # of integers that are converted exactly
 
 

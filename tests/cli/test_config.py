@@ -87,7 +87,7 @@ def test_every_option_can_be_in_a_file(tmp_path):
         ("batch_invariant = 1", "", "batch_invariant is 1; allowed: true or false (in {file})"),
         ("draft_field = 'a=1'", "", "draft_field is 'a=1'; allowed: a list, each entry a text (in {file})"),
         ("draft_field = [1]", "", "draft_field is 1; allowed: a text (in {file})"),
-        ("num_steps = -1", "", "num_steps is -1; allowed: an integer of at least 0 (in {file})"),
+        ("num_steps = -1", "", "num_steps is -1; allowed: an integer from 0 to 1024 (in {file})"),
         ("top_p = 0", "", "top_p is 0.0; allowed: a number above 0 and at most 1 (in {file})"),
         ("seed = -1", "", "seed is -1; allowed: an integer from 0 to 2^64 - 1 (in {file})"),
         ("preset = 'medusa'", "", "preset is 'medusa'; allowed: naive-eagle (in {file})"),
