@@ -121,7 +121,10 @@ def tool_figures(
 
 
 def reported(content: Content, requests: Sequence[Mapping[str, Any]], counts: Sequence[Counts]) -> dict[str, Any]:
-    """Pool the accept lengths and the proposed drafts that the requests state; None where one states none."""
+    """Pool the accept lengths and the proposed drafts that the requests state; None where one states none.
+
+    The figures of each request come along, for the identities between them.
+    """
     lengths = [request.get("mean_acceptance_length") for request in requests]
     drafts = [content.count(request, "num_draft_tokens") for request in requests]
     rounds = sum(request_total.rounds for request_total in counts)
@@ -133,6 +136,7 @@ def reported(content: Content, requests: Sequence[Mapping[str, Any]], counts: Se
     return {
         "reported_length": sum(tokens) / rounds if rounds and None not in lengths else None,
         "proposed_drafts": None if None in drafts else sum(count or 0 for count in drafts),
+        "stated": tuple(request_figures(content, index, request) for index, request in enumerate(requests)),
     }
 
 

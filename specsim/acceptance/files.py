@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.acceptance import own_results, sglang_metrics, vllm_metrics
-from specsim.acceptance.content import Content, dense, reported, request_counts, request_figures
+from specsim.acceptance.content import Content, dense, reported, request_counts
 from specsim.core.display import short_setting
 from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
@@ -48,7 +48,6 @@ def read_aiperf(content: Content) -> list[AcceptanceRecord]:
         engines = {str(request["engine"]) for request in requests if request.get("engine")}
         tool = " ".join(["aiperf", *sorted(engines)])
         stated = reported(content, requests, counts)
-        stated["stated"] = tuple(request_figures(content, index, request) for index, request in enumerate(requests))
         return [_aiperf_record(content, counts, tool, max(steps, *map(_depth, counts)), True, **stated)]
     return [_pooled(content, entry) for entry in content.objects(_POOLED)]
 
@@ -56,13 +55,14 @@ def read_aiperf(content: Content) -> list[AcceptanceRecord]:
 def _pooled(content: Content, value: Mapping[str, Any]) -> AcceptanceRecord:
     pooled = value[_POOLED]
     histogram = pooled.get("histogram", pooled) if isinstance(pooled, Mapping) else pooled
-    counts = Counts.of_histogram(dense(content, histogram))
+    rounds_by_drafts = dense(content, histogram)
+    counts = Counts.of_histogram(rounds_by_drafts)
     figures: dict[str, Any] = {name: _average(content, value, key) for name, key in _TOTALS.items()}
     rate = figures.pop("accept_rate")
     stated = ToolFigures(
         "the run",
         {**_TOTALS, "the sum of the histogram": _POOLED},
-        histogram=tuple(dense(content, histogram)),
+        histogram=tuple(rounds_by_drafts),
         accept_rate=None if rate is None else rate / Rounded.of(100),
         **figures,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from specsim.acceptance.content import Content, reported, request_counts, request_figures
+from specsim.acceptance.content import Content, reported, request_counts
 from specsim.core.errors import require
 from specsim.core.limits import MOST_STEPS, half_unit, parse_number, read_number
 from specsim.simulator.acceptance_record import AcceptanceRecord, Counts
@@ -56,7 +56,6 @@ def _responses(content: Content) -> Iterator[AcceptanceRecord]:
     if requests:
         counts = [request_counts(content, request) for request in requests]
         stated = reported(content, requests, counts)
-        stated["stated"] = tuple(request_figures(content, index, request) for index, request in enumerate(requests))
         yield AcceptanceRecord.of_counts(
             counts, content.source, "vllm", CONVENTION, topk=1, is_by_request=True, **stated
         )

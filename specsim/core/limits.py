@@ -16,7 +16,7 @@ MOST_COUNT = 2**48  # of tokens, rounds or requests in a file
 MOST_GPUS = 1024  # that share a simulated model
 MOST_REQUESTS = 10_000_000  # of a simulation, whose arrays take some hundred bytes of each
 MOST_JOBS = 1024  # processes of a command
-LEAST_MAGNITUDE = 1e-30  # of a setting that is not 0: logits divided by a smaller temperature overflow float32
+LEAST_MAGNITUDE = 1e-30  # of an option that is not 0
 _DIGITS = 18  # of integers that are converted exactly
 
 
