@@ -203,9 +203,9 @@ def rejection_sample(
             if sampling_metadata.temperature[b] == 0:
                 kept, other = token == int(weights.argmax()), int(weights.argmax())
             else:
-                draft = torch.zeros_like(weights) if draft_probs is None else draft_probs[row]
-                draft = draft.index_fill(0, torch.tensor([token]), 1.0) if draft_probs is None else draft
-                kept = uniforms[row] * float(draft[token]) < float(weights[token])
+                points = [float(token == other) for other in range(len(weights))]
+                draft = torch.tensor(points) if draft_probs is None else draft_probs[row]
+                kept = token >= 0 and uniforms[row] * float(draft[token]) < float(weights[token])
                 other = int(((weights - draft).clamp(min=0) / noise[row]).argmax())
             out[b, place] = token if kept else other
             if not kept:

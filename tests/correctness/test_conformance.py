@@ -89,6 +89,18 @@ def test_the_page_lists_the_operations():
         assert f"| `{operation.name}` | {functions} | {operation.origin} | {operation.summary} |" in page
 
 
+def test_the_page_names_a_case_for_every_input():
+    assert {operation for operation, *_ in INJECTED} == set(BY_NAME)
+    _, table = PAGE.read_text(encoding="utf-8").split("## Inputs of the cases")
+    inputs = dict(re.findall(r"^\| ([^`|]+) \| (.*`.*) \|$", table.split("## ")[0], re.MULTILINE))
+    named = {name for cases in inputs.values() for name in re.findall(r"`(\w+: [^`]+)`", cases)}
+    assert named <= {case.id for case in CASES}
+    assert {case.id for case in CASES if case.may_refuse} <= named
+    guide = (TESTS.parents[1] / "notebooks" / "guide" / "conformance.md").read_text(encoding="utf-8")
+    listed = re.findall(r"## What the cases contain\n\n(.*), and ordinary random input", guide, re.DOTALL)[0]
+    assert re.split(r",\s+", listed.replace("Ties", "ties")) == [name.replace("\n", " ") for name in inputs]
+
+
 def test_logits_go_to_functions_that_name_them():
     case, logits = cases_of("chain_rejection")[0], lambda a, b, c, d, e, target_logits, f, g: None
     made = case.build()
@@ -116,26 +128,35 @@ def test_the_fast_implementation_passes_every_case(operation, monkeypatch):
     assert [outcome for outcome in outcomes if not outcome.passed] == []
 
 
-# One injected error for every operation: changed text, new text, and the text of the report that shows it.
-INJECTED = {
-    "draft_topk": ("order.gather(dim, nan_first)[:, :topk]", "order[:, :topk]", "NaN"),
-    "expand": ("+ topk + topk * topk * (i - 1)", "+ topk + topk * topk * i", "tree_parents"),
-    "select": ("1, -1)[1].sort(dim=-1).values", "1, -1)[1]", "top_scores_index"),
-    "build_tree": ("retrive_next_sibling[b, older] = younger", "retrive_next_sibling[b, younger] = older", "sibling"),
-    "verify_greedy": ("or candidates[b, child] == wanted", "or True", "predicts["),
-    "verify_target_only": ("if uniform <= held", "if uniform < held", "edges"),
-    "bonus_tokens": ("accept_stride + length - 1]", "accept_stride + length - 2]", "bonus_tokens"),
-    "move_kv": (
+# Errors injected for the clauses of an operation: it, changed text, new text, and text of the report that shows it.
+RANKED = "torch.sort({}, dim=dim, descending=True, stable=True).indices"
+RESIDUAL = "((weights - draft).clamp(min=0) / noise[row])"
+INJECTED = [
+    ("draft_topk", "order.gather(dim, nan_first)[:, :topk]", "order[:, :topk]", "NaN"),
+    ("draft_topk", RANKED.format("ranked"), f"values.shape[1] - 1 - {RANKED.format('ranked.flip(dim)')}", "ties"),
+    ("expand", "+ topk + topk * topk * (i - 1)", "+ topk + topk * topk * i", "tree_parents"),
+    ("select", "1, -1)[1].sort(dim=-1).values", "1, -1)[1]", "top_scores_index"),
+    ("build_tree", "retrive_next_sibling[b, older] = younger", "retrive_next_sibling[b, younger] = older", "sibling"),
+    ("build_tree", "sum(1 << other for other in seen)", "sum(1 << other for other in seen if other < 31)", "32 nodes"),
+    ("verify_greedy", "or candidates[b, child] == wanted", "or True", "predicts["),
+    ("verify_target_only", "if uniform <= held", "if uniform < held", "edges"),
+    ("verify_target_only", "uniform_samples[b, node]", "uniform_samples[b, min(node, 1)]", "uniforms on the edges"),
+    ("bonus_tokens", "accept_stride + length - 1]", "accept_stride + length - 2]", "bonus_tokens"),
+    (
+        "move_kv",
         "keys[tgt_loc] = keys[src_loc]",
         "for i in range(len(src_loc))[::-1]: keys[tgt_loc[i]] = keys[src_loc[i]]",
         "k_buffer",
     ),
-    "cache_locations": ("req_to_token[req_pool_indices[b],", "req_to_token[b,", "out_cache_loc"),
-    "lane_locations": ("append(req_to_token[row, length - tail : length]", "append(target[-1]", "source_cache_loc"),
-    "shift_ids": ("first + 1 : first + length].clone()", "first : first + length - 1].clone()", "input_ids"),
-    "tree_attention": ("q.shape[-1] ** 0.5).softmax", "q.shape[-1] ** 0.499).softmax", "o["),
-    "chain_rejection": ("(weights - draft).clamp(min=0)", "weights", "distribution: "),
-}
+    ("cache_locations", "req_to_token[req_pool_indices[b],", "req_to_token[b,", "out_cache_loc"),
+    ("lane_locations", "append(req_to_token[row, length - tail : length]", "append(target[-1]", "source_cache_loc"),
+    ("shift_ids", "first + 1 : first + length].clone()", "first : first + length - 1].clone()", "input_ids"),
+    ("tree_attention", "q.shape[-1] ** 0.5).softmax", "q.shape[-1] ** 0.499).softmax", "o["),
+    ("tree_attention", "word >> other & 1 == 1", "word >> min(other, 30) & 1 == 1", "32 nodes"),
+    ("chain_rejection", "(weights - draft).clamp(min=0)", "weights", "distribution: "),
+    ("chain_rejection", "kept = token >= 0 and", "kept =", "distribution: a placeholder"),
+    ("chain_rejection", RESIDUAL, f"torch.cat([{RESIDUAL}.nan_to_num(-1.0), torch.zeros(1)])", "a row of NaN"),
+]
 
 
 def module_of(source: str, tmp_path: Path) -> str:
@@ -144,9 +165,8 @@ def module_of(source: str, tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("operation", BY_NAME)
-def test_an_injected_error_is_found(operation, tmp_path):
-    change, into, shown = INJECTED[operation]
+@pytest.mark.parametrize(("operation", "change", "into", "shown"), INJECTED)
+def test_an_injected_error_is_found(operation, change, into, shown, tmp_path):
     source = Path(PLAIN).read_text()
     assert source.count(change) == 1
     function = function_of(load_module(module_of(source.replace(change, into), tmp_path)), BY_NAME[operation])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from itertools import product
@@ -14,6 +15,7 @@ from specsim.correctness.conformance.contract import Call, KernelCase, SampleDis
 
 ROWS = 4096  # draws from a distribution
 BONUS = 9
+_NAN = float("nan")
 REGIONS = 8  # of a uniform; the distributions below have no breakpoint inside one
 
 Rows = list[list[float]]
@@ -94,6 +96,35 @@ def _sure_of_points(temperature: float) -> Call:
     return chain_call(drafts, prob, None, [5, 6], _table([[1, 1, 5], [1, 3]], 3), [temperature])
 
 
+def _placeholders(temperature: float, with_distributions: bool) -> Call:
+    """Chains with placeholders among certain drafts; the target's token there is the last, to which −1 might point."""
+    drafts = [[-1], [0, -1, 1], [2]]
+    target = [3, 0, 3, 1, 2]
+    prob = [_point(token) for token in target]
+    draft_prob = [_point(token) for token in (-1, 0, -1, 1, 2)] if with_distributions else None
+    rows = [[3], [0, 3], [2, 9]]
+    return chain_call(drafts, prob, draft_prob, [7, 8, 9], _table(rows, 4), [temperature])
+
+
+def _sampled_placeholder() -> Call:
+    """A placeholder, whose token is drawn from the target's whole distribution; drafts after it are not read."""
+    outcomes = {(token, -1, -1): prob for token, prob in enumerate(_HALVES)}
+    prob = [_HALVES, _UNIFORM] * ROWS
+    return chain_call([[-1, 1]] * ROWS, prob, None, [BONUS] * ROWS, SampleDistribution(outcomes, ROWS))
+
+
+def _with_nan(row: list[float], temperature: float) -> Call:
+    """The middle request's first row has NaN: any token of the vocabulary, or its draft and what follows from it."""
+    drafts = [[1], [2, 0], [3]]
+    prob = [_point(1), row, _point(0), _point(1)]
+    draft_prob = [_point(1), [0.25] * 4, _point(0), _point(3)]
+    call, *others = (
+        chain_call(drafts, prob, draft_prob, [5, 6, 7], _table([[1, 5], middle, [1]], 3), [temperature])
+        for middle in ([0], [1], [2], [3], [2, 0, 6])
+    )
+    return replace(call, alternatives=tuple(other.expected for other in others))
+
+
 def distribution_of(
     draft: list[int], prob: Rows, draft_prob: Rows, bonus: int, rows: int, num_regions: int = REGIONS
 ) -> SampleDistribution:
@@ -152,6 +183,7 @@ _SAMPLED = {
     "a draft that the target gives no mass": partial(sampled_call, [3, 0], [_PROB, _UNIFORM], [_HALVES, _UNIFORM]),
     "drafts without distributions": partial(sampled_call, [1, 2], [_PROB, _QUARTERS], None),
     "a vocabulary of 1030": _wide,
+    "a placeholder": _sampled_placeholder,
 }
 
 CASES = tuple(
@@ -162,7 +194,17 @@ CASES = tuple(
         "greedy and sampled chains in one batch": partial(_sure, 0.0, 1.0, 1.0, 0.0),
         "drafts without distributions, certain": partial(_sure_of_points, 1.0),
         "greedy drafts without distributions": partial(_sure_of_points, 0.0),
+        "placeholders": partial(_placeholders, 1.0, True),
+        "placeholders without distributions": partial(_placeholders, 1.0, False),
+        "greedy placeholders": partial(_placeholders, 0.0, True),
         **{f"distribution: {name}": build for name, build in _SAMPLED.items()},
         "no requests": lambda: chain_call([], [], [], [], _table([], 3)),
+    }.items()
+) + tuple(
+    KernelCase("chain_rejection", name, build, adapt=as_named, may_refuse=True)
+    for name, build in {
+        "a row of NaN": partial(_with_nan, [_NAN] * 4, 1.0),
+        "a row with one NaN": partial(_with_nan, [0.25, 0.25, 0.25, _NAN], 1.0),
+        "a greedy row of NaN": partial(_with_nan, [_NAN] * 4, 0.0),
     }.items()
 )

@@ -82,7 +82,7 @@ tree_attention = tree_attention (specsim)
   kv_indices int64[*]; tree_mask bool or packed[*]; tree_mask_mode int; draft_token_num int
 
 chain_rejection = rejection_sample (vLLM)
-  rejection sampling of chains of unequal lengths, one after the other; rows padded with -1
+  rejection sampling of chains, one after the other; rows padded with -1; a draft of -1 is rejected, NaN gives a token
   draft_token_ids int32[R]; num_draft_tokens list; max_spec_len int; cu_num_draft_tokens int32[B];
   draft_probs float32[R,V]; scratch target_probs float32[R,V]; bonus_token_ids int32[B,1];
   sampling_metadata object

@@ -47,11 +47,16 @@ def tree_speculative_sampling_target_only(
     """Make logits of the distributions: log2 p at the temperature _UNIT."""
     trees = TreeBatch(candidates, retrive_next_token, retrive_next_sibling)
     width = accept_index.shape[1]
-    uniforms = None
-    if len(candidates):
-        uniforms = _uniforms_by_depth(trees, uniform_samples, width), uniform_samples_for_final_sampling
     logits_BNV = target_probs.float().contiguous().log2()
-    verdict = _walk(trees, logits_BNV, _UNIT, uniforms, _config(logits_BNV, width, threshold_single, threshold_acc))
+    config = _config(logits_BNV, width, threshold_single, threshold_acc)
+
+    def walked(uniforms_BW: Tensor) -> Verdict:
+        uniforms = (uniforms_BW, uniform_samples_for_final_sampling) if len(candidates) else None
+        return _walk(trees, logits_BNV, _UNIT, uniforms, config)
+
+    verdict = walked(uniform_samples[:, :1].expand(-1, width).contiguous())
+    for _ in range(width - 1):  # kernels read a uniform per depth: every walk makes the path right one depth further
+        verdict = walked(uniform_samples.take(verdict.accept_index.long().clamp(min=0)))
     predicts.copy_(verdict.predict)
     accept_index.copy_(verdict.accept_index)
     accept_token_num.copy_(verdict.num_accepted_drafts)
@@ -61,7 +66,7 @@ def rejection_sample(
     draft_token_ids: Tensor, num_draft_tokens: list[int], max_spec_len: int, _cu_num_draft_tokens: Tensor,
     draft_probs: Tensor | None, target_probs: Tensor, bonus_token_ids: Tensor, sampling_metadata: Any,
 ) -> Tensor:  # fmt: skip
-    """Pad all chains to the longest; the depth of each request's tree is the number of its drafts.
+    """Pad all chains to the longest; a tree is as deep as its request has drafts before a placeholder.
 
     Uniforms are named by a seed from torch's generator.
     """
@@ -77,8 +82,9 @@ def rejection_sample(
         padded_rows[is_draft_BS] = rows
         return padded_rows
 
-    drafts = draft_token_ids.long()
+    drafts = draft_token_ids.long().clamp(min=0)
     draft_RV = torch.nn.functional.one_hot(drafts, vocab_size).float() if draft_probs is None else draft_probs
+    depths = padded(draft_token_ids + 1).gt(0).cumprod(1).sum(1)
     tokens_BN = torch.nn.functional.pad(padded(drafts), (1, 0))
     logits_BNV = torch.nn.functional.pad(padded(target_probs.log2()), (0, 0, 0, 1))
     seed = int(torch.randint(2**63 - 1, ()))
@@ -87,7 +93,7 @@ def rejection_sample(
     requests = range(len(lengths))
     batch = Batch.of(requests, requests, [1] * len(lengths), params, vocab_size)
     no_links = torch.full_like(tokens_BN, -1)  # a chain needs none
-    tree = verify_input(TreeBatch(tokens_BN, no_links, no_links), padded(draft_RV), lengths.int().to(device))
+    tree = verify_input(TreeBatch(tokens_BN, no_links, no_links), padded(draft_RV), depths.int())
     verdict = _walk_batch(batch, tree, logits_BNV, None, config)
     output = verdict.predict.view(tokens_BN.shape)
     is_bonus_BN = (torch.arange(steps + 1, device=device) == lengths.to(device)[:, None]) & (output >= 0)
@@ -138,24 +144,3 @@ def verify_input(
         proposed_depth=unread if proposed_depth is None else proposed_depth,
         draft_prob=draft_prob_BMV,
     )
-
-
-def _uniforms_by_depth(trees: TreeBatch, uniform_samples: Tensor, width: int) -> Tensor:
-    """Take one uniform per depth, as the implementation reads them: that of the first node found there."""
-    uniforms = torch.full((len(uniform_samples), width), 0.5, device=uniform_samples.device)
-    tables = zip(trees.next_token.tolist(), trees.next_sibling.tolist(), strict=True)
-    for request, (children, siblings) in enumerate(tables):
-        level = [0]
-        for depth in range(width):
-            if level:
-                uniforms[request, depth] = uniform_samples[request, level[0]]
-            level = [node for parent in level for node in _siblings(children[parent], siblings)]
-    return uniforms
-
-
-def _siblings(first: int, siblings: list[int]) -> list[int]:
-    nodes = []
-    while first >= 0:
-        nodes.append(first)
-        first = siblings[first]
-    return nodes

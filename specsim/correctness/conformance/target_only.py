@@ -19,7 +19,7 @@ Row = list[float]
 def sampling_call(
     forest: Forest, prob_BNV: Tensor, uniforms_BW: Tensor, final_B: Tensor, single: float = 1.0, acc: float = 1.0
 ) -> Call:
-    """Make one call; uniforms_BW has a uniform for each depth, used for every node of that depth."""
+    """Make one call; uniforms_BW has a uniform for each depth: the path's node gets it, other nodes get 1 - it."""
     from specsim.reference.acceptance import target_only
     from specsim.reference.tree import depths_of
 
@@ -27,6 +27,9 @@ def sampling_call(
     walked = [target_only(tree, prob_NV, uniforms, final, single, acc) for tree, prob_NV, uniforms, final in rows]
     depths_BN = integers(map(depths_of, forest.parents)).view(forest.size)
     uniforms_BN = uniforms_BW.gather(1, depths_BN.clamp(max=uniforms_BW.shape[1] - 1))
+    for uniforms_N, (path, _) in zip(uniforms_BN, walked, strict=True):
+        is_unread_N = torch.ones_like(uniforms_N, dtype=torch.bool).index_fill(0, integers(path), False)
+        uniforms_N[is_unread_N] = 1 - uniforms_N[is_unread_N]
     samples = uniforms_BN.float(), final_B.float(), prob_BNV.float(), torch.zeros_like(prob_BNV).float()
     return forest.call("verify_target_only", walked, *samples, single, acc, True)
 

@@ -154,6 +154,7 @@ _MALFORMED = {
 
 _BUILD = (
     *_sizes(),
+    KernelCase("build_tree", "33 nodes, mask of the tree", partial(_grown, 2, 5, 3, 33, QLEN_ONLY)),
     KernelCase("build_tree", "65 nodes, full mask", partial(_grown, 2, 8, 3, 65, FULL_MASK)),
     KernelCase("build_tree", "ties", partial(_grown, 4, 4, 3, 12, FULL_MASK, coarse=True)),
     *_refusable(),
@@ -223,14 +224,20 @@ _SHAPES = {
     "a prefix of no tokens": ([0], 2, 2, 5, (2, 2), 8),
     "unequal prefixes": ([7, 0, 33], 3, 3, 8, (4, 2), 16),
     "17 nodes, four heads a group": ([65, 3], 4, 3, 17, (4, 1), 16),
+    "32 nodes": ([9], 5, 3, 32, (2, 1), 8),
     "a chain": ([5, 12], 1, 4, 5, (2, 1), 8),
     "no requests": ([], 2, 2, 5, (2, 2), 8),
 }
 
-_ATTENTION = tuple(
-    KernelCase("tree_attention", f"{name}, {layout}", partial(attention_call, *shape, mode))
-    for name, shape in _SHAPES.items()
-    for layout, mode in _MODES.items()
+_ATTENTION = (
+    *(
+        KernelCase("tree_attention", f"{name}, {layout}", partial(attention_call, *shape, mode))
+        for name, shape in _SHAPES.items()
+        for layout, mode in _MODES.items()
+    ),
+    KernelCase(
+        "tree_attention", "33 nodes, mask of the tree", partial(attention_call, [9], 5, 3, 33, (2, 1), 8, QLEN_ONLY)
+    ),
 )
 
 CASES = (*_BUILD, *_ATTENTION)
