@@ -23,7 +23,13 @@ def memory():
 
 
 def peers_of(memory, rank, most_spins=-1):
-    return PeerMemory(memory, rank, torch.zeros(PROGRAMS, dtype=torch.int32), HALF, most_spins)
+    return PeerMemory(memory, rank, memory[0].new_zeros(PROGRAMS, dtype=torch.int32), HALF, most_spins)
+
+
+def zero_memory(device):
+    """Make the memory of two ranks, which this process has alone."""
+    size = PeerMemory.num_bytes(HALF, 2)
+    return tuple(torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
 
 
 def _gathered(memory, dtype, ranks):
@@ -77,20 +83,19 @@ def test_sums_have_the_bits_of_a_library(in_two_ranks, memory, dtype):
         assert all(torch.equal(*each) for each in zip(one, other, strict=True))
 
 
-def test_a_rank_that_may_give_up_does_not_hang():
+def test_a_rank_that_may_give_up_does_not_hang(device):
     """Nobody raises the flags of the other rank, so what is read is wrong."""
-    alone = tuple(torch.zeros(PeerMemory.num_bytes(HALF, 2), dtype=torch.uint8) for _ in range(2))
-    out = torch.empty(2, 3)
-    peers_of(alone, 0, most_spins=5).gather(torch.ones(3), out)
-    assert torch.equal(out, torch.tensor([[1.0] * 3, [0.0] * 3]))
+    out = torch.empty(2, 3, device=device)
+    peers_of(zero_memory(device), 0, most_spins=5).gather(torch.ones(3, device=device), out)
+    assert out.tolist() == [[1.0] * 3, [0.0] * 3]
 
 
-def test_the_next_part_goes_to_the_other_half():
+def test_the_next_part_goes_to_the_other_half(device):
     """A slower rank may still read the first part when the next one is written."""
-    both = tuple(torch.zeros(PeerMemory.num_bytes(HALF, 2), dtype=torch.uint8) for _ in range(2))
+    both = zero_memory(device)
     peers = peers_of(both, 0, most_spins=0)
     for value in (1.0, 2.0, 3.0):
-        peers.gather(torch.full((2,), value), torch.empty(2, 2))
+        peers.gather(torch.full((2,), value, device=device), torch.empty(2, 2, device=device))
         halves = [float(each) for each in both[0][: 2 * HALF].view(torch.float32)[:: HALF // 4]]
         assert halves[int(value) % 2] == value
     assert halves == [2.0, 3.0]

@@ -50,9 +50,9 @@ def test_a_replayed_graph_gathers_again(in_two_ranks):
         assert torch.equal(out, torch.full((2, 3), 3.0))
 
 
-def test_a_slice_of_a_table_has_zeros_for_other_tokens():
-    table = torch.randn(8, 5)
-    ids = torch.tensor([0, 3, 4, 7])
+def test_a_slice_of_a_table_has_zeros_for_other_tokens(device):
+    table = torch.randn(8, 5, device=device)
+    ids = torch.tensor([0, 3, 4, 7], device=device)
     rows = embed(ids, table[4:].contiguous(), first_token=4).values
     assert torch.equal(rows, torch.where((ids >= 4)[:, None], table[ids], 0.0))
 
