@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
-from specsim.core.kinds import resolve
 from specsim.core.phases import Batch, Verdict, VerifyInput
+from specsim.core.verifiers import resolve
 from specsim.fast.runtime.launch import await_input, kernel, next_power_of_2, require_contiguous
 from specsim.fast.runtime.uniforms import ACCEPT, FINAL, named_uniform
 from specsim.fast.vocabulary.distribution import (

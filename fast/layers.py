@@ -8,8 +8,8 @@ from specsim.core.errors import InputError
 from specsim.core.rank_group import RankGroup
 from specsim.core.target import HeadAttention, ModelConfig
 from specsim.fast.attention import Scores, attention
-from specsim.fast.model.linear import linear, linear_gated, linear_residual, project_rotate_and_write
-from specsim.fast.model.product_plan import streaming
+from specsim.fast.model.linear import linear, linear_gated, linear_residual, streaming
+from specsim.fast.model.qkv_product import project_rotate_and_write
 from specsim.fast.model.rank_sums import sum_residual
 from specsim.fast.model.rotary import ForwardContext, HeadNorms, rotate_and_write
 from specsim.fast.model.rows import HiddenRows, Norm

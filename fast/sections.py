@@ -85,8 +85,7 @@ def reserve_tree(models: RoundModels, frame: Frame) -> None:
 def build_tree(models: RoundModels, frame: Frame) -> None:
     """Choose the best candidates and lay them out as trees."""
     batch = frame.batch
-    if frame.pools.draft is not None:
-        frame.pools.draft.take_snapshot()  # draft-extend writes over the lanes
+    frame.pools.take_snapshot()
     locations_BN = kv.tree_locations(batch, models.config, frame.pools)
     bonus_tokens = frame.draft_input.bonus_tokens
     candidates = frame.draft_buffers.candidates

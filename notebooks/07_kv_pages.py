@@ -28,7 +28,8 @@ import torch
 
 import specsim
 from specsim import SamplingParams, SpecConfig, plots
-from specsim.core.columns import lane_columns, round_columns, tail_columns
+from specsim.core.columns import round_columns
+from specsim.core.pool import lane_columns, tail_columns
 from specsim.correctness.faults.catalogue import FAULTS
 
 pair = specsim.load()

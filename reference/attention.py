@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from specsim.core.columns import lane_columns, tail_columns
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, VerifyInput
-from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.pool import KVBuffer, KVPool, lane_columns, tail_columns
 
 
 class Scores(NamedTuple):

@@ -146,8 +146,7 @@ class Engine:
         drafted = draft_input.narrowed(self.config.topk, self.config.num_steps)
         candidates = self._setting_drafter.propose(batch, drafted, pools)
         check_drafts(batch, candidates, self.dtype)
-        if pools.draft is not None:
-            pools.draft.take_snapshot()  # draft-extend writes over the lanes
+        pools.take_snapshot()
         reserve_tree(pools, rows, lengths, self.config, self._ahead)
         locations_BN = kv.tree_locations(batch, self.config, pools)
         bonus_tokens = draft_input.bonus_tokens
@@ -161,7 +160,9 @@ class Engine:
         output = self.target.forward(tokens_BN.flatten(), metadata, pools.target, features)
         pools.side.write(metadata.slots, output.side)
         logits_RV = self.target.logits(output.hidden)
-        allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, self.grammars), batch.size)
+        allowed_BNV = None
+        if self.grammars:
+            allowed_BNV = stacked(allowed_trees(batch, verify_input, pools, self.grammars), batch.size)
         verdict = verify.verify(
             batch,
             verify_input,

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from specsim.core.columns import tail_columns
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput, Verdict
-from specsim.core.pool import KVBuffer, KVPool
+from specsim.core.pool import KVBuffer, KVPool, tail_columns
 
 
 def draft_kv(pools: KVPool) -> KVBuffer:

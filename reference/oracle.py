@@ -14,8 +14,9 @@ import torch
 
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.errors import InputError
-from specsim.core.kinds import KINDS, OWN, resolve
+from specsim.core.kinds import KINDS, OWN
 from specsim.core.kv_buffer import KVFormat
+from specsim.core.verifiers import resolve
 from specsim.reference.oracle_distributions import inverse_cdf, logprob, next_distribution, ranked
 from specsim.reference.oracle_draft import DraftNode, Path, select
 from specsim.reference.oracle_forward import in_dtype

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.kinds import resolve
+from specsim.core.verifiers import resolve
 from specsim.reference.oracle_distributions import inverse_cdf, ranked
 from specsim.reference.oracle_draft import DraftNode, Path
 

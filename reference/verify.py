@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.kinds import resolve
 from specsim.core.phases import Batch, Verdict, VerifyInput
 from specsim.core.pool import KVPool
 from specsim.core.rule import AcceptanceRule, Accepted, Tree
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
 from specsim.core.uniforms import first_uniforms, round_uniforms, token_noise
+from specsim.core.verifiers import resolve
 from specsim.reference.acceptance import greedy
 from specsim.reference.sampling import adjust_logits, inverse_cdf, logprob, target_prob
 from specsim.reference.synthetic import scheduled_drafts, scheduled_path

@@ -7,10 +7,10 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Placement
 from specsim.core.errors import InputError
-from specsim.core.kinds import resolve
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, check_drafter, record_of
 from specsim.core.phases import Batch, Candidates, DraftInput
 from specsim.core.pool import KVPool
+from specsim.core.verifiers import resolve
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import CandidateBuffers
 from specsim.fast.targets.decoder import DecoderTarget

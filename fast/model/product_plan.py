@@ -7,12 +7,11 @@ order. Nothing depends on the number of rows.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from specsim.fast.model.rows import HiddenRows
-from specsim.fast.runtime.launch import INTERPRETED, ceil_div, dot_type, has_warp_roles, stages_within
+from specsim.fast.runtime.launch import INTERPRETED, ceil_div, has_warp_roles
 
 BLOCK_N = 128  # outputs of a tile
 BLOCK_K = 64  # inner dimension of a block
@@ -107,37 +106,3 @@ def choose(
         tiles = (32, 256, 4) if few else (32, 128, 4)
     block_n, block_k, stages = tiles
     return ProductTiling(16 if is_narrow else MOST_ROWS, block_n, block_k * 2 // dtype.itemsize, stages)
-
-
-def tile_arguments(
-    tiling: ProductTiling, rows: HiddenRows, size: int, inner: int, num_tiles: int = 1
-) -> dict[str, Any]:
-    """Make the constexpr arguments and options that kernels of streamed products share.
-
-    num_tiles: weight tiles in a stage.
-    """
-    stage_bytes = (tiling.block_m + num_tiles * tiling.block_n) * tiling.block_k * rows.values.itemsize
-    return dict(
-        STRIDE_X=rows.factor.stride(0),
-        K=inner,
-        PARTS=0 if rows.squares is None else rows.squares.shape[1],
-        EVEN=size % tiling.block_n == 0 and inner % tiling.block_k == 0,
-        BLOCK_M=tiling.block_m,
-        BLOCK_N=tiling.block_n,
-        BLOCK_K=tiling.block_k,
-        STAGES=stages_within(tiling.stages, stage_bytes),
-        DOT=dot_type(rows.values.dtype),
-        # A block of few rows has one warp for each eight outputs; more warps would read the same weights again.
-        num_warps=min(4, tiling.block_n // 8) if tiling.block_m == 16 else 4,
-    )
-
-
-def streaming(
-    rows: HiddenRows, weight: torch.Tensor, batch_invariant: bool, is_gated: bool = False
-) -> tuple[ProductTiling | ManyRowsPlan | None, HiddenRows]:
-    """Choose the tiles of a product, None for a library, and apply a norm that the product cannot."""
-    size, inner = weight.shape
-    num_rows = len(rows.values)
-    tiling = choose(num_rows, size, inner, weight.dtype, batch_invariant, is_gated) if num_rows else None
-    is_ready = rows.norm is None or rows.weighted is not None
-    return tiling, rows if tiling and is_ready else HiddenRows(rows.normed())

@@ -2,9 +2,9 @@
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter, Placement
-from specsim.core.kinds import resolve
 from specsim.core.pair import AnyDrafter, check_drafter, record_of
 from specsim.core.target import Target
+from specsim.core.verifiers import resolve
 from specsim.reference.drafters.none import NoDrafter
 
 

@@ -1,38 +1,52 @@
-"""Logical columns of a round and their owners: draft lanes, copies of the prefix's tail, the tree."""
+"""Counts and owners of the logical columns of a round: draft lanes, copies of the prefix's tail, the tree."""
 
 from collections.abc import Sequence
 
-import torch
-
-from specsim.core.column_counts import lane_stride, lanes_end, prefix_tail, round_columns, two_rounds
-from specsim.core.config import SpecConfig
-from specsim.core.pool import KVPool
-
-__all__ = ["lane_columns", "lane_stride", "prefix_tail", "release_uncommitted", "reserve_lanes", "reserve_tree"]
-__all__ += ["round_columns", "tail_columns", "two_rounds"]
+from specsim.core.config import SpecConfig, ceil_to
+from specsim.core.page_pool import PagePool
 
 
-def lane_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
-    """Columns i64 [K, S] of the KV of lane k at step s.
+def prefix_tail(seq_len: int, config: SpecConfig) -> int:
+    """Count the tokens of the prefix's unfinished page, which every lane copies.
 
-    Lanes follow each other after L. With pages and several lanes, each lane starts on its own pages, after room for a
-    copy of the prefix's tail; lane 0's first page is the prefix's last.
+    L mod P, or 0 where lanes share the page.
     """
-    first = seq_len + lane_stride(seq_len, config) * torch.arange(config.topk)
-    return first[:, None] + torch.arange(config.num_steps)
+    return 0 if config.lanes_share_prefix else seq_len % config.page_size
 
 
-def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
-    """Columns i64 [K, T] of each lane's copy of the prefix's last T tokens.
+def lane_stride(seq_len: int, config: SpecConfig) -> int:
+    """Count the columns from one draft lane to the next: S, or whole pages where each lane owns pages."""
+    if config.lanes_share_prefix:
+        return config.num_steps
+    return ceil_to(prefix_tail(seq_len, config) + config.num_steps, config.page_size)
 
-    T is 0 where lanes share the prefix.
+
+def lanes_end(seq_len: int, config: SpecConfig) -> int:
+    """Count the columns up to the end of the last draft lane."""
+    return seq_len - prefix_tail(seq_len, config) + config.topk * lane_stride(seq_len, config)
+
+
+def round_columns(seq_len: int, config: SpecConfig, ahead: int = 0) -> int:
+    """Count the most columns that a request of L tokens owns in its next round.
+
+    ahead: of the drafter, columns that it needs after the committed ones.
     """
-    tail = prefix_tail(seq_len, config)
-    return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)
+    if config.release == "finish":
+        return two_rounds(seq_len, config, ahead)
+    return max(lanes_end(seq_len + ahead, config), seq_len + config.num_draft_tokens + ahead)
+
+
+def two_rounds(seq_len: int, config: SpecConfig, ahead: int = 0) -> int:
+    """Count the columns of a request of L tokens under release `finish`, with those that its drafter needs ahead.
+
+    Two rounds that accept all S drafts end at L + 2(S + 1), and S + 1 is at most `need`. No row stands at or beyond
+    max_len, so no more columns are needed there.
+    """
+    return config.reserved_columns(min(seq_len + ahead, config.length_limit))
 
 
 def reserve_lanes(
-    pools: KVPool,
+    pools: PagePool,
     rows: Sequence[int],
     seq_lens: Sequence[int],
     config: SpecConfig,
@@ -54,7 +68,7 @@ def reserve_lanes(
 
 
 def reserve_tree(
-    pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, ahead: int = 0
+    pools: PagePool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, ahead: int = 0
 ) -> None:
     """Exchange the lanes' columns for the tree's after the draft phase, under release `round`.
 
@@ -68,7 +82,7 @@ def reserve_tree(
 
 
 def release_uncommitted(
-    pools: KVPool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, ahead: int = 0
+    pools: PagePool, rows: Sequence[int], seq_lens: Sequence[int], config: SpecConfig, ahead: int = 0
 ) -> None:
     """Release all columns beyond the committed ones, which seq_lens counts, and `ahead` more, under release `round`."""
     if config.release == "round":

@@ -170,7 +170,7 @@ class SpecConfig:
     @property
     def is_sampled(self) -> bool:
         """Check whether drafts are drawn from the drafter's distribution, into a static tree that holds all of them."""
-        return self.verifier_kind.is_sampled
+        return self.verifier_kind.drafts != "best"
 
     @property
     def has_draft_prob(self) -> bool:

@@ -6,7 +6,6 @@ needs none of them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, Literal
 
 from specsim.core.verifiers import VERIFIER_KINDS, VERIFIER_OF
@@ -226,7 +225,9 @@ _RECORDS = (
         accept_length=2.5,
         synthetic="specsim.models.synthetic.block:DSPARK",
         trainer="specsim.training.block:build_dspark",
-        sampling_tests=tuple(each.name for each in VERIFIER_KINDS if each.is_lossless and not each.is_coupled),
+        sampling_tests=tuple(
+            verifier.name for verifier in VERIFIER_KINDS if verifier.is_lossless and not verifier.is_coupled
+        ),
     ),
     DrafterKind(
         "standalone",
@@ -239,7 +240,7 @@ _RECORDS = (
         accept_length=2.3,
         synthetic="specsim.models.synthetic.standalone:SYNTHETIC",
         trainer="specsim.training.standalone:build_standalone",
-        sampling_tests=tuple(each.name for each in VERIFIER_KINDS if each.is_sampled),
+        sampling_tests=tuple(verifier.name for verifier in VERIFIER_KINDS if verifier.drafts != "best"),
         variants={
             "standalone.shifted": Variant("mode", {"rows": "shifted"}),
             "standalone.tli": Variant("vocabulary", sampling_tests=(VERIFIER_OF["sampled"], VERIFIER_OF["siblings"])),
@@ -283,11 +284,3 @@ OWN = DrafterKind(
     on_host="always",
     **_LOOKED_UP,
 )
-
-
-def resolve(path: str) -> Any:
-    """Import the object of a record, named as MODULE:NAME."""
-    if not path:
-        raise ValueError("a record lacks the place that is read here; see DrafterKind in specsim.core.kinds")
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)

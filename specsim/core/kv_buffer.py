@@ -76,7 +76,7 @@ class KVBuffer:
             self.values = torch.empty((*shape[:-1], value_dim), dtype=dtype, device=device)
         self.key_scale = stored_as.key_scale
         self.value_scale = stored_as.key_scale if layout.values_in_keys else stored_as.value_scale
-        self.snapshot: KVBuffer | None = None  # content at the last `take_snapshot`, where `keep_snapshot` wants one
+        self.snapshot: KVBuffer | None = None  # content at the last `take_snapshot` of the pools, None unless kept
 
     @property
     def is_fp8(self) -> bool:
@@ -87,11 +87,6 @@ class KVBuffer:
     def keep_snapshot(self) -> None:
         """Allocate the snapshot, before a graph of `take_snapshot` is captured."""
         self.snapshot = deepcopy(self)
-
-    def take_snapshot(self) -> None:
-        """Copy the content to the snapshot, if one is kept."""
-        if self.snapshot is not None:
-            self.snapshot.copy_(self)
 
     def write(self, layer: int, slots_R: torch.Tensor, key_RAD: torch.Tensor, value_RAD: torch.Tensor) -> None:
         """Write rows to their slots, without those of slot -1.

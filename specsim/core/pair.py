@@ -106,7 +106,7 @@ def check_drafter(drafter: AnyDrafter | None, config: SpecConfig) -> AnyDrafter:
     if drafter is None:
         raise InputError("num_steps", config.num_steps, "0 (SpecConfig.plain()) for a pair without a drafter")
     if config.is_sampled and not record_of(drafter).can_sample:
-        possible = one_of(kind for kind in VERIFIER_KINDS if not kind.is_sampled)
+        possible = one_of(kind for kind in VERIFIER_KINDS if kind.drafts == "best")
         allowed = f"{possible} with drafter {kind_of(drafter)}, whose drafts are not sampled"
         raise InputError("verifier", config.verifier, allowed)
     return drafter

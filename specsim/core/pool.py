@@ -10,7 +10,8 @@ from copy import deepcopy
 
 import torch
 
-from specsim.core.config import ceil_to
+from specsim.core.columns import lane_stride, prefix_tail
+from specsim.core.config import SpecConfig, ceil_to
 from specsim.core.errors import InputError
 from specsim.core.kv_buffer import FeatureRing, KVBuffer, KVLayout, SideOutputs
 from specsim.core.page_pool import Account, OutOfSlots, PageAllocator, PagePool
@@ -96,6 +97,11 @@ class KVPool(PagePool):
         slots = self.req_to_token[row]
         return self.side.read(slots[slots >= 0])
 
+    def take_snapshot(self) -> None:
+        """Copy the drafter's KV, if a snapshot of it is kept, before draft-extend writes over the lanes."""
+        if self.draft is not None and self.draft.snapshot is not None:
+            self.draft.snapshot.copy_(self.draft)
+
     def slots(self, rows: torch.Tensor | int, columns: torch.Tensor) -> torch.Tensor:
         """Look up the slots of columns, of the broadcast shape.
 
@@ -135,3 +141,22 @@ class KVPool(PagePool):
         if len(wrong):
             row, column = wrong[0].tolist()
             raise AssertionError(f"req_to_token of row {row} disagrees with its pages at column {column}")
+
+
+def lane_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
+    """Columns i64 [K, S] of the KV of lane k at step s.
+
+    Lanes follow each other after L. With pages and several lanes, each lane starts on its own pages, after room for a
+    copy of the prefix's tail; lane 0's first page is the prefix's last.
+    """
+    first = seq_len + lane_stride(seq_len, config) * torch.arange(config.topk)
+    return first[:, None] + torch.arange(config.num_steps)
+
+
+def tail_columns(seq_len: int, config: SpecConfig) -> torch.Tensor:
+    """Columns i64 [K, T] of each lane's copy of the prefix's last T tokens.
+
+    T is 0 where lanes share the prefix.
+    """
+    tail = prefix_tail(seq_len, config)
+    return lane_columns(seq_len, config)[:, :1] - tail + torch.arange(tail)

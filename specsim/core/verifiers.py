@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from importlib import import_module
+from typing import Any, Literal, get_args
 
 Verifier = Literal["target_only", "typical", "rejection", "block", "multi_round", "gumbel"]
 # Drafts that are verified. `best`: a tree of the drafter's best tokens. `sampled`: a chain, each draft drawn from the
@@ -13,9 +14,17 @@ DRAFTS: tuple[Drafts, ...] = get_args(Drafts)
 Draws = Literal["depth", "node", "noise", "none"]
 
 
+def resolve(path: str) -> Any:
+    """Import the object of a record, named as MODULE:NAME."""
+    if not path:
+        raise ValueError("a record lacks the place that is read here; see DrafterKind and VerifierKind in specsim.core")
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
 @dataclass(frozen=True, slots=True)
 class VerifierKind:
-    """A verifier; places of code are MODULE:NAME, for core.kinds.resolve."""
+    """A verifier; places of code are MODULE:NAME, for `resolve`."""
 
     name: Verifier
     drafts: Drafts
@@ -33,11 +42,6 @@ class VerifierKind:
     def places(self) -> tuple[str, ...]:
         """Places of all its code."""
         return (self.reference, self.fast, self.oracle, self.decisions, *self.certificates)
-
-    @property
-    def is_sampled(self) -> bool:
-        """Check whether drafts are drawn, into a static tree that holds all of them."""
-        return self.drafts != "best"
 
     @property
     def is_coupled(self) -> bool:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from specsim.core.config import SpecConfig
-from specsim.core.kinds import resolve
 from specsim.core.rule import Tree
+from specsim.core.verifiers import resolve
 from specsim.explorer.recorder import RecordedStates
 from specsim.explorer.tables import target_probs
 
@@ -243,7 +243,7 @@ def bonus_origin(walk: VerifierInput, path: list[int]) -> str:
     children = list(walk.tree.acceptable_children(path))
     if kind.draws == "none" or not children:
         return f"is drawn from {after}{u}"
-    if not kind.is_sampled:
+    if kind.drafts == "best":
         return f"is drawn from {after}, without the rejected drafts,{u}"
     scaled = "w · p" if kind.name == "block" else "p"
     return f"is drawn from the residual distribution after node {path[-1]}, max(0, {scaled} − q) normalised,{u}"

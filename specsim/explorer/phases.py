@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 
-from specsim.core.columns import lane_columns, tail_columns
 from specsim.core.config import SpecConfig
 from specsim.core.phases import Candidates
-from specsim.core.pool import KVPool
+from specsim.core.pool import KVPool, lane_columns, tail_columns
 from specsim.explorer.decisions import VerifierInput, bonus_origin, decide
 from specsim.explorer.page_data import CandidateColumns, DepthDrafts, ExtendRows, NodeColumns
 from specsim.explorer.recorder import RecordedStates

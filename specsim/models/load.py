@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specsim.core.errors import InputError, require, require_choice, require_type
-from specsim.core.kinds import DEFAULT, KINDS, resolve
+from specsim.core.kinds import DEFAULT, KINDS
 from specsim.core.pair import AnyDrafter, DrafterCheckpoint, Pair, kind_of
 from specsim.core.rank_part import DRAFTER_TABLES, TABLES, RankPart
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import UserDrafter
 from specsim.core.user_module import UserFunction, load_object, user_code
+from specsim.core.verifiers import resolve
 from specsim.models import shipped
 from specsim.models.checkpoint import load_drafter, load_target, local_folder, locate
 from specsim.models.checkpoint.drafter_format import drafter_formats, format_of

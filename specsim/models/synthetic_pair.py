@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from specsim.core.errors import require_choice
-from specsim.core.kinds import TESTED, resolve
+from specsim.core.kinds import TESTED
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
+from specsim.core.verifiers import resolve
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.checkpoint.vocabulary import bridge
 from specsim.models.synthetic.weights import random_weights

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from specsim.core.columns import lane_columns, tail_columns
 from specsim.core.config import SpecConfig
 from specsim.core.errors import require_type
 from specsim.core.phases import Batch, Verdict, VerifyInput
-from specsim.core.pool import KVPool
+from specsim.core.pool import KVPool, lane_columns, tail_columns
 from specsim.plots.sheet import (
     ACCEPTED,
     EM,

@@ -7,8 +7,8 @@ the next, so no plan depends on a round that still runs.
 The loop serves an engine (serving.scheduler) and a simulated one (simulator.server), which needs no torch.
 """
 
-from collections import deque
-from typing import TYPE_CHECKING
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
 
 from specsim.core.config import ServingConfig
 from specsim.core.page_pool import PagePool
@@ -16,11 +16,28 @@ from specsim.core.policies.policy import FIRST_SETTING
 from specsim.serving.admission import Admission, PrefillPlan, Queue
 from specsim.serving.requests import Arrival, Request
 from specsim.serving.reservations import Reservations
-from specsim.serving.trace import Chunk, FinishEvent, Reuse, StepLog
+from specsim.serving.trace import EVENTS, SLOTS, Chunk, FinishEvent, Reuse, StepRecord
 
 if TYPE_CHECKING:
     from specsim.serving.adaptation import Adaptation
     from specsim.serving.runner import Launched, Runner
+
+
+class StepLog:
+    """A record under construction, with events by name, in the order in which they happen."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.setting = 0
+        self.events: defaultdict[str, list[Any]] = defaultdict(list)
+
+    def record(self, seconds: float, evicted_pages: int, usage: dict[str, int]) -> StepRecord:
+        """Make the record, with the slots of KVPool.usage at the end of the step."""
+        slots = {name: usage[name.removesuffix("_slots")] for name in SLOTS}
+        events: dict[str, Any] = {name: tuple(self.events[name]) for name in EVENTS}
+        return StepRecord(
+            step=self.step, seconds=seconds, evicted_pages=evicted_pages, setting=self.setting, **slots, **events
+        )
 
 
 class ServingLoop:

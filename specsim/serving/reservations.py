@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from specsim.core.column_counts import round_columns
+from specsim.core.columns import round_columns
 from specsim.core.config import SpecConfig
 from specsim.core.page_pool import PagePool
 from specsim.serving.requests import Request

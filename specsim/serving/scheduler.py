@@ -10,11 +10,11 @@ from specsim.core.errors import InputError, require, require_type
 from specsim.core.policies.policy import AnyPolicy
 from specsim.core.pool import KVPool
 from specsim.serving.adaptation import adaptation_of, settings_of
-from specsim.serving.loop import ServingLoop
+from specsim.serving.loop import ServingLoop, StepLog
 from specsim.serving.requests import Emission
 from specsim.serving.reservations import Reservations
 from specsim.serving.runner import Delivery, Launched, Runner
-from specsim.serving.trace import DeliveredRound, StepLog, StepRecord, Trace
+from specsim.serving.trace import DeliveredRound, StepRecord, Trace
 
 
 def check_serving(serving: ServingConfig, config: SpecConfig) -> None:
@@ -116,7 +116,7 @@ class Scheduler(ServingLoop):
         self.reservations.evicted_pages = 0
         awaits = self._queue.waiting and not self._queue.will_change(self.step_index)
         self.is_stalled = bool(awaits) and not any(self._log.events.values())
-        self.trace.append(record)
+        self.trace.records.append(record)
         self._log = StepLog(self.step_index + 1)
         return record
 

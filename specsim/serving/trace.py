@@ -1,6 +1,5 @@
 """Trace of a serving run, step by step, as data frames, JSON or a Parquet file."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
@@ -177,32 +176,12 @@ class StepRecord:
     setting: int = 0  # number of the round's setting, of an engine that switches
 
 
-class StepLog:
-    """A record under construction, with events by name, in the order in which they happen."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.setting = 0
-        self.events: defaultdict[str, list[Any]] = defaultdict(list)
-
-    def record(self, seconds: float, evicted_pages: int, usage: dict[str, int]) -> StepRecord:
-        """Make the record, with the slots of KVPool.usage at the end of the step."""
-        slots = {name: usage[name.removesuffix("_slots")] for name in SLOTS}
-        events: dict[str, Any] = {name: tuple(self.events[name]) for name in EVENTS}
-        return StepRecord(
-            step=self.step, seconds=seconds, evicted_pages=evicted_pages, setting=self.setting, **slots, **events
-        )
-
-
 @dataclass(slots=True)
 class Trace:
     """The records of a run, in the order of its steps."""
 
     records: list[StepRecord] = field(default_factory=list)  # steps in their order
     acceptance: str = "target"  # or the name of a schedule (core.synthetic_acceptance)
-
-    def append(self, record: StepRecord) -> None:
-        self.records.append(record)
 
     def __len__(self) -> int:
         return len(self.records)

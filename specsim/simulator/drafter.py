@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import require_choice
-from specsim.core.kinds import SERVED, resolve
+from specsim.core.kinds import SERVED
+from specsim.core.verifiers import resolve
 from specsim.simulator.bounds import integer
 from specsim.simulator.layers import Layers
 from specsim.simulator.model import Model

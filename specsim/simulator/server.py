@@ -14,9 +14,8 @@ from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.page_pool import PagePool
 from specsim.core.policies.policy import Always, AnyPolicy, observe
-from specsim.serving.loop import ServingLoop
+from specsim.serving.loop import ServingLoop, StepLog
 from specsim.serving.reservations import Reservations
-from specsim.serving.trace import StepLog
 from specsim.simulator.acceptance import Cost, Option
 from specsim.simulator.results import LoggedStep, Quantiles, SimulatedRun
 from specsim.simulator.runner import (

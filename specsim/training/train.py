@@ -16,7 +16,8 @@ from tqdm.auto import tqdm
 from transformers import LlamaForCausalLM
 
 from specsim.core.errors import InputError, require, require_int
-from specsim.core.kinds import KINDS, resolve
+from specsim.core.kinds import KINDS
+from specsim.core.verifiers import resolve
 from specsim.training.drafter import DrafterModule, Roots
 from specsim.training.estimate import continue_prompts
 from specsim.training.losses import drafting_loss

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.core.columns import (
-    lane_columns,
     lane_stride,
     prefix_tail,
     release_uncommitted,
@@ -15,7 +14,7 @@ from specsim.core.columns import (
     round_columns,
 )
 from specsim.core.config import SpecConfig
-from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.pool import KVBuffer, KVLayout, KVPool, lane_columns
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=3)
 P = 4

@@ -6,7 +6,8 @@ from dataclasses import fields
 import pytest
 
 from specsim.core.drafter import DrafterConfig
-from specsim.core.kinds import KINDS, OWN, DrafterKind, resolve
+from specsim.core.kinds import KINDS, OWN, DrafterKind
+from specsim.core.verifiers import resolve
 
 RECORDS = [*KINDS.values(), OWN]
 PLACES = sorted(

@@ -409,15 +409,16 @@ def test_a_free_page_cannot_be_freed_again():
 
 
 def test_a_snapshot_is_taken_only_where_one_is_kept():
-    buffer = numbered(4)
-    buffer.take_snapshot()
-    assert buffer.snapshot is None
+    target, draft = numbered(4), numbered(4)
+    KVPool(target, None, 1, 1, 4).take_snapshot()
+    KVPool(target, draft, 1, 1, 4).take_snapshot()
+    assert draft.snapshot is None
 
 
 def test_a_snapshot_holds_the_content_of_its_moment():
     buffer = numbered(4)
     buffer.keep_snapshot()
     buffer.move(torch.tensor([3]), torch.tensor([0]))
-    buffer.take_snapshot()
+    KVPool(numbered(4), buffer, 1, 1, 4).take_snapshot()
     buffer.copy_(numbered(4))
     assert (held(buffer), held(buffer.snapshot)) == ([0, 1, 2, 3], [3, 1, 2, 3])

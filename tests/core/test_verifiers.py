@@ -6,8 +6,7 @@ from typing import get_args
 import pytest
 
 from specsim.core.config import SpecConfig
-from specsim.core.kinds import resolve
-from specsim.core.verifiers import DRAFTS, KIND_OF, VERIFIER_KINDS, VERIFIER_OF, VERIFIERS, Verifier, one_of
+from specsim.core.verifiers import DRAFTS, KIND_OF, VERIFIER_KINDS, VERIFIER_OF, VERIFIERS, Verifier, one_of, resolve
 
 
 def test_the_names_of_the_type_are_those_of_the_records():
@@ -23,7 +22,7 @@ def test_every_place_of_a_record_exists(place):
 @pytest.mark.parametrize("kind", VERIFIER_KINDS, ids=lambda kind: kind.name)
 def test_thresholds_are_fields_and_drafts_have_a_distribution(kind):
     assert set(kind.thresholds) <= {field.name for field in fields(SpecConfig)}
-    assert kind.is_sampled or not kind.reads_draft_prob
+    assert kind.drafts != "best" or not kind.reads_draft_prob
     assert kind.is_lossless or kind.thresholds
 
 

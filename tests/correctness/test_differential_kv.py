@@ -2,7 +2,7 @@
 
 import pytest
 
-from specsim.core.columns import lane_columns, tail_columns
+from specsim.core.pool import lane_columns, tail_columns
 from specsim.correctness.differential.cell import cell_of
 
 CELL = cell_of(dict(topk=4, num_steps=3, num_draft_tokens=8, page_size=4, batch=3))

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specsim.core.columns import lane_columns, tail_columns
-from specsim.core.pool import KVBuffer
+from specsim.core.pool import KVBuffer, lane_columns, tail_columns
 from specsim.correctness.differential import check
 from specsim.correctness.differential.cell import cell_of
 from specsim.correctness.differential.pairs import make_pair

@@ -122,7 +122,7 @@ def test_wide_heads_equal_projection_and_rotation(num_heads, kv_heads, dim, has_
     turns = rotary.rotations(positions, frequencies, torch.bfloat16)
     found = []
     for plan in (plan_many_rows(width, 2048), None):
-        monkeypatch.setattr("specsim.fast.model.product_plan.choose", lambda *_, plan=plan: plan)
+        monkeypatch.setattr("specsim.fast.model.linear.choose", lambda *_, plan=plan: plan)
         kv = KVBuffer(KVLayout(2, kv_heads, dim), 100, kv_dtype, torch.device("cuda"))
         for pool in (kv.keys, kv.values):
             pool.fill_(torch.nan)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.fast.model import product_plan
+from specsim.fast.model.linear import tile_arguments
 from specsim.fast.model.product_plan import (
     BLOCK_K,
     BLOCK_N,
@@ -13,7 +14,6 @@ from specsim.fast.model.product_plan import (
     ProductTiling,
     choose,
     plan_many_rows,
-    tile_arguments,
 )
 from specsim.fast.model.rows import HiddenRows
 from specsim.fast.runtime.launch import INTERPRETED, ceil_div

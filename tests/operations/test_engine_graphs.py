@@ -11,7 +11,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.phases import State
 from specsim.fast import layers
-from specsim.fast.model import product_plan
+from specsim.fast.model import linear
 from specsim.fast.runtime.buffers import GuardError
 from specsim.models.synthetic_pair import synthetic_pair
 
@@ -211,7 +211,7 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
     """
     told = {"choose": set(), "attention": set()}
 
-    def choose(*shape_and_type, _choose=product_plan.choose):
+    def choose(*shape_and_type, _choose=linear.choose):
         told["choose"].add(shape_and_type[4])
         return _choose(*shape_and_type)
 
@@ -219,7 +219,7 @@ def test_batch_invariance_reaches_every_product_and_attention(batch_invariant, k
         told["attention"].add(invariant)
         return _attention(*args, invariant=invariant)
 
-    monkeypatch.setattr(product_plan, "choose", choose)
+    monkeypatch.setattr(linear, "choose", choose)
     monkeypatch.setattr(layers, "attention", attention)
     options = EngineOptions("fast", device=device, batch_invariant=batch_invariant)
     engine, batch, draft_input, pools = prefilled(synthetic_pair(kind), SMALL, options, PROMPTS[:1], [WARM])

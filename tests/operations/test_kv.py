@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.core.columns import lane_columns, reserve_lanes, tail_columns
+from specsim.core.columns import reserve_lanes
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.phases import Batch, Verdict
-from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.pool import KVBuffer, KVLayout, KVPool, lane_columns, tail_columns
 from specsim.fast.kv import slots as fast
 from specsim.reference.kv import commit, duplicate_tails, record_tokens, tree_locations
 

@@ -16,11 +16,11 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from specsim import SamplingParams, SpecConfig, plots, trace
-from specsim.core.columns import lane_columns, reserve_lanes, tail_columns
+from specsim.core.columns import reserve_lanes
 from specsim.core.config import ServingConfig
 from specsim.core.errors import InputError
 from specsim.core.phases import Batch, PrefillInput, Verdict, VerifyInput
-from specsim.core.pool import KVPool
+from specsim.core.pool import KVPool, lane_columns, tail_columns
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.plots import sheet, token_tree
 from specsim.reference.tree import depths_of

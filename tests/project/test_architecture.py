@@ -35,7 +35,7 @@ DYNAMIC_IMPORTS = {
     "specsim.correctness.faults.checks": {"specsim.correctness.faults.checks"},
     "specsim.correctness.faults.checks.distribution": {"specsim.reference.verify", "specsim.fast.verify"},
     "specsim.correctness.faults.checks.trees": {"specsim.reference.tree", "specsim.fast.tree"},
-    "specsim.core.kinds": {
+    "specsim.core.verifiers": {
         *(
             f"specsim.{name}"
             for name in (

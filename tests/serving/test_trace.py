@@ -47,7 +47,7 @@ RECORDS = [
 def run() -> Trace:
     trace = Trace()
     for record in RECORDS:
-        trace.append(record)
+        trace.records.append(record)
     return trace
 
 

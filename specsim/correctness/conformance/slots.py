@@ -105,7 +105,7 @@ _LOCATIONS = (
 
 def lanes_call(page_size: int, k: int, num_steps: int, seq_lens: list[int]) -> Call:
     """Make requests of these lengths, in reverse order in the table."""
-    from specsim.core.columns import lane_columns, tail_columns
+    from specsim.core.pool import lane_columns, tail_columns
 
     nodes = num_steps + 1 if k == 1 else 2
     config = SpecConfig(k, num_steps, nodes, page_size)

@@ -7,10 +7,10 @@ import torch
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Placement
 from specsim.core.engine_options import EngineOptions
-from specsim.core.kinds import resolve
 from specsim.core.pair import Pair, record_of
 from specsim.core.policies.fields import TREE
 from specsim.core.uniforms import Stream, named_uniforms, seed_bits, token_noise
+from specsim.core.verifiers import resolve
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.result import Divergence
 from specsim.serving.generation import generate

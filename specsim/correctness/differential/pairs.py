@@ -10,8 +10,9 @@ import torch
 from specsim.core import target
 from specsim.core.errors import InputError
 from specsim.core.kinds import KINDS as RECORDS
-from specsim.core.kinds import TESTED, resolve
+from specsim.core.kinds import TESTED
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
+from specsim.core.verifiers import resolve
 from specsim.correctness.differential.cell import AXES
 from specsim.correctness.differential.drafter_grid import KINDS as COVERED
 from specsim.correctness.differential.drafter_grid import MODES, variants

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specsim.core.columns import lane_columns, reserve_lanes, tail_columns
+from specsim.core.columns import reserve_lanes
 from specsim.core.drafter import columns_ahead
-from specsim.core.pool import KVBuffer
+from specsim.core.pool import KVBuffer, lane_columns, tail_columns
 from specsim.correctness.differential.comparison import Mismatch, present
 from specsim.correctness.differential.draft import compare_draft
 from specsim.correctness.differential.draft_input import compare_draft_extend, compare_prefill, prefill_logits

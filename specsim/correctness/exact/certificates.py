@@ -10,9 +10,8 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from specsim.core.errors import require, require_choice
-from specsim.core.kinds import resolve
 from specsim.core.provenance import now, versions
-from specsim.core.verifiers import BY_DRAFTS
+from specsim.core.verifiers import BY_DRAFTS, resolve
 from specsim.correctness.exact import implementations
 from specsim.correctness.exact.cases import CASES, INTERPRETED, LAUNCHED, ExactCase, cases_of
 from specsim.correctness.exact.controls import CONTROLS

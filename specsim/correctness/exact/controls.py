@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from specsim.core.kinds import resolve
-from specsim.core.verifiers import KIND_OF, VERIFIER_OF, Drafts
+from specsim.core.verifiers import KIND_OF, VERIFIER_OF, Drafts, resolve
 from specsim.correctness import wrong_rules
 from specsim.correctness.exact import implementations, race
 from specsim.correctness.exact.breakpoints import BLOCK

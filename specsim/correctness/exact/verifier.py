@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specsim.core.kinds import resolve
-from specsim.core.verifiers import KIND_OF, Drafts
+from specsim.core.verifiers import KIND_OF, Drafts, resolve
 from specsim.correctness.exact.cases import Distribution, Draw
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from specsim.core.config import SamplingParams
-from specsim.core.kinds import TESTED, resolve
+from specsim.core.kinds import TESTED
 from specsim.core.pair import Pair, TargetCheckpoint
 from specsim.core.target import DenseMLP, HeadAttention, LayerConfig, ModelConfig, Rope
+from specsim.core.verifiers import resolve
 from specsim.models.checkpoint.layout import target_layout
 from specsim.models.synthetic.drafter import lookup_of
 from specsim.models.synthetic.weights import CLASSES, DRAFT, HIDDEN, VOCAB, blank

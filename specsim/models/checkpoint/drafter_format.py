@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
-from specsim.core.kinds import KINDS, resolve
+from specsim.core.kinds import KINDS
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
+from specsim.core.verifiers import resolve
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.layout import Layout
 from specsim.models.checkpoint.weights import Stored

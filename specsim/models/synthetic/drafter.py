@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from specsim.core.drafter import DrafterConfig
-from specsim.core.kinds import DrafterKind, resolve
+from specsim.core.kinds import DrafterKind
 from specsim.core.pair import DrafterCheckpoint, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.core.token_drafter import LookupConfig, SuffixConfig
+from specsim.core.verifiers import resolve
 
 Tensors = dict[str, torch.Tensor]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from specsim.core.columns import tail_columns
 from specsim.core.phases import Batch, VerifyInput, VerifyOutput
+from specsim.core.pool import tail_columns
 from specsim.correctness.differential.comparison import FLOAT32_EPS, Tally, Trio, budget
 from specsim.correctness.differential.grid_run import perturbation_budgets
 from specsim.correctness.differential.implementation import Implementation, load_implementations
