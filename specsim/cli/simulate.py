@@ -1,6 +1,6 @@
 """specsim simulate: a server with speculation and without, or the reproduction of a published table."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -122,7 +122,6 @@ def simulate(options: SimulateOptions) -> None:
         return
     served, setting = options.served()
     scenario = served.serving(setting)
-    scenario = replace(scenario, plain_schedule=options.plain_schedule or scenario.plain_schedule)
     if plot and scenario.option.config.is_plain:
         raise InputError("plot", str(plot), "nothing with --drafter none, which has no speed-up to draw")
     picture = png("speedup", {scenario.hardware.name: scenario}) if plot else b""

@@ -129,10 +129,9 @@ class Cell:
         if self.kv_cache_dtype != "auto":
             target = replace(target, kv_bytes=KV_BYTES[self.kv_cache_dtype])
         head = drafter(self.drafter, target, self.draft_vocab)
-        same = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "seed")
-        settings: dict[str, Any] = {name: getattr(self, name) for name in (*same, "efficiency")}
+        names = ("tensor_parallel", "prefill", "max_running", "chunk_tokens", "memory_share", "seed", "efficiency")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in (*names, "schedule", "plain_schedule")}
         settings["default_parameters"] = self.kept
-        settings["schedule"] = self._schedule(option)
         uncalibrated = Scenario(target, hardware(self.hardware), head, option, self.workload, **settings)
         scenario = uncalibrated if self.profile is None else with_profile(uncalibrated, profile(self.profile))
         if self.adaptive is not None and not option.config.is_plain:
@@ -146,10 +145,6 @@ class Cell:
             return scenario
         arrivals = Arrivals(self.burstiness, self.swing, self.period)
         return replace(scenario, workload=self._replayed(self.trace, arrivals, scenario.slots(option)))
-
-    def _schedule(self, option: Option) -> Any:
-        """Choose the schedule for this setting."""
-        return self.plain_schedule or self.schedule if option.config.is_plain else self.schedule
 
     def option(self, config: SpecConfig) -> Option:
         """Combine a setting with the acceptance that follows from the shares."""

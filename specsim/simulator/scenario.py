@@ -80,7 +80,7 @@ class Scenario:
             drafter,
             self.efficiency,
             self.tensor_parallel,
-            self._schedule(option),
+            self.schedule_of(option),
             buckets=() if self.graphs == "none" else None,
             draft_graph=self.graphs == "all",
         )
@@ -89,7 +89,8 @@ class Scenario:
         """Count the KV slots in the memory that the weights leave."""
         return min(self.cost(option).kv_slots(self.memory_share), MOST_SLOTS)
 
-    def _schedule(self, option: Option) -> Literal["sync", "overlap"]:
+    def schedule_of(self, option: Option) -> Literal["sync", "overlap"]:
+        """Choose the schedule for an option."""
         return self.plain_schedule or self.schedule if option.config.is_plain else self.schedule
 
     def run(self, option: Option) -> SimulatedRun:
@@ -111,7 +112,7 @@ class Scenario:
 
     def serving(self, option: Option) -> ServingConfig:
         """Make the settings of the server with this option; InputError if they cannot serve the workload."""
-        serving = ServingConfig(self._schedule(option), self.max_running, self.slots(option), self.chunk_tokens)
+        serving = ServingConfig(self.schedule_of(option), self.max_running, self.slots(option), self.chunk_tokens)
         try:
             check(self.cost(option), (option,), self.workload, serving, self.prefill)
         except InputError as error:

@@ -53,7 +53,7 @@ class SteadyBatch:
 
         A step prefills on average one prompt per request that ends in a round: between two whole numbers of them.
         """
-        rounds = mean_rounds(option, self.output_tokens - 1) + (self.scenario.schedule == "overlap")
+        rounds = mean_rounds(option, self.output_tokens - 1) + (self.scenario.schedule_of(option) == "overlap")
         together = max(1.0, requests / (rounds + 1))
         fewer = int(together)
         more = together - fewer

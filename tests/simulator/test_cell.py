@@ -13,6 +13,7 @@ from specsim.cli.plan import PlanOptions
 from specsim.cli.simulate import SimulateOptions
 from specsim.cli.sweep import SweepOptions
 from specsim.core.errors import InputError
+from specsim.simulator.calibration.profile import profile
 from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.rank_by_depth import chain_shares
@@ -51,11 +52,22 @@ def test_an_efficiency_changes_what_is_simulated():
 
 def test_plain_decoding_takes_its_own_schedule():
     cell = Cell(schedule="sync", plain_schedule="overlap")
-    schedules = {config: cell.serving(cell.option(config)).schedule for config in (SpecConfig.plain(), cell.config)}
-    assert schedules == {SpecConfig.plain(): "overlap", cell.config: "sync"}
-    assert Cell(schedule="sync", num_steps=0).scenario.schedule == "sync"
+    scenario = cell.scenario
+    for option, expected in ((scenario.plain, "overlap"), (scenario.option, "sync")):
+        assert scenario.serving(option).schedule == cell.serving(option).serving(option).schedule == expected
+    same = cell.with_values(plain_schedule=None).scenario
+    assert same.serving(same.plain).schedule == "sync"
+    assert scenario.speedup(1) < same.speedup(1)
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("plain_schedule", "never")):
         _ = Cell(plain_schedule="never").scenario
+
+
+def test_a_schedule_of_plain_decoding_precedes_the_profiles(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile("specsim-fast").to_json() | {"plain_schedule": "overlap"}))
+    for plain_schedule, expected in ((None, "overlap"), ("sync", "sync")):
+        scenario = Cell(plain_schedule=plain_schedule, profile=str(path)).scenario
+        assert scenario.serving(scenario.plain).schedule == expected
 
 
 @pytest.mark.parametrize(("config", "name"), [(SpecConfig(1, 3, 4), "num_steps"), (SpecConfig(3, 2, 6), "topk")])

@@ -1,5 +1,7 @@
 """Files that one step of the scheduler enters, in both implementations: `python tests/tools/round_walk.py [-v]`.
 
+With `--command "plan --requests 32"`: files that a command enters, without the imports of modules.
+
 A step of one request with the shipped drafter: what a reader opens to follow a round. The fast implementation runs
 without graphs, under Triton's interpreter where there is no GPU; the interpreter's own files and torch do not count.
 """
@@ -7,14 +9,17 @@ without graphs, under Triton's interpreter where there is no GPU; the interprete
 import argparse
 import sys
 from collections import Counter
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, get_args
 
 import torch
 
+from specsim.cli.main import app
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.display import print_table, stdout_console
 from specsim.core.engine_options import EngineOptions
@@ -36,9 +41,14 @@ class StepCalls:
     crossings: Counter[tuple[str, str]] = field(default_factory=Counter)  # calls from one folder into another
     deepest: int = 0  # calls on the stack, from the scheduler's step to a drafter's attention
     _stack: list[str] = field(default_factory=list)
+    _importing: int = 0  # modules that are being imported
 
     def watch(self, frame: FrameType, event: str, _: Any) -> None:
         """Note a call or a return; a profile function."""
+        if frame.f_code.co_name == "<module>":
+            self._importing += {"call": 1, "return": -1}.get(event, 0)
+        if self._importing:
+            return
         file = _file(frame.f_code.co_filename, frame.f_code.co_name)
         if file is None:
             return
@@ -88,21 +98,32 @@ def walk(impl: Impl) -> StepCalls:
     return calls
 
 
+def walk_command(line: str) -> StepCalls:
+    """Trace a command, which prints nothing."""
+    calls = StepCalls()
+    with redirect_stdout(StringIO()):
+        sys.setprofile(calls.watch)
+        try:
+            app(line.split())
+        finally:
+            sys.setprofile(None)
+    return calls
+
+
 def main() -> int:
-    """Print a row for each implementation."""
+    """Print a row for each implementation, or for a command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-v", "--verbose", action="store_true", help="list the files")
-    is_verbose = parser.parse_args().verbose
+    parser.add_argument("--command", help="options of specsim, in place of a step")
+    options = parser.parse_args()
     console = stdout_console()
     rows = []
-    for impl in get_args(Impl):
-        calls = walk(impl)
-        rows.append((impl, str(len(calls.files)), str(calls.crossings.total()), str(calls.deepest)))
-        if is_verbose:
-            print_table(console, (impl, "calls"), [(file, str(count)) for file, count in sorted(calls.files.items())])
-    print_table(
-        console, ("implementation", "files entered", "calls into other folders", "depth at a drafter's attention"), rows
-    )
+    for name in [options.command] if options.command else get_args(Impl):
+        calls = walk_command(name) if options.command else walk(name)
+        rows.append((name, str(len(calls.files)), str(calls.crossings.total()), str(calls.deepest)))
+        if options.verbose:
+            print_table(console, (name, "calls"), [(file, str(count)) for file, count in sorted(calls.files.items())])
+    print_table(console, ("run", "files entered", "calls into other folders", "depth at a drafter's attention"), rows)
     return 0
 
 
