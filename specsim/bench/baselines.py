@@ -13,7 +13,7 @@ from specsim.bench.contest import Contender, contest
 from specsim.bench.dense import DenseRows, target_forward
 from specsim.bench.roofline import Peaks, forward_bound
 from specsim.bench.row import OURS, BenchRow, Check
-from specsim.bench.scene import EAGLE3, PLAIN
+from specsim.bench.scene import PLAIN, SPECULATIVE
 from specsim.bench.tree_attention import attention_row
 from specsim.core.config import SamplingParams, ServingConfig, SpecConfig
 from specsim.core.engine_options import EngineOptions
@@ -33,7 +33,7 @@ FIRST_LAYER = "transformers, assisted by the target's first layer"
 ITSELF = "transformers, assisted by the target itself"
 ASSISTANTS = (
     "an EAGLE head is no causal language model and cannot assist in transformers: the target's first layer under its "
-    "head is as large as the EAGLE-3 head, but nobody trained it to draft; the target itself accepts every draft, the "
+    "head is as large as the drafter, but nobody trained it to draft; the target itself accepts every draft, the "
     "most that assistance can gain, at the price of a target forward a draft"
 )
 NUM_DRAFTS = 3
@@ -67,10 +67,12 @@ def modes_of(theirs: "TransformersModel") -> dict[str, dict[str, Any]]:
 
 def _row(name: str, pair: Pair, prompt: Sequence[int], count: int, dtype: torch.dtype, peaks: Peaks) -> BenchRow:
     """Time one request, prefill included, on the wall clock, in microseconds per token."""
-    ours = {config: Ours(pair, config, prompt, count, dtype) for config in (EAGLE3, PLAIN)}
+    ours = {config: Ours(pair, config, prompt, count, dtype) for config in (SPECULATIVE, PLAIN)}
     expected = ours[PLAIN]()
     check = lambda tokens: _same_tokens(tokens, expected)  # noqa: E731
-    contenders = [Contender(OURS, lambda _: ours[EAGLE3](), check, lambda: walled(ours[EAGLE3], SAMPLES, count))]
+    contenders = [
+        Contender(OURS, lambda _: ours[SPECULATIVE](), check, lambda: walled(ours[SPECULATIVE], SAMPLES, count))
+    ]
     contenders.append(
         Contender(f"{OURS}, plain", lambda _: expected, check, lambda: walled(ours[PLAIN], SAMPLES, count))
     )

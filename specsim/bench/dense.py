@@ -86,18 +86,21 @@ def target_forward(
     return normed @ weights["lm_head.weight"].T, torch.cat(features, dim=-1) if features else hidden
 
 
-def eagle3_of(pair: Pair) -> DrafterCheckpoint:
+HEAD = "eagle3"  # kind of the drafter whose forward is below
+
+
+def head_of(pair: Pair) -> DrafterCheckpoint:
     """Give the pair's EAGLE-3 head."""
-    if pair.checkpoint is None or pair.kind != "eagle3":
+    if pair.checkpoint is None or pair.kind != HEAD:
         raise ValueError("the pair has no EAGLE-3 head")
     return pair.checkpoint
 
 
-def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def head_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Compute the hidden state [H] of an EAGLE-3 head at the last row; features are one row behind."""
     from specsim.reference.layers import Weights, rms_norm
 
-    head = eagle3_of(pair)
+    head = head_of(pair)
     config = head.config
     model = config.model
     eps = model.rms_norm_eps
@@ -113,11 +116,11 @@ def eagle3_forward(pair: Pair, ids: torch.Tensor, features: torch.Tensor, dtype:
     return _layer(residual, both, layer, model, rows, model.window(0), None)[-1]
 
 
-def eagle3_logits(pair: Pair, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def head_logits(pair: Pair, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Compute the logits [draft V] of an EAGLE-3 head, in dtype, from a hidden state [H]."""
     from specsim.reference.layers import Weights, rms_norm
 
-    head = eagle3_of(pair)
+    head = head_of(pair)
     weights = Weights(Cast(head.tensors, dtype))
     eps = head.config.model.rms_norm_eps
     return weights.project(rms_norm(hidden.to(dtype), weights["norm.weight"], eps), "lm_head")

@@ -1,4 +1,4 @@
-"""One request end to end, against the best of transformers: plain, and EAGLE-3 at a synthetic accept length."""
+"""One request end to end, against the best of transformers: plain, and speculative at a synthetic accept length."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from specsim.bench.clock import walled
 from specsim.bench.contest import Contender, Targets, contest
 from specsim.bench.roofline import Peaks, RooflineBound, forward_bound
 from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of
-from specsim.bench.scene import PLAIN, stacked
+from specsim.bench.scene import DRAFTER, PLAIN, stacked
 from specsim.core.config import SpecConfig
 from specsim.core.pair import Pair
 from specsim.core.synthetic_acceptance import SyntheticAcceptance
@@ -31,14 +31,14 @@ CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4)  # every depth is in
 TOKENS = 128
 PROMPT = 128
 ACCEPTED = (0.85, 0.65, 0.5)  # synthetic rates: an accept length of 3.0
-LEAST_PLAIN, LEAST_EAGLE3 = 1.8, 4.0  # times as fast as the best of transformers
+LEAST_PLAIN, LEAST_SPECULATIVE = 1.8, 4.0  # times as fast as the best of transformers
 SYNTHETIC = (
     "acceptance is synthetic, its tokens are not the target's; the times of transformers are those of the row above"
 )
 
 
 def shaped_rows(shape: str, peaks: Peaks) -> Iterator[BenchRow]:
-    """Time a model of real shape in bf16: plain decoding, and EAGLE-3 at a synthetic accept length of 3.0."""
+    """Time a model of real shape in bf16: plain decoding, and drafts at a synthetic accept length of 3.0."""
     pair = stacked(random_pair(shape, "cuda", torch.bfloat16))
     (prompt,) = random_prompts(1, PROMPT, pair.target.config.vocab_size)
     yield from end_to_end_rows(shape, pair, prompt, TOKENS, peaks)
@@ -78,8 +78,8 @@ def end_to_end_rows(name: str, pair: Pair, prompt: Sequence[int], count: int, pe
         lambda: walled(drafting, SAMPLES, count),
     )
     contenders = [us, *(contender for contender in _again(row) if contender.name != OURS)]
-    title = f"generation, EAGLE-3 at an accept length of {1 + sum(ACCEPTED):.1f}, {name}"
-    yield contest(title, setting, contenders, bound, peaks, set_targets=_gain(LEAST_EAGLE3), notes=[SYNTHETIC])
+    title = f"generation, {DRAFTER} at an accept length of {1 + sum(ACCEPTED):.1f}, {name}"
+    yield contest(title, setting, contenders, bound, peaks, set_targets=_gain(LEAST_SPECULATIVE), notes=[SYNTHETIC])
 
 
 def _again(row: BenchRow) -> list[Contender]:

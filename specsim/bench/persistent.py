@@ -11,8 +11,8 @@ from specsim.bench.roofline import Peaks, forward_bound, round_bound
 from specsim.bench.round_checks import check_round, tensors_of
 from specsim.bench.rounds import forward_contender
 from specsim.bench.row import OURS, BenchRow, Check, all_of, equal
-from specsim.bench.scale import EAGLE3, INVENTED, PLAIN, random_pools, repeated_round
-from specsim.bench.scene import Scene, close, invented, stacked, tree_of
+from specsim.bench.scale import INVENTED, PLAIN, SPECULATIVE, random_pools, repeated_round
+from specsim.bench.scene import DRAFTER, Scene, close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
@@ -21,7 +21,7 @@ from specsim.serving.generation import load_engine
 
 KERNELS = "kernels"
 LENGTHS = (1024, 8192, 32768)
-CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=EAGLE3.page_size)
+CHAIN = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=SPECULATIVE.page_size)
 SAMPLES = 9
 FORWARD_LIMIT = 1.25
 
@@ -38,14 +38,16 @@ class TimedRounds:
 
 ALONE = (
     TimedRounds("plain decode", PLAIN, tuple((1, length) for length in LENGTHS), 1.17),
-    TimedRounds("EAGLE-3 round", EAGLE3, tuple((1, length) for length in LENGTHS), 1.28),
+    TimedRounds(f"{DRAFTER} round", SPECULATIVE, tuple((1, length) for length in LENGTHS), 1.28),
 )
 TOGETHER = (
     TimedRounds(
         "plain decode", PLAIN, tuple((requests, length) for requests in (2, 4, 8, 16) for length in LENGTHS[:2])
     ),
-    TimedRounds("EAGLE-3 round", CHAIN, tuple((requests, length) for requests in (1, 2, 4) for length in LENGTHS[:2])),
-    TimedRounds("EAGLE-3 round", EAGLE3, tuple((2, length) for length in LENGTHS[:2])),
+    TimedRounds(
+        f"{DRAFTER} round", CHAIN, tuple((requests, length) for requests in (1, 2, 4) for length in LENGTHS[:2])
+    ),
+    TimedRounds(f"{DRAFTER} round", SPECULATIVE, tuple((2, length) for length in LENGTHS[:2])),
 )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from specsim.bench.closed_loop import Figures
 from specsim.bench.request_lengths import Lengths
 from specsim.core.config import ServingConfig, SpecConfig
+from specsim.core.kinds import DEFAULT
 from specsim.simulator.acceptance import Option, PerPosition
 from specsim.simulator.calibration.observation import AssumedAcceptance, Observation
 from specsim.simulator.calibration.posterior import Posterior, fit, predict
@@ -61,7 +62,7 @@ class ServedLoad(Observation):
 def costs_of(gpu: Hardware, target: Model, draft_vocab: int) -> dict[str, CostModel]:
     """Make the servers of both schedules, whose graphs hold powers of two requests."""
     sizes = tuple(2**exponent for exponent in range(MOST_REQUESTS.bit_length()))
-    cost = CostModel(gpu, target, drafter("eagle3", target, draft_vocab), buckets=sizes)
+    cost = CostModel(gpu, target, drafter(DEFAULT, target, draft_vocab), buckets=sizes)
     return {"overlap": cost, "sync": replace(cost, schedule="sync")}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specsim.bench.dense import DenseRows, eagle3_forward, eagle3_logits, eagle3_of, target_forward
+from specsim.bench.dense import HEAD, DenseRows, head_forward, head_logits, head_of, target_forward
 from specsim.bench.row import Check, all_of, equal, within
 from specsim.bench.scene import Scene, with_graph
 from specsim.core.config import SpecConfig
@@ -36,8 +36,8 @@ def check_round(scene: Scene, requests: Sequence[int] = (0,), with_eager: bool =
 
     All trees are compared with the reference's trees of the same candidates, and the candidates with the drafts at the
     start of the round. For the given requests the verdict, the target's logits and the next bonus token are checked;
-    with an EAGLE-3 head also the next first drafts, and after a real prefill the hidden state. Drafts of later steps
-    are not checked: a wrong one only costs acceptance.
+    with a head of kind dense.HEAD also the next first drafts, and after a real prefill the hidden state. Drafts of
+    later steps are not checked: a wrong one only costs acceptance.
     """
     output = scene.round()
     verify_input = output.verify_input
@@ -122,7 +122,7 @@ def _against_dense(scene: Scene, output: RoundOutput, request: int) -> list[Chec
     rounded, rounded_features = target_forward(scene.pair, ids, rows, dtype, *arguments)
     ours = output.verify_output.target_logits[node_rows]
     checks = [near(f"logits of request {request} by plain torch", ours, exact, rounded), _bonus_token(output, request)]
-    if scene.pair.kind == "eagle3":
+    if scene.pair.kind == HEAD:
         checks.append(_first_drafts(scene, output, request))
         if scene.prompts and layers:
             checks.append(_hidden(scene, output, request, ids, [features, rounded_features]))
@@ -148,9 +148,9 @@ def _first_drafts(scene: Scene, output: RoundOutput, request: int) -> Check:
     tokens, scores, hidden = (
         tensor[request] for tensor in (draft_input.topk_index, draft_input.topk_scores, draft_input.hidden)
     )
-    exact, rounded = (eagle3_logits(scene.pair, hidden, dtype).double() for dtype in (_wider(scene), hidden.dtype))
+    exact, rounded = (head_logits(scene.pair, hidden, dtype).double() for dtype in (_wider(scene), hidden.dtype))
     target_ids = torch.arange(len(exact), device=tokens.device)
-    d2t = eagle3_of(scene.pair).tensors.get("d2t")
+    d2t = head_of(scene.pair).tensors.get("d2t")
     drafted = tokens[:, None] == (target_ids if d2t is None else target_ids + d2t.to(tokens.device))
     ids = drafted.int().argmax(1)
     if not drafted.any(1).all() or len(ids.unique()) < len(ids):
@@ -191,7 +191,7 @@ def _hidden(scene: Scene, output: RoundOutput, request: int, ids: torch.Tensor, 
     bonus = output.draft_input.bonus_tokens[request : request + 1].long()
     ahead = torch.cat([ids[rows][1:], bonus])
     both = [
-        eagle3_forward(scene.pair, ahead, layer_features[rows], dtype)
+        head_forward(scene.pair, ahead, layer_features[rows], dtype)
         for layer_features, dtype in zip(features, (_wider(scene), scene.engine.dtype), strict=True)
     ]
     return near(

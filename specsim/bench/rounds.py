@@ -13,7 +13,7 @@ from specsim.bench.contest import Contender, contest, roofline_target
 from specsim.bench.roofline import Peaks, forward_bound, round_bound
 from specsim.bench.round_checks import autoregressive, check_round
 from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of, equal
-from specsim.bench.scene import EAGLE3, PLAIN, Scene, prefilled, stacked, tree_of
+from specsim.bench.scene import DRAFTER, PLAIN, SPECULATIVE, Scene, prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
@@ -30,8 +30,8 @@ RANDOM = "random weights: no draft but chance is accepted, which changes what is
 # Name, setting, temperature, and target of time over roofline bound.
 ROUNDS = (
     ("plain decode", PLAIN, 0.0, 1.20),
-    ("EAGLE-3 round", EAGLE3, 0.0, 1.30),
-    ("EAGLE-3 round, T=1", EAGLE3, 1.0, None),
+    (f"{DRAFTER} round", SPECULATIVE, 0.0, 1.30),
+    (f"{DRAFTER} round, T=1", SPECULATIVE, 1.0, None),
 )
 FORWARDS = ((8, 1.25), (64, 1.40))  # draft tokens and limit of verify forwards
 
@@ -98,10 +98,10 @@ def round_row(name: str, scene: Scene, peaks: Peaks, limit: float | None) -> Ben
 
 
 def synthetic_row(pair: Pair, peaks: Peaks) -> BenchRow:
-    """Time the EAGLE-3 round under scheduled acceptance: the cost of a token at these rates."""
+    """Time the speculative round under scheduled acceptance: the cost of a token at these rates."""
     acceptance = SyntheticAcceptance(RATES)
-    scene = scene_of(pair, EAGLE3, acceptance=acceptance)
-    row = round_row("EAGLE-3 round, synthetic acceptance", scene, peaks, None)
+    scene = scene_of(pair, SPECULATIVE, acceptance=acceptance)
+    row = round_row(f"{DRAFTER} round, synthetic acceptance", scene, peaks, None)
     counts = [float(verdict.num_accepted_tokens[0]) for verdict in scene.following(3 * CONSECUTIVE)]
     accepted = sum(counts) / len(counts)
     notes = (f"acceptance: {acceptance}: not the target's, nor are the tokens", f"{accepted:.2f} tokens a round")
@@ -174,13 +174,13 @@ def invariance_row(pair: Pair, requests: int) -> BenchRow:
     Both are checked like any round, and the first request has to be equal solo and batched, bit for bit.
     """
     scenes = {
-        OURS: scene_of(pair, EAGLE3, requests=requests, batch_invariant=True),
-        f"{OURS}, without the option": scene_of(pair, EAGLE3, requests=requests),
+        OURS: scene_of(pair, SPECULATIVE, requests=requests, batch_invariant=True),
+        f"{OURS}, without the option": scene_of(pair, SPECULATIVE, requests=requests),
     }
     checks = {name: check_round(scene) for name, scene in scenes.items()}
     if requests > 1:
         solo, batched = (
-            _first_request(scene) for scene in (scene_of(pair, EAGLE3, batch_invariant=True), scenes[OURS])
+            _first_request(scene) for scene in (scene_of(pair, SPECULATIVE, batch_invariant=True), scenes[OURS])
         )
         same = equal("solo and batched, bit for bit", batched, solo)
         checks[OURS] = all_of(f"{checks[OURS].compared}; {same.compared}", checks[OURS], same)
@@ -189,8 +189,8 @@ def invariance_row(pair: Pair, requests: int) -> BenchRow:
     if len(timings) == len(scenes):
         with_it, without = (timing.median_us for timing in timings.values())
         notes.append(f"the option costs {with_it / without - 1:+.1%}")
-    setting = {"requests": requests, "tree": tree_of(EAGLE3), "L": SEQ_LEN}
-    return BenchRow("EAGLE-3 round, batch-invariant", setting, checks, timings, notes=tuple(notes))
+    setting = {"requests": requests, "tree": tree_of(SPECULATIVE), "L": SEQ_LEN}
+    return BenchRow(f"{DRAFTER} round, batch-invariant", setting, checks, timings, notes=tuple(notes))
 
 
 def _first_request(scene: Scene) -> dict[str, torch.Tensor]:
@@ -198,7 +198,7 @@ def _first_request(scene: Scene) -> dict[str, torch.Tensor]:
     output = scene.round()
     nodes = scene.engine.config.num_draft_tokens
     verdict = output.verify_output.verdict
-    following = autoregressive(output.draft_input)  # of an EAGLE-3 round
+    following = autoregressive(output.draft_input)  # of a speculative round
     return {
         "draft tokens": output.verify_input.draft_tokens[0],
         "target logits": output.verify_output.target_logits[:nodes],

@@ -1,4 +1,4 @@
-"""Growth of plain decoding and EAGLE-3 over requests and context, each setting with its roofline bound."""
+"""Growth of plain decoding and speculative rounds over requests and context, each setting with its roofline bound."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from specsim.bench.scene import Scene, close, invented, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
+from specsim.core.kinds import DEFAULT
 from specsim.core.pair import Pair
 from specsim.core.pool import KVPool
 from specsim.models.shapes import random_pair, shape
@@ -32,7 +33,7 @@ PAGE_SIZE = 16
 ROUNDS = 4
 SAMPLES = 5
 PLAIN = SpecConfig.plain(PAGE_SIZE)
-EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=PAGE_SIZE)
+SPECULATIVE = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8, page_size=PAGE_SIZE)
 INVENTED = "KV is random, as is the first draft; pages are the pool's, no prompt was prefilled"
 
 
@@ -49,7 +50,7 @@ def scale_rows(name: str, config: SpecConfig, peaks: Peaks, full: bool, quick: b
     model_shape = shape(name)
     longer = replace(model_shape.config, max_position_embeddings=LONGEST + PAGE_SIZE)
     long = replace(model_shape, config=longer.with_heads(rope=replace(longer.rope, scaling={})))
-    pair = stacked(random_pair(long, "cuda", torch.bfloat16, None if config.is_plain else "eagle3"))
+    pair = stacked(random_pair(long, "cuda", torch.bfloat16, None if config.is_plain else DEFAULT))
     chosen = [point for point in points(full) if not quick or point[0] * point[1] <= 70_000]
     yield from _rows_of(pair, config, chosen, peaks)
     del pair

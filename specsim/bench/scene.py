@@ -10,13 +10,15 @@ import torch
 from specsim.core.columns import two_rounds
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine import Engine
+from specsim.core.kinds import DEFAULT, KINDS
 from specsim.core.pair import Pair
 from specsim.core.phases import AutoregressiveInput, Batch, DraftInput, PrefillInput, RoundOutput, Verdict
 from specsim.core.pool import KVPool
 from specsim.serving.generation import load_engine
 
 PLAIN = SpecConfig.plain()
-EAGLE3 = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
+SPECULATIVE = SpecConfig(topk=4, num_steps=3, num_draft_tokens=8)
+DRAFTER = KINDS[DEFAULT].title  # of timed speculative rounds
 SLACK = 256  # tokens that a request may grow by during the timing
 
 

@@ -10,7 +10,7 @@ import torch
 
 from specsim.bench.clock import interleaved_times
 from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of, equal
-from specsim.bench.scene import EAGLE3, Scene, prefilled, tree_of
+from specsim.bench.scene import SPECULATIVE, Scene, prefilled, tree_of
 from specsim.core.config import SamplingParams, SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
@@ -34,7 +34,7 @@ def sameness_rows(quick: bool) -> Iterator[BenchRow]:
     again = run(texts)
     yield _row("two runs", {"requests": count}, _equal("tokens and logprobs, bit for bit", batched, again))
     indices = range(min(ALONE, count))
-    on_cpu = generate(pair, [texts[index] for index in indices], EAGLE3, _PARAMS, request_ids=list(indices))
+    on_cpu = generate(pair, [texts[index] for index in indices], SPECULATIVE, _PARAMS, request_ids=list(indices))
     yield _row(
         "GPU and CPU", {"requests": len(indices)}, same_tokens("tokens of the reference, float32", batched, on_cpu)
     )
@@ -54,7 +54,7 @@ def _generate(
 ) -> Generation:
     ids = list(range(len(texts)) if ids is None else ids)
     options = EngineOptions("fast", device="cuda", batch_invariant=batch_invariant)
-    return generate(pair, texts, EAGLE3, _PARAMS, request_ids=ids, engine=options)
+    return generate(pair, texts, SPECULATIVE, _PARAMS, request_ids=ids, engine=options)
 
 
 def _row(name: str, setting: dict[str, Any], check: Check, notes: tuple[str, ...] = ()) -> BenchRow:
@@ -103,7 +103,7 @@ def mode_rows() -> Iterator[BenchRow]:
     pair = load()
     prompt = pair.tokenizer.encode(load_prompts()[0]["text"])
     plain = _scene(replace(pair, drafter=None), SpecConfig.plain(), "round", prompt)
-    scenes = {PLAIN: plain} | {mode: _scene(pair, EAGLE3, mode, prompt) for mode in MODES}
+    scenes = {PLAIN: plain} | {mode: _scene(pair, SPECULATIVE, mode, prompt) for mode in MODES}
     yield from compared(scenes, ROUNDS)
 
 

@@ -22,6 +22,7 @@ from specsim.bench import (
 )
 from specsim.bench.roofline import Peaks
 from specsim.bench.row import BenchRow
+from specsim.core.kinds import DEFAULT
 from specsim.core.target import ModelConfig
 from specsim.models.shapes import shape
 
@@ -82,7 +83,7 @@ _PERSISTENT: dict[str, Group] = {
 }
 _SCALE: dict[str, Group] = {
     "plain": lambda run, peaks: scale.scale_rows(run.shape, scale.PLAIN, peaks, run.full, run.quick),
-    "eagle3": lambda run, peaks: scale.scale_rows(run.shape, scale.EAGLE3, peaks, run.full, run.quick),
+    DEFAULT: lambda run, peaks: scale.scale_rows(run.shape, scale.SPECULATIVE, peaks, run.full, run.quick),
 }
 _BASELINES: dict[str, Group] = {
     "shipped": lambda _, peaks: baselines.shipped_rows(peaks),

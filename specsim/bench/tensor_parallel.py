@@ -11,14 +11,15 @@ import numpy as np
 import torch
 
 from specsim.bench.clock import launched
-from specsim.bench.dense import eagle3_of
+from specsim.bench.dense import head_of
 from specsim.bench.round_checks import check_round
 from specsim.bench.rounds import CONSECUTIVE, RANDOM, SEQ_LEN, consecutive
 from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of, equal
-from specsim.bench.scene import EAGLE3, Scene, prefilled, stacked, tree_of
+from specsim.bench.scene import DRAFTER, SPECULATIVE, Scene, prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
+from specsim.core.kinds import DEFAULT
 from specsim.core.pair import Pair
 from specsim.core.rank_group import RankGroup, digests
 from specsim.core.target import ModelConfig
@@ -110,7 +111,7 @@ def _part(rank: int, rows: int) -> torch.Tensor:
 
 
 def round_rows(shape: str, size: int, quick: bool) -> Iterator[BenchRow]:
-    """Time EAGLE-3 rounds of two shapes, on one GPU and on all."""
+    """Time speculative rounds of two shapes, on one GPU and on all."""
     ranks = joined(size)
     for name in (shape,) if quick else (shape, SLICE):
         pair = stacked(random_pair(name, "cuda", torch.bfloat16))
@@ -138,7 +139,7 @@ def round_row(
         if checks[who].passed:
             timings[who] = slowest(ranks, time(scene))
         del scene
-    setting = {"shape": name, "GPUs": ranks.size, "requests": requests, "tree": tree_of(EAGLE3), "L": SEQ_LEN}
+    setting = {"shape": name, "GPUs": ranks.size, "requests": requests, "tree": tree_of(SPECULATIVE), "L": SEQ_LEN}
     targets = ()
     notes = [RANDOM]
     if len(timings) == 2:
@@ -146,10 +147,10 @@ def round_row(
         limit = MOST_RATIO.get(requests)
         is_target = ranks.size == 2 and limit is not None
         targets = (PerformanceTarget("time on two GPUs / time on one", ratio, limit or 0.0),) if is_target else ()
-        vocab_size = eagle3_of(pair).config.draft_vocab_size
-        of_simulator = expected(pair.target.config, vocab_size, ranks.size, requests, EAGLE3, SEQ_LEN)
+        vocab_size = head_of(pair).config.draft_vocab_size
+        of_simulator = expected(pair.target.config, vocab_size, ranks.size, requests, SPECULATIVE, SEQ_LEN)
         notes += [] if of_simulator is None else [compared(of_simulator, ratio)]
-    return BenchRow("EAGLE-3 round on several GPUs", setting, checks, timings, targets=targets, notes=tuple(notes))
+    return BenchRow(f"{DRAFTER} round on several GPUs", setting, checks, timings, targets=targets, notes=tuple(notes))
 
 
 def compared(of_simulator: Expected, ratio: float) -> str:
@@ -189,7 +190,7 @@ def share_row(shape: str, requests: int, ranks: RankGroup, check: Check, by_rank
             notes.append(
                 f"rank {rank}: exchanges {spent:,.0f} of {total:,.0f} us of kernels a round, {spent / total:.1%}"
             )
-    setting = {"shape": shape, "GPUs": ranks.size, "requests": requests, "tree": tree_of(EAGLE3), "L": SEQ_LEN}
+    setting = {"shape": shape, "GPUs": ranks.size, "requests": requests, "tree": tree_of(SPECULATIVE), "L": SEQ_LEN}
     return BenchRow("exchanges of a round", setting, {OURS: check}, notes=tuple(notes))
 
 
@@ -209,7 +210,7 @@ def _kernel_us(scene: Scene) -> dict[str, float]:
 def scene_on(pair: Pair, requests: int, size: int, device: str = "cuda") -> Scene:
     """Prefill requests of SEQ_LEN random tokens on `size` ranks; a round is one graph on each."""
     options = EngineOptions("fast", torch.bfloat16, device, "round", requests, tensor_parallel=size)
-    engine = load_engine(pair, EAGLE3, options)
+    engine = load_engine(pair, SPECULATIVE, options)
     prompts = random_prompts(max(REQUESTS), SEQ_LEN, pair.target.config.vocab_size)[:requests]
     return prefilled(pair, engine, prompts)
 
@@ -236,12 +237,12 @@ def slowest(ranks: RankGroup, timing: Timing) -> Timing:
 def expected(
     config: ModelConfig, draft_vocab_size: int, size: int, requests: int, tree: SpecConfig, seq_len: int
 ) -> Expected | None:
-    """Compute the expectation of EAGLE-3 with the default parameters; None for a GPU without figures."""
+    """Compute the expectation of speculative rounds with the default parameters; None for a GPU without figures."""
     gpu = this_gpu()
     if gpu is None:
         return None
     target = shape_of(config)
-    head = drafter("eagle3", target, draft_vocab_size)
+    head = drafter(DEFAULT, target, draft_vocab_size)
     alone, shared = (CostModel(gpu, target, head, tensor_parallel=count) for count in (1, size))
     contexts = np.full(requests, seq_len)
     phases = [cost.phases(contexts, tree) for cost in (alone, shared)]

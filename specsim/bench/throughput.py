@@ -16,10 +16,11 @@ from specsim.bench.predicted import FREE, Predictions, ServedLoad, costs_of
 from specsim.bench.request_lengths import Lengths, kept_lengths
 from specsim.bench.roofline import Peaks, prefill_bound
 from specsim.bench.row import OURS, BenchRow, Check, PerformanceTarget, Timing, all_of
-from specsim.bench.scene import prefilled, stacked, tree_of
+from specsim.bench.scene import DRAFTER, prefilled, stacked, tree_of
 from specsim.core.config import SpecConfig
 from specsim.core.engine import Engine
 from specsim.core.engine_options import EngineOptions
+from specsim.core.kinds import DEFAULT
 from specsim.core.pair import Pair
 from specsim.core.phases import PrefillInput, PrefillOutput
 from specsim.core.provenance import versions
@@ -31,7 +32,7 @@ from specsim.simulator.hardware import reported_hardware
 from specsim.simulator.model import model
 
 PLAIN = SpecConfig.plain(16)
-EAGLE3 = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=16)  # a chain, as every depth has to be there
+SPECULATIVE = SpecConfig(topk=1, num_steps=3, num_draft_tokens=4, page_size=16)  # a chain, for all depths to be there
 RATES = (0.85, 0.65, 0.5)  # of synthetic acceptance: an accept length of 3.0
 CHUNK = 8192
 REQUESTS = {1: 4, 4: 12, 16: 40, 64: 112, 256: 320}  # by concurrency
@@ -96,11 +97,11 @@ class MeasuredLoad:
 
 def serving_rows(shape: str, quick: bool) -> Iterator[tuple[BenchRow, ...]]:
     """Serve every load under both schedules, check them, and predict all from FITTED of them."""
-    pair = stacked(random_pair(shape, "cuda", torch.bfloat16, "eagle3"))
+    pair = stacked(random_pair(shape, "cuda", torch.bfloat16, DEFAULT))
     # One kind of forward for all batches, as the simulator knows one efficiency.
     options = EngineOptions("fast", torch.bfloat16, "cuda", "round", forward="kernels")
     measured: list[MeasuredLoad] = []
-    for config in (PLAIN, EAGLE3):
+    for config in (PLAIN, SPECULATIVE):
         measured += measured_loads(pair, config, options, QUICK if quick else REQUESTS, kept_lengths())
         gc.collect()
         torch.cuda.empty_cache()
@@ -178,7 +179,7 @@ def rows_of(measured: Sequence[MeasuredLoad], predicted: Predictions | None) -> 
             figures |= {f"predicted_{name}": value for name, value in figures_by_name(predicted_figures).items()}
             notes.append("a load that the profile is fitted to" if load.label in predicted.fitted else "held out")
         timings = {OURS: Timing(1e6 / load.figures["tokens_per_s"], 0.0, 1)} if measurement.check.passed else {}
-        name = "serving, plain" if load.config.is_plain else "serving, EAGLE-3"
+        name = "serving, plain" if load.config.is_plain else f"serving, {DRAFTER}"
         yield BenchRow(
             name,
             setting | {"requests": measurement.count},

@@ -107,8 +107,8 @@ def accept(options: AcceptOptions) -> None:
     output of the study at temperature 0 differs from plain decoding's, 2 for bad input.
 
     Examples:
-      specsim accept --target tiny --drafter eagle3 --json record.json
-      specsim accept --target tiny --drafter eagle3 --baseline record.json
+      specsim accept --target tiny --json record.json
+      specsim accept --target tiny --baseline record.json
       specsim accept --drafter ngram --drafter my_drafter.py:SameAgain --prompts 5
     """
     SamplingParams(max_new_tokens=options.max_new_tokens)

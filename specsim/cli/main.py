@@ -212,7 +212,7 @@ app = CommandLine(
     ],
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="""Speculative decoding with token trees (EAGLE-1, EAGLE-2, EAGLE-3).
+    help="""Speculative decoding with token trees.
 
 Every command explains itself: specsim COMMAND --help.
 

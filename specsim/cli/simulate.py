@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specsim.simulator.cell import Cell
 
 CLIENTS = 64
-RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B with EAGLE-3
+RATES = "0.73,0.52,0.35"  # vllm#32030, Llama-3.1-8B and its drafter
 _DRAFTING = ("draft_vocab", *option_fields(DraftTreeOptions), *option_fields(PolicyOptions), *NAMES)
 
 

@@ -28,13 +28,13 @@ class TrainOptions:
     drafter: Annotated[str, common("Model", choices=TRAINABLE)] = DEFAULT
     # Target, a Llama of transformers: its folder or hub id.
     target: Annotated[str | None, common("Model", values="FOLDER", default="the shipped one", file="reads")] = None
-    # Layers of P-EAGLE, block, frozen-KV and standalone drafters.
+    # Layers of a drafter that may have several.
     num_layers: Annotated[int, option("Model", at_least=1, at_most=MOST_LAYERS)] = 2
     # Width of its feed-forward layers.
     intermediate_size: Annotated[
         int | None, option("Model", at_least=1, at_most=MOST_WIDTH, default="the target's")
     ] = None
-    # Most frequent tokens that EAGLE-3 drafts.
+    # Most frequent tokens, for drafters of a smaller vocabulary.
     draft_vocab_size: Annotated[int, option("Model", at_least=1, at_most=MOST_WIDTH)] = 1024
     # UTF-8 text, or .jsonl with a text a line; one of 16 texts, or of a single one the last sixteenth, is held out.
     data: Annotated[Path | None, common("Data", default="shipped excerpts", file="reads")] = None
@@ -49,7 +49,7 @@ class TrainOptions:
     num_roots: Annotated[int, option("Training", at_least=1)] = 16
     # Steps.
     num_steps: Annotated[int, common("Training", at_least=1)] = 1000
-    # Depth that the drafter learns; MTP has a module for each.
+    # Depth that the drafter learns; a drafter of modules has one for each.
     num_drafts: Annotated[int, common("Training", at_least=1)] = 3
     # Loss of a draft against the target's distribution; tv is 1 - acceptance, lk turns from kl to tv.
     loss: Annotated[Literal["cross-entropy", "kl", "tv", "log-acceptance", "lk"], common("Training")] = "cross-entropy"

@@ -1,4 +1,4 @@
-"""Acceptance of the shipped EAGLE-3 pair with KV in fp8 and without: `python -m specsim.maintain.kv_acceptance`."""
+"""Acceptance of the shipped pair with KV in fp8 and without: `python -m specsim.maintain.kv_acceptance`."""
 
 import json
 from itertools import product

@@ -8,10 +8,11 @@ from typing import Any
 
 from specsim.bench.row import OURS
 from specsim.core.display import near
+from specsim.core.kinds import DEFAULT, KINDS
 from specsim.maintain.page import Column, markdown, table
 from specsim.maintain.results import Result, changed_modules, missing_groups, runs_of, suite_command
 
-ROUND = ("EAGLE-3 round", "(4, 3, 8)")  # name and tree of the benchmark row on the front page
+ROUND = (f"{KINDS[DEFAULT].title} round", "(4, 3, 8)")  # name and tree of the benchmark row on the front page
 SUITE_ORDER = "round persistent kernels experts scale baselines adaptive serving tensor-parallel".split()
 WHOLE_SUITES = ("baselines", "serving", "tensor-parallel")  # whose rows are all on the guide's page
 MAX_ROWS = 8  # of one operation that get a table row each
@@ -66,8 +67,8 @@ def _round(result: Result) -> str:
     milliseconds = row["timings"][OURS]["median_us"] / 1e3
     gpu = result["runs"][0]["versions"]["gpu"]
     return (
-        f"- **{milliseconds:.2f} ms a round, {row['time_over_bound']:.2f} × the roofline bound**: EAGLE-3 on "
-        f"{result['shape']} (bfloat16, one request, one {gpu}). `specsim bench --suite round`"
+        f"- **{milliseconds:.2f} ms a round, {row['time_over_bound']:.2f} × the roofline bound**: "
+        f"{KINDS[DEFAULT].title} on {result['shape']} (bfloat16, one request, one {gpu}). `specsim bench --suite round`"
     )
 
 

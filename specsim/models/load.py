@@ -44,7 +44,7 @@ def load(
 ) -> Pair:
     """Load a target and its drafter, each from a folder or a hub id.
 
-    Without target and draft it loads the shipped pair with its EAGLE-3 head.
+    Without target and draft it loads the shipped pair with its default drafter.
     target: `tiny` is the shipped one, with its own drafters (a folder of that name is ./tiny).
     drafter: a kind in specsim.core.kinds, another of the shipped drafters or the required kind of the given one. A
     target without `draft` needs "none", or a kind without weights, or one whose modules are in the target's folder, or

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specsim.core.errors import require_choice
-from specsim.core.kinds import TESTED
+from specsim.core.kinds import DEFAULT, TESTED
 from specsim.core.pair import DrafterCheckpoint, Pair, TargetCheckpoint
 from specsim.core.target import ModelConfig
 from specsim.core.verifiers import resolve
@@ -94,7 +94,7 @@ def random_target(config: ModelConfig, seed: int = 0, context: float = 0.1, shar
 
 
 def synthetic_pair(
-    kind: str = "eagle3",
+    kind: str = DEFAULT,
     family: str = "llama",
     *,
     seed: int = 0,
@@ -105,7 +105,7 @@ def synthetic_pair(
 ) -> Pair:
     """Make a pair without a tokenizer, whose first draft is accepted about 4 times in 10 at temperature 1.
 
-    kind: of the drafter, or a variant of one, such as `eagle3.1`; specsim.models.synthetic has their shapes. noise:
+    kind: of the drafter, or a variant of one; specsim.models.synthetic has their shapes. noise:
     more of it means less agreement. fields: other fields of DrafterConfig. changes: arguments of tiny_config.
     """
     require_choice("kind", kind, tuple(name for name, record in TESTED.items() if record.has_weights))

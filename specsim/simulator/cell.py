@@ -41,7 +41,7 @@ class Cell:
     hardware: str = "H100-SXM"  # name of the GPU, or the file that describes it
     tensor_parallel: int = 1  # GPUs that share the model
     drafter: str = DEFAULT_DRAFTER  # drafter architecture, one of core.kinds.SERVED
-    draft_vocab: int = 32000  # vocabulary of an eagle3 drafter, in tokens
+    draft_vocab: int = 32000  # vocabulary of a drafter that has a smaller one, in tokens
     topk: int = 1  # draft tokens kept at each step; 1 is a chain
     num_steps: int = 3  # 0: plain decoding
     num_draft_tokens: int | None = None  # None: the whole chain

@@ -1,8 +1,8 @@
 """Losses of a draft against the target's distribution p, by its logits with q = softmax, and weights of depths.
 
 B windows · A rows that draft · V vocabulary of drafts · S depths. Acceptance by rejection sampling has the probability
-α = Σ min(p, q) = 1 - TV(p, q). Sources: LK losses (arXiv 2602.23881), D-PACE (arXiv 2605.18810), EAGLE-3's decay
-(arXiv 2503.01840).
+α = Σ min(p, q) = 1 - TV(p, q). Sources: LK losses (arXiv 2602.23881), D-PACE (arXiv 2605.18810), decay by
+depth (arXiv 2503.01840).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from specsim.core.errors import InputError, require, require_choice, require_int, require_number
-from specsim.core.kinds import KINDS, TRAINABLE
+from specsim.core.kinds import DEFAULT, KINDS, TRAINABLE
 from specsim.training.losses import LOSSES, POSITION_WEIGHTS
 from specsim.training.target import feature_states
 
@@ -49,21 +49,21 @@ ENGINE = Conventions()  # as specsim's engines, SGLang and vLLM serve heads
 class TrainingOptions:
     """Kind, sizes and objective of a training."""
 
-    drafter: str = "eagle3"  # kind with weights
+    drafter: str = DEFAULT  # kind with weights
     num_steps: int = 160
     num_windows: int = 4  # of a step
     window: int = 64  # tokens
-    num_drafts: int = 3  # depth that the drafter learns; of MTP, also its number of modules
+    num_drafts: int = 3  # depth that the drafter learns; also its number of modules, where it has some
     num_roots: int = 16  # tokens of a window after which blocks and mask rows draft
     loss: str = "cross-entropy"
     position_weights: str = "decay"
     peak_rate: float = 4e-3  # largest learning rate
-    num_layers: int = 2  # of P-EAGLE, blocks, frozen KV and standalone models
+    num_layers: int = 2  # of drafters of several layers
     intermediate_size: int | None = None  # None: the target's
-    draft_vocab_size: int = 1024  # of EAGLE-3, most frequent tokens of the text
+    draft_vocab_size: int = 1024  # of a drafter with a smaller vocabulary: the most frequent tokens of the text
     feature_layers: tuple[int, ...] | None = None  # target layers whose entering states are read; None: three of them
-    markov_rank: int = 32  # of DSpark
-    from_target: bool = True  # an EAGLE-3 head starts as the target's last layer
+    markov_rank: int = 32  # of a head with a Markov bias
+    from_target: bool = True  # a head of a layer starts as the target's last one
     greedy_share: float = 0.5  # of windows that the target continued, those continued at temperature 0
     text_share: float = 0.0  # of windows, those of the text itself where there are continuations
     seed: int = 0

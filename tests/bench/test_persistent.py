@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specsim.bench import persistent, rounds, scale
-from specsim.bench.persistent import EAGLE3, KERNELS, PLAIN, TimedRounds, _rows_of
+from specsim.bench.persistent import KERNELS, PLAIN, SPECULATIVE, TimedRounds, _rows_of
 from specsim.bench.roofline import Peaks
 from specsim.bench.row import OURS, Timing
 from specsim.correctness.differential.pairs import rounded
@@ -38,7 +38,7 @@ def pair():
 
 
 def test_rounds_and_forwards_are_checked_and_timed(engines):
-    rows = list(_rows_of(TimedRounds("EAGLE-3 round", EAGLE3, ((1, 20), (1, 37)), 1.28), pair(), PEAKS))
+    rows = list(_rows_of(TimedRounds("EAGLE-3 round", SPECULATIVE, ((1, 20), (1, 37)), 1.28), pair(), PEAKS))
     assert engines.keys() == {"persistent", "kernels"}
     assert [(row.name, row.setting["L"]) for row in rows] == [
         (name, length) for length in (20, 37) for name in ("EAGLE-3 round", "verify forward")
@@ -56,7 +56,7 @@ def test_plain_decoding_has_rounds_only(engines):
 
 
 def test_batches_are_timed_without_a_target(engines):
-    (row,) = _rows_of(TimedRounds("EAGLE-3 round", EAGLE3, ((2, 20),)), pair(), PEAKS)
+    (row,) = _rows_of(TimedRounds("EAGLE-3 round", SPECULATIVE, ((2, 20),)), pair(), PEAKS)
     assert (row.setting["requests"], row.passed, row.targets) == (2, True, ())
 
 

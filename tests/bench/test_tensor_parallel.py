@@ -37,7 +37,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels of t
 def small(monkeypatch):
     monkeypatch.setattr(specsim.bench.scene, "SLACK", 16)
     monkeypatch.setattr(tensor_parallel, "SEQ_LEN", 9)
-    monkeypatch.setattr(tensor_parallel, "EAGLE3", TREE)
+    monkeypatch.setattr(tensor_parallel, "SPECULATIVE", TREE)
     return rounded(synthetic_pair("eagle3", "qwen3"), torch.bfloat16)
 
 

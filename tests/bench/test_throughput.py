@@ -183,7 +183,9 @@ def test_rows_have_figures_after_their_checks(pair):
 def _loads(costs, values, sizes=(1, 16, 64)) -> list[ServedLoad]:
     """Simulate loads under known parameters, in place of measurements."""
     loads = []
-    for config, size, schedule in itertools.product((throughput.PLAIN, throughput.EAGLE3), sizes, throughput.SCHEDULES):
+    for config, size, schedule in itertools.product(
+        (throughput.PLAIN, throughput.SPECULATIVE), sizes, throughput.SCHEDULES
+    ):
         serving = ServingConfig(schedule, size, 10**6, throughput.CHUNK)
         rates = (0.85, 0.65, 0.5)[: config.num_steps]
         label = f"{tree_of(config)}, {size}, {schedule}"

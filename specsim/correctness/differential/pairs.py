@@ -51,7 +51,7 @@ _SCALED: dict[str, dict[str, Any]] = {
 
 
 def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
-    """Make the pair `kind-family`, such as `eagle3-qwen3`, with weights rounded to dtype.
+    """Make the pair `kind-family`, such as `eagle-qwen3`, with weights rounded to dtype.
 
     Float64 runs of the pair have the same weights. Other names of a kind or a family:
     `noisy`: a drafter whose hidden state comes mostly from its layers, so that errors in them show.
@@ -59,7 +59,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float64) -> Pair:
     `large_heads`, `large_heads_qwen3`, `large_heads_mistral`: heads of 128 channels, which a persistent forward takes.
     `twins`: a target whose head has the same row for each odd token as for the even one before it, so that logits tie.
     `shipped`: the pair that comes with the package.
-    Variants of a kind, such as `eagle3.1`: those of its record.
+    Variants of a kind, with a point in their name: those of its record.
     """
     kind, _, family = name.rpartition("-")
     if kind not in KINDS or family not in FAMILIES:

@@ -1,5 +1,6 @@
 """Faults of shared code: states between rounds, switches between settings, the server, randomness."""
 
+from specsim.core.kinds import DEFAULT
 from specsim.core.verifiers import VERIFIER_OF
 from specsim.correctness.faults.fault import Fault, Trial
 
@@ -22,7 +23,7 @@ SWITCHED = dict(
 )
 # Chains whose requests have other draft steps in every round, from those of the setting down to none.
 OWN_STEPS = dict(
-    kind="eagle3",
+    kind=DEFAULT,
     topk=1,
     num_steps=3,
     page_size=4,
