@@ -126,7 +126,7 @@ def reported(content: Content, requests: Sequence[Mapping[str, Any]], counts: Se
     The figures of each request come along, for the identities between them.
     """
     lengths = [request.get("mean_acceptance_length") for request in requests]
-    drafts = [content.count(request, "num_draft_tokens") for request in requests]
+    drafts = [content.count(request, *_REQUEST_FIGURES["proposed"]) for request in requests]
     rounds = sum(request_total.rounds for request_total in counts)
     tokens = [
         content.number("mean_acceptance_length", length) * request_total.rounds

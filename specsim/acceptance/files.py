@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specsim.acceptance import own_results, sglang_metrics, vllm_metrics
+from specsim.acceptance import llamacpp_log, own_results, sglang_metrics, vllm_metrics
 from specsim.acceptance.content import Content, dense, reported, request_counts
 from specsim.core.display import short_setting
 from specsim.core.errors import InputError, require
@@ -28,7 +28,9 @@ _TOTALS = {  # of a run, by the figure that each states; the rate is in percent
     "accept_rate": "spec_decode_overall_draft_acceptance_rate",
 }
 _POOLED = "pooled_spec_decode_acceptance_histogram"
-REPORTS = "the results of `vllm bench serve` and SGLang's bench_serving, as JSON or printed"
+PROFILE = "a speculation profile of NVIDIA's Model Optimizer (acceptance_length_histogram)"
+PROFILE_CONVENTION = "acceptance_length_histogram counts rounds by their tokens, bonus included."
+REPORTS = "the results of benchmarks by vLLM, SGLang, GuideLLM, AIPerf and TensorRT-LLM"
 REPORT_CONVENTION = (
     "accept lengths include the bonus token, accepted tokens count drafts only, rates are unconditional."
 )
@@ -88,6 +90,32 @@ def _depth(counts: Counts) -> int:
     return len(counts.by_position)
 
 
+def read_profile(content: Content) -> list[AcceptanceRecord]:
+    """Read the rounds of a speculation profile by their tokens; [] for another file."""
+    return [_profile(content, value) for value in content.objects("acceptance_length_histogram", "method")]
+
+
+def _profile(content: Content, value: Mapping[str, Any]) -> AcceptanceRecord:
+    histogram = dense(content, value["acceptance_length_histogram"])[1:]  # a round has at least its bonus token
+    steps = content.count(value, "num_speculative_tokens", most=MOST_STEPS)
+    length = value.get("mean_accept_length")
+    stated = ToolFigures(
+        "the profile",
+        {"accept_length": "mean_accept_length", "the sum of the rates by position": "marginal_accept_rates"},
+        accept_length=None if length is None else Rounded.of(content.number("mean_accept_length", length)),
+        histogram=tuple(histogram),
+        rates=tuple(
+            Rounded.of(content.number("marginal_accept_rates", rate))
+            for rate in content.items("marginal_accept_rates", value.get("marginal_accept_rates") or [])
+        ),
+        num_steps=steps or None,
+    )
+    counts = Counts.of_histogram(histogram, steps)
+    return AcceptanceRecord.of_counts(
+        [counts], content.source, "model-optimizer", PROFILE_CONVENTION, topk=1, stated=(stated,)
+    )
+
+
 def read_benchmarks(content: Content) -> list[AcceptanceRecord]:
     """Read the runs of a result that had drafts; [] for another file."""
     try:
@@ -125,6 +153,8 @@ _READERS: dict[str, Callable[[Content], list[AcceptanceRecord]]] = {
     AIPERF: read_aiperf,
     vllm_metrics.FORMAT: vllm_metrics.read,
     sglang_metrics.FORMAT: sglang_metrics.read,
+    llamacpp_log.FORMAT: llamacpp_log.read,
+    PROFILE: read_profile,
     REPORTS: read_benchmarks,
 }
 FORMATS = "; ".join(_READERS)

@@ -5,6 +5,7 @@ Names are those of several versions (sglang/srt/managers/tokenizer_manager.py an
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ FORMAT = (
 )
 CONVENTION = (
     "spec_verify_ct counts rounds of a request, the histogram counts them by accepted drafts; accept lengths include "
-    "the bonus token, and that of meta_info, completion tokens over rounds, also the token that prefill gives."
+    "the bonus token, and that of meta_info, completion tokens over rounds, also the token that prefill gives. With "
+    "spec_cap_lens_histogram rounds verify some of their drafts, and conditional rates are the least that they can be."
 )
 _DRAFTS = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
 _PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
@@ -34,15 +36,25 @@ _REQUEST_FIGURES = {
     "accept_rate": ("spec_accept_rate",),
     "tokens": ("completion_tokens",),
     "tokens_a_round": ("spec_accept_length",),
+    "window_length": ("spec_cap_length",),
 }
+_WINDOWS = "spec_cap_lens_histogram"  # of ragged verification: rounds by verified nodes, root included
 _ARGUMENTS = {
     "topk": ("speculative_eagle_topk", MOST_WIDTH),
     "num_steps": ("speculative_num_steps", MOST_STEPS),
     "num_draft_tokens": ("speculative_num_draft_tokens", MOST_WIDTH),
 }  # the server's names, and the most of each
 _GAUGE = re.compile(
-    r"^sglang:spec_(accept_length|accept_rate|num_steps|num_draft_tokens)(\{.*\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
+    r"^sglang:spec_(accept_length|accept_rate|cap_length|block_accept_length|num_steps|num_draft_tokens)"
+    r"(\{.*\})?[ \t]+([0-9.eE+-]+)",
+    re.MULTILINE,
 )
+_GAUGES = {
+    "accept_length": "accept_length",
+    "accept_rate": "accept_rate",
+    "window_length": "cap_length",
+    "full_length": "block_accept_length",
+}  # figures and gauges; 0 where there is none
 _RUNNING = re.compile(r"#running-req: (\d+)")
 _LENGTH = re.compile(r"accept len: ([0-9.]+)(?:, accept rate: ([0-9.]+))?")
 _LOG_UNIT = 0.005  # half of the last printed place
@@ -69,6 +81,9 @@ def _responses(content: Content) -> Iterator[AcceptanceRecord]:
     setting = _setting(content) or {"num_draft_tokens": _draft_tokens(content, requests), "num_steps": depth or None}
     if depth and depth < (setting["num_steps"] or 0):
         counts = [_padded(request_counts, setting["num_steps"]) for request_counts in counts]
+    windows = [_windows(content, request) for request in requests]
+    if all(windows):
+        setting["proposed_drafts"] = sum(sum(Counts.of_histogram(row).by_position[1:]) for row in windows)
     setting["stated"] = tuple(_figures(content, name, request) for name, request in latest.items())
     yield AcceptanceRecord.of_counts(counts, content.source, "sglang", CONVENTION, is_by_request=True, **setting)
 
@@ -76,7 +91,25 @@ def _responses(content: Content) -> Iterator[AcceptanceRecord]:
 def _figures(content: Content, name: object, value: Mapping[str, Any]) -> ToolFigures:
     key = next((key for key in _HISTOGRAMS if value.get(key)), None)
     histogram = () if key is None else tuple(dense(content, value[key]))
-    return tool_figures(content, f"response {name}", value, _REQUEST_FIGURES, histogram=histogram)
+    label = f"response {name}"
+    return tool_figures(
+        content, label, value, _REQUEST_FIGURES, histogram=histogram, windows=tuple(_windows(content, value))
+    )
+
+
+def _windows(content: Content, value: Mapping[str, Any]) -> list[int]:
+    """Count a request's rounds by verified nodes; [] without ragged verification."""
+    return dense(content, content.items(_WINDOWS, value[_WINDOWS])) if value.get(_WINDOWS) else []
+
+
+def _with_windows(counts: Counts, windows: Sequence[int]) -> Counts:
+    """Bound the rounds that proposed each draft behind accepted ones by those that verified it."""
+    if sum(windows) != counts.rounds:
+        return counts
+    verified = Counts.of_histogram(windows, len(counts.by_position) + 1).by_position[1:]
+    reached = tuple(map(min, counts.default_reached, verified))
+    is_possible = all(accepted <= most for accepted, most in zip(counts.by_position, reached, strict=True))
+    return replace(counts, reached=reached) if is_possible else counts
 
 
 def _setting(content: Content) -> dict[str, Any]:
@@ -92,7 +125,8 @@ def _setting(content: Content) -> dict[str, Any]:
 def _padded(counts: Counts, steps: int) -> Counts:
     """Add the positions that no round of a request accepted, which a histogram leaves out."""
     missing = (0,) * (steps - len(counts.by_position))
-    return Counts(counts.rounds, counts.accepted_drafts, counts.by_position + missing)
+    reached = counts.reached and counts.reached + missing
+    return Counts(counts.rounds, counts.accepted_drafts, counts.by_position + missing, reached)
 
 
 def _request(content: Content, value: Mapping[str, Any]) -> Counts:
@@ -100,7 +134,8 @@ def _request(content: Content, value: Mapping[str, Any]) -> Counts:
     rounds = content.count(value, "spec_verify_ct") or 0
     name = next((name for name in _HISTOGRAMS if value.get(name)), None)
     if name is not None:
-        return Counts.of_histogram(dense(content, content.items(name, value[name])))
+        counts = Counts.of_histogram(dense(content, content.items(name, value[name])))
+        return _with_windows(counts, _windows(content, value))
     drafts = content.count(value, *_DRAFTS)
     if drafts is None:
         tokens = content.count(value, "completion_tokens")
@@ -141,16 +176,22 @@ def _gauges(content: Content) -> Iterator[AcceptanceRecord]:
         for name in ("num_steps", "num_draft_tokens")
         if name in gauges
     }
-    rates = gauges.get("accept_rate", {})
+
+    def figure(name: str, labels: str) -> Rounded | None:
+        value = gauges.get(_GAUGES[name], {}).get(labels)
+        return Rounded.of(value) if value else None
+
     stated = [
         ToolFigures(
             labels or "the server",
-            {"accept_length": "sglang:spec_accept_length", "accept_rate": "sglang:spec_accept_rate"},
-            accept_length=Rounded.of(length),
-            accept_rate=Rounded.of(rates[labels]) if labels in rates else None,
+            {ours: f"sglang:spec_{theirs}" for ours, theirs in _GAUGES.items()},
             num_steps=setting.get("num_steps") or None,
+            accept_length=figure("accept_length", labels),
+            accept_rate=figure("accept_rate", labels),
+            window_length=figure("window_length", labels),
+            full_length=figure("full_length", labels),
         )
-        for labels, length in lengths.items()
+        for labels in lengths
     ]
     yield _of_length(content, float(np.mean(list(lengths.values()))), stated, **setting)
 

@@ -18,8 +18,8 @@ from specsim.simulator.measurement import Rounded
 from specsim.simulator.tool_figures import ToolFigures
 
 FORMAT = (
-    "vLLM's responses with --per-request-spec-decode-metrics, its /metrics page (vllm:spec_decode_...) and its log "
-    "(SpecDecoding metrics)"
+    "vLLM's responses with --per-request-spec-decode-metrics, those of TensorRT-LLM, vLLM's /metrics page "
+    "(vllm:spec_decode_...) and its log (SpecDecoding metrics)"
 )
 CONVENTION = (
     "num_drafts counts rounds of a request, accepted tokens count drafts only, rates by position are unconditional; "
@@ -56,9 +56,8 @@ def _responses(content: Content) -> Iterator[AcceptanceRecord]:
     if requests:
         counts = [request_counts(content, request) for request in requests]
         stated = reported(content, requests, counts)
-        yield AcceptanceRecord.of_counts(
-            counts, content.source, "vllm", CONVENTION, topk=1, is_by_request=True, **stated
-        )
+        tool = "tensorrt-llm" if any("total_draft_tokens" in request for request in requests) else "vllm"
+        yield AcceptanceRecord.of_counts(counts, content.source, tool, CONVENTION, topk=1, is_by_request=True, **stated)
 
 
 def _samples(content: Content) -> Iterator[AcceptanceRecord]:
@@ -128,31 +127,31 @@ def _log(content: Content) -> Iterator[AcceptanceRecord]:
         reported_length=weighted / total.rounds,
         reported_rounding=LENGTH_ROUNDING,
         proposed_drafts=sum(interval.drafted for interval, _ in used),
-        stated=tuple(interval.figures() for interval, _ in used),
+        stated=tuple(interval.figures(_LOG_NAMES) for interval, _ in used),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Interval:
+class LogInterval:
     """Figures of one line of the log."""
 
     length: float
     accepted: int
     drafted: int
     rates: list[float]
-    average: float | None  # percent of the drafts that were accepted
+    average: Rounded | None  # share of the drafts that were accepted
     number: int  # of the line, from 1
+    is_full: bool = True  # whether rounds draft for all positions, as far as the rates allow
 
-    def figures(self) -> ToolFigures:
-        """Collect what the line states, with the places that it prints."""
-        average = None if self.average is None else Rounded.of(self.average / 100, 0.0005)
+    def figures(self, names: Mapping[str, str]) -> ToolFigures:
+        """Collect what the line states, with the places that it prints; names: the tool's, by field."""
         return ToolFigures(
             f"line {self.number}",
-            _LOG_NAMES,
+            names,
             accepted=Rounded.of(self.accepted),
             proposed=Rounded.of(self.drafted),
             accept_length=Rounded.of(self.length, LENGTH_ROUNDING),
-            accept_rate=average,
+            accept_rate=self.average,
             rates=tuple(Rounded.of(rate, 0.0005) for rate in self.rates),
         )
 
@@ -160,28 +159,34 @@ class _Interval:
         """Count the rounds; None where nothing was drafted."""
         if not self.drafted:
             return None
-        rounds = self.drafted / len(self.rates)  # if every round drafts for all positions
+        rounds = self.drafted / len(self.rates)
         share = sum(self.rates)
         allowed = f"0 where all acceptance rates are 0 (in {source})"
         require(share or not self.accepted, "Accepted", self.accepted, allowed)
-        if self.accepted and abs(self.accepted / share - rounds) > 0.01 * rounds:
+        if self.accepted and (not self.is_full or abs(self.accepted / share - rounds) > 0.01 * rounds):
             rounds = self.accepted / share
         return _nearest(self.rates, self.accepted, round(rounds))
 
 
-def _intervals(content: Content) -> Iterator[_Interval]:
+def _intervals(content: Content) -> Iterator[LogInterval]:
     """Yield the figures of every line of an interval."""
     for number, line in enumerate(content.text.split("\n"), start=1):
         mean = _MEAN.search(line)
         if mean and (totals := _TOTALS.search(line, mean.end())):
-            texts = totals["rates"].split(",")
-            require(len(texts) <= MOST_STEPS, _RATES, f"{len(texts)} positions", f"at most {MOST_STEPS}")
-            rates = [read_number(parse_number(text), _RATES, content.source, 0, 1) for text in texts]
+            rates = read_rates(content, totals["rates"])
             accepted, drafted = (content.integer(name, parse_number(totals[name])) for name in ("accepted", "drafted"))
             length = content.number("length", parse_number(mean["length"]))
             text = totals["average"]
-            average = None if text is None else content.number(_LOG_NAMES["accept_rate"], parse_number(text))
-            yield _Interval(length, accepted, drafted, rates, average, number)
+            percent = None if text is None else content.number(_LOG_NAMES["accept_rate"], parse_number(text))
+            average = None if percent is None else Rounded.of(percent / 100, 0.0005)
+            yield LogInterval(length, accepted, drafted, rates, average, number)
+
+
+def read_rates(content: Content, text: str) -> list[float]:
+    """Read rates by position, with commas between them."""
+    texts = text.split(",")
+    require(len(texts) <= MOST_STEPS, _RATES, f"{len(texts)} positions", f"at most {MOST_STEPS}")
+    return [read_number(parse_number(rate.strip()), _RATES, content.source, 0, 1) for rate in texts]
 
 
 def _nearest(rates: list[float], accepted: int, rounds: int) -> Counts:

@@ -21,7 +21,7 @@ DRAFTERS = tuple(name for name in SERVED if not KINDS[name].is_parallel)
 class CalibrateOptions(GpuOptions, DraftTreeOptions, JsonOptions):
     """Options of specsim calibrate."""
 
-    # Results of vLLM's or SGLang's benchmarks in JSON, or tables in CSV.
+    # Results of benchmarks of vLLM, SGLang, GuideLLM, AIPerf or TensorRT-LLM, or tables in CSV.
     files: Annotated[list[Path] | None, common("Report", values="FILE...", is_argument=True, file="reads")] = None
     # Calibrate on six cells of every published table instead.
     published: Annotated[bool, common("Published table")] = False

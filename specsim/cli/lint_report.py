@@ -59,19 +59,26 @@ def lint_report(options: LintReportOptions) -> None:
 
 
 def _reports(file: Path, stated: "Stated") -> "list[tuple[Report, Stated, Sequence[ToolFigures]]]":
-    """Read reports with what is stated of them: those of a benchmark, or else acceptance records, with their parts."""
+    """Read reports with what is stated of them: those of a benchmark, and acceptance records with their parts."""
     from specsim.acceptance.files import read_records
     from specsim.simulator.lint import report_of, stated_of
     from specsim.simulator.report import read_reports
 
+    checked: list[tuple[Report, Stated, Sequence[ToolFigures]]] = []
+    refusals: list[InputError] = []
     try:
-        return [(report, stated, ()) for report in read_reports(file)]
+        checked += [(report, stated, ()) for report in read_reports(file)]
     except InputError as error:
-        try:
-            records = read_records(file, "file")
-        except InputError as other:
-            raise (error if other.name == "file" else other) from None  # of no record, or of a bad value in one
-    return [(report_of(record), stated_of(record, stated), record.stated) for record in records]
+        refusals.append(error)
+    try:
+        records = read_records(file, "file")
+        records = [record for record in records if record.stated or not checked]  # others are of the reports
+        checked += [(report_of(record), stated_of(record, stated), record.stated) for record in records]
+    except InputError as error:
+        refusals.append(error)
+    if not checked:
+        raise next((error for error in refusals if error.name != "file"), refusals[0])
+    return checked
 
 
 def show(reports: "Sequence[Report]", findings: "Sequence[Finding]", console: "Console") -> None:

@@ -1,4 +1,4 @@
-"""Results of server benchmarks, in the JSON of vLLM's and SGLang's clients, with the numbers printed alike."""
+"""Results of server benchmarks, whatever client wrote them, with the numbers printed alike."""
 
 import math
 from collections.abc import Mapping
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from specsim.core.errors import InputError, require
-from specsim.core.files import parse_json_lines, read_text
+from specsim.core.files import read_text
 from specsim.core.limits import read_integer, read_number
+from specsim.simulator.client_results import ClientResult, client_results
 from specsim.simulator.results import STATISTICS, THROUGHPUTS
 
 
@@ -160,6 +161,7 @@ _SGLANG = _SHARED | {
     **{f"{how} E2E Latency (ms)": f"{how.lower()}_e2e_latency_ms" for how in STATISTICS},
     "Spec Decode Accept Length": "accept_length",
 }
+_ALLOWED = "a result of a benchmark by vLLM, SGLang, GuideLLM, AIPerf or TensorRT-LLM"
 _RATES = "spec_decode_per_position_acceptance_rates"
 
 
@@ -190,41 +192,34 @@ class Report:
 
 
 def read_results(path: Path) -> list[Report]:
-    """Read the result of `vllm bench serve` or benchmark_serving.py (one JSON object), or of SGLang's bench_serving.
-
-    SGLang writes an object per line. InputError for any other file.
-    """
-    text = read_text(path, "file", "a UTF-8 file that can be read")
-    values = parse_json_lines(text, "file", str(path), "JSON, or a JSON object a line")
-    require(values, "file", str(path), "JSON, or a JSON object a line (it is empty)")
-    return [_report(value, str(path), run) for run, value in enumerate(values, start=1)]
+    """Read the runs of `vllm bench serve`, SGLang's bench_serving or another client; InputError for another file."""
+    results = client_results(read_text(path, "file", "a UTF-8 file that can be read"), str(path))
+    return [report_of_run(result, str(path), run) for run, result in enumerate(results, start=1)]
 
 
-def _report(value: Any, location: str, run: int) -> Report:
-    """Read one result, SGLang's if it spells out a mean E2E latency; errors name `location`."""
-    require(isinstance(value, Mapping), "file", location, "a JSON object for each run")
-    tool = "sglang" if "mean_e2e_latency_ms" in value else "vllm"
-    names = {"sglang": _SGLANG, "vllm": _VLLM}[tool]
+def report_of_run(result: ClientResult, location: str, run: int) -> Report:
+    """Read the figures of one run; errors name `location`."""
+    value = result.fields
+    names = _SGLANG if result.tool == "sglang" else _VLLM
+    if result.is_complete:
+        for name in ("duration", "total_input_tokens", "total_output_tokens", "completed"):
+            _require_field(value, name, location)
     duration = _number(value, "duration", location)
-    input_tokens = _integer(value, "total_input_tokens", location)
-    output_tokens = _integer(value, "total_output_tokens", location)
-    figures = {
-        ours: _number(value, theirs, location) for ours, theirs in names.items() if value.get(theirs) is not None
-    }
+    input_tokens = _count(value, "total_input_tokens", location)
+    output_tokens = _count(value, "total_output_tokens", location)
+    figures = {ours: figure for ours, name in names.items() if (figure := _number(value, name, location)) is not None}
     for name in THROUGHPUTS[:2]:
-        require(
-            name in figures, "file", location, f"a result of vLLM's or SGLang's benchmark (it has no {names[name]})"
-        )
-    if tool == "sglang" and "Total Token Throughput (tok/s)" not in figures and duration:
-        figures["Total Token Throughput (tok/s)"] = (input_tokens + output_tokens) / duration
+        require(name in figures, "file", location, f"{_ALLOWED} (it has no {names[name]})")
+    if result.tool == "sglang" and "Total Token Throughput (tok/s)" not in figures and duration:
+        figures["Total Token Throughput (tok/s)"] = ((input_tokens or 0) + (output_tokens or 0)) / duration
     rates = value.get(_RATES) or ()
     require(isinstance(rates, (list, tuple)), _RATES, type(rates), f"a list of numbers from 0 to 1 (in {location})")
     return Report(
-        f"{tool}, run {run}",
+        f"{result.tool}, run {run}",
         figures,
-        concurrency=None if _is_unlimited(value, "max_concurrency") else _integer(value, "max_concurrency", location),
+        concurrency=None if _is_unlimited(value, "max_concurrency") else _count(value, "max_concurrency", location),
         duration=duration,
-        completed=_integer(value, "completed", location),
+        completed=_count(value, "completed", location),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         rates_by_position=tuple(read_number(rate, _RATES, location, 0, 1) for rate in rates),
@@ -232,8 +227,9 @@ def _report(value: Any, location: str, run: int) -> Report:
         num_rounds=_count(value, "spec_decode_num_drafts", location),
         num_drafts=_count(value, "spec_decode_draft_tokens", location),
         num_accepted_drafts=_count(value, "spec_decode_accepted_tokens", location),
-        mean_in_flight=None if value.get("concurrency") is None else _number(value, "concurrency", location),
+        mean_in_flight=_number(value, "concurrency", location),
         details=read_details(value, location),
+        rounding=result.rounding,
     )
 
 
@@ -243,18 +239,12 @@ def _is_unlimited(value: Mapping, name: str) -> bool:
 
 
 def _count(value: Mapping, name: str, location: str) -> int | None:
-    return None if value.get(name) is None else _integer(value, name, location)
+    return None if value.get(name) is None else read_integer(value[name], name, location)
 
 
-def _integer(value: Mapping, name: str, location: str) -> int:
-    _require_field(value, name, location)
-    return read_integer(value[name], name, location)
-
-
-def _number(value: Mapping, name: str, location: str) -> float:
-    _require_field(value, name, location)
-    return read_number(value[name], name, location)
+def _number(value: Mapping, name: str, location: str) -> float | None:
+    return None if value.get(name) is None else read_number(value[name], name, location)
 
 
 def _require_field(value: Mapping, name: str, location: str) -> None:
-    require(name in value, "file", location, f"a result of vLLM's or SGLang's benchmark (it has no {name})")
+    require(value.get(name) is not None, "file", location, f"{_ALLOWED} (it has no {name})")

@@ -8,6 +8,7 @@ from specsim.core.errors import InputError, require
 from specsim.core.files import read_text
 from specsim.core.limits import parse_number, read_integer, read_number
 from specsim.core.table import read_table
+from specsim.simulator.client_results import is_summary
 from specsim.simulator.measurement import Report, read_results
 from specsim.simulator.results import LATENCIES, METRICS, SPECULATION, STATISTICS, THROUGHPUTS
 
@@ -104,18 +105,18 @@ def _text(printed: dict[str, str], name: str) -> str | None:
 def read_reports(path: Path) -> list[Report]:
     """Read the reports in a file: a CSV with columns metric and value, or the output of a client.
 
-    Output is the JSON that vLLM's or SGLang's client writes, or the text that it prints, also within a log. The other
-    columns of a CSV name the run; `concurrency` is read. InputError for any other file.
+    Output is what a client writes, or the text that it prints, also within a log. The other columns of a CSV name the
+    run; `concurrency` is read. InputError for any other file.
     """
     text = read_text(path, "file", "a UTF-8 file that can be read")
-    if path.suffix.lower() == ".csv":
+    if path.suffix.lower() == ".csv" and not is_summary(text):
         return _table(text, path)
     return read_printed(text, str(path)) if is_printed(text) else read_results(path)
 
 
 def _table(text: str, path: Path) -> list[Report]:
     table = read_table(text, "file", str(path))
-    allowed = "a CSV of at least one row, with columns metric and value"
+    allowed = "a CSV of at least one row, with columns metric and value (specsim calibrate reads tables of batches)"
     require({"metric", "value"} <= set(table.columns), "file", str(path), allowed)
     figures: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
     limits: dict[tuple[tuple[str, str], ...], int] = {}

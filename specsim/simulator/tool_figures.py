@@ -31,6 +31,9 @@ class ToolFigures:
     tokens: Rounded | None = None  # output tokens, that of the prefill included
     tokens_a_round: Rounded | None = None  # tokens / rounds
     num_steps: int | None = None  # drafts of a chain in every round
+    window_length: Rounded | None = None  # nodes that a round verifies, root included, of ragged verification
+    windows: tuple[int, ...] = ()  # rounds that verified 0, 1, ... nodes, root included
+    full_length: Rounded | None = None  # accept length if every round verified all its drafts
     is_per_node: bool = False  # whether the rate may be tokens of a round / nodes, as older versions of SGLang write it
     interval: tuple[Rounded, Rounded] | None = None  # ends of the confidence interval of the accept length
 
@@ -63,6 +66,16 @@ def _rate_of_counts(figures: ToolFigures) -> Rounded | None:
     return accepted / proposed if accepted is not None and proposed is not None and proposed.value else None
 
 
+def _drafts_of_windows(figures: ToolFigures) -> Rounded | None:
+    nodes = enumerate(figures.windows)
+    return _count(sum((count - 1) * rounds for count, rounds in nodes if count)) if figures.windows else None
+
+
+def _length_of_windows(figures: ToolFigures) -> Rounded | None:
+    drafts, rounds = _drafts_of_windows(figures), sum(figures.windows)
+    return None if drafts is None or not rounds else _count(1) + drafts / _count(rounds)
+
+
 def _tokens_of_rounds(figures: ToolFigures) -> Rounded | None:
     tokens, rounds = figures.tokens, figures.rounds
     return tokens / rounds if tokens is not None and rounds is not None and rounds.value else None
@@ -85,6 +98,7 @@ QUANTITIES: dict[str, dict[str, Derivation]] = {
         "1 + the sum of the rates by position": _length_of_rates,
     },
     "accept rate": {"accept_rate": _stated("accept_rate"), "accepted / proposed drafts": _rate_of_counts},
+    "verified nodes a round": {"window_length": _stated("window_length"), "those of the windows": _length_of_windows},
     "tokens a round": {"tokens_a_round": _stated("tokens_a_round"), "tokens / rounds": _tokens_of_rounds},
 }
 
@@ -109,6 +123,9 @@ BOUNDS: tuple[tuple[str, Derivation, str, Derivation], ...] = (
     ("the drafts of the histogram", _accepted_of_histogram, "proposed", _stated("proposed")),
     ("proposed", _stated("proposed"), "steps · rounds", _steps_times_rounds),
     ("the drafts of the histogram", _accepted_of_histogram, "steps · rounds", _steps_times_rounds),
+    ("accepted", _stated("accepted"), "the drafts of the windows", _drafts_of_windows),
+    ("accept_length", _stated("accept_length"), "window_length", _stated("window_length")),
+    ("accept_length", _stated("accept_length"), "full_length", _stated("full_length")),
     ("tokens", _stated("tokens"), "1 + rounds + accepted drafts", _all_round_tokens),
     ("accept_rate", _stated("accept_rate"), "1", lambda _: _count(1)),
     ("the interval's low", _end(0), "accept_length", _stated("accept_length")),

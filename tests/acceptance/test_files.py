@@ -179,3 +179,63 @@ def test_an_interval_is_not_computed_twice():
     record = AcceptanceRecord.of_counts([Counts.of_rounds([1, 0], 1)] * 3, "a", "b", "c.", is_by_request=True)
     assert with_interval(with_interval(record)) is not record
     assert with_interval(known := with_interval(record)) is known
+
+
+LLAMACPP = (
+    "0.06 I slot print_timing: id  0 | task {task} | draft acceptance = {rate:.5f} ({accepted:5d} accepted /   240 "
+    "generated), mean acceptance length = {length:5.2f}, acceptance rate per position = ({rates})\n"
+    "0.06 I statistics     draft-eagle3: #gen drafts =     80, #gen tokens =    240, #acc tokens =   150\n"
+)
+PROFILE = {
+    "method": "eagle3", "num_speculative_tokens": 3, "marginal_accept_rates": [0.74, 0.5, 0.32],
+    "mean_accept_length": 2.56, "acceptance_length_histogram": {"1": 26, "2": 24, "3": 18, "4": 32},
+}  # fmt: skip
+TENSORRT_LLM = {
+    "choices": [
+        {
+            "speculative_decoding": {
+                "acceptance_rate": 0.5, "total_accepted_draft_tokens": 30, "total_draft_tokens": 60,
+                "num_spec_steps": 20, "acceptance_histogram": [8, 0, 6, 6], "num_spec_tokens": 3,
+            }
+        }
+    ]
+}  # fmt: skip
+
+
+def llamacpp(**wrong) -> str:
+    one = {"task": 3, "rate": 0.625, "accepted": 150, "length": 2.875, "rates": "0.800, 0.625, 0.450"}
+    two = {"task": 4, "rate": 0.5, "accepted": 120, "length": 2.5, "rates": "0.800, 0.500, 0.200"}
+    return LLAMACPP.format(**one | wrong) + LLAMACPP.format(**two)
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "counts", "proposed"),
+    [
+        (llamacpp(), "llama.cpp", (Counts(80, 150, (64, 50, 36)), Counts(80, 120, (64, 40, 16))), 480),
+        (json.dumps(PROFILE), "model-optimizer", (Counts(100, 156, (74, 50, 32)),), None),
+        (json.dumps(TENSORRT_LLM), "tensorrt-llm", (Counts(20, 30, (12, 12, 6)),), 60),
+    ],
+)
+def test_counts_of_other_tools(text, tool, counts, proposed, tmp_path):
+    path = tmp_path / "metrics"
+    path.write_text(text)
+    found = read_record(path)
+    assert (found.tool, found.counts, found.proposed_drafts) == (tool, counts, proposed)
+    assert (found.num_steps, found.is_chain) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        llamacpp(rate=0.7),
+        llamacpp(length=2.5),
+        json.dumps(PROFILE | {"mean_accept_length": 1.56}),
+        json.dumps(PROFILE | {"marginal_accept_rates": [0.74, 0.5, 0.52]}),
+        json.dumps(TENSORRT_LLM).replace('"total_draft_tokens": 60', '"total_draft_tokens": 90'),
+    ],
+)
+def test_figures_of_other_tools_have_to_agree(text, tmp_path):
+    path = tmp_path / "metrics"
+    path.write_text(text)
+    with pytest.raises(InputError, match="figures that agree"):
+        read_record(path)

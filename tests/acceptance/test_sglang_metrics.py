@@ -7,6 +7,7 @@ import pytest
 from specsim.acceptance.files import read_record
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance_record import Counts
+from specsim.simulator.tool_figures import contradiction
 
 GAUGES = """# TYPE sglang:spec_accept_length gauge
 sglang:spec_accept_length{model_name="m",tp_rank="0"} 2.5
@@ -45,6 +46,39 @@ def test_responses_are_counted_by_histogram(read, histogram):
     assert found.rates == (3 / 5, 2 / 5)
     assert (found.tool, found.rounds, found.is_by_request, found.num_steps) == ("sglang", 5, True, 2)
     assert found.reported_length is None  # another definition: with the token of prefill
+
+
+def test_ragged_verification_bounds_the_drafts_of_a_round(read):
+    """Windows count the root: of 8 rounds 1, 2, 1 and 4 verified 0, 1, 2 and 3 drafts."""
+    ragged = response(
+        spec_verify_ct=8, spec_correct_drafts_histogram=[3, 2, 2, 1], spec_cap_lens_histogram=[0, 1, 2, 1, 4],
+        spec_num_correct_drafts=9, spec_cap_length=3.0,
+    )  # fmt: skip
+    found = read(ragged)
+    assert found.counts == (Counts(8, 9, (5, 3, 1), (7, 5, 3)),)
+    assert found.proposed_drafts == 16
+    assert found.stated[0].window_length.value == 3.0
+    assert "".join(map(contradiction, found.stated)) == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"spec_cap_length": 2.0}, {"spec_cap_lens_histogram": [0, 8]}, {"spec_num_correct_drafts": 17}],
+)
+def test_ragged_figures_that_disagree_are_refused(read, wrong):
+    figures = {"spec_cap_lens_histogram": [0, 1, 2, 1, 4], "spec_cap_length": 3.0, "spec_verify_ct": 8}
+    with pytest.raises(InputError, match="figures that agree"):
+        read(response(**figures | {"spec_correct_drafts_histogram": [3, 2, 2, 1]} | wrong))
+
+
+def test_gauges_of_ragged_verification_bound_the_length(read):
+    windows = "sglang:spec_cap_length{} {}\nsglang:spec_block_accept_length{} {}\n"
+    labels = '{model_name="m",tp_rank="0"}'
+    (stated,) = read(GAUGES + windows.format(labels, 3.1, labels, 2.75)).stated
+    assert (stated.window_length.value, stated.full_length.value) == (3.1, 2.75)
+    for window, full in ((2.0, 2.75), (3.1, 2.25)):
+        with pytest.raises(InputError, match="figures that agree"):
+            read(GAUGES + windows.format(labels, window, labels, full))
 
 
 def test_a_stream_counts_its_last_response(read):

@@ -89,6 +89,62 @@ Accepted tokens:                         14175
   Position 0:                            66.00
 {"=" * 50}
 """
+MEAN = {"successful": {"mean": 20.0, "median": 19.5, "total_sum": 2000.0, "percentiles": {"p99": 24.0}}}
+GUIDELLM = {
+    "metadata": {"guidellm_version": "0.8.0"},
+    "benchmarks": [
+        {
+            "config": {"strategy": {"type_": "concurrent", "streams": 8}},
+            "metrics": {
+                "request_totals": {"successful": 100},
+                "requests_per_second": MEAN,
+                "output_tokens_per_second": MEAN,
+                "tokens_per_second": MEAN,
+                "request_latency": {"successful": {"mean": 0.4}},
+                "prompt_token_count": MEAN,
+                "output_token_count": MEAN,
+                "time_to_first_token_ms": MEAN,
+                "inter_token_latency_ms": MEAN,
+            },
+        }
+    ],
+}
+AIPERF_TIMES = ("time_to_first_token", "inter_token_latency", "inter_chunk_latency", "request_latency")
+AIPERF = {name: {"unit": "ms", "avg": 20.0, "p50": 19.5, "p99": 24.0} for name in AIPERF_TIMES} | {
+    "aiperf_version": "0.13.0",
+    "request_throughput": {"unit": "requests/sec", "avg": 4.0},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 512.0},
+    "benchmark_duration": {"unit": "sec", "avg": 50.0},
+    "request_count": {"avg": 200},
+    "total_isl": {"avg": 102400},
+    "total_osl": {"avg": 25600},
+    "input_config": {"models": ["m"], "phases": [{"name": "profiling", "concurrency": 8}]},
+}
+TENSORRT_LLM = """
+= REQUEST DETAILS
+Number of requests:             80
+Number of concurrent requests:  15.4000
+Average Input Length (tokens):  512.0000
+Average Output Length (tokens): 256.0000
+= PERFORMANCE OVERVIEW
+Request Throughput (req/sec):                     8.7900
+Total Output Throughput (tokens/sec):             2250.5000
+Total Latency (ms):                               9100.0000
+Average request latency (ms):                     1750.0000
+Average time-per-output-token [TPOT] (ms):        6.6000
+[AL] AVERAGE: 2.56
+"""
+SUMMARY = "".join(
+    ",".join(map(str, row)) + "\n"
+    for row in zip(*((name, value) for name, value in SERVED.items() if not isinstance(value, list)), strict=True)
+)
+CLIENTS = {
+    "guidellm.json": json.dumps(GUIDELLM),
+    "aiperf.json": json.dumps(AIPERF),
+    "tensorrt-llm.txt": TENSORRT_LLM,
+    "summary.csv": SUMMARY,
+    "summary.json": json.dumps([SERVED, SERVED]),
+}
 RECORDS = {
     "own.json": json.dumps(
         AcceptanceRecord("a file", "specsim", "drafts", 2.5, 1, 3, 4, rates=(0.7, 0.5, 0.3)).to_json()
@@ -119,12 +175,28 @@ RECORDS = {
     "throughput: 18.00 tokens/s, Accepted: 30 tokens, Drafted: 60 tokens, Per-position acceptance rate: 0.600, 0.600, "
     "0.300, Avg Draft acceptance rate: 50.0%\n",
     "sglang.jsonl": lines({"text": "x", "meta_info": META}, {"meta_info": META | {"id": "s"}}),
+    "ragged.jsonl": lines({"meta_info": META | {"spec_cap_lens_histogram": [0, 6, 4, 2, 8], "spec_cap_length": 2.6}}),
+    "tensorrt-llm.jsonl": lines(
+        HISTOGRAM | {"total_draft_tokens": 60, "total_accepted_draft_tokens": 30, "acceptance_rate": 0.5}
+    ),
+    "llamacpp.log": "slot print_timing: id  0 | draft acceptance = 0.62500 (  150 accepted /   240 generated), "
+    "mean acceptance length =  2.88, acceptance rate per position = (0.800, 0.625, 0.450)\n",
+    "profile.json": json.dumps(
+        {
+            "method": "eagle3",
+            "num_speculative_tokens": 3,
+            "marginal_accept_rates": [0.6, 0.6, 0.3],
+            "mean_accept_length": 2.5,
+            "acceptance_length_histogram": {"1": 8, "3": 6, "4": 6},
+        }
+    ),
     "sglang.json": json.dumps({"internal_states": [{"avg_spec_accept_length": 2.6}], "speculative_num_steps": 3}),
-    "sglang.txt": 'sglang:spec_accept_length{tp_rank="0"} 3.2\nsglang:spec_num_steps{tp_rank="0"} 3.0\n',
+    "sglang.txt": 'sglang:spec_accept_length{tp_rank="0"} 3.2\nsglang:spec_num_steps{tp_rank="0"} 3.0\n'
+    'sglang:spec_cap_length{tp_rank="0"} 3.6\nsglang:spec_block_accept_length{tp_rank="0"} 3.4\n',
     "sglang.log": "[TP0] Decode batch, #running-req: 8, accept len: 2.53, accept rate: 0.51, #queue-req: 0,\n",
 }
 SERVED_JSON = {"served.json": json.dumps(SERVED), "sglang.jsonl": lines(SGLANG_SERVED)}
-REPORTS = SERVED_JSON | {"printed.txt": PRINTED}
+REPORTS = SERVED_JSON | CLIENTS | {"printed.txt": PRINTED}
 METRICS = "metric,value\nOutput Throughput (tok/s),512\nMean TTFT (ms),180.5\n"
 CHAT = [{"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": [{"token": "b", "logprob": -1.5}]}]
 ANSWERS = {
@@ -197,12 +269,12 @@ def compare_answers(path: Path) -> None:
 
 
 READERS = {
-    "records": Reader(check_records, RECORDS | REPORTS),
+    "records": Reader(check_records, RECORDS | SERVED_JSON | {"printed.txt": PRINTED, "summary.csv": SUMMARY}),
     "reports": Reader(check_reports, REPORTS | {"metrics.csv": METRICS}),
     "answers": Reader(compare_answers, ANSWERS),
     "benchmarks": Reader(
         lambda path: read(path, Context(3, batch=4, prompt_tokens=512, output_tokens=128)),
-        SERVED_JSON | {"table.csv": TABLE, "latency.json": json.dumps(LATENCY), "batch.jsonl": lines(BATCH)},
+        SERVED_JSON | CLIENTS | {"table.csv": TABLE, "latency.json": json.dumps(LATENCY), "batch.jsonl": lines(BATCH)},
     ),
     "requests": Reader(read_requests, REQUESTS),
     "prompts": Reader(read_prompts, {"texts.jsonl": lines("a text", "b"), "ids.jsonl": lines([1, 2], {"prompt": [3]})}),

@@ -29,6 +29,9 @@ WHOLE = ToolFigures(
     tokens_a_round=number(2.55),
     num_steps=3,
     interval=(number(2.4), number(2.7)),
+    window_length=number(4),
+    windows=(0, 0, 0, 0, 20),
+    full_length=number(2.5),
 )
 NONE = ToolFigures("none")
 CHANGES = {
@@ -38,6 +41,10 @@ CHANGES = {
         {"accept_length": number(2.51)}, {"rates": (number(0.6), number(0.6), number(0.29))}, {"accepted": number(33)},
     ],
     "accept rate: all figures agree": [{"accept_rate": number(0.52)}, {"proposed": number(57)}],
+    "verified nodes a round: all figures agree": [{"window_length": number(3)}, {"windows": (0, 0, 0, 1, 19)}],
+    "accepted ≤ the drafts of the windows": [{"windows": (0, 11, 0, 0, 9)}],
+    "accept_length ≤ window_length": [{"window_length": number(2.4)}],
+    "accept_length ≤ full_length": [{"full_length": number(2.4)}],
     "tokens a round: all figures agree": [{"tokens_a_round": number(2.6)}, {"tokens": number(50)}],
     "accepted ≤ proposed": [{"proposed": number(29)}],
     "the drafts of the histogram ≤ proposed": [{"proposed": number(29)}],

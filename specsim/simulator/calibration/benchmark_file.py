@@ -1,11 +1,11 @@
-"""Results of benchmarks as measured cells: the formats of vLLM's and SGLang's tools, and CSV.
+"""Results of benchmarks as measured cells: the formats of client_results, of one batch in JSON, and CSV.
 
-Formats are those of vllm 0.11 (`vllm bench serve`, `bench throughput`, `bench latency`) and sglang 0.5
-(bench_serving, bench_one_batch_server).
+Formats of one batch are those of vllm 0.11 (`bench throughput`, `bench latency`) and sglang 0.5
+(bench_one_batch_server).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_int
-from specsim.core.files import parse_json_lines, read_text
+from specsim.core.files import read_text
 from specsim.core.limits import (
     MOST_RUNNING,
     MOST_STEPS,
@@ -25,7 +25,8 @@ from specsim.core.limits import (
 )
 from specsim.core.table import TableRow, read_table
 from specsim.simulator.calibration.observation import Observation
-from specsim.simulator.measurement import Report, read_results
+from specsim.simulator.client_results import ClientResult, client_results, is_client_result
+from specsim.simulator.measurement import Report, report_of_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def _decimal(name: str, text: str) -> str:
     return text.replace(",", "") if is_large and _GROUPED.fullmatch(text) else text
 
 
-_ALLOWED = "a result of vLLM's or SGLang's benchmarks in JSON, or a table in CSV"
+_ALLOWED = "a result of a benchmark by vLLM, SGLang, GuideLLM, AIPerf or TensorRT-LLM, or a table in CSV"
 _ARGUMENTS = {  # of SGLang's server, and the most of each
     "speculative_num_steps": MOST_STEPS,
     "speculative_eagle_topk": MOST_WIDTH,
@@ -195,59 +196,60 @@ def read(path: Path, context: Context) -> tuple[BenchmarkSource, list[Observatio
     """Read the measured cells of a file; InputError for what it lacks and the context does not give."""
     text = read_text(path, "file", _ALLOWED)
     location = str(path)
-    if text.lstrip()[:1] not in ("{", "["):
+    if not is_client_result(text):
         tool = "CSV"
         model = ""
         cells = read_csv(text, location, context)
     else:
-        values = _flat(parse_json_lines(text, "file", location, _ALLOWED))
-        require(values and all(isinstance(value, Mapping) for value in values), "file", location, _ALLOWED)
-        tool = _tool(values[0], location)
-        if tool in _READERS:
-            cells = [_READERS[tool](value, f"{location}, run {run}", context) for run, value in enumerate(values, 1)]
-        else:
-            reports = read_results(path)
-            cells = [_served(*pair, location, context) for pair in zip(reports, values, strict=True)]
-        model = next(filter(None, map(_model, values)), "")
+        results = client_results(text, location)
+        require(results, "file", location, _ALLOWED)
+        tool = _tool(results[0], location)
+        read_run = _READERS.get(tool, _served)
+        cells = [read_run(result, f"{location}, run {run}", context) for run, result in enumerate(results, 1)]
+        model = next(filter(None, (_model(result.fields) for result in results)), "")
     digest = sha256(path.read_bytes()).hexdigest()
     return BenchmarkSource(path.name, tool, digest, len(cells), model), cells
 
 
-def _model(value: Mapping[str, Any]) -> str:
-    """Look up the model that a result names: vLLM's model_id, or the path in SGLang's server information."""
+def _servers(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """List SGLang's server information: of the one server, or of those that decode."""
     server = value.get("server_info")
-    server = server if isinstance(server, Mapping) else {}
-    decode = server.get("decode")
+    decode = server.get("decode") if isinstance(server, Mapping) else None
     servers = [server, *(decode if isinstance(decode, list) else [])]
-    paths = [entry.get("model_path") for entry in servers if isinstance(entry, Mapping)]
+    return [entry for entry in servers if isinstance(entry, Mapping)]
+
+
+def _model(value: Mapping[str, Any]) -> str:
+    """Look up the model that a result names: model_id, or the path in SGLang's server information."""
+    paths = [entry.get("model_path") for entry in _servers(value)]
     return next((name for name in (value.get("model_id"), *paths) if name and isinstance(name, str)), "")
 
 
-def _flat(values: Sequence[Any]) -> list[Any]:
-    return list(values[0]) if len(values) == 1 and isinstance(values[0], list) else list(values)
-
-
-def _tool(value: Mapping[str, Any], location: str) -> str:
+def _tool(result: ClientResult, location: str) -> str:
     """Name the tool that wrote a result, by the fields that only it writes."""
+    value = result.fields
     if "batch_size" in value and "output_len" in value and "latency" in value:
         return "sglang bench_one_batch_server"
     if "avg_latency" in value:
         return "vllm bench latency"
     if "requests_per_second" in value and "elapsed_time" in value:
         return "vllm bench throughput"
-    if "mean_e2e_latency_ms" in value:
-        return "sglang bench_serving"
-    if "request_throughput" in value and "output_throughput" in value:
-        return "vllm bench serve"
-    raise InputError("file", location, _ALLOWED)
+    require("request_throughput" in value and "output_throughput" in value, "file", location, _ALLOWED)
+    return {"sglang": "sglang bench_serving", "vllm": "vllm bench serve"}.get(result.tool, result.tool)
 
 
-def _served(report: Report, value: Mapping[str, Any], location: str, context: Context) -> Observation:
-    """Make the cell of a run of requests, of either engine."""
+def _served(result: ClientResult, location: str, context: Context) -> Observation:
+    """Make the cell of a run of requests, of any client."""
+    report = report_of_run(result, location, 1)
     completed = report.completed or 0
     require(completed, "completed", completed, f"at least one request (in {location})")
-    length = report.figures.get("Spec Decode Accept Length") or 1.0
-    config = _setting(report, value, length, context, location)
+    length = report.figures.get("Spec Decode Accept Length") or (1.0 if result.is_complete else None)
+    config = _setting(report, result.fields, length, context, location)
+    totals = {"prompt_tokens": report.input_tokens, "output_tokens": report.output_tokens}
+    tokens = {
+        name: context.number(name, location) if total is None else max(1, round(total / completed))
+        for name, total in totals.items()
+    }
     size = report.concurrency or context.batch or round(report.mean_in_flight or 0)
     if not size:
         allowed = f"a number, since {location} has no max_concurrency: cells need a number of requests in flight"
@@ -261,23 +263,24 @@ def _served(report: Report, value: Mapping[str, Any], location: str, context: Co
         f"{named(config)}, clients {size}",
         config,
         min(size, completed),
-        1.0 if config.is_plain else min(length, config.num_steps + 1.0),
-        max(1, round((report.input_tokens or 0) / completed)),
-        max(1, round((report.output_tokens or 0) / completed)),
+        1.0 if config.is_plain else length and min(length, config.num_steps + 1.0),
+        tokens["prompt_tokens"],
+        tokens["output_tokens"],
         {name: figure for name, figure in figures.items() if figure},
     )
 
 
-def _setting(report: Report, value: Mapping[str, Any], length: float, context: Context, location: str) -> Any:
-    """Find the setting: counters of vLLM, the server's arguments in SGLang's file, or the context."""
+def _setting(
+    report: Report, value: Mapping[str, Any], length: float | None, context: Context, location: str
+) -> SpecConfig:
+    """Find the setting: counters of the client, the server's arguments in SGLang's file, or the context."""
     if report.num_rounds and report.num_drafts:
         return context.with_setting(round(report.num_drafts / report.num_rounds)).config(location)
-    info = value.get("server_info")
-    info = info if isinstance(info, Mapping) else {}
+    info = next((server for server in _servers(value) if "speculative_num_steps" in server), {})
     steps, topk, nodes = (_optional(info, name, location, most) for name, most in _ARGUMENTS.items())
     if steps:
         return context.with_setting(steps, topk, nodes).config(location)
-    if length <= _PLAIN:
+    if length is not None and length <= _PLAIN:
         return context.with_setting(0).config(location)
     return context.config(location)
 
@@ -291,8 +294,9 @@ def _optional_number(value: Mapping[str, Any], name: str, location: str) -> floa
     return -1.0 if value.get(name) is None else read_number(value[name], name, location, -1.0)
 
 
-def _one_batch(value: Mapping[str, Any], location: str, context: Context) -> Observation:
+def _one_batch(result: ClientResult, location: str, context: Context) -> Observation:
     """Make the cell of a batch that starts together; with a last_ttft its throughput is that of decoding."""
+    value = result.fields
     size = read_integer(value["batch_size"], "batch_size", location, 1, MOST_RUNNING)
     prompt, output = (
         read_integer(value.get(name), name, location, 1, MOST_TOKENS) for name in ("input_len", "output_len")
@@ -310,7 +314,7 @@ def _one_batch(value: Mapping[str, Any], location: str, context: Context) -> Obs
     return Observation(f"{named(config)}, batch {size}", config, size, accept_length, prompt, output, figures)
 
 
-def _latency(value: Mapping[str, Any], location: str, context: Context) -> Observation:
+def _latency(result: ClientResult, location: str, context: Context) -> Observation:
     """Make the cell of `vllm bench latency`, whose file has neither batch nor lengths nor acceptance."""
     size, prompt, output = (context.number(name, location) for name in ("batch", "prompt_tokens", "output_tokens"))
     return _end_to_end(
@@ -318,13 +322,14 @@ def _latency(value: Mapping[str, Any], location: str, context: Context) -> Obser
         location,
         size,
         (prompt, output),
-        size * output / read_positive(value["avg_latency"], "avg_latency", location),
+        size * output / read_positive(result.fields["avg_latency"], "avg_latency", location),
     )
 
 
-def _throughput(value: Mapping[str, Any], location: str, context: Context) -> Observation:
+def _throughput(result: ClientResult, location: str, context: Context) -> Observation:
     """Make the cell of `vllm bench throughput`, whose file has the sum of prompt and output tokens only."""
     size, prompt, output = (context.number(name, location) for name in ("batch", "prompt_tokens", "output_tokens"))
+    value = result.fields
     speed = read_positive(value["requests_per_second"], "requests_per_second", location) * output
     requests = read_integer(value.get("num_requests"), "num_requests", location, 1)
     return _end_to_end(context, location, min(size, requests), (prompt, output), speed)
