@@ -172,7 +172,7 @@ def share_rows(shape: str, size: int, quick: bool) -> Iterator[BenchRow]:
         for requests in REQUESTS[: 1 if quick else None]:
             scene = scene_on(pair, requests, ranks.size)
             check = agreed(ranks, same_on_all(ranks, scene))
-            seconds = _kernel_us(scene) if check.passed else {}
+            seconds = _kernel_us(scene, ranks) if check.passed else {}
             yield share_row(name, requests, ranks, check, ranks.gather_objects(seconds))
             del scene
             torch.cuda.empty_cache()
@@ -194,16 +194,23 @@ def share_row(shape: str, requests: int, ranks: RankGroup, check: Check, by_rank
     return BenchRow("exchanges of a round", setting, {OURS: check}, notes=tuple(notes))
 
 
-def _kernel_us(scene: Scene) -> dict[str, float]:
-    """Profile rounds: microseconds of every kernel in one round, by name."""
+def _kernel_us(scene: Scene, ranks: RankGroup) -> dict[str, float]:
+    """Profile rounds: microseconds of every kernel in one round, by name.
+
+    The first profile of a process takes long to start, and its rank would be waited for: it is not counted. Ranks meet
+    before the rounds that are.
+    """
     from torch.profiler import ProfilerActivity, profile
 
-    scene.rounds(1)
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        scene.rounds(CONSECUTIVE)
-        torch.cuda.synchronize()
-    events: Any = profiler.key_averages()
+    def profiled(rounds: int) -> Any:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            ranks.gather_objects(None)
+            scene.rounds(rounds)
+            torch.cuda.synchronize()
+        return profiler.key_averages()
+
+    profiled(1)
+    events = profiled(CONSECUTIVE)
     return {event.key: event.self_device_time_total / CONSECUTIVE for event in events if event.self_device_time_total}
 
 

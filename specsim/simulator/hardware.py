@@ -75,11 +75,11 @@ def names() -> tuple[str, ...]:
 
 def reported_hardware(reported: str) -> Hardware | None:
     """Find the GPU that a driver names, such as NVIDIA H100 80GB HBM3; None for an unknown one."""
-    words = reported.replace("-", " ").lower()
-    for name in sorted(names(), key=len, reverse=True):
-        if name.partition("-SXM")[0].replace("-", " ").lower() in words:
-            return hardware(name)
-    return None
+    words = set(reported.replace("-", " ").lower().split())
+    if words & {"pcie", "nvl"}:  # cards with other figures
+        return None
+    words_by_name = {name: set(name.lower().split("-")) - {"sxm"} for name in names()}
+    return next((hardware(name) for name, required in words_by_name.items() if required <= words), None)
 
 
 def read_hardware(path: Path | str) -> dict[str, Hardware]:

@@ -209,6 +209,21 @@ def test_a_profile_fitted_to_three_loads_predicts_others():
     assert np.abs(errors["tpot_s"]).max() < 0.05
 
 
-def test_gpus_are_found_by_the_name_that_a_driver_reports():
-    assert reported_hardware("NVIDIA H200").name == "H200"
-    assert reported_hardware("none of these") is None
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB-SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB-SXM"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA H100 PCIe", None),  # of another bandwidth
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("none of these", None),
+    ],
+)
+def test_gpus_are_found_by_the_name_that_a_driver_reports(reported, name):
+    found = reported_hardware(reported)
+    assert (None if found is None else found.name) == name

@@ -123,7 +123,8 @@ def _of_engine(parameters: dict[str, Any]) -> dict[str, Any]:
     rules = {key: entry for key, entry in parameters.items() if key.isdecimal()}
     require(rules, "adaptive", ", ".join(parameters), "an object with `policy`, or an engine's file of a schedule")
     strategy = parameters.get("strategy", "ema")
-    require(strategy == "ema", "strategy", strategy, "ema, the moving average")
+    allowed = "ema, the moving average, or no such key, which SGLang 0.5.23 has not any more"
+    require(strategy == "ema", "strategy", strategy, allowed)
     others = {key: entry for key, entry in parameters.items() if key not in rules and key != "strategy"}
     return {"policy": "moving-average", "rules": rules, **others}
 
