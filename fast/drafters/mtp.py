@@ -9,10 +9,11 @@ import triton.language as tl
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Placement
-from specsim.core.mtp import MtpConfig, MtpInput, check_modules
+from specsim.core.mtp import MtpConfig, check_modules
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.product import ProductInput
 from specsim.core.rank_part import kv_layout_of
 from specsim.fast.drafters.autoregressive import AutoregressiveDrafter, DecoderHead, best_drafts
 from specsim.fast.drafters.mtp_rows import NewFeatures, Spans, SpanShape, gather_rows, spans_of
@@ -120,7 +121,9 @@ def _last_kernel(
     tl.store(out_ptr + (request * num_steps + depth) * SIZE + offs, values, mask=offs < SIZE)
 
 
-def ids_of(batch: Batch, spans: Spans, shape: SpanShape, depth: int, drafts: MtpInput, pools: KVPool) -> torch.Tensor:
+def ids_of(
+    batch: Batch, spans: Spans, shape: SpanShape, depth: int, drafts: ProductInput, pools: KVPool
+) -> torch.Tensor:
     """Find the ids i64 [R] that a module reads: token p+1+depth, or the first lane's draft of it."""
     ids_R = batch.seq_lens.new_empty(shape.num_rows)
     block = block_of(shape.most_rows, 128)
@@ -139,7 +142,7 @@ def ids_of(batch: Batch, spans: Spans, shape: SpanShape, depth: int, drafts: Mtp
     return ids_R
 
 
-def last_hidden(spans: Spans, hidden_RH: torch.Tensor, depth: int, drafts: MtpInput) -> torch.Tensor:
+def last_hidden(spans: Spans, hidden_RH: torch.Tensor, depth: int, drafts: ProductInput) -> torch.Tensor:
     """Copy every request's last hidden state, [B, H], and put it into the draft input."""
     size, num_steps, hidden_size = drafts.hidden.shape
     last_BH = hidden_RH.new_empty(size, hidden_size)
@@ -156,7 +159,7 @@ def last_hidden(spans: Spans, hidden_RH: torch.Tensor, depth: int, drafts: MtpIn
     return last_BH
 
 
-class MtpDrafter(ProductDrafter[MtpInput]):
+class MtpDrafter(ProductDrafter[ProductInput]):
     """The first S modules of a checkpoint as a step drafter, see the reference.
 
     Draft-extend has the same number of rows for each request: S + 1, and S-1 that are written again.
@@ -172,7 +175,7 @@ class MtpDrafter(ProductDrafter[MtpInput]):
     ) -> None:
         check_modules(drafter, config, target.config.vocab_size)
         shape = DraftShape(drafter.model.hidden_size, target.config.vocab_size, on.dtype)
-        super().__init__(MtpInput, shape, config, on.device)
+        super().__init__(ProductInput, shape, config, on.device)
         self._modules = [MtpModule(drafter, tensors, target, on, depth) for depth in range(config.num_steps)]
         self._is_chained = drafter.hidden_chain
         self._depths = torch.arange(config.num_steps, dtype=torch.int32, device=on.device)
@@ -182,7 +185,7 @@ class MtpDrafter(ProductDrafter[MtpInput]):
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
-    ) -> MtpInput:
+    ) -> ProductInput:
         """Run all modules over a prefill, which drafts the first round's tree."""
         spans = spans_of(batch, prefill.start_lens, prefill.row_starts.diff(), self.lookahead, 0, pools)
         counts = spans.end_lens - spans.first_lens
@@ -199,8 +202,8 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         draft_extend_input: DraftExtendInput,
         pools: KVPool,
         *,
-        out: MtpInput | None = None,
-    ) -> MtpInput:
+        out: ProductInput | None = None,
+    ) -> ProductInput:
         """Run all modules over the accepted rows, which drafts the next round's tree."""
         extend = draft_extend_input
         most_rows = self.lookahead + self._config.num_steps + 1
@@ -219,8 +222,8 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         shape: SpanShape,
         bonus_tokens: torch.Tensor,
         pools: KVPool,
-        out: MtpInput,
-    ) -> MtpInput:
+        out: ProductInput,
+    ) -> ProductInput:
         """Run all modules over each request's rows, each with the drafts of those before it."""
         target_RH, slots_R = gather_rows(batch, spans, new, shape, self._config.length_limit, pools)
         metadata = causal_metadata(
@@ -244,7 +247,7 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         return out
 
     def _keep_drafts(
-        self, batch: Batch, logits_BV: torch.Tensor, drafts: DrawnDrafts, spans: Spans, depth: int, out: MtpInput
+        self, batch: Batch, logits_BV: torch.Tensor, drafts: DrawnDrafts, spans: Spans, depth: int, out: ProductInput
     ) -> None:
         """Keep the best drafts at a depth, or draw others in their place."""
         config = self._config

@@ -6,10 +6,11 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Head, Placement, check_topk
-from specsim.core.eagle import Mask, PEagleConfig, PEagleInput
+from specsim.core.eagle import Mask, PEagleConfig
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
+from specsim.core.product import ProductInput
 from specsim.fast.drafters.autoregressive import best_drafts
 from specsim.fast.drafters.eagle3 import Eagle3Head
 from specsim.fast.drafters.p_eagle_rows import LastRows, NewPositions, head_rows, last_rows
@@ -30,7 +31,7 @@ class Layout(NamedTuple):
     has_equal_rows: bool  # in every batch of the phase
 
 
-class PEagleDrafter(ProductDrafter[PEagleInput]):
+class PEagleDrafter(ProductDrafter[ProductInput]):
     """An EAGLE-3 head whose prefill and draft-extend run S-1 mask rows after each request's own, see the reference.
 
     Draft-extend has the same number of rows for each request: S + 1, and S-1 mask rows.
@@ -39,7 +40,7 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
     def __init__(self, head: Head, config: SpecConfig, mask: Mask, vocab_size: int) -> None:
         check_topk(config, head.draft_vocab_size)
         device = mask.features.device
-        super().__init__(PEagleInput, DraftShape(head.hidden_size, vocab_size, mask.features.dtype), config, device)
+        super().__init__(ProductInput, DraftShape(head.hidden_size, vocab_size, mask.features.dtype), config, device)
         self._head = head
         self._mask = mask
         self._depths = torch.arange(config.num_steps, dtype=torch.int32, device=device)
@@ -50,7 +51,7 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
 
     def seed(
         self, batch: Batch, prefill: PrefillInput, next_tokens: torch.Tensor, features_RF: torch.Tensor, pools: KVPool
-    ) -> PEagleInput:
+    ) -> ProductInput:
         """Run the head over a prefill, which drafts the first round's tree."""
         counts = prefill.row_starts.diff()
         starts = prefill.row_starts + self.num_mask_rows * torch.arange(batch.size + 1, device=self._device)
@@ -61,8 +62,8 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         return self._draft(batch, new, layout, next_tokens, pools, self.zeros(batch.size).to(self._device))
 
     def extend(
-        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, *, out: PEagleInput | None = None
-    ) -> PEagleInput:
+        self, batch: Batch, draft_extend_input: DraftExtendInput, pools: KVPool, *, out: ProductInput | None = None
+    ) -> ProductInput:
         """Run the head over the accepted rows, which drafts the next round's tree."""
         extend = draft_extend_input
         most = self._config.num_steps + 1 + self.num_mask_rows
@@ -79,8 +80,8 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         layout: Layout,
         bonus_tokens: torch.Tensor,
         pools: KVPool,
-        out: PEagleInput,
-    ) -> PEagleInput:
+        out: ProductInput,
+    ) -> ProductInput:
         """Run each request's new rows and its mask rows in one forward, and draft from the last S of them."""
         starts, num_rows, most_rows, has_equal_rows = layout
         limits = (self.num_mask_rows, self._config.length_limit)
@@ -99,7 +100,7 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         out.bonus_tokens.copy_(bonus_tokens)
         return out
 
-    def _keep_drafts(self, batch: Batch, last: LastRows, out: PEagleInput) -> None:
+    def _keep_drafts(self, batch: Batch, last: LastRows, out: ProductInput) -> None:
         """Draft K tokens of every depth, the best ones or sampled ones."""
         config = self._config
         hidden_RH = last.hidden.flatten(0, 1)

@@ -8,14 +8,14 @@ import torch
 import triton.language as tl
 
 from specsim.core.config import SpecConfig
-from specsim.core.mtp import MtpInput
 from specsim.core.phases import AutoregressiveInput, Batch, Candidates, State
 from specsim.core.pool import KVPool
+from specsim.core.product import ProductInput
 from specsim.fast.drafters.steps import StepDrafter
 from specsim.fast.drafting import Lanes, expand, start_lanes
 from specsim.fast.runtime.launch import await_input, block_of, ceil_div, kernel
 
-AnyDrafts = TypeVar("AnyDrafts", bound=MtpInput)
+AnyDrafts = TypeVar("AnyDrafts", bound=ProductInput)
 
 
 @kernel
@@ -107,7 +107,7 @@ class ProductDrafter(StepDrafter, Generic[AnyDrafts]):
         self._config = config
         self._device = device
 
-    def propose(self, batch: Batch, draft_input: MtpInput, pools: KVPool) -> Candidates:
+    def propose(self, batch: Batch, draft_input: ProductInput, pools: KVPool) -> Candidates:
         """Lay the drafts out as candidates, without a forward."""
         buffers = self.buffers(batch.size).to(self._device)
         self.start(batch, draft_input, buffers, pools)
@@ -115,7 +115,7 @@ class ProductDrafter(StepDrafter, Generic[AnyDrafts]):
             self.step(batch, buffers, pools)
         return buffers.candidates
 
-    def start(self, batch: Batch, draft_input: MtpInput, buffers: ProductBuffers, pools: KVPool) -> None:
+    def start(self, batch: Batch, draft_input: ProductInput, buffers: ProductBuffers, pools: KVPool) -> None:
         """Copy the drafts, and start the lanes with the root's children."""
         config = self._config
         buffers.topk_scores.copy_(draft_input.topk_scores)

@@ -14,10 +14,11 @@ from torch.nn.functional import pad
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter, Placement
-from specsim.core.mtp import MtpConfig, MtpInput, check_modules
+from specsim.core.mtp import MtpConfig, check_modules
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
+from specsim.core.product import ProductInput
 from specsim.core.target import Target
 from specsim.reference.attention import AttentionMetadata, causal_metadata
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter, DecoderHead
@@ -71,7 +72,7 @@ class ModuleRows(NamedTuple):
     metadata: AttentionMetadata
 
 
-class MtpDrafter(ProductDrafter[MtpInput]):
+class MtpDrafter(ProductDrafter[ProductInput]):
     """The first S modules of a checkpoint as a drafter.
 
     Rows that read drafts hold wrong tokens once these are refused. The next draft-extend, or the next chunk of a
@@ -89,7 +90,7 @@ class MtpDrafter(ProductDrafter[MtpInput]):
         dtype: torch.dtype,
         config: SpecConfig,
     ) -> None:
-        super().__init__(MtpInput, config)
+        super().__init__(ProductInput, config)
         self._vocab_size = target.config.vocab_size
         check_modules(drafter, config, self._vocab_size)
         self._modules = [MtpModule(drafter, tensors, target, dtype, k) for k in range(config.num_steps)]
@@ -102,7 +103,7 @@ class MtpDrafter(ProductDrafter[MtpInput]):
 
     def _draft(
         self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], bonus: torch.Tensor, pools: KVPool
-    ) -> MtpInput:
+    ) -> ProductInput:
         """Run all modules over each request's new rows, from start_lens on, and those before them to write again."""
         end_lens = start_lens + torch.tensor(list(map(len, features)), dtype=torch.int64)
         rows = self._rows(batch, start_lens, features, pools)
@@ -145,8 +146,8 @@ class MtpDrafter(ProductDrafter[MtpInput]):
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._modules[0].logits(hidden_RH)
 
-    def idle(self) -> MtpInput:
-        return MtpInput.zeros(0, self._config, self._hidden_size, self._dtype, self._vocab_size)
+    def idle(self) -> ProductInput:
+        return ProductInput.zeros(0, self._config, self._hidden_size, self._dtype, self._vocab_size)
 
 
 def _next_ids(

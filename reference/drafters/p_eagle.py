@@ -10,10 +10,11 @@ from torch.nn.functional import pad
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter, Head, Placement
-from specsim.core.eagle import Mask, PEagleConfig, PEagleInput
+from specsim.core.eagle import Mask, PEagleConfig
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.phases import Batch
 from specsim.core.pool import KVPool
+from specsim.core.product import ProductInput
 from specsim.core.target import Target
 from specsim.reference.attention import causal_metadata
 from specsim.reference.drafters.autoregressive import AutoregressiveDrafter
@@ -22,7 +23,7 @@ from specsim.reference.drafters.product import ProductDrafter
 from specsim.reference.kv import draft_kv
 
 
-class PEagleDrafter(ProductDrafter[PEagleInput]):
+class PEagleDrafter(ProductDrafter[ProductInput]):
     """An EAGLE-3 head whose prefill and draft-extend run S-1 mask rows after each request's own rows.
 
     The KV of mask rows is of no use to the next round, whose rows overwrite it. With K > 1 the tree is a product: all
@@ -30,19 +31,19 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
     """
 
     def __init__(self, head: Head, config: SpecConfig, mask: Mask, vocab_size: int) -> None:
-        super().__init__(PEagleInput, config)
+        super().__init__(ProductInput, config)
         dtype = mask.features.dtype
         self._rows = AutoregressiveDrafter(head, config, dtype, vocab_size)
         self._head = head
         self._mask = mask
-        self._idle = PEagleInput.zeros(0, config, head.hidden_size, dtype, vocab_size)
+        self._idle = ProductInput.zeros(0, config, head.hidden_size, dtype, vocab_size)
         self.kv_layout = head.kv_layout
         self.feature_layers = head.feature_layers
         self.num_mask_rows = config.num_steps - 1
 
     def _draft(
         self, batch: Batch, start_lens: torch.Tensor, features: list[torch.Tensor], bonus: torch.Tensor, pools: KVPool
-    ) -> PEagleInput:
+    ) -> ProductInput:
         """Run each request's rows from start_lens on, and S-1 mask rows, and draft from the last S of them."""
         num_steps = self._config.num_steps
         masks_MF = self._mask.features.expand(num_steps - 1, -1)
@@ -72,7 +73,7 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
         slots_BS: torch.Tensor,
         root_lens: torch.Tensor,
         bonus: torch.Tensor,
-    ) -> PEagleInput:
+    ) -> ProductInput:
         """Draft K tokens of every depth; a row at or beyond max_len has no slot and proposes nothing."""
         drafts = [
             self._rows.drafts(batch, self.logits(hidden_BSH[:, depth]), self._config.topk, root_lens, depth, slots_B)
@@ -83,7 +84,7 @@ class PEagleDrafter(ProductDrafter[PEagleInput]):
     def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         return self._head.logits(hidden_RH)
 
-    def idle(self) -> PEagleInput:
+    def idle(self) -> ProductInput:
         return self._idle
 
 

@@ -9,12 +9,12 @@ import torch
 
 from specsim.core.config import SpecConfig
 from specsim.core.drafter import Drafter
-from specsim.core.mtp import MtpInput
 from specsim.core.phases import Batch, Candidates, DraftExtendInput, PrefillInput
 from specsim.core.pool import KVPool
+from specsim.core.product import ProductInput
 from specsim.reference.drafting import RowDrafts, expand, lanes_of
 
-AnyDrafts = TypeVar("AnyDrafts", bound=MtpInput)
+AnyDrafts = TypeVar("AnyDrafts", bound=ProductInput)
 
 
 class ProductDrafter(Drafter, Generic[AnyDrafts]):
@@ -66,7 +66,7 @@ class ProductDrafter(Drafter, Generic[AnyDrafts]):
         return drafter
 
 
-def product(draft_input: MtpInput, config: SpecConfig) -> Candidates:
+def product(draft_input: ProductInput, config: SpecConfig) -> Candidates:
     """Lay the drafts out as candidates, without a forward: K lanes, each with the children of its depth."""
     scores_BSK = draft_input.topk_scores
     tokens_BSK = draft_input.topk_index

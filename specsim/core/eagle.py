@@ -8,7 +8,6 @@ import torch
 
 from specsim.core.drafter import DrafterConfig, Placement
 from specsim.core.errors import require
-from specsim.core.mtp import MtpInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +53,3 @@ class Mask(NamedTuple):
     def of(cls, config: PEagleConfig, tensors: Mapping[str, torch.Tensor], on: Placement) -> Self:
         """Take the mask of a checkpoint."""
         return cls(config.mask_token_id, tensors["mask_hidden"].to(on.device, on.dtype).contiguous())
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class PEagleInput(MtpInput):
-    """All drafts of the next round, which one forward made in draft-extend or prefill.
-
-    Drafts of a depth depend on the committed tokens alone, not on the drafts above them. `hidden` is the head's state
-    before its final norm, of the root's row at depth 1 and of mask rows at the depths below.
-    """

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal, Self, get_args, get_origin
 
 MOST_MESSAGE = 2000  # characters of a sentence
@@ -60,6 +62,12 @@ def text_of(write: Callable[[object], str], value: object) -> str:
         raise
     except BaseException:
         return f"an object of type {type(value).__name__}"
+
+
+def with_location(error: Exception) -> str:
+    """Describe an error by its type, its text, and the file and line that raised it."""
+    frame = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 def incompleteness(error: Exception) -> str:

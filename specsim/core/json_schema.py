@@ -4,6 +4,7 @@ A version grows when a key is renamed or removed or changes its meaning. New key
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -45,14 +46,19 @@ def schema_name(output: str) -> str:
 
 _Record = TypeVar("_Record")
 _MOST = 2**63 - 1
-_ALLOWED = {int: "an integer from 0 to 2^63 - 1", float: "a finite number of at least 0", str: "a text"}
+_ALLOWED = {
+    bool: "true or false",
+    int: "an integer from 0 to 2^63 - 1",
+    float: "a finite number of at least 0",
+    str: "a text",
+}
 
 
 def read_record(kind: type[_Record], value: Any, name: str) -> _Record:
     """Make a dataclass of a JSON object with exactly its fields.
 
-    Texts, counts, figures of at least 0, objects of counts and other dataclasses are checked. Raises InputError that
-    names the first field of another type.
+    Texts, counts, figures of at least 0, truth values, arrays of them, objects of counts and other dataclasses are
+    checked. Raises InputError that names the first field of another type.
     """
     names = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType] - a dataclass
     is_record = isinstance(value, dict) and value.keys() == set(names)
@@ -69,15 +75,28 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         return None if value is None else _read(kind, value, name)
     if is_dataclass(kind):
         return read_record(kind, value, name)  # pyright: ignore[reportArgumentType] - a class
+    if hasattr(kind, "_fields"):  # a NamedTuple
+        kinds = list(get_type_hints(kind).values())
+        is_row = isinstance(value, (list, tuple)) and len(value) == len(kinds)
+        require(is_row, name, value, f"an array of {len(kinds)} values")
+        return kind(*_read_items(kinds, value, name))
+    if get_origin(kind) in (list, tuple):  # of any length
+        require(isinstance(value, (list, tuple)), name, value, "an array")
+        return get_origin(kind)(_read_items(get_args(kind)[:1] * len(value), value, name))
     if get_origin(kind) is dict:
         require(isinstance(value, dict), name, value, "an object")
         return {key: _read(get_args(kind)[1], entry, f"{name}.{key}") for key, entry in value.items()}
     if kind is not Any:
         require(_is_of(kind, value), name, value, _ALLOWED[kind])
-    return value
+    return float(value) if kind is float else value
+
+
+def _read_items(kinds: Sequence[Any], values: Sequence[Any], name: str) -> list[Any]:
+    pairs = enumerate(zip(kinds, values, strict=True))
+    return [_read(kind, value, f"{name}[{index}]") for index, (kind, value) in pairs]
 
 
 def _is_of(kind: type, value: Any) -> bool:
-    if kind is str:
-        return isinstance(value, str)
+    if kind in (str, bool):
+        return isinstance(value, kind)
     return type(value) in (int, kind) and 0 <= value <= (sys.float_info.max if kind is float else _MOST)

@@ -6,18 +6,16 @@ them: what it chose, what it wrote, and what it should not have touched. Then th
 right or wrong: the oracle (specsim.correctness.differential.oracle) checks those.
 """
 
-import traceback
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from specsim.core.drafter import columns_ahead
 from specsim.core.engine import target_error
-from specsim.core.errors import InputError
+from specsim.core.errors import InputError, with_location
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, PrefillInput, PrefillOutput, State
 from specsim.core.rank_group import RankLost, RanksDiffer
@@ -190,9 +188,7 @@ class Lockstep:
             self._note([StepDifference(call, None, Mismatch("rank digests", "equal", str(error)))])
             raise Diverged from error
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            message = f"{name}: {type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
-            self._note([StepDifference(call, None, Mismatch("error", None, message))])
+            self._note([StepDifference(call, None, Mismatch("error", None, f"{name}: {with_location(error)}"))])
             raise Diverged from error
 
     def _note(self, differences: Iterable[StepDifference]) -> None:

@@ -1,16 +1,15 @@
 """A trial: one program is served, every slot audited, and each of its requests compared with its solo run."""
 
-import traceback
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from specsim.core.engine_options import EngineOptions
+from specsim.core.errors import with_location
 from specsim.core.kv_buffer import KVBuffer
 from specsim.core.pair import Pair
 from specsim.core.policies.named import NamedPolicy, named_policy
@@ -72,7 +71,7 @@ def check(program: Program, options: EngineOptions, adaptive: Adaptive = None) -
             scheduler.close()
         error = None
     except Exception as raised:
-        error = f"step {schedulers[0].step_index}: {_described(raised)}"
+        error = f"step {schedulers[0].step_index}: {with_location(raised)}"
     for scheduler in schedulers:
         counts.update(_by_depth(coverage_of(scheduler), program.config.num_steps))
         counts["switches"] += sum(before != now for before, now in pairwise(scheduler.choices))
@@ -226,8 +225,3 @@ def _by_depth(counts: Counter[str], num_steps: int) -> Counter[str]:
     """Count accepted drafts separately for each depth of the tree."""
     named = {f"accepted drafts {count}": accepted_name(count, num_steps) for count in range(num_steps + 1)}
     return Counter({named.get(name, name): count for name, count in counts.items()})
-
-
-def _described(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
