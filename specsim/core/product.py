@@ -22,9 +22,7 @@ class ProductInput(DraftInput):
     # at the request's temperature if drafts are sampled
     topk_scores: torch.Tensor
     topk_index: torch.Tensor  # i64 [B, S, K], drafts by depth: the best ones, or one sampled draft for each lane
-    hidden: (
-        torch.Tensor
-    )  # [B, S, H], hidden state of each depth's drafts: after a module's norm, before a head's
+    hidden: torch.Tensor  # [B, S, H], hidden state of each depth: after a module's norm, before a head's
     # f32 [B, S, V], distribution of each depth's drafts, 0 at temperature 0; None where verify does not read it
     draft_prob: torch.Tensor | None = None
 
