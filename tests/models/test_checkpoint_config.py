@@ -181,9 +181,9 @@ def test_norms_of_eagle3_1(name: str, published):
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor", "missing"),
         (
             "llama",
-            {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
+            {"rope_parameters": {"rope_theta": 2.0, "full_attention": {"rope_theta": 1.0}}},
             "rope_parameters",
-            {"rope_theta": 10000.0, "full_attention": {"rope_theta": 1.0}},
+            {"rope_theta": 2.0, "full_attention": {"rope_theta": 1.0}},
         ),
         (
             "llama",
@@ -289,6 +289,38 @@ def test_layers_with_experts(published):
     assert read("qwen3_moe", published, decoder_sparse_step=5).mlp == DenseMLP(20)
     assert read("deepseek_v3", published).expert_layers == (1, 2, 3)
     assert read("gpt_oss", published).sliding_windows == (128, None, 128, None)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value", "other"),
+    [
+        ("qwen3", "rope_scaling", {"type": "linear", "factor": 1.0}, {"type": "linear", "factor": 2.0}),
+        ("mistral", "rope_scaling", {"rope_type": "dynamic", "factor": 1}, {"rope_type": "dynamic"}),
+        (
+            "llama",
+            "rope_parameters",
+            {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}},
+            {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e5}},
+        ),
+        ("llama", "partial_rotary_factor", 1.0, 0.5),
+        ("deepseek_v3", "partial_rotary_factor", 1, 0.25),
+        ("qwen3", "max_window_layers", None, None),
+        ("qwen2", "moe_intermediate_size", 0, 12),
+        ("deepseek_v3", "num_local_experts", 8, 4),
+        ("deepseek_v3", "num_experts", 8, 4),
+    ],
+)
+def test_settings_that_change_nothing_are_accepted(family, name, value, other, published):
+    plain = read(family, published, rope_theta=1e4)
+    assert read(family, published, **{"rope_theta": 1e4, name: value}) == plain
+    if other is not None:
+        with pytest.raises(InputError, match=f"{'rope_type' if name == 'rope_scaling' else name} in config.json is "):
+            read(family, published, **{name: other})
+
+
+def test_sizes_of_no_experts_are_not_read(published):
+    dead = {"moe_intermediate_size": 12, "num_experts_per_tok": 2, "num_experts": 0}
+    assert read("qwen2", published, **dead) == read("qwen2", published)
 
 
 def test_yarn_scales_turns_and_scores(published):

@@ -18,10 +18,11 @@ def read_rope(fields: Fields, size: int, interleaved: bool = False) -> Rope:
     """Read `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of transformers 4."""
     theta = {"rope_theta": fields.get("rope_theta", 10000.0)}
     names = [name for name in ("rope_parameters", "rope_scaling") if fields.get(name)] or ["rope_parameters"]
-    settings = [(name, fields.mapping(name).filled(theta)) for name in names]
-    first, *others = (
-        Rope(rope.number("rope_theta"), size, _scaling(name, rope), interleaved) for name, rope in settings
-    )
+    for holder in (fields, *map(fields.mapping, names)):
+        if holder.get("partial_rotary_factor", 1) != 1:
+            raise holder.error("partial_rotary_factor", "1")
+    settings = [_of_all_layers(name, fields.mapping(name)).filled(theta) for name in names]
+    first, *others = (Rope(rope.number("rope_theta"), size, _scaling(rope), interleaved) for rope in settings)
     if any(other != first for other in others):
         raise fields.error("rope_scaling", "equal to rope_parameters, rope_theta included, where both are given")
     return first
@@ -32,13 +33,21 @@ def attention_factor(factor: float, multiplier: float = 1.0) -> float:
     return 0.1 * multiplier * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _scaling(name: str, rope: Fields) -> dict[str, Any]:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    require_choice(f"rope_type in {rope.file}", kind, _TYPES)
-    if any(isinstance(value, dict) for value in rope.values.values()):
+def _of_all_layers(name: str, rope: Fields) -> Fields:
+    """Give the one setting of RoPE, which may be repeated for every type of layer."""
+    by_type = [value for value in rope.values.values() if isinstance(value, dict)]
+    if not by_type:
+        return rope
+    if len(by_type) < len(rope.values) or any(value != by_type[0] for value in by_type):
         raise InputError(f"{name} in {rope.file}", dict(rope.values), "one setting for all layers")
-    if rope.get("partial_rotary_factor", 1) != 1:
-        raise rope.error("partial_rotary_factor", "1")
+    return Fields(rope.file, by_type[0], rope.read_names)
+
+
+def _scaling(rope: Fields) -> dict[str, Any]:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind in ("linear", "dynamic") and rope.get("factor") == 1:
+        kind = "default"  # a stretch by 1 is none
+    require_choice(f"rope_type in {rope.file}", kind, _TYPES)
     if kind == "default":
         return {}
     numbers = {"rope_type": kind, "factor": rope.number("factor")}
@@ -152,7 +161,8 @@ def _sliding_layers(family: str, fields: Fields, num_layers: int, window: int | 
     if layer_types is None and family == "gpt_oss":
         return [layer % 2 == 0 for layer in range(num_layers)]
     if layer_types is None:
-        return [layer >= fields.integer("max_window_layers", least=0) for layer in range(num_layers)]
+        first = 0 if window is None else fields.integer("max_window_layers", least=0)
+        return [layer >= first for layer in range(num_layers)]
     full = "full_attention"
     sliding = "sliding_attention"
     listed = isinstance(layer_types, list) and all(kind in (full, sliding) for kind in layer_types)

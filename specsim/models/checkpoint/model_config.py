@@ -49,6 +49,7 @@ _STRUCTURAL = (
     "mamba_d_state",
     "num_kv_shared_layers",
 )
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def read_target_config(folder: Path) -> ModelConfig:
@@ -116,8 +117,13 @@ def _refuse_unread(family: str, fields: Fields, num_layers: int) -> None:
 
 
 def _implied(family: str, fields: Fields, num_layers: int) -> dict[str, Any]:
-    """List values of structural fields that a family's forward has without them."""
+    """List values of structural fields that a family's forward has without them, or that nothing reads."""
+    values = fields.values
     implied: dict[str, Any] = {"no_rope_layers": [1] * num_layers}
+    if family == "deepseek_v3":
+        implied |= dict.fromkeys(_EXPERT_COUNTS, values.get("n_routed_experts"))
+    if any(values.get(name) == 0 for name in _EXPERT_COUNTS) and not any(map(values.get, _EXPERT_COUNTS)):
+        implied |= {name: values.get(name) for name in ("moe_intermediate_size", "num_experts_per_tok")}
     if family in ("qwen3", "qwen3_moe"):
         implied["use_qk_norm"] = True
     heads, size = fields.values.get("num_attention_heads"), fields.values.get("hidden_size")
