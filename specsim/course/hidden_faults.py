@@ -9,7 +9,7 @@ from specsim.core.config import SpecConfig
 from specsim.core.errors import require
 
 if TYPE_CHECKING:
-    from specsim.correctness.faults.examination import Examination
+    from specsim.course.examination import Examination
 
 # Entries of the fault catalogue; the notebook names them only in its solution.
 NUMBERED = {1: "drafter-keeps-draft-features", 2: "kv-not-moved", 3: "logprob-after-compaction"}
@@ -63,11 +63,11 @@ def suspects() -> Suspects:
 def examine(
     faults: list[int | str | None], prompt: str, config: SpecConfig, settings: Mapping[str, Mapping[str, Any]]
 ) -> dict[int | str | None, "Examination"]:
-    """Examine the fast implementation with each of these faults, as specsim.correctness.faults.examination does.
+    """Examine the fast implementation with each of these faults, as specsim.course.examination does.
 
     A fault is one of the numbers 1 to 3, a name of the catalogue, or None for the package as it is.
     """
-    from specsim.correctness.faults import examination
+    from specsim.course import examination
 
     for fault in faults:
         allowed = f"{', '.join(map(str, NUMBERED))}, a name of the fault catalogue, or None"

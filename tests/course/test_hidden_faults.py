@@ -7,9 +7,8 @@ import pytest
 
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError
-from specsim.correctness.faults import examination
 from specsim.correctness.faults.catalogue import FAULTS
-from specsim.course import exercise, hidden_faults
+from specsim.course import examination, exercise, hidden_faults
 from specsim.course.hidden_faults import NUMBERED, PLACES, SUSPECTS, WOULD_SHOW, compared
 
 BY_NAME = {fault.name: fault for fault in FAULTS}

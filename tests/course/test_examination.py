@@ -4,8 +4,8 @@ import pytest
 
 from specsim import SpecConfig
 from specsim.core.errors import InputError
-from specsim.correctness.faults import examination
-from specsim.correctness.faults.examination import examine
+from specsim.course import examination
+from specsim.course.examination import examine
 
 SETTING = {"tree": dict(kind="eagle3", topk=2, num_steps=3, num_draft_tokens=6, page_size=4, batch=2, rounds=1)}
 CONFIG = SpecConfig(topk=2, num_steps=3, num_draft_tokens=6)

@@ -28,7 +28,7 @@ def start(folder: str) -> None:
     gc.disable()  # a fork lives for seconds, and ends with all its memory
     try:
         sys.path.insert(0, folder)
-        from specsim.correctness.faults.examination import main as examine
+        from specsim.course.examination import main as examine
 
         examine(Path(folder))
         status = 0
