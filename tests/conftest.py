@@ -173,8 +173,8 @@ def _validator(output: str) -> Any:
 
 
 @pytest.fixture
-def in_two_ranks() -> Callable[[Callable[[Any], Any]], list[Any]]:
-    """Run a function of a rank group in two processes, and give what both return."""
+def in_ranks() -> Callable[..., list[Any]]:
+    """Run a function of a rank group in two processes, or in `size`, and list what each returns."""
     if DEVICE != "cpu":
         pytest.skip("forked processes cannot use this one's GPU; `specsim diff --tensor-parallel 2` tests ranks there")
     from specsim.correctness.ranks import run_in_ranks

@@ -50,8 +50,8 @@ def _row(pair, ranks):
 
 
 @interpreted
-def test_a_round_of_two_ranks_is_checked_and_timed(small, in_two_ranks):
-    rows = in_two_ranks(partial(_row, small))
+def test_a_round_of_two_ranks_is_checked_and_timed(small, in_ranks):
+    rows = in_ranks(partial(_row, small))
     assert repr(rows[0]) == repr(rows[1])
     row = rows[0]
     assert row.passed, row.checks
@@ -67,8 +67,8 @@ def _row_where_rank_1_differs(pair, ranks):
 
 
 @interpreted
-def test_no_rank_times_a_round_that_differs_on_one(small, in_two_ranks):
-    for row in in_two_ranks(partial(_row_where_rank_1_differs, small)):
+def test_no_rank_times_a_round_that_differs_on_one(small, in_ranks):
+    for row in in_ranks(partial(_row_where_rank_1_differs, small)):
         assert not row.checks[OURS].passed
         assert "draft_input.hidden of rank 1 is not that of rank 0" in row.checks[OURS].difference
         assert set(row.timings) == {ONE}
@@ -80,8 +80,8 @@ def _agreed(ranks):
     return agreed(ranks, own), slowest(ranks, Timing(5.0 + ranks.rank, 1.0, 9))
 
 
-def test_a_failed_check_and_the_longest_time_of_any_rank_count(in_two_ranks):
-    for check, timing in in_two_ranks(_agreed):
+def test_a_failed_check_and_the_longest_time_of_any_rank_count(in_ranks):
+    for check, timing in in_ranks(_agreed):
         assert not check.passed
         assert "entry 3" in check.difference
         assert timing.median_us == 6.0
@@ -95,8 +95,8 @@ def _rows_within(ranks):
     return len(session.bench(Options("tensor-parallel", seconds=seconds, tensor_parallel=2)).rows)
 
 
-def test_all_ranks_end_after_the_same_row(in_two_ranks):
-    assert in_two_ranks(_rows_within) == [1, 1]
+def test_all_ranks_end_after_the_same_row(in_ranks):
+    assert in_ranks(_rows_within) == [1, 1]
 
 
 @pytest.mark.parametrize(("suite", "size"), [("tensor-parallel", 1), ("round", 2)])

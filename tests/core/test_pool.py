@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.errors import InputError
+from specsim.core.kv_buffer import FeatureRing, SideOutputs
 from specsim.core.pool import KVBuffer, KVLayout, KVPool, OutOfSlots, PageAllocator
 
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=3)
@@ -13,7 +14,20 @@ P = 4
 
 
 def make_pool(num_slots: int = 40, page_size: int = P, num_requests: int = 3, width: int = 32) -> KVPool:
-    return KVPool(KVBuffer(LAYOUT, num_slots, torch.float32), None, page_size, num_requests, width)
+    """Make a pool with every optional part."""
+    target, draft = (KVBuffer(LAYOUT, num_slots, torch.float32) for _ in range(2))
+    recent = FeatureRing(num_requests, 3, 2, torch.float32)
+    side = SideOutputs({"experts": (2,)}, num_slots)
+    return KVPool(target, draft, page_size, num_requests, width, recent, side)
+
+
+def tensors_of(value, path: str = "pool") -> dict[str, torch.Tensor]:
+    """Find all tensors of a pool and of its parts, so that new ones are included."""
+    if isinstance(value, torch.Tensor):
+        return {path: value}
+    is_part = type(value).__module__.startswith("specsim.")
+    parts = value if isinstance(value, dict) else vars(value) if is_part else {}
+    return {name: tensor for key, part in parts.items() for name, tensor in tensors_of(part, f"{path}.{key}").items()}
 
 
 def snapshot(pool: KVPool):
@@ -180,12 +194,18 @@ def test_a_limit_beyond_the_pool_is_refused(num_slots):
 
 
 @pytest.mark.parametrize("source", [busy_pool, shared_pool], ids=["own pages", "shared pages"])
-def test_a_copy_has_the_same_accounting_independently(source):
+def test_a_copy_has_the_same_content_independently(source):
     pool, copy = source(), make_pool()
     pool.limit(36)
+    content, copied = tensors_of(pool), tensors_of(copy)
+    for number, tensor in enumerate(content.values()):
+        if not (tensor is pool.req_to_token or tensor is pool.token_ids):
+            tensor.copy_(number + torch.arange(tensor.numel()).view(tensor.shape))
     copy.reserve(copy.open(), 16)  # its own content is gone
     copy.copy_(pool)
     assert snapshot(copy) == snapshot(pool)
+    assert [name for name, tensor in copied.items() if not torch.equal(tensor, content[name])] == []
+    assert not {tensor.data_ptr() for tensor in copied.values()} & {tensor.data_ptr() for tensor in content.values()}
     assert copy.audit() == pool.audit()
     before, third = snapshot(pool), copy.open()
     copy.share(third, copy.pages(0)[:1])

@@ -19,8 +19,8 @@ def _gathered(dtype, ranks) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_every_rank_gathers_all_parts_in_order(in_two_ranks, dtype):
-    first, second = in_two_ranks(partial(_gathered, dtype))
+def test_every_rank_gathers_all_parts_in_order(in_ranks, dtype):
+    first, second = in_ranks(partial(_gathered, dtype))
     expected = torch.arange(6.0).reshape(2, 3).double()
     assert torch.equal(first, second)
     assert torch.equal(first, torch.stack([expected, expected + 10]))
@@ -45,9 +45,9 @@ def _compared(changes, is_round, ranks) -> str:
 
 
 @pytest.mark.parametrize("is_round", [False, True])
-def test_a_state_that_differs_is_named_with_its_rank(in_two_ranks, is_round):
-    assert in_two_ranks(partial(_compared, False, is_round)) == ["equal", "equal"]
-    said = in_two_ranks(partial(_compared, True, is_round))
+def test_a_state_that_differs_is_named_with_its_rank(in_ranks, is_round):
+    assert in_ranks(partial(_compared, False, is_round)) == ["equal", "equal"]
+    said = in_ranks(partial(_compared, True, is_round))
     assert said[0] == said[1]
     assert all(word in said[0] for word in ("rank 1", "topk_index", "draft"))
     assert ("draft_input.topk_index" in said[0]) == is_round

@@ -40,9 +40,9 @@ def _checked(setting, draft_parallel, _):
 
 @pytest.mark.by_default("round", "phase", "experts", "modules")
 @pytest.mark.parametrize(("setting", "draft_parallel"), CELLS, ids=NAMES)
-def test_two_ranks_equal_the_reference(in_two_ranks, setting, draft_parallel):
+def test_two_ranks_equal_the_reference(in_ranks, setting, draft_parallel):
     """Both ranks compare every phase with the reference, their own heads of the KV, and a digest with each other."""
-    for result in in_two_ranks(partial(_checked, setting, draft_parallel)):
+    for result in in_ranks(partial(_checked, setting, draft_parallel)):
         assert result.first_divergence is None
         assert not result.is_empty
 
@@ -54,12 +54,12 @@ def _generated(options, sampling, ranks):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_slices_that_were_read_generate_the_same(in_two_ranks, temperature):
+def test_slices_that_were_read_generate_the_same(in_ranks, temperature):
     """Two ranks, each with only its slices of the checkpoint, continue as one rank with the whole."""
     sampling = SamplingParams(max_new_tokens=6, temperature=temperature)
     alone = _generated(EngineOptions("fast", device="cpu"), sampling, None)
     shared = EngineOptions("fast", device="cpu", tensor_parallel=2, compare_ranks=True)
-    assert in_two_ranks(partial(_generated, shared, sampling)) == [alone, alone]
+    assert in_ranks(partial(_generated, shared, sampling)) == [alone, alone]
 
 
 def _refused(pair, draft_parallel, _):
@@ -71,9 +71,9 @@ def _refused(pair, draft_parallel, _):
     ("pair", "draft_parallel"),
     [("mtp-llama", "replicated"), ("standalone-llama", "sharded"), ("frozen-kv-llama", "sharded")],
 )
-def test_what_ranks_cannot_share_is_refused(in_two_ranks, pair, draft_parallel):
+def test_what_ranks_cannot_share_is_refused(in_ranks, pair, draft_parallel):
     with pytest.raises(RankFailed, match=r"InputError: (tensor|draft)_parallel is"):
-        in_two_ranks(partial(_refused, pair, draft_parallel))
+        in_ranks(partial(_refused, pair, draft_parallel))
 
 
 class _Learning:
@@ -99,8 +99,8 @@ def _learned(ranks):
     return policy.seconds[1:]
 
 
-def test_policies_of_all_ranks_learn_the_seconds_of_rank_0(in_two_ranks):
-    assert in_two_ranks(_learned) == [[1.0], [1.0]]
+def test_policies_of_all_ranks_learn_the_seconds_of_rank_0(in_ranks):
+    assert in_ranks(_learned) == [[1.0], [1.0]]
 
 
 def _adaptive(ranks):
@@ -112,8 +112,8 @@ def _adaptive(ranks):
     return [output.token_ids for output in made.outputs], made.switching.switches
 
 
-def test_ranks_switch_settings_together(in_two_ranks):
-    first, second = in_two_ranks(_adaptive)
+def test_ranks_switch_settings_together(in_ranks):
+    first, second = in_ranks(_adaptive)
     assert first == second
     assert first[1] > 0
 

@@ -17,9 +17,9 @@ HALF = 4096  # bytes
 
 @pytest.fixture
 def memory():
-    """Make memory that processes share."""
-    size = PeerMemory.num_bytes(HALF, 2)
-    return tuple(torch.zeros(size, dtype=torch.uint8).share_memory_() for _ in range(2))
+    """Make memory that three processes share, as a sum over two does not depend on their order."""
+    size = PeerMemory.num_bytes(HALF, 3)
+    return tuple(torch.zeros(size, dtype=torch.uint8).share_memory_() for _ in range(3))
 
 
 def peers_of(memory, rank, most_spins=-1):
@@ -46,8 +46,8 @@ def _gathered(memory, dtype, ranks):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.uint8])
-def test_both_ranks_gather_all_parts_in_order(in_two_ranks, memory, dtype):
-    for found in in_two_ranks(partial(_gathered, memory, dtype)):
+def test_both_ranks_gather_all_parts_in_order(in_ranks, memory, dtype):
+    for found in in_ranks(partial(_gathered, memory[:2], dtype)):
         for out in found:
             size = out.shape[1]
             expected = torch.stack([(torch.arange(size) + 10 * rank).to(dtype) for rank in range(2)])
@@ -69,18 +69,18 @@ def _summed(memory, inputs, ranks):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_have_the_bits_of_a_library(in_two_ranks, memory, dtype):
-    """More rows than programs, one row, and a base or none."""
+def test_sums_have_the_bits_of_a_library(in_ranks, memory, dtype):
+    """One row, more rows than programs, and a base or none."""
     inputs = []
-    for rows, size in ((1, 7), (PROGRAMS + 5, 5), (3, 37)):
-        base, *parts = (torch.randn(rows, size).to(dtype) for _ in range(3))
+    for rows, size, has_base in ((1, 7, True), (PROGRAMS + 5, 5, False), (3, 37, True)):
+        base, *parts = (torch.randn(rows, size).to(dtype) for _ in range(4))
         norm = Norm(torch.randn(size).to(dtype), 1e-5)
-        inputs += [(base, norm, *parts), (None, norm, *parts)]
-    first, second = in_two_ranks(partial(_summed, memory, inputs))
+        inputs.append((base if has_base else None, norm, *parts))
+    first, *others = in_ranks(partial(_summed, memory, inputs), size=3)
     for library, ours in zip(first[::2], first[1::2], strict=True):
         assert all(torch.equal(*each) for each in zip(library, ours, strict=True))
-    for one, other in zip(first, second, strict=True):
-        assert all(torch.equal(*each) for each in zip(one, other, strict=True))
+    for other in others:
+        assert all(torch.equal(*each) for sums in zip(first, other, strict=True) for each in zip(*sums, strict=True))
 
 
 def test_a_rank_that_may_give_up_does_not_hang(device):
@@ -105,8 +105,8 @@ def _met(ranks):
     return meet(ranks, torch.device("cpu"), HALF)
 
 
-def test_ranks_without_gpus_do_not_meet(in_two_ranks):
-    assert in_two_ranks(_met) == ["ranks are on no NVIDIA GPUs"] * 2
+def test_ranks_without_gpus_do_not_meet(in_ranks):
+    assert in_ranks(_met) == ["ranks are on no NVIDIA GPUs"] * 2
 
 
 def _refused_on_rank_1(ranks):
@@ -114,8 +114,8 @@ def _refused_on_rank_1(ranks):
     return meet(ranks, torch.device("cpu"), HALF)
 
 
-def test_every_rank_knows_why_one_sees_no_memory(in_two_ranks):
-    assert in_two_ranks(_refused_on_rank_1) == ["rank 1 sees nothing"] * 2
+def test_every_rank_knows_why_one_sees_no_memory(in_ranks):
+    assert in_ranks(_refused_on_rank_1) == ["rank 1 sees nothing"] * 2
 
 
 def test_only_small_parts_on_gpus_are_linked(memory):
@@ -135,8 +135,8 @@ def _joined(logits_RV, ranks):
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 48, 600])
-def test_joined_slices_are_the_row(in_two_ranks, vocab_size):
+def test_joined_slices_are_the_row(in_ranks, vocab_size):
     logits = torch.randn(3, vocab_size)
-    for joined, padding in in_two_ranks(partial(_joined, logits)):
+    for joined, padding in in_ranks(partial(_joined, logits)):
         assert torch.equal(joined, logits)
         assert (padding == float("-inf")).all()

@@ -26,13 +26,13 @@ def _summed(parts, base, norm, ranks):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_base", [True, False])
 @pytest.mark.parametrize("size", [1, 37, 256])
-def test_a_sum_is_taken_in_the_order_of_the_ranks(in_two_ranks, dtype, has_base, size):
-    parts = [torch.randn(5, size, dtype=dtype) for _ in range(2)]
+def test_a_sum_is_taken_in_the_order_of_the_ranks(in_ranks, dtype, has_base, size):
+    parts = [torch.randn(5, size, dtype=dtype) for _ in range(3)]  # a sum of two does not depend on the order
     base = torch.randn(5, size, dtype=dtype) if has_base else None
     norm = torch.randn(size, dtype=dtype)
-    first, second = in_two_ranks(partial(_summed, parts, base, norm))
-    assert all(torch.equal(*both) for both in zip(first, second, strict=True))
-    total = (parts[0].float() + parts[1].float()).to(dtype)
+    first, *others = in_ranks(partial(_summed, parts, base, norm), size=3)
+    assert all(torch.equal(*both) for other in others for both in zip(first, other, strict=True))
+    total = (parts[0].float() + parts[1].float() + parts[2].float()).to(dtype)
     assert torch.equal(first[0], total if base is None else (base.float() + total.float()).to(dtype))
 
 
@@ -45,8 +45,8 @@ def _replayed(ranks):
     return out
 
 
-def test_a_replayed_graph_gathers_again(in_two_ranks):
-    for out in in_two_ranks(_replayed):
+def test_a_replayed_graph_gathers_again(in_ranks):
+    for out in in_ranks(_replayed):
         assert torch.equal(out, torch.full((2, 3), 3.0))
 
 
@@ -86,8 +86,8 @@ def _measured(ranks):
     return measured(ranks, peers, torch.device("cpu"))
 
 
-def test_ranks_agree_on_times_and_on_a_sum_that_differs(in_two_ranks):
-    first, second = in_two_ranks(_measured)
+def test_ranks_agree_on_times_and_on_a_sum_that_differs(in_ranks):
+    first, second = in_ranks(_measured)
     assert repr(first) == repr(second)
     size = 2 * rank_links.WIDTH
     assert first[:2] == (LinkTime(size, 3.0, 4.0, True), LinkTime(4 * size, 9.0, 10.0, True))

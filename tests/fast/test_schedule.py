@@ -3,14 +3,14 @@
 import itertools
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specsim.bench.roofline import forward_bound
+from specsim.fast.persistent import schedule as rules
 from specsim.fast.persistent.forward import schedule_of
 from specsim.fast.persistent.schedule import COLUMNS, HEAD_DIM, SUMS, TILE, WAKES, ForwardSchedule, WeightStage
 from specsim.models.shapes import shape
@@ -26,6 +26,8 @@ ODD = (
     replace(SMALL, hidden=1088, inner=2048, programs=7, requests=3, nodes=1),
     replace(SMALL, requests=2, nodes=8, programs=16, heads=6, kv_heads=3),
     replace(SMALL, requests=3, programs=9, batch_invariant=True),
+    # No tile of any product for one finisher of a program, and keys for every program.
+    replace(SMALL, hidden=256, inner=128, heads=1, kv_heads=1, programs=16),
 )
 
 
@@ -45,7 +47,7 @@ def test_tiles_are_covered_once(schedule):
 
 
 @pytest.mark.parametrize("schedule", schedules(), ids=str)
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("window", [None, 65, 66, 100])
 def test_visible_columns_are_read_once(schedule, window):
     for length in (0, 1, 48, 49, 1024):
         read: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -55,6 +57,7 @@ def test_visible_columns_are_read_once(schedule, window):
         assert len(read) == schedule.units
         first = 0 if window is None else max(0, length + 1 - window)
         for stages in read.values():
+            assert all(first + stage * COLUMNS < length for stage in stages)
             columns = [first + stage * COLUMNS + place for stage in stages for place in range(COLUMNS)]
             assert sorted(column for column in columns if column < length) == list(range(first, length))
 
@@ -108,17 +111,22 @@ class Device:
         self.done: Counter[tuple[int, str]] = Counter()  # finished items by layer and kind
         self.roles = [role for program in range(schedule.programs) for role in Program(self, program).roles]
 
-    def run(self, choose: Callable[[list], Iterator]) -> None:
-        """Run to the end, with the next role to try given by `choose`."""
-        waiting = {id(role): next(role, None) for role in self.roles}
-        alive = [role for role in self.roles if waiting[id(role)] is not None]
-        while alive:
-            ready = [role for role in alive if waiting[id(role)]()]
-            assert ready, f"{len(alive)} roles wait for each other"
-            role = choose(ready)
-            waiting[id(role)] = next(role, None)
-            if waiting[id(role)] is None:
-                alive.remove(role)
+    def run(self, is_slow: Callable[[int], bool] = lambda number: False, seed: int = 0) -> None:
+        """Run to the end in a random order, in which slow roles step only where no other role can."""
+        choice = random.Random(seed)
+        groups = [[], []]
+        for number, role in enumerate(self.roles):
+            groups[is_slow(number)].append((role, next(role, None)))
+        while any(groups):
+            for group in groups:
+                start = choice.randrange(len(group)) if group else 0
+                index = next((i for i in (*range(start, len(group)), *range(start)) if group[i][1]()), None)
+                if index is not None:
+                    break
+            assert index is not None, "roles wait for each other"
+            role, _ = group.pop(index)
+            if (condition := next(role, None)) is not None:
+                group.append((role, condition))
 
     def finish(self, layer: int, product: str, tile: int) -> None:
         """Count a finished tile, also among those that attention or the early stages of down await."""
@@ -139,7 +147,7 @@ class Device:
             return schedule.products[kind].tiles
         first, _, rest = kind.partition(" ")
         if kind == "early gate_up":
-            return schedule.inner_cut * 128
+            return schedule.inner_cut * rules.DEPTH * 2 // TILE
         if first == "queries":
             return schedule.group * 8
         if first == "own":
@@ -279,24 +287,28 @@ class Program:
                 device.counters[base + schedule.signal(product, tile)] += 1
 
 
-@settings(max_examples=60)
-@given(
-    schedule=st.sampled_from([replace(each, layers=3) for each in ODD if each.hidden == 64]),
-    seed=st.integers(0, 2**32),
-    length=st.integers(0, 400),
-)
-def test_every_order_of_steps_ends(schedule, seed, length):
-    choice = random.Random(seed)
-    favourite = [choice.random() for _ in range(5 * schedule.programs)]  # some roles are much slower than others
+SIMULATED = [each for each in ODD if each.hidden < 1000]
 
-    def choose(ready):
-        return min(ready, key=lambda role: choice.random() * favourite[order[id(role)]])
 
-    device = Device(schedule, tuple(length // (1 + request) for request in range(schedule.requests)))
-    order = {id(role): number for number, role in enumerate(device.roles)}
-    device.run(choose)
-    for layer in range(3):
-        device.require(layer, "qkv", "attend", "merge", "o", "gate_up", "down")
+def run_in_orders(schedule: ForwardSchedule) -> None:
+    """Run with each role of the first and of the last program slow, then with slow roles by chance."""
+    lengths = tuple(300 // (1 + request) for request in range(schedule.requests))
+    roles = 5 * schedule.programs
+    slow = [{role} for role in {*range(5), *range(roles - 5, roles)}]
+    slow += [{*random.Random(seed).sample(range(roles), roles // 3)} for seed in range(6)]
+    for seed, numbers in enumerate(slow):
+        device = Device(schedule, lengths)
+        device.run(numbers.__contains__, seed)
+        for layer in range(schedule.layers):
+            device.require(layer, "qkv", "attend", "merge", "o", "gate_up", "down")
+
+
+@pytest.mark.parametrize("depth", [1024, 32], ids=["down in one part", "down in two parts"])
+@pytest.mark.parametrize("schedule", SIMULATED, ids=str)
+def test_every_order_of_steps_ends(schedule, depth):
+    """Stages of 32 inputs make a product of several stages small."""
+    with patch.object(rules, "DEPTH", depth):
+        run_in_orders(schedule)
 
 
 def test_a_missing_signal_is_a_deadlock():
@@ -306,19 +318,13 @@ def test_a_missing_signal_is_a_deadlock():
 
     short = Short(**{name: getattr(SMALL, name) for name in SMALL.__slots__})
     with pytest.raises(AssertionError, match="wait for each other"):
-        Device(short, (100,)).run(random.Random(0).choice)
+        Device(short, (100,)).run()
 
 
-def test_a_poller_that_does_not_wait_is_found():
+@pytest.mark.parametrize("schedule", [ODD[3], ODD[-1]], ids=str)
+def test_a_poller_that_does_not_wait_is_found(schedule):
     class Hasty(ForwardSchedule):
         is_sparse = False
 
-    hasty = Hasty(**{name: getattr(ODD[3], name) for name in SMALL.__slots__})
-
-    def run_all():
-        for slow in range(5 * hasty.programs):
-            device = Device(hasty, (100, 7))
-            device.run(lambda ready, slow=device.roles[slow]: next((each for each in ready if each is not slow), slow))
-
     with pytest.raises(AssertionError):
-        run_all()
+        run_in_orders(Hasty(**{name: getattr(schedule, name) for name in SMALL.__slots__}))

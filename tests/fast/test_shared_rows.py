@@ -71,7 +71,7 @@ def _both(logits_RV, tokens_BN, seed, ranks):
 @pytest.mark.parametrize("vocab_size", [600, 1100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", [0, 5])
-def test_a_shared_verdict_is_that_of_whole_rows(in_two_ranks, vocab_size, dtype, seed):
+def test_a_shared_verdict_is_that_of_whole_rows(in_ranks, vocab_size, dtype, seed):
     """Greedy and sampled requests: drafts near the border of slices, ties over it, and peaked and flat rows."""
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(9 * 6, vocab_size, generator=generator) * 3).round(decimals=1)
@@ -81,7 +81,7 @@ def test_a_shared_verdict_is_that_of_whole_rows(in_two_ranks, vocab_size, dtype,
         logits[place * 6, [511, 512]] = 15.0
         logits[place * 6 + 1, [3, vocab_size - 1]] = 12.0
     logits[6:12] = 0.25
-    answers = in_two_ranks(partial(_both, logits.to(dtype), tokens, seed))
+    answers = in_ranks(partial(_both, logits.to(dtype), tokens, seed))
     accepted = answers[0][0].num_accepted_drafts
     assert accepted.any()
     assert not accepted.all()
@@ -96,13 +96,13 @@ def _fetched(logits_RV, ranks):
     return rows.table
 
 
-def test_only_wanted_groups_are_fetched(in_two_ranks):
+def test_only_wanted_groups_are_fetched(in_ranks):
     """A rank has its own slice and the wanted groups; other entries stay as torch.empty left them, NaN under test."""
     logits = torch.randn(3, 600)
     known = torch.zeros(2, 3, 600, dtype=torch.bool)
     known[0, :, :512] = known[1, :, 512:] = True
     known[:, 0, :256] = known[:, 2, 512:] = known[:, 1, 256:512] = True
-    for table, is_known in zip(in_two_ranks(partial(_fetched, logits)), known, strict=True):
+    for table, is_known in zip(in_ranks(partial(_fetched, logits)), known, strict=True):
         assert torch.equal(table[is_known], logits[is_known])
         assert table[~is_known].isnan().all()
 

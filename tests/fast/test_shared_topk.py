@@ -30,12 +30,12 @@ def _both(logits_RV, k, score, ranks):
 @pytest.mark.parametrize("vocab_size", [33, 48, 600, 1800])
 @pytest.mark.parametrize("k", [1, 3, 8])
 @pytest.mark.parametrize("score", ["prob", "logprob"])
-def test_shared_rows_have_the_best_of_whole_rows(in_two_ranks, vocab_size, k, score):
+def test_shared_rows_have_the_best_of_whole_rows(in_ranks, vocab_size, k, score):
     """Tokens, their order and their scores are the same, with ties over the border of slices and a dropped row."""
     logits = torch.randn(5, vocab_size).round(decimals=1).bfloat16()
     logits[0] = 0.5
     logits[2, torch.randperm(vocab_size)[: k + 3]] = 7.0
     logits[3] = -7.0  # below the padding
-    for (scores, index), (whole_scores, whole_index) in in_two_ranks(partial(_both, logits, k, score)):
+    for (scores, index), (whole_scores, whole_index) in in_ranks(partial(_both, logits, k, score)):
         assert torch.equal(index, whole_index)
         assert torch.equal(scores, whole_scores)

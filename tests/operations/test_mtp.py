@@ -137,28 +137,7 @@ START = [5, 17, 3, 40, 8, 1, 2, 9]
 
 @pytest.mark.every_value
 @both
-@pytest.mark.parametrize("shared", [8, 9, 10, 11, 12])
-@pytest.mark.parametrize("serving", [{}, {"chunk_tokens": 3}, {"schedule": "overlap"}], ids=str)
-def test_draft_kv_of_a_shared_prefix_equals_a_solo_run(serving, shared, options):
-    """Two requests differ from a few columns after a page on, where module k's row depends on token p+1+k."""
-    pair = pair_of("mtp", noise=0.15)
-    prefix = [*START, 11, 12, 13, 14][:shared]
-    first = request_of(pair, 0, [*prefix, 21, 22, 23, 24])
-    second = request_of(pair, 1, [*prefix, 31, 32, 33, 34], arrival=5)
-    batched = scheduler_of(pair, [first, second], options, prefix_cache=True, **serving)
-    columns, kv = rounds.kv_after(batched, second, 2)
-    assert second.num_reused == (shared - 2 - 1) // 4 * 4
-    solo = request_of(pair, 1, second.prompt_ids)
-    solo_columns, expected = rounds.kv_after(scheduler_of(pair, [solo], options), solo, len(second.accepted))
-    columns = min(columns, solo_columns)
-    assert columns >= len(second.prompt_ids)
-    columns -= 2  # the last rows may have been drafted in different rounds
-    rounds.assert_kv_close(kv[:, :, :columns], expected[:, :, :columns], options)
-
-
-@pytest.mark.every_value
-@both
-@pytest.mark.parametrize("chunk_tokens", [1, 2, 5])
+@pytest.mark.parametrize("chunk_tokens", [1, 2])
 def test_chunks_leave_the_draft_kv_of_a_whole_prefill(chunk_tokens, options):
     rounds.assert_chunks_leave_the_draft_kv(pair_of("mtp", noise=0.15), options, chunk_tokens=chunk_tokens)
 

@@ -134,13 +134,6 @@ def test_committed_kv_depends_on_no_mask_row(schedule, options):
     rounds.assert_kv_close(four, one, options)
 
 
-@both
-@pytest.mark.parametrize("serving", [{"chunk_tokens": 2}, {"prefix_cache": True, "chunk_tokens": 5}], ids=str)
-def test_chunks_leave_the_draft_kv_of_a_whole_prefill(serving, options):
-    """Mask rows after a chunk stand where the next chunk's rows come."""
-    rounds.assert_chunks_leave_the_draft_kv(pair_of("p-eagle", noise=0.15), options, **serving)
-
-
 @rounds.every_serving
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_served_rounds_are_those_of_a_solo_run(page_size, serving, release):

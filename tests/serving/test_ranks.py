@@ -66,6 +66,8 @@ def test_a_conversation_stays_on_its_rank(make, ask, check_solo):
     assert ranks.scheduler_by_id[3] is ranks.scheduler_by_id[0]
     assert turn.num_reused == len(first.prompt_ids) + 7
     check_solo(requests)
+    ranks.submit(ask(4))  # the first rank had more requests, but none is unfinished
+    assert ranks.scheduler_by_id[4] is ranks.schedulers[0]
 
 
 def test_a_stalled_rank_raises_an_error(make, ask):

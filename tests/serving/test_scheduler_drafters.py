@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from specsim import SpecConfig
+from specsim.core.drafter import columns_ahead
 from specsim.core.engine_options import EngineOptions
+from specsim.core.kinds import KINDS as RECORDS
+from specsim.core.kinds import TESTED
+from specsim.core.phases import Batch, PrefillInput
 from specsim.core.token_drafter import NgramConfig, Proposal, SuffixConfig
 from specsim.correctness.differential.pairs import KINDS, make_pair
 from specsim.serving.generation import load_engine
@@ -129,3 +133,59 @@ def test_an_idle_rank_passes_through_every_phase(make, ask, check_solo, kind, sc
     for scheduler in ranks.schedulers:
         scheduler.close()
     check_solo(requests, TREE, pair)
+
+
+# Rows, prefixes and pools that are used again.
+
+STEM = [(7 * i + i * i) % 47 for i in range(46)]
+REUSING = (  # requests, one at a time in two rows: prompt, new tokens, step of an abort
+    (STEM, 2, 1),  # aborted after a chunk, whose last rows no later chunk writes again
+    (STEM, 4, None),  # a chunk longer than the ring of features and than a kernel's block of rows
+    (STEM[:21][::-1], 3, None),  # leaves other features where request 4, of the same row, begins
+    (SHORT, 1, None),
+    ([*STEM[:26], 1, 2, 3, 4], 3, None),  # parts from cached tokens two columns after a page
+)
+REUSED = [
+    (kind, "reference") for kind in KINDS if TESTED[kind].kv == "own" and kind in (*RECORDS, "standalone.shifted")
+]
+
+
+def contents(pools, slots) -> dict[str, torch.Tensor]:
+    """Read the KV and the side outputs of slots."""
+    parts = ((name, getattr(pools, name), part) for name in ("target", "draft") for part in ("keys", "values"))
+    return {f"{name} {part}": getattr(buffer, part)[:, slots] for name, buffer, part in parts} | pools.side.read(slots)
+
+
+@pytest.mark.parametrize(("kind", "impl"), [*REUSED, ("mtp", "fast"), ("p-eagle", "fast")])
+def test_kept_pages_hold_what_a_whole_prefill_writes(make, ask, kind, impl, monkeypatch):
+    """KV and side outputs of committed columns depend on the tokens alone, whatever was in their slots and rows."""
+    if impl == "fast":  # as on a GPU, a block has fewer rows than a chunk
+        rows = f"specsim.fast.drafters.{kind.replace('-', '_')}_rows.block_of"
+        monkeypatch.setattr(rows, lambda count, on_gpu, others=1: on_gpu)
+    pair = make_pair(f"{kind}-qwen3_moe" if impl == "reference" else f"{kind}-noisy")
+    config = SpecConfig(topk=1, num_steps=3, page_size=2)
+    engine = load_engine(pair, config, FLOAT64 if impl == "reference" else EngineOptions("fast", graph="eager"))
+    scheduler = make(engine=engine, max_running=1, chunk_tokens=24, prefix_cache=True)
+    requests = [
+        ask(number, prompt, size, pair, {"arrival": min(number, 1), "abort_at": abort_at})
+        for number, (prompt, size, abort_at) in enumerate(REUSING)
+    ]
+    scheduler.submit(*requests)
+    scheduler.run()
+    assert [request.num_reused > 0 for request in requests] == [False, True, False, False, True]
+    pools = engine.make_pools(len(requests), 1000)
+    token_ids = [request.known_ids for request in requests]
+    lengths = [len(tokens) for tokens in token_ids]
+    for length in lengths:
+        pools.reserve(pools.open(), length + columns_ahead(engine.drafter))
+    params = [request.params for request in requests]
+    batch = Batch.of(range(len(lengths)), range(len(lengths)), lengths, params, pair.target.config.vocab_size)
+    engine.prefill(batch.to(engine.device), PrefillInput.of_prompts(token_ids).to(engine.device), pools)
+    for row, tokens in enumerate(token_ids):
+        pages = torch.tensor(scheduler.reservations._tree.match(tokens, len(tokens)))
+        assert requests[row].finish_reason == "abort" or 2 * len(pages) >= len(tokens) - 4
+        expected = contents(pools, pools.slots(row, torch.arange(2 * len(pages), device=engine.device)))
+        actual = contents(scheduler.pools, (2 * pages[:, None] + torch.arange(2)).flatten().to(engine.device))
+        budget = 1e-9 if impl == "reference" else 1e-4
+        torch.testing.assert_close(actual, expected, rtol=budget, atol=budget)
+    scheduler.close()
