@@ -107,7 +107,7 @@ class ServingLoop:
 
     def decode(self) -> None:
         """Launch a round of the running batch, even of an empty one."""
-        self._log.events["decoded"] += [request.request_id for request in self.runner.requests]
+        self._note_round()
         choice = FIRST_SETTING
         if self.adaptation:
             choice = self.adaptation.choose(self.step_index, self.runner.requests, self._seconds())
@@ -166,6 +166,9 @@ class ServingLoop:
         if reused := self.reservations.committed(request):
             self._log.events["reused"].append(Reuse(request.request_id, reused))
             request.num_reused += reused
+
+    def _note_round(self) -> None:
+        self._log.events["decoded"] += [request.request_id for request in self.runner.requests]
 
     def _enqueue(self, launched: "Launched") -> None:
         if self.serving.schedule == "overlap":

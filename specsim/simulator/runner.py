@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -17,7 +17,7 @@ from specsim.simulator.workload import SimulatedWorkload
 Prefill = Literal["mixed", "beside", "first"]
 PREFILLS = get_args(Prefill)
 REQUESTS = 1024  # drawn together
-MOST_STEPS = 255  # drafts that a byte can count
+MOST_STEPS = 254  # drafts that a byte can count, with the bonus token
 
 
 class DrawnRounds(NamedTuple):
@@ -26,10 +26,20 @@ class DrawnRounds(NamedTuple):
     starts: np.ndarray  # int64 [R + 1], first round of each request
     accepted: np.ndarray  # uint8, all rounds of the first request, then those of the next
 
+    @property
+    def rounds(self) -> np.ndarray:
+        """Rounds of each request, at least one: int64 [R]."""
+        return np.diff(self.starts)
+
     def of(self, request: int) -> Iterator[int]:
         """Iterate over the rounds of a request, and over rounds after its end, which the host does not know yet."""
         start, stop = self.starts[request : request + 2].tolist()
         return chain(self.accepted[start:stop].tobytes(), repeat(0))
+
+    def contexts(self, request: int, prompt_tokens: int) -> Iterator[int]:
+        """Iterate over the committed columns at the start of the same rounds, and of one more."""
+        start, stop = self.starts[request : request + 2].tolist()
+        return accumulate((self.accepted[start:stop] + 1).tobytes(), initial=prompt_tokens)
 
 
 def is_drawn_before(option: Option) -> bool:
@@ -83,7 +93,8 @@ def draw_all(option: Option | None, keys: np.ndarray, workload: SimulatedWorkloa
     if option is None:
         return None
     if not option.config.num_steps:
-        return DrawnRounds(np.zeros(len(workload) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint8))
+        starts = np.concatenate([[0], np.cumsum(np.maximum(workload.output_tokens - 1, 1))])
+        return DrawnRounds(starts, np.zeros(starts[-1], dtype=np.uint8))
     return draw_rounds(option, keys, workload) if is_drawn_before(option) else None
 
 
@@ -104,7 +115,7 @@ class SimulatedRequest:
     prompt_tokens: int
     output_tokens: int
     cached: int  # columns of its prompt in the prefix cache
-    draws: Iterator[int]  # accepted drafts of its rounds, where they are drawn before
+    draws: Iterator[int]  # accepted drafts, or contexts, of its rounds, where they are drawn before
     prefill_len: int  # committed columns, filled or to be filled again, known to the host
     remaining: int  # tokens still to come, known to the host
     committed: int = 0  # columns with final KV, as far as the host knows
@@ -177,7 +188,7 @@ class SimulatedRunner:
         self.now = 0.0  # seconds
         self.ordinal = 0  # of the step among those that launched
         self.shared_chunks: Chunks | None = None  # chunks of prompts in the next round's forward
-        self.are_drawn = False  # whether requests have their accepted drafts
+        self.draws: Literal["accepted", "contexts", None] = None  # what requests have of their rounds
         self._cost: Any = cost
         self._options = options
         self._prefill = prefill
@@ -204,10 +215,13 @@ class SimulatedRunner:
         """Run a round of the batch, with the shared chunks."""
         requests = [*self.requests]
         choice = (self._fixed or choice) if requests else Choice(-1)
-        contexts = [request.ahead for request in requests]
-        seconds = self._round_seconds(contexts, choice)
+        if self.draws == "contexts":
+            seconds = self._round_seconds([next(request.draws) for request in requests], choice)
+            self.now += seconds
+            return SimulatedResults(step, self.ordinal, True, requests, (), choice, self.now, seconds)
+        seconds = self._round_seconds([request.ahead for request in requests], choice)
         self.now += seconds
-        accepted = [next(request.draws) for request in requests] if self.are_drawn else self._accepted(choice, requests)
+        accepted = [next(request.draws) for request in requests] if self.draws else self._accepted(choice, requests)
         for request, count in zip(requests, accepted, strict=True):
             request.ahead += count + 1
         return SimulatedResults(step, self.ordinal, True, requests, accepted, choice, self.now, seconds)

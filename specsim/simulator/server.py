@@ -47,25 +47,35 @@ class Arriving:
         self._most_in_flight = size if workload.concurrency is None else workload.concurrency
         self._idle = 0.0  # seconds, when the front end is free
         self.count = 0  # requests that were sent
-        self.ends: list[float] = []  # seconds of the first, second, ... end of any request
+        self._ends: list[float] = []  # seconds of the first, second, ... end of any request
+        self._expect()
 
-    def next_sent(self) -> float:
+    @property
+    def num_ended(self) -> int:
+        """Number of requests that have ended."""
+        return len(self._ends)
+
+    def _expect(self) -> None:
         """Compute the time of the next request if none ends before; infinity without one, or a client for it."""
         before = self.count - self._most_in_flight  # as many requests have ended when this one is sent
-        if self.count == len(self._seconds) or before >= len(self.ends):
-            return inf
-        return max(self._seconds[self.count], self.ends[before] if before >= 0 else 0.0)
-
-    def next_ready(self) -> float:
-        """Compute the time at which the next request reaches the scheduler."""
-        return max(self.next_sent(), self._idle) + self._intake + self._latency
+        self._sent = inf
+        if self.count < len(self._seconds) and before < len(self._ends):
+            self._sent = max(self._seconds[self.count], self._ends[before] if before >= 0 else 0.0)
+        self.ready = max(self._sent, self._idle) + self._intake + self._latency  # when it reaches the scheduler
 
     def take(self) -> float:
         """Take in the next request, and return the time at which it was sent."""
-        sent = self.next_sent()
-        self._idle = self.next_ready() - self._latency
+        sent = self._sent
+        self._idle = self.ready - self._latency
         self.count += 1
+        self._expect()
         return sent
+
+    def end(self, seconds: float) -> None:
+        """Note the end of a request."""
+        self._ends.append(seconds)
+        if self._sent == inf:
+            self._expect()
 
 
 class PageCounts(Reservations):
@@ -73,6 +83,9 @@ class PageCounts(Reservations):
 
     num_needed = 0  # pages of the admitted requests' next rounds
     counts = True  # whether the pages may run out, or are logged
+
+    def make_room(self, admitted_requests: Collection[Any]) -> bool:
+        return not self.counts or super().make_room(admitted_requests)
 
     def growth(self, admitted_requests: Collection[Any]) -> int:
         if not self.counts:
@@ -113,14 +126,16 @@ class SimulatedServer(ServingLoop):
         uniforms = keys(seed, UniformStream.ROUND, np.arange(len(workload)))
         self._drawn = draw_all(None if fixed is None else options[fixed], uniforms, workload)
         self._runner: Any = SimulatedRunner(cost, options, prefill, fixed, uniforms)
-        self._runner.are_drawn = self._drawn is not None
         places = min(serving.max_running, len(workload))
         page_size = configs[0].page_size
-        most_pages = places * int(most_request_pages(configs, workload).max())
-        num_pages = min(serving.num_slots // page_size, most_pages)
-        pool = PagePool(num_pages * page_size, page_size, places)
+        request_pages = int(most_request_pages(configs, workload).max())
+        num_pages = min(serving.num_slots // page_size, places * request_pages)
+        counts = log or num_pages < places * request_pages
+        pool = PagePool((num_pages if counts else request_pages) * page_size, page_size, places)
         self._pages = PageCounts(pool, configs, prefix_cache=False)
-        self._pages.counts = log or num_pages < most_pages
+        self._pages.counts = counts
+        if self._drawn is not None:
+            self._runner.draws = "accepted" if counts else "contexts"
         super().__init__(serving, pool, self._pages, self._runner)
         if fixed is None:
             self.adaptation: Any = SimulatedAdaptation(policy)
@@ -134,17 +149,24 @@ class SimulatedServer(ServingLoop):
         self._gaps: list[float] = []
         self._quantiles = Quantiles()
         self._histograms = [[0] * (config.num_steps + 1) for config in configs]
+        # Where no request is preempted, the number of its rounds is known, and they follow each other.
+        self._round_counts = [] if counts or self._drawn is None else self._drawn.rounds.tolist()
+        self._num_read = 0  # rounds
+        self._num_decoding = 0  # requests whose first token is read
+        self._fresh: list[Any] = []  # those of them without a round that is read
+        self._last_ready = 0.0  # seconds, when the last round was read
+        self._last_rounds: dict[int, list[Any]] = {}  # requests by the number of their last round
         self._steps: list[LoggedStep] = []
 
     def serve(self) -> SimulatedRun:
         """Run until every request has ended."""
         size = len(self._workload)
         arriving = self._arriving
-        while len(arriving.ends) < size:
-            if not self.is_busy:
-                self._runner.now = max(self._runner.now, arriving.next_ready())
+        while arriving.num_ended < size:
+            if not self._runner.requests and not self.is_busy:
+                self._runner.now = max(self._runner.now, arriving.ready)
                 self._planned = self._runner.now
-            while arriving.next_ready() <= self._planned:
+            while arriving.ready <= self._planned:
                 self.submit(self._request(arriving.count, arriving.take()))
             self.step()
         self._quantiles.add(np.array(self._gaps))
@@ -154,7 +176,9 @@ class SimulatedServer(ServingLoop):
         work = self._workload
         prompt, output = int(work.prompt_tokens[number]), int(work.output_tokens[number])
         cached = 0 if work.cached_tokens is None else int(work.cached_tokens[number])
-        draws = iter(()) if self._drawn is None else self._drawn.of(number)
+        draws: Any = iter(())
+        if self._drawn is not None:
+            draws = self._drawn.contexts(number, prompt) if self._round_counts else self._drawn.of(number)
         return SimulatedRequest(number, self.step_index, sent, prompt, output, cached, draws, prompt, output)
 
     def step(self) -> None:
@@ -196,11 +220,16 @@ class SimulatedServer(ServingLoop):
     def _prepare(self, request: Any) -> None:
         """Reject no request, as `check` has done that."""
 
+    def _note_round(self) -> None:
+        """Note nothing of a round, as its step keeps its number only."""
+
     def _note_admitted(self, request: Any) -> None:
         request.committed = 0 if request.num_preemptions else request.cached
 
     def _read(self, launched: Any) -> None:
-        if launched.is_round:
+        if launched.is_round and self._round_counts:
+            self._read_drawn_round(launched)
+        elif launched.is_round:
             self._read_round(launched)
         else:
             self._read_firsts(launched)
@@ -216,6 +245,24 @@ class SimulatedServer(ServingLoop):
             request.first_step = results.ordinal
             if not request.remaining:
                 self._end(request, results)
+            elif self._round_counts:
+                self._num_decoding += 1
+                self._fresh.append(request)
+                last_round = self._num_read + self._round_counts[request.request_id]
+                self._last_rounds.setdefault(last_round, []).append(request)
+
+    def _read_drawn_round(self, results: SimulatedResults) -> None:
+        """Read a round of requests that run in every round from their first to their last one."""
+        ready = results.ready
+        self._gaps += [ready - self._last_ready] * (self._num_decoding - len(self._fresh))
+        self._gaps += [ready - request.first for request in self._fresh]
+        self._fresh.clear()
+        self._last_ready = ready
+        self._num_read += 1
+        for request in self._last_rounds.pop(self._num_read, ()):
+            self._num_decoding -= 1
+            request.last = ready
+            self._end(request, results)
 
     def _read_round(self, results: SimulatedResults) -> None:
         """Read the tokens of a round, and drop those beyond a request's end."""
@@ -243,7 +290,7 @@ class SimulatedServer(ServingLoop):
         """Note the end of a request."""
         request.last_step = results.ordinal
         request.draws = iter(())
-        self._arriving.ends.append(results.ready)
+        self._arriving.end(results.ready)
         self._finish(request, "length")
 
     def _seconds(self) -> float:
@@ -255,6 +302,14 @@ class SimulatedServer(ServingLoop):
         columns = [np.array([getattr(request, name) for request in requests]) for name in names]
         arrivals, firsts, lasts, first_steps, last_steps, rounds, drafts, preemptions = columns
         work = self._workload
+        histograms = [np.array(histogram) for histogram in self._histograms]
+        if self._round_counts and self._drawn is not None and self._fixed is not None:
+            accepted = self._drawn.accepted
+            has_rounds = work.output_tokens > 1
+            rounds = np.where(has_rounds, self._drawn.rounds, 0)
+            drafts = np.where(has_rounds, np.add.reduceat(accepted, self._drawn.starts[:-1], dtype=np.int64), 0)
+            size = len(histograms[self._fixed])
+            histograms[self._fixed] = np.bincount(accepted[np.repeat(has_rounds, self._drawn.rounds)], minlength=size)
         return SimulatedRun(
             arrivals=arrivals,
             firsts=firsts,
@@ -267,7 +322,7 @@ class SimulatedServer(ServingLoop):
             drafts=drafts,
             preemptions=preemptions,
             gaps=self._quantiles,
-            accepted_drafts=tuple(np.array(histogram) for histogram in self._histograms),
+            accepted_drafts=tuple(histograms),
             num_steps=self._runner.ordinal,
             log=self._steps,
         )
