@@ -80,7 +80,9 @@ def plan(options: PlanOptions) -> None:
         if compared:
             show_policies(compared, console)
 
-    value = best_plan.to_json(options.draft) | {"policies": compared, "highest_rates": rates and plain_values(rates)}
+    value = {"policies": compared, "highest_rates": rates and plain_values(rates)}
+    if options.json is not None:  # bands of all candidates take time
+        value = best_plan.to_json(options.draft) | value
     try:
         report("plan", print_all, value, options.json)
     finally:

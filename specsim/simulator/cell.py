@@ -1,5 +1,6 @@
 """Cells of plans and sweeps: one server under one load, in plain values that a file can hold."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
 
@@ -145,6 +146,13 @@ class Cell:
             return scenario
         arrivals = Arrivals(self.burstiness, self.swing, self.period)
         return replace(scenario, workload=self._replayed(self.trace, arrivals, scenario.slots(option)))
+
+    def scenarios(self, options: Sequence[Option]) -> list[Scenario]:
+        """Describe the server under its load with each of these settings."""
+        if self.adaptive is not None or self.trace is not None:  # a policy, or what a cache holds, depends on a setting
+            return [self.serving(option) for option in options]
+        scenario = self.serving(options[0])
+        return [replace(scenario, option=option) for option in options]
 
     def option(self, config: SpecConfig) -> Option:
         """Combine a setting with the acceptance that follows from the shares."""

@@ -115,7 +115,7 @@ class CostModel:
         return device + self._exposed(len(contexts), device, config)
 
     def _device_seconds(self, parts: RoundParts, contexts: Sequence[int] | np.ndarray) -> tuple[float, float, float]:
-        total = float(sum(contexts) if isinstance(contexts, list) else np.add.reduce(contexts))
+        total = _sum(contexts)
         verify = parts.verify.at(contexts, total) + self.efficiency.filters
         return parts.draft.at(contexts, total), verify, parts.extend.at(contexts, total)
 
@@ -155,13 +155,15 @@ class CostModel:
             raise InputError("behind", behind.tolist(), f"one number for each of {len(new)} chunks")
         return self.mixed_of(new, behind, lengths("contexts", contexts), config)
 
-    def mixed_of(self, new_tokens: np.ndarray, behind: np.ndarray, contexts: np.ndarray, config: SpecConfig) -> float:
+    def mixed_of(
+        self, new_tokens: np.ndarray, behind: np.ndarray, contexts: Sequence[int] | np.ndarray, config: SpecConfig
+    ) -> float:
         """Compute the same without a check of the lengths."""
+        size = len(contexts)
+        if not len(new_tokens):
+            return self.round(np.array(contexts, dtype=np.int64), config)
         new = new_tokens.astype(float)
         behind = behind.astype(float)
-        size = len(contexts)
-        if not len(new):
-            return self.round(contexts, config)
         nodes = config.num_draft_tokens
         device = self._mixed_forward(self.model, new, behind, contexts, nodes, nodes) + self.efficiency.filters
         if self.drafter:
@@ -169,11 +171,11 @@ class CostModel:
             none = config.is_plain or not self.drafter.is_feature
             rows, head_rows = (0, 0) if none else (row_counts.extend, row_counts.extend_head)
             if self.drafter.is_block:
-                device += self._context(float(new.sum()) + size * rows, graph=False).at(contexts, 0.0)
+                device += self._context(_sum(new) + size * rows, graph=False).at(contexts, 0.0)
             else:
                 device += self._mixed_forward(self.drafter.model, new, behind, contexts, rows, head_rows)
         if size and self.drafter and not config.is_plain:
-            device += self.parts(size, config).draft.at(contexts, float(contexts.sum()))
+            device += self.parts(size, config).draft.at(contexts, _sum(contexts))
         return device + self._exposed(size + len(new), device, config if size else _PLAIN)
 
     @property
@@ -202,22 +204,32 @@ class CostModel:
         return max(0.0, host - device) if self.schedule == "overlap" else host
 
     def _mixed_forward(
-        self, model: Model, new: np.ndarray, behind: np.ndarray, contexts: np.ndarray, rows: int, head_rows: int
+        self,
+        model: Model,
+        new: np.ndarray,
+        behind: np.ndarray,
+        contexts: Sequence[int] | np.ndarray,
+        rows: int,
+        head_rows: int,
     ) -> float:
         """Compute one forward of chunks and of `rows` rows of each running request."""
-        forward = self._forward(model, graph=False)
         size = len(contexts)
         is_target = model is self.model
-        all_rows = size * rows + float(new.sum())
+        forward, part, launching = self._cached((is_target, rows), lambda: self._running_part(model, rows))
+        all_rows = size * rows + _sum(new)
         all_head_rows = size * head_rows + len(new)
         products = lambda: forward.products(all_rows, all_head_rows, entry=True)  # noqa: E731
         device = self._cached((is_target, all_rows, all_head_rows), products)
         attention = lambda: forward.chunk_attention(new, behind)  # noqa: E731
         device += self._cached((is_target, new.tobytes(), behind.tobytes()), attention)
         if size and rows:
-            part = self._cached((is_target, rows), lambda: RoundPart(0.0, _slopes(forward, rows, rows / 2)))
-            device += part.at(contexts, float(contexts.sum()))
-        return max(device, self._cached((is_target, "launching"), lambda: forward.launching))
+            device += part.at(contexts, _sum(contexts))
+        return max(device, launching)
+
+    def _running_part(self, model: Model, rows: int) -> tuple[Forward, RoundPart, float]:
+        """Make the forward of a step with prompts, the attention of `rows` rows of each request, and least seconds."""
+        forward = self._forward(model, graph=False)
+        return forward, RoundPart(0.0, _slopes(forward, rows, rows / 2)), forward.launching
 
     def _cached(self, key: tuple, make: Callable[[], Any]) -> Any:
         """Return a cached result: a simulated server needs the same one again and again."""
@@ -275,6 +287,10 @@ class CostModel:
         """Compute `times` forwards of a batch: `rows` of each request, `head_rows` of them with logits."""
         seconds = times * forward.products(size * rows, size * head_rows, entry)
         return RoundPart(seconds, _slopes(forward, rows, beyond, times), times * forward.launching)
+
+
+def _sum(lengths: Sequence[int] | np.ndarray) -> float:
+    return float(np.add.reduce(lengths) if isinstance(lengths, np.ndarray) else sum(lengths))
 
 
 def _slopes(forward: Forward, rows: int, beyond: float, times: int = 1) -> tuple[ColumnSlope, ...]:

@@ -13,7 +13,7 @@ from specsim.simulator.cell import Cell
 from specsim.simulator.replicates import EQUAL, REPLICATES, Metrics, Replicated, cheapness, run_replicates
 from specsim.simulator.results import GOODPUT, SimulatedRun
 from specsim.simulator.scenario import USUAL_REQUESTS, Scenario, range_of, speedup_range
-from specsim.simulator.schedule import Range, SteadyBatch, schedule
+from specsim.simulator.schedule import Range, SteadyBatch, SteadySpeeds, schedule
 from specsim.simulator.slo import Slo
 
 THROUGHPUT = "Output Throughput (tok/s)"
@@ -173,9 +173,10 @@ def plan(
     measure = slo.metrics if slo else SimulatedRun.metrics
     runs = run_replicates(cell, options, require_int("replicates", replicates), _cost(objective), done, measure)
     rows = tuple(sorted(map(Candidate.of, runs), key=_rank))
-    chains = schedule(cell, [option for option in options if option.config.topk == 1])
-    by_batch = tuple(_by_batch(cell, options, rows))
-    return SettingPlan(cell, objective, replicates, rows, by_batch, chains, schedule(cell, options), slo)
+    speeds = SteadySpeeds(cell, options)
+    chains = schedule(cell, [option for option in options if option.config.topk == 1], speeds)
+    by_batch = tuple(_by_batch(cell, options, rows, speeds))
+    return SettingPlan(cell, objective, replicates, rows, by_batch, chains, schedule(cell, options, speeds), slo)
 
 
 def _cost(objective: str) -> Callable[[Metrics], float]:
@@ -193,11 +194,11 @@ def _rank(row: Candidate) -> tuple[float, ...]:
     return (0, *cheapness(row.config)) if row.is_equal else (1, row.regret)
 
 
-def _by_batch(cell: Cell, options: Sequence[Option], rows: Sequence[Candidate]) -> Iterator[BatchChoice]:
+def _by_batch(
+    cell: Cell, options: Sequence[Option], rows: Sequence[Candidate], speeds: SteadySpeeds
+) -> Iterator[BatchChoice]:
     """Yield the best setting of every batch size; at the closed loop's own size it is the simulated one."""
-    plain = Option.plain(cell.page_size)
-    batches = {option: SteadyBatch.of(cell.serving(option)) for option in (plain, *options)}
-    most = batches[plain].most_requests(plain)
+    most = speeds.most_requests
     load_size = None if cell.has_times else min(cell.concurrency, len(cell.workload), most)
     plain_row = next((row for row in rows if row.config.is_plain), None)
     for size in sorted({*(2**power for power in range(most.bit_length())), most, load_size or most}):
@@ -206,12 +207,12 @@ def _by_batch(cell: Cell, options: Sequence[Option], rows: Sequence[Candidate]) 
             speed = rows[0].metrics[THROUGHPUT]
             plain_speed = plain_row.metrics[THROUGHPUT]
         else:
-            speeds = {option: batches[option].tokens_per_s(option, size) for option in options}
-            equal = [option for option in options if max(speeds.values()) / speeds[option] - 1 <= EQUAL]
+            values = {option: speeds.tokens_per_s(option, size) for option in options}
+            equal = [option for option in options if max(values.values()) / values[option] - 1 <= EQUAL]
             option = min(equal, key=lambda option: cheapness(option.config))
-            speed = speeds[option]
-            plain_speed = batches[plain].tokens_per_s(plain, size)
-        band = _band(batches[option].scenario, batches[plain].scenario, size)
+            speed = values[option]
+            plain_speed = speeds.tokens_per_s(speeds.plain, size)
+        band = _band(speeds.batches[option].scenario, speeds.batches[speeds.plain].scenario, size)
         yield BatchChoice(size, option.config, speed, plain_speed, band, size == load_size and plain_row is not None)
 
 

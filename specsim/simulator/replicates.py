@@ -47,9 +47,8 @@ def run_replicates(
     """
     runs: list[list[Metrics]] = [[] for _ in options]
     for seed in seeds(cell.seed, count):
-        replicate = cell.with_values(seed=seed)
-        for option, metrics in zip(options, runs, strict=True):
-            metrics.append(measure(replicate.serving(option).run(option)))
+        for scenario, metrics in zip(cell.with_values(seed=seed).scenarios(options), runs, strict=True):
+            metrics.append(measure(scenario.run(scenario.option)))
             done()
     costs = np.array([[cost(run) for run in metrics] for metrics in runs])
     best = costs[costs.mean(axis=1).argmin()]

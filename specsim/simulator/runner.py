@@ -26,15 +26,29 @@ class DrawnRounds(NamedTuple):
     starts: np.ndarray  # int64 [R + 1], first round of each request
     accepted: np.ndarray  # uint8, all rounds of the first request, then those of the next
 
-    @property
-    def rounds(self) -> np.ndarray:
-        """Rounds of each request, at least one: int64 [R]."""
-        return np.diff(self.starts)
+    def count(self, request: int) -> int:
+        """Count the rounds of a request, at least one."""
+        return int(self.starts[request + 1] - self.starts[request])
 
     def of(self, request: int) -> Iterator[int]:
         """Iterate over the rounds of a request, and over rounds after its end, which the host does not know yet."""
         start, stop = self.starts[request : request + 2].tolist()
         return chain(self.accepted[start:stop].tobytes(), repeat(0))
+
+    def totals(self, has_rounds: np.ndarray, histogram: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Count rounds and accepted drafts of each request, and rounds by accepted drafts.
+
+        has_rounds: bool [R], whether a request needs more than its first token. histogram: the last result's shape.
+        """
+        size = len(histogram)
+        counts = -np.bincount(self.accepted[self.starts[:-1][~has_rounds]], minlength=size)
+        drafts = []
+        for start in range(0, len(has_rounds), REQUESTS):  # numpy copies what it adds in 64 bits
+            starts = self.starts[start : start + REQUESTS + 1]
+            accepted = self.accepted[starts[0] : starts[-1]]
+            counts += np.bincount(accepted, minlength=size)
+            drafts.append(np.add.reduceat(accepted, starts[:-1] - starts[0], dtype=np.int64))
+        return np.where(has_rounds, np.diff(self.starts), 0), np.where(has_rounds, np.concatenate(drafts), 0), counts
 
     def contexts(self, request: int, prompt_tokens: int) -> Iterator[int]:
         """Iterate over the committed columns at the start of the same rounds, and of one more."""
@@ -94,7 +108,7 @@ def draw_all(option: Option | None, keys: np.ndarray, workload: SimulatedWorkloa
         return None
     if not option.config.num_steps:
         starts = np.concatenate([[0], np.cumsum(np.maximum(workload.output_tokens - 1, 1))])
-        return DrawnRounds(starts, np.zeros(starts[-1], dtype=np.uint8))
+        return DrawnRounds(starts, np.broadcast_to(np.uint8(0), starts[-1]))
     return draw_rounds(option, keys, workload) if is_drawn_before(option) else None
 
 
@@ -189,6 +203,7 @@ class SimulatedRunner:
         self.ordinal = 0  # of the step among those that launched
         self.shared_chunks: Chunks | None = None  # chunks of prompts in the next round's forward
         self.draws: Literal["accepted", "contexts", None] = None  # what requests have of their rounds
+        self._contexts: list[Iterator[int]] = []  # of the running batch's rounds
         self._cost: Any = cost
         self._options = options
         self._prefill = prefill
@@ -207,6 +222,7 @@ class SimulatedRunner:
             if end == request.prefill_len:
                 request.ahead = end
                 self.requests.append(request)
+                self._contexts.append(request.draws)
                 if request.remaining == request.output_tokens:
                     fresh.append(request)
         return SimulatedResults(step, self.ordinal, False, fresh, (), Choice(-1), self.now, 0.0)
@@ -216,7 +232,7 @@ class SimulatedRunner:
         requests = [*self.requests]
         choice = (self._fixed or choice) if requests else Choice(-1)
         if self.draws == "contexts":
-            seconds = self._round_seconds([next(request.draws) for request in requests], choice)
+            seconds = self._round_seconds(list(map(next, self._contexts)), choice)
             self.now += seconds
             return SimulatedResults(step, self.ordinal, True, requests, (), choice, self.now, seconds)
         seconds = self._round_seconds([request.ahead for request in requests], choice)
@@ -230,8 +246,9 @@ class SimulatedRunner:
         cost = self._cost
         config = self._options[max(choice.setting, 0)].config
         if self.shared_chunks is not None:
-            mixed = cost.mixed_of if type(cost) is CostModel else cost.mixed
-            return mixed(*self.shared_chunks, np.array(contexts, dtype=np.int64), config)
+            if type(cost) is CostModel:
+                return cost.mixed_of(*self.shared_chunks, contexts, config)
+            return cost.mixed(*self.shared_chunks, np.array(contexts, dtype=np.int64), config)
         if self._fixed is None or type(cost) is not CostModel:
             return cost.round(np.array(contexts, dtype=np.int64), config)
         size = len(contexts)
@@ -261,6 +278,7 @@ class SimulatedRunner:
         """Remove requests from the batch."""
         dropped = set(map(id, requests))
         self.requests = [request for request in self.requests if id(request) not in dropped]
+        self._contexts = [request.draws for request in self.requests]
 
     def side_outputs(self, request: SimulatedRequest) -> dict[str, Any]:
         """Give no side outputs, which tokens would have."""

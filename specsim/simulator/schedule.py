@@ -102,7 +102,24 @@ class Range:
     speedup: float  # speed-up over plain decoding, at `high` requests or as many as have KV slots
 
 
-def schedule(cell: Cell, options: Sequence[Option]) -> tuple[Range, ...]:
+class SteadySpeeds:
+    """Output tokens a second of steady batches under each of several settings and plain decoding, computed once."""
+
+    def __init__(self, cell: Cell, options: Sequence[Option]) -> None:
+        self.plain = Option.plain(cell.page_size)
+        scenarios = cell.scenarios([self.plain, *options])
+        self.batches = {scenario.option: SteadyBatch.of(scenario) for scenario in scenarios}
+        self.most_requests = self.batches[self.plain].most_requests(self.plain)
+        self._speeds: dict[tuple[Option, int], float] = {}
+
+    def tokens_per_s(self, option: Option, requests: int) -> float:
+        """Compute the output tokens a second with this setting."""
+        if (option, requests) not in self._speeds:
+            self._speeds[option, requests] = self.batches[option].tokens_per_s(option, requests)
+        return self._speeds[option, requests]
+
+
+def schedule(cell: Cell, options: Sequence[Option], speeds: SteadySpeeds | None = None) -> tuple[Range, ...]:
     """Choose a setting for every batch size from 1 to max_running, by output tokens/s of a steady batch.
 
     A size has the setting of the next size of _sizes. Of all schedules it is the one of least lost time, where the
@@ -112,16 +129,15 @@ def schedule(cell: Cell, options: Sequence[Option]) -> tuple[Range, ...]:
     """
     if not options:
         return ()
-    plain = Option.plain(cell.page_size)
-    batches = {option: SteadyBatch.of(cell.serving(option)) for option in (plain, *options)}
-    sizes = _sizes(min(cell.max_running, batches[plain].most_requests(plain)))
+    speeds = speeds or SteadySpeeds(cell, options)
+    sizes = _sizes(min(cell.max_running, speeds.most_requests))
     options = sorted(options, key=lambda option: cheapness(option.config))
-    speeds = np.array([[batches[option].tokens_per_s(option, size) for option in options] for size in sizes])
-    losses = np.log(speeds.max(axis=1, keepdims=True) / speeds)
+    values = np.array([[speeds.tokens_per_s(option, size) for option in options] for size in sizes])
+    losses = np.log(values.max(axis=1, keepdims=True) / values)
     losses[losses <= np.log1p(EQUAL)] = 0.0
     ranges: list[Range] = []
-    for before, size, choice, speed in zip((0, *sizes), sizes, _least_loss(losses), speeds, strict=False):
-        speedup = float(speed[choice]) / batches[plain].tokens_per_s(plain, size)
+    for before, size, choice, speed in zip((0, *sizes), sizes, _least_loss(losses), values, strict=False):
+        speedup = float(speed[choice]) / speeds.tokens_per_s(speeds.plain, size)
         high = size if size < sizes[-1] else cell.max_running
         ranges.append(Range(before + 1, high, options[choice].config, speedup))
     return _joined(ranges)

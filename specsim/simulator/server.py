@@ -150,7 +150,7 @@ class SimulatedServer(ServingLoop):
         self._quantiles = Quantiles()
         self._histograms = [[0] * (config.num_steps + 1) for config in configs]
         # Where no request is preempted, the number of its rounds is known, and they follow each other.
-        self._round_counts = [] if counts or self._drawn is None else self._drawn.rounds.tolist()
+        self._drawn_rounds = None if counts else self._drawn
         self._num_read = 0  # rounds
         self._num_decoding = 0  # requests whose first token is read
         self._fresh: list[Any] = []  # those of them without a round that is read
@@ -178,7 +178,7 @@ class SimulatedServer(ServingLoop):
         cached = 0 if work.cached_tokens is None else int(work.cached_tokens[number])
         draws: Any = iter(())
         if self._drawn is not None:
-            draws = self._drawn.contexts(number, prompt) if self._round_counts else self._drawn.of(number)
+            draws = self._drawn.contexts(number, prompt) if self._drawn_rounds else self._drawn.of(number)
         return SimulatedRequest(number, self.step_index, sent, prompt, output, cached, draws, prompt, output)
 
     def step(self) -> None:
@@ -227,7 +227,7 @@ class SimulatedServer(ServingLoop):
         request.committed = 0 if request.num_preemptions else request.cached
 
     def _read(self, launched: Any) -> None:
-        if launched.is_round and self._round_counts:
+        if launched.is_round and self._drawn_rounds:
             self._read_drawn_round(launched)
         elif launched.is_round:
             self._read_round(launched)
@@ -245,10 +245,10 @@ class SimulatedServer(ServingLoop):
             request.first_step = results.ordinal
             if not request.remaining:
                 self._end(request, results)
-            elif self._round_counts:
+            elif self._drawn_rounds:
                 self._num_decoding += 1
                 self._fresh.append(request)
-                last_round = self._num_read + self._round_counts[request.request_id]
+                last_round = self._num_read + self._drawn_rounds.count(request.request_id)
                 self._last_rounds.setdefault(last_round, []).append(request)
 
     def _read_drawn_round(self, results: SimulatedResults) -> None:
@@ -303,13 +303,10 @@ class SimulatedServer(ServingLoop):
         arrivals, firsts, lasts, first_steps, last_steps, rounds, drafts, preemptions = columns
         work = self._workload
         histograms = [np.array(histogram) for histogram in self._histograms]
-        if self._round_counts and self._drawn is not None and self._fixed is not None:
-            accepted = self._drawn.accepted
-            has_rounds = work.output_tokens > 1
-            rounds = np.where(has_rounds, self._drawn.rounds, 0)
-            drafts = np.where(has_rounds, np.add.reduceat(accepted, self._drawn.starts[:-1], dtype=np.int64), 0)
-            size = len(histograms[self._fixed])
-            histograms[self._fixed] = np.bincount(accepted[np.repeat(has_rounds, self._drawn.rounds)], minlength=size)
+        if self._drawn_rounds and self._fixed is not None:
+            rounds, drafts, histograms[self._fixed] = self._drawn_rounds.totals(
+                work.output_tokens > 1, histograms[self._fixed]
+            )
         return SimulatedRun(
             arrivals=arrivals,
             firsts=firsts,

@@ -203,6 +203,24 @@ def test_equal_seeds_give_equal_tables(prefill):
     assert (first.lasts != other.lasts).any()
 
 
+@KINDS
+@SCHEDULES
+@pytest.mark.parametrize("option", [OPTION, Option.plain(1)])
+def test_rounds_known_before_are_the_same_run(prefill, schedule, option):
+    """A log has every round read by request; without one the rounds of a request are known from its beginning."""
+    cost = replace(COST, schedule=schedule)
+    for workload in (poisson(90, 80.0, (20, 400), (1, 60), seed=3), closed_loop(60, 7, (5, 90), (1, 4))):
+        serving = ServingConfig(schedule, 24, 2**20, chunk_tokens=300)
+        logged, run = (simulate(cost, option, workload, serving, prefill=prefill, log=log) for log in (True, False))
+        for name in ("arrivals", "firsts", "lasts", "first_steps", "last_steps", "rounds", "drafts", "preemptions"):
+            assert getattr(run, name).tolist() == getattr(logged, name).tolist()
+        assert str(run.metrics()) == str(logged.metrics())
+        assert [counts.tolist() for counts in run.accepted_drafts] == [
+            counts.tolist() for counts in logged.accepted_drafts
+        ]
+        assert (logged.preemptions == 0).all()
+
+
 def test_a_client_sends_no_more_than_it_may():
     load = poisson(300, 500.0, 20, 40)
     limited = SimulatedWorkload(load.prompt_tokens, load.output_tokens, load.arrivals_s, concurrency=5)
