@@ -1,20 +1,26 @@
-"""Commands of the command line: a function of one dataclass, whose fields are read from words and a file."""
+"""Commands of the command line: a function of one dataclass, whose fields are read from words and a file.
 
-from collections.abc import Callable
+Every output of a command can be written, and is none of its other files.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import MISSING
 from inspect import cleandoc, signature
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from specsim.cli.config_file import CONFIG_FIELDS, read_config, write_config
-from specsim.cli.file_options import NamedFile, check_files, named_files
 from specsim.cli.help import write_groups, write_text
 from specsim.cli.option_fields import OptionField, option_fields
 from specsim.core.errors import InputError
-from specsim.core.files import check_writable
+from specsim.core.files import check_writable, is_same_file
 
 MOST_SHOWN = 20  # options of --help
 
@@ -118,6 +124,64 @@ def command_name(function: Callable[..., None]) -> str:
 def summary(function: Callable[..., None]) -> str:
     """Give the first line of the docstring of a command's function."""
     return (function.__doc__ or "").partition("\n")[0]
+
+
+class NamedFile(NamedTuple):
+    """A file of a command, the option or argument that names it, and whether the command writes it."""
+
+    path: Path
+    name: str  # of the field
+    label: str  # of the option in the command line
+    is_output: bool
+
+
+def named_files(field: OptionField, value: Any) -> list[NamedFile]:
+    """List the files that the value of a field names."""
+    role = field.option.file
+    if value is None or not role:
+        return []
+    texts = value if isinstance(value, list) else [value]
+    if role != "reads":
+        return [NamedFile(Path(text), field.name, field.label, is_output=True) for text in texts]
+    paths = [path for text in texts for path in _paths(str(text))]
+    return [NamedFile(path, field.name, field.label, is_output=False) for path in paths]
+
+
+def check_files(files: Sequence[NamedFile]) -> None:
+    """Raise InputError if an output is another file of the command."""
+    for first, second in combinations(files, 2):
+        output, other = (second, first) if second.is_output else (first, second)
+        if output.name == other.name or not output.is_output:
+            continue
+        if is_same_file(output.path, other.path):
+            raise InputError(output.name, str(output.path), f"another file than that of {other.label}")
+        if not other.is_output and _is_part(output.path, other.path):
+            raise InputError(output.name, str(output.path), f"a file outside the folder of {other.label}")
+
+
+def _is_part(file: Path, folder: Path) -> bool:
+    """Check whether an existing file is in a folder, or is another name of a file in it."""
+    if not (file.exists() and folder.is_dir()):
+        return False
+    with suppress(OSError):
+        return folder.resolve() in file.resolve().parents or any(
+            is_same_file(file, entry) for entry in folder.iterdir()
+        )
+    return False
+
+
+def _paths(text: str) -> Iterator[Path]:
+    """List the existing files and folders that a value may name: FILE, FILE#N, FILE:NAME, MODULE:NAME, NAME=FILE,FILE.
+
+    A module is searched as Python does.
+    """
+    for part in (text, *text.partition("=")[2].split(",")):
+        for name in {part, part.rpartition("#")[0], part.rpartition(":")[0]} - {""}:
+            paths = [Path(os.path.expanduser(name))]  # noqa: PTH111 - Path's raises where there is no such user
+            if all(map(str.isidentifier, name.split("."))):
+                module = name.replace(".", "/")
+                paths += [Path(root, module + end) for root in ("", *sys.path) for end in (".py", "/__init__.py")]
+            yield from filter(os.path.exists, paths)
 
 
 def _check_files(values: list[tuple[OptionField, Any]]) -> None:

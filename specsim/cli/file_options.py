@@ -1,83 +1,15 @@
-"""Files of commands: the options that name them, and the pages and pictures that are written.
+"""Pages and pictures that commands write."""
 
-Every output of a command can be written, and is none of its other files.
-"""
-
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from specsim.cli.option_fields import OptionField
 from specsim.core.errors import InputError
-from specsim.core.files import is_same_file
 
 if TYPE_CHECKING:
     from specsim.core.pair import Pair
     from specsim.explorer.recorder import Recorder
     from specsim.explorer.rounds import Rounds
     from specsim.serving.serve import Served
-
-
-class NamedFile(NamedTuple):
-    """A file of a command, the option or argument that names it, and whether the command writes it."""
-
-    path: Path
-    name: str  # of the field
-    label: str  # of the option in the command line
-    is_output: bool
-
-
-def named_files(field: OptionField, value: Any) -> list[NamedFile]:
-    """List the files that the value of a field names."""
-    role = field.option.file
-    if value is None or not role:
-        return []
-    texts = value if isinstance(value, list) else [value]
-    if role != "reads":
-        return [NamedFile(Path(text), field.name, field.label, is_output=True) for text in texts]
-    paths = [path for text in texts for path in _paths(str(text))]
-    return [NamedFile(path, field.name, field.label, is_output=False) for path in paths]
-
-
-def check_files(files: Sequence[NamedFile]) -> None:
-    """Raise InputError if an output is another file of the command."""
-    for first, second in combinations(files, 2):
-        output, other = (second, first) if second.is_output else (first, second)
-        if output.name == other.name or not output.is_output:
-            continue
-        if is_same_file(output.path, other.path):
-            raise InputError(output.name, str(output.path), f"another file than that of {other.label}")
-        if not other.is_output and _is_part(output.path, other.path):
-            raise InputError(output.name, str(output.path), f"a file outside the folder of {other.label}")
-
-
-def _is_part(file: Path, folder: Path) -> bool:
-    """Check whether an existing file is in a folder, or is another name of a file in it."""
-    if not (file.exists() and folder.is_dir()):
-        return False
-    with suppress(OSError):
-        return folder.resolve() in file.resolve().parents or any(
-            is_same_file(file, entry) for entry in folder.iterdir()
-        )
-    return False
-
-
-def _paths(text: str) -> Iterator[Path]:
-    """List the existing files and folders that a value may name: FILE, FILE#N, FILE:NAME, MODULE:NAME, NAME=FILE,FILE.
-
-    A module is searched as Python does.
-    """
-    for part in (text, *text.partition("=")[2].split(",")):
-        for name in {part, part.rpartition("#")[0], part.rpartition(":")[0]} - {""}:
-            paths = [Path(os.path.expanduser(name))]  # noqa: PTH111 - Path's raises where there is no such user
-            if all(map(str.isidentifier, name.split("."))):
-                module = name.replace(".", "/")
-                paths += [Path(root, module + end) for root in ("", *sys.path) for end in (".py", "/__init__.py")]
-            yield from filter(os.path.exists, paths)
 
 
 MOST_ROUNDS = 64  # of a file

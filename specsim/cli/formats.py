@@ -33,10 +33,9 @@ from specsim.serving.serve import Audit
 from specsim.serving.trace import Trace
 from specsim.simulator.acceptance_record import AcceptanceRecord
 from specsim.simulator.calibration.benchmark_file import BenchmarkSource
-from specsim.simulator.calibration.profile import ChainAcceptance
+from specsim.simulator.calibration.profile import ChainAcceptance, ServerStructure
 from specsim.simulator.calibration.published_report import Regret
 from specsim.simulator.calibration.server_fit import FittedCell
-from specsim.simulator.calibration.structure import ServerStructure
 from specsim.simulator.cell import Cell
 from specsim.simulator.efficiency import Efficiency
 from specsim.simulator.lint import Finding as Verdict

@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import NoReturn
 
 import click
-from click.shell_completion import shell_complete
+from click.shell_completion import get_completion_class, shell_complete
 
 from specsim import __version__
 from specsim.cli.accept import accept
@@ -19,7 +19,6 @@ from specsim.cli.bench import bench
 from specsim.cli.calibrate import calibrate
 from specsim.cli.certify import certify
 from specsim.cli.command import Command, command_name, summary
-from specsim.cli.completion import completion_options
 from specsim.cli.conformance import conformance
 from specsim.cli.convert import convert
 from specsim.cli.demo import demo
@@ -38,7 +37,7 @@ from specsim.cli.simulate import simulate
 from specsim.cli.soak import soak
 from specsim.cli.sweep import sweep
 from specsim.cli.train import train
-from specsim.core.errors import InputError, tell
+from specsim.core.errors import InputError, require, tell
 from specsim.core.files import Unwritten, write_whole
 
 # Commands of models so small that threads only wait for each other; libraries read the number when they are loaded.
@@ -201,6 +200,51 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
         context.exit()
 
 
+# Files of a shell below the home folder: the script, and the file that sources it; fish needs none.
+_SHELLS = {
+    "bash": (".bash_completions/specsim.sh", ".bashrc"),
+    "zsh": (".zfunc/specsim.zsh", ".zshrc"),
+    "fish": (".config/fish/completions/specsim.fish", ""),
+}
+
+
+def _completion_options() -> list[click.Option]:
+    """Make the options that print or install the script of the current shell, by scripts of click."""
+
+    def show(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if not value or context.resilient_parsing:
+            return
+        shell = Path(os.environ.get("SHELL", "")).name
+        require(shell in _SHELLS, "SHELL", shell, "bash, zsh or fish")
+        kind = get_completion_class(shell)
+        assert kind is not None
+        script = kind(context.command, {}, "specsim", _COMPLETION).source()
+        print(script if parameter.name == "show_completion" else _install(shell, script))
+        context.exit()
+
+    texts = {"install": "Install completion for the current shell.", "show": "Show completion for the current shell."}
+    return [
+        click.Option(
+            [f"--{verb}-completion"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=text
+        )
+        for verb, text in texts.items()
+    ]
+
+
+def _install(shell: str, script: str) -> str:
+    """Write the script, and the line that sources it."""
+    file, profile = (Path.home() / name if name else None for name in _SHELLS[shell])
+    assert file is not None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(script, encoding="utf-8")
+    line = f"source '{file}'"
+    if profile is not None:
+        text = profile.read_text(encoding="utf-8") if profile.is_file() else ""
+        if line not in text:
+            profile.write_text(f"{text}\n{line}\n", encoding="utf-8")
+    return f"Completion is installed in {file}; start a new shell."
+
+
 app = CommandLine(
     "specsim",
     params=[
@@ -208,7 +252,7 @@ app = CommandLine(
             ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
             help="Show the version.",
         ),
-        *completion_options(_COMPLETION),
+        *_completion_options(),
     ],
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},

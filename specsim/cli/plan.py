@@ -154,7 +154,7 @@ def _over_plain(best_plan: "SettingPlan", row: "Candidate") -> tuple[str, str]:
 
 def _method(best_plan: "SettingPlan") -> str:
     """Say what the figures of the candidates are."""
-    from specsim.simulator.replicates import CHANCE, CONFIDENCE, EQUAL
+    from specsim.simulator.candidates import CHANCE, CONFIDENCE, EQUAL
     from specsim.simulator.scenario import calibration
 
     loss = {

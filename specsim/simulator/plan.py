@@ -8,9 +8,19 @@ from typing import Any
 from specsim.core.config import SpecConfig
 from specsim.core.errors import InputError, require, require_choice, require_int
 from specsim.simulator.acceptance import Option
-from specsim.simulator.candidates import candidates, limits_reached, sglang_flags, vllm_flags
+from specsim.simulator.candidates import (
+    EQUAL,
+    REPLICATES,
+    Metrics,
+    Replicated,
+    candidates,
+    cheapness,
+    limits_reached,
+    run_replicates,
+    sglang_flags,
+    vllm_flags,
+)
 from specsim.simulator.cell import Cell
-from specsim.simulator.replicates import EQUAL, REPLICATES, Metrics, Replicated, cheapness, run_replicates
 from specsim.simulator.results import GOODPUT, SimulatedRun
 from specsim.simulator.scenario import USUAL_REQUESTS, Scenario, range_of, speedup_range
 from specsim.simulator.schedule import Range, SteadyBatch, SteadySpeeds, schedule

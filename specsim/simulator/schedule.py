@@ -7,8 +7,8 @@ import numpy as np
 
 from specsim.core.config import SpecConfig
 from specsim.simulator.acceptance import Option, mean_rounds
+from specsim.simulator.candidates import EQUAL, cheapness
 from specsim.simulator.cell import Cell
-from specsim.simulator.replicates import EQUAL, cheapness
 from specsim.simulator.scenario import Scenario
 from specsim.simulator.server import round_pages
 

@@ -11,8 +11,8 @@ from specsim.core.errors import InputError, require
 from specsim.simulator.acceptance import Option
 from specsim.simulator.bounds import positive
 from specsim.simulator.bounds import share as check_share
+from specsim.simulator.candidates import seeds
 from specsim.simulator.cell import Cell
-from specsim.simulator.replicates import seeds
 from specsim.simulator.results import ATTAINMENT, GOODPUT, SimulatedRun
 
 _UNITS = {"ms": 1e-3, "s": 1.0}

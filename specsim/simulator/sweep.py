@@ -19,9 +19,9 @@ import numpy as np
 from specsim.core.errors import InputError, require
 from specsim.simulator.calibration.profile import names as profile_names
 from specsim.simulator.calibration.profile import profile
+from specsim.simulator.candidates import EQUAL
 from specsim.simulator.cell import Cell
 from specsim.simulator.model import names, read_config
-from specsim.simulator.replicates import EQUAL
 from specsim.simulator.request_formats import read_requests
 from specsim.simulator.results import METRICS
 

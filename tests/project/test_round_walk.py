@@ -4,7 +4,7 @@ import pytest
 import round_walk
 
 MOST_FILES = {"reference": 29, "fast": 41}
-MOST_FILES_OF_A_PLAN = 51
+MOST_FILES_OF_A_PLAN = 45
 GUARD = "specsim/correctness/faults/checks/memory.py"  # of the kernels' addresses, in every test on a CPU
 
 

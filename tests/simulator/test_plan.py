@@ -11,11 +11,10 @@ from specsim.cli.plan import SHOWN, show_candidates
 from specsim.core.display import stdout_console
 from specsim.core.errors import InputError
 from specsim.simulator.acceptance import Option, iid
-from specsim.simulator.candidates import candidates
+from specsim.simulator.candidates import Replicated, candidates
 from specsim.simulator.cell import Cell
 from specsim.simulator.plan import OBJECTIVES, plan
 from specsim.simulator.policy_comparison import policy_metrics
-from specsim.simulator.replicates import Replicated
 from specsim.simulator.schedule import SteadyBatch
 from specsim.simulator.slo import Slo
 

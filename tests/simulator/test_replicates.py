@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import t
 
 from specsim import SpecConfig
+from specsim.simulator.candidates import CHANCE, EQUAL, Replicated, cheapness, run_replicates, seeds
 from specsim.simulator.cell import Cell
-from specsim.simulator.replicates import CHANCE, EQUAL, Replicated, cheapness, run_replicates, seeds
 
 CELL = Cell(requests=20, concurrency=4, prompt_tokens=(20, 60), output_tokens=(20, 60), seed=7)
 CHAINS = [SpecConfig(1, steps, steps + 1) for steps in (0, 1, 3)]

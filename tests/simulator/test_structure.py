@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from specsim.simulator import model
-from specsim.simulator.calibration.structure import STRUCTURES, ServerStructure, calibrate, left_out, merged
+from specsim.simulator.calibration.profile import ServerStructure, merged
+from specsim.simulator.calibration.structure import STRUCTURES, calibrate, left_out
 
 
 @pytest.mark.parametrize(

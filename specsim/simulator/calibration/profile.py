@@ -4,20 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from specsim.core.errors import InputError, incompleteness, require, require_choice, require_type
+from specsim.core.errors import InputError, incompleteness, require, require_choice, require_choices, require_type
 from specsim.core.files import parse_json, read_text
 from specsim.core.json_schema import schema_name
 from specsim.simulator.acceptance_record import AcceptanceRecord, Interval
 from specsim.simulator.bounds import is_number, number, probability
-from specsim.simulator.calibration.observation import PRIORS, Observation
+from specsim.simulator.calibration.observation import PRIORS, Costs, Observation, plain_name
 from specsim.simulator.calibration.posterior import CONFIDENCE, SIDE, STEP, Posterior, on_another_gpu
-from specsim.simulator.calibration.structure import ServerStructure
 from specsim.simulator.continuation import rates_of_lengths
-from specsim.simulator.efficiency import FittedServer, FrontEnd
+from specsim.simulator.cost import CostModel
+from specsim.simulator.efficiency import FittedServer, FrontEnd, Graphs
+from specsim.simulator.layers import Layers
 from specsim.simulator.model import Model
 
 TOOL = "specsim calibrate"
@@ -111,6 +112,46 @@ def _rates(logs: np.ndarray, steps: int) -> tuple[float, ...]:
 
 def _length(logs: np.ndarray, steps: int) -> float:
     return 1 + sum(_rates(logs, steps))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStructure:
+    """Parts of a server that are no numbers."""
+
+    schedule: Literal["sync", "overlap"] = "overlap"  # part of the host: sync or overlap
+    graphs: Graphs = "all"  # forwards in graphs: all, only the target's, or none
+    plain_schedule: Literal["sync", "overlap"] | None = None  # of plain decoding, None for `schedule`
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+
+    def costs(self, costs: Costs) -> dict[str, CostModel]:
+        """Make the cost models of servers with this structure, those of plain decoding under names of their own."""
+        models = {name: self.cost(cost) for name, cost in costs.items()}
+        if self.plain_schedule is None:
+            return models
+        return models | {plain_name(name): replace(cost, schedule=self.plain_schedule) for name, cost in models.items()}
+
+    def cost(self, cost: CostModel) -> CostModel:
+        """Make the cost model of a server with this structure."""
+        buckets = () if self.graphs == "none" else None
+        model = replace(cost.model, layers=merged(cost.model.layers))
+        draft_graph = self.graphs == "all"
+        return replace(cost, model=model, schedule=self.schedule, buckets=buckets, draft_graph=draft_graph)
+
+    def __str__(self) -> str:
+        graphs = {"all": "all forwards in graphs", "target": "drafts outside graphs", "none": "no graphs"}
+        plain = f", plain decoding {self.plain_schedule}" if self.plain_schedule else ""
+        return f"schedule {self.schedule}{plain}, {graphs[self.graphs]}"
+
+
+def merged(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
+    """Join equal layers wherever they are: the time of a forward does not depend on their order."""
+    counts: dict[Layers, int] = {}
+    for group in layers:
+        alone = replace(group, count=1)
+        counts[alone] = counts.get(alone, 0) + group.count
+    return tuple(replace(group, count=count) for group, count in counts.items())
 
 
 SCHEMA = schema_name("profile")

@@ -10,7 +10,8 @@ import numpy as np
 from specsim.core.config import SpecConfig
 from specsim.simulator.calibration.observation import PRIORS, Observation, Prior
 from specsim.simulator.calibration.posterior import SHARES, Posterior
-from specsim.simulator.calibration.structure import STRUCTURES, Calibrated, ServerStructure, calibrate
+from specsim.simulator.calibration.profile import ServerStructure
+from specsim.simulator.calibration.structure import STRUCTURES, Calibrated, calibrate
 from specsim.simulator.cost import CostModel
 from specsim.simulator.drafter import Drafter, drafter
 from specsim.simulator.hardware import hardware

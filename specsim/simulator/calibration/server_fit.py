@@ -16,8 +16,8 @@ from specsim.core.kinds import DEFAULT
 from specsim.simulator.calibration.benchmark_file import BenchmarkSource, Context, read
 from specsim.simulator.calibration.observation import PRIORS, Observation
 from specsim.simulator.calibration.posterior import CONFIDENCE, DETERMINED, measured
-from specsim.simulator.calibration.profile import Profile, chain_acceptance
-from specsim.simulator.calibration.structure import MARGIN, Calibrated, ServerStructure, calibrate, doubts, left_out
+from specsim.simulator.calibration.profile import Profile, ServerStructure, chain_acceptance
+from specsim.simulator.calibration.structure import MARGIN, Calibrated, calibrate, doubts, left_out
 from specsim.simulator.cost import CostModel
 from specsim.simulator.model import same_model, shape_of
 

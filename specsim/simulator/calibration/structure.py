@@ -1,49 +1,14 @@
-"""Structures of a server, the choice among them for measured figures, and doubts about the result."""
+"""Choice of the structure of a server for measured figures, and doubts about the result."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
-from specsim.core.errors import require_choices
-from specsim.simulator.calibration.observation import PRIORS, Costs, Observation, Prior, plain_name
+from specsim.simulator.calibration.observation import PRIORS, Costs, Observation, Prior
 from specsim.simulator.calibration.posterior import Posterior, fit, measured, noises, predict
+from specsim.simulator.calibration.profile import ServerStructure
 from specsim.simulator.cost import CostModel
-from specsim.simulator.efficiency import Graphs
-from specsim.simulator.layers import Layers
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStructure:
-    """Parts of a server that are no numbers."""
-
-    schedule: Literal["sync", "overlap"] = "overlap"  # part of the host: sync or overlap
-    graphs: Graphs = "all"  # forwards in graphs: all, only the target's, or none
-    plain_schedule: Literal["sync", "overlap"] | None = None  # of plain decoding, None for `schedule`
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-
-    def costs(self, costs: Costs) -> dict[str, CostModel]:
-        """Make the cost models of servers with this structure, those of plain decoding under names of their own."""
-        models = {name: self.cost(cost) for name, cost in costs.items()}
-        if self.plain_schedule is None:
-            return models
-        return models | {plain_name(name): replace(cost, schedule=self.plain_schedule) for name, cost in models.items()}
-
-    def cost(self, cost: CostModel) -> CostModel:
-        """Make the cost model of a server with this structure."""
-        buckets = () if self.graphs == "none" else None
-        model = replace(cost.model, layers=merged(cost.model.layers))
-        draft_graph = self.graphs == "all"
-        return replace(cost, model=model, schedule=self.schedule, buckets=buckets, draft_graph=draft_graph)
-
-    def __str__(self) -> str:
-        graphs = {"all": "all forwards in graphs", "target": "drafts outside graphs", "none": "no graphs"}
-        plain = f", plain decoding {self.plain_schedule}" if self.plain_schedule else ""
-        return f"schedule {self.schedule}{plain}, {graphs[self.graphs]}"
-
 
 MARGIN = 20.0
 STRUCTURES = (
@@ -85,15 +50,6 @@ def calibrate(
     least = min(candidate[0] for candidate in fits)
     _, structure, models, posterior = next(candidate for candidate in fits if candidate[0] <= least + np.log(MARGIN))
     return Calibrated(models, structure, posterior, {candidate[1]: candidate[0] for candidate in fits})
-
-
-def merged(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
-    """Join equal layers wherever they are: the time of a forward does not depend on their order."""
-    counts: dict[Layers, int] = {}
-    for group in layers:
-        alone = replace(group, count=1)
-        counts[alone] = counts.get(alone, 0) + group.count
-    return tuple(replace(group, count=count) for group, count in counts.items())
 
 
 def objective(
