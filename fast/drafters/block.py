@@ -1,4 +1,4 @@
-"""Drafters that make all drafts of a round in one forward over a block (DFlash, DSpark), see the reference."""
+"""Drafters that make all drafts of a round in one forward over a block, see the reference."""
 
 from dataclasses import replace
 from typing import Self, no_type_check

@@ -1,4 +1,4 @@
-"""DFlash (arXiv 2602.06036) and DSpark: a decoder over a block of mask tokens, which reads the target's features."""
+"""Decoder over a block of mask tokens, which reads the target's features, see the reference."""
 
 from collections.abc import Mapping
 
@@ -52,7 +52,7 @@ class BlockHead(DecoderHead):
         return self._weights.project(HiddenRows(hidden_RH), "lm_head") if has_head else super().logits(hidden_RH)
 
     def biased(self, logits_RV: torch.Tensor, before_R: torch.Tensor) -> torch.Tensor:
-        """Add W2 · W1[token before], given as target ids, where there is a Markov head (DSpark)."""
+        """Add W2 · W1[token before], given as target ids, where there is a Markov head."""
         if not self.block.markov_rank:
             return logits_RV
         return self._weights.project_residual(

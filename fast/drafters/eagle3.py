@@ -78,7 +78,7 @@ class Eagle3Head(DecoderHead):
         return rms_norm(hidden_RH, *self._norm("norm")) if self._config.norm_output else hidden_RH
 
     def _input_norm(self, layer: int) -> Norm | None:
-        """Return the first norm of a layer of P-EAGLE, None after the last layer."""
+        """Return the first norm of a further layer, None after the last layer."""
         return self._norm(f"layers.{layer}.input_layernorm") if layer < self._num_layers else None
 
     def _further_layers(self, rows: HiddenRows, forward: ForwardContext) -> torch.Tensor:

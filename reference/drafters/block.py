@@ -1,4 +1,4 @@
-"""Drafters that make all drafts of a round in one forward over a block (DFlash, DSpark).
+"""Drafters that make all drafts of a round in one forward over a block.
 
 Draft-extend writes the context's KV only, column p from the target's features of p. The draft phase runs rows
 [bonus, mask, mask, ...] at columns L, L+1, ... Their KV is dropped: the next context overwrites it.

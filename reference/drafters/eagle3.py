@@ -4,7 +4,7 @@ EAGLE-3.1 (arXiv 2605.09992) adds norms, as vllm-project/vllm has them in vllm/m
 input_norm over all target features as one vector (norm_before_fc), then fc_norm.i over feature i (fc_norm), both before
 fc; and the next step reads the hidden state after the final norm (norm_output), which the head does not norm again.
 
-P-EAGLE (arXiv 2602.01469) has more layers, which are those of a Llama.
+Further layers of a drafter with mask rows (arXiv 2602.01469) are those of a Llama.
 """
 
 from collections.abc import Mapping

@@ -37,8 +37,8 @@ class DrafterRows(NamedTuple):
 class Drafter:
     """A drafter that runs forwards.
 
-    One that reads the target's hidden states (EAGLE, MTP) has its first draft from draft-extend, and num_steps - 1
-    forwards make the others. A language model of its own runs num_steps forwards and catches up in the first of them.
+    One that reads the target's hidden states has its first draft from draft-extend, and num_steps - 1 forwards make the
+    others. A language model of its own runs num_steps forwards and catches up in the first of them.
     """
 
     model: Model

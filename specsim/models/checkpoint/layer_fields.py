@@ -224,7 +224,7 @@ def _qwen3_moe(fields: Fields, num_layers: int) -> list[MLP]:
 
 
 def deepseek_experts(fields: Fields) -> Experts:
-    """Read DeepSeek-V3's experts, which its MTP modules have too."""
+    """Read DeepSeek-V3's experts, which its drafting modules have too."""
     fields.choice("scoring_func", ("sigmoid",), default="sigmoid")
     fields.choice("topk_method", ("noaux_tc",), default="noaux_tc")
     if fields.integer("moe_layer_freq", default=1) != 1:

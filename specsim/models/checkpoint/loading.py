@@ -23,7 +23,7 @@ Read = Callable[[Path], list[Stored]]
 
 
 def load_target(path_or_hub: str | Path, read: Read = read_weights) -> TargetCheckpoint:
-    """Load a target of a supported family, without MTP modules in its folder.
+    """Load a target of a supported family, without the drafting modules in its folder.
 
     read: gives the tensors of a folder. Raises InputError with file and key for a missing, extra or misshapen tensor.
     """

@@ -28,7 +28,7 @@ _HARMLESS = (
     "verifier_norm.weight",
     "verifier_lm_head.weight",
 )
-# Copies of embedding and head that MTP modules in their target's folder have.
+# Copies of embedding and head that drafting modules in their target's folder have.
 COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 
 
