@@ -20,6 +20,9 @@ import hypothesis
 import pytest
 import torch
 
+gc.disable()  # until all tests are collected: nothing of that becomes garbage
+sys.modules["rfc3987_syntax"] = None  # jsonschema builds 38 grammars of it for formats that no schema here has
+
 # Processes that tests start import functions of test files; behind a copy of the package that is tested in its place.
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -84,6 +87,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session) -> None:

@@ -37,7 +37,7 @@ def pair(monkeypatch):
     monkeypatch.setattr(adaptive, "SAMPLES", 1)
     monkeypatch.setattr(adaptive, "MEASURED_TOKENS", 2)
     monkeypatch.setattr(adaptive, "CHECKED_TOKENS", 3)
-    return rounded(synthetic_pair("eagle3", "qwen3"), torch.bfloat16)
+    return rounded(synthetic_pair("eagle3", "qwen3", num_layers=1), torch.bfloat16)
 
 
 @pytest.fixture

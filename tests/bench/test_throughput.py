@@ -35,11 +35,17 @@ OPTIONS = EngineOptions("fast", torch.float32, "cpu", "round")
 def pair(monkeypatch):
     for name, value in {"PROMPT": 5, "CHECKED": 2, "CHUNK": 8, "RATES": (0.75, 0.5)}.items():
         monkeypatch.setattr(throughput, name, value)
-    return synthetic_pair("eagle3", "qwen3")
+    return synthetic_pair("eagle3", "qwen3", num_layers=1)
 
 
 @pytest.fixture
 def loop(pair):
+    engine = load_engine(pair, TREE, EngineOptions(), acceptance=SyntheticAcceptance((0.75, 0.5)))
+    return ClosedLoop.of(engine, LENGTHS, 2, 8)
+
+
+@pytest.fixture
+def fast_loop(pair):
     engine = load_engine(pair, TREE, OPTIONS, acceptance=SyntheticAcceptance((0.75, 0.5)))
     return ClosedLoop.of(engine, LENGTHS, 2, 8)
 
@@ -65,7 +71,6 @@ def test_figures_by_hand():
     assert asdict(found) == {"tokens_per_s": 2.0, "tpot_s": 0.5, "ttft_s": 1.5}
 
 
-@interpreted
 def test_clients_wait_for_their_last_request(loop):
     requests = loop.run("sync", 2, 4)
     assert [len(request.token_ids) for request in requests] == LENGTHS.output_tokens.tolist()
@@ -77,7 +82,6 @@ def test_clients_wait_for_their_last_request(loop):
     assert figures.ttft_s > 0
 
 
-@interpreted
 def test_other_tokens_or_drafts_fail_the_check(loop):
     found, same = loop.run("sync", 2, 4), loop.run("overlap", 2, 4)
     assert check_served("requests", found, same, with_tokens=True).passed
@@ -88,7 +92,6 @@ def test_other_tokens_or_drafts_fail_the_check(loop):
     assert "accepted" in check_served("requests", found, same, with_tokens=False).difference
 
 
-@interpreted
 def test_rounds_of_both_schedules_are_compared(loop, monkeypatch):
     assert check_schedules(loop, 2, 2, 5).passed
     runs = iter([5, 6])  # other prompts in the second schedule
@@ -102,9 +105,9 @@ def test_rounds_of_both_schedules_are_compared(loop, monkeypatch):
 
 
 @interpreted
-def test_only_a_run_that_builds_nothing_counts(loop, monkeypatch):
-    assert "round of 2" in _built(loop)
-    assert _built(loop) == []
+def test_only_a_run_that_builds_nothing_counts(loop, fast_loop, monkeypatch):
+    assert "round of 2" in _built(fast_loop)
+    assert _built(fast_loop) == []
     left = [3]
 
     @contextmanager
@@ -125,7 +128,6 @@ def test_only_a_run_that_builds_nothing_counts(loop, monkeypatch):
     assert "_a_kernel" in run.check.difference
 
 
-@interpreted
 def test_a_run_that_obtains_memory_counts_only_as_the_last(loop, monkeypatch):
     def obtained(*blocks):
         left = iter(blocks)
@@ -153,10 +155,10 @@ def _built(loop) -> list[str]:
 
 
 @interpreted
-def test_kernels_are_noted_when_they_are_loaded(loop):
+def test_kernels_are_noted_when_they_are_loaded(fast_loop):
     from triton import knobs
 
-    with noted(loop.engine) as builds:
+    with noted(fast_loop.engine) as builds:
         knobs.runtime.kernel_load_end_hook(None, None, "_a_kernel", None, "digest")
     assert builds.kernels == ["_a_kernel"]
     knobs.runtime.kernel_load_end_hook(None, None, "_another", None, "digest")

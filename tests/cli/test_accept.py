@@ -146,53 +146,33 @@ def test_a_sweep_takes_accept_lengths(call, tmp_path):
     assert [cell["error"] for cell in json.loads(file.read_text())["cells"]] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (("--prompts", "p.txt"), "prompts"),
-        (("--drafter", "ngram"), "drafter"),
-        (("--draft", "folder"), "draft"),
-        (("--drafter", "none"), "drafter"),
-        (("--num-steps", "0"), "num_steps"),
-        (("--baseline", "nothing.json"), "baseline"),
-        (("--tolerance", "0.1"), "tolerance"),
-        (("--jobs", "2"), "jobs"),
-        (("--batch", "0"), "batch"),
-        (("--plot", "p.pdf"), "plot"),
-        (("--temperature", "-1"), "temperature"),
-    ],
-)
-def test_bad_input_of_a_pair_is_one_sentence(call, words, name):
-    status, _, err = call(*PAIR, *words)
+PREDICT = ("predict", "--acceptance", "{record}")
+BAD = [
+    (PAIR, "--prompts p.txt"),
+    (PAIR, "--drafter ngram"),
+    (PAIR, "--draft folder"),
+    (PAIR, "--drafter none"),
+    (PAIR, "--num-steps 0"),
+    (PAIR, "--baseline nothing.json"),
+    (PAIR, "--tolerance 0.1"),
+    (PAIR, "--jobs 2"),
+    (PAIR, "--batch 0"),
+    (PAIR, "--plot p.pdf"),
+    (PAIR, "--temperature -1"),
+    (("accept",), "--num-steps 2"),  # which needs a target, as do the next
+    (("accept",), "--baseline record.json"),
+    (("accept",), "--prompts file.txt"),
+    (("accept",), "--temperature 1"),
+    (("accept",), "--impl fast"),
+    (PREDICT, "--prompts 3"),  # a prediction from a record runs nothing
+    (PREDICT, "--drafter eagle"),
+    (PREDICT, "--accept-lengths 2"),
+]
+
+
+@pytest.mark.parametrize(("command", "option"), BAD)
+def test_bad_input_is_one_sentence(call, request, command, option):
+    record = request.getfixturevalue("record") if command is PREDICT else ""
+    status, _, err = call(*(word.format(record=record) for word in command), *option.split())
     assert status == 2
-    assert f"specsim: {name} is " in err
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (("--num-steps", "2"), "num_steps"),
-        (("--baseline", "record.json"), "baseline"),
-        (("--prompts", "file.txt"), "prompts"),
-        (("--temperature", "1"), "temperature"),
-        (("--impl", "fast"), "impl"),
-    ],
-)
-def test_options_of_a_pair_need_a_target(call, words, name):
-    status, _, err = call("accept", *words)
-    assert status == 2
-    assert f"specsim: {name} is " in err
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (("--prompts", "3"), "prompts"),
-        (("--drafter", "eagle"), "drafter"),
-        (("--accept-lengths", "2"), "accept_lengths"),
-    ],
-)
-def test_a_prediction_from_a_record_runs_nothing(call, record, words, name):
-    status, _, err = call("predict", "--acceptance", record, *words)
-    assert status == 2
-    assert f"specsim: {name} is " in err
+    assert f"specsim: {option.split()[0][2:].replace('-', '_')} is " in err

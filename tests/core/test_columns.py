@@ -1,6 +1,5 @@
 """Logical columns of a round, and their owners under both release modes."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,43 +13,9 @@ from specsim.core.columns import (
     round_columns,
 )
 from specsim.core.config import SpecConfig
-from specsim.core.pool import KVBuffer, KVLayout, KVPool, lane_columns
+from specsim.core.pool import lane_columns
 
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=3)
-P = 4
-
-
-def make_pool(num_slots: int = 40, page_size: int = P, num_requests: int = 3, width: int = 32) -> KVPool:
-    return KVPool(KVBuffer(LAYOUT, num_slots, torch.float32), None, page_size, num_requests, width)
-
-
-def test_lanes_of_the_worked_example():
-    """L=7, P=4, S=5, K=8: 3 tail tokens, 2 pages a lane, and lanes at columns 7, 15, 23, ..."""
-    config = SpecConfig(topk=8, num_steps=5, num_draft_tokens=64, page_size=4)
-    assert prefix_tail(7, config) == 3
-    assert lane_stride(7, config) == 8
-    pool = make_pool(num_slots=400, width=200)
-    row = pool.open()
-    pool.reserve(row, 7)
-    reserve_lanes(pool, [row], [7], config)
-    assert pool.owned_columns(row) == 136  # ceil_4(7 + 2·64)
-
-
-@pytest.mark.parametrize(("topk", "page_size"), [(1, 1), (1, 4), (3, 1)])
-def test_lanes_that_share_the_prefix_follow_each_other(topk, page_size):
-    config = SpecConfig(topk=topk, num_steps=3, num_draft_tokens=4, page_size=page_size)
-    assert {prefix_tail(length, config) for length in range(9)} == {0}
-    assert {lane_stride(length, config) for length in range(9)} == {3}
-
-
-@given(st.integers(1, 60), st.integers(2, 4), st.integers(1, 9), st.integers(2, 9))
-def test_lanes_of_pages_hold_tail_and_steps_on_their_own_pages(seq_len, topk, num_steps, page_size):
-    config = SpecConfig(topk, num_steps, 2, page_size)
-    tail, stride = prefix_tail(seq_len, config), lane_stride(seq_len, config)
-    assert (seq_len - tail) % page_size == 0
-    assert 0 <= tail < page_size
-    assert stride % page_size == 0
-    assert tail + num_steps <= stride < tail + num_steps + page_size
+from .pools import make_pool
 
 
 @st.composite
@@ -124,7 +89,7 @@ def test_release_finish_never_frees_or_moves_a_slot(case):
 
 
 def test_release_round_keeps_the_slots_of_the_prefix():
-    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=P, release="round")
+    config = SpecConfig(topk=2, num_steps=2, num_draft_tokens=5, page_size=4, release="round")
     pool = make_pool()
     row = pool.open()
     pool.reserve(row, 6)

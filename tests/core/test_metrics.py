@@ -128,40 +128,29 @@ def test_a_text_loops_with_fewer_than_half_of_4_grams_distinct():
     assert is_loop([0, 1, 2, 3] * 3)
 
 
-def test_latency_of_a_request_answered_in_its_step_of_arrival():
-    figures = latency((3, 0.25), [(3, 0.75, 1)])
-    assert (figures.ttft_steps, figures.ttft_seconds) == (1.0, 0.5)
-    assert (figures.e2e_steps, figures.e2e_seconds) == (1.0, 0.5)
-    gaps = (figures.tpot_steps, figures.tpot_seconds, figures.itl_steps, figures.itl_seconds)
-    assert [math.isnan(gap) for gap in gaps] == [True] * 4
+NONE = (math.nan, math.nan)
+LATENCIES = {  # arrival, deliveries, and (steps, seconds) of TTFT, TPOT, ITL and the whole request
+    "answered in its step": ((3, 0.25), [(3, 0.75, 1)], (1, 0.5), NONE, NONE, (1, 0.5)),
+    # Seven tokens in three deliveries: six tokens share the time of four steps, and there are two gaps.
+    "several tokens in a delivery": (
+        (2, 1.0), [(4, 2.0, 1), (5, 2.5, 4), (7, 5.0, 2)], (3, 1), (3 / 6, 3 / 6), (3 / 2, 3 / 2), (6, 4)
+    ),
+    "one delivery": ((0, 0.0), [(1, 2.0, 3)], (2, 2), (0, 0), NONE, (2, 2)),
+    # One token in each of steps 0 to 2, and after ten preempted steps in 13 and 14.
+    "a wait after a preemption": (
+        (0, 0.0), [(step, step / 2 + 1, 1) for step in (0, 1, 2, 13, 14)],
+        (1, 1), (14 / 4, 7 / 4), (14 / 4, 7 / 4), (15, 8),
+    ),
+}  # fmt: skip
 
 
-def test_latency_with_several_tokens_in_a_delivery_by_hand():
-    """Seven tokens come in three deliveries, so six tokens share the time of four and there are two gaps."""
-    figures = latency((2, 1.0), [(4, 2.0, 1), (5, 2.5, 4), (7, 5.0, 2)])
-    assert (figures.ttft_steps, figures.ttft_seconds) == (3.0, 1.0)
-    assert (figures.tpot_steps, figures.tpot_seconds) == (3 / 6, 3.0 / 6)
-    assert (figures.itl_steps, figures.itl_seconds) == (3 / 2, 3.0 / 2)
-    assert (figures.e2e_steps, figures.e2e_seconds) == (6.0, 4.0)
-
-
-def test_tokens_of_one_delivery_took_no_time_between_them():
-    figures = latency((0, 0.0), [(1, 2.0, 3)])
-    assert (figures.tpot_steps, figures.tpot_seconds) == (0.0, 0.0)
-    assert math.isnan(figures.itl_steps)
-    assert math.isnan(figures.itl_seconds)
-
-
-def test_waiting_after_a_preemption_counts_as_a_gap():
-    """One token comes in each of steps 0, 1 and 2.
-
-    After ten preempted steps one comes in 13 and one in 14.
-    """
-    figures = latency((0, 0.0), [(step, step / 2 + 1, 1) for step in (0, 1, 2, 13, 14)])
-    assert (figures.ttft_steps, figures.ttft_seconds) == (1.0, 1.0)
-    assert (figures.itl_steps, figures.itl_seconds) == (14 / 4, 7 / 4)
-    assert (figures.tpot_steps, figures.tpot_seconds) == (14 / 4, 7 / 4)
-    assert (figures.e2e_steps, figures.e2e_seconds) == (15.0, 8.0)
+@pytest.mark.parametrize(("arrived", "emissions", "ttft", "tpot", "itl", "e2e"), LATENCIES.values(), ids=LATENCIES)
+def test_latency_by_hand(arrived, emissions, ttft, tpot, itl, e2e):
+    figures = latency(arrived, emissions)
+    named = {"ttft": ttft, "tpot": tpot, "itl": itl, "e2e": e2e}
+    for name, expected in named.items():
+        found = (getattr(figures, f"{name}_steps"), getattr(figures, f"{name}_seconds"))
+        assert found == pytest.approx(expected, rel=0, abs=0, nan_ok=True), name
 
 
 @pytest.mark.parametrize(("arrived", "emissions"), [(None, []), ((1, 0.5), []), (None, [(1, 0.5, 1)])])

@@ -6,19 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.errors import InputError
-from specsim.core.kv_buffer import FeatureRing, SideOutputs
-from specsim.core.pool import KVBuffer, KVLayout, KVPool, OutOfSlots, PageAllocator
+from specsim.core.pool import KVBuffer, KVPool, OutOfSlots
 
-LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, head_dim=3)
-P = 4
-
-
-def make_pool(num_slots: int = 40, page_size: int = P, num_requests: int = 3, width: int = 32) -> KVPool:
-    """Make a pool with every optional part."""
-    target, draft = (KVBuffer(LAYOUT, num_slots, torch.float32) for _ in range(2))
-    recent = FeatureRing(num_requests, 3, 2, torch.float32)
-    side = SideOutputs({"experts": (2,)}, num_slots)
-    return KVPool(target, draft, page_size, num_requests, width, recent, side)
+from .pools import LAYOUT, busy_pool, make_pool
 
 
 def tensors_of(value, path: str = "pool") -> dict[str, torch.Tensor]:
@@ -59,29 +49,6 @@ def held(buffer: KVBuffer) -> list[int]:
     return buffer.keys[0, :, 0, 0].int().tolist()
 
 
-@given(st.lists(st.integers(-2, 4), max_size=30))
-def test_allocator_is_first_in_first_out(sizes):
-    """A positive size allocates, a negative one frees the oldest pages in use.
-
-    A deque is the model.
-    """
-    allocator, free, used = PageAllocator(7), deque(range(7)), deque()
-    for size in sizes:
-        if size < 0:
-            pages = [used.popleft() for _ in range(min(-size, len(used)))]
-            allocator.free(pages)
-            free.extend(pages)
-        elif size <= len(free):
-            pages = [free.popleft() for _ in range(size)]
-            assert allocator.allocate(size) == pages
-            used.extend(pages)
-        else:
-            with pytest.raises(OutOfSlots):
-                allocator.allocate(size)
-        assert allocator.free_pages() == tuple(free)
-        assert allocator.num_free == len(free)
-
-
 def test_close_returns_everything_and_the_row_can_be_reopened():
     pool = make_pool(num_requests=1)
     row = pool.open()
@@ -114,16 +81,6 @@ def test_requests_before_the_slots_run_out_have_theirs():
     pool.audit()
 
 
-def test_a_reservation_wider_than_the_table_changes_nothing():
-    pool = make_pool(width=8)
-    row = pool.open()
-    pool.reserve(row, 3)
-    before = snapshot(pool)
-    with pytest.raises((RuntimeError, IndexError)):
-        pool.reserve(row, 12)
-    assert snapshot(pool) == before
-
-
 def test_table_is_whole_pages_wide_and_starts_empty():
     pool = make_pool(width=30)
     assert pool.req_to_token.shape == (3, 32)
@@ -135,19 +92,6 @@ def test_table_is_whole_pages_wide_and_starts_empty():
 def test_a_pool_is_whole_pages():
     with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("num_slots", 42)):
         make_pool(num_slots=42)
-
-
-def busy_pool() -> KVPool:
-    """Make a pool with pages 0 to 2 in row 0 and 3 and 4 in row 1.
-
-    Row 0 has 6 committed columns.
-    """
-    pool = make_pool()
-    for columns in (9, 5):
-        pool.reserve(pool.open(), columns)
-    pool.mark_committed(0, 6)
-    pool.audit()
-    return pool
 
 
 def shared_pool() -> KVPool:
@@ -167,30 +111,30 @@ def shared_pool() -> KVPool:
     return pool
 
 
-def test_only_a_request_that_owns_nothing_can_share():
-    pool = shared_pool()
+def narrow_pool() -> KVPool:
+    """Make a pool with more slots than a row has columns."""
+    pool = make_pool(width=8)
+    pool.reserve(pool.open(), 3)
+    return pool
+
+
+REFUSED = {
+    "columns beyond the table": (narrow_pool, lambda pool: pool.reserve(0, 12), OutOfSlots, None),
+    "shared pages after others": (shared_pool, lambda pool: pool.share(0, [0]), ValueError, None),
+    "columns that are not owned": (busy_pool, lambda pool: pool.mark_committed(0, 13), IndexError, None),
+    "a page that is free": (busy_pool, lambda pool: pool._allocator.free([9]), ValueError, None),
+    "a limit below 0": (busy_pool, lambda pool: pool.limit(-1), InputError, "num_slots"),
+    "a limit beyond the pool": (busy_pool, lambda pool: pool.limit(41), InputError, "num_slots"),
+}
+
+
+@pytest.mark.parametrize(("make", "call", "error", "name"), REFUSED.values(), ids=REFUSED)
+def test_refused_calls_change_nothing(make, call, error, name):
+    pool = make()
     before = snapshot(pool)
-    with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
-        pool.share(0, [0])
+    with pytest.raises(error, match=name, check=lambda raised: type(raised) is error):
+        call(pool)
     assert snapshot(pool) == before
-    row = pool.open()
-    pool.share(row, [])
-    assert (pool.pages(row), pool.committed_columns(row)) == ((), 0)
-
-
-def test_columns_that_are_not_owned_cannot_be_committed():
-    pool = busy_pool()
-    before = snapshot(pool)
-    with pytest.raises(IndexError):
-        pool.mark_committed(0, 13)
-    assert snapshot(pool) == before
-
-
-@pytest.mark.parametrize("num_slots", [-1, 41])
-def test_a_limit_beyond_the_pool_is_refused(num_slots):
-    pool = busy_pool()
-    with pytest.raises(InputError, check=lambda error: error.name == "num_slots"):
-        pool.limit(num_slots)
 
 
 @pytest.mark.parametrize("source", [busy_pool, shared_pool], ids=["own pages", "shared pages"])
@@ -418,14 +362,6 @@ def test_move_gathers_before_it_scatters(source, destination, after):
     buffer = numbered(6)
     buffer.move(torch.tensor(source, dtype=torch.int64), torch.tensor(destination, dtype=torch.int64))
     assert held(buffer) == after
-
-
-def test_a_free_page_cannot_be_freed_again():
-    allocator = PageAllocator(3)
-    pages = allocator.allocate(2)
-    allocator.free(pages)
-    with pytest.raises(ValueError, check=lambda error: type(error) is ValueError):
-        allocator.free(pages)
 
 
 def test_a_snapshot_is_taken_only_where_one_is_kept():

@@ -1,24 +1,8 @@
 """Every corruption of a pool's accounting fails its audit."""
 
 import pytest
-import torch
 
-from specsim.core.pool import KVBuffer, KVLayout, KVPool
-
-
-def busy_pool() -> KVPool:
-    """Make a pool with pages 0 to 2 in row 0 and 3 and 4 in row 1.
-
-    Row 0 has 6 committed columns.
-    """
-    buffer = KVBuffer(KVLayout(num_layers=2, num_kv_heads=1, head_dim=3), 40, torch.float32)
-    pool = KVPool(buffer, None, page_size=4, num_requests=3, width=32)
-    for columns in (9, 5):
-        pool.reserve(pool.open(), columns)
-    pool.mark_committed(0, 6)
-    pool.audit()
-    return pool
-
+from .pools import busy_pool
 
 # Code that corrupts `pool`, its page allocator `pages` or its request table `table`, and the message of the audit.
 CORRUPTIONS = {

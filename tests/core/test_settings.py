@@ -42,21 +42,17 @@ def test_the_carried_setting_has_the_most_of_everything():
 
 
 @pytest.mark.parametrize(
-    ("other", "name"),
+    ("others", "name"),
     [
-        (replace(TREE, page_size=16), "page_size"),
-        (replace(TREE, num_steps=2, verifier="typical"), "verifier"),
-        (SpecConfig.plain(16, 99), "page_size"),
-        (replace(TREE, num_steps=2, release="round"), "release"),
-        (replace(TREE, num_steps=2, max_len=None), "max_len"),
-        (TREE, "settings"),
+        ((TREE, replace(TREE, page_size=16)), "page_size"),
+        ((TREE, replace(TREE, num_steps=2, verifier="typical")), "verifier"),
+        ((TREE, SpecConfig.plain(16, 99)), "page_size"),
+        ((TREE, replace(TREE, num_steps=2, release="round")), "release"),
+        ((TREE, replace(TREE, num_steps=2, max_len=None)), "max_len"),
+        ((TREE, TREE), "settings"),
+        ((), "settings"),
     ],
 )
-def test_settings_differ_in_the_tree_only(other, name):
+def test_settings_differ_in_the_tree_only(others, name):
     with pytest.raises(InputError, check=lambda error: error.name == name):
-        Settings((TREE, other))
-
-
-def test_settings_are_at_least_one():
-    with pytest.raises(InputError, check=lambda error: error.name == "settings"):
-        Settings(())
+        Settings(others)

@@ -144,6 +144,7 @@ def test_a_divergence_survives_the_file(tmp_path):
     assert value["first_divergence"]["field"] == "scores"
 
 
+@pytest.mark.whole  # .ci/run shares grids among processes
 def test_processes_that_share_the_cells_find_the_same():
     alone, shared = (run_grid("g", TWO, impl="reference", jobs=jobs) for jobs in (1, 2))
     assert [replace(cell, seconds=0.0) for cell in shared.cells] == [replace(cell, seconds=0.0) for cell in alone.cells]

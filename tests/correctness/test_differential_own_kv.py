@@ -1,4 +1,4 @@
-"""The differential of drafters with other KV than EAGLE heads: standalone models, frozen KV, and blocks of drafts."""
+"""The differential of drafters other than EAGLE heads: standalone models, frozen KV, blocks and products of drafts."""
 
 from collections import Counter
 
@@ -6,17 +6,19 @@ import pytest
 
 from specsim.correctness.differential import check, grid
 from specsim.correctness.differential.cell import cell_of
-from specsim.correctness.differential.grids import DRAFTERS, OWN_KV, OWN_STEPS, SAMPLED
+from specsim.correctness.differential.grids import DRAFTERS, MTP, OWN_KV, OWN_STEPS, P_EAGLE, SAMPLED
 
 OTHER_KV = ("standalone", "standalone.tli", "frozen-kv")
 BLOCKS = ("dflash", "dspark")  # which draft a tree or lanes from the slots of one forward
 CELLS = dict.fromkeys(OTHER_KV, (*OWN_KV[:3], OWN_KV[4]))
 CELLS |= dict.fromkeys(BLOCKS, (*OWN_KV[:3], SAMPLED[1], SAMPLED[3]))
+CELLS |= {"mtp": [MTP[index] for index in (0, 5, 11)], "p-eagle": [P_EAGLE[index] for index in (1, 6, 11)]}
 MODES = {"standalone.shifted": [OWN_KV[2]], "frozen-kv.next": [OWN_KV[2]]}
+LEAST_ACCEPTED = dict.fromkeys(BLOCKS, 15) | {"mtp": 10, "p-eagle": 10}
 OWN = {"tree of lanes": [OWN_STEPS[7]], "chain of a block": [OWN_STEPS[11]]}
 
 
-@pytest.mark.every_value
+@pytest.mark.by_default("standalone.tli", "dspark", "mtp", "frozen-kv.next")  # .ci/run compares all
 @pytest.mark.parametrize("name", [*CELLS, *MODES, *OWN])
 def test_the_implementations_and_the_oracle_agree(name):
     """Compare every cell of a kind, in all graph modes; enough is decided, and drafts are accepted."""
@@ -26,12 +28,12 @@ def test_the_implementations_and_the_oracle_agree(name):
         found = check(cell_of(setting if name in OWN else setting | {"kind": name}))
         assert found.first_divergence is None
         assert not found.is_empty
-        assert found.within_rounding_error == 0 or name in BLOCKS
+        assert found.within_rounding_error == 0 or name in (*BLOCKS, "mtp", "p-eagle")
         coverage.update(found.coverage)
         decisions += found.decisions
     if name in CELLS:
         assert decisions >= 200
-        assert sum(count * coverage[f"accepted {count}"] for count in range(6)) >= (15 if name in BLOCKS else 20)
+        assert sum(count * coverage[f"accepted {count}"] for count in range(6)) >= LEAST_ACCEPTED.get(name, 20)
         assert (coverage["blocks cut"] > 0) == (name == "dspark")
 
 

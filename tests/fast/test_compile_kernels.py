@@ -33,6 +33,7 @@ def test_kernels_compile_without_a_gpu(tmp_path):
     assert {"_attention_kernel", "_latent_kernel", "_expert_kernel"} <= names <= every_kernel()
 
 
+@pytest.mark.whole
 def test_the_persistent_forward_keeps_to_its_registers(tmp_path):
     plain = next(str(number) for number, each in enumerate(PERSISTENT) if each == ("llama-3-8b", 1, 1, False))
     run = compiled("--persistent", plain, cache=tmp_path)
@@ -45,6 +46,7 @@ def test_the_persistent_forward_keeps_to_its_registers(tmp_path):
     assert int(shared_bytes.replace(",", "")) <= SHARED_MEMORY[90]
 
 
+@pytest.mark.whole
 def test_what_the_interpreter_runs_may_not_compile(tmp_path):
     with copied_package(changed(ONE_NAME)) as root:
         run = compiled("--run", LATENT, env=environment(root), cache=tmp_path)

@@ -125,30 +125,7 @@ def test_blocks_are_powers_of_two_that_hold_all_rows(count):
     assert block >= count if INTERPRETED else block == 16
 
 
-@pytest.mark.by_default("import triton.language")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
-@pytest.mark.parametrize("earlier", ["", "import triton.language", "import torch._dynamo"])
-def test_kernels_are_interpreted_whatever_was_imported_before(earlier):
-    script = f"""
-{earlier}
-import torch
-from specsim import EngineOptions, SamplingParams, SpecConfig, generate
-from specsim.models.synthetic_pair import synthetic_pair
-config, sampling = SpecConfig(2, 1, 2), SamplingParams(max_new_tokens=2)
-engines = EngineOptions("reference"), EngineOptions("fast")
-tokens = [generate(synthetic_pair(), [[5, 6]], config, sampling, engine=each).outputs[0].token_ids for each in engines]
-assert tokens[0] == tokens[1]
-"""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
-
-
 OWN_KERNEL = """
-import torch
-import triton
-import triton.language as tl
-import specsim.fast
-
 @triton.jit
 def total_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
     tl.store(out_ptr, tl.sum(tl.load(x_ptr + tl.arange(0, BLOCK))) + tl.cdiv(BLOCK, 3) + tl.arange(0, 2).sum())
@@ -159,10 +136,25 @@ assert out.item() == 28 + 3 + 1
 """
 
 
+@pytest.mark.by_default("import triton.language")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
-def test_kernels_of_a_user_run_in_the_same_process(tmp_path):
+@pytest.mark.parametrize("earlier", ["", "import triton.language", "import torch._dynamo"])
+def test_kernels_are_interpreted_whatever_was_imported_before(earlier, tmp_path):
+    """Those of the package and, in the same process, one of its user."""
     script = tmp_path / "own.py"  # a file: the interpreter reads the source of a kernel
-    script.write_text(OWN_KERNEL)
+    text = f"""
+{earlier}
+import torch
+from specsim import EngineOptions, SamplingParams, SpecConfig, generate
+from specsim.models.synthetic_pair import synthetic_pair
+config, sampling = SpecConfig(2, 1, 2), SamplingParams(max_new_tokens=2)
+engines = EngineOptions("reference"), EngineOptions("fast")
+tokens = [generate(synthetic_pair(), [[5, 6]], config, sampling, engine=each).outputs[0].token_ids for each in engines]
+assert tokens[0] == tokens[1]
+import triton
+import triton.language as tl
+{OWN_KERNEL}"""
+    script.write_text(text)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     subprocess.run([sys.executable, script], env=environment, check=True)
 
@@ -195,6 +187,7 @@ def test_no_block_makes_a_tile_larger_than_triton_allows(others):
     assert block * triton.next_power_of_2(others) <= 2**20 or block == 1 or not INTERPRETED
 
 
+@pytest.mark.by_default("kv")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU kernels are compiled")
 @pytest.mark.parametrize("module", ["drafters", "kv"])
 def test_any_module_may_be_imported_first(module):

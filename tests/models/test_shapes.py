@@ -151,14 +151,10 @@ def test_feature_layers_are_published_ones_from_seven_layers(num_layers, layers)
     assert random_pair(tiny(num_layers=num_layers)).drafter.config.feature_layers == layers
 
 
-def test_eagle3_needs_three_layers():
-    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("drafter", "eagle3")):
-        random_pair(tiny())
-
-
-def test_other_drafters_are_refused():
-    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("drafter", "medusa")):
-        random_pair(tiny(), drafter="medusa")
+@pytest.mark.parametrize("drafter", ["eagle3", "medusa"])  # EAGLE-3 needs three layers
+def test_other_drafters_are_refused(drafter):
+    with pytest.raises(InputError, check=lambda error: (error.name, error.value) == ("drafter", drafter)):
+        random_pair(tiny(), drafter=drafter)
 
 
 def test_slice_has_its_share_of_the_drafts():

@@ -1,8 +1,8 @@
 """Settings, rounds and serving of the tests of every drafter with weights."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,8 +13,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.pair import Pair
 from specsim.core.phases import Batch, DraftInput, PrefillInput, VerifyInput
 from specsim.core.pool import KVPool
-from specsim.correctness.differential import Cell, check
-from specsim.correctness.differential.cell import cell_of
+from specsim.correctness.differential import Cell
 from specsim.correctness.differential.oracle import compare_with_oracle
 from specsim.models.synthetic_pair import synthetic_pair
 from specsim.serving.generation import generate, load_engine
@@ -74,37 +73,6 @@ def assert_equal_to_the_oracle(pair: Pair, config: SpecConfig, temperature: floa
     seeds = range(len(PROMPTS))
     sampling = tuple(SamplingParams(temperature=temperature, seed=seed, max_new_tokens=10) for seed in seeds)
     assert compare_with_oracle(Cell("rounds", pair.name, PROMPTS, sampling, config), pair) == []
-
-
-def assert_greedy_output_is_plain(pair: Pair, config: SpecConfig) -> None:
-    """Compare both implementations with plain decoding, and the drafts that they accept with each other."""
-    plain = SpecConfig.plain(page_size=config.page_size, max_len=config.max_len)
-    prompts = PROMPTS if config.page_size < 8 else ((*PROMPTS[0], *LONG[:7]), *PROMPTS[1:])  # another page is reached
-    sampling = SamplingParams(max_new_tokens=8 if config.max_len else 6)
-    expected = generate(pair, prompts, plain, sampling, engine=EXACT).outputs
-    runs = [generate(pair, prompts, config, sampling, engine=options).outputs for options in (EXACT, FAST)]
-    for outputs in runs:
-        assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
-    exact, fast = ([output.num_accepted_tokens_per_round for output in outputs] for outputs in runs)
-    assert fast == exact
-    assert max(map(max, exact)) > 1
-
-
-def assert_cells_agree(settings: list[Mapping[str, Any]]) -> int:
-    """Compare the implementations in cells with 200 decisions and 10 accepted drafts; return the most of a path."""
-    results = [check(cell_of(setting)) for setting in settings]
-    assert [result.first_divergence for result in results if result.mismatches] == []
-    assert sum(result.decisions for result in results) >= 200
-    coverage = [item for result in results for item in result.coverage.items() if item[1]]
-    accepted = [(int(name.split()[1]), count) for name, count in coverage if name.startswith("accepted")]
-    assert sum(path_length * count for path_length, count in accepted) >= 10
-    return max(path_length for path_length, _ in accepted)
-
-
-def assert_bfloat16_accepts_drafts(pair: Pair, graph: str) -> None:
-    options = EngineOptions("fast", torch.bfloat16, graph=graph)
-    outputs = generate(pair, PROMPTS, CHAIN, SamplingParams(max_new_tokens=8), engine=options).outputs
-    assert max(max(output.num_accepted_tokens_per_round) for output in outputs) > 1
 
 
 class Prefilled(NamedTuple):

@@ -1,4 +1,4 @@
-"""Block drafters (DFlash, DSpark) against transformers' candidate generator, the oracle and plain decoding."""
+"""Block drafters (DFlash, DSpark) against transformers' candidate generator and the oracle."""
 
 from dataclasses import replace
 from itertools import pairwise, product
@@ -106,7 +106,7 @@ def test_drafts_are_those_of_transformers_generator(chunks, options, monkeypatch
     assert max(b - a for a, b in pairwise(found)) > 1  # some draft was accepted
 
 
-# The oracle and plain decoding.
+# The oracle.
 
 
 @every_kind
@@ -123,19 +123,6 @@ def test_the_shift_is_that_of_the_config(changes):
     rounds.assert_equal_to_the_oracle(pairs[0], TREE)
     trees = [next(draft_phases(pair, CHAIN)).tree.draft_tokens.tolist() for pair in pairs]
     assert (trees[0] == trees[1]) == (changes["predicts"] == "own")
-
-
-@pytest.mark.by_default("tree, large pages-dspark", "chain, round-dflash")
-@every_kind
-@pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_output_is_that_of_plain_decoding(name, kind):
-    rounds.assert_greedy_output_is_plain(pair_of(kind, "mistral"), SETTINGS[name])
-
-
-@pytest.mark.by_default("round")
-@pytest.mark.parametrize("graph", ["eager", "round"])
-def test_bfloat16_runs_and_accepts_drafts(graph):
-    rounds.assert_bfloat16_accepts_drafts(pair_of("dspark"), graph)
 
 
 # The tree over the slots.

@@ -87,7 +87,7 @@ MODE_CONFIGS = {
     [pytest.param(SMALL, id="tree"), *(pytest.param(MODE_CONFIGS[name], id=name) for name in MODE_CONFIGS)],
 )
 def test_graph_modes_agree_bitwise(config, device):
-    pair = synthetic_pair("eagle3")
+    pair = synthetic_pair("eagle3", num_layers=1)
     eager = fast_rounds(*fast_start(pair, config, device, FOUR[:3]))
     for graph in ("step", "phase", "round"):
         assert_bitwise_equal(eager, fast_rounds(*fast_start(pair, config, device, FOUR[:3], graph)))
@@ -122,7 +122,7 @@ def advances(engine, batch, draft_input, pools, keep):
     ],
 )
 def test_advancing_agrees_with_whole_rounds_in_every_mode(config, bucket, device):
-    pair, keep, left = synthetic_pair("eagle3"), torch.tensor([2, 0], device=device), []
+    pair, keep, left = synthetic_pair("eagle3", num_layers=1), torch.tensor([2, 0], device=device), []
     for graph in ("eager", "step", "phase", "round"):
         left.append(advances(*fast_start(pair, config, device, FOUR[:3], graph, bucket), keep))
     for other in left[1:]:
@@ -345,6 +345,7 @@ def test_the_fast_engine_continues_prompts_as_the_reference(device):
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
+@pytest.mark.whole
 def test_prompts_and_batches_larger_than_a_tile_run(device):
     """Interpreted programs take all rows of a launch, up to the largest tile of 2²⁰ entries."""
     pair, prompt = synthetic_pair("eagle", num_layers=1), [[index % 48 for index in range(500)]]

@@ -93,26 +93,24 @@ def extended(extend: str, max_len: int = 100, req_to_token: torch.Tensor | None 
     return draft_extend_input(batch, make_verdict(PATHS), numbered_features(12), req_to_token, max_len, extend)
 
 
-def test_a_ragged_row_holds_the_token_after_its_node():
+ROWS = {  # row_starts, input_ids, hidden, positions, cache_locations, last_rows
+    "ragged": ([0, 3, 4], [100, 102, 105, 106], [0, 2, 5, 6], [7, 8, 9, 11], [2007, 2008, 2009, 11], [2, 3]),
+    # Padding has token 0 and the features of the request's own node 0.
+    "fixed": (
+        [0, 4, 8], [100, 102, 105, 0, 106, 0, 0, 0], [0, 2, 5, 0, 6, 6, 6, 6], [7, 8, 9, 10, 11, 12, 13, 14],
+        [2007, 2008, 2009, 2010, 11, 12, 13, 14], [2, 4],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extend", ROWS)
+def test_a_row_holds_the_token_after_its_node(extend):
     """It is not the node's own token: root and drafts are as many as drafts and bonus."""
-    rows = extended("ragged")
-    assert rows.row_starts.tolist() == [0, 3, 4]
-    assert rows.input_ids.tolist() == [100, 102, 105, 106]
-    assert rows.hidden.tolist() == [[0, 0], [2, -2], [5, -5], [6, -6]]
-    assert rows.positions.tolist() == [7, 8, 9, 11]
-    assert rows.cache_locations.tolist() == [2007, 2008, 2009, 11]
-    assert rows.last_rows.tolist() == [2, 3]
-
-
-def test_fixed_rows_are_the_ragged_ones_and_padding():
-    """Padding has token 0 and the features of the request's own node 0."""
-    rows = extended("fixed")
-    assert rows.row_starts.tolist() == [0, 4, 8]
-    assert rows.input_ids.tolist() == [100, 102, 105, 0, 106, 0, 0, 0]
-    assert rows.hidden[:, 0].tolist() == [0, 2, 5, 0, 6, 6, 6, 6]
-    assert rows.positions.tolist() == [7, 8, 9, 10, 11, 12, 13, 14]
-    assert rows.cache_locations.tolist() == [2007, 2008, 2009, 2010, 11, 12, 13, 14]
-    assert rows.last_rows.tolist() == [2, 4]
+    rows = extended(extend)
+    row_starts, input_ids, hidden, *others = ROWS[extend]
+    assert (rows.row_starts.tolist(), rows.input_ids.tolist()) == (row_starts, input_ids)
+    assert rows.hidden.tolist() == [[number, -number] for number in hidden]
+    assert [each.tolist() for each in (rows.positions, rows.cache_locations, rows.last_rows)] == others
 
 
 @pytest.mark.parametrize("num_accepted_drafts", [0, 1, 2, 3])

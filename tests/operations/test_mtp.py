@@ -1,4 +1,4 @@
-"""MTP drafters: transformers' own candidate generator, plain decoding, and rows that are written again."""
+"""MTP drafters: transformers' own candidate generator, the oracle, and rows that are written again."""
 
 from dataclasses import replace
 
@@ -14,7 +14,6 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import InputError
 from specsim.core.kv_buffer import FeatureRing
 from specsim.core.pair import Pair
-from specsim.correctness.differential.grids import MTP
 from specsim.reference import oracle
 from specsim.serving.generation import generate, load_engine
 
@@ -39,20 +38,6 @@ SAMPLED = rounds.SAMPLED | {
 def stale_pair(noise: float = 0.02) -> Pair:
     """Make a pair whose rows are not written again."""
     return pair_of("mtp", noise=noise, fields={"boundary": "stale"})
-
-
-@pytest.mark.by_default("product-mtp", "ragged-mtp.one", "short-mtp.parallel", "one step-stale")
-@pytest.mark.parametrize("kind", ["mtp", "mtp.parallel", "mtp.one", "stale"])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_output_is_that_of_plain_decoding(name, kind):
-    pair = stale_pair() if kind == "stale" else pair_of(kind)
-    rounds.assert_greedy_output_is_plain(pair, SETTINGS[name])
-
-
-@pytest.mark.by_default("round")
-@pytest.mark.parametrize("graph", ["eager", "round"])
-def test_bfloat16_runs_and_accepts_drafts(graph):
-    rounds.assert_bfloat16_accepts_drafts(pair_of("mtp"), graph)
 
 
 # transformers.
@@ -111,7 +96,7 @@ def test_drafts_equal_those_of_transformers(monkeypatch, llama_of, noise):
     assert engine.num_accepted_tokens_per_round == tuple(len(each.accepted) for each in truth.rounds)
 
 
-# The oracle and the differential.
+# The oracle.
 
 
 @pytest.mark.every_value
@@ -124,10 +109,6 @@ def test_rounds_are_the_oracles(name, family, kind):
 def test_the_oracle_refuses_stale_rows():
     with pytest.raises(InputError, check=lambda error: error.name == "boundary"):
         oracle.generate(stale_pair(), LONG, CHAIN, SamplingParams(), None)
-
-
-def test_cells_equal_the_reference_and_drafts_are_accepted():
-    rounds.assert_cells_agree([MTP[index] for index in (0, 5, 11)])
 
 
 # Rows that are written again.

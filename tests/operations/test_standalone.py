@@ -1,4 +1,4 @@
-"""Language models of their own as drafters, against transformers, the oracle and plain decoding."""
+"""Language models of their own as drafters, against transformers and the oracle."""
 
 from dataclasses import replace
 
@@ -144,14 +144,7 @@ def test_a_second_turn_continues_the_draft_models_kv():
     assert {*first.accepted, *second.accepted} == {4}
 
 
-# Plain decoding and the oracle.
-
-
-@pytest.mark.by_default("tree, large pages-standalone", "chain, round-standalone.shifted")
-@pytest.mark.parametrize("kind", MODES)
-@pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_output_is_that_of_plain_decoding(name, kind):
-    rounds.assert_greedy_output_is_plain(pair_of(kind, "mistral", noise=0.1), SETTINGS[name])
+# The oracle.
 
 
 @pytest.mark.parametrize("kind", MODES)

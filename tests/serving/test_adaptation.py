@@ -226,7 +226,7 @@ FAST = {
 }
 
 
-@pytest.mark.by_default("eagle3", "mtp", "dspark", "ngram")
+@pytest.mark.by_default("mtp", "dspark", "ngram")
 @pytest.mark.parametrize("kind", FAST)
 def test_fast_equals_the_reference_over_a_script(kind, device):
     """Tokens, accepted drafts and settings of every round are the reference's, greedy and sampled in one batch."""

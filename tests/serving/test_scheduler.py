@@ -164,28 +164,20 @@ def test_aborts_by_the_clock_come_at_their_step(make, ask, check_solo):
     check_solo(scheduler.requests.values())
 
 
-@SCHEDULES
-def test_the_highest_priority_is_served_first(make, ask, schedule):
-    requests = [ask(request_id, schedule={"priority": request_id // 2}) for request_id in range(4)]
-    scheduler = make(max_running=1, schedule=schedule).serve(*requests)
-    assert scheduler.events("admitted") == [2, 3, 0, 1]
+ORDERS = {  # requests by (fields of their schedules), and the order of admission
+    "the highest priority first": ([{"priority": number // 2} for number in range(4)], [2, 3, 0, 1]),
+    # The order of submission does not matter, except between requests that arrive together.
+    "the first to arrive first": ([{}, {"arrival": 2}, {"arrival": 1}, {"arrival": 1}], [0, 2, 3, 1]),
+    # A turn arrives when the one before has ended, although it was due in the first step.
+    "a turn after requests that arrived meanwhile": ([{}, {"continues": 0}, {"arrival": 1}], [0, 2, 1]),
+}
 
 
 @SCHEDULES
-def test_the_first_to_arrive_is_served_first(make, ask, schedule):
-    """The order of submission does not matter, except between requests that arrive together."""
-    late = [ask(request_id, schedule={"arrival": step}) for request_id, step in ((1, 2), (2, 1), (3, 1))]
-    scheduler = make(max_running=1, schedule=schedule).serve(ask(0, max_new_tokens=20), *late)
-    assert scheduler.events("admitted") == [0, 2, 3, 1]
-
-
-@SCHEDULES
-def test_a_turn_arrives_when_the_turn_before_has_ended(make, ask, schedule):
-    """Requests that arrived meanwhile are served before it, although it was due in the first step."""
-    turn = ask(1, [1, 2], schedule={"continues": 0})
-    other = ask(2, schedule={"arrival": 1})
-    scheduler = make(max_running=1, schedule=schedule).serve(ask(0, max_new_tokens=20), turn, other)
-    assert scheduler.events("admitted") == [0, 2, 1]
+@pytest.mark.parametrize(("schedules", "order"), ORDERS.values(), ids=ORDERS)
+def test_requests_are_admitted_in_their_order(make, ask, schedules, order, schedule):
+    requests = [ask(number, max_new_tokens=8 if number else 20, schedule=each) for number, each in enumerate(schedules)]
+    assert make(max_running=1, schedule=schedule).serve(*requests).events("admitted") == order
 
 
 def test_a_pool_has_a_page(make):
@@ -223,16 +215,6 @@ def test_close_releases_everything(three_running, check_solo, reason):
     assert (usage["free"], usage["requests"], usage["cached"]) == (usage["slots"], 0, 0)
     assert not scheduler.is_busy
     check_solo(scheduler.requests.values())
-
-
-@SCHEDULES
-def test_a_request_ends_at_the_engines_max_len(make, ask, check_solo, schedule):
-    """Other requests are unaffected."""
-    greedy, other = ask(0, max_new_tokens=200), ask(1)
-    scheduler = make(schedule=schedule).serve(greedy, other)
-    assert len(greedy.known_ids) == scheduler.max_len
-    assert (greedy.finish_reason, other.finish_reason) == ("length", "length")
-    check_solo([greedy, other])
 
 
 @pytest.mark.parametrize("drive", ["step", "run"])

@@ -34,6 +34,7 @@ def test_an_abort_drops_the_unread_result(make, ask):
     assert scheduler.close()["requests"] == 0
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("topk", [2, 3])
 def test_both_schedules_give_the_same_tokens(make, ask, check_solo, topk, page_size):

@@ -13,7 +13,7 @@ from specsim.correctness.soak.trial import check, options_of
 
 REFERENCE = options_of("reference")
 SEEDS = (1, 2)  # the programs of these have all required coverage
-FAST_SEEDS = {"eager": 1, "step": 2, "phase": 1, "round": 2}
+FAST_SEEDS = {"eager": 1, "step": 2, "phase": 1, "round": 2}  # of six programs
 FAST_REQUIRED = ("turns", "aborted", "finished length", "preempted", "resumed", "steps with slots withheld")
 
 
@@ -46,11 +46,13 @@ def test_programs_on_the_reference(seed, count):
     assert required(counts, (1, 2, 3, 4)) == ()
 
 
-@pytest.mark.by_default("round")
-@pytest.mark.parametrize("graph", ["eager", "step", "phase", "round"])
-def test_programs_on_fast(graph, device):
+@pytest.mark.parametrize(
+    ("graph", "seed", "count"),
+    [("round", 1, 3), *(pytest.param(*item, 6, marks=pytest.mark.whole) for item in FAST_SEEDS.items())],
+)
+def test_programs_on_fast(graph, seed, count, device):
     pytest.importorskip("triton")
-    counts = run_programs(6, 6, 5, options_of("fast", device, graph), FAST_SEEDS[graph])
+    counts = run_programs(count, 6, 5, options_of("fast", device, graph), seed)
     assert required(counts, names=FAST_REQUIRED) == ()
 
 
