@@ -32,12 +32,12 @@ class Quantiles:
         self._counts = np.zeros(_SIZE, dtype=np.int64)
         self._sums = np.zeros(_SIZE)
 
-    def add(self, values: np.ndarray) -> None:
-        """Count values, float64 [n]."""
+    def add(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Count values, float64 [n], each as often as its count says, int64 [n]."""
         places = np.log2(np.clip(values, _LEAST / 2, _MOST)) + 40
         bins = np.clip(np.floor(places * PER_DOUBLING).astype(np.int64) + 1, 0, _SIZE - 1)
-        np.add.at(self._counts, bins, 1)
-        np.add.at(self._sums, bins, values)
+        np.add.at(self._counts, bins, counts)
+        np.add.at(self._sums, np.repeat(bins, counts), np.repeat(values, counts))
 
     @property
     def mean(self) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, chain, repeat
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -17,6 +18,7 @@ from specsim.simulator.workload import SimulatedWorkload
 Prefill = Literal["mixed", "beside", "first"]
 PREFILLS = get_args(Prefill)
 REQUESTS = 1024  # drawn together
+MOST_UNIFORMS = 2**18  # of a table
 MOST_STEPS = 254  # drafts that a byte can count, with the bonus token
 
 
@@ -74,10 +76,18 @@ def draw_rounds(option: Option, keys: np.ndarray, workload: SimulatedWorkload) -
     )
 
 
+@lru_cache(maxsize=1)
+def _uniforms(keys: bytes, positions: int) -> np.ndarray:
+    """Compute the uniforms of these names at the first positions, f64 [R, P], which all settings of a plan read."""
+    return named_uniforms(np.frombuffer(keys, dtype=np.uint64)[:, None], np.arange(positions))
+
+
 def _draw(option: Option, keys: np.ndarray, requests: np.ndarray, output_tokens: np.ndarray) -> DrawnRounds:
     """Draw the rounds of some requests; starts holds their number by request."""
     first = requests[0]
     steps = option.config.num_steps
+    most = max(1, int(output_tokens[requests].max()) - 1)
+    table = _uniforms(keys[requests].tobytes(), most) if len(requests) * most <= MOST_UNIFORMS else None
     positions = np.zeros(len(requests), dtype=np.int64)
     wanted = output_tokens[requests] - 1  # beyond the first token
     going = np.arange(len(requests))  # with one token too, as a round may run before the host has read it
@@ -87,7 +97,8 @@ def _draw(option: Option, keys: np.ndarray, requests: np.ndarray, output_tokens:
     while len(going):
         ids = first + going
         places = positions[going]
-        rounds = DraftedRounds(ids, np.full(len(ids), index), places, named_uniforms(keys[ids], places))
+        uniforms = named_uniforms(keys[ids], places) if table is None else table[going, places]
+        rounds = DraftedRounds(ids, np.full(len(ids), index), places, uniforms)
         accepted = np.minimum(option.acceptance.accepted(rounds), steps)
         drawn.append(accepted.astype(np.uint8))
         owners.append(going.astype(np.uint16))

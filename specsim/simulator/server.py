@@ -14,7 +14,7 @@ from specsim.core.config import ServingConfig, SpecConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.page_pool import PagePool
 from specsim.core.policies.policy import Always, AnyPolicy, observe
-from specsim.serving.loop import ServingLoop, StepLog
+from specsim.serving.loop import ServingLoop
 from specsim.serving.reservations import Reservations
 from specsim.simulator.acceptance import Cost, Option
 from specsim.simulator.results import LoggedStep, Quantiles, SimulatedRun
@@ -147,6 +147,7 @@ class SimulatedServer(ServingLoop):
         self._arriving = Arriving(workload)
         self._planned = 0.0  # seconds; arrivals up to this time are known to the next plan
         self._gaps: list[float] = []
+        self._gap_counts: list[int] = []
         self._quantiles = Quantiles()
         self._histograms = [[0] * (config.num_steps + 1) for config in configs]
         # Where no request is preempted, the number of its rounds is known, and they follow each other.
@@ -169,7 +170,7 @@ class SimulatedServer(ServingLoop):
             while arriving.ready <= self._planned:
                 self.submit(self._request(arriving.count, arriving.take()))
             self.step()
-        self._quantiles.add(np.array(self._gaps))
+        self._count_gaps()
         return self._run()
 
     def _request(self, number: int, sent: float) -> Any:
@@ -210,7 +211,8 @@ class SimulatedServer(ServingLoop):
                 self._steps.append(
                     LoggedStep(start, seconds, running, len(plan.chunks), waiting, new_tokens, option, pages)
                 )
-        self._log = StepLog(self.step_index + 1)
+        self._log.step += 1
+        self._log.events.clear()
 
     @property
     def _option(self) -> int:
@@ -234,8 +236,12 @@ class SimulatedServer(ServingLoop):
         else:
             self._read_firsts(launched)
         if len(self._gaps) >= MOST_GAPS:
-            self._quantiles.add(np.array(self._gaps))
-            self._gaps.clear()
+            self._count_gaps()
+
+    def _count_gaps(self) -> None:
+        self._quantiles.add(np.array(self._gaps), np.array(self._gap_counts, dtype=np.int64))
+        self._gaps.clear()
+        self._gap_counts.clear()
 
     def _read_firsts(self, results: SimulatedResults) -> None:
         """Read first tokens."""
@@ -254,9 +260,12 @@ class SimulatedServer(ServingLoop):
     def _read_drawn_round(self, results: SimulatedResults) -> None:
         """Read a round of requests that run in every round from their first to their last one."""
         ready = results.ready
-        self._gaps += [ready - self._last_ready] * (self._num_decoding - len(self._fresh))
-        self._gaps += [ready - request.first for request in self._fresh]
-        self._fresh.clear()
+        self._gaps.append(ready - self._last_ready)
+        self._gap_counts.append(self._num_decoding - len(self._fresh))
+        if self._fresh:
+            self._gaps += [ready - request.first for request in self._fresh]
+            self._gap_counts += [1] * len(self._fresh)
+            self._fresh.clear()
         self._last_ready = ready
         self._num_read += 1
         for request in self._last_rounds.pop(self._num_read, ()):
@@ -279,6 +288,7 @@ class SimulatedServer(ServingLoop):
             request.remaining = remaining - num_tokens
             request.prefill_len = request.committed = request.prefill_len + num_tokens
             gaps.append(ready - request.last)
+            self._gap_counts.append(1)
             request.last = ready
             request.rounds += 1
             request.drafts += drafts
