@@ -137,18 +137,15 @@ def test_sentences_of_bad_input(call, arguments, sentence):
         ("diff --drafter medusa", "drafter"),
         ("accept --target= --drafter ngram --prompts 1", "target"),
         ("diff --impl reference --graph round", "graph"),
+        ("soak --requests 0", "requests"),
+        ("soak --json /", "json"),
+        ("soak --program=", "program"),
+        ("soak --program 0-0-1 --requests 10000", "program"),
+        ("soak --program 0-0-1 --seed 0", "program"),
     ],
 )
-def test_bad_input_of_accept_and_diff(call, arguments, name, assert_one_sentence):
+def test_bad_input_of_accept_diff_and_soak(call, arguments, name, assert_one_sentence):
     assert_one_sentence(call(*arguments.split()), name)
-
-
-def test_bad_input_of_soak(call, assert_one_sentence):
-    assert_one_sentence(call("soak", "--requests", "0"), "requests")
-    assert_one_sentence(call("soak", "--json", "/"), "json")
-    assert_one_sentence(call("soak", "--program", ""), "program")
-    for given in (("--requests", "10000"), ("--seed", "0")):
-        assert_one_sentence(call("soak", "--program", "0-0-1", *given), "program")
 
 
 @pytest.mark.parametrize(

@@ -160,43 +160,33 @@ def test_text_has_exactly_the_targets_distribution(tree, seed, count):
     assert joint_distribution(tree, target, count) == plain_distribution(target, count)
 
 
-def test_a_node_has_one_uniform_for_all_its_children():
-    """The uniform's quarter decides which child is accepted.
-
-    p is 1/4 each, and the children are 1, 2, 3 in this order.
-    """
-    tree = make_tree([-1, 0, 0, 0], [0, 1, 2, 3])
-    flat = torch.full((4, V), 0.25).double()
-    accepted = [target_only(tree, flat, [uniform, 0.5], 0.1, 1.0, 1.0)[0] for uniform in ACCEPT_UNIFORMS]
-    assert accepted == [[0, 1], [0, 2], [0, 3], [0]]
-
-
-def test_the_uniform_of_a_node_is_that_of_its_depth():
-    tree = make_tree([-1, 0, 0, 2], [0, 1, 2, 3])
-    flat = torch.full((4, V), 0.25).double()
-    assert target_only(tree, flat, [0.4, 0.2, 0.9], 0.6, 1.0, 1.0) == ([0, 2, 3], 2)
-    assert target_only(tree, flat, [0.4, 0.3, 0.0], 0.9, 1.0, 1.0) == ([0, 2], 2)
-
-
-def test_equality_accepts():
-    tree = make_tree([-1, 0], [0, 1])
-    flat = torch.full((2, V), 0.25).double()
-    assert target_only(tree, flat, [0.25, 0.5], 0.5, 1.0, 1.0)[0] == [0, 1]
-    assert target_only(tree, flat, [math.nextafter(0.25, 1), 0.5], 0.5, 1.0, 1.0)[0] == [0]
+ONE, TWO, THREE = (make_tree([-1] + [0] * count, range(count + 1)) for count in (1, 2, 3))
+DEEPER = make_tree([-1, 0, 0, 2], [0, 1, 2, 3])
+QUARTERS = [  # tree, uniforms by depth, final uniform, threshold_acc, path and bonus; p is 1/4 of each token
+    # A node has one uniform for all its children: its quarter decides which of three is accepted.
+    *((THREE, [uniform], 0.1, 1.0, [0, child], 0) for child, uniform in enumerate(ACCEPT_UNIFORMS[:3], 1)),
+    (THREE, ACCEPT_UNIFORMS[3:], 0.1, 1.0, [0], 0),
+    # The uniform of a node is that of its depth.
+    (DEEPER, [0.4, 0.2, 0.9], 0.6, 1.0, [0, 2, 3], 2),
+    (DEEPER, [0.4, 0.3, 0.0], 0.9, 1.0, [0, 2], 2),
+    # Equality accepts.
+    (ONE, [0.25], 0.5, 1.0, [0, 1], 2),
+    (ONE, [math.nextafter(0.25, 1)], 0.9, 1.0, [0], 3),
+    # The bonus is drawn without the rejected children, and at full depth from the whole distribution.
+    *((TWO, [HIGHEST], final, 1.0, [0], bonus) for final, bonus in ((LOWEST, 0), (0.49, 0), (0.51, 3), (HIGHEST, 3))),
+    *((ONE, [LOWEST], final, 1.0, [0, 1], bonus) for final, bonus in ((LOWEST, 0), (0.3, 1), (0.6, 2), (HIGHEST, 3))),
+    # threshold_acc scales the sum over siblings: the first two take the uniforms up to 1/3 and 2/3.
+    (TWO, [0.32], 0.6, 0.75, [0, 1], 2),
+    (TWO, [0.34], 0.6, 0.75, [0, 2], 2),
+    (TWO, [0.66], 0.6, 0.75, [0, 2], 2),
+    (TWO, [0.67], 0.6, 0.75, [0], 3),
+]
 
 
-@pytest.mark.parametrize(("final", "bonus"), [(LOWEST, 0), (0.49, 0), (0.51, 3), (HIGHEST, 3)])
-def test_the_bonus_is_drawn_without_the_rejected_children(final, bonus):
-    tree = make_tree([-1, 0, 0], [0, 1, 2])
-    assert target_only(tree, torch.full((3, V), 0.25), [HIGHEST, 0.5], final, 1.0, 1.0) == ([0], bonus)
-
-
-@pytest.mark.parametrize("final", [LOWEST, 0.3, 0.6, HIGHEST])
-def test_at_full_depth_the_bonus_is_from_the_whole_distribution(final):
-    tree = make_tree([-1, 0], [0, 1])
-    expected = [0.25, 0.5, 0.75, 1.0]
-    bonus = next(token for token in range(V) if final < expected[token])
-    assert target_only(tree, torch.full((2, V), 0.25), [LOWEST, 0.5], final, 1.0, 1.0) == ([0, 1], bonus)
+@pytest.mark.parametrize(("tree", "accept", "final", "threshold_acc", "path", "bonus"), QUARTERS)
+def test_target_only_by_hand(tree, accept, final, threshold_acc, path, bonus):
+    flat = torch.full((4, V), 0.25, dtype=torch.float64)
+    assert target_only(tree, flat, [*accept, 0.5], final, 1.0, threshold_acc) == (path, bonus)
 
 
 @pytest.mark.parametrize("threshold", [1.0, 0.5, 0.0])
@@ -243,17 +233,6 @@ def test_thresholds_below_one_favour_the_draft(threshold_single, threshold_acc, 
     prob_NV = torch.tensor([weights] * 2).double() / MASS
     drawn = [tokens[0] for tokens in rounds(tree, prob_NV, threshold_single, threshold_acc)]
     assert [Fraction(drawn.count(token), len(drawn)) for token in range(V)] == expected
-
-
-def test_threshold_acc_scales_the_sum_over_siblings():
-    """The first two children take the uniforms up to 1/3 and 2/3.
-
-    p is 1/4 each and the threshold 3/4.
-    """
-    tree = make_tree([-1, 0, 0], [0, 1, 2])
-    flat = torch.full((3, V), 0.25).double()
-    for uniform, path in ((0.32, [0, 1]), (0.34, [0, 2]), (0.66, [0, 2]), (0.67, [0])):
-        assert target_only(tree, flat, [uniform, 0.5], 0.5, 1.0, 0.75)[0] == path
 
 
 @given(draft_trees(), st.integers(0, 10**6), st.sampled_from([(1.0, 0.5), (0.5, 1.0), (0.5, 0.25), (1.0, 0.0)]))

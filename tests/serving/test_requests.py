@@ -67,24 +67,28 @@ def test_a_stop_string_ends_at_the_first_token_that_completes_it(case):
     assert cut is None or not any(stop in request.text for stop in stops)
 
 
-@pytest.mark.parametrize(
-    ("stop", "text"),
-    [("llo → w", "hé"), ("def f():\n ", "héllo → wörld 🎉 "), ("é", "h"), ("🎉", "héllo → wörld "), ("1\n", TEXT[:-2])],
-)
-@pytest.mark.parametrize("sizes", [[100], [1] * 40, [4] * 10])
-def test_stop_strings_span_tokens_and_parts_of_characters(stop, text, sizes):
-    request = made(max_new_tokens=60, stop=(stop,))
-    take(request, TOKENIZER.encode(TEXT), sizes)
-    assert (request.text, request.finish_reason, request.stop_reason) == (text, "stop", stop)
-    assert stop in TOKENIZER.decode(request.token_ids)
-    assert stop not in TOKENIZER.decode(request.token_ids[:-1])
+# Text, parameters from its tokens, and (finish reason, stop reason, text).
+ENDS = {
+    "part of a character is no replacement character": (
+        "🎉 ok \ufffd.", lambda ids: dict(stop=("\ufffd",)), ("stop", "\ufffd", "🎉 ok ")
+    ),
+    "a stop string at the cap": (
+        "return None", lambda ids: dict(stop=("None",), max_new_tokens=len(ids)), ("stop", "None", "return ")
+    ),
+    "a stop token before a stop string and the cap": (
+        "return None", lambda ids: dict(stop=("None",), max_new_tokens=len(ids), stop_token_ids=(ids[-1],)),
+        ("stop", TOKENIZER.encode(" None")[-1], "return None"),
+    ),
+    "a prompt is not searched": (" sto", lambda ids: dict(stop=("stop",), prompt="stop here: "), (None, None, " sto")),
+}  # fmt: skip
 
 
-def test_part_of_a_character_is_no_replacement_character():
-    token_ids = TOKENIZER.encode("🎉 ok \ufffd.")
-    request = made(stop=("\ufffd",))
+@pytest.mark.parametrize(("text", "params", "end"), ENDS.values(), ids=ENDS)
+def test_ends_of_a_request(text, params, end):
+    token_ids = TOKENIZER.encode(text)
+    request = made(**params(token_ids))
     take(request, token_ids)
-    assert (request.text, request.stop_reason) == ("🎉 ok ", "\ufffd")
+    assert (request.finish_reason, request.stop_reason, request.text) == end
 
 
 def test_the_stop_string_that_starts_first_counts():
@@ -95,27 +99,6 @@ def test_the_stop_string_that_starts_first_counts():
         take(request, token_ids)
         assert request.stop_reason == reason
         assert request.text + reason == "return None"[: len(request.text + reason)]
-
-
-def test_a_prompt_is_not_searched():
-    request = made(prompt="stop here: ", stop=("stop",))
-    take(request, TOKENIZER.encode(" sto"))
-    assert request.finish_reason is None
-
-
-def test_a_stop_string_at_the_cap_is_a_stop():
-    token_ids = TOKENIZER.encode("return None")
-    request = made(max_new_tokens=len(token_ids), stop=("None",))
-    take(request, token_ids)
-    assert (request.finish_reason, request.stop_reason, request.text) == ("stop", "None", "return ")
-
-
-def test_a_stop_token_wins_over_a_stop_string_and_over_the_cap():
-    token_ids = TOKENIZER.encode("return None")
-    last = token_ids[-1]
-    request = made(max_new_tokens=len(token_ids), stop=("None",), stop_token_ids=(last,))
-    take(request, token_ids)
-    assert (request.finish_reason, request.stop_reason, request.text) == ("stop", last, "return None")
 
 
 def test_a_stop_string_before_a_stop_token_in_one_path_wins():
