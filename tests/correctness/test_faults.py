@@ -193,13 +193,13 @@ ERRORS = {
     ),
     "a uniform used twice": (
         "distribution",
-        dict(n=500, temperature=0.7, top_k=3),
+        dict(tokens=2304, temperature=0.7, top_k=3),
         (uniforms, "final_uniforms", accept_noise),
         "distribution",
     ),
     "sampled drafts": (
         "distribution",
-        dict(n=600, verifier="rejection"),
+        dict(tokens=2304, verifier="rejection"),
         (drafting, "draft_uniforms", lambda *names: uniforms.final_uniforms(*names[:3])[:, None]),
         "distribution",
     ),

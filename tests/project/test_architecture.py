@@ -33,7 +33,6 @@ DYNAMIC_IMPORTS = {
     },
     "specsim.course.exercises": {"specsim.course.exercises"},
     "specsim.correctness.faults.checks": {"specsim.correctness.faults.checks"},
-    "specsim.correctness.faults.checks.distribution": {"specsim.reference.verify", "specsim.fast.verify"},
     "specsim.correctness.faults.checks.trees": {"specsim.reference.tree", "specsim.fast.tree"},
     "specsim.core.verifiers": {
         *(

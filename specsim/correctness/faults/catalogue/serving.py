@@ -125,7 +125,7 @@ FAULTS = (
         symptom="both implementations and the oracle agree, but tokens drawn after a rejection are biased",
         fields=("distribution",),
         edits={"specsim.core.uniforms": "    FINAL = [-2-]{+1+}\n"},
-        trial=Trial("distribution", dict(impl="reference", n=4000)),
+        trial=Trial("distribution", dict(impl="reference", tokens=2304)),
     ),
     Fault(
         name="gumbel-noise-shared",
@@ -135,7 +135,7 @@ FAULTS = (
         symptom="both implementations agree; the bias of the output grows with the distance of drafter and target",
         fields=("distribution",),
         edits={"specsim.core.uniforms": "    DRAFT = [-4-]{+2+}\n"},
-        trial=Trial("distribution", dict(impl="reference", n=4000, verifier=VERIFIER_OF["sampled"])),
+        trial=Trial("distribution", dict(impl="reference", tokens=2304, verifier=VERIFIER_OF["sampled"])),
     ),
     Fault(
         name="switch-drops-bonus-token",

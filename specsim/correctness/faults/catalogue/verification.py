@@ -133,7 +133,7 @@ FAULTS = (
         operation="verify",
         cause="when every draft was accepted the last token is drawn without temperature and top-p",
         symptom="the better the drafter, the more tokens follow another distribution",
-        fields=("distribution",),
+        fields=("predict",),
         edits={
             FINISH: "_finish_kernel(\n    distributions,\n{+    unprocessed,\n+}"
             "@@"
@@ -153,7 +153,7 @@ FAULTS = (
             "{+        unprocessed=unprocessed.tables,\n"
             "+}"
         },
-        trial=Trial("distribution", dict(impl="fast", n=120, temperature=0.25, top_p=0.8)),
+        trial=Trial("differential", TREE | dict(sampling="filtered", threshold_acc=0.1, rounds=4)),
     ),
     Fault(
         name="logits-column-copied",
