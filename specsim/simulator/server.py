@@ -235,7 +235,7 @@ class SimulatedServer(ServingLoop):
             self._read_round(launched)
         else:
             self._read_firsts(launched)
-        if len(self._gaps) >= MOST_GAPS:
+        if len(self._gaps) * max(1, self._num_decoding) >= MOST_GAPS:
             self._count_gaps()
 
     def _count_gaps(self) -> None:
