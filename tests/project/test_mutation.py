@@ -95,6 +95,8 @@ def test_modules_have_their_tests_and_thousands_of_mutants():
     found = modules_with_tests()
     assert {"specsim.fast.kv.slots", "specsim.fast.drafters.eagle", "specsim.core.pool"} <= set(found)
     assert [path.name for path in found["specsim.fast.drafters.eagle"]] == ["test_drafters.py"]
+    users = modules_with_tests(["specsim.simulator.cost", "specsim.simulator.forward"])  # a module that a file uses
+    assert [[path.name for path in paths] for paths in users.values()] == [["test_cost.py"], ["test_cost.py"]]
     modules = ("specsim.fast.kv.slots", "specsim.fast.tree.construction")
     kernels = [mutant for module in modules for mutant in mutants(module, read(module))]
     assert sum(each.is_kernel for each in kernels) > 300

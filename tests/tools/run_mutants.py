@@ -2,14 +2,15 @@
 
 python tests/tools/run_mutants.py --help
 
-Each mutant is injected into a copy of the package and tested only by the test file of its module, in a checkout.
+Each mutant is injected into a copy of the package and tested only by the test files of its module, in a checkout.
 """
 
+import re
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,7 +25,7 @@ from tqdm.auto import tqdm
 from specsim.core.errors import InputError, require, require_int, require_type
 from specsim.core.files import check_writable, write_json
 from specsim.core.json_schema import read_record
-from specsim.correctness.faults.fault import copied_package, environment, path_of, read, sources
+from specsim.correctness.faults.fault import copied_package, environment, path_of, read
 from specsim.maintain.results import read as read_result
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,7 @@ SHARED = (
 # Tests over a mutant may take this many times their usual time, and these seconds more.
 PATIENCE = 3.0
 SPARE = 60.0
+MOST_FILES = 6  # test files of a module outside kernels and what serves them
 PROGRAM = """
 import sys, pytest
 from importlib.util import find_spec  # pytest wants to be the first to import what it may find plugins in
@@ -146,23 +148,52 @@ class TestsOutcome(NamedTuple):
     seconds: float
 
 
-def modules_with_tests() -> dict[str, tuple[Path, ...]]:
-    """Find the modules that are mutated, and the test files of each: of its name, else of its folder's."""
-    fast = sources()["specsim.fast"]
-    modules = [".".join(("specsim.fast", *path.relative_to(fast).with_suffix("").parts)) for path in fast.rglob("*.py")]
-    modules += [f"specsim.{name}" for name in SHARED]
-    found = {}
+def modules_with_tests(only: Collection[str] = ()) -> dict[str, tuple[Path, ...]]:
+    """Find the modules that are mutated, and the test files of each: of its name, else of its folder's.
+
+    only: modules or folders of the package, whose tests include those of their room that import them.
+    """
+    modules = list(_modules(only or ["specsim.fast"])) + [f"specsim.{name}" for name in SHARED if not only]
+    paired = {}
     for module in sorted(modules):
         *_, folder, name = module.split(".")
-        tests = _test_files(name) or _test_files(folder)
+        tests = _room_tests(module) if only else ()
+        tests = tests or _test_files(name) or _test_files(folder)
         if name != "__init__" and tests:
-            found[module] = tests
-    return found
+            paired[module] = tests
+    return paired
 
 
-def _test_files(name: str) -> tuple[Path, ...]:
-    patterns = (f"*/test_{name}.py", f"*/test_{name}_*.py")
+def _modules(names: Iterable[str]) -> Iterator[str]:
+    """List modules, and those of folders."""
+    for name in names:
+        path = path_of(name)
+        if path.name != "__init__.py":
+            yield name
+            continue
+        for file in path.parent.rglob("*.py"):
+            yield ".".join((name, *file.relative_to(path.parent).with_suffix("").parts))
+
+
+def _test_files(name: str, room: str = "*") -> tuple[Path, ...]:
+    patterns = (f"{room}/test_{name}.py", f"{room}/test_{name}_*.py")
     return tuple(sorted(path for pattern in patterns for path in (ROOT / "tests").glob(pattern)))
+
+
+def _room_tests(module: str) -> tuple[Path, ...]:
+    """Find the test files of a module's room: those of its name, its importers, or else those of its users."""
+    room, name = module.split(".")[1], module.rpartition(".")[2]
+    tests = [*_test_files(name, room), *_importers(module, (ROOT / "tests" / room).glob("test_*.py"))]
+    if not tests:
+        users = _importers(module, path_of(module).parent.glob("*.py"))
+        tests = [test for user in users if user.stem != "__init__" for test in _test_files(user.stem, room)]
+    return tuple(dict.fromkeys(tests))[:MOST_FILES]
+
+
+def _importers(module: str, files: Iterable[Path]) -> list[Path]:
+    package, _, name = module.rpartition(".")
+    line = re.compile(rf"^\s*((from|import) {module}|from {package} import .*\b{name})\b", re.MULTILINE)
+    return [path for path in sorted(files) if line.search(path.read_text(encoding="utf-8"))]
 
 
 def mutate(
@@ -202,12 +233,13 @@ def mutate(
 
 
 def _chosen(only: str) -> dict[str, tuple[Path, ...]]:
-    """Tests of the modules in `only`, with commas between them; of all where it is empty."""
-    found = modules_with_tests()
-    names = [name for name in only.split(",") if name] or list(found)
+    """Tests of the modules and folders in `only`, with commas between them; of the usual modules where it is empty."""
+    names = [name for name in only.split(",") if name]
     for name in names:
-        require(name in found, "only", name, f"modules that have tests: {', '.join(found) or 'a checkout has some'}")
-    return {name: found[name] for name in names}
+        require(path_of(name).is_file(), "only", name, "modules that have tests, and their folders")
+    paired = modules_with_tests(names) if names else modules_with_tests()
+    require(paired, "only", only, f"modules that have tests in {ROOT / 'tests'}")
+    return paired
 
 
 def _kept(path: Path, candidates: dict[str, list[Mutant]]) -> tuple[int, dict[Mutant, MutantVerdict | None]]:
@@ -274,7 +306,7 @@ def _tested(texts: dict[str, str], tests: Iterable[Path], limit: float) -> Tests
 @click.command()
 @click.option("--mutants", "count", default=300, help="Number of mutants.")
 @click.option("--seed", default=0, help="Seed of the sample.")
-@click.option("--only", default="", help="Modules, with commas between them. Default: all.")
+@click.option("--only", default="", help="Modules or folders, comma-separated. Default: kernels and their users.")
 @click.option("--again", type=Path, metavar="FILE", help="A result, whose survivors are tested again.")
 @click.option("--jobs", default=2, help="Processes that share the mutants.")
 @click.option("--minutes", default=60.0, help="Begin no further mutant after these.")
