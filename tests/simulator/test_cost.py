@@ -119,26 +119,6 @@ def test_a_round_reads_a_window_as_far_as_it_is_filled(config):
         assert cost.mixed(*chunk, np.array(contexts), config) - mixed == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(("config", "extends", "drafts"), [(PLAIN, 0, 0), (CHAIN, 1, 2), (TREE, 1, 2 * 4)])
-def test_a_mixed_step_makes_logits_of_every_row_that_needs_them(config, extends, drafts):
-    """Time of arithmetic only: all nodes of 3 requests, one row of draft-extend each, every lane, and 2 chunks."""
-    head = drafter("eagle3", LLAMA, 32000)
-    fast = replace(H100, bandwidth=1e30)
-    added = 31000 * LLAMA.hidden_size
-
-    def rows(target, drafting):
-        """Number of rows that use the head's weights."""
-        cost = CostModel(fast, target, replace(head, model=drafting), PERFECT)
-        step = np.array([64, 32]), np.array([0, 10]), np.full(3, 500)
-        grown = cost.mixed(*step, config) - CostModel(fast, LLAMA, head, PERFECT).mixed(*step, config)
-        return grown * fast.flops("bfloat16") / (2 * added)
-
-    larger = replace(LLAMA, head_weights=LLAMA.head_weights + added)
-    assert rows(larger, head.model) == pytest.approx(3 * config.num_draft_tokens + 2, rel=1e-6)
-    larger = replace(head.model, head_weights=head.model.head_weights + added)
-    assert rows(LLAMA, larger) == pytest.approx(3 * extends + 2 + 3 * drafts, rel=1e-6)
-
-
 def test_tensor_parallel_divides_weights_and_pays_for_exchanges():
     contexts = np.full(1, 1000)
     one, two = (
@@ -264,13 +244,6 @@ def test_slow_experts_slow_their_products_down_and_nothing_else():
     assert seconds("glm-4.7-flash", experts=0.5) - seconds("glm-4.7-flash") == pytest.approx(read, rel=1e-6)
 
 
-def test_filters_take_their_time_in_every_step():
-    contexts, chunk = np.array([100, 200]), (np.array([50]), np.array([0]))
-    plain, slow = (CostModel(H100, LLAMA, efficiency=replace(PERFECT, filters=each)) for each in (0.0, 1e-3))
-    assert slow.round(contexts, PLAIN) - plain.round(contexts, PLAIN) == pytest.approx(1e-3)
-    assert slow.mixed(*chunk, contexts, PLAIN) - plain.mixed(*chunk, contexts, PLAIN) == pytest.approx(1e-3)
-
-
 def test_few_rows_read_few_experts_and_many_all_of_them():
     moe = model("gpt-oss-20b")
     cost = CostModel(H100, moe, efficiency=PERFECT)
@@ -279,18 +252,6 @@ def test_few_rows_read_few_experts_and_many_all_of_them():
     assert one == pytest.approx(2 * (active + moe.head_weights) + 24 * 4 * 3 * 2880**2 * 17 / 32, rel=0.01)
     many = cost.round(np.zeros(256, int), PLAIN) * 3.35e12
     assert many > 12e9
-
-
-def test_rounds_with_drafts_have_host_work_of_their_own():
-    cost = replace(COST, schedule="sync")
-    slow = replace(cost, efficiency=replace(cost.efficiency, host_drafts=1e-3))
-    chain = SpecConfig(1, 3, 4)
-    contexts, chunk, none = np.array([100, 200]), np.array([50]), np.zeros(1)
-    for more, config in ((1e-3, chain), (0.0, SpecConfig.plain())):
-        assert slow.round(contexts, config) - cost.round(contexts, config) == pytest.approx(more)
-        mixed = [each.mixed(chunk, none, contexts, config) for each in (slow, cost)]
-        assert mixed[0] - mixed[1] == pytest.approx(more)
-    assert slow.mixed(chunk, none, np.zeros(0), chain) == cost.mixed(chunk, none, np.zeros(0), chain)
 
 
 def test_drafts_outside_graphs_launch_every_kernel_of_their_head():

@@ -101,30 +101,6 @@ def test_a_markov_head_reads_its_table_for_every_depth_of_a_tree():
     assert tree - chain == pytest.approx(12 * LLAMA.vocab_size * (1 + 2 + 4 - 3))  # logits of more parents
 
 
-@pytest.mark.parametrize("kind", ["p-eagle", "dflash", "dspark"])
-def test_more_drafts_of_one_forward_cost_little(kind):
-    """Rows grow, but no weight of the layers is read again, as every step of EAGLE-3 does."""
-
-    def seconds(which: str, steps: int) -> float:
-        cost = CostModel(hardware("H100-SXM"), LLAMA, drafter(which, LLAMA), PERFECT)
-        phases = cost.phases(np.array([1000]), SpecConfig(1, steps, steps + 1))
-        return phases.draft + phases.extend
-
-    assert seconds(kind, 7) - seconds(kind, 3) < (seconds("eagle3", 7) - seconds("eagle3", 3)) / 2
-
-
-@pytest.mark.parametrize("kind", ["p-eagle", "dflash", "dspark"])
-def test_prompts_cost_a_forward_or_the_context_alone(kind):
-    cost = CostModel(hardware("H100-SXM"), LLAMA, drafter(kind, LLAMA))
-    alone = replace(cost, drafter=None)
-    new, behind = np.array([512.0]), np.array([0.0])
-    share = cost.prefill(new, behind) / alone.prefill(new, behind) - 1
-    low, high = (4 / 32, 0.3) if kind == "p-eagle" else (0.001, 4 / 32)
-    assert low < share < high
-    contexts = np.full(3, 700)
-    assert cost.mixed(new, behind, contexts, CHAIN) > cost.round(contexts, CHAIN)
-
-
 @pytest.mark.parametrize("kind", SERVED)
 def test_every_served_kind_has_a_cost(kind):
     head = drafter(kind, LLAMA)

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specsim.simulator.calibration.held_out import closed_formula, leave_one_table_out, six_cells
+from specsim.simulator.calibration.held_out import closed_formula, leave_one_table_out, six_cells, speeds
+from specsim.simulator.calibration.observation import PRIORS, candidates
+from specsim.simulator.calibration.posterior import Posterior
 from specsim.simulator.calibration.profile import profile
 from specsim.simulator.calibration.published import CELLS, tables
 from specsim.simulator.calibration.published_report import (
@@ -16,6 +18,7 @@ from specsim.simulator.calibration.published_report import (
     PublishedReport,
     regrets,
 )
+from specsim.simulator.calibration.structure import Calibrated
 
 TABLES = {table.name: table for table in tables()}
 QUICK = ("vllm_41162, Llama3 8B", "vllm_41162, Qwen3 8B", "fast_rounds", "sglang_22246")
@@ -84,6 +87,25 @@ def test_cells_are_selected_by_their_settings_alone():
     seen = [TABLES["sglang_22246"].cells[at] for at in TABLES["sglang_22246"].seen]
     places = {(cell.batch, cell.config.num_steps) for cell in seen}
     assert places == {(batch, steps) for batch in (1, 8, 64) for steps in (1, 6)}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_cell_is_either_fitted_or_held_out(name):
+    """So is every speed-up, unless both sides were fitted; parameters are those before any calibration."""
+    table = TABLES[name]
+    structure = table.structures[0]
+    costs = structure.costs(table.costs)
+    names = candidates(costs, table.cells)
+    logs = np.log([PRIORS[parameter].value for parameter in names])
+    result = six_cells(table, Calibrated(costs, structure, Posterior(names, logs, np.eye(len(names)), 0.03), {}))
+    seen = [table.cells[index] for index in table.seen]
+    rest = [cell for cell in table.cells if not any(cell is other for other in seen)]
+    assert (len(seen), result.seen) == (min(CELLS, len(table.cells)), tuple(cell.label for cell in seen))
+    figures = [(f"{cell.label}, {figure}", value) for cell in speeds(rest) for figure, value in cell.figures.items()]
+    assert list(zip(result.labels, result.measured, strict=True)) == figures
+    pairs = [label.split(" over ") for label in result.speedups.labels]
+    assert not any(len(pair) == 2 and {*pair} <= {*result.seen} for pair in pairs)
+    assert [pair for pair in pairs if len(pair) == 1] == [[cell.label] for cell in rest if "speedup" in cell.figures]
 
 
 def test_the_choice_of_steps_follows_the_batch():

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specsim import SpecConfig
 from specsim.core.errors import InputError
-from specsim.simulator.calibration.observation import PRIORS, AssumedAcceptance, candidates
+from specsim.simulator import CostModel, drafter, hardware, model
+from specsim.simulator.calibration.observation import PRIORS, AssumedAcceptance, Observation, candidates
 from specsim.simulator.calibration.posterior import DETERMINED, fit, half_widths, measured, predict
 
 
@@ -41,11 +43,42 @@ def test_six_cells_predict_the_others(calibrated_cost, grid):
     assert np.median(widths) < 0.25
 
 
-def test_a_held_out_figure_does_not_move_the_fit(calibrated_cost, grid):
-    found = fit({"": calibrated_cost}, grid[:8])
-    wrong = [replace(cell, figures={"decode_tokens_per_s": 9.0}) for cell in grid[8:]]
-    assert fit({"": calibrated_cost}, [*grid[:8]]).values == found.values
-    assert fit({"": calibrated_cost}, [*grid[:8], *wrong]).values != found.values
+def test_the_error_of_a_prediction_is_that_of_fits_to_the_others(calibrated_cost, grid):
+    """The discrepancy is the root mean square error of each cell under a fit to the others."""
+    rng, costs = np.random.default_rng(4), {"": calibrated_cost}
+    rough = [
+        replace(
+            cell, figures={name: value * np.exp(0.15 * rng.standard_normal()) for name, value in cell.figures.items()}
+        )
+        for cell in grid[::3]
+    ]
+    errors = []
+    for cell in rough:
+        others = fit(costs, [other for other in rough if other is not cell])
+        errors += np.log(predict(costs, [cell], others.values) / measured([cell])).tolist()
+    assert fit(costs, rough).discrepancy == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=0.1)
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_every_parameter_moves_a_figure_of_a_used_cost_model(name):
+    """Cost models with what they computed under other parameters predict as fresh ones do."""
+    targets = [model("gpt-oss-20b"), model("glm-4.7-flash")]
+    costs = {
+        target.name: CostModel(hardware("B200"), target, drafter("eagle3", target), tensor_parallel=2, schedule="sync")
+        for target in targets
+    }
+    figures = dict.fromkeys(("tokens_per_s", "tpot_s", "ttft_s", "round_s"), 1.0)
+    cells = [
+        Observation("a cell", SpecConfig(1, 3, 4), 16, None, 500, 100, figures, filters=True, source=source)
+        for source in costs
+    ]
+    models: dict = {}
+    before = predict(costs, cells, {}, models)
+    value = {name: PRIORS[name].value / 1.25}
+    after = predict(costs, cells, value, models)
+    assert after.tolist() == predict(costs, cells, value).tolist()
+    assert after.tolist() != before.tolist()
+    assert name in candidates(costs, cells)
 
 
 def test_unknown_accept_lengths_are_fitted_too(calibrated_cost, grid):
