@@ -1,7 +1,6 @@
 """Acceptance study: acceptance of a target's drafters on its prompts, compared with targets."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from specsim.core.engine_options import EngineOptions
 from specsim.core.errors import require, require_int
 from specsim.core.metrics import LOOP_SHARE, Acceptance, is_loop
 from specsim.core.pair import Pair
-from specsim.core.workers import Workers
+from specsim.core.workers import Workers, finished
 from specsim.serving.generation import generate
 from specsim.serving.outputs import Generation, Output
 
@@ -96,11 +95,8 @@ def measure(
     has_edits = any(setting.prompt_set == "edits" for setting in settings)
     names: tuple[PromptSet, ...] = ("prompts", "edits") if has_edits else ("prompts",)
     plain_runs = [StudySetting(settings[0].drafter, SpecConfig.plain(), prompt_set=name) for name in names]
-    calls = [
-        partial(_generation, load_pair, setting, prompt_sets[setting.prompt_set], max_new_tokens)
-        for setting in (*plain_runs, *settings)
-    ]
-    results = _results(calls, jobs, progress)
+    run = partial(_generation, load_pair, prompt_sets, max_new_tokens)
+    results = _results((*plain_runs, *settings), run, jobs, progress)
     plain = dict(zip(names, results[: len(names)], strict=True))
     both = zip(settings, results[len(names) :], strict=True)
     rows = tuple(_row(setting, result, plain[setting.prompt_set]) for setting, result in both)
@@ -118,29 +114,36 @@ def measure(
 
 
 def _generation(
-    load_pair: Callable[[str], Pair], setting: StudySetting, prompts: Prompts, max_new_tokens: int
+    load_pair: Callable[[str], Pair], prompt_sets: Mapping[str, Prompts], max_new_tokens: int, setting: StudySetting
 ) -> Generation:
     """Run a setting with a pair of its own, so that no drafter's state goes from run to run."""
     sampling = SamplingParams(temperature=setting.temperature, max_new_tokens=max_new_tokens, ignore_eos=True)
     pair = load_pair(setting.drafter)
+    prompts = prompt_sets[setting.prompt_set]
     return generate(pair, prompts, setting.config, sampling, engine=EngineOptions(dtype=torch.float64))
 
 
-def _results(calls: Sequence[Callable[[], Generation]], jobs: int, progress: bool) -> list[Generation]:
-    """Give the results in the order of the calls; each of several processes uses one thread."""
+def _results(
+    settings: Sequence[StudySetting], run: Callable[[StudySetting], Generation], jobs: int, progress: bool
+) -> list[Generation]:
+    """Give the results in the order of the settings; each of several processes uses one thread."""
+    calls = {index: partial(run, setting) for index, setting in enumerate(settings)}
+    results = {}
     with tqdm(total=len(calls), unit="run", disable=None if progress else True) as bar:
         if jobs == 1:
-            results = []
-            for call in calls:
-                results.append(call())
+            for index, call in calls.items():
+                results[index] = call()
                 bar.update()
-            return results
-        with Workers(min(jobs, len(calls)), partial(torch.set_num_threads, 1)) as workers:
-            waiting = [workers.submit(call) for call in calls]
-            for done in as_completed(waiting):
-                done.result()  # raises at once what the call raised
-                bar.update()
-        return [done.result() for done in waiting]
+        else:
+            with Workers(min(jobs, len(calls)), partial(torch.set_num_threads, 1)) as workers:
+                for index, result in finished(workers, calls, lambda index: f"the run of {_title(settings[index])}"):
+                    results[index] = result
+                    bar.update()
+    return [results[index] for index in calls]
+
+
+def _title(setting: StudySetting) -> str:
+    return f"{setting}, {setting.conditions}"
 
 
 def _is_fresh(output: Output) -> bool:
@@ -162,7 +165,7 @@ def _checks(study: Study) -> Iterator[TargetCheck]:
         for wanted, least in targets:
             for row in study.measurements:
                 if row.setting == wanted:
-                    claim = f"{wanted}, {wanted.conditions}{suffix}: accept length"
+                    claim = f"{_title(wanted)}{suffix}: accept length"
                     yield _at_least(claim, getattr(row, group).accept_length, least)
     yield from _tree_checks(study.measurements)
     outputs = sum(study.num_outputs(row.setting) for row in study.greedy)
@@ -184,7 +187,7 @@ def _tree_checks(rows: Sequence[Measurement]) -> Iterator[TargetCheck]:
             measured = tree.everything.accept_length
             best = max(row.everything.accept_length for row in chains)
             target = f"above {best:.2f}, the best chain's"
-            claim = f"{tree.setting}, {tree.setting.conditions}: accept length"
+            claim = f"{_title(tree.setting)}: accept length"
             yield TargetCheck(claim, measured, target, measured > best)
 
 

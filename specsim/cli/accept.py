@@ -104,7 +104,7 @@ def accept(options: AcceptOptions) -> None:
     prompts take some 30 minutes of CPU time.
 
     Exit status: 0 when done, 1 if the accept length fell by more than the tolerance with 95 % confidence, or if an
-    output of the study at temperature 0 differs from plain decoding's, 2 for bad input.
+    output of the study at temperature 0 differs from plain decoding's, 2 for bad input, 3 if a process is lost.
 
     Examples:
       specsim accept --target tiny --json record.json

@@ -130,7 +130,7 @@ def diff(options: DiffOptions) -> None:
 
     Integers and tree structure must be equal after each phase, and floats within an error budget.
 
-    Exit status: 0 if equal, 1 if not, 2 for bad input, 3 if a rank fails.
+    Exit status: 0 if equal, 1 if not, 2 for bad input, 3 if a process is lost.
 
     Examples:
       specsim diff --grid quick

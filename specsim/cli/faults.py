@@ -23,7 +23,8 @@ def faults(options: FaultsOptions) -> None:
 
     Each fault goes into a copy of the package, which is checked in a process of its own.
 
-    Exit status: 0 if every fault is detected, 1 if one is not, 2 for bad input.
+    Exit status: 0 if every fault is detected, 1 if one is not, 2 for bad input, 3
+    if a process is lost.
 
     Example:
       specsim faults --jobs 4 --json faults.json

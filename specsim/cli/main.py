@@ -1,6 +1,7 @@
 """The command line: its commands, and its sentences for errors."""
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -37,21 +38,28 @@ from specsim.cli.simulate import simulate
 from specsim.cli.soak import soak
 from specsim.cli.sweep import sweep
 from specsim.cli.train import train
+from specsim.core.children import PROCESS_LOST, ProcessLost
 from specsim.core.errors import InputError, require, tell
 from specsim.core.files import Unwritten, write_whole
 
 # Commands of models so small that threads only wait for each other; libraries read the number when they are loaded.
 SMALL = {"demo", "train", "soak", "accept", "diff", "certify", "conformance", "sampling-test", "predict"}
 _COMPLETION = "_SPECSIM_COMPLETE"
-_INTERRUPTED = 130
 _UNREAD = 141
+
+
+class _Terminated(KeyboardInterrupt):
+    """A SIGTERM, which ends a command in order, as Ctrl-C does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; its help lists the exit statuses.
 
-    Where nobody reads on (`| head`) it is 141, which a shell reports of a program that SIGPIPE ends.
+    Where nobody reads on (`| head`) it is 141, which a shell reports of a program that SIGPIPE ends. A caller with
+    arguments, and torchrun, whose ranks may wait for each other in native code, keep their handling of SIGTERM.
     """
+    if arguments is None and "RANK" not in os.environ and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - as long as the process lives
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -60,9 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             status = app(arguments)
         finally:
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        tell("interrupted")
-        status = _INTERRUPTED
+    except KeyboardInterrupt as error:
+        is_terminated = isinstance(error, _Terminated)
+        tell("; ".join(["terminated" if is_terminated else "interrupted", *map(str, error.args)]))
+        status = 128 + (signal.SIGTERM if is_terminated else signal.SIGINT)
+    except ProcessLost as error:
+        tell(error)
+        status = PROCESS_LOST
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich's own end of a program whose output nobody reads
             _end_unread()
@@ -85,6 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _fail("not enough memory for this setting; use smaller pages, trees, batches or lengths")
     sys.exit(status or 0)
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise _Terminated
 
 
 def _fail(error: InputError | str) -> NoReturn:
@@ -260,6 +276,6 @@ app = CommandLine(
 
 Every command explains itself: specsim COMMAND --help.
 
-Exit status: 0 when done, 1 if a check fails, 2 for bad input, 130 after
-Ctrl-C, 141 after a closed pipe.""",
+Exit status: 0 when done, 1 if a check fails, 2 for bad input, 3 if a process
+is lost, 130 after Ctrl-C, 141 after a closed pipe, 143 after SIGTERM.""",
 )  # fmt: skip

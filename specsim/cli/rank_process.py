@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from threading import Thread
@@ -16,6 +17,7 @@ from specsim.core.rank_group import RankLost, join, leave
 def run() -> None:
     """Join the ranks that meet in the folder, run the command line, and end with its status."""
     folder, rank, size, timeout, device, *arguments = sys.argv[1:]
+    tempfile.tempdir = folder  # which is removed when the ranks end, however they do
     status: object = None
     try:
         join(int(size), float(timeout), device, Path(folder), int(rank))

@@ -5,23 +5,21 @@ A rank that ends or hangs ends them all.
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import click
 
 from specsim.cli.option_fields import option
+from specsim.core.children import PROCESS_LOST, child_words, python_path, start_child, temporary_folder
 from specsim.core.errors import InputError, require_choice, tell
-from specsim.core.workers import python_path
 
 if TYPE_CHECKING:
     from specsim.core.rank_group import RankProgress
@@ -93,7 +91,7 @@ def _device(device: str | None, size: int) -> str:
 
 def _words(folder: Path, rank: int, size: int, timeout: float, device: str) -> list[str]:
     rank_arguments = [str(folder), str(rank), str(size), str(timeout), device]
-    return [sys.executable, "-m", "specsim.cli.rank_process", *rank_arguments, *sys.argv[1:]]
+    return child_words(folder, "specsim.cli.rank_process", *rank_arguments, *sys.argv[1:])
 
 
 def _run_own(command: Callable[[_Options], None], options: _Options, size: int) -> None:
@@ -104,9 +102,9 @@ def _run_own(command: Callable[[_Options], None], options: _Options, size: int) 
     if group is None or group.rank == 0:
         command(options)
         return
-    with TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+    with temporary_folder() as folder, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         files = {name: getattr(options, name, None) for name in _OUTPUTS}
-        aside = {name: _aside(file, Path(folder)) for name, file in files.items() if file is not None}
+        aside = {name: _aside(file, folder) for name, file in files.items() if file is not None}
         command(replace(options, **aside))
 
 
@@ -118,7 +116,6 @@ def _aside(file: Path, folder: Path) -> Path:
     return other
 
 
-RANK_FAILED = 3  # exit status of a command where a rank ended early or hung
 LOST = 71  # exit status of a rank that lost the others
 BROKEN = 70  # exit status of a rank with an error of its own
 GRACE = 5.0  # seconds in which the other ranks may end by themselves
@@ -133,10 +130,9 @@ def run_ranks(words: Words, size: int, timeout: float) -> int:
 
     words: the command line of a rank, by the folder in which ranks meet and its number. The output of rank 0 goes to
     this process's, that of the others nowhere. Where a rank ends early, or none moves for `timeout` seconds, all are
-    ended, one sentence names the rank and its phase, and the status is RANK_FAILED.
+    ended, one sentence names the rank and its phase, and the status is PROCESS_LOST.
     """
-    with TemporaryDirectory(prefix="specsim-ranks-") as name, _ending_at_sigterm():
-        folder = Path(name)
+    with temporary_folder() as folder:
         processes = [_start(words(folder, rank), folder, rank) for rank in range(size)]
         try:
             sentence = _watch(processes, folder, timeout)
@@ -148,21 +144,7 @@ def run_ranks(words: Words, size: int, timeout: float) -> int:
         if sentence is None:
             return _status([process.returncode for process in processes], folder)
         tell(sentence)
-        return RANK_FAILED
-
-
-@contextmanager
-def _ending_at_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process in order, so that no rank outlives it."""
-
-    def end(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        return PROCESS_LOST
 
 
 def _start(words: Sequence[str], folder: Path, rank: int) -> subprocess.Popen[bytes]:
@@ -173,9 +155,9 @@ def _start(words: Sequence[str], folder: Path, rank: int) -> subprocess.Popen[by
     # Ranks of one machine meet over the loopback device, whatever the machine's name resolves to.
     environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, PHASE_BOARD_VARIABLE: str(board), **python_path()}
     if rank == 0:
-        return subprocess.Popen(words, env=environment)
+        return start_child(words, env=environment)
     with (folder / f"errors-{rank}").open("wb") as errors:
-        return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+        return start_child(words, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
 
 
 def _watch(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout: float) -> str | None:

@@ -43,7 +43,7 @@ def soak(options: SoakOptions) -> None:
     Requests arrive, wait, are preempted and are cancelled; the output of each must equal that of its solo run.
 
     Exit status: 0 if all outputs are equal, 1 if one is not, 2 for bad input, 3 if
-    a rank fails.
+    a process is lost.
 
     Examples:
       specsim soak --requests 500

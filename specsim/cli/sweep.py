@@ -1,20 +1,22 @@
 """specsim sweep: many cells, in processes of this machine or on a Dask cluster, into one SQLite file."""
 
 import json
+import logging
 import os
-import sys
-from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, Executor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from specsim.cli.file_options import check_png, png
 from specsim.cli.option_fields import common, option
 from specsim.cli.options import DraftTreeOptions, exclusive, report
 from specsim.cli.server_options import ServerOptions, length, sentence, show_workload
-from specsim.core.errors import InputError, require, tell
+from specsim.core.children import ProcessLost
+from specsim.core.errors import InputError, require
 from specsim.core.limits import MOST_JOBS
 from specsim.core.workers import Workers
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from specsim.simulator.sweep import SweepCounts
 
 SHOWN = 10
+WORKER_WAIT = 60.0  # seconds for which a Dask cluster may have no worker
+SCHEDULER_WAIT = 10  # seconds for which its scheduler may give no answer
 _FIGURES = ("Output Throughput (tok/s)", "Mean TTFT (ms)", "Mean TPOT (ms)")
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _FILES = ("trace", "tokenizer")  # of requests, one for all cells
@@ -66,7 +70,8 @@ def sweep(options: SweepOptions) -> None:
 
     Each combination is a cell of a grid. An interrupted sweep goes on where it stopped when you run it again.
 
-    Exit status: 0 when done, 2 for bad input, 130 after Ctrl-C.
+    Exit status: 0 when done, 2 for bad input, 3 if a process is lost, 130 after
+    Ctrl-C.
 
     Examples:
       specsim sweep --out cells.sqlite --vary concurrency=1,16,64
@@ -88,18 +93,21 @@ def sweep(options: SweepOptions) -> None:
     check_png(options.plot)
     check(swept_cells)
     names = list(dict.fromkeys(map(key, swept_cells)))
-    with _executor(options.jobs, options.cluster) as executor, tqdm(total=len(names), unit="cell", disable=None) as bar:
+    with (
+        _executor(options.jobs, options.cluster) as (executor, check_cluster),
+        tqdm(total=len(names), unit="cell", disable=None) as bar,
+    ):
         results = Results(out)
         try:
-            counts = run(swept_cells, results, executor, bar.update)
-        except BrokenExecutor as error:
-            allowed = f"fewer: a process was ended from outside, as for lack of memory; finished cells stay in {out}"
-            raise InputError("jobs", options.jobs or os.cpu_count(), allowed) from error
-        except KeyboardInterrupt:
+            counts = run(swept_cells, results, executor, bar.update, check_cluster)
+        except (KeyboardInterrupt, ProcessLost) as end:
             bar.close()
-            written = len(results.keys().intersection(names))
-            tell(f"interrupted; {written:,} of {len(names):,} cells are in {out}")
-            sys.exit(130)  # as after every interrupt, which `main` tells in fewer words
+            stored = f"{len(results.keys().intersection(names)):,} of {len(names):,} cells are in {out}"
+            if isinstance(end, ProcessLost):
+                end.stored = stored
+            else:
+                end.args = (stored,)  # which `main` tells
+            raise
     rows = results.rows(names)
     notes = [
         "" if "shares" in varied else options.describe_acceptance(base),
@@ -195,11 +203,15 @@ def _value(text: str) -> Any:
     return value if not isinstance(value, (list, dict)) else text
 
 
+ClusterCheck = Callable[[BaseException | None], None]
+
+
 @contextmanager
-def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
+def _executor(jobs: int | None, cluster: str | None) -> Iterator[tuple[Executor, ClusterCheck]]:
+    """Start workers, or connect to a cluster; with a check that raises ProcessLost where it can run no cell."""
     if cluster is None:
         with Workers(jobs or os.cpu_count() or 1) as executor:
-            yield executor
+            yield executor, lambda _: None
         return
     if jobs is not None:
         raise exclusive("jobs", jobs, "--cluster")
@@ -208,9 +220,32 @@ def _executor(jobs: int | None, cluster: str | None) -> Iterator[Executor]:
     except ImportError as error:
         allowed = f"nothing without Dask; install it: pip install 'specsim[cluster]' ({error})"
         raise InputError("cluster", cluster, allowed) from error
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it logs tracebacks of a lost scheduler
     try:
-        client = Client(cluster, timeout=10)
+        client = Client(cluster, timeout=SCHEDULER_WAIT)
     except (OSError, ValueError) as error:
         raise InputError("cluster", cluster, f"the address of a Dask scheduler that answers ({error})") from error
     with client, client.get_executor() as executor:
-        yield executor
+        yield executor, _cluster_check(client, cluster)
+
+
+def _cluster_check(client: Any, cluster: str) -> ClusterCheck:
+    """Make the check of the cluster of a Dask client."""
+    from distributed import KilledWorker
+
+    last_seen = monotonic()
+
+    def check(error: BaseException | None) -> None:
+        nonlocal last_seen
+        if isinstance(error, KilledWorker):
+            raise ProcessLost(f"every worker of {cluster} that tried", "ended")
+        try:
+            workers = client.sync(client.scheduler.identity, callback_timeout=SCHEDULER_WAIT)["workers"]
+        except (OSError, TimeoutError, ValueError) as lost:
+            raise ProcessLost(f"the Dask scheduler {cluster}", "gives no answer") from lost
+        if workers:
+            last_seen = monotonic()
+        elif monotonic() > last_seen + WORKER_WAIT:
+            raise ProcessLost(f"the Dask cluster {cluster}", f"has had no worker for {WORKER_WAIT:.0f} s")
+
+    return check

@@ -2,14 +2,14 @@
 
 import os
 import pickle
-import tempfile
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from specsim.core.children import end_after, temporary_folder
 from specsim.core.rank_group import RankGroup, join, leave
 
 _MEETING = 30.0  # seconds after which a rank gives up a collective
@@ -25,9 +25,9 @@ def run_in_ranks(work: Callable[[RankGroup], Any], size: int = 2, timeout: float
     Raises RankFailed with the rank's error where one fails, and for ranks that do not answer within `timeout` seconds.
     """
     context = get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="specsim-ranks-") as folder:
+    with temporary_folder() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
-        arguments = [(work, Path(folder), rank, size, pipe) for rank, (_, pipe) in enumerate(pipes)]
+        arguments = [(work, folder, rank, size, pipe) for rank, (_, pipe) in enumerate(pipes)]
         processes = [context.Process(target=_run, args=values, daemon=True) for values in arguments]
         for process in processes:
             process.start()
@@ -57,6 +57,8 @@ def _answers(pipes: list[Connection], end: float) -> list[Any]:
 
 
 def _run(work: Callable[[RankGroup], Any], folder: Path, rank: int, size: int, pipe: Connection) -> None:
+    if parent := parent_process():
+        end_after(parent.join, folder)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         join(size, _MEETING, "cpu", folder, rank)

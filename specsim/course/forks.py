@@ -45,7 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     preload()
     num_running = 0
     has_failed = False
-    while folders or num_running:
+    parent = os.getppid()
+    while (folders and os.getppid() == parent) or num_running:
         if folders and num_running < int(jobs):
             start(folders.pop(0))
             num_running += 1

@@ -5,9 +5,10 @@ import os
 import socket
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from specsim.core.errors import InputError, require
+from specsim.core.workers import finished
 from specsim.simulator.calibration.profile import names as profile_names
 from specsim.simulator.calibration.profile import profile
 from specsim.simulator.candidates import EQUAL
@@ -177,27 +179,33 @@ class SweepCounts:
 
 
 def sweep(
-    wanted: Sequence[Cell], results: Results, executor: Executor, done: Callable[[], object] = lambda: None
+    wanted: Sequence[Cell],
+    results: Results,
+    executor: Executor,
+    done: Callable[[], object] = lambda: None,
+    check: Callable[[BaseException | None], object] = lambda _: None,
 ) -> SweepCounts:
     """Run the cells that the file lacks, equal ones once, and write each when it is done.
 
-    done: called for every cell in the file, cells of earlier sweeps first.
+    done: called for every cell in the file, cells of earlier sweeps first. check: of `finished`, for the executor.
     """
     named = {key(cell): cell for cell in wanted}
-    finished = results.keys()
-    missing = [cell for name, cell in named.items() if name not in finished]
+    stored = results.keys()
+    missing = {name: cell for name, cell in named.items() if name not in stored}
     num_kept = len(named) - len(missing)
     for _ in range(num_kept):
         done()
-    futures = {executor.submit(run_cell, cell.to_json()): cell for cell in missing}
-    try:
-        for future in as_completed(futures):
-            results.add(futures[future], future.result())
-            done()
-    finally:
-        for future in futures:
-            future.cancel()
+    calls = {name: partial(run_cell, cell.to_json()) for name, cell in missing.items()}
+    for name, result in finished(executor, calls, lambda name: _description(missing[name], wanted), check):
+        results.add(missing[name], result)
+        done()
     return SweepCounts(len(missing), num_kept)
+
+
+def _description(cell: Cell, others: Sequence[Cell]) -> str:
+    """Name a cell by the fields in which it differs from others."""
+    names = [name for name in FIELDS if any(getattr(other, name) != getattr(cell, name) for other in others)]
+    return f"cell {', '.join(f'{name}={getattr(cell, name)}' for name in names)}".rstrip()
 
 
 def _plain(value: Any) -> Any:

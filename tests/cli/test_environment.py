@@ -3,10 +3,8 @@
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -148,19 +146,3 @@ def test_errors_of_the_program_itself_are_not_hidden(monkeypatch):
     monkeypatch.setattr(sys.modules["specsim.serving.generation"], "generate", fail)
     with pytest.raises(Bug):
         main(FEW)
-
-
-@pytest.mark.skipif(not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="/proc lists no children")
-def test_an_interrupted_soak_is_one_line():
-    """Workers are starting or serving when the whole group is interrupted, as a terminal does."""
-    words = [sys.executable, "-c", "from specsim.cli.main import main; main()", "soak", "--requests", "9999"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(words, start_new_session=True, **pipes)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    last = time.monotonic() + 60
-    while len(children.read_text().split()) < 3 and time.monotonic() < last:  # two workers, and their bookkeeper
-        time.sleep(0.1)
-    time.sleep(1)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=60) == ("", "specsim: interrupted\n")
-    assert process.returncode == 130

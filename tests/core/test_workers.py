@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.context import SpawnProcess
+from functools import partial
 from operator import add
+from pickle import PicklingError
 
 import pytest
 
-from specsim.core.workers import Workers
+from specsim.core.children import ProcessLost
+from specsim.core.workers import Workers, finished
 
 # It prints the ids of its workers, which are only starting, then the id of one that runs by then.
 PARENT = """
@@ -22,7 +24,7 @@ from specsim.core.workers import Workers
 try:
     with Workers(2) as workers:
         calls = [workers.submit(os.getpid), *(workers.submit(time.sleep, float(sys.argv[1])) for _ in range(2))]
-        print(*workers._processes, flush=True)
+        print(*(worker.process.pid for worker in workers._workers), flush=True)
         print(calls[0].result(), flush=True)
         print(calls[1].result(), calls[2].result(), flush=True)
 except KeyboardInterrupt:
@@ -105,28 +107,59 @@ def test_an_error_ends_the_others():
     assert time.monotonic() - begun < 45
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_calls_cancelled_before_an_error_end_quietly(error, monkeypatch):
-    """No thread of the executor fails, which pytest would report, however early it sees that a process has ended."""
-    terminate = SpawnProcess.terminate
+class Unsendable(Exception):
+    """An error that cannot be made again from what is pickled of it."""
 
-    def end(process: SpawnProcess) -> None:
-        terminate(process)
-        time.sleep(0.3)
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
 
-    def fail() -> None:
+
+def fail_unsendably() -> None:
+    raise Unsendable("no", "copy")
+
+
+def return_a_lock() -> object:
+    return threading.Lock()
+
+
+# A call, what is raised here, and a part of its text.
+FAILURES = {
+    "killed": (
+        partial(signal.raise_signal, signal.SIGKILL),
+        ProcessLost,
+        r"SIGKILL.* in call 'bad'; no result is kept",
+    ),
+    "ends": (partial(os._exit, 7), ProcessLost, r"worker process \d+ ended with exit status 7 in call 'bad'; no"),
+    "exits": (partial(sys.exit, 7), SystemExit, "7"),
+    "raises": (partial(divmod, 1, 0), ZeroDivisionError, "zero"),
+    "raises what cannot be sent": (fail_unsendably, RuntimeError, "Unsendable: no"),
+    "returns what cannot be sent": (return_a_lock, TypeError, "pickle"),
+    "cannot be sent": (lambda: 1, (AttributeError, PicklingError), "pickle"),
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_call_that_fails_is_named(how):
+    """The first call of each worker succeeds, and none of the later ones is waited for."""
+    call, error, said = FAILURES[how]
+    calls = {"good": partial(abs, -1), "bad": call, **{f"late {index}": partial(time.sleep, 600) for index in range(4)}}
+    results = {}
+
+    def run() -> None:
         with Workers(1) as workers:
-            calls = [workers.submit(os.getpid), *(workers.submit(time.sleep, 90) for _ in range(4))]
-            calls[0].result()
-            for call in calls:
-                call.cancel()
-            raise error
+            results.update(finished(workers, calls, "call {!r}".format))
 
-    monkeypatch.setattr(SpawnProcess, "terminate", end)
-    begun = time.monotonic()
-    with pytest.raises(error):
-        fail()
-    assert time.monotonic() - begun < 45
+    with pytest.raises(error, match=said):
+        run()
+    assert results == {"good": 1}
+
+
+def test_a_check_ends_calls_that_cannot_end():
+    def check(error: BaseException | None) -> None:
+        raise ProcessLost("the cluster", f"saw {error}")
+
+    with pytest.raises(ProcessLost, match="the cluster saw None; no result is kept"), Workers(1) as workers:
+        list(finished(workers, {"endless": partial(time.sleep, 600)}, check=check))
 
 
 needs_groups = pytest.mark.skipif(not hasattr(os, "killpg"), reason="this system has no groups of processes")

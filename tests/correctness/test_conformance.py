@@ -524,7 +524,7 @@ def test_the_regions_of_the_distributions_are_fine_enough():
 
 
 ENDS = {
-    "exits": ("import os; os._exit(3)", 60, "exit status 3"),
+    "exits": ("import os; os._exit(3)", 1200, "exit status 3"),  # on a busy machine too
     "hangs": ("import time; time.sleep(60)", 4, "no result within 4 seconds"),
 }
 

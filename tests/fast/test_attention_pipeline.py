@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from specsim.bench.random_trees import random_parents, tree_input
+from specsim.core.children import python_path
 from specsim.core.config import SamplingParams
 from specsim.core.phases import Batch, VerifyInput
 from specsim.core.pool import KVBuffer, KVLayout, KVPool
-from specsim.core.workers import python_path
 from specsim.fast.attention import Scores, attention
 from specsim.fast.model.attention_plan import make_plan
 from specsim.fast.model.metadata import tree_metadata

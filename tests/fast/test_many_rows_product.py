@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
+from specsim.core.children import python_path
 from specsim.core.pool import KVBuffer, KVLayout
-from specsim.core.workers import python_path
 from specsim.fast import layers
 from specsim.fast.model import rotary
 from specsim.fast.model.linear import linear, linear_gated, linear_residual

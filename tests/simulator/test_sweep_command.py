@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,6 +88,25 @@ def test_a_cluster_gives_what_this_process_gives(command, tmp_path, processes):
         values = {name: row[name] for name in FIELDS} | written
         mine = run_cell(values)
         assert all(mine[name] == row[name] for name in mine if name not in ("seconds", "worker"))
+
+
+@pytest.mark.parametrize(
+    ("delay", "said"), [(None, "the Dask cluster {} has had no worker for 1 s"), (2, "the Dask scheduler {} gives no")]
+)
+def test_a_cluster_that_is_lost_is_one_sentence(command, tmp_path, monkeypatch, delay, said):
+    """A cluster without a worker, and one whose scheduler ends after some seconds."""
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr("specsim.cli.sweep.WORKER_WAIT", 1.0 if delay is None else 600.0)
+    settings = {"n_workers": 0, "dashboard_address": ":0", "silence_logs": 50, "processes": False}
+    words = ["--out", str(tmp_path / "out.sqlite"), "--vary", "seed=0,1"]
+    with distributed.LocalCluster(**settings) as cluster:
+        address = cluster.scheduler_address
+        if delay is not None:
+            threading.Timer(delay, cluster.close).start()
+        ended = command("sweep", *words, "--cluster", address)
+    assert (ended.status, ended.err.count("\n")) == (3, 1)
+    assert ended.err.startswith(f"specsim: {said.format(address)}")
+    assert f"; 0 of 2 cells are in {tmp_path}" in ended.err
 
 
 def test_a_cluster_without_dask_names_its_install_command(command, monkeypatch, tmp_path):
@@ -174,21 +194,6 @@ def test_an_interrupt_is_one_line_and_keeps_what_is_written(tmp_path):
     assert err == f"specsim: interrupted; {len(rows_of(path))} of 6 cells are in {path}\n"
     assert len(rows_of(path)) >= 3
     assert not any(map(_lives, workers))
-
-
-def test_an_interrupt_while_workers_start_is_one_line(tmp_path):
-    path = tmp_path / "out.sqlite"
-    words = ["sweep", "--out", str(path), "--vary", "seed=1,2", "--requests", "300000", "--jobs", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specsim", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    deadline = time.monotonic() + 120
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.3)  # Python's own start-up in a worker takes longer
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=60)[1] == f"specsim: interrupted; 0 of 2 cells are in {path}\n"
-    assert process.returncode == 130
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,21 @@ python -m specsim.correctness.conformance.runner MODULE OPERATION CASE DEVICE FI
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from subprocess import TimeoutExpired
 from types import ModuleType
 from typing import Any, Literal
 
 import torch
 
+from specsim.core.children import child_words, describe_end, python_path, run_child, temporary_folder
 from specsim.core.errors import InputError, require, text_of
 from specsim.core.user_module import load_module, user_code
-from specsim.core.workers import python_path
 from specsim.correctness.conformance import chains, drafting, greedy, slots, target_only, trees
 from specsim.correctness.conformance.comparison import ResultDifference, difference, guard_all, outline, pieces, tensors
 from specsim.correctness.conformance.contract import BY_NAME, DEVICE, OPERATIONS, Call, KernelCase, Operation
@@ -208,19 +207,17 @@ def _misused(
 
 def _run_in_process(module: str, case: KernelCase, device: str) -> CaseOutcome:
     """Run the case in its own process, which may hang or die."""
-    with tempfile.TemporaryDirectory() as folder:
-        outcome_path = Path(folder) / "outcome.json"
-        program = [sys.executable, "-m", "specsim.correctness.conformance.runner"]
-        command = [*program, module, case.operation, case.name, device, str(outcome_path)]
+    with temporary_folder() as folder:
+        outcome_path = folder / "outcome.json"
+        arguments = (module, case.operation, case.name, device, str(outcome_path))
+        words = child_words(folder, "specsim.correctness.conformance.runner", *arguments)
         try:
-            done = subprocess.run(
-                command, env=os.environ | python_path(), capture_output=True, timeout=SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
+            child = run_child(words, SECONDS, env=os.environ | python_path())
+        except TimeoutExpired:
             return CaseOutcome(case.operation, case.name, "ended", f"no result within {SECONDS} seconds")
         if not outcome_path.exists():
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            return CaseOutcome(case.operation, case.name, "ended", f"exit status {done.returncode}: {last[0]}")
+            last = child.err.strip().splitlines()[-1:] or ["no message"]
+            return CaseOutcome(case.operation, case.name, "ended", f"it {describe_end(child.status)}: {last[0]}")
         return CaseOutcome(**json.loads(outcome_path.read_text()))
 
 

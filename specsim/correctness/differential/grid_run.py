@@ -1,8 +1,8 @@
 """Runs of a grid's cells: engines, oracle, and a JSON file that is rewritten after every cell."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
+from specsim.core.children import ProcessLost
 from specsim.core.engine_options import EngineOptions, check_device
 from specsim.core.errors import InputError, require, require_type
 from specsim.core.files import read_json, write_json
 from specsim.core.json_schema import schema_name
 from specsim.core.pair import Pair
 from specsim.core.provenance import now, versions
-from specsim.core.workers import Workers
+from specsim.core.workers import Workers, finished
 from specsim.correctness.differential.cell import Cell
 from specsim.correctness.differential.comparison import Tally, Trio
 from specsim.correctness.differential.implementation import (
@@ -137,15 +138,29 @@ def run_grid(
     results = list(done.values())
     remaining = [cell for cell in shard_cells if cell.id not in done]
     check_one = partial(check, impl=impl, dtype=dtype, device=device, shares=shares)
-    num_done = len(shard_cells) - len(remaining)
-    with tqdm(total=len(shard_cells), initial=num_done, unit="cell", disable=None if progress else True) as bar:
-        for cell_result in _checked(remaining, jobs, check_one):
+    with (
+        _naming_stored(json_file, results, len(shard_cells)),
+        closing(_checked(remaining, jobs, check_one)) as arriving,
+        tqdm(total=len(shard_cells), initial=len(done), unit="cell", disable=None if progress else True) as bar,
+    ):
+        for cell_result in arriving:
             results.append(cell_result)
             bar.update()
             write_json(json_file, replace(result, cells=tuple(results)).to_json())
     result = replace(result, cells=tuple(sorted(results, key=lambda cell: order[cell.id])))
     write_json(json_file, result.to_json())
     return result
+
+
+@contextmanager
+def _naming_stored(json_file: Path | None, results: Sequence[CellResult], num_cells: int) -> Iterator[None]:
+    """Add the finished cells to the sentence about a lost process."""
+    try:
+        yield
+    except ProcessLost as lost:
+        if json_file is not None and results:
+            lost.stored = f"{len(results)} of {num_cells} cells are in {json_file}, where --resume goes on"
+        raise
 
 
 def _checked_device(impl: str, device: str | None) -> str:
@@ -179,14 +194,14 @@ def _ranks_text(shares: Shares) -> str:
     return "".join(f" --{name} {value}" for name, value in options.items())
 
 
-def _checked(cells: Sequence[Cell], jobs: int, check_one: Callable[[Cell], CellResult]) -> Iterator[CellResult]:
+def _checked(cells: Sequence[Cell], jobs: int, check_one: Callable[[Cell], CellResult]) -> Generator[CellResult]:
     """Yield results as cells end; each process uses one thread."""
     if jobs == 1 or len(cells) == 1:
         yield from map(check_one, cells)
         return
     with Workers(jobs, partial(torch.set_num_threads, 1)) as workers:
-        waiting = [workers.submit(check_one, cell) for cell in cells]
-        yield from (done.result() for done in as_completed(waiting))
+        calls = {cell.id: partial(check_one, cell) for cell in cells}
+        yield from (result for _, result in finished(workers, calls, "cell {}".format))
 
 
 def _shard(cells: Sequence[Cell], shard: str | None) -> Sequence[Cell]:

@@ -5,23 +5,36 @@ fault. So its findings are caused by the fault, and the field that it names iden
 """
 
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
+from subprocess import TimeoutExpired
 from typing import Any
 
 from rich.console import Console
 from tqdm.auto import tqdm
 
+from specsim.core.children import (
+    KILLED,
+    KillableProcess,
+    ProcessLost,
+    ProcessThreads,
+    child_words,
+    describe_end,
+    run_child,
+)
 from specsim.core.display import figure, paragraph, print_table
 from specsim.core.errors import require, require_int
 from specsim.core.provenance import now, versions
+from specsim.core.workers import finished
 from specsim.correctness.faults.checks import INTERPRETED
 from specsim.correctness.faults.fault import Fault, FaultFinding, Trial, changed, copied_package, environment
 
+TrialFindings = tuple[FaultFinding, ...]
+TimedFindings = tuple[float, list[TrialFindings]]  # seconds, and findings of each trial
+ProcessWatch = Callable[[KillableProcess], None]
 SECONDS = 300.0  # of one process; one that takes longer is in an endless loop
 
 
@@ -147,34 +160,43 @@ def run_catalogue(
     date = now()
     start = time.perf_counter()
     faults = [faults_by_name[name] for name in names or faults_by_name]
-    arriving = _results(faults, device, jobs)
-    bar = tqdm(arriving, total=len(faults), unit="fault", disable=None if progress else True)
-    results = {result.fault.name: result for result in bar}
+    with closing(_results(faults, device, jobs)) as arriving:
+        bar = tqdm(arriving, total=len(faults), unit="fault", disable=None if progress else True)
+        results = {result.fault.name: result for result in bar}
     in_order = tuple(results[fault.name] for fault in faults)
     return CatalogueResult(in_order, device, time.perf_counter() - start, date, versions(device))
 
 
-def _results(faults: Sequence[Fault], device: str, jobs: int) -> Iterator[FaultResult]:
+def _results(faults: Sequence[Fault], device: str, jobs: int) -> Generator[FaultResult]:
     """Yield results as they arrive; `jobs` processes share the trials of the unchanged package."""
     texts = {fault.name: changed(fault.edits) for fault in faults}  # a stale fault raises before anything runs
+    faults_by_name = {fault.name: fault for fault in faults}
+    keys_by_name = {fault.name: _key(fault.trial) for fault in faults}
     trials = {_key(fault.trial): fault.trial for fault in faults}
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            before: dict[str, tuple[int, Future]] = {}
-            for keys in _shares(trials, jobs):
-                share = pool.submit(_findings, {}, [trials[key] for key in keys], device)
-                before |= {key: (index, share) for index, key in enumerate(keys)}
-            waiting = {pool.submit(_timed, texts[fault.name], fault.trial, device): fault for fault in faults}
-            for done in as_completed(waiting):
-                fault = waiting[done]
-                (seconds, findings) = done.result()
-                index, share = before[_key(fault.trial)]
-                yield FaultResult(fault, findings, share.result()[index], seconds)
-        finally:  # an error or an interruption does not wait for the rest
-            pool.shutdown(cancel_futures=True)
+    shares = dict(enumerate(_shares(trials, jobs)))
+    before: dict[str, TrialFindings] = {}
+    checked: dict[str, TimedFindings] = {}
+    with ProcessThreads(jobs) as threads:
+        run = partial(_timed, device=device, watch=threads.watch)
+        calls: dict[int | str, Callable[[], TimedFindings]] = {
+            index: partial(run, {}, [trials[key] for key in keys]) for index, keys in shares.items()
+        }
+        calls |= {fault.name: partial(run, texts[fault.name], [fault.trial]) for fault in faults}
+        for name, (seconds, findings) in finished(threads, calls, _work):
+            if isinstance(name, int):
+                before |= zip(shares[name], findings, strict=True)
+            else:
+                checked[name] = seconds, findings
+            for fault in [faults_by_name[name] for name in checked if keys_by_name[name] in before]:
+                seconds, (fault_findings,) = checked.pop(fault.name)
+                yield FaultResult(fault, fault_findings, before[keys_by_name[fault.name]], seconds)
 
 
-def _shares(trials: Mapping[str, Trial], jobs: int) -> Iterator[list[str]]:
+def _work(name: int | str) -> str:
+    return "the checks without a fault" if isinstance(name, int) else f"fault {name}"
+
+
+def _shares(trials: Mapping[str, Trial], jobs: int) -> Generator[list[str]]:
     """Split trials over processes: one share per job, and one for trials of interpreted kernels."""
     interpreted = [key for key, trial in trials.items() if trial.check in INTERPRETED]
     others = [key for key in trials if key not in interpreted]
@@ -185,30 +207,33 @@ def _key(trial: Trial) -> str:
     return json.dumps(asdict(trial))
 
 
-def _timed(texts: dict[str, str], trial: Trial, device: str) -> tuple[float, tuple[FaultFinding, ...]]:
+def _timed(texts: dict[str, str], trials: Sequence[Trial], device: str, watch: ProcessWatch) -> TimedFindings:
     start = time.perf_counter()
-    (findings,) = _findings(texts, [trial], device)
+    findings = _findings(texts, trials, device, watch)
     return time.perf_counter() - start, findings
 
 
-def _findings(texts: dict[str, str], trials: Sequence[Trial], device: str) -> list[tuple[FaultFinding, ...]]:
+def _findings(
+    texts: dict[str, str], trials: Sequence[Trial], device: str, watch: ProcessWatch = lambda _: None
+) -> list[TrialFindings]:
     """Run trials on a copy of the package with these sources, within SECONDS each.
 
-    A process that crashes or does not end is a finding too.
+    A process that crashes or does not end is a finding too. One that is killed from outside raises ProcessLost.
     """
     device = "cpu" if trials[0].check in INTERPRETED else device
     with copied_package(texts) as root:
         request = {"root": str(root), "device": device, "trials": [asdict(trial) for trial in trials]}
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "specsim.correctness.faults.trial"], input=json.dumps(request),
-                env=environment(root, device),
-                cwd=root, capture_output=True, text=True, timeout=SECONDS * len(trials), check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
+            words = child_words(root, "specsim.correctness.faults.trial")
+            child = run_child(
+                words, SECONDS * len(trials), json.dumps(request), watch, env=environment(root, device), cwd=root
+            )
+        except TimeoutExpired:
             expected = f"an end within {SECONDS:.0f} seconds"
             return [(FaultFinding("no end", "the process", expected, None),)] * len(trials)
-    if done.returncode or not done.stdout:  # some code may end the process early, with any status
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        return [(FaultFinding("crash", "the process", "exit status 0", f"{done.returncode}: {last}"),)] * len(trials)
-    return [tuple(FaultFinding(**fields) for fields in trial_findings) for trial_findings in json.loads(done.stdout)]
+    if child.status in KILLED:
+        raise ProcessLost(f"process {child.pid}", describe_end(child.status))
+    if child.status or not child.out:  # some code may end the process early, with any status
+        last = (child.err.strip().splitlines() or [""])[-1]
+        return [(FaultFinding("crash", "the process", "exit status 0", f"{child.status}: {last}"),)] * len(trials)
+    return [tuple(FaultFinding(**fields) for fields in trial_findings) for trial_findings in json.loads(child.out)]

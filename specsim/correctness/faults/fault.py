@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from specsim.core.children import temporary_folder
 from specsim.core.engine_options import IMPLEMENTATIONS
 from specsim.core.errors import InputError
 
@@ -80,8 +80,7 @@ def apply(hunk: str, module: str, source: str) -> str:
 @contextmanager
 def copied_package(texts: Mapping[str, str]) -> Iterator[Path]:
     """Make a folder from which the package is imported with these modules' sources instead of its own."""
-    with TemporaryDirectory(prefix="specsim-") as folder:
-        root = Path(folder)
+    with temporary_folder() as root:
         folders = sources()
         for name, source in folders.items():
             _copy(source, root.joinpath(*name.split(".")), {*folders.values()} - {source})

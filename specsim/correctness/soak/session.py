@@ -6,7 +6,8 @@ the programs.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from specsim.core.engine_options import check_device
 from specsim.core.errors import InputError, require_int
 from specsim.core.provenance import now, versions
 from specsim.core.verifiers import VERIFIERS
-from specsim.core.workers import Workers
+from specsim.core.workers import Workers, finished
 from specsim.correctness.differential.grids import is_shareable
 from specsim.correctness.differential.implementation import ALONE, Shares
 from specsim.correctness.differential.pairs import make_pair
@@ -181,11 +182,13 @@ def soak(
     date = now()
     start = time.perf_counter()
     names = list(_names(num_requests, seed, shares)) if program is None else [program]
-    results = []
+    results = {}
     with tqdm(total=len(names), unit="program", disable=None if progress else True) as bar:
-        for result in _results(names, min(jobs, len(names)), partial(check_named, options=options, adaptive=adaptive)):
-            results.append(result)
-            bar.update()
+        check = partial(check_named, options=options, adaptive=adaptive)
+        with closing(_results(names, min(jobs, len(names)), check)) as arriving:
+            for result in arriving:
+                results[result.name] = result
+                bar.update()
     named = {"impl": impl if impl != "reference" else None, "device": device, "graph": graph, "adaptive": policy_name}
     arguments = _arguments(named, shares)
     drawn = f"--requests {num_requests} --seed {seed}" if program is None else f"--program {program}"
@@ -194,7 +197,7 @@ def soak(
         command=f"specsim soak {drawn}{arguments}",
         arguments=arguments,
         device=where,
-        programs=tuple(results),
+        programs=tuple(results[name] for name in names),
         seconds=time.perf_counter() - start,
         date=date,
         versions=versions(where),
@@ -222,8 +225,8 @@ def _names(num_requests: int, seed: int, shares: Shares) -> Iterator[str]:
             num_requests -= len(program.submissions)
 
 
-def _results(names: Sequence[str], jobs: int, check: Callable[[str], ProgramResult]) -> Iterator[ProgramResult]:
-    """Yield results in the order of the names.
+def _results(names: Sequence[str], jobs: int, check: Callable[[str], ProgramResult]) -> Generator[ProgramResult]:
+    """Yield results as programs end.
 
     A process uses one thread: two would wait for each other at every small sum.
     """
@@ -236,4 +239,5 @@ def _results(names: Sequence[str], jobs: int, check: Callable[[str], ProgramResu
             torch.set_num_threads(threads)
         return
     with Workers(jobs, partial(torch.set_num_threads, 1)) as workers:
-        yield from workers.map(check, names)
+        calls = {name: partial(check, name) for name in names}
+        yield from (result for _, result in finished(workers, calls, "program {}".format))
