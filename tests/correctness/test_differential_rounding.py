@@ -69,6 +69,21 @@ def test_the_budget_is_measured_between_the_references():
     assert log_prob_budget(reference, exact, 0.0) == 4.0
 
 
+@pytest.mark.parametrize(("count", "dtype"), [(64, torch.bfloat16), (63, torch.bfloat16), (64, torch.float32)])
+def test_errors_in_16_bits_are_bounded_on_average_too(count, dtype):
+    """Every entry is within the budget of the largest error, but a right program has few such errors."""
+    exact = torch.ones(count, dtype=torch.float64)
+    reference = exact.index_fill(0, torch.tensor([0]), 1.25).to(dtype)
+    check = FieldChecks(Tally(), torch.finfo(dtype).eps)
+    check.close("field", Trio(reference, exact, reference))
+    wrong = Trio(reference, exact, (exact + 0.5).to(dtype))
+    if (count, dtype) == (64, torch.bfloat16):
+        with pytest.raises(Mismatch, check=lambda error: error.field == "field (rms)"):
+            check.close("field", wrong)
+    else:
+        check.close("field", wrong)
+
+
 TIED = [1.0, 1.0, 1.0, -9.0]  # the noise would allow any order of ids 0, 1 and 2
 SWAPPED = (False, 0)
 

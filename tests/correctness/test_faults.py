@@ -228,18 +228,20 @@ def test_requests_are_followed_through_a_batch(monkeypatch):
     assert "draft state" in fields_of("batched", **setting)
 
 
-def test_accesses_outside_the_tensors_are_found_and_masked():
+@pytest.mark.parametrize(("kind", "size", "room"), [("reads", 2, 4), ("writes", 4, 2)], ids=["reads", "writes"])
+def test_accesses_outside_the_tensors_are_found_and_masked(kind, size, room):
     pytest.importorskip("triton")
     from specsim.fast.model.rows import add
 
-    rows = torch.ones(2, 4)
+    rows = torch.ones(1, 4)
     out = torch.zeros(8)
     with guarded() as guard:
-        add(rows[:1], rows[:1], out=out[:4].view(1, 4))
+        add(rows, rows, out=out[:4].view(1, 4))
         assert guard.first is None
-        add(rows[:1], rows, out=out[4:6].view(1, 2))
+        add(torch.ones(1, size), rows, out=out[4 : 4 + room].view(1, room))
     assert (guard.first.field, guard.first.place) == ("out of bounds", "kernel _add_kernel")
-    assert out[6:].tolist() == [0.0, 0.0]
+    assert guard.first.found == f"2 {kind}"
+    assert out[4:].tolist() == ([2.0, 2.0, 1.0, 1.0] if kind == "reads" else [2.0, 2.0, 0.0, 0.0])
 
 
 # The command.

@@ -11,6 +11,7 @@ from specsim.correctness.differential.result import CellResult
 from specsim.correctness.invariance.solo import (
     BUDGETS,
     SoloResult,
+    SoloRuns,
     check_request,
     difference,
     is_within_rounding_error,
@@ -128,3 +129,17 @@ def test_wrong_logprobs_are_never_excused(monkeypatch, change, dtype):
     found = judged(dtype, logprobs=change)
     assert found.verdict == "different"
     assert "logprob" in found.difference
+
+
+def test_a_comparison_counts_results_and_keeps_the_largest_error(monkeypatch):
+    """It is the largest of the equal requests, in either direction."""
+    excuses = iter((True, False))
+    monkeypatch.setattr(specsim.correctness.invariance.solo, "is_within_rounding_error", lambda *_: next(excuses))
+    below, above = ({"logprobs": lambda values, by=by: [values[0] + by, *values[1:]]} for by in (-3e-5, 1e-5))
+    wrong = {"token_ids": OTHER["token_ids"]}
+    changes = (below, above, wrong, wrong, {"logprobs": NO_DECISION["a larger error"]})
+    runs = SoloRuns(PAIR, CONFIG, torch.float32)
+    comparison = runs.compare([ended(**change)[0] for change in changes])
+    assert (comparison.num_compared, comparison.num_equal, runs.num_solo) == (5, 2, 1)
+    assert (comparison.within_rounding_error, len(comparison.differences)) == ((7,), 2)
+    assert comparison.max_logprob_error == pytest.approx(3e-5, rel=1e-3)

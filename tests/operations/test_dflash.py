@@ -22,7 +22,7 @@ from specsim.core.phases import ExplicitCandidates
 from specsim.serving.generation import load_engine
 
 from . import rounds
-from .rounds import CHAIN, PROMPTS, TREE, both, draft_phases
+from .rounds import CHAIN, EXACT, FAST, PROMPTS, TREE, both, draft_phases
 from .transformers_models import norm_in_its_type, sizes_of
 
 SETTINGS = {
@@ -170,25 +170,40 @@ def test_candidates_have_the_sizes_of_their_depths(config):
 
 # The confidence head.
 
+uncaptured = pytest.mark.parametrize("options", [EXACT, replace(FAST, graph="eager")], ids=["reference", "fast"])
+
 
 @pytest.mark.every_value
-@both
+@uncaptured
 @pytest.mark.parametrize("name", ["chain", "tree", "rejection", "multi_round"])
-def test_drafts_end_before_a_low_confidence(name, options):
-    """A cut leaves dead nodes: the tree is that of all slots, without the depths behind the cut."""
+def test_drafts_end_before_the_first_low_confidence(name, options, monkeypatch):
+    """Each request has its pattern of low and high ones. A cut tree is that of all slots, with fewer depths."""
     config = (SETTINGS | SAMPLED)[name]
-    pairs = [with_block(pair_of("dspark"), threshold=threshold) for threshold in (0.0, 0.6)]
-    depths = []
-    for prompt in PROMPTS:
-        first = [next(draft_phases(pair, config, options, (len(prompt),), prompt)).tree for pair in pairs]
-        confidence = torch.sigmoid(candidates(first[0]).confidence[0])
-        depth = int((confidence >= 0.6).long().cumprod(0).sum())
-        depths.append(depth)
-        assert int(first[1].proposed_depth) <= depth
-        assert int(candidates(first[1]).num_alive) == sum(config.level_sizes[:depth])
-        for name in ("tokens", "scores", "parents"):
-            assert torch.equal(getattr(candidates(first[0]), name), getattr(candidates(first[1]), name))
-    assert min(depths) < config.num_steps
+    patterns = [*product((True, False), repeat=config.num_steps)]
+    values = torch.logit(torch.where(torch.tensor(patterns), 0.61, 0.59)).T  # [S, B]
+    trees = []
+    for threshold in (0.0, 0.6):
+        run = rounds.prefilled(with_block(pair_of("dspark"), threshold=threshold), config, options, [PROMPTS[1]] * 8)
+        levels = iter(values.to(run.engine.device))
+        head = type(run.engine.drafter._head)
+        monkeypatch.setattr(head, "confidence", lambda *_, levels=levels: next(levels))
+        trees.append(run.engine.draft(run.batch, run.draft_input, run.pools).to("cpu"))
+    uncut, cut = map(candidates, trees)
+    depths = [(*pattern, False).index(False) for pattern in patterns]
+    assert cut.num_alive.tolist() == [sum(config.level_sizes[:depth]) for depth in depths]
+    assert all(map(int.__le__, trees[1].proposed_depth.tolist(), depths))
+    for field in ("tokens", "scores", "parents", "confidence"):
+        assert torch.equal(getattr(uncut, field), getattr(cut, field))
+
+
+@uncaptured
+def test_the_threshold_is_a_probability(options):
+    """A confidence head gives logits, by which the reference and the kernels end some drafts of a real pair."""
+    pair = with_block(pair_of("dspark"), threshold=0.6)
+    trees = [next(draft_phases(pair, CHAIN, options, (len(prompt),), prompt)).tree for prompt in PROMPTS]
+    confident = [(torch.sigmoid(candidates(tree).confidence[0]) >= 0.6).long().cumprod(0).sum() for tree in trees]
+    assert [int(candidates(tree).num_alive) for tree in trees] == [int(count) for count in confident]
+    assert len({int(count) for count in confident}) > 1
 
 
 def candidates(tree) -> ExplicitCandidates:
