@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from specsim import SpecConfig
+from specsim import SamplingParams, SpecConfig
 from specsim.core.drafter import columns_ahead
 from specsim.core.engine_options import EngineOptions
 from specsim.core.kinds import KINDS as RECORDS
@@ -189,3 +189,26 @@ def test_kept_pages_hold_what_a_whole_prefill_writes(make, ask, kind, impl, monk
         budget = 1e-9 if impl == "reference" else 1e-4
         torch.testing.assert_close(actual, expected, rtol=budget, atol=budget)
     scheduler.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "impl"), [*REUSED, *((kind, "fast") for kind in ("eagle", "mtp", "p-eagle", "dflash"))]
+)
+def test_rounds_past_the_limit_write_nothing_there(kind, impl):
+    """A lagging schedule runs rounds of requests that have ended at max_len."""
+    pair = make_pair(f"{kind}-llama")
+    config = SpecConfig(topk=1, num_steps=3, page_size=16, max_len=12)  # a tree has columns that are no positions
+    engine = load_engine(pair, config, FLOAT64 if impl == "reference" else EngineOptions("fast", graph="eager"))
+    pools = engine.make_pools(1, 64)
+    row = pools.open()
+    pools.reserve(row, 32)
+    for buffer in (pools.target, pools.draft):
+        buffer.keys.fill_(torch.nan)
+    batch = Batch.of([0], [row], [len(OTHER[:10])], [SamplingParams()], pair.target.config.vocab_size).to(engine.device)
+    prompt = PrefillInput.of_prompts([OTHER[:10]]).to(engine.device)
+    draft_input = engine.prefill(batch, prompt, pools).draft_input
+    while int(batch.seq_lens) < 14:
+        advance = engine.advance(batch, draft_input, pools)
+        batch, draft_input = advance.batch, advance.draft_input
+    written = [~buffer.keys[:, pools.slots(row, torch.arange(32))].isnan() for buffer in (pools.target, pools.draft)]
+    assert [keys.all(-1).all(-1).all(0).tolist() for keys in written] == [[True] * 12 + [False] * 20] * 2

@@ -290,10 +290,12 @@ def _tested(texts: dict[str, str], tests: Iterable[Path], limit: float) -> Tests
     """Run test files over a copy of the package with these sources."""
     start = time.perf_counter()
     with copied_package(texts) as root:
-        command = [sys.executable, "-c", PROGRAM, str(root), *map(str, tests)]
+        config = ROOT / "pyproject.toml"
+        command = [sys.executable, "-c", PROGRAM, str(root), f"--config-file={config}", *map(str, tests)]
         environ = environment(root)
         try:
-            done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=limit)
+            # In a folder without this package: a module of the current folder with another's name is refused.
+            done = subprocess.run(command, cwd=root.parent, env=environ, capture_output=True, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
             return TestsOutcome(None, "no end", time.perf_counter() - start)
     by = None
