@@ -13,7 +13,7 @@ KERNELS := rows linear rotary attention metadata kv tree drafting topk penalties
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test newest soak bench sanitize lint types compile map format notebooks papers docs docs-links dist clean
+.PHONY: help demo test newest engines engines-table soak bench sanitize lint types compile map format notebooks papers docs docs-links dist clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -37,6 +37,20 @@ newest: ## every test with the newest dependencies, in .venv-newest
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --upgrade --upgrade-strategy eager --editable '.[test,notebooks,data,grammar,cluster,docs]'
 	.venv-newest/bin/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# Engines have their own environment, of some four gigabytes. Three of their requirements are built for CUDA, and
+# transformers cannot import them beside PyTorch for a CPU.
+.venv-engines/.installed: tests/engines/requirements.txt
+	test -x .venv-engines/bin/python || $(PYTHON) -m venv .venv-engines
+	.venv-engines/bin/python -m pip install --requirement tests/engines/requirements.txt
+	.venv-engines/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	touch $@
+
+engines: $(INSTALLED) .venv-engines/.installed ## the shipped drafters in a real vLLM and in speculators, on a CPU
+	ENGINES=.venv-engines/bin/python $(BIN)/pytest tests/engines $(ARGS)
+
+engines-table: $(INSTALLED) .venv-engines/.installed ## the table of notebooks/guide/engines.md, from a run
+	$(BIN)/python -m tests.engines.vllm_cases .venv-engines/bin/python --keep
 
 soak: $(INSTALLED) ## 10,000 requests served in random ways, each compared with the same request alone
 	$(BIN)/specsim soak --jobs $(WORKERS) $(ARGS)

@@ -9,6 +9,7 @@ import click
 from specsim.cli.file_options import check_png, png
 from specsim.cli.option_fields import command_line, common, option, refuse_others
 from specsim.cli.options import (
+    DraftFieldOptions,
     DraftTreeOptions,
     ImplementationOptions,
     JsonOptions,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptOptions(DraftTreeOptions, ImplementationOptions, JsonOptions):
+class AcceptOptions(DraftTreeOptions, ImplementationOptions, DraftFieldOptions, JsonOptions):
     """Options of specsim accept."""
 
     # Target model: a folder, a hub id, or tiny, the shipped one. Measures one setting of this pair.
@@ -166,7 +167,7 @@ def accept_pair(options: AcceptOptions, target: str) -> None:
     kind, draft = options.drafter_and_weights()
     engine_options = options.engine_options(config, drafts_on_host=is_token_drafter(kind))
     config.within(load_config(target, draft, kind).max_position_embeddings)
-    pair = load(target, draft, kind)
+    pair = load(target, draft, kind, options.draft_fields())
     record = measure_pair(pair, prompts, config, sampling, engine_options, options.batch or BATCH, progress=True)
     record = replace(record, source=command_line("accept", options, ("baseline", "tolerance")))
     compared = None if earlier is None else compare(record, earlier, TOLERANCE if tolerance is None else tolerance)

@@ -15,7 +15,8 @@ from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError, require, require_choice
 from specsim.core.pair import DrafterCheckpoint
 from specsim.models.checkpoint.drafter_format import HeadWriter, drafter_formats, format_of
-from specsim.models.checkpoint.loading import load_drafter, locate
+from specsim.models.checkpoint.fields import read_json
+from specsim.models.checkpoint.loading import load_drafter, local_folder, locate
 from specsim.models.checkpoint.model_config import read_target_config
 
 
@@ -48,6 +49,9 @@ def convert(
     model = read_target_config(locate("target", target))
     head = load_drafter(draft, model, draft_fields)
     fields = head_fields(head.config, layout)
+    if layout == "speculators":
+        fields["dtype"] = str(head.tensors["fc.weight"].dtype).removeprefix("torch.")
+        fields["speculators_config"]["verifier"] = _verifier(target)
     part = folder.with_name(f".{folder.name}-{token_hex(8)}")
     try:
         part.mkdir()
@@ -75,9 +79,18 @@ def head_fields(config: DrafterConfig, layout: str) -> dict[str, Any]:
 
 
 def head_tensors(checkpoint: DrafterCheckpoint, layout: str) -> dict[str, torch.Tensor]:
-    """Name the tensors of a head as a layout does; none is changed."""
-    writer = _writer(checkpoint.config)
-    return {writer.tensor_name(name, layout): tensor for name, tensor in checkpoint.tensors.items()}
+    """Name and shape the tensors of a head as a layout does; no number is changed."""
+    return dict(_writer(checkpoint.config).tensors(checkpoint.tensors, layout))
+
+
+def _verifier(target: str | Path) -> dict[str, Any]:
+    """Name a target as readers of the speculators layout look for it: a hub id, or a folder's absolute path."""
+    folder = local_folder("target", target)
+    config = read_json(locate("target", target) / "config.json")
+    return {
+        "name_or_path": str(target if folder is None else folder.absolute()),
+        "architectures": config.get("architectures", []),
+    }
 
 
 def _writer(config: DrafterConfig) -> HeadWriter:

@@ -36,6 +36,13 @@ def test_a_pair_is_recorded(call, record, tmp_path):
     assert "bootstrap over 3" in out
 
 
+def test_a_field_of_the_head_can_be_given(call, tmp_path):
+    field = "--draft-field", "norm_before_residual=true"
+    assert call(*PAIR, *field, "--json", str(tmp_path / "other.json"))[0] == 0
+    assert json.loads((tmp_path / "other.json").read_text())["source"].endswith(" ".join(field))
+    assert "draft_fields is 'no'" in call(*PAIR, "--draft-field", "no=1")[2]
+
+
 def test_prompts_of_a_file_are_measured(call, tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "def add(a, b):"}\n{"prompt": "class Tree:"}\n')
     path = tmp_path / "out.json"

@@ -111,6 +111,13 @@ def test_feature_layers(fields: dict[str, Any], expected: tuple[int, ...], publi
     assert eagle3.read_config(config, published.target()).feature_layers == expected
 
 
+@pytest.mark.parametrize(("convention", "expected"), [(None, (2, 18, 33)), ("output", (3, 19, 34))])
+def test_ids_of_speculators_name_inputs(convention: str | None, expected: tuple[int, ...], published):
+    """Its own code and vLLM read them so, and it saves no convention."""
+    fields = published.config(SPECULATORS) | {IDS: [2, 18, 33], CONVENTION: convention}
+    assert eagle3.read_config(Fields(Path("config.json"), fields), published.target()).feature_layers == expected
+
+
 @pytest.mark.parametrize("value", [True, False])
 def test_norm_before_residual(value: bool, published):
     for name in (EAGLE3, SPECULATORS):
@@ -229,7 +236,6 @@ def test_configs_of_targets_refused(
         (EAGLE3, {"layer_types": ["sliding_attention"]}, "sliding_window", "missing"),
         (EAGLE3, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state", False),
         (EAGLE3, {IDS: [1, 17, 32]}, CONVENTION, "missing"),
-        (SPECULATORS, {IDS: [2, 18, 33]}, CONVENTION, "missing"),
         (EAGLE3, {IDS: [1, 2, 3], CONVENTION: "vllm"}, CONVENTION, "vllm"),
         (EAGLE3, {IDS: [2, 2, 3], CONVENTION: "output"}, IDS, [2, 2, 3]),
         (EAGLE3, {IDS: [3, 2, 4], CONVENTION: "output"}, IDS, [3, 2, 4]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from specsim.cli.main import main
 from specsim.core.errors import InputError
@@ -78,6 +78,23 @@ def test_the_shipped_heads_read_back_equal(kind: str, layout: str, tmp_path: Pat
     assert ("transformer_layer_config" in fields) is (layout == "speculators")
     assert (done.layout, done.config.kind) == (layout, kind)
     assert [each.name for each in tmp_path.iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_type", "num_drafts"), [("eagle3", "eagle3", 3), ("p-eagle", "peagle", 3), ("dspark", "dspark", 7)]
+)
+def test_a_speculators_head_tells_an_engine_all_it_needs(kind: str, model_type: str, num_drafts: int, tmp_path: Path):
+    """The fields that vLLM and speculators ask for; tests/engines shows both reading them."""
+    convert(TARGET, TINY / kind, tmp_path / "new", "speculators")
+    fields = json.loads((tmp_path / "new" / "config.json").read_text())
+    speculation = fields["speculators_config"]
+    assert fields["speculators_model_type"] == speculation["algorithm"] == model_type
+    assert speculation["proposal_methods"] == [{"proposal_type": "greedy", "speculative_tokens": num_drafts}]
+    assert speculation["default_proposal_method"] == "greedy"
+    assert speculation["verifier"] == {"name_or_path": str(TARGET.absolute()), "architectures": ["LlamaForCausalLM"]}
+    assert (fields["dtype"], fields["transformer_layer_config"]["hidden_act"]) == ("bfloat16", "silu")
+    tensors = load_file(tmp_path / "new" / "model.safetensors")
+    assert kind != "p-eagle" or tensors["mask_hidden"].shape == (1, 1, 768)
 
 
 @pytest.mark.parametrize("window", [None, 7])

@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from specsim.core.drafter import DrafterConfig
 from specsim.core.errors import InputError
 from specsim.core.kinds import KINDS
@@ -31,7 +33,7 @@ class HeadWriter:
 
     layouts: tuple[str, ...]
     config_json: Callable[[Any, str], dict[str, Any]]  # of the drafter's config and a layout
-    tensor_name: Callable[[str, str], str] = lambda name, layout: name  # in a layout, from our name
+    tensors: Callable[[Mapping[str, torch.Tensor], str], Mapping[str, torch.Tensor]] = lambda tensors, layout: tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +83,26 @@ def drafter_kind(fields: Fields, keys: Collection[str], wanted: str | None = Non
 def drafter_layout(config: DrafterConfig) -> DrafterLayout:
     """List the tensors of a drafter of any kind."""
     return format_of(config.kind).layout(config)
+
+
+def speculators_fields(
+    model_type: str, class_name: str, num_drafts: int, fields: dict[str, Any], layer: dict[str, Any]
+) -> dict[str, Any]:
+    """Arrange fields as speculators 0.9 saves them and vLLM reads them, but for the verifier's name.
+
+    model_type, class_name: of speculators. num_drafts: drafts of a round, for engines that take them from the head.
+    layer: fields of the layers.
+    """
+    methods = [{"proposal_type": "greedy", "speculative_tokens": num_drafts}]
+    return {
+        "architectures": [class_name],
+        "speculators_model_type": model_type,
+        **fields,
+        "speculators_config": {
+            "algorithm": model_type,
+            "proposal_methods": methods,
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": None, "architectures": []},
+        },
+        "transformer_layer_config": {"hidden_act": "silu", "attention_dropout": 0.0, **layer},
+    }

@@ -279,7 +279,7 @@ def layer_fields(model: ModelConfig) -> dict[str, Any]:
     fields |= _optional("eos_token_id", list(model.eos_token_ids))
     if windows:
         kinds = ["full_attention" if window is None else "sliding_attention" for window in model.sliding_windows]
-        fields |= {"sliding_window": windows.pop(), "layer_types": kinds}
+        fields |= {"sliding_window": windows.pop(), "use_sliding_window": True, "layer_types": kinds}
     return fields
 
 

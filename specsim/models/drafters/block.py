@@ -18,7 +18,13 @@ from specsim.core.block import BlockConfig, BlockDrafterConfig, DFlashConfig, DS
 from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter, Matches
+from specsim.models.checkpoint.drafter_format import (
+    DrafterFormat,
+    DrafterLayout,
+    HeadWriter,
+    Matches,
+    speculators_fields,
+)
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.layer_fields import layer_fields, windows_of
 from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
@@ -29,7 +35,8 @@ from specsim.models.checkpoint.weights import Stored, by_name, check_layout
 _NESTED = ("target_layer_ids", "mask_token_id", "block_size")  # fields of dflash_config
 _WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 _OTHER_HEADS = {"projector_type": "dflash", "markov_head_type": "vanilla"}  # value of the head that we have
-_CLASSES = {"dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel"}
+# Of the layouts z-lab and deepspec, and of speculators.
+_CLASSES = {"dflash": ("DFlashDraftModel", "DFlashDraftModel"), "dspark": ("Qwen3DSparkModel", "DSparkDraftModel")}
 
 
 def _has_markov_rank(fields: Fields, names: Collection[str], is_wanted: bool) -> bool:
@@ -182,12 +189,13 @@ def _config_json(config: BlockDrafterConfig, layout: str) -> dict[str, Any]:
         if "layer_types" in layer:
             fields["sliding_window_non_causal"] = True
         fields["draft_vocab_size"] = config.draft_vocab_size
-        return {"speculators_model_type": config.kind} | fields | {"transformer_layer_config": layer}
+        num_drafts = block.size - (block.predicts == "own")
+        return speculators_fields(config.kind, _CLASSES[config.kind][1], num_drafts, fields, layer)
     if config.draft_vocab_size != config.model.vocab_size:
         raise InputError("layout", layout, "speculators for a drafter with a vocabulary of its own")
     ids = {"target_layer_ids": [layer - 1 for layer in config.feature_layers], "mask_token_id": block.mask_token}
     ids = {"dflash_config": ids} if layout == "z-lab" else ids
-    return {"architectures": [_CLASSES[config.kind]]} | layer | fields | ids
+    return {"architectures": [_CLASSES[config.kind][0]]} | layer | fields | ids
 
 
 def _heads(config: BlockDrafterConfig) -> dict[str, Any]:

@@ -7,16 +7,18 @@ flags of EAGLE-3.1 say; d2t and t2d, both or neither; embed_tokens where it has 
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from specsim.core.eagle import Eagle3Config
 from specsim.core.errors import InputError, require
 from specsim.core.pair import DrafterCheckpoint
 from specsim.core.target import ModelConfig
-from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter
+from specsim.models.checkpoint.drafter_format import DrafterFormat, DrafterLayout, HeadWriter, speculators_fields
 from specsim.models.checkpoint.fields import Fields
 from specsim.models.checkpoint.layer_fields import layer_fields
 from specsim.models.checkpoint.layout import Layout, layer_layout, norm_layout
@@ -25,6 +27,7 @@ from specsim.models.checkpoint.weights import Stored, by_name, check_layout
 from specsim.models.drafters.eagle import HeadFields, check_fit, read_head
 
 LAYOUTS = ("eagle", "speculators")
+NUM_STEPS = 3  # of a round in an engine that takes them from the head
 _KEYS = r"midlayer\.|layers\.0\.hidden_norm\.|d2t$"  # none of them is in an EAGLE-1/2 head
 
 
@@ -113,11 +116,13 @@ def _feature_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
 def _offset(fields: Fields) -> int:
     """Return 1 where ids name a layer's output, the next layer's input, and 0 where they name its input.
 
-    Both conventions are in use, so neither is assumed.
+    Ids of the speculators layout are inputs in its own code and in vLLM. Other files do not tell.
     """
     name = "eagle_aux_hidden_state_convention"
-    if fields.get(name) not in ("entering", "output"):
-        raise fields.error(name, "entering (id i: the input of layer i) or output (id i: the output of layer i)")
+    default = "entering" if fields.get("speculators_model_type") else None
+    allowed = "entering (id i is layer i's input, as vLLM reads it) or output (its output, as SGLang reads it)"
+    if fields.get(name, default) not in ("entering", "output"):
+        raise fields.error(name, allowed)
     return int(fields.get(name) == "output")
 
 
@@ -156,25 +161,27 @@ def head_fields(config: Eagle3Config) -> dict[str, Any]:
     return fields | {name: True for name in ("norm_before_fc", "fc_norm", "norm_output") if getattr(config, name)}
 
 
-def arranged(fields: dict[str, Any], model: ModelConfig, layout: str, model_type: str) -> dict[str, Any]:
-    """Add the fields of the layers as a layout does. model_type: of speculators."""
+def arranged(
+    fields: dict[str, Any], model: ModelConfig, layout: str, model_type: str, class_name: str
+) -> dict[str, Any]:
+    """Add the fields of the layers as a layout does. model_type, class_name: of speculators."""
     layer = layer_fields(model)
     if layout == "speculators":
-        return {"speculators_model_type": model_type} | fields | {"transformer_layer_config": layer}
+        return speculators_fields(model_type, class_name, NUM_STEPS, fields, layer)
     return {"architectures": ["LlamaForCausalLMEagle3"]} | layer | fields
 
 
-def first_layer(name: str) -> str:
-    """Rename the first layer's tensor as speculators does."""
-    return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
+def first_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Rename the first layer's tensors as speculators does."""
+    return {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
 
 
 def _config_json(config: Eagle3Config, layout: str) -> dict[str, Any]:
-    return arranged(head_fields(config), config.model, layout, "eagle3")
+    return arranged(head_fields(config), config.model, layout, "eagle3", "Eagle3DraftModel")
 
 
-def _tensor_name(name: str, layout: str) -> str:
-    return first_layer(name) if layout == "speculators" else name
+def _tensors(tensors: Mapping[str, torch.Tensor], layout: str) -> Mapping[str, torch.Tensor]:
+    return first_layer(tensors) if layout == "speculators" else tensors
 
 
 FORMAT = DrafterFormat(
@@ -183,5 +190,5 @@ FORMAT = DrafterFormat(
     load=_load,
     layout=eagle3_layout,
     speculators="eagle3",
-    writer=HeadWriter(LAYOUTS, _config_json, _tensor_name),
+    writer=HeadWriter(LAYOUTS, _config_json, _tensors),
 )

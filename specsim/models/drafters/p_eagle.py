@@ -3,8 +3,10 @@
 Tensors: those of an EAGLE-3 head, mask_hidden [features · target H], and layers.i.* for every layer after the first.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import torch
 
 from specsim.core.eagle import PEagleConfig
 from specsim.core.pair import DrafterCheckpoint
@@ -74,11 +76,13 @@ def _mask_token_id(fields: Fields, model: ModelConfig) -> int:
 
 def _config_json(config: PEagleConfig, layout: str) -> dict[str, Any]:
     fields = head_fields(config) | {"parallel_drafting": True, "mask_token_id": config.mask_token_id}
-    return arranged(fields, config.model, layout, "peagle")
+    return arranged(fields, config.model, layout, "peagle", "PEagleDraftModel")
 
 
-def _tensor_name(name: str, layout: str) -> str:
-    return first_layer(name)
+def _tensors(tensors: Mapping[str, torch.Tensor], layout: str) -> dict[str, torch.Tensor]:
+    """Rename the first layer's tensors, and store mask_hidden as a row of a batch, [1, 1, size], in speculators."""
+    mask = {"mask_hidden": tensors["mask_hidden"][None, None]} if layout == "speculators" else {}
+    return first_layer(tensors) | mask
 
 
 FORMAT = DrafterFormat(
@@ -87,5 +91,5 @@ FORMAT = DrafterFormat(
     load=_load,
     layout=_layout,
     speculators="peagle",
-    writer=HeadWriter(LAYOUTS, _config_json, _tensor_name),
+    writer=HeadWriter(LAYOUTS, _config_json, _tensors),
 )
