@@ -18,6 +18,8 @@ _ABSENT = {
     "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "rope_theta": 150000.0},
     "qwen3_moe": {"num_key_value_heads": 4},
 }
+# transformers' GptOssConfig has it where a file names no scaling, even for null.
+_GPT_OSS_YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 # Fields of other architectures, which change what a model computes: refused unless the family reads them.
 _STRUCTURAL = (
     "num_experts",
@@ -78,6 +80,8 @@ def model_config(fields: Fields, eos_token_ids: tuple[int, ...] = ()) -> ModelCo
     fields.choice("hidden_act", ("silu",), default="silu")
     _refuse_quantised(family, fields)
     fields = fields.filled(_ABSENT.get(family, {}))
+    if family == "gpt_oss" and not any(fields.get(name) for name in ("rope_scaling", "rope_parameters")):
+        fields = fields.replaced({"rope_scaling": _GPT_OSS_YARN})
     num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     mlps = read_mlps(family, fields, num_layers)
     layers = zip(read_attention(family, fields, num_layers), mlps, strict=True)
