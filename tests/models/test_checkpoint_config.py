@@ -1,7 +1,6 @@
 """Fields of config.json: every published spelling is read, and errors name bad ones."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +281,6 @@ LATENT = {
 }  # fmt: skip
 GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 OF_FAMILY = {"qwen3_moe": EXPERTS, "deepseek_v3": LATENT, "gpt_oss": GPT_OSS}
-YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64}
 
 
 def read(family: str, published, **fields: Any) -> ModelConfig:
@@ -327,21 +325,6 @@ def test_settings_that_change_nothing_are_accepted(family, name, value, other, p
 def test_sizes_of_no_experts_are_not_read(published):
     dead = {"moe_intermediate_size": 12, "num_experts_per_tok": 2, "num_experts": 0}
     assert read("qwen2", published, **dead) == read("qwen2", published)
-
-
-def test_yarn_scales_turns_and_scores(published):
-    """The factor is 0.1 m ln 40 + 1.
-
-    Cosines and sines have the ratio of both m, DeepSeek's scores the square of one.
-    """
-    one = 0.1 * math.log(40) + 1
-    both = YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}
-    half = 0.05 * math.log(40) + 1
-    for family in ("llama", "gpt_oss", "deepseek_v3"):
-        assert read(family, published, rope_scaling=YARN).rope.amplitude == pytest.approx(one)
-        assert read(family, published, rope_scaling=both).rope.amplitude == pytest.approx(one / half)
-    scales = [read("deepseek_v3", published, rope_scaling=rope).layers[0].attention.scale for rope in (YARN, both)]
-    assert scales == [pytest.approx(10**-0.5), pytest.approx(10**-0.5 * half**2)]
 
 
 @pytest.mark.parametrize(

@@ -231,14 +231,6 @@ def test_other_mtp_modules_than_named(fields: dict[str, int], name: str, file: s
         load_drafter(folder, TARGET)
 
 
-@pytest.mark.parametrize(("window", "expected"), [(7, (7, 7)), (None, (None, None))])
-def test_mtp_modules_have_the_window_of_their_target(window: int | None, expected: tuple, tmp_path: Path, published):
-    target = tiny_config("mistral", 4, vocab_size=40, hidden_size=24, intermediate_size=20, head_dim=6, window=window)
-    _, tensors = modules("own", 2)
-    folder = published.save(tmp_path, {"num_nextn_predict_layers": 2}, tensors)
-    assert load_drafter(folder, target).config.model.sliding_windows == expected
-
-
 # Frozen KV
 
 

@@ -31,6 +31,9 @@ def test_the_intersection_of_two_vocabularies(tmp_path: Path):
     assert vocabulary_map(target, draft).tolist() == [[1, 2], [2, 3], [3, 0], [4, 1]]
     assert vocabulary_map(draft, target).tolist() == [[0, 3], [1, 4], [2, 1], [3, 2]]
     assert vocabulary_map(target, tokenizer(tmp_path / "other", "none", "of them")).shape == (0, 2)
+    twice = tokenizer(tmp_path / "twice", " b", "Ġb", "Ġc", "d")  # two ids of one text: the first
+    assert vocabulary_map(target, twice).tolist() == [[2, 0], [3, 2], [4, 3]]
+    assert vocabulary_map(twice, target).tolist() == [[0, 2], [2, 3], [3, 4]]
 
 
 def test_equal_vocabularies_pass(tmp_path: Path):
